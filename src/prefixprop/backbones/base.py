@@ -1,0 +1,164 @@
+"""What a prefix method needs to know of an encoder, whatever its family."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, ClassVar, Protocol
+
+import torch
+from torch import Tensor, nn
+
+Undo = Callable[[], None]
+
+
+class PrefixSource(Protocol):
+    """What an encoder asks of a prefix method while it runs."""
+
+    def is_active(self) -> bool: ...
+
+    def key_values(self, layer: int, batch: int) -> tuple[Tensor, Tensor] | None:
+        """Keys and values in front of a layer's own, [batch or 1, heads, j, head size] each, if any (Eq. 2)."""
+
+
+class Backbone(ABC):
+    """An encoder seen through the places where prefixes enter and leave it.
+
+    It only refers to the Hugging Face module (embeddings, encoder, layers); it owns no weights.
+    """
+
+    model_types: ClassVar[frozenset[str]]
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module: Any = module
+
+    @property
+    def config(self) -> Any:
+        return self.module.config
+
+    @property
+    def embeddings(self) -> Any:
+        return self.module.embeddings
+
+    @property
+    def encoder(self) -> Any:
+        return self.module.encoder
+
+    @property
+    def layers(self) -> list[Any]:
+        return list(self.encoder.layer)
+
+    @property
+    def has_pooler(self) -> bool:
+        return getattr(self.module, "pooler", None) is not None
+
+    @property
+    def head_size(self) -> int:
+        return self.config.hidden_size // self.config.num_attention_heads
+
+    @property
+    @abstractmethod
+    def first_position(self) -> int:
+        """Position of the first real token."""
+
+    @property
+    def max_tokens(self) -> int:
+        """How many tokens the position embeddings have room for."""
+        return self.embeddings.position_embeddings.num_embeddings - self.first_position
+
+    def embed(self, input_ids: Tensor) -> Tensor:
+        """The embedded sequence, as layer 1 sees it."""
+        return self._project(self.embeddings(input_ids=input_ids))
+
+    def embed_word(self, input_ids: Tensor) -> Tensor:
+        """Word embeddings alone, in the embeddings' own size."""
+        return self.embeddings.word_embeddings(input_ids)
+
+    def embed_empty_words(self, count: int) -> Tensor:
+        """Rows of no word at positions 0 to count-1: what layout `reference` adds P(1) to."""
+        embeddings = self.embeddings
+        rows = embeddings.position_embeddings.weight[:count] + embeddings.token_type_embeddings.weight[0]
+        return self._project(embeddings.dropout(embeddings.LayerNorm(rows)))
+
+    def _project(self, embedded: Tensor) -> Tensor:
+        # ELECTRA's embeddings may be narrower than its layers.
+        projection = getattr(self.module, "embeddings_project", None)
+        return embedded if projection is None else projection(embedded)
+
+    def check_length(
+        self,
+        reserved: int,
+        input_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+    ) -> None:
+        """Raise if a sequence needs more positions than there are, less `reserved` ones.
+
+        Looks at values (which waits for an accelerator) only where the shape alone cannot clear the batch.
+        """
+        room = self.max_tokens - reserved
+        tokens = input_ids if input_ids is not None else inputs_embeds
+        if tokens is None:
+            return
+        if position_ids is None and tokens.shape[1] <= room:
+            return
+        if torch.compiler.is_compiling():
+            return
+        needed = self._positions_needed(input_ids, position_ids, inputs_embeds)
+        if needed > room:
+            shift = f" ({reserved} of its positions go to the prefix in layout 'reference')" if reserved else ""
+            raise ValueError(
+                f"A sequence of {needed} tokens is too long: this {self.config.model_type} model reads at most "
+                f"{room}{shift}; truncate with max_length={room}, or lengthen the model with "
+                "prefixprop.models.lengthen."
+            )
+
+    def _positions_needed(
+        self, input_ids: Tensor | None, position_ids: Tensor | None, inputs_embeds: Tensor | None
+    ) -> int:
+        if position_ids is not None:
+            return int(position_ids.max()) + 1 - self.first_position
+        if input_ids is not None:
+            return self._count_positions(input_ids)
+        assert inputs_embeds is not None
+        return inputs_embeds.shape[1]
+
+    @abstractmethod
+    def _count_positions(self, input_ids: Tensor) -> int:
+        """Positions that the model will give to `input_ids`."""
+
+    @abstractmethod
+    def prepend(self, rows: Tensor, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+        """The encoder's arguments with `rows` [batch, j, hidden] in front of the sequence, seen by every row."""
+
+    @abstractmethod
+    def keep_tokens(self, output: Any, prefix_rows: int, pooled_row: bool) -> Any:
+        """The encoder's output without its first `prefix_rows` rows; `pooled_row` keeps the very first."""
+
+    @abstractmethod
+    def finish(self, output: Any, pooled_row: bool, drop_pooled_row: bool) -> Any:
+        """The backbone's output with states and attentions of the real tokens only.
+
+        Its last hidden state starts with the pooled prefix row if `pooled_row`.
+        """
+
+    @abstractmethod
+    def attach(self, source: PrefixSource) -> list[Undo]:
+        """Make the attention of every layer listen to `source`; returns what undoes it."""
+
+    @abstractmethod
+    def token_key_values(self, input_ids: Tensor) -> Tensor:
+        """Keys and values that the layers compute for `input_ids` [1, j]: [layers, 2, heads, j, head size]."""
+
+
+class RobertaPositions:
+    """Positions counted over real tokens, starting behind the padding index."""
+
+    embeddings: Any
+
+    @property
+    def first_position(self) -> int:
+        return self.embeddings.padding_idx + 1
+
+    def _count_positions(self, input_ids: Tensor) -> int:
+        return int(input_ids.ne(self.embeddings.padding_idx).sum(dim=1).max())

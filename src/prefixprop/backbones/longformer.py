@@ -1,0 +1,121 @@
+"""Longformer: prefix rows are global tokens, prefix keys and values are seen by local and global rows alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from prefixprop.attention.sliding_window import PrefixedKeys, longformer_self_attention
+from prefixprop.backbones.base import Backbone, PrefixSource, RobertaPositions, Undo
+from prefixprop.backbones.bert import record_outputs, stack_key_values
+
+
+class LongformerBackbone(RobertaPositions, Backbone):
+    model_types: ClassVar[frozenset[str]] = frozenset({"longformer"})
+
+    def prepend(self, rows: Tensor, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+        (hidden_states,), mask = args, kwargs["attention_mask"]
+        # Longformer writes a mask as: negative for padding, 0 for local, positive for global tokens.
+        mask = F.pad(mask, (rows.shape[1], 0), value=torch.finfo(mask.dtype).max)
+        return (torch.cat([rows, hidden_states], dim=1),), dict(kwargs, attention_mask=mask)
+
+    def keep_tokens(self, output: Any, prefix_rows: int, pooled_row: bool) -> Any:
+        states = output.last_hidden_state
+        tokens = states[:, prefix_rows:]
+        output.last_hidden_state = torch.cat([states[:, :1], tokens], dim=1) if pooled_row else tokens
+        if output.hidden_states is not None:
+            output.hidden_states = tuple(state[:, prefix_rows:] for state in output.hidden_states)
+        if output.attentions is not None:
+            # The prefix rows come first among the rows, and first among the columns of global tokens.
+            output.attentions = tuple(weights[:, :, prefix_rows:, prefix_rows:] for weights in output.attentions)
+        if output.global_attentions is not None:
+            kept = tuple(weights[:, :, prefix_rows:, prefix_rows:] for weights in output.global_attentions)
+            output.global_attentions = kept if kept[0].shape[-1] else None
+        return output
+
+    def finish(self, output: Any, pooled_row: bool, drop_pooled_row: bool) -> Any:
+        if not drop_pooled_row:
+            return output
+        if isinstance(output, tuple):
+            return (output[0][:, 1:], *output[1:])
+        output.last_hidden_state = output.last_hidden_state[:, 1:]
+        return output
+
+    def attach(self, source: PrefixSource) -> list[Undo]:
+        unpad = self.encoder.register_forward_pre_hook(partial(_without_padding, source), with_kwargs=True)
+        undo: list[Undo] = [unpad.remove]
+        for index, layer in enumerate(self.layers):
+            undo.append(_replace_forward(layer.attention.self, partial(_prefixed_attention, source, index)))
+        return undo
+
+    def token_key_values(self, input_ids: Tensor) -> Tensor:
+        outputs = record_outputs(
+            [module for layer in self.layers for module in (layer.attention.self.key, layer.attention.self.value)],
+            lambda: self.module(input_ids=input_ids),
+        )
+        # Hugging Face's attention works on [length, batch, hidden] and pads to a multiple of the window.
+        return stack_key_values(
+            [output[: input_ids.shape[1], 0] for output in outputs], self.config.num_attention_heads
+        )
+
+
+def _without_padding(
+    source: PrefixSource, encoder: nn.Module, args: tuple, kwargs: dict
+) -> tuple[tuple, dict] | None:
+    """Take off the padding to whole windows that only Hugging Face's attention needs."""
+    if not source.is_active():
+        return None
+    (hidden_states,), mask = args, kwargs["attention_mask"]
+    length = hidden_states.shape[1] - kwargs["padding_len"]
+    kwargs = dict(kwargs, attention_mask=mask[:, :length], padding_len=0, return_dict=True)
+    return (hidden_states[:, :length],), kwargs
+
+
+def _prefixed_attention(
+    source: PrefixSource,
+    index: int,
+    original: Callable[..., tuple[Tensor, ...]],
+    module: nn.Module,
+    hidden_states: Tensor,
+    is_index_masked: Tensor,
+    is_index_global_attn: Tensor,
+    output_attentions: bool = False,
+    **others: Any,
+) -> tuple[Tensor, ...]:
+    """`LongformerSelfAttention.forward` with an active prefix; without one, Hugging Face's own to the bit."""
+    if not source.is_active():
+        return original(
+            hidden_states,
+            is_index_masked=is_index_masked,
+            is_index_global_attn=is_index_global_attn,
+            output_attentions=output_attentions,
+            **others,
+        )
+    prefix = source.key_values(index, hidden_states.shape[0])
+    return longformer_self_attention(
+        module,
+        hidden_states,
+        is_index_masked,
+        is_index_global_attn,
+        prefix=None if prefix is None else PrefixedKeys(*prefix),
+        output_attentions=output_attentions,
+    )
+
+
+def _replace_forward(module: Any, replacement: Callable[..., Any]) -> Undo:
+    """Let `replacement(original, module, ...)` stand for this one module's forward."""
+    before = vars(module).get("forward")
+    module.forward = partial(replacement, module.forward, module)
+
+    def undo() -> None:
+        if before is None:
+            del module.forward
+        else:
+            module.forward = before
+
+    return undo

@@ -1,0 +1,165 @@
+"""What a user chooses: the configurations of the two prefix methods."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any, ClassVar
+
+from peft import PeftConfig, TaskType
+from peft.utils import SAFETENSORS_WEIGHTS_NAME, WEIGHTS_NAME
+from safetensors import SafetensorError, safe_open
+
+LAYOUTS = ("paper", "reference")
+POOLINGS = ("cls", "prefix")
+INITS = ("normal", "vocab")
+TASK_TYPES = (TaskType.SEQ_CLS, TaskType.TOKEN_CLS, TaskType.QUESTION_ANS, TaskType.FEATURE_EXTRACTION)
+
+
+class PrefixPeftType(str, Enum):
+    """Peft types of this package; name and value agree, as peft expects of its own."""
+
+    PREFIX_PROPAGATION = "PREFIX_PROPAGATION"
+    # peft has a PREFIX_TUNING of its own, which works through a decoder's key-value cache.
+    LONG_PREFIX_TUNING = "LONG_PREFIX_TUNING"
+
+
+@dataclass
+class PrefixConfig(PeftConfig):
+    """What both methods share. Use `PrefixPropagationConfig` or `PrefixTuningConfig`."""
+
+    num_virtual_tokens: int = field(default=8, metadata={"help": "Prefix length j."})
+    layout: str = field(
+        default="paper",
+        metadata={
+            "help": "'paper': real tokens keep their positions and P(1) stands in front of the embedded text "
+            "(Eq. 1). 'reference': as the authors' released code, real tokens are shifted by j positions and "
+            "P(1) is added to the embedding of an empty word at positions 0 to j-1."
+        },
+    )
+    pooling: str = field(
+        default="cls",
+        metadata={"help": "Which row the classification head reads: 'cls', or 'prefix' for the first prefix row."},
+    )
+    prefix_dropout: float = field(
+        default=0.1, metadata={"help": "Dropout on the prefix, a fresh mask for every example."}
+    )
+    init: str = field(
+        default="normal",
+        metadata={"help": "'normal' (std 0.02), or 'vocab': start as randomly chosen real tokens."},
+    )
+    reparameterize: bool = field(
+        default=False,
+        metadata={"help": "Train the prefix through an MLP. Only the resulting prefix is saved."},
+    )
+    reparameterize_hidden: int | None = field(
+        default=None, metadata={"help": "Hidden size of that MLP; the model's hidden size if not set."}
+    )
+    modules_to_save: list[str] | None = field(
+        default=None,
+        metadata={"help": "Modules trained and saved beside the prefix; peft adds the head of the task."},
+    )
+    # Recorded when the adapter meets its model, and compared when it is loaded onto another one.
+    model_type: str | None = field(default=None, metadata={"help": "Recorded: the model's type."})
+    num_layers: int | None = field(default=None, metadata={"help": "Recorded: the model's layers."})
+    token_dim: int | None = field(default=None, metadata={"help": "Recorded: the model's hidden size."})
+    num_attention_heads: int | None = field(default=None, metadata={"help": "Recorded: the model's heads."})
+
+    # peft's injection reads this name; prefix methods always target the whole encoder.
+    target_modules: ClassVar[None] = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        name = type(self).__name__
+        if self.task_type is not None and self.task_type not in TASK_TYPES:
+            raise ValueError(
+                f"{name}: task_type={str(self.task_type)!r} is not supported; choose one of "
+                f"{', '.join(TASK_TYPES)}, or leave it out."
+            )
+        for option, allowed in (("layout", LAYOUTS), ("pooling", POOLINGS), ("init", INITS)):
+            _check_choice(name, option, getattr(self, option), allowed)
+        _check_count(name, "num_virtual_tokens", self.num_virtual_tokens)
+        if self.reparameterize_hidden is not None:
+            _check_count(name, "reparameterize_hidden", self.reparameterize_hidden)
+            if not self.reparameterize:
+                raise ValueError(f"{name}: reparameterize_hidden needs reparameterize=True.")
+        if not (isinstance(self.prefix_dropout, (int, float)) and 0 <= self.prefix_dropout < 1):
+            raise ValueError(
+                f"{name}: prefix_dropout={self.prefix_dropout!r} must be a number from 0 up to, but not, 1."
+            )
+
+    @classmethod
+    def from_pretrained(
+        cls, pretrained_model_name_or_path: str, subfolder: str | None = None, **kwargs: Any
+    ) -> PrefixConfig:
+        """Load the configuration, refusing at once a local adapter whose weights cannot be trusted.
+
+        peft reads the configuration first, so this is where a damaged file can still be named in plain words.
+        """
+        folder = Path(pretrained_model_name_or_path, subfolder or "")
+        if folder.is_dir():
+            check_adapter_file(folder)
+        return super().from_pretrained(pretrained_model_name_or_path, subfolder=subfolder, **kwargs)
+
+
+@dataclass
+class PrefixPropagationConfig(PrefixConfig):
+    """Prefix-propagation (Eq. 1): j rows put in front of the text, with P(l) added to them at every layer.
+
+    >>> from peft import get_peft_model
+    >>> config = PrefixPropagationConfig(task_type="SEQ_CLS", num_virtual_tokens=8)
+    >>> config.layout, config.pooling
+    ('paper', 'cls')
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.peft_type = PrefixPeftType.PREFIX_PROPAGATION
+
+
+@dataclass
+class PrefixTuningConfig(PrefixConfig):
+    """Prefix-tuning (Eq. 2): j trained keys and values in front of those of every layer.
+
+    >>> PrefixTuningConfig(task_type="SEQ_CLS").num_virtual_tokens
+    8
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.peft_type = PrefixPeftType.LONG_PREFIX_TUNING
+        if self.pooling != "cls":
+            raise ValueError(
+                "PrefixTuningConfig: pooling='prefix' is for prefix-propagation; prefix-tuning adds no rows "
+                "that could be pooled, so use pooling='cls'."
+            )
+
+
+def check_adapter_file(folder: Path) -> None:
+    """Raise unless the adapter weights in `folder`, if there are any, are whole safetensors."""
+    weights = folder / SAFETENSORS_WEIGHTS_NAME
+    if not weights.exists():
+        if (folder / WEIGHTS_NAME).exists():
+            raise ValueError(
+                f"{folder} holds {WEIGHTS_NAME}, a pickle; prefixprop loads adapters from "
+                f"{SAFETENSORS_WEIGHTS_NAME} only: save it again with safe_serialization=True."
+            )
+        return
+    try:
+        with safe_open(os.fspath(weights), framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118 (a safetensors file is no mapping)
+                file.get_slice(name)
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{weights} is damaged or incomplete ({error}); copy or save the adapter again.") from error
+
+
+def _check_choice(owner: str, option: str, value: object, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ValueError(f"{owner}: {option}={value!r} is unknown; choose one of {', '.join(allowed)}.")
+
+
+def _check_count(owner: str, option: str, value: object) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"{owner}: {option}={value!r} must be a whole number of at least 1.")

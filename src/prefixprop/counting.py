@@ -1,0 +1,76 @@
+"""Honest parameter counts: the prefix is one thing, the head another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from peft.tuners.tuners_utils import BaseTunerLayer
+from peft.utils import ModulesToSaveWrapper
+from torch import nn
+
+from prefixprop.backbones import find_backbone
+from prefixprop.tuners.layer import PrefixLayer
+
+
+@dataclass(frozen=True)
+class ParameterCount:
+    """Parameters of a model by what they are; percentages are of the backbone."""
+
+    backbone: int
+    prefix: int
+    head: int
+    rest: int
+    trainable: int
+
+    def percent(self, part: str) -> float:
+        """`part` (such as 'prefix') in percent of the backbone."""
+        return 100 * getattr(self, part) / self.backbone
+
+    def __str__(self) -> str:
+        parts = ("backbone", "prefix", "head", "rest", "trainable")
+        return "\n".join(f"{part:<10}{getattr(self, part):>14,}{self.percent(part):>11.4f} %" for part in parts)
+
+
+def count_parameters(model: nn.Module) -> ParameterCount:
+    """Count the parameters of a model, with or without an adapter.
+
+    - backbone: the pretrained encoder, without anything that was added to it;
+    - prefix: the prefix of the active adapter, as it is saved;
+    - head: whatever stands on the encoder, such as a classifier;
+    - rest: everything else that was added: LoRA weights, inactive adapters, a reparameterisation network.
+
+    `trainable` is what an optimizer gets, of all four. The frozen original that peft keeps of a module it trains a
+    copy of is counted nowhere.
+    """
+    prefix = {
+        id(weight): weight
+        for module in model.modules()
+        if isinstance(module, PrefixLayer) and (active := module.active_prefix()) is not None
+        for weight in [active[0].weight]
+    }
+    added = {id(parameter) for parameter in _adapter_parameters(model)}
+    originals = {id(parameter) for parameter in _originals(model)}
+    encoder = {id(parameter) for parameter in find_backbone(model).module.parameters()}
+    totals = {"backbone": 0, "head": 0, "rest": 0, "trainable": 0}
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            totals["trainable"] += parameter.numel()
+        if id(parameter) in prefix or id(parameter) in originals:
+            continue
+        place = "rest" if id(parameter) in added else "backbone" if id(parameter) in encoder else "head"
+        totals[place] += parameter.numel()
+    return ParameterCount(prefix=sum(weight.numel() for weight in prefix.values()), **totals)
+
+
+def _adapter_parameters(model: nn.Module) -> Iterator[nn.Parameter]:
+    for module in model.modules():
+        if isinstance(module, BaseTunerLayer):
+            for name in module.adapter_layer_names:
+                yield from getattr(module, name).parameters()
+
+
+def _originals(model: nn.Module) -> Iterator[nn.Parameter]:
+    for module in model.modules():
+        if isinstance(module, ModulesToSaveWrapper):
+            yield from module.original_module.parameters()

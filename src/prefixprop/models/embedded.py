@@ -1,0 +1,202 @@
+"""The model that ships with the package: a small pretrained encoder that needs no network."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import init_empty_weights
+from safetensors import safe_open
+from safetensors.torch import load_file
+from transformers import (
+    AddedToken,
+    LongformerForQuestionAnswering,
+    LongformerForSequenceClassification,
+    LongformerForTokenClassification,
+    LongformerModel,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    RobertaConfig,
+    RobertaForQuestionAnswering,
+    RobertaForSequenceClassification,
+    RobertaForTokenClassification,
+    RobertaModel,
+)
+
+from prefixprop.models.lengthen import lengthen
+
+ASSETS = Path(__file__).parent / "assets" / "longformer-mini-4096"
+WEIGHTS, CONFIG, TOKENIZER = "model.int8.safetensors", "config.json", "tokenizer.json"
+
+# For each task: the class with full attention (512 tokens) and the one with sliding windows (4096 tokens).
+_CLASSES: dict[str, tuple[type[PreTrainedModel], type[PreTrainedModel]]] = {
+    "SEQ_CLS": (RobertaForSequenceClassification, LongformerForSequenceClassification),
+    "TOKEN_CLS": (RobertaForTokenClassification, LongformerForTokenClassification),
+    "QUESTION_ANS": (RobertaForQuestionAnswering, LongformerForQuestionAnswering),
+    "FEATURE_EXTRACTION": (RobertaModel, LongformerModel),
+}
+
+# The rest of the config describes the pretrained weights and cannot be chosen.
+_OVERRIDABLE = (
+    "attention_probs_dropout_prob",
+    "hidden_dropout_prob",
+    "id2label",
+    "initializer_range",
+    "label2id",
+    "num_labels",
+    "output_attentions",
+    "output_hidden_states",
+    "problem_type",
+    "return_dict",
+)
+
+
+@dataclass(frozen=True)
+class EmbeddedModel:
+    """Builds models on the encoder that ships with the package, each call a fresh one in `eval()` mode.
+
+    `model = factory("SEQ_CLS", num_labels=3)` has the pretrained encoder and a newly initialised head, which
+    `torch.manual_seed` makes reproducible. Models share no memory, and a factory holds no weights: it costs
+    nothing to keep, to copy or to send to another process.
+
+    Attributes:
+        name: What the model is called in reports.
+        max_length: The longest text in tokens, `<s>` and `</s>` included.
+        attention_window: How many neighbours a token sees in the Longformer; None for full attention.
+    """
+
+    name: str
+    max_length: int
+    attention_window: int | None
+
+    def __call__(self, task: str = "SEQ_CLS", **config_overrides: Any) -> PreTrainedModel:
+        """Build a model for `task`: SEQ_CLS, TOKEN_CLS, QUESTION_ANS, or FEATURE_EXTRACTION for no head.
+
+        `config_overrides` sets labels (`num_labels`, `id2label`, `label2id`, `problem_type`), dropout
+        (`hidden_dropout_prob`, `attention_probs_dropout_prob`), the head's `initializer_range`, and what is
+        returned (`output_attentions`, `output_hidden_states`, `return_dict`).
+        """
+        if task not in _CLASSES:
+            raise ValueError(f"unknown task {task!r}: choose one of {', '.join(_CLASSES)}")
+        encoder = _pretrained_encoder(config_overrides)
+        if self.attention_window is not None:
+            encoder = lengthen(encoder, self.max_length, self.attention_window)
+        model_class = _CLASSES[task][self.attention_window is not None]
+        model = encoder if isinstance(encoder, model_class) else _with_new_head(encoder, model_class)
+        return model.eval()
+
+
+def load_default(long: bool = True) -> tuple[EmbeddedModel, PreTrainedTokenizerFast]:
+    """Return a factory of models on the pretrained encoder that ships with the package, and its tokenizer.
+
+    With `long`, the models are longformer-mini-4096: Longformer, 4096 tokens, windows of 512. Otherwise they
+    are the same encoder as RoBERTa, for 512 tokens. Nothing is downloaded.
+
+    >>> factory, tokenizer = load_default()
+    >>> model = factory("SEQ_CLS", num_labels=2)
+    """
+    if long:
+        factory = EmbeddedModel("longformer-mini-4096", max_length=4096, attention_window=512)
+    else:
+        factory = EmbeddedModel("roberta-mini-512", max_length=512, attention_window=None)
+    with _asset(WEIGHTS) as path, safe_open(path, "pt"):
+        pass  # a damaged file is better found here than when the first model is built
+    return factory, _tokenizer(factory.max_length)
+
+
+@contextmanager
+def _asset(file_name: str) -> Iterator[Path]:
+    """A file of the embedded model; whatever fails while it is read means a damaged installation."""
+    path = ASSETS / file_name
+    try:
+        yield path
+    except Exception as error:  # the tokenizers library raises nothing more specific
+        raise RuntimeError(
+            f"the embedded model is incomplete, {path} is missing or damaged ({error}): reinstall the "
+            "package with pip install --force-reinstall --no-deps prefixprop"
+        ) from error
+
+
+def _tokenizer(max_length: int) -> PreTrainedTokenizerFast:
+    with _asset(TOKENIZER) as path:
+        return PreTrainedTokenizerFast(
+            tokenizer_file=str(path.resolve(strict=True)),
+            bos_token="<s>",
+            eos_token="</s>",
+            sep_token="</s>",
+            cls_token="<s>",
+            unk_token="<unk>",
+            pad_token="<pad>",
+            mask_token=AddedToken("<mask>", lstrip=True, special=True),
+            model_max_length=max_length,
+            padding_side="right",
+            model_input_names=["input_ids", "attention_mask"],
+        )
+
+
+def _pretrained_encoder(config_overrides: dict[str, Any]) -> PreTrainedModel:
+    """The encoder as it was pretrained: RoBERTa without a pooler, for 512 tokens."""
+    with _asset(CONFIG) as path:
+        stored_config = json.loads(path.read_text(encoding="utf-8"))
+    config = RobertaConfig.from_dict({**stored_config, "architectures": None, **_checked(config_overrides)})
+    with init_empty_weights(include_buffers=False):
+        encoder = RobertaModel(config, add_pooling_layer=False)
+    with _asset(WEIGHTS) as path:
+        weights = read_int8_weights(path)
+    encoder.load_state_dict(weights, strict=True, assign=True)
+    return encoder
+
+
+def _checked(config_overrides: dict[str, Any]) -> dict[str, Any]:
+    """The overrides, labels completed; a config would silently keep a misspelt name, so names are checked."""
+    for name in config_overrides:
+        if name not in _OVERRIDABLE:
+            close = difflib.get_close_matches(name, _OVERRIDABLE, n=1)
+            raise TypeError(
+                f"cannot override {name!r}{f' (did you mean {close[0]!r}?)' if close else ''}: "
+                f"choose from {', '.join(_OVERRIDABLE)}; everything else is fixed by the pretrained weights"
+            )
+    id2label, label2id = config_overrides.get("id2label"), config_overrides.get("label2id")
+    if id2label is None and label2id is not None:
+        id2label = {index: label for label, index in label2id.items()}
+    if id2label is None:
+        return config_overrides
+    if config_overrides.get("num_labels", len(id2label)) != len(id2label):
+        raise ValueError(
+            f"num_labels={config_overrides['num_labels']}, but {len(id2label)} labels are named: give one"
+        )
+    label2id = label2id or {label: index for index, label in id2label.items()}
+    return {**config_overrides, "id2label": id2label, "label2id": label2id}
+
+
+def read_int8_weights(path: Path) -> dict[str, torch.Tensor]:
+    """Read a safetensors file whose matrices `X` may be int8 with scales in `X_scale`, all as float32."""
+    stored = load_file(path)
+    return {
+        # cloned, so that no parameter is a view into the mapped file
+        name: dequantise(tensor, stored[f"{name}_scale"]) if tensor.dtype == torch.int8 else tensor.clone()
+        for name, tensor in stored.items()
+        if not name.endswith("_scale")
+    }
+
+
+def dequantise(matrix: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """Multiply each run of consecutive int8 values by its scale: a row has as many runs as scales."""
+    return (matrix.unflatten(-1, (scales.shape[-1], -1)) * scales.unsqueeze(-1)).flatten(-2)
+
+
+def _with_new_head(encoder: PreTrainedModel, model_class: type[PreTrainedModel]) -> PreTrainedModel:
+    """Put `encoder` under a head initialised as transformers does, without initialising another encoder."""
+    with init_empty_weights(include_buffers=False):
+        model = model_class(encoder.config)
+    setattr(model, model.base_model_prefix, encoder)
+    for head in model.children():
+        if head is not encoder:
+            head.to_empty(device="cpu").apply(model._init_weights)
+    return model

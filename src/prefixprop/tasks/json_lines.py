@@ -1,0 +1,47 @@
+"""Reading JSON lines: one JSON object per line, plain or gzipped."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sys
+import zlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    if sys.version_info >= (3, 11):
+        from importlib.resources.abc import Traversable
+    else:
+        from importlib.abc import Traversable
+
+
+def read_json_lines(path: Path | Traversable) -> list[dict[str, Any]]:
+    """Return the objects of a UTF-8 JSON lines file, gzipped if its name ends in `.gz`; skip blank lines.
+
+    A line that is not a JSON object, or damaged gzip data, raises a `ValueError` beginning with `file:line`.
+    """
+    records = []
+    number = 0
+    with path.open("rb") as raw:
+        lines = gzip.GzipFile(fileobj=raw) if path.name.endswith(".gz") else raw
+        try:
+            for number, line in enumerate(lines, start=1):
+                if line.strip():
+                    records.append(_parse_object(line, f"{path}:{number}"))
+        except (gzip.BadGzipFile, zlib.error, EOFError) as error:
+            raise ValueError(f"{path}:{number + 1}: the gzip data is damaged: {error}") from error
+    return records
+
+
+def _parse_object(line: bytes, place: str) -> dict[str, Any]:
+    try:
+        # Editors on Windows begin a file with a byte-order mark, which is not JSON.
+        record = json.loads(line.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{place}: the text is not UTF-8: {error}") from error
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{place}: broken JSON: {error.msg} (column {error.colno})") from error
+    if not isinstance(record, dict):
+        raise ValueError(f"{place}: expected a JSON object, got {type(record).__name__}")
+    return record

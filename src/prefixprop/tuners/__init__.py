@@ -1,0 +1,6 @@
+"""The prefix methods, each a file that follows its equation."""
+
+from prefixprop.tuners.propagation import PrefixPropagationModel
+from prefixprop.tuners.tuning import PrefixTuningModel
+
+__all__ = ["PrefixPropagationModel", "PrefixTuningModel"]

@@ -1,0 +1,223 @@
+"""What both prefix methods are to peft: a tuner that puts one module beside the encoder's layers."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import torch
+from peft import PeftConfig
+from peft.tuners.tuners_utils import BaseTuner
+from peft.utils import ModulesToSaveWrapper, _get_submodules
+from torch import Tensor, nn
+
+from prefixprop.backbones import Backbone, find_backbone
+from prefixprop.config import PrefixConfig, PrefixPeftType
+from prefixprop.tuners.layer import PrefixLayer
+
+# Name of the module beside the encoder's layers. peft's deletion skips names that contain a method's prefix.
+LAYER_NAME = "prefixes"
+
+
+class PrefixTuner(BaseTuner):
+    """Base of `PrefixPropagationModel` and `PrefixTuningModel`."""
+
+    tuner_layer_cls: type[PrefixLayer]
+    peft_type: PrefixPeftType
+    target_module_mapping: dict[str, list[str]] = {}  # noqa: RUF012 (declared by peft)
+
+    # --- reading and writing the prefix ---------------------------------------------------------------------------
+
+    def get_prefix(self, adapter_name: str = "default") -> Tensor:
+        """The prefix of an adapter: [layers, j, hidden], or [layers, 2, heads, j, head size] for prefix-tuning.
+
+        This is the trained parameter itself, gradient and all, unless the prefix is reparameterised.
+        """
+        return self._prefix(adapter_name).value()
+
+    def set_prefix(self, value: Tensor, adapter_name: str = "default") -> None:
+        """Overwrite the prefix of an adapter; the shape must be that of `get_prefix`."""
+        prefix = self._prefix(adapter_name)
+        expected = tuple(prefix.weight.shape)
+        if not isinstance(value, Tensor) or not value.is_floating_point() or tuple(value.shape) != expected:
+            given = f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+            raise ValueError(
+                f"The prefix of adapter {adapter_name!r} is a float tensor of shape {list(expected)}, not {given}; "
+                "pass one of that shape."
+            )
+        prefix.assign(value.to(prefix.weight.device, prefix.weight.dtype))
+
+    def _prefix(self, adapter_name: str) -> Any:
+        prefixes = self.prefix_layer().prefixes
+        if adapter_name not in prefixes:
+            raise ValueError(f"There is no adapter {adapter_name!r}; there are: {', '.join(prefixes)}.")
+        return prefixes[adapter_name]
+
+    def prefix_layer(self) -> PrefixLayer:
+        """The module that holds the prefixes of all adapters."""
+        return _prefix_layer(self.model)
+
+    # --- injection ------------------------------------------------------------------------------------------------
+
+    def _prepare_adapter_config(self, peft_config: PrefixConfig, model_config: dict) -> PrefixConfig:
+        backbone = find_backbone(self.model)
+        _check_fits(peft_config, backbone)
+        _check_pooling(peft_config, self.model, backbone)
+        _record_model(peft_config, backbone)
+        return peft_config
+
+    def _check_target_module_exists(self, peft_config: PeftConfig, key: str) -> bool:
+        return self.model.get_submodule(key) is find_backbone(self.model).encoder
+
+    def _create_and_replace(
+        self,
+        peft_config: PrefixConfig,
+        adapter_name: str,
+        target: nn.Module,
+        target_name: str,
+        parent: nn.Module,
+        current_key: str,
+        parameter_name: str | None = None,
+    ) -> None:
+        layer = getattr(target, LAYER_NAME, None)
+        if layer is None:
+            backbone = find_backbone(self.model)
+            head_pools = backbone.module is not self.model and not backbone.has_pooler
+            layer = self.tuner_layer_cls(backbone, head_pools)
+            layer.train(target.training)
+            layer.attach()
+            target.add_module(LAYER_NAME, layer)
+        elif not isinstance(layer, self.tuner_layer_cls):
+            raise ValueError("The model already carries another prefix method; call unload() on that one first.")
+        layer.add_prefix(adapter_name, peft_config)
+        layer.prefixes[adapter_name].train(target.training)
+
+    # --- taking it off again --------------------------------------------------------------------------------------
+
+    def _unload_and_optionally_merge(self, merge: bool = True, *args: Any, **kwargs: Any) -> nn.Module:
+        if merge:
+            self._check_merge_allowed()
+        layer = self.prefix_layer()
+        layer.detach()
+        delattr(layer.backbone.encoder, LAYER_NAME)
+        for name, module in list(self.model.named_modules()):
+            if isinstance(module, ModulesToSaveWrapper):
+                parent, _, attribute = _get_submodules(self.model, name)
+                setattr(parent, attribute, module.original_module)
+        if hasattr(self.model, "peft_config"):
+            del self.model.peft_config
+        return self.model
+
+    def merge_adapter(self, *args: Any, **kwargs: Any) -> NoReturn:
+        self._check_merge_allowed()
+        raise AssertionError("unreachable")
+
+    def _check_merge_allowed(self) -> NoReturn:
+        raise ValueError(
+            "A prefix cannot be merged: it acts as extra rows or keys that attention sees, not as a change of any "
+            "weight. Save it with save_pretrained(), or get the base model back with unload()."
+        )
+
+    # --- saving and loading ---------------------------------------------------------------------------------------
+
+    @classmethod
+    def _get_adapter_state_dict(
+        cls,
+        model: nn.Module,
+        config: PrefixConfig,
+        adapter_name: str,
+        state_dict: dict[str, Tensor],
+        unwanted_adapter_names: list[str],
+    ) -> dict[str, Tensor]:
+        """The plain prefix, whatever network it was trained through."""
+        key, prefix = _locate(model, adapter_name)
+        value = state_dict[key] if prefix.network is None else prefix.value().detach()
+        return {key: value}
+
+    @classmethod
+    def _remap_adapter_state_dict_for_load(
+        cls, model: nn.Module, config: PrefixConfig, adapter_name: str, state_dict: dict[str, Tensor]
+    ) -> dict[str, Tensor]:
+        key, prefix = _locate(model, adapter_name)
+        saved_key = cls._remove_adapter_name_from_key(key, adapter_name)
+        value = state_dict.pop(saved_key, None)
+        if value is None:
+            value = state_dict.pop(f"base_model.model.{saved_key}", None)
+        _check_saved_prefix(value, prefix.weight, saved_key)
+        assert value is not None
+        if prefix.network is not None:
+            base = key.removesuffix("weight")
+            state_dict.update({f"{base}network.{k}": v for k, v in prefix.network.state_dict().items()})
+            value = value - prefix.from_network().detach().to(value.device)
+        state_dict[key] = value
+        return state_dict
+
+
+def _prefix_layer(model: nn.Module) -> PrefixLayer:
+    for module in model.modules():
+        if isinstance(module, PrefixLayer):
+            return module
+    raise ValueError("This model carries no prefixes.")
+
+
+def _locate(model: nn.Module, adapter_name: str) -> tuple[str, Any]:
+    """The state dict key of an adapter's prefix, and the prefix itself."""
+    for name, module in model.named_modules():
+        if isinstance(module, PrefixLayer):
+            key = f"{name}.{module.adapter_layer_names[0]}.{adapter_name}.weight"
+            return key, module.prefixes[adapter_name]
+    raise ValueError("This model carries no prefixes.")
+
+
+def _check_saved_prefix(saved: Tensor | None, own: Tensor, key: str) -> None:
+    again = "load it onto the model it was trained on, or save the adapter again."
+    if saved is None:
+        raise ValueError(f"The adapter file has no tensor {key!r}: it is not this kind of prefix; {again}")
+    if tuple(saved.shape) != tuple(own.shape):
+        raise ValueError(
+            f"The saved prefix has shape {list(saved.shape)}, this model and configuration need {list(own.shape)}; "
+            f"{again}"
+        )
+    if not saved.is_floating_point() or not bool(torch.isfinite(saved).all()):
+        raise ValueError(f"The saved prefix {key!r} holds values that are no finite floats; {again}")
+
+
+def _check_fits(config: PrefixConfig, backbone: Backbone) -> None:
+    length, room = config.num_virtual_tokens, backbone.max_tokens
+    if length >= room:
+        raise ValueError(
+            f"num_virtual_tokens={length} leaves no room for text: this {backbone.config.model_type} model reads "
+            f"{room} tokens; choose a prefix of fewer than {room}."
+        )
+
+
+def _check_pooling(config: PrefixConfig, model: nn.Module, backbone: Backbone) -> None:
+    pools = (
+        model is backbone.module or backbone.has_pooler or type(model).__name__.endswith("ForSequenceClassification")
+    )
+    if config.pooling == "prefix" and not pools:
+        raise ValueError(
+            f"pooling='prefix' needs a model that pools one row, and {type(model).__name__} does not; use "
+            "pooling='cls'."
+        )
+
+
+def _record_model(config: PrefixConfig, backbone: Backbone) -> None:
+    """Write down what the adapter is for; refuse a model that it was not made for."""
+    facts = {
+        "model_type": backbone.config.model_type,
+        "num_layers": backbone.config.num_hidden_layers,
+        "token_dim": backbone.config.hidden_size,
+        "num_attention_heads": backbone.config.num_attention_heads,
+    }
+    for name, here in facts.items():
+        saved = getattr(config, name)
+        if saved not in (None, here):
+            raise ValueError(
+                f"This adapter was made for a model with {name}={saved!r}, but the model here has {here!r}; load it "
+                f"onto the model it was trained on{_base_model(config)}, or make a new configuration."
+            )
+        setattr(config, name, here)
+
+
+def _base_model(config: PrefixConfig) -> str:
+    return f" ({config.base_model_name_or_path})" if config.base_model_name_or_path else ""

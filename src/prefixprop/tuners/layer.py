@@ -1,0 +1,166 @@
+"""The module that peft sees: it holds every adapter's prefix and hooks the active one into the encoder."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from peft.tuners.tuners_utils import BaseTunerLayer
+from torch import Tensor, nn
+
+from prefixprop.backbones import Backbone
+from prefixprop.backbones.base import Undo
+from prefixprop.config import PrefixConfig
+from prefixprop.tuners.prefix import INIT_STD, Prefix, PrefixNetwork
+
+
+class PrefixLayer(nn.Module, BaseTunerLayer):
+    """A small module beside the encoder's layers; the layers themselves stay where they are.
+
+    Everything it does to the encoder is a hook that looks up the active adapter when called: no state is kept
+    between hooks, so `torch.compile`, gradient checkpointing and `disable_adapter` need nothing special.
+    """
+
+    # The one attribute that holds the prefixes; its name starts with the method's peft prefix.
+    adapter_layer_names: ClassVar[tuple[str, ...]]
+    if TYPE_CHECKING:  # of BaseTunerLayer
+        active_adapters: list[str]
+        disable_adapters: bool
+
+    def __init__(self, backbone: Backbone, head_pools: bool) -> None:
+        super().__init__()
+        # Backbone is no module, so the encoder is not registered as a child of its own child.
+        self.backbone = backbone
+        self.head_pools = head_pools
+        self.settings: dict[str, PrefixConfig] = {}
+        setattr(self, self.adapter_layer_names[0], nn.ModuleDict())
+        self._undo: list[Undo] = []
+
+    @property
+    def prefixes(self) -> Any:
+        """Prefix of each adapter, a ModuleDict."""
+        return getattr(self, self.adapter_layer_names[0])
+
+    # --- adapters -------------------------------------------------------------------------------------------------
+
+    def add_prefix(self, adapter: str, config: PrefixConfig) -> None:
+        start = self._start(config)
+        network = None
+        # The network is for training only; an adapter loaded for inference is the plain prefix.
+        if config.reparameterize and not config.inference_mode:
+            layers, features = start.shape[0], start[0].numel() // config.num_virtual_tokens
+            width = self.backbone.config.hidden_size
+            hidden = config.reparameterize_hidden or width
+            network = PrefixNetwork(layers, config.num_virtual_tokens, features, width, hidden)
+            network = network.to(start.device, start.dtype)
+        self.settings[adapter] = config
+        self.prefixes[adapter] = Prefix(start, config.prefix_dropout, network)
+
+    def _start(self, config: PrefixConfig) -> Tensor:
+        reference = self.backbone.embeddings.word_embeddings.weight
+        shape = self.shape(config.num_virtual_tokens)
+        start = torch.zeros(shape, dtype=torch.float32, device=reference.device)
+        if config.inference_mode or start.is_meta or reference.is_meta:
+            return start  # to be overwritten by a saved prefix
+        if config.init == "vocab":
+            return start + self._vocabulary_start(config)
+        return start if config.reparameterize else start.normal_(std=INIT_STD)
+
+    @torch.no_grad()
+    def _vocabulary_start(self, config: PrefixConfig) -> Tensor:
+        ids = _sample_words(self.backbone.config, config.num_virtual_tokens)
+        ids = ids.to(self.backbone.embeddings.word_embeddings.weight.device)
+        module = self.backbone.module
+        was_training, was_disabled = module.training, self.disable_adapters
+        module.eval()
+        self._disable_adapters = True  # the model itself, without an adapter that may be active already
+        try:
+            return self.words_as_prefix(ids, config).float()
+        finally:
+            module.train(was_training)
+            self._disable_adapters = was_disabled
+
+    def shape(self, length: int) -> tuple[int, ...]:
+        """Shape of a prefix of `length` rows."""
+        raise NotImplementedError
+
+    def words_as_prefix(self, input_ids: Tensor, config: PrefixConfig) -> Tensor:
+        """The prefix that stands for real tokens [1, j]."""
+        raise NotImplementedError
+
+    def delete_adapter(self, adapter_name: str) -> None:
+        self.settings.pop(adapter_name, None)
+        super().delete_adapter(adapter_name)
+
+    def set_adapter(self, adapter_names: str | list[str], inference_mode: bool = False) -> None:
+        names = [adapter_names] if isinstance(adapter_names, str) else list(adapter_names)
+        if len(names) > 1:
+            raise ValueError(f"Only one prefix adapter can be active at a time, not {', '.join(names)}.")
+        super().set_adapter(names, inference_mode=inference_mode)
+
+    @property
+    def weight(self) -> Tensor:
+        raise AttributeError("a prefix layer wraps no other layer")
+
+    @property
+    def bias(self) -> Tensor:
+        raise AttributeError("a prefix layer wraps no other layer")
+
+    def _move_adapter_to_device_of_base_layer(self, adapter_name: str, device: Any = None) -> None:
+        if adapter_name in self.prefixes:
+            target = device or self.backbone.embeddings.word_embeddings.weight.device
+            self.prefixes[adapter_name].to(target)
+
+    # --- the active adapter ---------------------------------------------------------------------------------------
+
+    def active_prefix(self) -> tuple[Prefix, PrefixConfig] | None:
+        if self.disable_adapters:
+            return None
+        for name in self.active_adapters:
+            if name in self.prefixes:
+                return self.prefixes[name], self.settings[name]
+        return None
+
+    def is_active(self) -> bool:
+        return self.active_prefix() is not None
+
+    def key_values(self, layer: int, batch: int) -> tuple[Tensor, Tensor] | None:
+        return None
+
+    # --- hooks ----------------------------------------------------------------------------------------------------
+
+    def attach(self) -> None:
+        embeddings = self.backbone.embeddings
+        self._undo += [
+            embeddings.register_forward_pre_hook(self._check_length, with_kwargs=True).remove,
+            embeddings.position_embeddings.register_forward_pre_hook(self._shift_positions).remove,
+            *self.backbone.attach(self),
+        ]
+
+    def detach(self) -> None:
+        """Take every hook off again."""
+        while self._undo:
+            self._undo.pop()()
+
+    def _reserved_positions(self) -> int:
+        active = self.active_prefix()
+        return 0 if active is None or active[1].layout != "reference" else active[1].num_virtual_tokens
+
+    def _check_length(self, _: nn.Module, args: tuple, kwargs: dict) -> None:
+        if self.is_active():
+            names = ("input_ids", "position_ids", "inputs_embeds")
+            self.backbone.check_length(self._reserved_positions(), **{name: kwargs.get(name) for name in names})
+
+    def _shift_positions(self, _: nn.Module, args: tuple) -> tuple | None:
+        """Layout `reference`: real tokens stand behind the prefix's positions."""
+        reserved = self._reserved_positions()
+        return (args[0] + reserved,) if reserved else None
+
+
+def _sample_words(config: Any, count: int) -> Tensor:
+    """Random ids [1, count] of the vocabulary, special tokens left out."""
+    special = {
+        getattr(config, f"{kind}_token_id", None) for kind in ("pad", "bos", "eos", "sep", "cls", "mask", "unk")
+    }
+    words = [index for index in range(config.vocab_size) if index not in special]
+    return torch.tensor(words)[torch.randint(len(words), (1, count))]

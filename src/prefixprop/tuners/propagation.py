@@ -1,0 +1,93 @@
+"""Prefix-propagation (Eq. 1).
+
+    D(1) = cat(P(1), C)          C the embedded sequence
+    D(l) = D(l) with P(l) added to its first j rows, at the entry of layer l > 1
+
+The prefix rows pass through attention and feed-forward like any other row; in Longformer they are global tokens.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from prefixprop.config import PrefixConfig, PrefixPeftType
+from prefixprop.tuners.base import PrefixTuner
+from prefixprop.tuners.layer import PrefixLayer
+
+
+class PropagationLayer(PrefixLayer):
+    adapter_layer_names = ("propagation_prefix",)
+
+    def shape(self, length: int) -> tuple[int, ...]:
+        config = self.backbone.config
+        return (config.num_hidden_layers, length, config.hidden_size)
+
+    def words_as_prefix(self, input_ids: Tensor, config: PrefixConfig) -> Tensor:
+        """Tokens in front of the text; nothing is added to them at the later layers."""
+        first = self.backbone.embed(input_ids)[0]
+        if config.layout == "reference":
+            first = first - self.backbone.embed_empty_words(config.num_virtual_tokens)
+        prefix = torch.zeros(self.shape(config.num_virtual_tokens), device=first.device, dtype=first.dtype)
+        prefix[0] = first
+        return prefix
+
+    def attach(self) -> None:
+        super().attach()
+        encoder = self.backbone.encoder
+        self._undo += [
+            encoder.register_forward_pre_hook(self._enter_encoder, with_kwargs=True).remove,
+            encoder.register_forward_hook(self._leave_encoder).remove,
+            self.backbone.module.register_forward_hook(self._leave_backbone).remove,
+        ]
+        for index, layer in enumerate(self.backbone.layers[1:], start=1):
+            hook = partial(self._enter_layer, index)
+            self._undo.append(layer.register_forward_pre_hook(hook).remove)
+
+    def _enter_encoder(self, _: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
+        active = self.active_prefix()
+        if active is None:
+            return None
+        prefix, config = active
+        hidden_states = args[0]
+        batch = hidden_states.shape[0]
+        rows = prefix.layer(0, batch).to(hidden_states.dtype)
+        if config.layout == "reference":
+            rows = rows + self.backbone.embed_empty_words(config.num_virtual_tokens)
+        return self.backbone.prepend(rows.to(hidden_states.dtype).expand(batch, -1, -1), args, kwargs)
+
+    def _enter_layer(self, index: int, _: nn.Module, args: tuple) -> tuple | None:
+        active = self.active_prefix()
+        if active is None:
+            return None
+        hidden_states, *others = args
+        prefix, config = active
+        length = config.num_virtual_tokens
+        rows = hidden_states[:, :length] + prefix.layer(index, hidden_states.shape[0]).to(hidden_states.dtype)
+        return (torch.cat([rows, hidden_states[:, length:]], dim=1), *others)
+
+    def _leave_encoder(self, _: nn.Module, args: tuple, output: Any) -> Any:
+        active = self.active_prefix()
+        if active is None:
+            return None
+        config = active[1]
+        return self.backbone.keep_tokens(output, config.num_virtual_tokens, config.pooling == "prefix")
+
+    def _leave_backbone(self, _: nn.Module, args: tuple, output: Any) -> Any:
+        active = self.active_prefix()
+        if active is None:
+            return None
+        pooled_row = active[1].pooling == "prefix"
+        # A head that pools for itself reads the first row, so there the pooled row stays.
+        return self.backbone.finish(output, pooled_row, drop_pooled_row=pooled_row and not self.head_pools)
+
+
+class PrefixPropagationModel(PrefixTuner):
+    """The peft tuner of `PrefixPropagationConfig`."""
+
+    prefix = "propagation_"
+    peft_type = PrefixPeftType.PREFIX_PROPAGATION
+    tuner_layer_cls = PropagationLayer

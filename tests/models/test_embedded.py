@@ -1,0 +1,362 @@
+from __future__ import annotations
+
+import dataclasses
+import os
+import pickle
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, TaskType, get_peft_model
+from safetensors.torch import load_file
+from transformers import (
+    AutoTokenizer,
+    LongformerForQuestionAnswering,
+    LongformerForSequenceClassification,
+    LongformerForTokenClassification,
+    LongformerModel,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    RobertaForQuestionAnswering,
+    RobertaForSequenceClassification,
+    RobertaForTokenClassification,
+    RobertaModel,
+)
+
+from prefixprop.models import embedded, load_default
+from prefixprop.models.embedded import EmbeddedModel
+
+HEADED = {"SEQ_CLS": "classifier", "TOKEN_CLS": "classifier", "QUESTION_ANS": "qa_outputs"}
+CLASSES = {
+    ("SEQ_CLS", True): LongformerForSequenceClassification,
+    ("TOKEN_CLS", True): LongformerForTokenClassification,
+    ("QUESTION_ANS", True): LongformerForQuestionAnswering,
+    ("FEATURE_EXTRACTION", True): LongformerModel,
+    ("SEQ_CLS", False): RobertaForSequenceClassification,
+    ("TOKEN_CLS", False): RobertaForTokenClassification,
+    ("QUESTION_ANS", False): RobertaForQuestionAnswering,
+    ("FEATURE_EXTRACTION", False): RobertaModel,
+}
+TEXT = "The committee met on Tuesday to discuss the budget, and nobody agreed on anything at all. "
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerFast:
+    return load_default()[1]
+
+
+def narrow_factory() -> EmbeddedModel:
+    """The Longformer with small windows: it pads short texts to one window, so this is much faster."""
+    return dataclasses.replace(load_default()[0], attention_window=32)
+
+
+@pytest.fixture(scope="module")
+def narrow_encoder() -> PreTrainedModel:
+    return narrow_factory()("FEATURE_EXTRACTION")
+
+
+@pytest.fixture(scope="module")
+def short_encoder() -> PreTrainedModel:
+    return load_default(long=False)[0]("FEATURE_EXTRACTION")
+
+
+def head_weights(model: PreTrainedModel, head: str) -> dict[str, torch.Tensor]:
+    return {name: weight for name, weight in model.state_dict().items() if name.startswith(f"{head}.")}
+
+
+@pytest.mark.parametrize(("task", "long"), CLASSES)
+def test_builds_every_task_ready_to_use(task: str, long: bool, tokenizer: PreTrainedTokenizerFast) -> None:
+    model = (narrow_factory() if long else load_default(long=False)[0])(task)
+    assert type(model) is CLASSES[task, long]
+    assert not any(module.training for module in model.modules())
+    assert not any(tensor.is_meta for tensor in [*model.parameters(), *model.buffers()])
+    assert all(parameter.requires_grad for parameter in model.parameters())
+    assert model.base_model.pooler is None
+    assert model.base_model.config is model.config
+    assert model.config.name_or_path == "" and model.name_or_path == ""
+    pair = tokenizer(["Who met?", "When?"], [TEXT, TEXT[:40]], return_tensors="pt", padding=True)
+    with torch.no_grad():
+        assert model(**pair)[0].isfinite().all()
+
+
+def test_names_and_lengths() -> None:
+    factory, tokenizer = load_default()
+    assert (factory.name, factory.max_length, tokenizer.model_max_length) == (
+        "longformer-mini-4096",
+        4096,
+        4096,
+    )
+    assert "longformer-mini-4096" in repr(factory)
+    config = factory().config
+    assert config.attention_window == [512] * 6 and config.max_position_embeddings == 4098
+
+    factory, tokenizer = load_default(long=False)
+    assert (factory.name, factory.max_length, tokenizer.model_max_length) == ("roberta-mini-512", 512, 512)
+    assert factory().config.max_position_embeddings == 514
+
+
+def test_factory_is_frozen_and_travels() -> None:
+    factory, _ = load_default()
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        factory.name = "another"  # type: ignore[misc]
+    assert pickle.loads(pickle.dumps(factory)) == factory
+
+
+@torch.no_grad()
+def test_long_and_short_encoder_agree_within_the_window(tokenizer: PreTrainedTokenizerFast) -> None:
+    long_encoder, short_encoder = (load_default(long)[0]("FEATURE_EXTRACTION") for long in (True, False))
+    inputs = tokenizer([TEXT * 30, TEXT], truncation=True, max_length=257, padding=True, return_tensors="pt")
+    assert inputs["input_ids"].shape[1] == 257
+    real = inputs["attention_mask"].bool()
+    first_is_global = torch.zeros_like(inputs["input_ids"])
+    first_is_global[:, 0] = 1
+
+    # The last layer norm magnifies rounding: in float32, even RoBERTa's own attention implementations differ
+    # by 4e-5 there. Float64 shows whether the two models are the same function.
+    for dtype, last_layer_tolerance in ((torch.float32, 1e-4), (torch.float64, 2e-6)):
+        expected = short_encoder.to(dtype)(**inputs, output_hidden_states=True).hidden_states
+        actual = long_encoder.to(dtype)(
+            **inputs, global_attention_mask=first_is_global, output_hidden_states=True
+        ).hidden_states
+        for layer, (one, other) in enumerate(zip(expected, actual, strict=True)):
+            tolerance = last_layer_tolerance if layer == 6 else 2e-5
+            torch.testing.assert_close(other[real], one[real], atol=tolerance, rtol=0)
+
+
+@torch.no_grad()
+def test_reads_4096_tokens(narrow_encoder: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
+    inputs = tokenizer(TEXT * 400, truncation=True, return_tensors="pt")
+    assert inputs["input_ids"].shape == (1, 4096)
+    assert narrow_encoder(**inputs).last_hidden_state.isfinite().all()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("long", [True, False])
+def test_related_sentences_are_closer(
+    long: bool,
+    narrow_encoder: PreTrainedModel,
+    short_encoder: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    encoder = narrow_encoder if long else short_encoder
+    sentences = [
+        "A man is playing the guitar on stage.",
+        "Someone performs music with a guitar.",
+        "The central bank raised interest rates again.",
+        "Monetary policy was tightened by the central bank.",
+    ]
+    first_states = encoder(**tokenizer(sentences, padding=True, return_tensors="pt")).last_hidden_state[:, 0]
+    unit = torch.nn.functional.normalize(first_states, dim=-1)
+    similarity = unit @ unit.T
+    related = torch.stack([similarity[0, 1], similarity[2, 3]])
+    unrelated = similarity[:2, 2:].flatten()
+    assert related.min() > unrelated.max() + 0.1
+
+
+def test_tokenizer_writes_texts_and_pairs_as_roberta_does(tokenizer: PreTrainedTokenizerFast) -> None:
+    assert tokenizer("Hello world")["input_ids"] == [0, 31414, 232, 2]
+    assert tokenizer("Hello", " world")["input_ids"] == [0, 31414, 2, 2, 232, 2]
+    assert tokenizer("Paris is <mask>.")["input_ids"][-3:] == [50264, 4, 2]
+    assert set(tokenizer("Hello")) == {"input_ids", "attention_mask"}
+    padded = tokenizer(["Hello world", "Hello"], padding=True)
+    assert padded["input_ids"][1] == [0, 31414, 2, 1] and padded["attention_mask"][1] == [1, 1, 1, 0]
+
+
+def test_tokenizer_special_tokens(tokenizer: PreTrainedTokenizerFast) -> None:
+    tokens = [tokenizer.bos_token_id, tokenizer.cls_token_id, tokenizer.eos_token_id, tokenizer.sep_token_id]
+    assert tokens == [0, 0, 2, 2]
+    assert (tokenizer.pad_token_id, tokenizer.unk_token_id, tokenizer.mask_token_id) == (1, 3, 50264)
+    assert len(tokenizer) == 50265
+    assert tokenizer.padding_side == "right"
+
+
+def test_tokenizer_round_trip(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    text = "Ünïcode, <html> & punctuation... don't stop; 日本語 🎉  two spaces\nand lines"
+    assert tokenizer.decode(tokenizer(text)["input_ids"], skip_special_tokens=True) == text
+    tokenizer.save_pretrained(tmp_path)
+    reloaded = AutoTokenizer.from_pretrained(tmp_path)
+    assert reloaded(text, "a <mask> pair") == tokenizer(text, "a <mask> pair")
+    assert reloaded.model_max_length == 4096
+
+
+@pytest.mark.parametrize(("task", "long"), [("SEQ_CLS", True), *((task, False) for task in HEADED)])
+def test_heads_are_initialised_as_transformers_does_from_the_seed(task: str, long: bool) -> None:
+    factory, _ = load_default(long)
+    built = []
+    for seed in (0, 0, 1):
+        torch.manual_seed(seed)
+        built.append(head_weights(factory(task), HEADED[task]))
+    first, again, other = built
+    for name, weight in first.items():
+        assert torch.equal(weight, again[name])
+        if name.endswith("bias"):
+            assert not weight.any()
+        else:
+            assert not torch.equal(weight, other[name])
+            assert weight.std().item() == pytest.approx(0.02, rel=0.15)
+
+
+def test_initializer_range_is_for_the_head() -> None:
+    model = load_default()[0]("SEQ_CLS", initializer_range=0.5)
+    assert model.classifier.dense.weight.std().item() == pytest.approx(0.5, rel=0.05)
+
+
+@pytest.mark.parametrize("long", [True, False])
+def test_calls_are_independent(long: bool) -> None:
+    factory, _ = load_default(long)
+    one, other = factory(), factory()
+    storages = [weight.untyped_storage() for model in (one, other) for weight in model.state_dict().values()]
+    assert len({storage.data_ptr() for storage in storages}) == len(storages)
+    assert all(  # nothing keeps the whole file in memory
+        weight.untyped_storage().nbytes() == weight.nbytes for weight in one.state_dict().values()
+    )
+    with torch.no_grad():
+        one.get_input_embeddings().weight.zero_()
+    one.config.num_labels = 7
+    assert other.get_input_embeddings().weight.any()
+    assert other.config.num_labels == 2
+
+
+def test_buffers_of_the_short_model_are_right(short_encoder: PreTrainedModel) -> None:
+    assert torch.equal(short_encoder.embeddings.position_ids, torch.arange(514)[None])
+    assert torch.equal(short_encoder.embeddings.token_type_ids, torch.zeros(1, 514, dtype=torch.long))
+
+
+@pytest.mark.parametrize("long", [True, False])
+def test_overrides_reach_the_model(long: bool) -> None:
+    model = load_default(long)[0](
+        "TOKEN_CLS", num_labels=5, hidden_dropout_prob=0.25, attention_probs_dropout_prob=0.0
+    )
+    assert model.classifier.out_features == model.num_labels == model.config.num_labels == 5
+    assert model.dropout.p == model.base_model.embeddings.dropout.p == 0.25
+    assert model.config.attention_probs_dropout_prob == 0.0
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        {"id2label": {0: "no", 1: "yes", 2: "maybe"}},
+        {"label2id": {"no": 0, "yes": 1, "maybe": 2}},
+        {"num_labels": 3, "id2label": {0: "no", 1: "yes", 2: "maybe"}},
+    ],
+)
+def test_one_direction_of_the_labels_gives_the_other(labels: dict[str, Any]) -> None:
+    config = load_default()[0](**labels).config
+    assert config.id2label == {0: "no", 1: "yes", 2: "maybe"}
+    assert config.label2id == {"no": 0, "yes": 1, "maybe": 2}
+    assert config.num_labels == 3
+
+
+def test_bad_overrides_and_tasks() -> None:
+    factory, _ = load_default()
+    with pytest.raises(TypeError, match=r"'hiden_dropout_prob'.*did you mean 'hidden_dropout_prob'"):
+        factory(hiden_dropout_prob=0.2)
+    with pytest.raises(TypeError, match=r"'hidden_size'.*fixed by the pretrained weights"):
+        factory(hidden_size=768)
+    with pytest.raises(ValueError, match="num_labels=2, but 3 labels are named"):
+        factory(num_labels=2, id2label={0: "a", 1: "b", 2: "c"})
+    with pytest.raises(
+        ValueError, match=r"'SEQ_CLASS'.*SEQ_CLS, TOKEN_CLS, QUESTION_ANS, FEATURE_EXTRACTION"
+    ):
+        factory("SEQ_CLASS")
+
+
+def test_works_with_peft(tmp_path: Path) -> None:
+    model = load_default()[0](TaskType.SEQ_CLS)
+    adapted = get_peft_model(model, LoraConfig(task_type="SEQ_CLS", target_modules=["query"]))
+    adapted.save_pretrained(tmp_path)
+    assert (tmp_path / "adapter_model.safetensors").is_file()
+
+
+def test_no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("the embedded model must not open a socket")
+
+    monkeypatch.setattr(socket, "socket", refuse)
+    monkeypatch.setattr(socket, "create_connection", refuse)
+    for long in (True, False):
+        factory, tokenizer = load_default(long)
+        factory("SEQ_CLS")
+        tokenizer("No network here.")
+
+
+def test_dequantisation_by_hand(short_encoder: PreTrainedModel) -> None:
+    matrix = torch.tensor([[1, -2, 3, 127], [-128, 0, 5, 6]], dtype=torch.int8)
+    scales = torch.tensor([[0.5, 2.0], [0.25, -1.0]])
+    expected = torch.tensor([[0.5, -1.0, 6.0, 254.0], [-32.0, 0.0, -5.0, -6.0]])
+    actual = embedded.dequantise(matrix, scales)
+    assert actual.dtype == torch.float32 and torch.equal(actual, expected)
+
+    stored = load_file(embedded.ASSETS / embedded.WEIGHTS)
+    name = "encoder.layer.3.output.dense.weight"
+    weight = short_encoder.get_parameter(name)
+    for row, column in [(0, 0), (7, 63), (7, 64), (200, 1000), (383, 1535)]:
+        value = stored[name][row, column].item() * stored[f"{name}_scale"][row, column // 64]
+        assert weight[row, column] == value
+    assert torch.equal(
+        short_encoder.get_parameter("embeddings.LayerNorm.weight"), stored["embeddings.LayerNorm.weight"]
+    )
+
+
+@pytest.fixture
+def copied_assets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    copy = tmp_path / "assets"
+    shutil.copytree(embedded.ASSETS, copy)
+    monkeypatch.setattr(embedded, "ASSETS", copy)
+    return copy
+
+
+@pytest.mark.parametrize("file_name", [embedded.WEIGHTS, embedded.CONFIG, embedded.TOKENIZER])
+@pytest.mark.parametrize("damage", ["missing", "truncated", "empty"])
+def test_damaged_assets_ask_for_a_reinstallation(copied_assets: Path, file_name: str, damage: str) -> None:
+    asset = copied_assets / file_name
+    content = asset.read_bytes()
+    asset.unlink()
+    if damage != "missing":
+        asset.write_bytes(content[: len(content) // 2] if damage == "truncated" else b"")
+    with pytest.raises(RuntimeError, match=f"{file_name} is missing or damaged.*reinstall"):
+        load_default()[0]()
+
+
+def test_damaged_weights_are_found_before_a_model_is_built(copied_assets: Path) -> None:
+    with (copied_assets / embedded.WEIGHTS).open("r+b") as file:
+        file.truncate(1_000_000)
+    with pytest.raises(RuntimeError, match="reinstall"):
+        load_default()
+
+
+def test_model_card_ships_with_the_weights() -> None:
+    card = (embedded.ASSETS / "MODEL_CARD.md").read_text(encoding="utf-8")
+    for fact in (
+        "granite-embedding-30m-english",
+        "Apache-2.0",
+        "64 consecutive values",
+        "not pretrained further",
+    ):
+        assert fact in card
+
+
+def test_loads_within_three_seconds_in_a_fresh_process() -> None:
+    program = (
+        "import time, torch, transformers, prefixprop.models\n"
+        "torch.set_num_threads(2)\n"
+        "start = time.perf_counter()\n"
+        "factory, tokenizer = prefixprop.models.load_default()\n"
+        "factory('SEQ_CLS')\n"
+        "print(time.perf_counter() - start)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(embedded.__file__).parents[2])}
+    seconds = []
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
+        )
+        seconds.append(float(done.stdout.split()[-1]))
+        if seconds[-1] < 3:
+            break
+    assert min(seconds) < 3, f"load_default() and factory() took {seconds} s"

@@ -1,0 +1,391 @@
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from peft import LoraConfig, get_peft_model
+from transformers import (
+    BertForNextSentencePrediction,
+    BertModel,
+    DistilBertConfig,
+    DistilBertModel,
+    LongformerConfig,
+    LongformerForMaskedLM,
+    LongformerForSequenceClassification,
+    LongformerModel,
+    PreTrainedModel,
+    RobertaForCausalLM,
+    RobertaModel,
+)
+
+from prefixprop.models import lengthen
+
+WINDOW = 16
+WITHIN_WINDOW = WINDOW // 2 + 1  # the longest text in which every token sees every other
+ROBERTA_LIKE = ["Roberta", "XLMRoberta", "Camembert", "Data2VecText"]
+FAMILIES = [*ROBERTA_LIKE, "Bert"]
+HEADS = [
+    "Model",
+    "ForSequenceClassification",
+    "ForTokenClassification",
+    "ForQuestionAnswering",
+    "ForMultipleChoice",
+    "ForMaskedLM",
+]
+OUTPUTS = ("last_hidden_state", "pooler_output", "logits", "start_logits", "end_logits")
+
+
+def tiny(family: str, head: str, **overrides: Any) -> PreTrainedModel:
+    """A model with random weights that are far from their initial values, biases and layer norms included."""
+    torch.manual_seed(0)
+    settings = {
+        "vocab_size": 60,
+        "hidden_size": 24,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 3,
+        "intermediate_size": 32,
+        "max_position_embeddings": 20 if family == "Bert" else 22,
+        "num_labels": 2 if head == "ForQuestionAnswering" else 3,
+        **overrides,
+    }
+    model = getattr(transformers, family + head)(getattr(transformers, f"{family}Config")(**settings))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return model.eval()
+
+
+def batch(model: PreTrainedModel, lengths: tuple[int, ...] = (WITHIN_WINDOW, 5)) -> dict[str, torch.Tensor]:
+    """Texts of different lengths, padded on the right."""
+    torch.manual_seed(1)
+    input_ids = torch.randint(5, model.config.vocab_size, (len(lengths), max(lengths)))
+    mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+    input_ids[~mask] = model.config.pad_token_id
+    inputs = {"input_ids": input_ids, "attention_mask": mask.long()}
+    if type(model).__name__.endswith("ForMultipleChoice"):
+        inputs = {name: value[None] for name, value in inputs.items()}
+    return inputs
+
+
+@torch.no_grad()
+def assert_equal_outputs(
+    original: PreTrainedModel, longformer: PreTrainedModel, **inputs: torch.Tensor
+) -> None:
+    global_attention = torch.zeros_like(inputs["input_ids"])
+    global_attention[..., 0] = 1
+    expected = original(**inputs, output_hidden_states=True)
+    actual = longformer(**inputs, global_attention_mask=global_attention, output_hidden_states=True)
+    real = inputs["attention_mask"].flatten(0, -2).bool()
+    compared = 0
+    for name in OUTPUTS:
+        if expected.get(name) is None:
+            assert actual.get(name) is None
+            continue
+        one, other = expected[name], actual[name]
+        if one.shape[:2] == real.shape:
+            one, other = one[real], other[real]
+        torch.testing.assert_close(other, one, atol=1e-5, rtol=0)
+        compared += 1
+    for one, other in zip(expected.hidden_states, actual.hidden_states, strict=True):
+        torch.testing.assert_close(other[real], one[real], atol=1e-5, rtol=0)
+    assert compared
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_equals_the_original_within_the_window(family: str, head: str) -> None:
+    original = tiny(family, head)
+    longformer = lengthen(original, max_length=64, attention_window=WINDOW)
+
+    assert type(longformer).__name__ == f"Longformer{head}"
+    assert_equal_outputs(original, longformer, **batch(original))
+    assert_equal_outputs(original, longformer, **batch(original, (WITHIN_WINDOW, WITHIN_WINDOW)))
+
+
+@pytest.mark.parametrize("family", ["Roberta", "Bert"])
+def test_every_original_position_keeps_its_meaning(family: str) -> None:
+    original = tiny(family, "Model")
+    longformer = lengthen(original, max_length=50, attention_window=40)
+    assert_equal_outputs(original, longformer, **batch(original, (20, 13)))
+
+
+@pytest.mark.parametrize("family", ["Roberta", "Bert"])
+def test_token_types_and_local_attention_alone_agree_too(family: str) -> None:
+    original = tiny(family, "Model", type_vocab_size=2)
+    longformer = lengthen(original, max_length=32, attention_window=WINDOW)
+    inputs = batch(original, (WITHIN_WINDOW,))
+    inputs["token_type_ids"] = torch.arange(WITHIN_WINDOW)[None] % 2
+    with torch.no_grad():
+        expected, actual = original(**inputs), longformer(**inputs)
+    torch.testing.assert_close(actual.last_hidden_state, expected.last_hidden_state, atol=1e-5, rtol=0)
+
+
+def test_a_token_beyond_the_window_is_not_seen() -> None:
+    original = tiny("Roberta", "Model")
+    longformer = lengthen(original, max_length=32, attention_window=4)
+    inputs = batch(original, (12,))
+    with torch.no_grad():
+        difference = longformer(**inputs).last_hidden_state - original(**inputs).last_hidden_state
+    assert difference.abs().max() > 1e-2
+
+
+def test_reads_texts_of_max_length_and_no_more() -> None:
+    longformer = lengthen(tiny("Bert", "ForSequenceClassification"), max_length=64, attention_window=WINDOW)
+    assert longformer(**batch(longformer, (64,))).logits.isfinite().all()
+    with pytest.raises(IndexError):
+        longformer(**batch(longformer, (65,)))
+
+
+def test_roberta_positions_are_repeated_after_the_padding_rows() -> None:
+    original = tiny("Roberta", "Model")
+    rows = original.embeddings.position_embeddings.weight
+    longer = lengthen(original, max_length=50, attention_window=WINDOW).embeddings.position_embeddings.weight
+    assert torch.equal(longer, torch.cat([rows[:2], rows[2:], rows[2:], rows[2:12]]))
+
+
+def test_bert_positions_are_repeated_after_filler_rows() -> None:
+    original = tiny("Bert", "Model", pad_token_id=3)
+    rows = original.embeddings.position_embeddings.weight
+    longformer = lengthen(original, max_length=50, attention_window=WINDOW)
+    longer = longformer.embeddings.position_embeddings.weight
+    assert torch.equal(longer, torch.cat([torch.zeros(4, 24), rows, rows, rows[:10]]))
+    assert longformer.config.max_position_embeddings == len(longer) == 54
+    assert_equal_outputs(original, longformer, **batch(original))
+
+
+def test_global_projections_are_copies() -> None:
+    for layer in lengthen(tiny("Roberta", "Model"), 32, WINDOW).encoder.layer:
+        attention = layer.attention.self
+        for name in ("query", "key", "value"):
+            local, twin = getattr(attention, name), getattr(attention, f"{name}_global")
+            assert torch.equal(local.weight, twin.weight) and torch.equal(local.bias, twin.bias)
+            assert local.weight.data_ptr() != twin.weight.data_ptr()
+
+
+def test_one_window_for_each_layer() -> None:
+    original = tiny("Roberta", "ForTokenClassification")
+    longformer = lengthen(original, max_length=64, attention_window=[WINDOW, 2 * WINDOW])
+    assert longformer.config.attention_window == [WINDOW, 2 * WINDOW]
+    windows = [
+        layer.attention.self.one_sided_attn_window_size for layer in longformer.longformer.encoder.layer
+    ]
+    assert windows == [WINDOW // 2, WINDOW]
+    assert_equal_outputs(original, longformer, **batch(original))
+
+
+@pytest.mark.parametrize("family", ["Roberta", "Bert"])
+@pytest.mark.parametrize("head", HEADS)
+def test_the_original_is_unchanged_and_shares_no_memory(family: str, head: str) -> None:
+    original = tiny(family, head)
+    before = {name: weight.clone() for name, weight in original.state_dict().items()}
+    config_before = original.config.to_dict()
+    longformer = lengthen(original, max_length=64, attention_window=WINDOW)
+    with torch.no_grad():
+        for parameter in longformer.parameters():
+            parameter.zero_()
+    longformer.config.hidden_dropout_prob = 0.5
+    longformer.config.id2label[0] = "changed"
+
+    assert original.config.to_dict() == config_before
+    after = original.state_dict()
+    assert all(torch.equal(after[name], weight) for name, weight in before.items())
+    storages = {weight.untyped_storage().data_ptr() for weight in after.values()}
+    assert all(
+        weight.untyped_storage().data_ptr() not in storages for weight in longformer.state_dict().values()
+    )
+
+
+def test_the_random_state_is_not_touched() -> None:
+    original = tiny("Roberta", "ForSequenceClassification")
+    state = torch.get_rng_state()
+    lengthen(original, max_length=64, attention_window=WINDOW)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("family", ["Roberta", "Bert"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_output_embeddings_stay_as_tied_as_they_were(family: str, tied: bool) -> None:
+    original = tiny(family, "ForMaskedLM", tie_word_embeddings=tied)
+    longformer = lengthen(original, max_length=64, attention_window=WINDOW)
+    assert isinstance(longformer, LongformerForMaskedLM)
+    assert longformer.config.tie_word_embeddings is tied
+    assert (longformer.lm_head.decoder.weight is longformer.get_input_embeddings().weight) is tied
+    assert (longformer.lm_head.decoder.bias is longformer.lm_head.bias) is tied
+    assert_equal_outputs(original, longformer, **batch(original))
+
+
+def test_weights_untied_by_hand_are_not_tied_again() -> None:
+    original = tiny("Roberta", "ForMaskedLM")
+    original.lm_head.decoder.weight = torch.nn.Parameter(torch.randn(60, 24))
+    assert_equal_outputs(original, lengthen(original, 64, WINDOW), **batch(original))
+
+
+@pytest.mark.parametrize("pooler", [True, False])
+@pytest.mark.parametrize("model_class", [RobertaModel, BertModel])
+def test_a_bare_model_has_a_pooler_if_the_original_has(
+    model_class: type[PreTrainedModel], pooler: bool
+) -> None:
+    config = tiny(model_class.__name__.removesuffix("Model"), "Model").config
+    original = model_class(config, add_pooling_layer=pooler).eval()
+    longformer = lengthen(original, max_length=64, attention_window=WINDOW)
+    assert isinstance(longformer, LongformerModel)
+    assert (longformer.pooler is not None) is pooler
+    assert_equal_outputs(original, longformer, **batch(original))
+
+
+def test_dtype_mode_and_frozen_weights_carry_over() -> None:
+    original = tiny("Bert", "ForSequenceClassification").to(torch.bfloat16).train()
+    original.bert.embeddings.requires_grad_(False)
+    longformer = lengthen(original, max_length=64, attention_window=WINDOW)
+    assert longformer.dtype == torch.bfloat16 and longformer.config.dtype == torch.bfloat16
+    assert all(module.training for module in longformer.modules())
+    frozen = {name for name, parameter in longformer.named_parameters() if not parameter.requires_grad}
+    assert frozen == {
+        f"longformer.embeddings.{name}"
+        for name in (
+            "word_embeddings.weight",
+            "position_embeddings.weight",
+            "token_type_embeddings.weight",
+            "LayerNorm.weight",
+            "LayerNorm.bias",
+        )
+    }
+    assert not any(module.training for module in lengthen(original.eval(), 64, WINDOW).modules())
+
+
+def test_config_carries_over() -> None:
+    settings = {
+        "id2label": {0: "no", 1: "yes", 2: "perhaps"},
+        "label2id": {"no": 0, "yes": 1, "perhaps": 2},
+        "problem_type": "single_label_classification",
+        "hidden_dropout_prob": 0.2,
+        "attention_probs_dropout_prob": 0.3,
+        "layer_norm_eps": 1e-6,
+        "hidden_act": "relu",
+        "type_vocab_size": 4,
+        "initializer_range": 0.07,
+        "bos_token_id": 3,
+        "pad_token_id": 1,
+        "eos_token_id": 4,
+        "a_note_of_the_user": "kept",
+    }
+    original = tiny("Roberta", "ForSequenceClassification", name_or_path="somewhere/base", **settings)
+    config = lengthen(original, max_length=64, attention_window=WINDOW).config
+    assert isinstance(config, LongformerConfig)
+    assert {name: getattr(config, name) for name in settings} == settings
+    assert config.num_labels == 3
+    assert config.sep_token_id == 4
+    assert config.name_or_path == "somewhere/base"
+    assert config.max_position_embeddings == 66
+    assert config.attention_window == [WINDOW, WINDOW]
+
+
+def test_bert_names_no_separator_unless_its_config_does() -> None:
+    assert lengthen(tiny("Bert", "Model"), 64, WINDOW).config.sep_token_id is None
+    assert lengthen(tiny("Bert", "Model", sep_token_id=7), 64, WINDOW).config.sep_token_id == 7
+
+
+def test_saves_and_loads(tmp_path: Any) -> None:
+    original = tiny("Bert", "ForSequenceClassification")
+    lengthen(original, max_length=64, attention_window=WINDOW).save_pretrained(tmp_path)
+    reloaded = LongformerForSequenceClassification.from_pretrained(tmp_path)
+    assert_equal_outputs(original, reloaded, **batch(original))
+
+
+def test_trains_and_takes_an_adapter() -> None:
+    longformer = lengthen(
+        tiny("Roberta", "ForSequenceClassification"), max_length=64, attention_window=WINDOW
+    )
+    model = get_peft_model(longformer, LoraConfig(task_type="SEQ_CLS", target_modules=["query", "value"]))
+    model(**batch(longformer, (40, 30)), labels=torch.tensor([0, 2])).loss.backward()
+    assert any(parameter.grad is not None for name, parameter in model.named_parameters() if "lora_B" in name)
+
+
+def test_classifier_dropout_is_not_lost_silently() -> None:
+    original = tiny("Roberta", "ForSequenceClassification", classifier_dropout=0.4)
+    with pytest.warns(UserWarning, match="no classifier_dropout"):
+        assert not hasattr(lengthen(original, 64, WINDOW).config, "classifier_dropout")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        lengthen(tiny("Roberta", "Model", classifier_dropout=0.4), 64, WINDOW)
+        lengthen(tiny("Bert", "ForSequenceClassification", classifier_dropout=0.1), 64, WINDOW)
+
+
+@pytest.mark.parametrize("window", [0, 1, 7, -2, [WINDOW, 7], [WINDOW, 0], [WINDOW, 16.0]])
+def test_rejects_odd_or_small_windows(window: Any) -> None:
+    with pytest.raises(ValueError, match="even and at least 2"):
+        lengthen(tiny("Roberta", "Model"), 64, window)
+
+
+def test_rejects_a_wrong_number_of_windows() -> None:
+    with pytest.raises(ValueError, match="3 values for 2 layers"):
+        lengthen(tiny("Roberta", "Model"), 64, [WINDOW] * 3)
+
+
+@pytest.mark.parametrize("family", ["Roberta", "Bert"])
+def test_rejects_shortening(family: str) -> None:
+    lengthen(tiny(family, "Model"), max_length=20, attention_window=WINDOW)
+    with pytest.raises(ValueError, match="shorter than the 20 tokens"):
+        lengthen(tiny(family, "Model"), max_length=19, attention_window=WINDOW)
+
+
+def test_rejects_other_models_and_heads() -> None:
+    distilbert = DistilBertModel(
+        DistilBertConfig(vocab_size=60, dim=24, n_layers=1, n_heads=3, hidden_dim=32)
+    )
+    next_sentence = BertForNextSentencePrediction(tiny("Bert", "Model").config)
+    causal = RobertaForCausalLM(tiny("Roberta", "Model").config)
+    for model in (distilbert, next_sentence, causal):
+        with pytest.raises(
+            ValueError, match=f"{type(model).__name__}.*data2vec-text, bert.*ForMultipleChoice"
+        ):
+            lengthen(model)
+    with pytest.raises(TypeError, match="transformers library, not Linear"):
+        lengthen(torch.nn.Linear(2, 2))  # type: ignore[arg-type]
+
+
+def test_rejects_decoders() -> None:
+    with pytest.raises(ValueError, match="is_decoder=False"):
+        lengthen(tiny("Roberta", "Model", is_decoder=True))
+
+
+def test_rejects_a_longformer() -> None:
+    with pytest.raises(ValueError, match="Longformer already"):
+        lengthen(lengthen(tiny("Roberta", "Model"), 64, WINDOW))
+
+
+def test_rejects_adapters_and_takes_the_model_back_without_them() -> None:
+    peft_model = get_peft_model(
+        tiny("Roberta", "ForSequenceClassification"),
+        LoraConfig(target_modules=["query"], task_type="SEQ_CLS"),
+    )
+    for model in (peft_model, peft_model.base_model, peft_model.get_base_model()):
+        with pytest.raises(TypeError, match="lengthen first, then add the adapter"):
+            lengthen(model)
+    injected = tiny("Roberta", "Model")
+    injected.add_adapter(LoraConfig(target_modules=["query"]))
+    with pytest.raises(TypeError, match="lengthen first, then add the adapter"):
+        lengthen(injected)
+    lengthen(peft_model.unload(), 64, WINDOW)
+
+
+def test_rejects_weights_without_a_counterpart() -> None:
+    model = tiny("Roberta", "ForTokenClassification")
+    model.extra = torch.nn.Linear(2, 2)
+    with pytest.raises(ValueError, match=r"extra\.bias, extra\.weight"):
+        lengthen(model, 64, WINDOW)
+
+
+def test_rejects_a_bert_language_model_with_another_activation() -> None:
+    with pytest.raises(ValueError, match="always uses gelu, this one 'relu'"):
+        lengthen(tiny("Bert", "ForMaskedLM", hidden_act="relu"))
+    original = tiny("Roberta", "ForMaskedLM", hidden_act="relu")
+    assert_equal_outputs(original, lengthen(original, 64, WINDOW), **batch(original))
+
+
+def test_rejects_a_model_without_a_padding_token() -> None:
+    with pytest.raises(ValueError, match=r"set config\.pad_token_id"):
+        lengthen(tiny("Bert", "Model", pad_token_id=None))

@@ -1,0 +1,98 @@
+"""Eq. 1 and Eq. 2 written out densely in float64: slow, obvious, and independent of the package's own code."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+
+def hidden_states(
+    model: PreTrainedModel,
+    inputs: dict[str, Tensor],
+    propagation: Tensor | None = None,
+    key_values: Tensor | None = None,
+    layout: str = "paper",
+) -> tuple[Tensor, Tensor]:
+    """Last layer's (prefix rows, token rows) in float64."""
+    backbone: Any = copy.deepcopy(model.base_model).double()
+    is_longformer = backbone.config.model_type == "longformer"
+    prefix = propagation if propagation is not None else key_values
+    assert prefix is not None
+    prefix = prefix.double()
+    length = prefix.shape[-2]
+    states = _embed(backbone, inputs, length if layout == "reference" else 0)
+    batch, tokens = states.shape[:2]
+    seen = inputs.get("attention_mask", torch.ones(batch, tokens)).bool()
+    everywhere = inputs.get("global_attention_mask", torch.zeros(batch, tokens)).bool() & seen
+    if propagation is not None:
+        rows = prefix[0].expand(batch, -1, -1)
+        if layout == "reference":
+            rows = rows + _empty_words(backbone, length)
+        states = torch.cat([rows, states], dim=1)
+        front = torch.ones(batch, length, dtype=torch.bool)
+        seen, everywhere = torch.cat([front, seen], 1), torch.cat([front, everywhere], 1)
+    for index, layer in enumerate(backbone.encoder.layer):
+        if propagation is not None and index > 0:
+            states = torch.cat([states[:, :length] + prefix[index], states[:, length:]], dim=1)
+        extra = prefix[index] if key_values is not None else None
+        states = _layer(layer, states, seen, everywhere if is_longformer else None, extra)
+    final = getattr(backbone, "LayerNorm", None)  # the pre-norm relative normalises at the end
+    kept = 0 if propagation is None else length
+    rows, states = states[:, :kept], states[:, kept:]
+    return rows, states if final is None else final(states)
+
+
+def _embed(backbone: Any, inputs: dict[str, Tensor], shift: int) -> Tensor:
+    embeddings = backbone.embeddings
+    if shift:
+        table = embeddings.position_embeddings
+        table.weight = torch.nn.Parameter(torch.cat([table.weight[shift:], table.weight[:shift]]))
+    states = embeddings(input_ids=inputs["input_ids"], position_ids=inputs.get("position_ids"))
+    projection = getattr(backbone, "embeddings_project", None)
+    return states if projection is None else projection(states)
+
+
+def _empty_words(backbone: Any, length: int) -> Tensor:
+    embeddings = backbone.embeddings
+    # _embed() rolled the table by `length`, so positions 0 to length-1 are at its end.
+    rows = embeddings.position_embeddings.weight[-length:] + embeddings.token_type_embeddings.weight[0]
+    rows = embeddings.LayerNorm(rows)
+    projection = getattr(backbone, "embeddings_project", None)
+    return rows if projection is None else projection(rows)
+
+
+def _layer(layer: Any, states: Tensor, seen: Tensor, everywhere: Tensor | None, extra: Tensor | None) -> Tensor:
+    pre_norm = getattr(layer.attention, "LayerNorm", None)
+    entering = states if pre_norm is None else pre_norm(states)
+    attended = _attention(layer.attention.self, entering, seen, everywhere, extra)
+    attended = layer.attention.output(attended, states)
+    return layer.output(layer.intermediate(attended), attended)
+
+
+def _attention(module: Any, states: Tensor, seen: Tensor, everywhere: Tensor | None, extra: Tensor | None) -> Tensor:
+    length = states.shape[1]
+    can_see = seen[:, None, :].expand(-1, length, -1)
+    if everywhere is None:
+        return _attend(module.query, module.key, module.value, states, can_see, extra)
+    place = torch.arange(length)
+    near = (place[:, None] - place[None]).abs() <= module.one_sided_attn_window_size
+    local = _attend(module.query, module.key, module.value, states, can_see & (near | everywhere[:, None, :]), extra)
+    from_everywhere = _attend(module.query_global, module.key_global, module.value_global, states, can_see, extra)
+    return torch.where(everywhere[..., None], from_everywhere, local)
+
+
+def _attend(query: Any, key: Any, value: Any, states: Tensor, visible: Tensor, extra: Tensor | None) -> Tensor:
+    heads = extra.shape[1] if extra is not None else 4
+    q, k, v = (linear(states).unflatten(-1, (heads, -1)).transpose(1, 2) for linear in (query, key, value))
+    if extra is not None:
+        keys, values = extra[:, None].expand(-1, len(states), -1, -1, -1)
+        k, v = torch.cat([keys, k], dim=2), torch.cat([values, v], dim=2)
+        visible = torch.cat([visible.new_ones(*visible.shape[:2], extra.shape[2]), visible], dim=2)
+    scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
+    weights = scores.masked_fill(~visible[:, None], -1e30).softmax(dim=-1)
+    return (weights @ v).transpose(1, 2).flatten(2)

@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from prefixprop.tasks import ClassificationTask, Document, Split
+
+
+def make_task(train: Split = (), dev: Split = (), label_names: tuple[str, ...] = ("no", "yes")) -> ClassificationTask:
+    return ClassificationTask(name="toy", label_names=label_names, train=train, dev=dev, test=())
+
+
+def test_splits_are_found_by_name() -> None:
+    first, second = Document("1", "one", 0), Document("2", "two", 1, title="Two")
+    task = make_task(train=(first,), dev=(second,))
+    assert task.split("train") == (first,)
+    assert task.split("dev") == (second,)
+    assert task.split("test") == ()
+    assert task.num_labels == 2
+
+
+def test_an_unknown_split_names_the_choices() -> None:
+    with pytest.raises(ValueError, match="'validation'; choose one of train, dev, test"):
+        make_task().split("validation")
+
+
+@pytest.mark.parametrize("label", [-1, 2])
+def test_a_label_outside_the_range_names_document_and_split(label: int) -> None:
+    with pytest.raises(ValueError, match=f"'7' in split 'dev' of task 'toy' has label {label}"):
+        make_task(dev=(Document("7", "text", label),))
+
+
+def test_ids_are_unique_within_a_split_only() -> None:
+    document = Document("7", "text", 0)
+    assert make_task(train=(document,), dev=(document,)).train == (document,)
+    with pytest.raises(ValueError, match="'7' occurs more than once in split 'train'"):
+        make_task(train=(document, document))
+
+
+def test_one_label_is_not_a_classification() -> None:
+    with pytest.raises(ValueError, match="at least two labels"):
+        make_task(label_names=("only",))
+
+
+def test_documents_cannot_be_changed() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Document("1", "one", 0).label = 1  # type: ignore[misc]

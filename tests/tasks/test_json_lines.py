@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from prefixprop.tasks import read_json_lines
+
+RECORDS = [{"id": "a", "text": "naïve\u2028café"}, {"id": "b", "text": ""}]
+CONTENT = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in RECORDS).encode()
+
+
+def write(path: Path, content: bytes) -> Path:
+    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+    return path
+
+
+@pytest.mark.parametrize("name", ["records.jsonl", "records.jsonl.gz"])
+def test_reads_plain_and_gzipped_files(tmp_path: Path, name: str) -> None:
+    assert read_json_lines(write(tmp_path / name, CONTENT)) == RECORDS
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        CONTENT.rstrip(b"\n"),
+        b"\n" + CONTENT.replace(b"\n", b"\n\n"),
+        CONTENT.replace(b"\n", b"\r\n"),
+        b"\xef\xbb\xbf" + CONTENT,
+    ],
+    ids=["no last newline", "blank lines", "windows newlines", "byte-order mark"],
+)
+def test_accepts_what_editors_do_to_files(tmp_path: Path, content: bytes) -> None:
+    assert read_json_lines(write(tmp_path / "records.jsonl", content)) == RECORDS
+
+
+def test_an_empty_file_has_no_records(tmp_path: Path) -> None:
+    assert read_json_lines(write(tmp_path / "records.jsonl", b"")) == []
+
+
+@pytest.mark.parametrize("name", ["records.jsonl", "records.jsonl.gz"])
+@pytest.mark.parametrize(
+    ("bad_line", "complaint"),
+    [
+        (b'{"id": "c",\n', "broken JSON"),
+        (b"[1, 2]\n", "expected a JSON object, got list"),
+        (b'{"id": "\xff"}\n', "not UTF-8"),
+    ],
+)
+def test_errors_name_the_file_and_the_line(tmp_path: Path, name: str, bad_line: bytes, complaint: str) -> None:
+    path = write(tmp_path / name, CONTENT + b"\n" + bad_line + CONTENT)
+    with pytest.raises(ValueError, match=complaint) as caught:
+        read_json_lines(path)
+    assert str(caught.value).startswith(f"{path}:4: ")
+
+
+def test_broken_json_names_the_column(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"column 8"):
+        read_json_lines(write(tmp_path / "records.jsonl", b'{"id": }'))
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda data: data[:-12], lambda data: b"plain text", lambda data: data[:12] + b"\xff" * 20]
+)
+def test_damaged_gzip_data_is_reported_with_its_file(tmp_path: Path, damage) -> None:  # type: ignore[no-untyped-def]
+    path = tmp_path / "records.jsonl.gz"
+    path.write_bytes(damage(gzip.compress(CONTENT)))
+    with pytest.raises(ValueError, match="gzip data is damaged") as caught:
+        read_json_lines(path)
+    assert str(caught.value).startswith(f"{path}:")
+
+
+def test_a_missing_file_is_a_file_not_found_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="absent"):
+        read_json_lines(tmp_path / "absent.jsonl")
