@@ -37,10 +37,10 @@ def tiny_model(
         "hidden_dropout_prob": 0.0,
         "attention_probs_dropout_prob": 0.0,
         "pad_token_id": 1 if model_type in ROBERTA_LIKE else 0,
-        "num_labels": 3,
+        "num_labels": 2 if task == "QUESTION_ANS" else 3,
     }
     if model_type == "longformer":
-        options |= {"attention_window": [8, 12, 8], "sep_token_id": 2}
+        options |= {"attention_window": [8, 16, 8], "sep_token_id": 2}
     if model_type == "electra":
         options["embedding_size"] = 24
     config = AutoConfig.for_model(model_type, **(options | overrides))

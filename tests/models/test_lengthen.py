@@ -71,9 +71,7 @@ def batch(model: PreTrainedModel, lengths: tuple[int, ...] = (WITHIN_WINDOW, 5))
 
 
 @torch.no_grad()
-def assert_equal_outputs(
-    original: PreTrainedModel, longformer: PreTrainedModel, **inputs: torch.Tensor
-) -> None:
+def assert_equal_outputs(original: PreTrainedModel, longformer: PreTrainedModel, **inputs: torch.Tensor) -> None:
     global_attention = torch.zeros_like(inputs["input_ids"])
     global_attention[..., 0] = 1
     expected = original(**inputs, output_hidden_states=True)
@@ -169,9 +167,7 @@ def test_one_window_for_each_layer() -> None:
     original = tiny("Roberta", "ForTokenClassification")
     longformer = lengthen(original, max_length=64, attention_window=[WINDOW, 2 * WINDOW])
     assert longformer.config.attention_window == [WINDOW, 2 * WINDOW]
-    windows = [
-        layer.attention.self.one_sided_attn_window_size for layer in longformer.longformer.encoder.layer
-    ]
+    windows = [layer.attention.self.one_sided_attn_window_size for layer in longformer.longformer.encoder.layer]
     assert windows == [WINDOW // 2, WINDOW]
     assert_equal_outputs(original, longformer, **batch(original))
 
@@ -193,9 +189,7 @@ def test_the_original_is_unchanged_and_shares_no_memory(family: str, head: str) 
     after = original.state_dict()
     assert all(torch.equal(after[name], weight) for name, weight in before.items())
     storages = {weight.untyped_storage().data_ptr() for weight in after.values()}
-    assert all(
-        weight.untyped_storage().data_ptr() not in storages for weight in longformer.state_dict().values()
-    )
+    assert all(weight.untyped_storage().data_ptr() not in storages for weight in longformer.state_dict().values())
 
 
 def test_the_random_state_is_not_touched() -> None:
@@ -225,9 +219,7 @@ def test_weights_untied_by_hand_are_not_tied_again() -> None:
 
 @pytest.mark.parametrize("pooler", [True, False])
 @pytest.mark.parametrize("model_class", [RobertaModel, BertModel])
-def test_a_bare_model_has_a_pooler_if_the_original_has(
-    model_class: type[PreTrainedModel], pooler: bool
-) -> None:
+def test_a_bare_model_has_a_pooler_if_the_original_has(model_class: type[PreTrainedModel], pooler: bool) -> None:
     config = tiny(model_class.__name__.removesuffix("Model"), "Model").config
     original = model_class(config, add_pooling_layer=pooler).eval()
     longformer = lengthen(original, max_length=64, attention_window=WINDOW)
@@ -296,9 +288,7 @@ def test_saves_and_loads(tmp_path: Any) -> None:
 
 
 def test_trains_and_takes_an_adapter() -> None:
-    longformer = lengthen(
-        tiny("Roberta", "ForSequenceClassification"), max_length=64, attention_window=WINDOW
-    )
+    longformer = lengthen(tiny("Roberta", "ForSequenceClassification"), max_length=64, attention_window=WINDOW)
     model = get_peft_model(longformer, LoraConfig(task_type="SEQ_CLS", target_modules=["query", "value"]))
     model(**batch(longformer, (40, 30)), labels=torch.tensor([0, 2])).loss.backward()
     assert any(parameter.grad is not None for name, parameter in model.named_parameters() if "lora_B" in name)
@@ -333,15 +323,11 @@ def test_rejects_shortening(family: str) -> None:
 
 
 def test_rejects_other_models_and_heads() -> None:
-    distilbert = DistilBertModel(
-        DistilBertConfig(vocab_size=60, dim=24, n_layers=1, n_heads=3, hidden_dim=32)
-    )
+    distilbert = DistilBertModel(DistilBertConfig(vocab_size=60, dim=24, n_layers=1, n_heads=3, hidden_dim=32))
     next_sentence = BertForNextSentencePrediction(tiny("Bert", "Model").config)
     causal = RobertaForCausalLM(tiny("Roberta", "Model").config)
     for model in (distilbert, next_sentence, causal):
-        with pytest.raises(
-            ValueError, match=f"{type(model).__name__}.*data2vec-text, bert.*ForMultipleChoice"
-        ):
+        with pytest.raises(ValueError, match=f"{type(model).__name__}.*data2vec-text, bert.*ForMultipleChoice"):
             lengthen(model)
     with pytest.raises(TypeError, match="transformers library, not Linear"):
         lengthen(torch.nn.Linear(2, 2))  # type: ignore[arg-type]

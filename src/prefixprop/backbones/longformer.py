@@ -15,6 +15,9 @@ from prefixprop.backbones.base import Backbone, PrefixSource, RobertaPositions, 
 from prefixprop.backbones.bert import record_outputs, stack_key_values
 
 
+WHOLE_SEQUENCE_PROJECTIONS = ("query", "key", "value", "key_global", "value_global")
+
+
 class LongformerBackbone(RobertaPositions, Backbone):
     model_types: ClassVar[frozenset[str]] = frozenset({"longformer"})
 
@@ -50,7 +53,13 @@ class LongformerBackbone(RobertaPositions, Backbone):
         unpad = self.encoder.register_forward_pre_hook(partial(_without_padding, source), with_kwargs=True)
         undo: list[Undo] = [unpad.remove]
         for index, layer in enumerate(self.layers):
-            undo.append(_replace_forward(layer.attention.self, partial(_prefixed_attention, source, index)))
+            attention = layer.attention.self
+            undo.append(_replace_forward(attention, partial(_prefixed_attention, source, index)))
+            undo += [
+                _replace_forward(linear, _linear_as_when_trainable)
+                for linear in (getattr(attention, name) for name in WHOLE_SEQUENCE_PROJECTIONS)
+                if linear.weight.requires_grad  # as yet: peft is about to freeze it
+            ]
         return undo
 
     def token_key_values(self, input_ids: Tensor) -> Tensor:
@@ -105,6 +114,20 @@ def _prefixed_attention(
         prefix=None if prefix is None else PrefixedKeys(*prefix),
         output_attentions=output_attentions,
     )
+
+
+def _linear_as_when_trainable(original: Callable[[Tensor], Tensor], linear: Any, states: Tensor) -> Tensor:
+    """Give a frozen projection the bits that it gave before it was frozen.
+
+    Hugging Face's attention projects transposed states, and on the CPU PyTorch takes another route for these when the
+    weight needs no gradient (one product per row instead of one for all), which rounds differently. A disabled adapter
+    is to be the base model to the bit, so this keeps to the route of a trainable weight.
+    """
+    same_route = linear.weight.requires_grad or states.is_contiguous() or states.device.type != "cpu"
+    if same_route or torch.is_autocast_enabled("cpu"):
+        return original(states)
+    rows = states.reshape(-1, states.shape[-1]).mm(linear.weight.t())
+    return rows.view(*states.shape[:-1], -1).add_(linear.bias)
 
 
 def _replace_forward(module: Any, replacement: Callable[..., Any]) -> Undo:

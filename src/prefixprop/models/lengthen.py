@@ -107,9 +107,7 @@ def lengthen(
     mask.
     """
     family, head = _recognise(model)
-    config = _longformer_config(
-        model, _window_of_each_layer(attention_window, model.config.num_hidden_layers)
-    )
+    config = _longformer_config(model, _window_of_each_layer(attention_window, model.config.num_hidden_layers))
     positions = _repeat_positions(model, family, max_length)
     config.max_position_embeddings = len(positions)
 
@@ -125,9 +123,7 @@ def lengthen(
 def _recognise(model: PreTrainedModel) -> tuple[_Family, str]:
     """The family and the head of a model that can be lengthened."""
     if isinstance(model, PeftModel) or getattr(model, "peft_config", None):
-        raise TypeError(
-            "a model with a peft adapter cannot be lengthened: lengthen first, then add the adapter"
-        )
+        raise TypeError("a model with a peft adapter cannot be lengthened: lengthen first, then add the adapter")
     if not isinstance(model, PreTrainedModel):
         raise TypeError(f"lengthen takes a model of the transformers library, not {type(model).__name__}")
     if model.config.model_type == "longformer":
@@ -177,11 +173,7 @@ def _longformer_config(model: PreTrainedModel, windows: list[int]) -> Longformer
             stacklevel=3,
         )
     output = model.get_output_embeddings()
-    tied = (
-        original.tie_word_embeddings
-        if output is None
-        else output.weight is model.get_input_embeddings().weight
-    )
+    tied = original.tie_word_embeddings if output is None else output.weight is model.get_input_embeddings().weight
     separator = getattr(original, "sep_token_id", None)
     if separator is None and isinstance(original.eos_token_id, int):
         separator = original.eos_token_id  # RoBERTa separates with it, without saying so in its config
@@ -217,8 +209,7 @@ def _copy_weights(
     """Fill the empty `longformer`; every weight has a source in `model`, and none of `model` is left over."""
     weights = model.state_dict(keep_vars=True)
     sources = {
-        name: _original_name(name, family, model.base_model_prefix)
-        for name in longformer.state_dict(keep_vars=True)
+        name: _original_name(name, family, model.base_model_prefix) for name in longformer.state_dict(keep_vars=True)
     }
     unmatched = sorted(set(sources.values()) ^ set(weights))
     if unmatched:

@@ -56,6 +56,12 @@ class PrefixTuner(BaseTuner):
         """The module that holds the prefixes of all adapters."""
         return _prefix_layer(self.model)
 
+    def set_adapter(self, adapter_name: str | list[str], inference_mode: bool = False) -> None:
+        names = [adapter_name] if isinstance(adapter_name, str) else list(adapter_name)
+        if len(names) > 1:
+            raise ValueError(f"Only one prefix adapter can be active at a time, not {', '.join(names)}.")
+        super().set_adapter(names, inference_mode=inference_mode)
+
     # --- injection ------------------------------------------------------------------------------------------------
 
     def _prepare_adapter_config(self, peft_config: PrefixConfig, model_config: dict) -> PrefixConfig:
@@ -83,6 +89,7 @@ class PrefixTuner(BaseTuner):
             backbone = find_backbone(self.model)
             head_pools = backbone.module is not self.model and not backbone.has_pooler
             layer = self.tuner_layer_cls(backbone, head_pools)
+            self._trainable_before = [p for p in self.model.parameters() if p.requires_grad]
             layer.train(target.training)
             layer.attach()
             target.add_module(LAYER_NAME, layer)
@@ -103,6 +110,8 @@ class PrefixTuner(BaseTuner):
             if isinstance(module, ModulesToSaveWrapper):
                 parent, _, attribute = _get_submodules(self.model, name)
                 setattr(parent, attribute, module.original_module)
+        for parameter in self._trainable_before:
+            parameter.requires_grad = True
         if hasattr(self.model, "peft_config"):
             del self.model.peft_config
         return self.model

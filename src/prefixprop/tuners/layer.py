@@ -92,12 +92,6 @@ class PrefixLayer(nn.Module, BaseTunerLayer):
         self.settings.pop(adapter_name, None)
         super().delete_adapter(adapter_name)
 
-    def set_adapter(self, adapter_names: str | list[str], inference_mode: bool = False) -> None:
-        names = [adapter_names] if isinstance(adapter_names, str) else list(adapter_names)
-        if len(names) > 1:
-            raise ValueError(f"Only one prefix adapter can be active at a time, not {', '.join(names)}.")
-        super().set_adapter(names, inference_mode=inference_mode)
-
     @property
     def weight(self) -> Tensor:
         raise AttributeError("a prefix layer wraps no other layer")

@@ -1,0 +1,227 @@
+"""Prefix methods under the ways people train: Trainer, checkpointing, autocast, compilation, several processes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import get_peft_model
+from torch.utils.data import Dataset
+from transformers import Trainer, TrainingArguments
+
+from prefixprop import PrefixPropagationConfig, PrefixTuningConfig
+
+from tiny import FAMILIES, batch, tiny_model
+
+METHODS: dict[str, Any] = {"propagation": PrefixPropagationConfig, "tuning": PrefixTuningConfig}
+both_methods = pytest.mark.parametrize("method", METHODS)
+every_family = pytest.mark.parametrize("family", FAMILIES)
+
+
+def adapt(model: Any, method: str, **options: Any) -> Any:
+    options = {"num_virtual_tokens": 4, "prefix_dropout": 0.0} | options
+    return get_peft_model(model, METHODS[method](task_type="SEQ_CLS", **options)).eval()
+
+
+def gradients(model: Any, inputs: dict[str, Any]) -> dict[str, torch.Tensor]:
+    model.zero_grad()
+    model(**inputs, labels=torch.tensor([0, 2])).loss.backward()
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@both_methods
+@every_family
+def test_gradient_checkpointing_changes_no_gradient(family: str, method: str, reentrant: bool) -> None:
+    model = adapt(tiny_model(family), method).train()
+    inputs = batch(model, [18, 11])
+    plain = gradients(model, inputs)
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})
+    calls: list[int] = []
+    layer = model.base_model.base_model.encoder.layer[1]
+    layer.register_forward_pre_hook(lambda *_: calls.append(1))
+    checkpointed = gradients(model, inputs)
+    assert len(calls) == 2  # forward, and again for backward
+    assert checkpointed.keys() == plain.keys()
+    for name, gradient in plain.items():
+        torch.testing.assert_close(checkpointed[name], gradient, atol=1e-6, rtol=1e-5)
+
+
+@both_methods
+@every_family
+def test_checkpointing_replays_the_same_dropout(family: str, method: str) -> None:
+    model = adapt(tiny_model(family), method, prefix_dropout=0.3).train()
+    inputs = batch(model, [18, 11])
+    torch.manual_seed(1)
+    plain = gradients(model, inputs)
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    torch.manual_seed(1)
+    for name, gradient in gradients(model, inputs).items():
+        torch.testing.assert_close(gradient, plain[name], atol=1e-6, rtol=1e-5)
+
+
+@both_methods
+@every_family
+def test_bf16_autocast_trains(family: str, method: str) -> None:
+    model = adapt(tiny_model(family), method)
+    inputs = batch(model, [18, 11])
+    expected = model(**inputs).logits
+    exact = gradients(model, inputs)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        logits = model(**inputs).logits
+        rough = gradients(model, inputs)
+    assert logits.dtype == torch.bfloat16
+    torch.testing.assert_close(logits.float(), expected, atol=0.15, rtol=0.05)
+    prefix = model.get_prefix()
+    assert prefix.dtype == prefix.grad.dtype == torch.float32
+    (name,) = [name for name in rough if "prefixes" in name]
+    direction = torch.nn.functional.cosine_similarity(rough[name].flatten(), exact[name].flatten(), dim=0)
+    assert direction > 0.98
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@both_methods
+@every_family
+def test_models_in_half_precision(family: str, method: str, dtype: torch.dtype) -> None:
+    """The prefix stays in float32, as peft keeps adapters, and is cast where it meets the model."""
+    model = adapt(tiny_model(family).to(dtype), method)
+    inputs = batch(model, [18, 11])
+    output = model(**inputs, labels=torch.tensor([0, 1]))
+    output.loss.backward()
+    assert model.get_prefix().dtype == torch.float32
+    assert torch.isfinite(output.logits).all() and torch.isfinite(model.get_prefix().grad).all()
+
+
+@pytest.mark.parametrize("layout", ["paper", "reference"])
+@both_methods
+@pytest.mark.parametrize("family", ["roberta", "bert"])
+def test_compiles_without_graph_breaks(family: str, method: str, layout: str) -> None:
+    model = adapt(tiny_model(family), method, layout=layout, prefix_dropout=0.0)
+    inputs = batch(model, [18, 11])
+    expected, exact = model(**inputs).logits, gradients(model, inputs)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(**inputs).logits, expected, atol=1e-5, rtol=1e-5)
+    for name, gradient in gradients(compiled, inputs).items():
+        torch.testing.assert_close(gradient, exact[name.removeprefix("_orig_mod.")], atol=1e-5, rtol=1e-4)
+    with model.disable_adapter():
+        plain = model(**inputs).logits
+        torch.testing.assert_close(compiled(**inputs).logits, plain, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(compiled(**inputs).logits, expected, atol=1e-5, rtol=1e-5)
+
+
+class Parity(Dataset):
+    """Is word 5 among the tokens? Small enough to be learnt in seconds."""
+
+    def __init__(self, count: int, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self.tokens = torch.randint(6, 97, (count, 12), generator=generator)
+        self.labels = torch.arange(count) % 2
+        self.tokens[self.labels == 1, 3] = 5
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {
+            "input_ids": self.tokens[index],
+            "attention_mask": torch.ones(12, dtype=torch.long),
+            "labels": self.labels[index],
+        }
+
+
+def trainer(model: Any, folder: Path, epochs: int, stop_after: int | None = None) -> Trainer:
+    arguments = TrainingArguments(
+        output_dir=str(folder),
+        num_train_epochs=epochs,
+        per_device_train_batch_size=8,
+        learning_rate=2e-2,
+        lr_scheduler_type="constant",
+        eval_strategy="epoch",
+        save_strategy="epoch",
+        load_best_model_at_end=stop_after is None,
+        metric_for_best_model="eval_loss",
+        report_to="none",
+        use_cpu=True,
+        seed=3,
+        disable_tqdm=True,
+        max_steps=stop_after or -1,
+    )
+    return Trainer(model, arguments, train_dataset=Parity(32, seed=1), eval_dataset=Parity(16, seed=2))
+
+
+@both_methods
+@every_family
+def test_trainer_learns_and_loads_the_best(family: str, method: str, tmp_path: Path) -> None:
+    model = adapt(tiny_model(family, num_labels=2), method)
+    before = model.get_prefix().detach().clone()
+    run = trainer(model, tmp_path, epochs=3)
+    first = run.evaluate()["eval_loss"]
+    run.train()
+    losses = {entry["epoch"]: entry["eval_loss"] for entry in run.state.log_history if "eval_loss" in entry}
+    assert not torch.equal(model.get_prefix(), before)
+    assert run.evaluate()["eval_loss"] == pytest.approx(min(losses.values()), abs=1e-5)
+    assert min(losses.values()) < first
+
+
+@both_methods
+def test_trainer_resumes_exactly(method: str, tmp_path: Path) -> None:
+    def model() -> Any:
+        torch.manual_seed(11)
+        return adapt(tiny_model("longformer", num_labels=2), method, prefix_dropout=0.1)
+
+    whole = model()
+    trainer(whole, tmp_path / "whole", epochs=2).train()
+
+    interrupted = model()
+    trainer(interrupted, tmp_path / "parts", epochs=2, stop_after=4).train()
+    resumed = model()
+    run = trainer(resumed, tmp_path / "parts", epochs=2)
+    run.train(resume_from_checkpoint=True)
+    assert run.state.global_step == 8
+    whole_best, resumed_best = whole.get_prefix(), resumed.get_prefix()
+    torch.testing.assert_close(resumed_best, whole_best, atol=1e-6, rtol=1e-5)
+
+
+WORKER = """
+import sys, torch, torch.distributed as dist
+sys.path.insert(0, sys.argv[1])
+from tiny import batch, tiny_model
+from peft import get_peft_model
+import prefixprop
+rank, method, family, folder = int(sys.argv[2]), sys.argv[3], sys.argv[4], sys.argv[5]
+torch.set_num_threads(1)
+dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+torch.manual_seed(5)
+config = {"propagation": prefixprop.PrefixPropagationConfig, "tuning": prefixprop.PrefixTuningConfig}[method]
+model = get_peft_model(tiny_model(family), config(task_type="SEQ_CLS", num_virtual_tokens=4, prefix_dropout=0.0))
+inputs = batch(model, [18, 11, 15, 9])
+labels = torch.tensor([0, 2, 1, 1])
+mine = slice(2 * rank, 2 * rank + 2)
+parallel = torch.nn.parallel.DistributedDataParallel(model.eval())
+loss = parallel(**{k: v[mine] for k, v in inputs.items()}, labels=labels[mine]).loss
+loss.backward()
+together = model.get_prefix().grad.clone()
+model.zero_grad()
+model(**inputs, labels=labels).loss.backward()
+torch.testing.assert_close(together, model.get_prefix().grad, atol=1e-6, rtol=1e-4)
+dist.destroy_process_group()
+"""
+
+
+@both_methods
+@every_family
+def test_two_processes_agree_with_one(family: str, method: str, tmp_path: Path) -> None:
+    tests = str(Path(__file__).parents[1])
+    command = [sys.executable, "-c", WORKER, tests]
+    workers = [
+        subprocess.Popen([*command, str(rank), method, family, str(tmp_path)], stderr=subprocess.PIPE, text=True)
+        for rank in range(2)
+    ]
+    for worker in workers:
+        _, errors = worker.communicate(timeout=180)
+        assert worker.returncode == 0, errors
