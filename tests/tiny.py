@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
+from peft import get_peft_model
 from torch import Tensor
 from transformers import AutoConfig, AutoModel, PreTrainedModel
 from transformers import AutoModelForQuestionAnswering as ForQuestionAnswering
 from transformers import AutoModelForSequenceClassification as ForSequenceClassification
 from transformers import AutoModelForTokenClassification as ForTokenClassification
+
+from prefixprop import PrefixPropagationConfig, PrefixTuningConfig
 
 FAMILIES = ("longformer", "roberta", "bert")
 RELATIVES = ("xlm-roberta", "camembert", "data2vec-text", "roberta-prelayernorm", "electra", "ernie")
@@ -19,6 +23,7 @@ HEADS: dict[str, Any] = {
     "QUESTION_ANS": ForQuestionAnswering,
     "FEATURE_EXTRACTION": AutoModel,
 }
+METHODS: dict[str, Any] = {"propagation": PrefixPropagationConfig, "tuning": PrefixTuningConfig}
 VOCABULARY = 97
 ROBERTA_LIKE = ("longformer", "roberta", "xlm-roberta", "camembert", "data2vec-text", "roberta-prelayernorm")
 
@@ -65,3 +70,22 @@ def batch(model: PreTrainedModel, lengths: list[int], seed: int = 0, left: bool 
         mask = mask.flip(1)
     input_ids[~mask] = pad
     return {"input_ids": input_ids, "attention_mask": mask.long()}
+
+
+both_methods = pytest.mark.parametrize("method", METHODS)
+every_family = pytest.mark.parametrize("family", FAMILIES)
+
+
+def adapt(model: Any, method: str, task: str | None = "SEQ_CLS", length: int = 4, **options: Any) -> Any:
+    """The model with a new adapter, in evaluation mode."""
+    return get_peft_model(model, METHODS[method](task_type=task, num_virtual_tokens=length, **options)).eval()
+
+
+def tensors(output: Any) -> dict[str, Tensor]:
+    return {name: value for name, value in output.items() if isinstance(value, Tensor)}
+
+
+def assert_same_bits(output: Any, other: Any) -> None:
+    one, two = tensors(output), tensors(other)
+    assert one.keys() == two.keys() and one
+    assert all(torch.equal(one[name], two[name]) for name in one)

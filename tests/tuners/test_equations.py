@@ -9,22 +9,19 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from peft import get_peft_model
-
-from prefixprop import PrefixPropagationConfig, PrefixTuningConfig
 
 import oracle
-from tiny import FAMILIES, RELATIVES, batch, tiny_model
+import tiny
+from tiny import RELATIVES, batch, both_methods, every_family, tiny_model
 
-METHODS: dict[str, Any] = {"propagation": PrefixPropagationConfig, "key_values": PrefixTuningConfig}
+ORACLE_ARGUMENT = {"propagation": "propagation", "tuning": "key_values"}
 TOLERANCE = 2e-5
 
 
-def adapt(model: Any, method: str, length: int, task: str | None = "FEATURE_EXTRACTION", **options: Any) -> Any:
-    config = METHODS[method](task_type=task, num_virtual_tokens=length, **options)
-    adapted = get_peft_model(model, config)
+def adapt(model: Any, method: str, length: int, **options: Any) -> Any:
+    adapted = tiny.adapt(model, method, "FEATURE_EXTRACTION", length, **options)
     adapted.set_prefix(0.5 * torch.randn(adapted.get_prefix().shape))
-    return adapted.eval()
+    return adapted
 
 
 def assert_follows_equation(model: Any, method: str, inputs: dict[str, Any], length: int, **options: Any) -> None:
@@ -34,7 +31,7 @@ def assert_follows_equation(model: Any, method: str, inputs: dict[str, Any], len
     output = adapted(**inputs).last_hidden_state
     leaf = prefix.detach().double().requires_grad_()
     layout = options.get("layout", "paper")
-    _, expected = oracle.hidden_states(plain, inputs, layout=layout, **{method: leaf})
+    _, expected = oracle.hidden_states(plain, inputs, layout=layout, **{ORACLE_ARGUMENT[method]: leaf})
     real = inputs.get("attention_mask", torch.ones_like(inputs["input_ids"])).bool()
     assert output.shape == expected.shape
     torch.testing.assert_close(output[real].double(), expected[real], atol=TOLERANCE, rtol=TOLERANCE)
@@ -76,7 +73,7 @@ def global_mask(kind: str, shape: torch.Size, seed: int) -> torch.Tensor:
     return mask
 
 
-@pytest.mark.parametrize("method", METHODS)
+@both_methods
 @given(case=long_batches())
 def test_longformer_follows_the_equations(method: str, case: dict[str, Any]) -> None:
     model = tiny_model("longformer", "FEATURE_EXTRACTION", attention_window=case["windows"])
@@ -88,7 +85,7 @@ def test_longformer_follows_the_equations(method: str, case: dict[str, Any]) -> 
 
 
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
-@pytest.mark.parametrize("method", METHODS)
+@both_methods
 @given(
     lengths=st.lists(st.integers(1, 40), min_size=1, max_size=3),
     length=st.integers(1, 9),
@@ -105,15 +102,15 @@ def test_full_attention_follows_the_equations(
 
 
 @pytest.mark.parametrize("layout", ["paper", "reference"])
-@pytest.mark.parametrize("method", METHODS)
+@both_methods
 @pytest.mark.parametrize("model_type", RELATIVES)
 def test_relatives_follow_the_equations(model_type: str, method: str, layout: str) -> None:
     model = tiny_model(model_type, "FEATURE_EXTRACTION")
     assert_follows_equation(model, method, batch(model, [21, 9]), 5, layout=layout)
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("family", FAMILIES)
+@both_methods
+@every_family
 def test_inputs_embeds_equal_input_ids(family: str, method: str) -> None:
     model = tiny_model(family, "FEATURE_EXTRACTION", max_position_embeddings=130)
     adapted = adapt(model, method, 4)
@@ -125,8 +122,8 @@ def test_inputs_embeds_equal_input_ids(family: str, method: str) -> None:
 
 
 @pytest.mark.parametrize("layout", ["paper", "reference"])
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("family", FAMILIES)
+@both_methods
+@every_family
 def test_callers_position_ids_are_used(family: str, method: str, layout: str) -> None:
     model = tiny_model(family, "FEATURE_EXTRACTION")
     inputs = batch(model, [12, 12])
@@ -134,8 +131,8 @@ def test_callers_position_ids_are_used(family: str, method: str, layout: str) ->
     assert_follows_equation(model, method, inputs, 3, layout=layout)
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("family", FAMILIES)
+@both_methods
+@every_family
 def test_no_attention_mask_means_all_tokens(family: str, method: str) -> None:
     model = tiny_model(family, "FEATURE_EXTRACTION")
     adapted = adapt(model, method, 4)
@@ -145,7 +142,7 @@ def test_no_attention_mask_means_all_tokens(family: str, method: str) -> None:
 
 
 @pytest.mark.parametrize("family", ["longformer", "roberta"])
-@pytest.mark.parametrize("method", METHODS)
+@both_methods
 def test_padding_side_does_not_matter(family: str, method: str) -> None:
     """RoBERTa's and Longformer's positions are counted over real tokens, so left padding changes nothing."""
     model = tiny_model(family, "FEATURE_EXTRACTION")

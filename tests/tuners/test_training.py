@@ -9,22 +9,15 @@ from typing import Any
 
 import pytest
 import torch
-from peft import get_peft_model
 from torch.utils.data import Dataset
 from transformers import Trainer, TrainingArguments
 
-from prefixprop import PrefixPropagationConfig, PrefixTuningConfig
-
-from tiny import FAMILIES, batch, tiny_model
-
-METHODS: dict[str, Any] = {"propagation": PrefixPropagationConfig, "tuning": PrefixTuningConfig}
-both_methods = pytest.mark.parametrize("method", METHODS)
-every_family = pytest.mark.parametrize("family", FAMILIES)
+import tiny
+from tiny import batch, both_methods, every_family, tiny_model
 
 
 def adapt(model: Any, method: str, **options: Any) -> Any:
-    options = {"num_virtual_tokens": 4, "prefix_dropout": 0.0} | options
-    return get_peft_model(model, METHODS[method](task_type="SEQ_CLS", **options)).eval()
+    return tiny.adapt(model, method, **({"prefix_dropout": 0.0} | options))
 
 
 def gradients(model: Any, inputs: dict[str, Any]) -> dict[str, torch.Tensor]:

@@ -195,7 +195,7 @@ def _split_heads(rows: Tensor, heads: int) -> Tensor:
 def _windows(rows: Tensor, block: int, margin: int, blocks: int) -> Tensor:
     """[batch, heads, length, size] -> [batch * blocks, heads, block + 2 * margin, size], zeros outside."""
     length = rows.shape[2]
-    if blocks == 1 and margin == 0:
+    if blocks == 1 and margin == 0 and block == length:
         return rows
     padded = F.pad(rows, (0, 0, margin, blocks * block - length + margin))
     windows = padded.unfold(2, block + 2 * margin, block)  # [batch, heads, blocks, size, window]

@@ -14,7 +14,6 @@ from prefixprop.attention.sliding_window import PrefixedKeys, longformer_self_at
 from prefixprop.backbones.base import Backbone, PrefixSource, RobertaPositions, Undo
 from prefixprop.backbones.bert import record_outputs, stack_key_values
 
-
 WHOLE_SEQUENCE_PROJECTIONS = ("query", "key", "value", "key_global", "value_global")
 
 
@@ -119,9 +118,9 @@ def _prefixed_attention(
 def _linear_as_when_trainable(original: Callable[[Tensor], Tensor], linear: Any, states: Tensor) -> Tensor:
     """Give a frozen projection the bits that it gave before it was frozen.
 
-    Hugging Face's attention projects transposed states, and on the CPU PyTorch takes another route for these when the
-    weight needs no gradient (one product per row instead of one for all), which rounds differently. A disabled adapter
-    is to be the base model to the bit, so this keeps to the route of a trainable weight.
+    Hugging Face's attention projects transposed states, and on the CPU PyTorch takes another route for these when
+    the weight needs no gradient (a product per row instead of one for all), which rounds differently. A disabled
+    adapter is to be the base model to the bit, so this keeps to the route of a trainable weight.
     """
     same_route = linear.weight.requires_grad or states.is_contiguous() or states.device.type != "cpu"
     if same_route or torch.is_autocast_enabled("cpu"):

@@ -1,0 +1,70 @@
+"""The counts of the paper's size, and that nothing is counted twice."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import LongformerConfig, LongformerForSequenceClassification, RobertaConfig, RobertaModel
+
+from prefixprop import PrefixPropagationConfig, PrefixTuningConfig, count_parameters
+
+from tiny import FAMILIES, tiny_model
+
+
+@pytest.mark.parametrize(
+    ("config", "prefix", "percent"),
+    [(PrefixPropagationConfig, 73_728, "0.0498 %"), (PrefixTuningConfig, 147_456, "0.0996 %")],
+)
+def test_longformer_base(config: Any, prefix: int, percent: str) -> None:
+    with torch.device("meta"):
+        model = LongformerForSequenceClassification(
+            LongformerConfig(max_position_embeddings=4098, type_vocab_size=1, vocab_size=50265, num_labels=2)
+        )
+        adapted = get_peft_model(model, config(task_type="SEQ_CLS", num_virtual_tokens=8))
+    count = count_parameters(adapted)
+    assert (count.backbone, count.prefix, count.head, count.rest) == (148_068_864, prefix, 592_130, 0)
+    assert count.trainable == prefix + 592_130
+    assert round(count.percent("prefix"), 4) == float(percent.split()[0])
+    (line,) = [line for line in str(count).splitlines() if line.startswith("prefix")]
+    assert line.split()[1:] == [f"{prefix:,}", *percent.split()]
+
+
+def test_roberta_base_as_the_reference_counts_it() -> None:
+    with torch.device("meta"):
+        model = RobertaModel(RobertaConfig(max_position_embeddings=514, type_vocab_size=1, vocab_size=50265))
+        adapted = get_peft_model(model, PrefixTuningConfig(num_virtual_tokens=8))
+    count = count_parameters(adapted)
+    assert (count.backbone, count.prefix, count.head) == (124_645_632, 147_456, 0)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_parts_sum_to_the_model(family: str) -> None:
+    model = tiny_model(family)
+    total = sum(parameter.numel() for parameter in model.parameters())
+    plain = count_parameters(model)
+    assert plain.backbone + plain.head == total == plain.trainable
+    assert plain.prefix == plain.rest == 0
+    adapted = get_peft_model(model, PrefixPropagationConfig(task_type="SEQ_CLS", num_virtual_tokens=5))
+    count = count_parameters(adapted)
+    assert (count.backbone, count.head) == (plain.backbone, plain.head)
+    assert count.prefix == 3 * 5 * 32 and count.rest == 0
+    assert count.trainable == count.prefix + count.head
+
+
+def test_other_adapters_and_networks_are_rest() -> None:
+    config = PrefixPropagationConfig(num_virtual_tokens=5, reparameterize=True, reparameterize_hidden=16)
+    count = count_parameters(get_peft_model(tiny_model(), config))
+    assert count.prefix == 3 * 5 * 32
+    assert count.rest == count.trainable == 5 * 32 + (32 * 16 + 16) + (16 * 96 + 96)
+
+    two = get_peft_model(tiny_model(), PrefixPropagationConfig(num_virtual_tokens=5))
+    two.add_adapter("second", PrefixPropagationConfig(num_virtual_tokens=2))
+    assert (count_parameters(two).prefix, count_parameters(two).rest) == (3 * 5 * 32, 3 * 2 * 32)
+
+    lora = get_peft_model(tiny_model(), LoraConfig(target_modules=["query"], r=2))
+    count = count_parameters(lora)
+    assert count.prefix == 0 and count.rest == count.trainable == 3 * 2 * 2 * 32
+    assert count.backbone == count_parameters(tiny_model()).backbone

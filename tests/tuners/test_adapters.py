@@ -1,0 +1,168 @@
+"""Several adapters, taking them off again, and what is trained."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+
+from prefixprop import PrefixPropagationConfig
+
+from tiny import adapt, assert_same_bits, batch, both_methods, every_family, tiny_model
+
+
+@both_methods
+@every_family
+def test_two_adapters_of_different_lengths(family: str, method: str, tmp_path: Path) -> None:
+    inputs = batch(tiny_model(family), [19, 7])
+    model = adapt(tiny_model(family), method, length=4)
+    alone = adapt(tiny_model(family), method, length=9, layout="reference")
+    first = model(**inputs)
+    alone.save_pretrained(tmp_path)
+
+    model.load_adapter(tmp_path, "second")
+    assert_same_bits(model(**inputs), first)  # loading does not activate
+    model.set_adapter("second")
+    assert_same_bits(model(**inputs), alone(**inputs))
+    assert model.get_prefix("default").shape[-2] == 4 and model.get_prefix("second").shape[-2] == 9
+    model.set_adapter("default")
+    assert_same_bits(model(**inputs), first)
+
+    model.delete_adapter("second")
+    assert list(model.peft_config) == ["default"]
+    with pytest.raises(ValueError, match="no adapter 'second'; there are: default"):
+        model.get_prefix("second")
+    assert_same_bits(model(**inputs), first)
+
+
+def test_deleting_the_active_adapter_activates_the_other() -> None:
+    model = adapt(tiny_model(), "propagation")
+    model.add_adapter("second", PrefixPropagationConfig(task_type="SEQ_CLS", num_virtual_tokens=2))
+    model.set_adapter("second")
+    inputs = batch(model, [9])
+    model.set_adapter("default")
+    expected = model(**inputs)
+    model.set_adapter("second")
+    with pytest.warns(UserWarning, match="default"):
+        model.delete_adapter("second")
+    assert_same_bits(model(**inputs), expected)
+
+
+def test_only_one_adapter_is_active() -> None:
+    model = adapt(tiny_model(), "propagation")
+    model.add_adapter("second", PrefixPropagationConfig(task_type="SEQ_CLS", num_virtual_tokens=2))
+    with pytest.raises(ValueError, match="Only one prefix adapter"):
+        model.base_model.set_adapter(["default", "second"])
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@both_methods
+@every_family
+def test_disabled_is_the_base_model_to_the_bit(family: str, method: str, frozen: bool) -> None:
+    model = tiny_model(family).requires_grad_(not frozen)
+    inputs = batch(model, [25, 14])
+    expected = model(**inputs, output_hidden_states=True)
+    adapted = adapt(model, method)
+    assert not torch.allclose(adapted(**inputs).logits, expected.logits)
+    with adapted.disable_adapter():
+        output = adapted(**inputs, output_hidden_states=True)
+        assert_same_bits(output, expected)
+        assert all(map(torch.equal, output.hidden_states, expected.hidden_states))
+
+
+def pristine(module: Any) -> tuple:
+    hooks = {
+        name: (list(child._forward_hooks), list(child._forward_pre_hooks), "forward" in vars(child))
+        for name, child in module.named_modules()
+    }
+    state = {name: (tuple(value.shape), value.dtype) for name, value in module.state_dict().items()}
+    trainable = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
+    return hooks, state, trainable
+
+
+@both_methods
+@every_family
+def test_unload_gives_the_untouched_model_back(family: str, method: str) -> None:
+    model = tiny_model(family)
+    inputs = batch(model, [25, 14])
+    before, expected = pristine(model), model(**inputs)
+    adapted = adapt(model, method)
+    adapted(**inputs)
+    base = adapted.unload()
+    assert base is model
+    assert pristine(base) == before
+    assert_same_bits(base(**inputs), expected)
+    assert not hasattr(base, "peft_config")
+    # and it can be adapted anew, with the other method too
+    other = adapt(base, "tuning" if method == "propagation" else "propagation")
+    assert not torch.allclose(other(**inputs).logits, expected.logits)
+
+
+@both_methods
+def test_merging_is_refused_with_the_reason(method: str) -> None:
+    adapted = adapt(tiny_model(), method)
+    for merge in (adapted.merge_and_unload, adapted.merge_adapter):
+        with pytest.raises(ValueError, match=r"cannot be merged: it acts as extra rows or keys.*unload\(\)"):
+            merge()
+    adapted(**batch(adapted, [9]))  # still whole
+
+
+@both_methods
+@every_family
+def test_a_deep_copy_is_independent(family: str, method: str) -> None:
+    model = adapt(tiny_model(family), method)
+    inputs = batch(model, [12])
+    expected = model(**inputs)
+    twin = copy.deepcopy(model)
+    twin.set_prefix(torch.zeros_like(twin.get_prefix()))
+    assert_same_bits(model(**inputs), expected)
+    assert not torch.equal(twin(**inputs).logits, expected.logits)
+
+
+@both_methods
+@every_family
+def test_only_prefix_and_head_are_trained(family: str, method: str) -> None:
+    model = adapt(tiny_model(family), method)
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    assert sum("prefixes" in name for name in trained) == 1
+    assert all("prefixes" in name or "classifier.modules_to_save.default" in name for name in trained)
+    inputs = batch(model, [10, 6])
+    model(**inputs, labels=torch.tensor([0, 2])).loss.backward()
+    with_gradient = {name for name, parameter in model.named_parameters() if parameter.grad is not None}
+    assert with_gradient == trained
+    assert model.get_prefix().grad.abs().sum() > 0
+
+
+def test_lora_can_be_added_below() -> None:
+    """The encoder's layers stay where they are, so another peft method finds its targets."""
+    model = tiny_model("roberta")
+    adapted = adapt(model, "propagation")
+    inputs = batch(model, [14])
+    expected = adapted(**inputs).logits
+    lora = get_peft_model(adapted.get_base_model(), LoraConfig(target_modules=["query", "value"], r=2)).eval()
+    names = [name for name, _ in lora.named_parameters() if "lora_A" in name]
+    assert len(names) == 2 * model.config.num_hidden_layers
+    torch.testing.assert_close(lora(**inputs).logits, expected)  # LoRA starts as the identity
+
+
+def test_prefix_shapes() -> None:
+    assert adapt(tiny_model(), "propagation", length=5).get_prefix().shape == (3, 5, 32)
+    assert adapt(tiny_model(), "tuning", length=5).get_prefix("default").shape == (3, 2, 4, 5, 8)
+
+
+@both_methods
+def test_set_prefix_checks_what_it_gets(method: str) -> None:
+    model = adapt(tiny_model(), method)
+    good = torch.randn(model.get_prefix().shape)
+    model.set_prefix(good, "default")
+    assert torch.equal(model.get_prefix(), good)
+    for bad in (good[:2], good.long(), good[None], [1.0]):
+        with pytest.raises(ValueError, match=r"float tensor of shape \[3, .*pass one of that shape"):
+            model.set_prefix(bad)
+    assert torch.equal(model.get_prefix(), good)
+    with pytest.raises(ValueError, match="no adapter 'other'"):
+        model.set_prefix(good, "other")

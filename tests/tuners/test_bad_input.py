@@ -1,0 +1,121 @@
+"""Bad input ends in one sentence that says what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file, save_file
+
+from tiny import adapt, batch, both_methods, every_family, tiny_model
+
+
+def test_unsupported_family_is_named() -> None:
+    from transformers import DistilBertConfig, DistilBertForSequenceClassification
+
+    model = DistilBertForSequenceClassification(DistilBertConfig(vocab_size=50, dim=16, n_layers=1, n_heads=2))
+    with pytest.raises(ValueError, match=r"'distilbert' model; use one of these model types: bert, .*longformer"):
+        adapt(model, "propagation")
+
+
+@both_methods
+def test_prefix_that_leaves_no_room(method: str) -> None:
+    with pytest.raises(ValueError, match=r"num_virtual_tokens=128 leaves no room for text.*reads 128 tokens"):
+        adapt(tiny_model("roberta"), method, length=128)
+    adapt(tiny_model("roberta"), method, length=127)
+
+
+@pytest.mark.parametrize("layout", ["paper", "reference"])
+@both_methods
+@every_family
+def test_sequences_up_to_the_limit_and_no_further(family: str, method: str, layout: str) -> None:
+    positions = 130 if family != "longformer" else 66
+    model = tiny_model(family, max_position_embeddings=positions, attention_window=[8, 8, 8])
+    adapted = adapt(model, method, length=4, layout=layout)
+    room = positions - (0 if family == "bert" else 2) - (4 if layout == "reference" else 0)
+    assert torch.isfinite(adapted(**batch(model, [room])).logits).all()
+    for inputs in (batch(model, [room + 1]), batch(model, [room + 9, 3])):
+        length = inputs["attention_mask"].sum(dim=1).max()
+        with pytest.raises(ValueError, match=f"sequence of {length} tokens is too long.*at most {room}.*lengthen"):
+            adapted(**inputs)
+    with pytest.raises(ValueError, match=f"at most {room}"):
+        adapted(**batch(model, [5]), position_ids=torch.full((1, 5), positions))
+
+
+@both_methods
+def test_full_4096_tokens_fit_in_layout_paper(method: str) -> None:
+    model = tiny_model(max_position_embeddings=4098, attention_window=[64, 64, 64])
+    adapted = adapt(model, method, length=8)
+    inputs = {"input_ids": torch.randint(4, 97, (1, 4096))}
+    output = adapted(**inputs, output_hidden_states=True)
+    assert output.hidden_states[-1].shape == (1, 4096, 32)
+    with pytest.raises(ValueError, match=r"sequence of 4097 tokens is too long: this longformer .* at most 4096"):
+        adapted(input_ids=torch.randint(4, 97, (1, 4097)))
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"model_type": "roberta"}, "model_type='longformer', but the model here has 'roberta'"),
+        ({"num_hidden_layers": 2, "attention_window": [8, 8]}, "num_layers=3, but the model here has 2"),
+        ({"hidden_size": 16}, "token_dim=32, but the model here has 16"),
+    ],
+)
+@both_methods
+def test_adapter_of_another_model(method: str, other: dict, message: str, tmp_path: Path) -> None:
+    adapt(tiny_model(), method).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=f"{message}; load it onto the model it was trained on"):
+        PeftModel.from_pretrained(tiny_model(**other), tmp_path)
+
+
+def rewrite(folder: Path, change: Any) -> None:
+    file = folder / "adapter_model.safetensors"
+    saved = load_file(file)
+    (name,) = [name for name in saved if "prefixes" in name]
+    change(saved, name)
+    save_file(saved, file)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda saved, name: saved.update({name: saved[name][:2].clone()}), r"shape \[2, .*need \[3, "),
+        (lambda saved, name: saved.pop(name), "has no tensor"),
+        (lambda saved, name: saved.update({name: saved[name] * float("nan")}), "no finite floats"),
+        (lambda saved, name: saved.update({name: saved[name].to(torch.int8)}), "no finite floats"),
+    ],
+)
+@both_methods
+def test_tampered_adapter_file(method: str, change: Any, message: str, tmp_path: Path) -> None:
+    adapt(tiny_model(), method).save_pretrained(tmp_path)
+    rewrite(tmp_path, change)
+    with pytest.raises(ValueError, match=f"{message}.*save the adapter again"):
+        PeftModel.from_pretrained(tiny_model(), tmp_path)
+
+
+@pytest.mark.parametrize("kept", [0, 5, 100, 2000])
+def test_truncated_adapter_file(kept: int, tmp_path: Path) -> None:
+    adapt(tiny_model(), "propagation").save_pretrained(tmp_path)
+    file = tmp_path / "adapter_model.safetensors"
+    file.write_bytes(file.read_bytes()[:kept])
+    with pytest.raises(ValueError, match=r"adapter_model.safetensors is damaged.*save the adapter again"):
+        PeftModel.from_pretrained(tiny_model(), tmp_path)
+    model = adapt(tiny_model(), "propagation")
+    with pytest.raises(ValueError, match="damaged or incomplete"):
+        model.load_adapter(tmp_path, "second")
+
+
+def test_pickled_adapters_are_refused(tmp_path: Path) -> None:
+    adapt(tiny_model(), "propagation").save_pretrained(tmp_path, safe_serialization=False)
+    assert (tmp_path / "adapter_model.bin").exists()
+    with pytest.raises(ValueError, match=r"adapter_model.bin, a pickle.*safetensors only.*safe_serialization=True"):
+        PeftModel.from_pretrained(tiny_model(), tmp_path)
+
+
+def test_two_methods_on_one_model_are_refused() -> None:
+    model = adapt(tiny_model(), "propagation")
+    with pytest.raises(ValueError, match=r"already carries another prefix method; call unload\(\)"):
+        adapt(model.get_base_model(), "tuning")

@@ -1,0 +1,115 @@
+"""What a model with a prefix returns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from tiny import FAMILIES, HEADS, adapt, batch, both_methods, every_family, tiny_model
+
+
+@both_methods
+@every_family
+def test_outputs_carry_the_real_tokens_only(family: str, method: str) -> None:
+    model = tiny_model(family, "FEATURE_EXTRACTION")
+    model.set_attn_implementation("eager")
+    inputs = batch(model, [21, 13])
+    if family == "longformer":
+        inputs["global_attention_mask"] = torch.zeros_like(inputs["input_ids"])
+        inputs["global_attention_mask"][:, :2] = 1
+    plain = model(**inputs, output_hidden_states=True, output_attentions=True)
+    adapted = adapt(model, method, "FEATURE_EXTRACTION")
+    output = adapted(**inputs, output_hidden_states=True, output_attentions=True)
+    assert output.last_hidden_state.shape == plain.last_hidden_state.shape
+    assert [state.shape for state in output.hidden_states] == [state.shape for state in plain.hidden_states]
+    assert torch.equal(output.hidden_states[0], plain.hidden_states[0])  # the embedded text itself
+    assert torch.equal(output.hidden_states[-1], output.last_hidden_state)
+    assert [weights.shape for weights in output.attentions] == [weights.shape for weights in plain.attentions]
+    # A row's weights and what the prefix got of it sum to one, so without the prefix they stay below.
+    rows = output.attentions[0][1, :, 5:13].sum(dim=-1)
+    assert (rows < 0.9999).all() and (rows > 0).all()
+    quiet = adapted(**inputs)
+    torch.testing.assert_close(quiet.last_hidden_state, output.last_hidden_state, atol=1e-5, rtol=1e-5)
+    assert adapted(**inputs, return_dict=False)[0].shape == plain.last_hidden_state.shape
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_longformer_attentions_are_those_of_hugging_face(family: str) -> None:
+    """A prefix that no row can see leaves exactly Hugging Face's weights."""
+    model = tiny_model("longformer", "FEATURE_EXTRACTION")
+    inputs = batch(model, [21, 13], seed=FAMILIES.index(family))
+    inputs["global_attention_mask"] = torch.zeros_like(inputs["input_ids"])
+    inputs["global_attention_mask"][0, :3] = 1
+    inputs["global_attention_mask"][1, 7] = 1
+    plain = model(**inputs, output_attentions=True)
+    adapted = adapt(model, "tuning", "FEATURE_EXTRACTION", length=2)
+    prefix = torch.zeros_like(adapted.get_prefix())
+    prefix[:, 0] = 0.0
+    adapted.set_prefix(prefix)
+    output = adapted(**inputs, output_attentions=True)
+    # Zero keys score zero: they take a share, and leave the proportions of the rest as they were.
+    real = inputs["attention_mask"].bool()
+    for ours, theirs in zip(output.attentions[:1], plain.attentions[:1], strict=True):
+        ours, theirs = ours.transpose(1, 2)[real], theirs.transpose(1, 2)[real]
+        ours = ours / ours.sum(dim=-1, keepdim=True).clamp(min=1e-9)
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+    ours, theirs = output.global_attentions[0], plain.global_attentions[0][:, :, :21]
+    for example, count in ((0, 3), (1, 1)):
+        mine, other = ours[example, :, :, :count], theirs[example, :, :, :count]
+        torch.testing.assert_close(mine / mine.sum(dim=1, keepdim=True), other, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("task", ["SEQ_CLS", "FEATURE_EXTRACTION"])
+@every_family
+def test_pooling_reads_the_first_prefix_row(family: str, task: str) -> None:
+    model = tiny_model(family, task)
+    inputs = batch(model, [15, 8])
+    from_token = adapt(tiny_model(family, task), "propagation", task, pooling="cls", prefix_dropout=0)
+    from_prefix = adapt(model, "propagation", task, pooling="prefix", prefix_dropout=0)
+    from_prefix.set_prefix(from_token.get_prefix().detach())
+    rows: list[Any] = []
+    encoder = from_prefix.base_model.base_model.encoder
+    encoder.layer[-1].register_forward_hook(lambda *call: rows.append(call[-1]))
+    one = from_token(**inputs, output_hidden_states=True)
+    two = from_prefix(**inputs, output_hidden_states=True)
+    assert all(map(torch.equal, one.hidden_states, two.hidden_states))
+    last = rows[0][0] if isinstance(rows[0], tuple) else rows[0]
+    if task == "FEATURE_EXTRACTION":
+        assert torch.equal(one.last_hidden_state, two.last_hidden_state)
+        pooler = from_prefix.base_model.base_model.pooler
+        torch.testing.assert_close(two.pooler_output, pooler(last))
+    else:
+        assert not torch.allclose(one.logits, two.logits)
+
+
+def test_pooling_prefix_needs_a_pooling_model() -> None:
+    with pytest.raises(ValueError, match="LongformerForTokenClassification does not; use pooling='cls'"):
+        adapt(tiny_model(task="TOKEN_CLS"), "propagation", "TOKEN_CLS", pooling="prefix")
+
+
+@pytest.mark.parametrize("task", HEADS)
+@both_methods
+@every_family
+def test_every_task_runs_and_learns(family: str, method: str, task: str) -> None:
+    model = tiny_model(family, task)
+    adapted = adapt(model, method, task)
+    inputs = batch(model, [16, 16])
+    if task == "QUESTION_ANS":
+        if family == "longformer":  # Hugging Face finds the question by three separators
+            inputs["input_ids"][:, [5, 6, 15]] = model.config.sep_token_id
+        output = adapted(**inputs, start_positions=torch.tensor([3, 1]), end_positions=torch.tensor([4, 5]))
+        assert output.start_logits.shape == (2, 16)
+    elif task == "TOKEN_CLS":
+        output = adapted(**inputs, labels=torch.randint(0, 3, (2, 16)))
+        assert output.logits.shape == (2, 16, 3)
+    elif task == "SEQ_CLS":
+        output = adapted(**inputs, labels=torch.tensor([0, 1]))
+        assert output.logits.shape == (2, 3)
+    else:
+        output = adapted(**inputs)
+        assert output.last_hidden_state.shape == (2, 16, 32)
+        output.loss = output.last_hidden_state.square().sum()
+    output.loss.backward()
+    assert adapted.get_prefix().grad.abs().sum() > 0
