@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import (
+    LoraConfig,
+    get_peft_model,
+    get_peft_model_state_dict,
+    inject_adapter_in_model,
+    set_peft_model_state_dict,
+)
 
 from prefixprop import PrefixPropagationConfig
 
@@ -111,16 +118,50 @@ def test_merging_is_refused_with_the_reason(method: str) -> None:
     adapted(**batch(adapted, [9]))  # still whole
 
 
+def pickled(model: Any) -> Any:
+    return pickle.loads(pickle.dumps(model))
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, pickled])
 @both_methods
 @every_family
-def test_a_deep_copy_is_independent(family: str, method: str) -> None:
-    model = adapt(tiny_model(family), method)
+def test_a_copy_is_independent(family: str, method: str, duplicate: Any) -> None:
+    base = tiny_model(family)
+    before = pristine(base)
+    model = adapt(base, method)
     inputs = batch(model, [12])
     expected = model(**inputs)
-    twin = copy.deepcopy(model)
-    twin.set_prefix(torch.zeros_like(twin.get_prefix()))
-    assert_same_bits(model(**inputs), expected)
+    twin = duplicate(model)
+    assert_same_bits(twin(**inputs), expected)
+    twin.set_prefix(torch.ones_like(twin.get_prefix()))
     assert not torch.equal(twin(**inputs).logits, expected.logits)
+    assert pristine(twin.unload()) == before
+    assert_same_bits(model(**inputs), expected)
+
+
+def test_injection_without_a_peft_model() -> None:
+    """peft's lower-level door, and transformers' own."""
+    inputs = batch(tiny_model(), [12])
+    config = PrefixPropagationConfig(num_virtual_tokens=4)
+    torch.manual_seed(3)
+    injected = inject_adapter_in_model(config, tiny_model()).eval()
+    state = get_peft_model_state_dict(injected)
+    assert [value.shape for value in state.values()] == [(3, 4, 32)]
+    model = tiny_model()
+    model.add_adapter(PrefixPropagationConfig(num_virtual_tokens=4))
+    set_peft_model_state_dict(model, state)
+    assert_same_bits(model.eval()(**inputs), injected(**inputs))
+    model.disable_adapters()
+    assert_same_bits(model(**inputs), tiny_model()(**inputs))
+
+
+def test_status_reports_of_peft() -> None:
+    model = adapt(tiny_model(), "propagation")
+    status = model.get_model_status()
+    assert (status.enabled, status.active_adapters) == (True, ["default"])
+    assert status.peft_types == {"default": "PREFIX_PROPAGATION"}
+    trainable, everything = model.get_nb_trainable_parameters()
+    assert 0 < trainable < everything
 
 
 @both_methods

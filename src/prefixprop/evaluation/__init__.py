@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from prefixprop.evaluation.baselines import majority_baseline, tfidf_baseline
+from prefixprop.evaluation.baselines import majority_baseline, tfidf_baseline, tfidf_classifier
 from prefixprop.evaluation.calibration import expected_calibration_error
 from prefixprop.evaluation.metrics import ClassificationMetrics, classification_metrics
 from prefixprop.evaluation.predictions import checked_predictions, checked_probabilities
@@ -15,4 +15,5 @@ __all__ = [
     "expected_calibration_error",
     "majority_baseline",
     "tfidf_baseline",
+    "tfidf_classifier",
 ]
