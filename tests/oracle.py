@@ -1,14 +1,19 @@
-"""Eq. 1 and Eq. 2 written out densely in float64: slow, obvious, and independent of the package's own code."""
+"""Eq. 1, 2 and 3 written out densely in float64: slow, obvious, and independent of the package's own code."""
 
 from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
+
+# (layer, number of prefix keys, q, k, v, what each row sees) -> attention rows
+Split = Callable[[int, int, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 def hidden_states(
@@ -17,8 +22,12 @@ def hidden_states(
     propagation: Tensor | None = None,
     key_values: Tensor | None = None,
     layout: str = "paper",
+    split: Split | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Last layer's (prefix rows, token rows) in float64."""
+    """Last layer's (prefix rows, token rows) in float64.
+
+    `split` computes the attention of Eq. 3 where it is given.
+    """
     backbone: Any = copy.deepcopy(model.base_model).double()
     is_longformer = backbone.config.model_type == "longformer"
     prefix = propagation if propagation is not None else key_values
@@ -40,7 +49,9 @@ def hidden_states(
         if propagation is not None and index > 0:
             states = torch.cat([states[:, :length] + prefix[index], states[:, length:]], dim=1)
         extra = prefix[index] if key_values is not None else None
-        states = _layer(layer, states, seen, everywhere if is_longformer else None, extra)
+        in_front = length if split is not None else 0
+        part = None if split is None else partial(split, index, in_front)
+        states = _layer(layer, states, seen, everywhere if is_longformer else None, extra, part)
     final = getattr(backbone, "LayerNorm", None)  # the pre-norm relative normalises at the end
     kept = 0 if propagation is None else length
     rows, states = states[:, :kept], states[:, kept:]
@@ -66,33 +77,50 @@ def _empty_words(backbone: Any, length: int) -> Tensor:
     return rows if projection is None else projection(rows)
 
 
-def _layer(layer: Any, states: Tensor, seen: Tensor, everywhere: Tensor | None, extra: Tensor | None) -> Tensor:
+def _layer(
+    layer: Any, states: Tensor, seen: Tensor, everywhere: Tensor | None, extra: Tensor | None, part: Any
+) -> Tensor:
     pre_norm = getattr(layer.attention, "LayerNorm", None)
     entering = states if pre_norm is None else pre_norm(states)
-    attended = _attention(layer.attention.self, entering, seen, everywhere, extra)
+    attended = _attention(layer.attention.self, entering, seen, everywhere, extra, part)
     attended = layer.attention.output(attended, states)
     return layer.output(layer.intermediate(attended), attended)
 
 
-def _attention(module: Any, states: Tensor, seen: Tensor, everywhere: Tensor | None, extra: Tensor | None) -> Tensor:
+def _attention(
+    module: Any, states: Tensor, seen: Tensor, everywhere: Tensor | None, extra: Tensor | None, part: Any
+) -> Tensor:
     length = states.shape[1]
     can_see = seen[:, None, :].expand(-1, length, -1)
+    plain = (module.query, module.key, module.value)
     if everywhere is None:
-        return _attend(module.query, module.key, module.value, states, can_see, extra)
+        return _attend(*plain, states, can_see, extra, part)
     place = torch.arange(length)
     near = (place[:, None] - place[None]).abs() <= module.one_sided_attn_window_size
-    local = _attend(module.query, module.key, module.value, states, can_see & (near | everywhere[:, None, :]), extra)
-    from_everywhere = _attend(module.query_global, module.key_global, module.value_global, states, can_see, extra)
-    return torch.where(everywhere[..., None], from_everywhere, local)
+    local = _attend(*plain, states, can_see & (near | everywhere[:, None, :]), extra, part)
+    twins = (module.query_global, module.key_global, module.value_global)
+    return torch.where(everywhere[..., None], _attend(*twins, states, can_see, extra, part), local)
 
 
-def _attend(query: Any, key: Any, value: Any, states: Tensor, visible: Tensor, extra: Tensor | None) -> Tensor:
+def _attend(
+    query: Any, key: Any, value: Any, states: Tensor, visible: Tensor, extra: Tensor | None, part: Any
+) -> Tensor:
     heads = extra.shape[1] if extra is not None else 4
     q, k, v = (linear(states).unflatten(-1, (heads, -1)).transpose(1, 2) for linear in (query, key, value))
     if extra is not None:
         keys, values = extra[:, None].expand(-1, len(states), -1, -1, -1)
         k, v = torch.cat([keys, k], dim=2), torch.cat([values, v], dim=2)
         visible = torch.cat([visible.new_ones(*visible.shape[:2], extra.shape[2]), visible], dim=2)
+    rows = softmax_attention(q, k, v, visible) if part is None else part(q, k, v, visible)
+    return rows.transpose(1, 2).flatten(2)
+
+
+def softmax_attention(q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> Tensor:
     scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
-    weights = scores.masked_fill(~visible[:, None], -1e30).softmax(dim=-1)
-    return (weights @ v).transpose(1, 2).flatten(2)
+    return scores.masked_fill(~visible[:, None], -1e30).softmax(dim=-1) @ v
+
+
+def softmax_share(q: Tensor, k: Tensor, visible: Tensor, count: int) -> Tensor:
+    """λ: how much softmax over all keys gives the first `count` of them."""
+    scores = (q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])).masked_fill(~visible[:, None], -1e30)
+    return scores.softmax(dim=-1)[..., :count].sum(dim=-1, keepdim=True)

@@ -26,7 +26,11 @@ MODELS: dict[str, Any] = {
     "longformer": (LongformerConfig, LongformerForSequenceClassification),
     "roberta": (RobertaConfig, RobertaForSequenceClassification),
 }
-CONFIGS: dict[str, Any] = {"eq1": PrefixPropagationConfig, "eq2": PrefixTuningConfig}
+CONFIGS: dict[str, Any] = {
+    "eq1": PrefixPropagationConfig,
+    "eq2": PrefixTuningConfig,
+    "eq3": PrefixPropagationConfig,
+}
 TOLERANCE = 3e-5
 
 
@@ -36,21 +40,29 @@ def build(folder: Path, case: dict[str, Any]) -> Any:
     model.load_state_dict(load_file(GOLDEN / "weights" / f"{case['weights']}.safetensors"), strict=True)
     if case["method"] == "none":
         return model.eval()
+    kernel = {}
+    if case["method"] == "eq3":
+        kernel = {"kernel": case["kernel"], "alpha": case["alpha"], "alpha_mode": "layer"}
     config = CONFIGS[case["method"]](
         task_type="SEQ_CLS",
         num_virtual_tokens=case["prefix_length"],
         layout=case["layout"],
         pooling=case["pooling"],
+        **kernel,
     )
     adapted = get_peft_model(model, config)
     saved = load_file(folder / "prefix.safetensors")
-    adapted.set_prefix(saved["propagation" if case["method"] == "eq1" else "prefix_kv"])
+    adapted.set_prefix(saved["prefix_kv" if case["method"] == "eq2" else "propagation"])
+    if kernel:
+        assert torch.equal(adapted.get_alpha(), saved["alpha"])
     return adapted.eval()
 
 
 def gradient(model: Any, name: str) -> Tensor:
     if name in ("propagation", "prefix_kv"):
         return model.get_prefix().grad
+    if name == "alpha":
+        return model.get_alpha().grad
     ending = name.removeprefix("classifier.")
     (found,) = [
         parameter.grad
@@ -61,7 +73,7 @@ def gradient(model: Any, name: str) -> Tensor:
 
 
 def test_all_cases_are_here() -> None:
-    assert len(CASES) == 14
+    assert len(CASES) == 24
 
 
 @pytest.mark.parametrize("folder", CASES, ids=lambda folder: f"{folder.parent.name}/{folder.name}")

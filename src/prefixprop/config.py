@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass, field
 from enum import Enum
@@ -12,9 +13,12 @@ from peft import PeftConfig, TaskType
 from peft.utils import SAFETENSORS_WEIGHTS_NAME, WEIGHTS_NAME
 from safetensors import SafetensorError, safe_open
 
+from prefixprop.kernels import build_kernel
+
 LAYOUTS = ("paper", "reference")
 POOLINGS = ("cls", "prefix")
 INITS = ("normal", "vocab")
+ALPHA_MODES = ("fixed", "layer", "head", "query")
 TASK_TYPES = (TaskType.SEQ_CLS, TaskType.TOKEN_CLS, TaskType.QUESTION_ANS, TaskType.FEATURE_EXTRACTION)
 
 
@@ -46,6 +50,23 @@ class PrefixConfig(PeftConfig):
     prefix_dropout: float = field(
         default=0.1, metadata={"help": "Dropout on the prefix, a fresh mask for every example."}
     )
+    kernel: str | None = field(
+        default=None,
+        metadata={
+            "help": "Kernel decomposition (Eq. 3): attention to the prefix leaves the softmax and comes back as "
+            "alpha times a kernel attention. 'exp', 'rbf', 'poly', 'linear' or a registered one; None: Eq. 1 and 2."
+        },
+    )
+    alpha: float = field(default=0.005, metadata={"help": "Weight of the kernel attention, or where it starts."})
+    alpha_mode: str = field(
+        default="fixed",
+        metadata={"help": "'fixed', or trained: one alpha per 'layer', per 'head', or made from each 'query'."},
+    )
+    kernel_length_scale: float | None = field(
+        default=None, metadata={"help": "Kernel 'rbf': its length scale; d^(1/4) for heads of size d if not set."}
+    )
+    kernel_degree: int = field(default=2, metadata={"help": "Kernel 'poly': its even degree."})
+    kernel_offset: float = field(default=1.0, metadata={"help": "Kernel 'poly': added before the power."})
     init: str = field(
         default="normal",
         metadata={"help": "'normal' (std 0.02), or 'vocab': start as randomly chosen real tokens."},
@@ -78,8 +99,10 @@ class PrefixConfig(PeftConfig):
                 f"{name}: task_type={str(self.task_type)!r} is not supported; choose one of "
                 f"{', '.join(TASK_TYPES)}, or leave it out."
             )
-        for option, allowed in (("layout", LAYOUTS), ("pooling", POOLINGS), ("init", INITS)):
+        choices = {"layout": LAYOUTS, "pooling": POOLINGS, "init": INITS, "alpha_mode": ALPHA_MODES}
+        for option, allowed in choices.items():
             _check_choice(name, option, getattr(self, option), allowed)
+        self._check_kernel(name)
         _check_count(name, "num_virtual_tokens", self.num_virtual_tokens)
         if self.reparameterize_hidden is not None:
             _check_count(name, "reparameterize_hidden", self.reparameterize_hidden)
@@ -89,6 +112,18 @@ class PrefixConfig(PeftConfig):
             raise ValueError(
                 f"{name}: prefix_dropout={self.prefix_dropout!r} must be a number from 0 up to, but not, 1."
             )
+
+    def _check_kernel(self, name: str) -> None:
+        if self.kernel is None:
+            if self.alpha_mode != "fixed":
+                raise ValueError(f"{name}: alpha_mode={self.alpha_mode!r} needs a kernel; set kernel='exp'.")
+            return
+        if not isinstance(self.alpha, (int, float)) or not math.isfinite(self.alpha):
+            raise ValueError(f"{name}: alpha={self.alpha!r} must be a finite number.")
+        try:
+            build_kernel(self)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
 
     @classmethod
     def from_pretrained(

@@ -19,6 +19,7 @@ class ParameterCount:
 
     backbone: int
     prefix: int
+    alpha: int
     head: int
     rest: int
     trainable: int
@@ -28,7 +29,7 @@ class ParameterCount:
         return 100 * getattr(self, part) / self.backbone
 
     def __str__(self) -> str:
-        parts = ("backbone", "prefix", "head", "rest", "trainable")
+        parts = ("backbone", "prefix", "alpha", "head", "rest", "trainable")
         return "\n".join(f"{part:<10}{getattr(self, part):>14,}{self.percent(part):>11.4f} %" for part in parts)
 
 
@@ -37,28 +38,27 @@ def count_parameters(model: nn.Module) -> ParameterCount:
 
     - backbone: the pretrained encoder, without anything that was added to it;
     - prefix: the prefix of the active adapter, as it is saved;
+    - alpha: its trained weight of the kernel part (Eq. 3), if it has one;
     - head: whatever stands on the encoder, such as a classifier;
     - rest: everything else that was added: LoRA weights, inactive adapters, a reparameterisation network.
 
-    `trainable` is what an optimizer gets, of all four. The frozen original that peft keeps of a module it trains a
-    copy of is counted nowhere.
+    `trainable` is what an optimizer gets, of all of these. The frozen original that peft keeps of a module it
+    trains a copy of is counted nowhere.
     """
-    prefix = {
-        id(weight): weight
-        for module in model.modules()
-        if isinstance(module, PrefixLayer) and (active := module.active_prefix()) is not None
-        for weight in [active[0].weight]
-    }
+    layers = [module for module in model.modules() if isinstance(module, PrefixLayer) and module.is_active()]
+    prefix = {id(weight): weight for weight in (layer.prefixes[layer.active_name()].weight for layer in layers)}
+    alpha = {id(weight) for layer in layers for weight in layer.active_alpha()}
     added = {id(parameter) for parameter in _adapter_parameters(model)}
     originals = {id(parameter) for parameter in _originals(model)}
     encoder = {id(parameter) for parameter in find_backbone(model).module.parameters()}
-    totals = {"backbone": 0, "head": 0, "rest": 0, "trainable": 0}
+    totals = {"backbone": 0, "alpha": 0, "head": 0, "rest": 0, "trainable": 0}
     for parameter in model.parameters():
         if parameter.requires_grad:
             totals["trainable"] += parameter.numel()
         if id(parameter) in prefix or id(parameter) in originals:
             continue
-        place = "rest" if id(parameter) in added else "backbone" if id(parameter) in encoder else "head"
+        kinds = ((alpha, "alpha"), (added, "rest"), (encoder, "backbone"))
+        place = next((kind for members, kind in kinds if id(parameter) in members), "head")
         totals[place] += parameter.numel()
     return ParameterCount(prefix=sum(weight.numel() for weight in prefix.values()), **totals)
 

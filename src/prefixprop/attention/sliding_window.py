@@ -8,12 +8,16 @@ attention. Any length works, so nothing has to be padded to a multiple of the wi
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+# (query, prefix keys, prefix values, dropout) -> what is added to the rows' attention
+PrefixPart = Callable[[Tensor, Tensor, Tensor, float], Tensor]
 
 
 class PrefixedKeys(NamedTuple):
@@ -49,16 +53,25 @@ def longformer_self_attention(
     is_masked: Tensor,
     is_global: Tensor,
     prefix: PrefixedKeys | None = None,
+    prefix_rows: int = 0,
+    prefix_part: PrefixPart | None = None,
     output_attentions: bool = False,
 ) -> tuple[Tensor, ...]:
     """What `LongformerSelfAttention.forward` returns, for hidden states [batch, length, hidden] of any length.
 
-    `module` is Hugging Face's own; `is_masked` and `is_global` are [batch, length]. With `output_attentions` the
-    weights follow in Hugging Face's format; those on prefix keys are left out of it.
+    `module` is Hugging Face's own; `is_masked` and `is_global` are [batch, length]. With a `prefix_part` the prefix
+    (`prefix`, or the first `prefix_rows` rows) leaves every row's softmax, and the part is added instead (Eq. 3).
+    With `output_attentions` the weights follow in Hugging Face's format; those on `prefix` are left out of it.
     """
     heads = module.num_heads
     dropout = module.dropout if module.training else 0.0
-    tokens = GlobalTokens.find(is_global)
+    tokens = key_tokens = GlobalTokens.find(is_global)
+    is_hidden = is_masked  # as a key
+    in_softmax = prefix
+    if prefix_part is not None:
+        in_softmax = None
+        is_prefix = torch.arange(is_masked.shape[1], device=is_masked.device) < prefix_rows
+        is_hidden, key_tokens = is_masked | is_prefix, GlobalTokens.find(is_global & ~is_prefix)
 
     query, key, value = (
         _split_heads(project(hidden_states), heads) for project in (module.query, module.key, module.value)
@@ -69,24 +82,29 @@ def longformer_self_attention(
         value,
         reach=module.one_sided_attn_window_size,
         seen_locally=~(is_masked | is_global),
-        tokens=tokens,
-        prefix=prefix,
+        tokens=key_tokens,
+        prefix=in_softmax,
         dropout=dropout,
         need_weights=output_attentions,
     )
+    if prefix_part is not None:
+        output = output + prefix_part(query, *_prefix_of(key, value, prefix, prefix_rows), dropout)
     # Hugging Face gives padding rows no attention at all.
     output = output.transpose(1, 2).flatten(2).masked_fill(is_masked[..., None], 0.0)
 
     global_weights = None
     if tokens is not None:
         rows, global_weights = _global_rows(
-            module, hidden_states, is_masked, tokens, prefix, dropout, need_weights=output_attentions
+            module, hidden_states, is_hidden, tokens, prefix, prefix_rows, prefix_part, dropout, output_attentions
         )
         place = tokens.index[..., None].expand_as(rows)
         output = torch.where(is_global[..., None], torch.zeros_like(output).scatter(1, place, rows), output)
 
     if local_weights is None:
         return (output,)
+    if prefix_part is not None:
+        # The prefix rows are global tokens, and keep their columns: without weight, as they are not in the softmax.
+        local_weights = F.pad(local_weights, (prefix_rows, 0))
     # Rows that are padding or global have no local attention to show.
     local_weights = local_weights.masked_fill((is_masked | is_global)[:, None, :, None], 0.0).transpose(1, 2)
     return (output, local_weights) if global_weights is None else (output, local_weights, global_weights)
@@ -152,9 +170,11 @@ def _local_rows(
 def _global_rows(
     module: Any,
     hidden_states: Tensor,
-    is_masked: Tensor,
+    is_hidden: Tensor,
     tokens: GlobalTokens,
     prefix: PrefixedKeys | None,
+    prefix_rows: int,
+    prefix_part: PrefixPart | None,
     dropout: float,
     need_weights: bool,
 ) -> tuple[Tensor, Tensor | None]:
@@ -164,14 +184,16 @@ def _global_rows(
     query = _split_heads(module.query_global(rows), heads)
     key = _split_heads(module.key_global(hidden_states), heads)
     value = _split_heads(module.value_global(hidden_states), heads)
-    visible = ~is_masked[:, None, None, :]
+    visible = ~is_hidden[:, None, None, :]
+    added = None if prefix_part is None else prefix_part(query, *_prefix_of(key, value, prefix, prefix_rows), dropout)
     skipped = 0
-    if prefix is not None:
+    if prefix is not None and prefix_part is None:
         skipped = prefix.keys.shape[2]
         key = torch.cat([_for_batch(prefix.keys, key), key], dim=2)
         value = torch.cat([_for_batch(prefix.values, value), value], dim=2)
         visible = F.pad(visible, (skipped, 0), value=True)
     output, weights = _attend(query, key, value, visible, dropout, need_weights)
+    output = output if added is None else output + added
     return output.transpose(1, 2).flatten(2), None if weights is None else weights[..., skipped:]
 
 
@@ -204,6 +226,10 @@ def _windows(rows: Tensor, block: int, margin: int, blocks: int) -> Tensor:
 
 def _for_each_block(rows: Tensor, blocks: int) -> Tensor:
     return rows[:, None].expand(-1, blocks, -1, -1, -1).flatten(0, 1)
+
+
+def _prefix_of(key: Tensor, value: Tensor, prefix: PrefixedKeys | None, prefix_rows: int) -> tuple[Tensor, Tensor]:
+    return (key[:, :, :prefix_rows], value[:, :, :prefix_rows]) if prefix is None else (prefix.keys, prefix.values)
 
 
 def _for_batch(prefix: Tensor, rows: Tensor) -> Tensor:

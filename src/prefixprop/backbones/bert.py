@@ -9,8 +9,11 @@ from typing import Any, ClassVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from prefixprop.backbones.base import Backbone, PrefixSource, RobertaPositions, Undo
+from prefixprop.backbones.base import Backbone, PrefixPart, PrefixSource, RobertaPositions, Undo, replace_forward
+
+FOR_DECODERS = ("past_key_values", "encoder_hidden_states")
 
 
 class BertBackbone(Backbone):
@@ -56,11 +59,10 @@ class BertBackbone(Backbone):
         return output
 
     def attach(self, source: PrefixSource) -> list[Undo]:
-        undo = []
-        for index, layer in enumerate(self.layers):
-            hook = partial(_see_prefix, source, index)
-            undo.append(layer.attention.self.register_forward_pre_hook(hook, with_kwargs=True).remove)
-        return undo
+        return [
+            replace_forward(layer.attention.self, partial(_prefixed_attention, source, index))
+            for index, layer in enumerate(self.layers)
+        ]
 
     def token_key_values(self, input_ids: Tensor) -> Tensor:
         outputs = record_outputs(
@@ -92,15 +94,69 @@ class PrefixKeyValues:
         )
 
 
-def _see_prefix(
-    source: PrefixSource, index: int, attention: nn.Module, args: tuple, kwargs: dict
-) -> tuple[tuple, dict] | None:
-    prefix = source.key_values(index, args[0].shape[0])
+def _prefixed_attention(
+    source: PrefixSource,
+    index: int,
+    original: Callable[..., tuple[Tensor, ...]],
+    module: Any,
+    hidden_states: Tensor,
+    attention_mask: Any = None,
+    **others: Any,
+) -> tuple[Tensor, ...]:
+    """The forward of a layer's self-attention, with what an active prefix changes about it."""
+    prefix = source.key_values(index, hidden_states.shape[0])
+    part = source.prefix_part(index)
+    if part is not None:
+        return _split_attention(module, part, prefix, source.prefix_rows(), hidden_states, attention_mask, **others)
+    if prefix is not None:
+        attention_mask = _mask_with_keys(attention_mask, prefix[0].shape[2])
+        others["past_key_values"] = PrefixKeyValues(*prefix)
+    return original(hidden_states, attention_mask=attention_mask, **others)
+
+
+def _split_attention(
+    module: Any,
+    part: PrefixPart,
+    prefix: tuple[Tensor, Tensor] | None,
+    prefix_rows: int,
+    hidden_states: Tensor,
+    attention_mask: Any,
+    **others: Any,
+) -> tuple[Tensor, ...]:
+    """Eq. 3: softmax over the keys that are no prefix, by the model's own attention function, plus `part`."""
+    if attention_mask is not None and not (isinstance(attention_mask, Tensor) and attention_mask.dim() == 4):
+        raise ValueError("A kernel needs attn_implementation='sdpa' or 'eager'; load the model with one of these.")
+    heads, size = module.num_attention_heads, module.attention_head_size
+    query, key, value = (
+        project(hidden_states).unflatten(-1, (heads, size)).transpose(1, 2)
+        for project in (module.query, module.key, module.value)
+    )
     if prefix is None:
-        return None
-    keys, values = prefix
-    mask = _mask_with_keys(kwargs.get("attention_mask"), keys.shape[2])
-    return args, dict(kwargs, attention_mask=mask, past_key_values=PrefixKeyValues(keys, values))
+        prefix = key[:, :, :prefix_rows], value[:, :, :prefix_rows]
+        key, value = key[:, :, prefix_rows:], value[:, :, prefix_rows:]
+        attention_mask = None if attention_mask is None else attention_mask[..., prefix_rows:]
+    dropout = module.dropout.p if module.training else 0.0
+    attend = ALL_ATTENTION_FUNCTIONS.get_interface(module.config._attn_implementation, _eager_attention)
+    others = {name: option for name, option in others.items() if name not in FOR_DECODERS}
+    rows, weights = attend(module, query, key, value, attention_mask, dropout=dropout, scaling=size**-0.5, **others)
+    rows = rows + part(query, *prefix, dropout).transpose(1, 2)
+    return rows.flatten(2), weights
+
+
+def _eager_attention(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float,
+    dropout: float,
+    **_: Any,
+) -> tuple[Tensor, Tensor]:
+    scores = query @ key.transpose(-1, -2) * scaling
+    weights = (scores if attention_mask is None else scores + attention_mask).softmax(dim=-1)
+    weights = F.dropout(weights, dropout)
+    return (weights @ value).transpose(1, 2), weights
 
 
 def _mask_with_keys(mask: Any, count: int) -> Any:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from prefixprop.attention.sliding_window import PrefixedKeys, longformer_self_attention
-from prefixprop.backbones.base import Backbone, PrefixSource, RobertaPositions, Undo
+from prefixprop.backbones.base import Backbone, PrefixSource, RobertaPositions, Undo, replace_forward
 from prefixprop.backbones.bert import record_outputs, stack_key_values
 
 WHOLE_SEQUENCE_PROJECTIONS = ("query", "key", "value", "key_global", "value_global")
@@ -53,9 +53,9 @@ class LongformerBackbone(RobertaPositions, Backbone):
         undo: list[Undo] = [unpad.remove]
         for index, layer in enumerate(self.layers):
             attention = layer.attention.self
-            undo.append(_replace_forward(attention, partial(_prefixed_attention, source, index)))
+            undo.append(replace_forward(attention, partial(_prefixed_attention, source, index)))
             undo += [
-                _replace_forward(linear, _linear_as_when_trainable)
+                replace_forward(linear, _linear_as_when_trainable)
                 for linear in (getattr(attention, name) for name in WHOLE_SEQUENCE_PROJECTIONS)
                 if linear.weight.requires_grad  # as yet: peft is about to freeze it
             ]
@@ -111,6 +111,8 @@ def _prefixed_attention(
         is_index_masked,
         is_index_global_attn,
         prefix=None if prefix is None else PrefixedKeys(*prefix),
+        prefix_rows=source.prefix_rows(),
+        prefix_part=source.prefix_part(index),
         output_attentions=output_attentions,
     )
 
@@ -127,18 +129,3 @@ def _linear_as_when_trainable(original: Callable[[Tensor], Tensor], linear: Any,
         return original(states)
     rows = states.reshape(-1, states.shape[-1]).mm(linear.weight.t())
     return rows.view(*states.shape[:-1], -1).add_(linear.bias)
-
-
-def _replace_forward(module: Any, replacement: Callable[..., Any]) -> Undo:
-    """Let `replacement(original, module, ...)` stand for this one module's forward."""
-    before = vars(module).get("forward")
-    module.forward = partial(replacement, module.forward, module)
-    # Not a closure: a deep copy of the model must undo its own change, not this model's.
-    return partial(_restore_forward, module, before)
-
-
-def _restore_forward(module: Any, before: Callable[..., Any] | None) -> None:
-    if before is None:
-        del module.forward
-    else:
-        module.forward = before

@@ -46,6 +46,19 @@ class PrefixTuner(BaseTuner):
             )
         prefix.assign(value.to(prefix.weight.device, prefix.weight.dtype))
 
+    def get_alpha(self, adapter_name: str = "default") -> Tensor | float:
+        """The weight of the kernel part of an adapter (Eq. 3).
+
+        The number itself if it is fixed; the trained parameter, [layers] or [layers, heads], or the vectors that make
+        it from queries, [layers, heads, head size].
+        """
+        self._prefix(adapter_name)
+        kernels = self.prefix_layer().kernels
+        if adapter_name not in kernels:
+            raise ValueError(f"Adapter {adapter_name!r} has no kernel, so no alpha; set kernel in its configuration.")
+        part = kernels[adapter_name]
+        return part.start if part.mode == "fixed" else part.weight
+
     def _prefix(self, adapter_name: str) -> Any:
         prefixes = self.prefix_layer().prefixes
         if adapter_name not in prefixes:
@@ -54,7 +67,7 @@ class PrefixTuner(BaseTuner):
 
     def prefix_layer(self) -> PrefixLayer:
         """The module that holds the prefixes of all adapters."""
-        return _prefix_layer(self.model)
+        return _locate(self.model)[1]
 
     def set_adapter(self, adapter_name: str | list[str], inference_mode: bool = False) -> None:
         names = [adapter_name] if isinstance(adapter_name, str) else list(adapter_name)
@@ -137,57 +150,68 @@ class PrefixTuner(BaseTuner):
         state_dict: dict[str, Tensor],
         unwanted_adapter_names: list[str],
     ) -> dict[str, Tensor]:
-        """The plain prefix, whatever network it was trained through."""
-        key, prefix = _locate(model, adapter_name)
-        value = state_dict[key] if prefix.network is None else prefix.value().detach()
-        return {key: value}
+        """The plain prefix, whatever network it was trained through, and a trained alpha."""
+        path, layer = _locate(model)
+        prefix_key, alpha_key = _keys(path, layer, adapter_name)
+        prefix = layer.prefixes[adapter_name]
+        saved = {prefix_key: state_dict[prefix_key] if prefix.network is None else prefix.value().detach()}
+        if alpha_key in state_dict:
+            saved[alpha_key] = state_dict[alpha_key]
+        return saved
 
     @classmethod
     def _remap_adapter_state_dict_for_load(
         cls, model: nn.Module, config: PrefixConfig, adapter_name: str, state_dict: dict[str, Tensor]
     ) -> dict[str, Tensor]:
-        key, prefix = _locate(model, adapter_name)
-        saved_key = cls._remove_adapter_name_from_key(key, adapter_name)
-        value = state_dict.pop(saved_key, None)
-        if value is None:
-            value = state_dict.pop(f"base_model.model.{saved_key}", None)
-        _check_saved_prefix(value, prefix.weight, saved_key)
-        assert value is not None
+        path, layer = _locate(model)
+        prefix_key, alpha_key = _keys(path, layer, adapter_name)
+        prefix = layer.prefixes[adapter_name]
+        value = cls._take(state_dict, prefix_key, adapter_name, prefix.weight)
         if prefix.network is not None:
-            base = key.removesuffix("weight")
-            state_dict.update({f"{base}network.{k}": v for k, v in prefix.network.state_dict().items()})
+            base = prefix_key.removesuffix("weight")
+            state_dict.update({f"{base}network.{name}": own for name, own in prefix.network.state_dict().items()})
             value = value - prefix.from_network().detach().to(value.device)
-        state_dict[key] = value
+        state_dict[prefix_key] = value
+        if adapter_name in layer.kernels and layer.kernels[adapter_name].mode != "fixed":
+            own = layer.kernels[adapter_name].weight
+            state_dict[alpha_key] = cls._take(state_dict, alpha_key, adapter_name, own)
         return state_dict
 
+    @classmethod
+    def _take(cls, state_dict: dict[str, Tensor], key: str, adapter_name: str, own: Tensor) -> Tensor:
+        """Take a saved tensor out of `state_dict`, checked against the one it is to replace."""
+        saved_key = cls._remove_adapter_name_from_key(key, adapter_name)
+        saved = state_dict.pop(saved_key, None)
+        if saved is None:
+            saved = state_dict.pop(f"base_model.model.{saved_key}", None)
+        return _checked(saved, own, saved_key)
 
-def _prefix_layer(model: nn.Module) -> PrefixLayer:
-    for module in model.modules():
-        if isinstance(module, PrefixLayer):
-            return module
-    raise ValueError("This model carries no prefixes.")
 
-
-def _locate(model: nn.Module, adapter_name: str) -> tuple[str, Any]:
-    """The state dict key of an adapter's prefix, and the prefix itself."""
+def _locate(model: nn.Module) -> tuple[str, PrefixLayer]:
+    """The module that holds the prefixes, and its name."""
     for name, module in model.named_modules():
         if isinstance(module, PrefixLayer):
-            key = f"{name}.{module.adapter_layer_names[0]}.{adapter_name}.weight"
-            return key, module.prefixes[adapter_name]
+            return name, module
     raise ValueError("This model carries no prefixes.")
 
 
-def _check_saved_prefix(saved: Tensor | None, own: Tensor, key: str) -> None:
+def _keys(path: str, layer: PrefixLayer, adapter_name: str) -> list[str]:
+    """The state dict keys of an adapter's prefix and of its alpha."""
+    return [f"{path}.{name}.{adapter_name}.weight" for name in layer.adapter_layer_names]
+
+
+def _checked(saved: Tensor | None, own: Tensor, key: str) -> Tensor:
     again = "load it onto the model it was trained on, or save the adapter again."
     if saved is None:
         raise ValueError(f"The adapter file has no tensor {key!r}: it is not this kind of prefix; {again}")
     if tuple(saved.shape) != tuple(own.shape):
         raise ValueError(
-            f"The saved prefix has shape {list(saved.shape)}, this model and configuration need {list(own.shape)}; "
-            f"{again}"
+            f"The saved tensor {key!r} has shape {list(saved.shape)}, this model and configuration need "
+            f"{list(own.shape)}; {again}"
         )
     if not saved.is_floating_point() or not bool(torch.isfinite(saved).all()):
-        raise ValueError(f"The saved prefix {key!r} holds values that are no finite floats; {again}")
+        raise ValueError(f"The saved tensor {key!r} holds values that are no finite floats; {again}")
+    return saved
 
 
 def _check_fits(config: PrefixConfig, backbone: Backbone) -> None:

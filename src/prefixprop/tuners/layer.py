@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -9,8 +10,9 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 
 from prefixprop.backbones import Backbone
-from prefixprop.backbones.base import Undo
+from prefixprop.backbones.base import PrefixPart, Undo
 from prefixprop.config import PrefixConfig
+from prefixprop.tuners.kernel import PrefixAttention
 from prefixprop.tuners.prefix import INIT_STD, Prefix, PrefixNetwork
 
 
@@ -21,8 +23,8 @@ class PrefixLayer(nn.Module, BaseTunerLayer):
     between hooks, so `torch.compile`, gradient checkpointing and `disable_adapter` need nothing special.
     """
 
-    # The one attribute that holds the prefixes; its name starts with the method's peft prefix.
-    adapter_layer_names: ClassVar[tuple[str, ...]]
+    # Where the prefixes are, and the kernel parts of Eq. 3; both names start with the method's peft prefix.
+    adapter_layer_names: ClassVar[tuple[str, str]]
     if TYPE_CHECKING:  # of BaseTunerLayer
         active_adapters: list[str]
         disable_adapters: bool
@@ -33,13 +35,19 @@ class PrefixLayer(nn.Module, BaseTunerLayer):
         self.backbone = backbone
         self.head_pools = head_pools
         self.settings: dict[str, PrefixConfig] = {}
-        setattr(self, self.adapter_layer_names[0], nn.ModuleDict())
+        for name in self.adapter_layer_names:
+            setattr(self, name, nn.ModuleDict())
         self._undo: list[Undo] = []
 
     @property
     def prefixes(self) -> Any:
         """Prefix of each adapter, a ModuleDict."""
         return getattr(self, self.adapter_layer_names[0])
+
+    @property
+    def kernels(self) -> Any:
+        """Kernel part of each adapter that has one (Eq. 3), a ModuleDict."""
+        return getattr(self, self.adapter_layer_names[1])
 
     # --- adapters -------------------------------------------------------------------------------------------------
 
@@ -55,6 +63,11 @@ class PrefixLayer(nn.Module, BaseTunerLayer):
             network = network.to(start.device, start.dtype)
         self.settings[adapter] = config
         self.prefixes[adapter] = Prefix(start, config.prefix_dropout, network)
+        if config.kernel is not None:
+            model = self.backbone.config
+            size = self.backbone.head_size
+            kernel = PrefixAttention(config, model.num_hidden_layers, model.num_attention_heads, size)
+            self.kernels[adapter] = kernel.to(start.device)
 
     def _start(self, config: PrefixConfig) -> Tensor:
         reference = self.backbone.embeddings.word_embeddings.weight
@@ -104,22 +117,37 @@ class PrefixLayer(nn.Module, BaseTunerLayer):
         if adapter_name in self.prefixes:
             target = device or self.backbone.embeddings.word_embeddings.weight.device
             self.prefixes[adapter_name].to(target)
+        if adapter_name in self.kernels:
+            self.kernels[adapter_name].to(target)
 
     # --- the active adapter ---------------------------------------------------------------------------------------
 
-    def active_prefix(self) -> tuple[Prefix, PrefixConfig] | None:
+    def active_name(self) -> str | None:
         if self.disable_adapters:
             return None
-        for name in self.active_adapters:
-            if name in self.prefixes:
-                return self.prefixes[name], self.settings[name]
-        return None
+        return next((name for name in self.active_adapters if name in self.prefixes), None)
+
+    def active_prefix(self) -> tuple[Prefix, PrefixConfig] | None:
+        name = self.active_name()
+        return None if name is None else (self.prefixes[name], self.settings[name])
+
+    def active_alpha(self) -> list[nn.Parameter]:
+        """The trained alpha of the active adapter, if it has one."""
+        name = self.active_name()
+        return list(self.kernels[name].parameters()) if name is not None and name in self.kernels else []
 
     def is_active(self) -> bool:
-        return self.active_prefix() is not None
+        return self.active_name() is not None
 
     def key_values(self, layer: int, batch: int) -> tuple[Tensor, Tensor] | None:
         return None
+
+    def prefix_rows(self) -> int:
+        return 0
+
+    def prefix_part(self, layer: int) -> PrefixPart | None:
+        name = self.active_name()
+        return partial(self.kernels[name], layer) if name is not None and name in self.kernels else None
 
     # --- hooks ----------------------------------------------------------------------------------------------------
 

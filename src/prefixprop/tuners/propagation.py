@@ -20,7 +20,7 @@ from prefixprop.tuners.layer import PrefixLayer
 
 
 class PropagationLayer(PrefixLayer):
-    adapter_layer_names = ("propagation_prefix",)
+    adapter_layer_names = ("propagation_prefix", "propagation_alpha")
 
     def shape(self, length: int) -> tuple[int, ...]:
         config = self.backbone.config
@@ -46,6 +46,10 @@ class PropagationLayer(PrefixLayer):
         for index, layer in enumerate(self.backbone.layers[1:], start=1):
             hook = partial(self._enter_layer, index)
             self._undo.append(layer.register_forward_pre_hook(hook).remove)
+
+    def prefix_rows(self) -> int:
+        active = self.active_prefix()
+        return 0 if active is None else active[1].num_virtual_tokens
 
     def _enter_encoder(self, _: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
         active = self.active_prefix()

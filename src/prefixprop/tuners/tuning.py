@@ -15,7 +15,7 @@ from prefixprop.tuners.layer import PrefixLayer
 
 
 class TuningLayer(PrefixLayer):
-    adapter_layer_names = ("tuning_prefix",)
+    adapter_layer_names = ("tuning_prefix", "tuning_alpha")
 
     def shape(self, length: int) -> tuple[int, ...]:
         config = self.backbone.config

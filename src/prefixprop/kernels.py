@@ -1,0 +1,150 @@
+"""Kernels of the decomposition (Eq. 3): how much a query attends to each prefix key.
+
+A kernel of your own is a `Kernel` with a `similarity`, made known by `register_kernel` before a configuration names
+it.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, ClassVar, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from prefixprop.config import PrefixConfig
+
+
+@dataclass(frozen=True)
+class Kernel(ABC):
+    """How alike a query and a prefix key are. Field `x` is set by `kernel_x` of a configuration that has it."""
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def similarity(self, query: Tensor, key: Tensor) -> Tensor:
+        """k(q, k), not negative: [..., rows, size] and [..., j, size] to [..., rows, j]."""
+
+    def weights(self, query: Tensor, key: Tensor) -> Tensor:
+        """Similarities normalised over the keys."""
+        similarity = self.similarity(query, key)
+        total = similarity.sum(dim=-1, keepdim=True)
+        return similarity / total.clamp(min=torch.finfo(similarity.dtype).tiny)
+
+
+KERNELS: dict[str, type[Kernel]] = {}
+KernelType = TypeVar("KernelType", bound=type[Kernel])
+
+
+def register_kernel(name: str) -> Callable[[KernelType], KernelType]:
+    """Make a `Kernel` available to configurations and the command line under `name`."""
+
+    def register(kernel: KernelType) -> KernelType:
+        if name in KERNELS and KERNELS[name].__qualname__ != kernel.__qualname__:
+            raise ValueError(f"There is already a kernel {name!r}; choose another name.")
+        kernel.name = name
+        KERNELS[name] = kernel
+        return kernel
+
+    return register
+
+
+class LogKernel(Kernel):
+    """A kernel that is the exponential of something: normalised by softmax, which cannot overflow."""
+
+    @abstractmethod
+    def log_similarity(self, query: Tensor, key: Tensor) -> Tensor: ...
+
+    def similarity(self, query: Tensor, key: Tensor) -> Tensor:
+        return self.log_similarity(query, key).exp()
+
+    def weights(self, query: Tensor, key: Tensor) -> Tensor:
+        return self.log_similarity(query, key).softmax(dim=-1)
+
+
+@register_kernel("exp")
+@dataclass(frozen=True)
+class Exponential(LogKernel):
+    """exp(⟨q, k⟩ / √d), the kernel of softmax attention."""
+
+    def log_similarity(self, query: Tensor, key: Tensor) -> Tensor:
+        return scaled_product(query, key)
+
+
+@register_kernel("rbf")
+@dataclass(frozen=True)
+class RadialBasis(LogKernel):
+    """exp(-‖q - k‖² / (2 length_scale²)), with length_scale² = √d unless set."""
+
+    length_scale: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.length_scale is not None and not 0 < self.length_scale < math.inf:
+            raise ValueError(f"kernel_length_scale={self.length_scale!r} must be a positive number.")
+
+    def log_similarity(self, query: Tensor, key: Tensor) -> Tensor:
+        square = math.sqrt(query.shape[-1]) if self.length_scale is None else self.length_scale**2
+        distance = (
+            query.square().sum(dim=-1, keepdim=True)
+            - 2 * query @ key.transpose(-1, -2)
+            + key.square().sum(dim=-1)[..., None, :]
+        )
+        return -distance / (2 * square)
+
+
+@register_kernel("poly")
+@dataclass(frozen=True)
+class Polynomial(Kernel):
+    """(⟨q, k⟩ / √d + offset)^degree; an even degree, so that it is never negative."""
+
+    degree: int = 2
+    offset: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.degree, int) or self.degree < 2 or self.degree % 2:
+            raise ValueError(f"kernel_degree={self.degree!r} must be an even whole number of at least 2.")
+        if not 0 <= self.offset < math.inf:
+            raise ValueError(f"kernel_offset={self.offset!r} must be a number of at least 0.")
+
+    def similarity(self, query: Tensor, key: Tensor) -> Tensor:
+        return (scaled_product(query, key) + self.offset).pow(self.degree)
+
+
+@register_kernel("linear")
+@dataclass(frozen=True)
+class Linear(Kernel):
+    """φ(q) · φ(k) with φ(x) = elu(x / d^¼) + 1 (Katharopoulos et al., 2020)."""
+
+    def similarity(self, query: Tensor, key: Tensor) -> Tensor:
+        root = query.shape[-1] ** 0.25
+        return (F.elu(query / root) + 1) @ (F.elu(key / root) + 1).transpose(-1, -2)
+
+
+def scaled_product(query: Tensor, key: Tensor) -> Tensor:
+    return query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1])
+
+
+def build_kernel(config: PrefixConfig) -> Kernel:
+    """The kernel that a configuration names, with the configuration's parameters."""
+    if config.kernel not in KERNELS:
+        raise ValueError(
+            f"kernel={config.kernel!r} is unknown; choose one of {', '.join(sorted(KERNELS))}, or register it with "
+            "prefixprop.kernels.register_kernel before."
+        )
+    kernel = KERNELS[config.kernel]
+    own = {parameter.name for parameter in fields(kernel)}
+    given = {
+        option.name.removeprefix("kernel_"): getattr(config, option.name)
+        for option in fields(config)
+        if option.name.startswith("kernel_")
+    }
+    for name, value in given.items():
+        default = type(config).__dataclass_fields__[f"kernel_{name}"].default
+        if name not in own and value != default:
+            raise ValueError(f"kernel_{name} is no parameter of kernel {config.kernel!r}; leave it out.")
+    return kernel(**{name: value for name, value in given.items() if name in own})

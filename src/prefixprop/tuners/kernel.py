@@ -1,0 +1,54 @@
+"""Kernel decomposition (Eq. 3): a row's attention as two separately normalised parts.
+
+    H = softmax attention over the keys that are no prefix  +  α · Σ_p k(q, k_p) v_p / Σ_p k(q, k_p)
+
+α replaces λ, the share that softmax over all keys would give the prefix: with λ in place of α and 1-λ on the first
+part, the kernel `exp` gives Eq. 1 again.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from prefixprop.config import PrefixConfig
+from prefixprop.kernels import build_kernel
+
+
+class PrefixAttention(nn.Module):
+    """The second part of Eq. 3, α · Kern(q, P_k, P_v), for all layers of one adapter.
+
+    α is fixed, trained as one number per layer or per head, or made from each query: in mode `query` it is
+    α · 2σ(⟨w, q⟩ / √d) with a trained w per head that starts at zero, so training starts at α.
+    """
+
+    def __init__(self, config: PrefixConfig, layers: int, heads: int, size: int) -> None:
+        super().__init__()
+        assert config.kernel is not None
+        self.kernel = build_kernel(config)
+        self.mode, self.start = config.alpha_mode, float(config.alpha)
+        shapes = {"layer": (layers,), "head": (layers, heads), "query": (layers, heads, size)}
+        if self.mode in shapes:
+            self.weight = nn.Parameter(torch.full(shapes[self.mode], 0.0 if self.mode == "query" else self.start))
+
+    def forward(self, layer: int, query: Tensor, keys: Tensor, values: Tensor, dropout: float) -> Tensor:
+        """Queries [batch, heads, rows, size], prefix keys and values [batch or 1, heads, j, size]."""
+        # In float32 throughout: a polynomial of half-precision scores loses what tells keys apart.
+        with torch.autocast(query.device.type, enabled=False):
+            rows = query.float()
+            weights = F.dropout(self.kernel.weights(rows, keys.float()), dropout)
+            return (self.alpha(layer, rows) * (weights @ values.float())).to(query.dtype)
+
+    def alpha(self, layer: int, query: Tensor) -> Tensor | float:
+        """A number, or a tensor that broadcasts to [batch, heads, rows, 1]."""
+        if self.mode == "fixed":
+            return self.start
+        weight = self.weight[layer].float()
+        if self.mode == "layer":
+            return weight
+        if self.mode == "head":
+            return weight[:, None, None]
+        return self.start * 2 * torch.sigmoid(query @ weight[:, :, None] / math.sqrt(query.shape[-1]))

@@ -1,0 +1,251 @@
+"""The kernel decomposition (Eq. 3) against its definition, its identity with Eq. 1, and its limits."""
+
+from __future__ import annotations
+
+import copy
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from peft import PeftModel
+from safetensors.torch import load_file
+from torch import Tensor
+
+from prefixprop import count_parameters
+
+import oracle
+from tiny import FAMILIES, METHODS, adapt, assert_same_bits, batch, both_methods, every_family, tiny_model
+
+ORACLE_ARGUMENT = {"propagation": "propagation", "tuning": "key_values"}
+
+
+def product(q: Tensor, k: Tensor) -> Tensor:
+    return q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
+
+
+def feature(x: Tensor) -> Tensor:
+    return F.elu(x / x.shape[-1] ** 0.25) + 1
+
+
+DEFINITIONS: dict[str, Any] = {
+    "exp": lambda q, k: product(q, k).exp(),
+    "rbf": lambda q, k: (-torch.cdist(q, k).square() / (2 * math.sqrt(q.shape[-1]))).exp(),
+    "poly": lambda q, k: (product(q, k) + 1) ** 2,
+    "linear": lambda q, k: feature(q) @ feature(k).transpose(-1, -2),
+}
+every_kernel = pytest.mark.parametrize("kernel", DEFINITIONS)
+
+
+def split_by(kernel: str, alpha: Any) -> oracle.Split:
+    """Eq. 3 as the equation says it."""
+
+    def split(layer: int, count: int, q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> Tensor:
+        similarity = DEFINITIONS[kernel](q, k[:, :, :count])
+        part = similarity / similarity.sum(dim=-1, keepdim=True) @ v[:, :, :count]
+        return (
+            oracle.softmax_attention(q, k[:, :, count:], v[:, :, count:], visible[..., count:])
+            + alpha(layer, q) * part
+        )
+
+    return split
+
+
+def prepared(family: str, method: str, length: int = 5, **options: Any) -> tuple[Any, Any, dict[str, Tensor]]:
+    model = tiny_model(family, "FEATURE_EXTRACTION")
+    plain = copy.deepcopy(model)
+    adapted = adapt(model, method, "FEATURE_EXTRACTION", length, **options)
+    adapted.set_prefix(0.5 * torch.randn(adapted.get_prefix().shape))
+    inputs = batch(model, [26, 15])
+    if family == "longformer":
+        inputs["global_attention_mask"] = torch.zeros_like(inputs["input_ids"])
+        inputs["global_attention_mask"][0, :3] = 1
+        inputs["global_attention_mask"][1, 7] = 1
+    return plain, adapted, inputs
+
+
+@pytest.mark.parametrize("mode", ["fixed", "layer", "head", "query"])
+@every_kernel
+@both_methods
+@every_family
+def test_follows_the_equation(family: str, method: str, kernel: str, mode: str) -> None:
+    layout = "reference" if mode == "head" else "paper"
+    plain, adapted, inputs = prepared(family, method, kernel=kernel, alpha=0.3, alpha_mode=mode, layout=layout)
+    own = adapted.get_alpha()
+    if mode != "fixed":
+        with torch.no_grad():
+            own += 0.3 * torch.randn(own.shape)
+    trained = torch.tensor(0.3) if mode == "fixed" else own.detach().double().requires_grad_()
+
+    def alpha(layer: int, q: Tensor) -> Tensor:
+        if mode == "fixed":
+            return trained
+        if mode == "query":
+            return (
+                0.3 * 2 * torch.sigmoid((q * trained[layer][:, None]).sum(-1, keepdim=True) / math.sqrt(q.shape[-1]))
+            )
+        return trained[layer].reshape(-1, 1, 1)
+
+    leaf = adapted.get_prefix().detach().double().requires_grad_()
+    _, expected = oracle.hidden_states(
+        plain, inputs, layout=layout, split=split_by(kernel, alpha), **{ORACLE_ARGUMENT[method]: leaf}
+    )
+    output = adapted(**inputs).last_hidden_state
+    real = inputs["attention_mask"].bool()
+    torch.testing.assert_close(output[real].double(), expected[real], atol=3e-5, rtol=3e-5)
+
+    direction = torch.randn(expected.shape, dtype=torch.float64) * real[..., None]
+    (output * direction.float()).sum().backward()
+    wanted = [leaf] if mode == "fixed" else [leaf, trained]
+    found = [adapted.get_prefix()] if mode == "fixed" else [adapted.get_prefix(), own]
+    for mine, gradient in zip(found, torch.autograd.grad((expected * direction).sum(), wanted), strict=True):
+        scale = gradient.abs().max()
+        torch.testing.assert_close(mine.grad.double() / scale, gradient / scale, atol=2e-4, rtol=0)
+
+
+@given(
+    lengths=st.lists(st.integers(1, 45), min_size=1, max_size=3),
+    length=st.integers(1, 8),
+    method=st.sampled_from(sorted(METHODS)),
+    family=st.sampled_from(FAMILIES),
+    left=st.booleans(),
+)
+def test_with_the_softmax_share_for_alpha_it_is_the_unsplit_method(
+    lengths: list[int], length: int, method: str, family: str, left: bool
+) -> None:
+    """(1 - λ) softmax + λ Kern_exp is Eq. 1 (and Eq. 2) again: the identity behind the decomposition."""
+    model = tiny_model(family, "FEATURE_EXTRACTION")
+    plain = copy.deepcopy(model)
+    adapted = adapt(model, method, "FEATURE_EXTRACTION", length)
+    adapted.set_prefix(0.5 * torch.randn(adapted.get_prefix().shape))
+    inputs = batch(model, lengths, left=left)
+    if family == "longformer":
+        inputs["global_attention_mask"] = torch.zeros_like(inputs["input_ids"])
+        inputs["global_attention_mask"][:, 0] = 1
+
+    def split(layer: int, count: int, q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> Tensor:
+        share = oracle.softmax_share(q, k, visible, count)
+        part = product(q, k[:, :, :count]).softmax(dim=-1) @ v[:, :, :count]
+        rest = oracle.softmax_attention(q, k[:, :, count:], v[:, :, count:], visible[..., count:])
+        return (1 - share) * rest + share * part
+
+    prefix = adapted.get_prefix().detach()
+    _, expected = oracle.hidden_states(plain, inputs, split=split, **{ORACLE_ARGUMENT[method]: prefix})
+    real = inputs["attention_mask"].bool()
+    output = adapted(**inputs).last_hidden_state
+    torch.testing.assert_close(output[real].double(), expected[real], atol=3e-5, rtol=3e-5)
+
+
+@every_kernel
+@both_methods
+@every_family
+def test_alpha_zero_cannot_see_the_prefix(family: str, method: str, kernel: str) -> None:
+    plain, adapted, inputs = prepared(family, method, kernel=kernel, alpha=0.0)
+    real = inputs["attention_mask"].bool()
+    output = adapted(**inputs).last_hidden_state
+    expected = plain(**inputs).last_hidden_state
+    torch.testing.assert_close(output[real], expected[real], atol=2e-5, rtol=2e-5)
+    adapted.set_prefix(torch.randn(adapted.get_prefix().shape))
+    torch.testing.assert_close(adapted(**inputs).last_hidden_state[real], output[real], atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("mode", ["fixed", "layer", "head", "query"])
+@every_kernel
+@both_methods
+@every_family
+def test_gradients_are_finite_in_bf16(family: str, method: str, kernel: str, mode: str) -> None:
+    model = tiny_model(family, num_labels=2).to(torch.bfloat16)
+    adapted = adapt(model, method, kernel=kernel, alpha=0.5, alpha_mode=mode).train()
+    adapted.set_prefix(5 * torch.randn(adapted.get_prefix().shape))
+    inputs = batch(model, [20, 9])
+    loss = adapted(**inputs, labels=torch.tensor([0, 1])).loss
+    loss.backward()
+    gradients = [p.grad for p in adapted.parameters() if p.requires_grad]
+    assert all(gradient is not None and torch.isfinite(gradient).all() for gradient in gradients)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.isfinite(adapt(tiny_model(family), method, kernel=kernel)(**inputs).logits).all()
+
+
+@pytest.mark.parametrize(("mode", "shape"), [("layer", (3,)), ("head", (3, 4)), ("query", (3, 4, 8))])
+@both_methods
+@every_family
+def test_trained_alpha_is_counted_saved_and_loaded(
+    family: str, method: str, mode: str, shape: tuple[int, ...], tmp_path: Path
+) -> None:
+    model = adapt(tiny_model(family), method, kernel="rbf", alpha=0.25, alpha_mode=mode, kernel_length_scale=2.0)
+    alpha = model.get_alpha()
+    assert alpha.shape == shape and alpha.requires_grad
+    assert torch.equal(alpha, torch.full(shape, 0.0 if mode == "query" else 0.25))
+    count = count_parameters(model)
+    assert count.alpha == alpha.numel() and count.trainable == count.prefix + count.alpha + count.head
+    with torch.no_grad():
+        alpha.normal_()
+    inputs = batch(model, [17, 12])
+    model.save_pretrained(tmp_path)
+    assert sum("alpha" in name for name in load_file(tmp_path / "adapter_model.safetensors")) == 1
+    again = PeftModel.from_pretrained(tiny_model(family), tmp_path)
+    assert torch.equal(again.get_alpha(), alpha)
+    assert_same_bits(again(**inputs), model(**inputs))
+    again.load_adapter(tmp_path, "second")
+    again.set_adapter("second")
+    assert_same_bits(again(**inputs), model(**inputs))
+
+
+def test_fixed_alpha_is_no_parameter(tmp_path: Path) -> None:
+    model = adapt(tiny_model(), "propagation", kernel="exp", alpha=0.25)
+    assert model.get_alpha() == 0.25 and count_parameters(model).alpha == 0
+    model.save_pretrained(tmp_path)
+    assert not any("alpha" in name for name in load_file(tmp_path / "adapter_model.safetensors"))
+    again = PeftModel.from_pretrained(tiny_model(), tmp_path)
+    inputs = batch(model, [17])
+    assert_same_bits(again(**inputs), model(**inputs))
+    with pytest.raises(ValueError, match="'default' has no kernel, so no alpha; set kernel"):
+        adapt(tiny_model(), "propagation").get_alpha()
+
+
+def test_adapters_with_and_without_kernel_side_by_side() -> None:
+    inputs = batch(tiny_model("roberta"), [17])
+    model = adapt(tiny_model("roberta"), "propagation")
+    plain = model(**inputs)
+    model.add_adapter(
+        "split", METHODS["propagation"](task_type="SEQ_CLS", num_virtual_tokens=4, kernel="exp", alpha=1.0)
+    )
+    model.set_adapter("split")
+    model.set_prefix(model.get_prefix("default").detach(), "split")
+    assert not torch.allclose(model(**inputs).logits, plain.logits)
+    with model.disable_adapter():
+        assert_same_bits(model(**inputs), tiny_model("roberta")(**inputs))
+    model.set_adapter("default")
+    assert_same_bits(model(**inputs), plain)
+    model.delete_adapter("split")
+    assert_same_bits(model(**inputs), plain)
+
+
+@both_methods
+@every_family
+def test_attentions_keep_their_shape(family: str, method: str) -> None:
+    model = tiny_model(family, "FEATURE_EXTRACTION")
+    model.set_attn_implementation("eager")
+    inputs = batch(model, [21, 13])
+    plain = model(**inputs, output_attentions=True)
+    adapted = adapt(model, method, "FEATURE_EXTRACTION", kernel="exp")
+    output = adapted(**inputs, output_attentions=True)
+    assert [weights.shape for weights in output.attentions] == [weights.shape for weights in plain.attentions]
+    # The softmax part alone: it sums to one over the real tokens.
+    torch.testing.assert_close(output.attentions[0][0, :, 5:9].sum(-1), torch.ones(4, 4))
+    quiet = adapted(**inputs).last_hidden_state
+    torch.testing.assert_close(quiet, output.last_hidden_state, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["roberta", "bert"])
+@both_methods
+def test_compiles_without_graph_breaks(family: str, method: str) -> None:
+    model = adapt(tiny_model(family), method, kernel="poly", alpha=0.5, alpha_mode="query")
+    inputs = batch(model, [18, 11])
+    torch._dynamo.reset()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(**inputs).logits, model(**inputs).logits, atol=1e-5, rtol=1e-5)
