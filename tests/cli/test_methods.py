@@ -1,0 +1,55 @@
+"""`prefixprop methods`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+KERNEL = '''
+from dataclasses import dataclass
+from prefixprop.kernels import Kernel, register_kernel
+
+@register_kernel("overlap")
+@dataclass(frozen=True)
+class Overlap(Kernel):
+    """Relu of the product."""
+
+    def similarity(self, query, key):
+        return (query @ key.transpose(-1, -2)).relu()
+'''
+
+
+def run(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "prefixprop", *arguments]
+    environment = {"COLUMNS": "160", "PATH": "", "HOME": str(folder)}
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+
+
+def test_lists_methods_options_kernels_and_models(tmp_path: Path) -> None:
+    result = run("methods", folder=tmp_path)
+    assert result.returncode == 0, result.stderr
+    for word in ("PrefixPropagationConfig", "PREFIX_PROPAGATION", "PrefixTuningConfig", "num_virtual_tokens"):
+        assert word in result.stdout
+    for word in ("exp", "kernel_length_scale", "kernel_degree", "linear", "longformer", "xlm-roberta"):
+        assert word in result.stdout
+    assert "token_dim" not in result.stdout  # what peft and we record is no option
+
+
+def test_a_kernel_of_ones_own_is_picked_up(tmp_path: Path) -> None:
+    (tmp_path / "my_kernels.py").write_text(KERNEL)
+    assert "overlap" not in run("methods", folder=tmp_path).stdout
+    result = run("--import", "my_kernels", "methods", folder=tmp_path)
+    assert "overlap" in result.stdout and "Relu of the product." in result.stdout
+
+
+@pytest.mark.parametrize(("content", "cause"), [(None, "ModuleNotFoundError"), ("1 / 0", "ZeroDivisionError")])
+def test_modules_that_cannot_be_imported(tmp_path: Path, content: str | None, cause: str) -> None:
+    if content is not None:
+        (tmp_path / "broken_module.py").write_text(content)
+    result = run("--import", "broken_module", "methods", folder=tmp_path)
+    assert result.returncode == 2
+    assert "cannot be imported" in result.stderr and cause in result.stderr
+    assert "Traceback" not in result.stderr
