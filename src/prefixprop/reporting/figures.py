@@ -24,20 +24,27 @@ def plot_alpha(history: Iterable[Mapping[str, Any]], path: str | Path | None = N
     figure is written to `path` if given; its ending says how (png, pdf, svg).
     """
     layers, name = _read(history)
-    figure = _new_figure(width=3.0 * min(len(layers), 4), height=2.4 * math.ceil(len(layers) / 4))
-    axes = figure.subplots(math.ceil(len(layers) / 4), min(len(layers), 4), sharex=True, sharey=True, squeeze=False)
+    columns = 3 if len(layers) in (3, 5, 6, 9) else min(len(layers), 4)
+    rows = math.ceil(len(layers) / columns)
+    figure = _new_figure(width=3.0 * columns, height=2.4 * rows)
+    axes = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
     for axis, (layer, heads) in zip(axes.flat, sorted(layers.items()), strict=False):
         several = len(heads) > 1
-        for points in heads.values():
+        for place, points in enumerate(heads.values()):
             steps, values = zip(*points, strict=True)
-            axis.plot(steps, values, color="#0072B2", linewidth=0.8 if several else 1.8, alpha=0.5 if several else 1)
+            style = {"linewidth": 0.8, "alpha": 0.5} if several else {"linewidth": 1.8}
+            axis.plot(steps, values, color="#0072B2", label="one head" if place == 0 else None, **style)
         if several:
             means = [sum(values) / len(values) for values in zip(*(_values(p) for p in heads.values()), strict=True)]
-            axis.plot([step for step, _ in next(iter(heads.values()))], means, color="#D55E00", linewidth=1.8)
+            axis.plot([step for step, _ in points], means, color="#D55E00", linewidth=1.8, label="mean of the heads")
         axis.set_title(f"layer {layer}", fontsize=9)
         axis.grid(alpha=0.3)
     for axis in axes.flat[len(layers) :]:
         axis.set_visible(False)
+    for axis in axes.flat[len(layers) - columns : len(layers)]:
+        axis.tick_params(labelbottom=True)
+    if len(next(iter(layers.values()))) > 1:
+        axes.flat[0].legend(fontsize=7, frameon=False)
     figure.supxlabel("training step", fontsize=9)
     figure.supylabel("α" if name == "alpha" else "length of the query vector", fontsize=9)
     return _written(figure, path)
