@@ -22,7 +22,7 @@ def find_backbone(model: nn.Module) -> Backbone:
             if getattr(config, "model_type", None) in family.model_types:
                 if getattr(config, "is_decoder", False):
                     raise ValueError("Prefix methods here are for encoders; load the model with is_decoder=False.")
-                return family(module)
+                return family(module, model)
     model_type = getattr(getattr(model, "config", None), "model_type", None) or type(model).__name__
     raise ValueError(
         f"prefixprop cannot put prefixes on a {model_type!r} model; use one of these model types: "

@@ -38,8 +38,9 @@ class Backbone(ABC):
 
     model_types: ClassVar[frozenset[str]]
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, model: nn.Module) -> None:
         self.module: Any = module
+        self.model: Any = model  # with its head; the same if it has none
 
     @property
     def config(self) -> Any:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers import LongformerForSequenceClassification
 
 from prefixprop.attention.sliding_window import PrefixedKeys, longformer_self_attention
 from prefixprop.backbones.base import Backbone, PrefixSource, RobertaPositions, Undo, replace_forward
@@ -51,6 +52,8 @@ class LongformerBackbone(RobertaPositions, Backbone):
     def attach(self, source: PrefixSource) -> list[Undo]:
         unpad = self.encoder.register_forward_pre_hook(partial(_without_padding, source), with_kwargs=True)
         undo: list[Undo] = [unpad.remove]
+        if isinstance(self.model, LongformerForSequenceClassification):
+            undo.append(self.model.register_forward_pre_hook(_make_cls_global, with_kwargs=True).remove)
         for index, layer in enumerate(self.layers):
             attention = layer.attention.self
             undo.append(replace_forward(attention, partial(_prefixed_attention, source, index)))
@@ -70,6 +73,16 @@ class LongformerBackbone(RobertaPositions, Backbone):
         return stack_key_values(
             [output[: input_ids.shape[1], 0] for output in outputs], self.config.num_attention_heads
         )
+
+
+def _make_cls_global(_: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
+    """Hugging Face's head makes [CLS] global by itself, but fails to when it is given embeddings."""
+    embeddings = kwargs.get("inputs_embeds")
+    if args or embeddings is None or kwargs.get("global_attention_mask") is not None:
+        return None
+    mask = torch.zeros(embeddings.shape[:2], dtype=torch.long, device=embeddings.device)
+    mask[:, 0] = 1
+    return args, dict(kwargs, global_attention_mask=mask)
 
 
 def _without_padding(
