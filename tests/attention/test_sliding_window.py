@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from transformers import LongformerConfig
 from transformers.models.longformer.modeling_longformer import LongformerSelfAttention
 
-from prefixprop.attention.sliding_window import PrefixedKeys, longformer_self_attention
+from prefixprop.attention import AttentionPattern
+from prefixprop.attention import longformer_self_attention as fast_attention
+from prefixprop.attention.prefix import PrefixedKeys
 
 
 def attention(window: int, heads: int = 2, size: int = 8, dropout: float = 0.0, seed: int = 0) -> Any:
@@ -28,6 +30,12 @@ def attention(window: int, heads: int = 2, size: int = 8, dropout: float = 0.0, 
     for parameter in module.parameters():
         torch.nn.init.normal_(parameter, std=0.4)
     return module.eval()
+
+
+def longformer_self_attention(
+    module: Any, states: torch.Tensor, masked: torch.Tensor, everywhere: torch.Tensor, *rest: Any, **options: Any
+) -> tuple[torch.Tensor, ...]:
+    return fast_attention(module, states, AttentionPattern(masked, everywhere), *rest, **options)
 
 
 def hugging_face(module: Any, states: torch.Tensor, masked: torch.Tensor, everywhere: torch.Tensor) -> tuple:

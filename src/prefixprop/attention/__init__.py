@@ -1,5 +1,7 @@
 """Longformer's attention, computed block by block for any sequence length."""
 
+from prefixprop.attention.install import BACKENDS, install, uninstall
+from prefixprop.attention.pattern import AttentionPattern
 from prefixprop.attention.sliding_window import longformer_self_attention
 
-__all__ = ["longformer_self_attention"]
+__all__ = ["BACKENDS", "AttentionPattern", "install", "longformer_self_attention", "uninstall"]

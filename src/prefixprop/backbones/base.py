@@ -3,31 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from functools import partial
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from prefixprop.attention.sliding_window import PrefixPart
-
-Undo = Callable[[], None]
-
-
-class PrefixSource(Protocol):
-    """What an encoder asks of a prefix method while it runs."""
-
-    def is_active(self) -> bool: ...
-
-    def key_values(self, layer: int, batch: int) -> tuple[Tensor, Tensor] | None:
-        """Keys and values in front of a layer's own, [batch or 1, heads, j, head size] each, if any (Eq. 2)."""
-
-    def prefix_rows(self) -> int:
-        """How many rows in front of the sequence are the prefix (Eq. 1)."""
-
-    def prefix_part(self, layer: int) -> PrefixPart | None:
-        """What attention to the prefix becomes when it leaves the softmax (Eq. 3)."""
+from prefixprop.attention.install import PrefixSource, Undo
 
 
 class Backbone(ABC):
@@ -159,21 +140,6 @@ class Backbone(ABC):
     @abstractmethod
     def token_key_values(self, input_ids: Tensor) -> Tensor:
         """Keys and values that the layers compute for `input_ids` [1, j]: [layers, 2, heads, j, head size]."""
-
-
-def replace_forward(module: Any, replacement: Callable[..., Any]) -> Undo:
-    """Let `replacement(original, module, ...)` stand for this one module's forward."""
-    before = vars(module).get("forward")
-    module.forward = partial(replacement, module.forward, module)
-    # Not a closure: a deep copy of the model must undo its own change, not this model's.
-    return partial(_restore_forward, module, before)
-
-
-def _restore_forward(module: Any, before: Callable[..., Any] | None) -> None:
-    if before is None:
-        del module.forward
-    else:
-        module.forward = before
 
 
 class RobertaPositions:

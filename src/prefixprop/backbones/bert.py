@@ -11,7 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from prefixprop.backbones.base import Backbone, PrefixPart, PrefixSource, RobertaPositions, Undo, replace_forward
+from prefixprop.attention.install import PrefixSource, Undo, replace_forward
+from prefixprop.attention.prefix import PrefixPart
+from prefixprop.backbones.base import Backbone, RobertaPositions
 
 FOR_DECODERS = ("past_key_values", "encoder_hidden_states")
 

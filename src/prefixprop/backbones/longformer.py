@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -11,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import LongformerForSequenceClassification
 
-from prefixprop.attention.sliding_window import PrefixedKeys, longformer_self_attention
-from prefixprop.backbones.base import Backbone, PrefixSource, RobertaPositions, Undo, replace_forward
+from prefixprop.attention.install import FastAttention, PrefixSource, Undo, replace_forward
+from prefixprop.backbones.base import Backbone, RobertaPositions
 from prefixprop.backbones.bert import record_outputs, stack_key_values
 
 WHOLE_SEQUENCE_PROJECTIONS = ("query", "key", "value", "key_global", "value_global")
@@ -50,18 +49,16 @@ class LongformerBackbone(RobertaPositions, Backbone):
         return output
 
     def attach(self, source: PrefixSource) -> list[Undo]:
-        unpad = self.encoder.register_forward_pre_hook(partial(_without_padding, source), with_kwargs=True)
-        undo: list[Undo] = [unpad.remove]
+        undo: list[Undo] = [FastAttention.of(self.encoder).listen_to(source)]
         if isinstance(self.model, LongformerForSequenceClassification):
             undo.append(self.model.register_forward_pre_hook(_make_cls_global, with_kwargs=True).remove)
-        for index, layer in enumerate(self.layers):
-            attention = layer.attention.self
-            undo.append(replace_forward(attention, partial(_prefixed_attention, source, index)))
-            undo += [
-                replace_forward(linear, _linear_as_when_trainable)
-                for linear in (getattr(attention, name) for name in WHOLE_SEQUENCE_PROJECTIONS)
-                if linear.weight.requires_grad  # as yet: peft is about to freeze it
-            ]
+        linears = [
+            getattr(layer.attention.self, name) for layer in self.layers for name in WHOLE_SEQUENCE_PROJECTIONS
+        ]
+        # Still trainable: peft is about to freeze them.
+        undo += [
+            replace_forward(linear, _linear_as_when_trainable) for linear in linears if linear.weight.requires_grad
+        ]
         return undo
 
     def token_key_values(self, input_ids: Tensor) -> Tensor:
@@ -83,51 +80,6 @@ def _make_cls_global(_: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, di
     mask = torch.zeros(embeddings.shape[:2], dtype=torch.long, device=embeddings.device)
     mask[:, 0] = 1
     return args, dict(kwargs, global_attention_mask=mask)
-
-
-def _without_padding(
-    source: PrefixSource, encoder: nn.Module, args: tuple, kwargs: dict
-) -> tuple[tuple, dict] | None:
-    """Take off the padding to whole windows that only Hugging Face's attention needs."""
-    if not source.is_active():
-        return None
-    (hidden_states,), mask = args, kwargs["attention_mask"]
-    length = hidden_states.shape[1] - kwargs["padding_len"]
-    kwargs = dict(kwargs, attention_mask=mask[:, :length], padding_len=0, return_dict=True)
-    return (hidden_states[:, :length],), kwargs
-
-
-def _prefixed_attention(
-    source: PrefixSource,
-    index: int,
-    original: Callable[..., tuple[Tensor, ...]],
-    module: nn.Module,
-    hidden_states: Tensor,
-    is_index_masked: Tensor,
-    is_index_global_attn: Tensor,
-    output_attentions: bool = False,
-    **others: Any,
-) -> tuple[Tensor, ...]:
-    """`LongformerSelfAttention.forward` with an active prefix; without one, Hugging Face's own to the bit."""
-    if not source.is_active():
-        return original(
-            hidden_states,
-            is_index_masked=is_index_masked,
-            is_index_global_attn=is_index_global_attn,
-            output_attentions=output_attentions,
-            **others,
-        )
-    prefix = source.key_values(index, hidden_states.shape[0])
-    return longformer_self_attention(
-        module,
-        hidden_states,
-        is_index_masked,
-        is_index_global_attn,
-        prefix=None if prefix is None else PrefixedKeys(*prefix),
-        prefix_rows=source.prefix_rows(),
-        prefix_part=source.prefix_part(index),
-        output_attentions=output_attentions,
-    )
 
 
 def _linear_as_when_trainable(original: Callable[[Tensor], Tensor], linear: Any, states: Tensor) -> Tensor:

@@ -9,8 +9,9 @@ import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 
+from prefixprop.attention.install import Undo
+from prefixprop.attention.prefix import PrefixPart
 from prefixprop.backbones import Backbone
-from prefixprop.backbones.base import PrefixPart, Undo
 from prefixprop.config import PrefixConfig
 from prefixprop.tuners.kernel import PrefixAttention
 from prefixprop.tuners.prefix import INIT_STD, Prefix, PrefixNetwork

@@ -1,0 +1,89 @@
+"""Attention with dropout on a CPU: masks that are cheap to draw, and work that stays in the cache.
+
+PyTorch draws one number per attention probability there, on one thread, and passes over the whole score matrix for
+every operation. Here four probabilities share one 64-bit number, and one block of rows is finished before the next.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+LEVELS = 2**16
+
+
+def draw_kept(shape: tuple[int, ...] | torch.Size, probability: float) -> tuple[Tensor, float]:
+    """A boolean mask of what dropout keeps, and what the kept grow by, both from PyTorch's generator.
+
+    16 bits drop with the multiple of 2^-16 nearest to `probability`; the growth is its exact inverse, so the expected
+    value is exact.
+    """
+    threshold = min(max(round(probability * LEVELS), 1), LEVELS - 1)
+    count = math.prod(shape)
+    words = torch.empty(-(-count // 4), dtype=torch.int64).random_(-(2**63), None)
+    lanes = words.view(torch.int16)[:count].view(shape)
+    return lanes >= threshold - LEVELS // 2, LEVELS / (LEVELS - threshold)  # int16 starts at -2^15
+
+
+def attend_with_dropout(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, probability: float) -> Tensor:
+    """softmax(q kᵀ/√d + bias), dropped out, times v; [batch, heads, rows, size], a bias for all heads."""
+    kept, growth = draw_kept((*query.shape[:3], key.shape[2]), probability)
+    return _DroppedAttention.apply(query, key, value, bias.expand(len(query), -1, -1, -1), kept, growth)
+
+
+def dropout_weights(weights: Tensor, probability: float) -> Tensor:
+    """`F.dropout` of probabilities that are wanted for themselves."""
+    if weights.device.type != "cpu" or probability == 0:
+        return F.dropout(weights, probability)
+    kept, growth = draw_kept(weights.shape, probability)
+    return torch.where(kept, weights * growth, 0.0)
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """The type to compute probabilities in: at least float32."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+class _DroppedAttention(torch.autograd.Function):
+    """One example (or block of rows) after the other; backward computes the probabilities again."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, bias: Tensor, kept: Tensor, growth: float
+    ) -> Tensor:
+        output = torch.empty_like(query)
+        for place in range(len(query)):
+            weights = _probabilities(query[place], key[place], bias[place]).mul_(kept[place]).mul_(growth)
+            torch.matmul(weights.to(value.dtype), value[place], out=output[place])
+        ctx.save_for_backward(query, key, value, bias, kept)
+        ctx.growth = growth
+        return output
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, bias, kept = ctx.saved_tensors
+        scale = 1 / math.sqrt(query.shape[-1])
+        for_query, for_key, for_value = (torch.empty_like(rows) for rows in (query, key, value))
+        for place in range(len(query)):
+            weights = _probabilities(query[place], key[place], bias[place])
+            dropped = (weights * kept[place]).mul_(ctx.growth).to(value.dtype)
+            torch.matmul(dropped.transpose(-1, -2), gradient[place], out=for_value[place])
+            for_weights = (
+                (gradient[place] @ value[place].transpose(-1, -2)).float().mul_(kept[place]).mul_(ctx.growth)
+            )
+            # Softmax: dS = P (dP - Σ P dP)
+            product = for_weights.mul_(weights)
+            for_scores = product.sub_(weights.mul_(product.sum(dim=-1, keepdim=True))).to(query.dtype)
+            torch.matmul(for_scores, key[place], out=for_query[place]).mul_(scale)
+            torch.matmul(for_scores.transpose(-1, -2), query[place], out=for_key[place]).mul_(scale)
+        return for_query, for_key, for_value, None, None, None
+
+
+def _probabilities(query: Tensor, key: Tensor, bias: Tensor) -> Tensor:
+    scores = (query @ key.transpose(-1, -2)).to(wide(query.dtype))
+    return scores.mul_(1 / math.sqrt(query.shape[-1])).add_(bias).softmax(dim=-1)

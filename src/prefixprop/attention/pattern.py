@@ -1,0 +1,122 @@
+"""Who sees whom in Longformer: computed once for a forward pass, shared by all its layers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class GlobalTokens:
+    """Where the global tokens of each example are: [batch, most of any example], padded at the end."""
+
+    index: Tensor
+    valid: Tensor
+
+    @classmethod
+    def find(cls, is_global: Tensor) -> GlobalTokens | None:
+        most = int(is_global.sum(dim=1).max())
+        if most == 0:
+            return None
+        order = torch.sort(is_global.to(torch.int8), dim=1, descending=True, stable=True).indices[:, :most]
+        return cls(order, is_global.gather(1, order))
+
+    def gather(self, rows: Tensor) -> Tensor:
+        """[batch, heads, length, size] -> the global tokens' rows."""
+        return rows.gather(2, self.index[:, None, :, None].expand(-1, rows.shape[1], -1, rows.shape[3]))
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Queries in `count` blocks of `size` rows, each with the keys of `margin` rows on either side of it.
+
+    `bias` [batch * count, 1, size, keys] is added to the scores over: prefix keys, global tokens, neighbourhood.
+    """
+
+    size: int
+    margin: int
+    count: int
+    bias: Tensor
+
+
+@dataclass
+class AttentionPattern:
+    """`is_masked` and `is_global` are [batch, length]; the first `hidden_rows` rows are keys to nobody (Eq. 3)."""
+
+    is_masked: Tensor
+    is_global: Tensor
+    hidden_rows: int = 0
+    _blocks: dict[tuple, Blocks] = field(default_factory=dict)
+
+    @classmethod
+    def from_mask(cls, mask: Tensor, hidden_rows: int = 0) -> AttentionPattern:
+        """From the mask of Hugging Face's encoder: negative for padding, 0 for local, positive for global tokens."""
+        return cls(mask < 0, mask > 0, hidden_rows)
+
+    @cached_property
+    def is_prefix(self) -> Tensor:
+        return torch.arange(self.is_masked.shape[1], device=self.is_masked.device) < self.hidden_rows
+
+    @cached_property
+    def is_hidden(self) -> Tensor:
+        """Keys that nobody sees."""
+        return self.is_masked | self.is_prefix if self.hidden_rows else self.is_masked
+
+    @cached_property
+    def tokens(self) -> GlobalTokens | None:
+        """Global tokens as rows."""
+        return GlobalTokens.find(self.is_global)
+
+    @cached_property
+    def key_tokens(self) -> GlobalTokens | None:
+        """Global tokens as keys."""
+        return GlobalTokens.find(self.is_global & ~self.is_prefix) if self.hidden_rows else self.tokens
+
+    def blocks(self, reach: int, prefix_keys: int, dtype: torch.dtype, whole_grid: bool) -> Blocks:
+        """How rows that see `reach` neighbours on either side are cut; a `whole_grid` never makes a single block."""
+        wanted = (reach, prefix_keys, dtype, whole_grid)
+        if wanted not in self._blocks:
+            self._blocks[wanted] = self._cut(*wanted)
+        return self._blocks[wanted]
+
+    def _cut(self, reach: int, prefix_keys: int, dtype: torch.dtype, whole_grid: bool) -> Blocks:
+        batch, length = self.is_masked.shape
+        single = length <= 3 * reach and not whole_grid  # cheaper to compute all than to cut
+        size, margin = (length, 0) if single else (reach, reach)
+        count = math.ceil(length / size)
+        place = torch.arange(size + 2 * margin, device=self.is_masked.device)
+        distance = place[None, :] - margin - place[:size, None]
+        seen = cut_windows(~(self.is_masked | self.is_global)[:, None, :, None], size, margin, count)[..., 0]
+        shown = [(distance.abs() <= reach) & seen]  # [batch * count, size, window]
+        if self.key_tokens is not None:
+            valid = self.key_tokens.valid.repeat_interleave(count, dim=0)[:, None, :]
+            shown.insert(0, valid.expand(-1, size, -1))
+        if prefix_keys:
+            shown.insert(0, seen.new_ones(batch * count, size, prefix_keys))
+        return Blocks(size, margin, count, as_bias(torch.cat(shown, dim=-1)[:, None], dtype))
+
+
+def as_bias(visible: Tensor, dtype: torch.dtype) -> Tensor:
+    """What is added to scores. Finite, so that rows that see nothing (padding) stay finite too."""
+    bias = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
+    return bias.masked_fill_(~visible, torch.finfo(dtype).min)
+
+
+def cut_windows(rows: Tensor, size: int, margin: int, count: int) -> Tensor:
+    """[batch, heads, length, width] -> [batch * count, heads, size + 2 * margin, width], zeros outside."""
+    length = rows.shape[2]
+    if count == 1 and margin == 0 and size == length:
+        return rows
+    padded = F.pad(rows, (0, 0, margin, count * size - length + margin))
+    windows = padded.unfold(2, size + 2 * margin, size)  # [batch, heads, count, width, window]
+    return windows.permute(0, 2, 1, 4, 3).flatten(0, 1)
+
+
+def join_blocks(rows: Tensor, batch: int, length: int) -> Tensor:
+    """[batch * count, heads, size, width] -> [batch, heads, length, width]."""
+    return rows.unflatten(0, (batch, -1)).transpose(1, 2).flatten(2, 3)[:, :, :length]

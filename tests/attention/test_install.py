@@ -1,0 +1,134 @@
+"""Putting the fast attention into a Longformer and taking it out again."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+
+from prefixprop import attention
+
+from tiny import HEADS, adapt, assert_same_bits, batch, both_methods, tiny_model
+
+
+def forwards(model: Any) -> list[str]:
+    return [name for name, module in model.named_modules() if "forward" in vars(module)]
+
+
+@pytest.mark.parametrize("task", HEADS)
+def test_same_numbers_under_every_head(task: str) -> None:
+    model = tiny_model(task=task)
+    inputs = batch(model, [29, 17])
+    if task == "QUESTION_ANS":
+        inputs["global_attention_mask"] = torch.zeros_like(inputs["input_ids"])
+        inputs["global_attention_mask"][:, :5] = 1
+    keys = list(model.state_dict())
+    expected = model(**inputs, output_hidden_states=True, output_attentions=True)
+    attention.install(model)
+    assert list(model.state_dict()) == keys
+    output = model(**inputs, output_hidden_states=True, output_attentions=True)
+    assert output.keys() == expected.keys()
+    real = inputs["attention_mask"].bool()
+    torch.testing.assert_close(output[0], expected[0], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(model(**inputs)[0], expected[0], atol=1e-5, rtol=1e-5)
+    for mine, theirs in zip(output.hidden_states, expected.hidden_states, strict=True):
+        torch.testing.assert_close(mine[real], theirs[real], atol=1e-5, rtol=1e-5)
+    for mine, theirs in zip(output.attentions, expected.attentions, strict=True):
+        torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-5)
+    for mine, theirs in zip(
+        output.get("global_attentions") or (), expected.get("global_attentions") or (), strict=True
+    ):
+        torch.testing.assert_close(mine[:, :, :29], theirs[:, :, :29], atol=1e-5, rtol=1e-5)
+    as_tuple = model(**inputs, return_dict=False)
+    torch.testing.assert_close(as_tuple[0], expected[0], atol=1e-5, rtol=1e-5)
+
+
+def gradients(model: Any, inputs: dict[str, Any]) -> dict[str, torch.Tensor]:
+    model.zero_grad()
+    model(**inputs, labels=torch.tensor([0, 2])).loss.backward()
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_full_fine_tuning_has_the_same_gradients(checkpointing: bool) -> None:
+    model = tiny_model().train()
+    inputs = batch(model, [29, 17])
+    expected = gradients(model, inputs)
+    attention.install(model, backend="sdpa")
+    if checkpointing:
+        model.gradient_checkpointing_enable()
+    found = gradients(model, inputs)
+    assert found.keys() == expected.keys()
+    scale = max(float(gradient.abs().max()) for gradient in expected.values())
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name] / scale, gradient / scale, atol=1e-5, rtol=1e-4)
+
+
+def test_uninstall_leaves_nothing_behind() -> None:
+    model = tiny_model()
+    inputs = batch(model, [29, 17])
+    expected = model(**inputs)
+    attention.install(model)
+    assert len(forwards(model)) == 4  # the encoder and its three attentions
+    attention.install(model)  # twice is once
+    twin = copy.deepcopy(model)
+    attention.uninstall(model)
+    assert forwards(model) == [] and not hasattr(model.longformer.encoder, "fast_attention")
+    assert_same_bits(model(**inputs), expected)
+    assert len(forwards(twin)) == 4
+    attention.uninstall(model)  # nothing to take out
+
+
+@both_methods
+def test_together_with_a_prefix_in_any_order(method: str) -> None:
+    inputs = batch(tiny_model(), [29, 17])
+    base = tiny_model()(**inputs)
+    adapted = adapt(tiny_model(), method)
+    with_prefix = adapted(**inputs)
+
+    installed_later = adapted
+    attention.install(installed_later)
+    installed_first = tiny_model()
+    attention.install(installed_first)
+    installed_first = adapt(installed_first, method)
+    installed_first.set_prefix(adapted.get_prefix().detach())
+    installed_first.base_model.model.classifier.load_state_dict(adapted.base_model.model.classifier.state_dict())
+    for model in (installed_later, installed_first):
+        assert_same_bits(model(**inputs), with_prefix)
+        with model.disable_adapter():
+            output = model(**inputs)
+            torch.testing.assert_close(output.logits, base.logits, atol=1e-5, rtol=1e-5)
+        attention.uninstall(model)
+        assert_same_bits(model(**inputs), with_prefix)
+        with model.disable_adapter():
+            assert_same_bits(model(**inputs), base)
+        attention.install(model)
+        plain = model.unload()
+        assert len(forwards(plain)) == 4  # still installed
+        attention.uninstall(plain)
+        assert forwards(plain) == []
+        assert_same_bits(plain(**inputs), base)
+
+
+def test_lora_on_the_global_projections_is_not_bypassed() -> None:
+    """Few global rows skip calling key_global and value_global, but not when something is wrapped around them."""
+    from peft import LoraConfig, get_peft_model
+
+    model = get_peft_model(tiny_model(), LoraConfig(target_modules=["key_global", "value_global"], r=2)).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_()
+    inputs = batch(model, [29, 17])
+    expected = model(**inputs).logits
+    attention.install(model)
+    torch.testing.assert_close(model(**inputs).logits, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_errors() -> None:
+    with pytest.raises(ValueError, match="backend='cuda' is unknown; choose one of auto, sdpa"):
+        attention.install(tiny_model(), backend="cuda")
+    with pytest.raises(ValueError, match="for Longformer models, and this is 'roberta'"):
+        attention.install(tiny_model("roberta"))
