@@ -40,6 +40,7 @@ def build(size: str, longest: int, dropout: float, device: str) -> Any:
     torch.manual_seed(0)
     config = LongformerConfig(
         **SIZES[size],
+        vocab_size=50_265,
         max_position_embeddings=longest + 2,
         attention_window=512,
         attention_probs_dropout_prob=dropout,

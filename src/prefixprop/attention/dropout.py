@@ -73,9 +73,8 @@ class _DroppedAttention(torch.autograd.Function):
             weights = _probabilities(query[place], key[place], bias[place])
             dropped = (weights * kept[place]).mul_(ctx.growth).to(value.dtype)
             torch.matmul(dropped.transpose(-1, -2), gradient[place], out=for_value[place])
-            for_weights = (
-                (gradient[place] @ value[place].transpose(-1, -2)).float().mul_(kept[place]).mul_(ctx.growth)
-            )
+            for_weights = (gradient[place] @ value[place].transpose(-1, -2)).to(weights.dtype)
+            for_weights.mul_(kept[place]).mul_(ctx.growth)
             # Softmax: dS = P (dP - Σ P dP)
             product = for_weights.mul_(weights)
             for_scores = product.sub_(weights.mul_(product.sum(dim=-1, keepdim=True))).to(query.dtype)
