@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from statistics import median
+from typing import Any
 
 import torch
 from peft import get_peft_model
@@ -56,12 +57,12 @@ def main() -> None:
             tokens = torch.randint(5, 50_000, shape, device=device)
             labels = torch.zeros(shape[0], dtype=torch.long, device=device)
 
-            def forward(model: object = model, tokens: object = tokens) -> None:
+            def forward(model: Any = model, tokens: Any = tokens) -> None:
                 with torch.no_grad():
-                    model(input_ids=tokens)  # type: ignore[operator]
+                    model(input_ids=tokens)
 
-            def step(model: object = model, tokens: object = tokens, labels: object = labels) -> None:
-                model(input_ids=tokens, labels=labels).loss.backward()  # type: ignore[operator]
+            def step(model: Any = model, tokens: Any = tokens, labels: Any = labels) -> None:
+                model(input_ids=tokens, labels=labels).loss.backward()
 
             times += [timed(forward, device), timed(step, device)]
         base = base or times

@@ -131,7 +131,6 @@ class PrefixTuner(BaseTuner):
 
     def merge_adapter(self, *args: Any, **kwargs: Any) -> NoReturn:
         self._check_merge_allowed()
-        raise AssertionError("unreachable")
 
     def _check_merge_allowed(self) -> NoReturn:
         raise ValueError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -94,13 +95,13 @@ class PrefixLayer(nn.Module, BaseTunerLayer):
             module.train(was_training)
             self._disable_adapters = was_disabled
 
+    @abstractmethod
     def shape(self, length: int) -> tuple[int, ...]:
         """Shape of a prefix of `length` rows."""
-        raise NotImplementedError
 
+    @abstractmethod
     def words_as_prefix(self, input_ids: Tensor, config: PrefixConfig) -> Tensor:
         """The prefix that stands for real tokens [1, j]."""
-        raise NotImplementedError
 
     def delete_adapter(self, adapter_name: str) -> None:
         self.settings.pop(adapter_name, None)
@@ -115,11 +116,10 @@ class PrefixLayer(nn.Module, BaseTunerLayer):
         raise AttributeError("a prefix layer wraps no other layer")
 
     def _move_adapter_to_device_of_base_layer(self, adapter_name: str, device: Any = None) -> None:
-        if adapter_name in self.prefixes:
-            target = device or self.backbone.embeddings.word_embeddings.weight.device
-            self.prefixes[adapter_name].to(target)
-        if adapter_name in self.kernels:
-            self.kernels[adapter_name].to(target)
+        target = device or self.backbone.embeddings.word_embeddings.weight.device
+        for modules in (self.prefixes, self.kernels):
+            if adapter_name in modules:
+                modules[adapter_name].to(target)
 
     # --- the active adapter ---------------------------------------------------------------------------------------
 
