@@ -3,7 +3,7 @@
 >>> import prefixprop  # registers the methods with peft
 """
 
-from prefixprop import models
+from prefixprop import attention, models
 from prefixprop.config import PrefixPropagationConfig, PrefixTuningConfig
 from prefixprop.counting import ParameterCount, count_parameters
 from prefixprop.registration import register
@@ -16,6 +16,7 @@ __all__ = [
     "PrefixPropagationConfig",
     "PrefixTuningConfig",
     "__version__",
+    "attention",
     "count_parameters",
     "models",
 ]
