@@ -11,10 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import time
-from collections.abc import Callable
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import torch
@@ -24,6 +21,8 @@ from transformers import LongformerConfig, LongformerModel
 from transformers.utils import logging
 
 from prefixprop import attention
+
+from timing import measure
 
 SIZES = {
     "mini": {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536},
@@ -48,21 +47,6 @@ def build(size: str, longest: int, dropout: float, device: str) -> Any:
     )
     model = LongformerModel(config, add_pooling_layer=False).requires_grad_(False).to(device)
     return (model.to(torch.bfloat16) if device == "cuda" else model).train(dropout > 0)
-
-
-def measure(run: Callable[[], object], device: str, repeats: int) -> tuple[float, float]:
-    """Median seconds, and peak memory in GiB where the device counts it."""
-    if device == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-    times = []
-    for _ in range(repeats + 1):
-        started = time.perf_counter()
-        run()
-        if device == "cuda":
-            torch.cuda.synchronize()
-        times.append(time.perf_counter() - started)
-    peak = torch.cuda.max_memory_allocated() / 2**30 if device == "cuda" else float("nan")
-    return median(times[1:]), peak
 
 
 def measure_case(size: str, case: tuple[int, int, int, float], device: str, repeats: int) -> dict[str, Any]:

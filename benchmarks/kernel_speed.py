@@ -8,9 +8,6 @@ runs: on a GPU if there is one, else on the CPU.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-from statistics import median
 from typing import Any
 
 import torch
@@ -23,19 +20,10 @@ from prefixprop import PrefixPropagationConfig
 from prefixprop.kernels import KERNELS
 from prefixprop.models import load_default
 
+from timing import measure
+
 SHAPES = ((4, 512), (1, 4096))
 REPEATS = 7
-
-
-def timed(run: Callable[[], object], device: str) -> float:
-    times = []
-    for _ in range(REPEATS + 1):
-        started = time.perf_counter()
-        run()
-        if device == "cuda":
-            torch.cuda.synchronize()
-        times.append(time.perf_counter() - started)
-    return median(times[1:])  # the first is a warm-up
 
 
 def main() -> None:
@@ -64,7 +52,7 @@ def main() -> None:
             def step(model: Any = model, tokens: Any = tokens, labels: Any = labels) -> None:
                 model(input_ids=tokens, labels=labels).loss.backward()
 
-            times += [timed(forward, device), timed(step, device)]
+            times += [measure(run, device, REPEATS)[0] for run in (forward, step)]
         base = base or times
         cells = [f"{mine / other:.2f}" for mine, other in zip(times, base, strict=True)]
         if kernel is None:

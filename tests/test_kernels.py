@@ -73,7 +73,7 @@ def cosine() -> Iterator[str]:
 @pytest.mark.parametrize("family", ["longformer", "roberta"])
 def test_a_kernel_of_ones_own(cosine: str, family: str) -> None:
     config = PrefixPropagationConfig(kernel=cosine, kernel_offset=2.0)
-    assert build_kernel(config).offset == 2.0  # type: ignore[attr-defined]
+    assert build_kernel(config).offset == 2.0
     model = adapt(tiny_model(family), "propagation", kernel=cosine, alpha=0.7, alpha_mode="layer")
     output = model(**batch(model, [14, 9]), labels=torch.tensor([0, 1]))
     output.loss.backward()

@@ -70,7 +70,7 @@ def test_lies_between_zero_and_one(given_predictions: Predictions, bins: int) ->
 
 
 @given(predictions(), st.integers(1, 30), st.randoms(use_true_random=False))
-def test_does_not_depend_on_the_order_of_documents(given_predictions: Predictions, bins: int, random) -> None:  # type: ignore[no-untyped-def]
+def test_does_not_depend_on_the_order_of_documents(given_predictions: Predictions, bins: int, random) -> None:
     probabilities, labels = given_predictions
     order = list(range(len(labels)))
     random.shuffle(order)

@@ -103,7 +103,7 @@ def test_names_and_lengths() -> None:
 def test_factory_is_frozen_and_travels() -> None:
     factory, _ = load_default()
     with pytest.raises(dataclasses.FrozenInstanceError):
-        factory.name = "another"  # type: ignore[misc]
+        factory.name = "another"
     assert pickle.loads(pickle.dumps(factory)) == factory
 
 

@@ -45,4 +45,4 @@ def test_one_label_is_not_a_classification() -> None:
 
 def test_documents_cannot_be_changed() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
-        Document("1", "one", 0).label = 1  # type: ignore[misc]
+        Document("1", "one", 0).label = 1

@@ -64,7 +64,7 @@ def test_broken_json_names_the_column(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "damage", [lambda data: data[:-12], lambda data: b"plain text", lambda data: data[:12] + b"\xff" * 20]
 )
-def test_damaged_gzip_data_is_reported_with_its_file(tmp_path: Path, damage) -> None:  # type: ignore[no-untyped-def]
+def test_damaged_gzip_data_is_reported_with_its_file(tmp_path: Path, damage) -> None:
     path = tmp_path / "records.jsonl.gz"
     path.write_bytes(damage(gzip.compress(CONTENT)))
     with pytest.raises(ValueError, match="gzip data is damaged") as caught:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from tiny import FAMILIES, HEADS, adapt, batch, both_methods, every_family, tiny_model
+from tiny import HEADS, adapt, batch, both_methods, every_family, tiny_model
 
 
 @both_methods
@@ -35,21 +35,18 @@ def test_outputs_carry_the_real_tokens_only(family: str, method: str) -> None:
     assert adapted(**inputs, return_dict=False)[0].shape == plain.last_hidden_state.shape
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_longformer_attentions_are_those_of_hugging_face(family: str) -> None:
-    """A prefix that no row can see leaves exactly Hugging Face's weights."""
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_longformer_attentions_are_those_of_hugging_face(seed: int) -> None:
+    """Zero keys take a share of the softmax, and leave the proportions of the rest as they were."""
     model = tiny_model("longformer", "FEATURE_EXTRACTION")
-    inputs = batch(model, [21, 13], seed=FAMILIES.index(family))
+    inputs = batch(model, [21, 13], seed=seed)
     inputs["global_attention_mask"] = torch.zeros_like(inputs["input_ids"])
     inputs["global_attention_mask"][0, :3] = 1
     inputs["global_attention_mask"][1, 7] = 1
     plain = model(**inputs, output_attentions=True)
     adapted = adapt(model, "tuning", "FEATURE_EXTRACTION", length=2)
-    prefix = torch.zeros_like(adapted.get_prefix())
-    prefix[:, 0] = 0.0
-    adapted.set_prefix(prefix)
+    adapted.set_prefix(torch.zeros_like(adapted.get_prefix()))
     output = adapted(**inputs, output_attentions=True)
-    # Zero keys score zero: they take a share, and leave the proportions of the rest as they were.
     real = inputs["attention_mask"].bool()
     for ours, theirs in zip(output.attentions[:1], plain.attentions[:1], strict=True):
         ours, theirs = ours.transpose(1, 2)[real], theirs.transpose(1, 2)[real]
@@ -82,6 +79,9 @@ def test_pooling_reads_the_first_prefix_row(family: str, task: str) -> None:
         torch.testing.assert_close(two.pooler_output, pooler(last))
     else:
         assert not torch.allclose(one.logits, two.logits)
+        head = from_prefix.base_model.model.classifier  # BERT pools in the encoder, the others in the head
+        read = from_prefix.base_model.base_model.pooler(last) if family == "bert" else last
+        torch.testing.assert_close(two.logits, head(read))
 
 
 def test_pooling_prefix_needs_a_pooling_model() -> None:

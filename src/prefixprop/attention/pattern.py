@@ -51,7 +51,7 @@ class AttentionPattern:
     is_masked: Tensor
     is_global: Tensor
     hidden_rows: int = 0
-    _blocks: dict[tuple, Blocks] = field(default_factory=dict)
+    _blocks: dict[tuple, Blocks] = field(default_factory=dict, init=False)
 
     @classmethod
     def from_mask(cls, mask: Tensor, hidden_rows: int = 0) -> AttentionPattern:

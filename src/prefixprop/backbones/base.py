@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -60,10 +61,6 @@ class Backbone(ABC):
     def embed(self, input_ids: Tensor) -> Tensor:
         """The embedded sequence, as layer 1 sees it."""
         return self._project(self.embeddings(input_ids=input_ids))
-
-    def embed_word(self, input_ids: Tensor) -> Tensor:
-        """Word embeddings alone, in the embeddings' own size."""
-        return self.embeddings.word_embeddings(input_ids)
 
     def embed_empty_words(self, count: int) -> Tensor:
         """Rows of no word at positions 0 to count-1: what layout `reference` adds P(1) to."""
@@ -137,9 +134,41 @@ class Backbone(ABC):
     def attach(self, source: PrefixSource) -> list[Undo]:
         """Make the attention of every layer listen to `source`; returns what undoes it."""
 
-    @abstractmethod
     def token_key_values(self, input_ids: Tensor) -> Tensor:
         """Keys and values that the layers compute for `input_ids` [1, j]: [layers, 2, heads, j, head size]."""
+        attentions = [layer.attention.self for layer in self.layers]
+        outputs = _record_outputs(
+            [projection for attention in attentions for projection in (attention.key, attention.value)],
+            lambda: self.module(input_ids=input_ids),
+        )
+        heads = self.config.num_attention_heads
+        rows = [self._own_rows(output, input_ids.shape[1]) for output in outputs]
+        return torch.stack([row.unflatten(-1, (heads, -1)).transpose(0, 1) for row in rows]).unflatten(0, (-1, 2))
+
+    def _own_rows(self, projected: Tensor, count: int) -> Tensor:
+        """The [count, hidden] rows of a single sequence in the output of a key or value projection."""
+        return projected[0, :count]
+
+
+def without_prefix(states: Tensor, prefix_rows: int, pooled_row: bool) -> Tensor:
+    """States without their first `prefix_rows` rows, but for the very first if it is to be pooled."""
+    tokens = states[:, prefix_rows:]
+    return torch.cat([states[:, :1], tokens], dim=1) if pooled_row else tokens
+
+
+def _record_outputs(modules: list[nn.Module], run: Callable[[], Any]) -> list[Tensor]:
+    """The outputs of `modules` during `run()`, in their order."""
+    outputs: dict[int, Tensor] = {}
+    handles = [
+        module.register_forward_hook(lambda _, __, output, place=place: outputs.update({place: output}))
+        for place, module in enumerate(modules)
+    ]
+    try:
+        run()
+    finally:
+        for handle in handles:
+            handle.remove()
+    return [outputs[place] for place in range(len(modules))]
 
 
 class RobertaPositions:

@@ -8,12 +8,12 @@ from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from prefixprop.attention.install import PrefixSource, Undo, replace_forward
 from prefixprop.attention.prefix import PrefixPart
-from prefixprop.backbones.base import Backbone, RobertaPositions
+from prefixprop.backbones.base import Backbone, RobertaPositions, without_prefix
 
 FOR_DECODERS = ("past_key_values", "encoder_hidden_states")
 
@@ -39,9 +39,7 @@ class BertBackbone(Backbone):
         return (torch.cat([rows, hidden_states], dim=1), *rest), kwargs
 
     def keep_tokens(self, output: Any, prefix_rows: int, pooled_row: bool) -> Any:
-        states = output.last_hidden_state
-        tokens = states[:, prefix_rows:]
-        output.last_hidden_state = torch.cat([states[:, :1], tokens], dim=1) if pooled_row else tokens
+        output.last_hidden_state = without_prefix(output.last_hidden_state, prefix_rows, pooled_row)
         return output
 
     def finish(self, output: Any, pooled_row: bool, drop_pooled_row: bool) -> Any:
@@ -65,13 +63,6 @@ class BertBackbone(Backbone):
             replace_forward(layer.attention.self, partial(_prefixed_attention, source, index))
             for index, layer in enumerate(self.layers)
         ]
-
-    def token_key_values(self, input_ids: Tensor) -> Tensor:
-        outputs = record_outputs(
-            [module for layer in self.layers for module in (layer.attention.self.key, layer.attention.self.value)],
-            lambda: self.module(input_ids=input_ids),
-        )
-        return stack_key_values([output[0] for output in outputs], self.config.num_attention_heads)
 
 
 class RobertaBackbone(RobertaPositions, BertBackbone):
@@ -192,24 +183,3 @@ def _last_tokens(value: Any, tokens: int) -> Any:
     if isinstance(value, Tensor) and value.dim() == 4:
         return value[..., -tokens:, -tokens:]
     return value
-
-
-def record_outputs(modules: list[nn.Module], run: Callable[[], Any]) -> list[Tensor]:
-    """The outputs of `modules` during `run()`, in their order."""
-    outputs: dict[int, Tensor] = {}
-    handles = [
-        module.register_forward_hook(lambda _, __, output, place=place: outputs.update({place: output}))
-        for place, module in enumerate(modules)
-    ]
-    try:
-        run()
-    finally:
-        for handle in handles:
-            handle.remove()
-    return [outputs[place] for place in range(len(modules))]
-
-
-def stack_key_values(projections: list[Tensor], heads: int) -> Tensor:
-    """[j, hidden] keys and values, alternating over the layers, as [layers, 2, heads, j, head size]."""
-    split = [rows.unflatten(-1, (heads, -1)).transpose(0, 1) for rows in projections]
-    return torch.stack(split).unflatten(0, (-1, 2))

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from transformers import LongformerForSequenceClassification
 
 from prefixprop.attention.install import FastAttention, PrefixSource, Undo, replace_forward
-from prefixprop.backbones.base import Backbone, RobertaPositions
-from prefixprop.backbones.bert import record_outputs, stack_key_values
+from prefixprop.backbones.base import Backbone, RobertaPositions, without_prefix
 
 WHOLE_SEQUENCE_PROJECTIONS = ("query", "key", "value", "key_global", "value_global")
 
@@ -27,9 +26,7 @@ class LongformerBackbone(RobertaPositions, Backbone):
         return (torch.cat([rows, hidden_states], dim=1),), dict(kwargs, attention_mask=mask)
 
     def keep_tokens(self, output: Any, prefix_rows: int, pooled_row: bool) -> Any:
-        states = output.last_hidden_state
-        tokens = states[:, prefix_rows:]
-        output.last_hidden_state = torch.cat([states[:, :1], tokens], dim=1) if pooled_row else tokens
+        output.last_hidden_state = without_prefix(output.last_hidden_state, prefix_rows, pooled_row)
         if output.hidden_states is not None:
             output.hidden_states = tuple(state[:, prefix_rows:] for state in output.hidden_states)
         if output.attentions is not None:
@@ -61,15 +58,9 @@ class LongformerBackbone(RobertaPositions, Backbone):
         ]
         return undo
 
-    def token_key_values(self, input_ids: Tensor) -> Tensor:
-        outputs = record_outputs(
-            [module for layer in self.layers for module in (layer.attention.self.key, layer.attention.self.value)],
-            lambda: self.module(input_ids=input_ids),
-        )
+    def _own_rows(self, projected: Tensor, count: int) -> Tensor:
         # Hugging Face's attention works on [length, batch, hidden] and pads to a multiple of the window.
-        return stack_key_values(
-            [output[: input_ids.shape[1], 0] for output in outputs], self.config.num_attention_heads
-        )
+        return projected[:count, 0]
 
 
 def _make_cls_global(_: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
