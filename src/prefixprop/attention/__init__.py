@@ -1,6 +1,7 @@
 """Longformer's attention, computed block by block for any sequence length."""
 
-from prefixprop.attention.install import BACKENDS, install, uninstall
+from prefixprop.attention.backends import BACKENDS
+from prefixprop.attention.install import install, uninstall
 from prefixprop.attention.pattern import AttentionPattern
 from prefixprop.attention.sliding_window import longformer_self_attention
 

@@ -34,7 +34,7 @@ def attend_globally(
     query = split_heads(module.query_global(rows), heads)
     in_softmax = prefix if prefix_part is None else None
     few = query.shape[2] * heads <= hidden_states.shape[2]
-    if few and _is_plain(module.key_global) and _is_plain(module.value_global):
+    if few and is_plain(module.key_global) and is_plain(module.value_global):
         output, weights = _absorbed(module, hidden_states, query, pattern, in_softmax, dropout)
     else:
         output, weights = _projected(module, hidden_states, query, pattern, in_softmax, dropout)
@@ -101,7 +101,7 @@ def _key_value(module: Any) -> tuple[Any, Any]:
     return module.key_global, module.value_global
 
 
-def _is_plain(linear: nn.Module) -> bool:
+def is_plain(linear: nn.Module) -> bool:
     """Nothing but its weight and bias: no adapter around it, and nobody who waits for it to be called."""
     return type(linear) is nn.Linear and not linear._forward_hooks and not linear._forward_pre_hooks
 

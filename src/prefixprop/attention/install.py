@@ -10,16 +10,20 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
-from transformers.models.longformer.modeling_longformer import LongformerBaseModelOutput, LongformerEncoder
+from transformers import LongformerForSequenceClassification, LongformerModel
+from transformers.models.longformer.modeling_longformer import (
+    LongformerBaseModelOutput,
+    LongformerBaseModelOutputWithPooling,
+)
 
+from prefixprop.attention.backends import check_backend, choose
 from prefixprop.attention.pattern import AttentionPattern
 from prefixprop.attention.prefix import PrefixedKeys, PrefixPart
-from prefixprop.attention.sliding_window import longformer_self_attention
 
 Undo = Callable[[], None]
-BACKENDS = ("sdpa",)
-ATTRIBUTE = "fast_attention"  # of an encoder
+ATTRIBUTE = "fast_attention"  # of a LongformerModel
 
 
 class PrefixSource(Protocol):
@@ -40,39 +44,56 @@ class PrefixSource(Protocol):
 def install(model: nn.Module, backend: str = "auto") -> None:
     """Let every Longformer in `model` compute its attention with `backend`: same weights, same calls, same numbers.
 
-    `auto` takes the best backend for the device. `uninstall` puts Hugging Face's back.
+    Backends are `triton` (NVIDIA GPUs) and `sdpa` (plain PyTorch, everywhere); `auto` takes the first that suits the
+    device the model is on when it runs. `uninstall` puts Hugging Face's attention back.
     """
-    if backend not in ("auto", *BACKENDS):
-        raise ValueError(f"backend={backend!r} is unknown; choose one of auto, {', '.join(BACKENDS)}.")
-    for encoder in _encoders(model):
-        FastAttention.of(encoder).backend = BACKENDS[0] if backend == "auto" else backend
+    check_backend(backend)
+    for longformer in _longformers(model):
+        FastAttention.of(longformer).backend = backend
+    for head in model.modules():
+        if isinstance(head, LongformerForSequenceClassification):
+            FastAttention.of(head.longformer).serve(head)
 
 
 def uninstall(model: nn.Module) -> None:
     """Put Hugging Face's attention back; a prefix method still uses the fast one while its adapter is active."""
-    for encoder in _encoders(model):
-        attention = FastAttention.of(encoder)
+    for longformer in _longformers(model):
+        attention = FastAttention.of(longformer)
         attention.backend = None
         attention.release_if_unused()
 
 
 class FastAttention:
-    """What stands between a Longformer encoder and its attention."""
+    """What stands between a Longformer and its attention."""
 
-    def __init__(self, encoder: Any) -> None:
-        self.encoder = encoder
+    def __init__(self, longformer: Any) -> None:
+        self.longformer = longformer
         self.backend: str | None = None
         self.source: PrefixSource | None = None
-        self._undo = [replace_forward(encoder, partial(_encoder_forward, self))]
-        for index, layer in enumerate(encoder.layer):
-            self._undo.append(replace_forward(layer.attention.self, partial(_attention_forward, self, index)))
+        self._serves_head = False
+        self._undo: list[Undo] = [
+            replace_forward(longformer, partial(_model_forward, self)),
+            replace_forward(longformer.encoder, partial(_encoder_forward, self)),
+        ]
+        for index, layer in enumerate(longformer.encoder.layer):
+            self._undo += [
+                replace_forward(layer.attention.self, partial(_attention_forward, self, index)),
+                replace_forward(layer.attention.output, partial(_output_forward, self)),
+                replace_forward(layer.output, partial(_output_forward, self)),
+            ]
 
     @classmethod
-    def of(cls, encoder: Any) -> FastAttention:
-        """The one of this encoder."""
-        if getattr(encoder, ATTRIBUTE, None) is None:
-            setattr(encoder, ATTRIBUTE, cls(encoder))
-        return getattr(encoder, ATTRIBUTE)
+    def of(cls, longformer: Any) -> FastAttention:
+        """The one of this model."""
+        if getattr(longformer, ATTRIBUTE, None) is None:
+            setattr(longformer, ATTRIBUTE, cls(longformer))
+        return getattr(longformer, ATTRIBUTE)
+
+    def serve(self, head: Any) -> None:
+        """Make [CLS] global for this head before it does so itself: it stops a compiler, and fails on embeddings."""
+        if not self._serves_head:
+            self._serves_head = True
+            self._undo.append(head.register_forward_pre_hook(_make_cls_global, with_kwargs=True).remove)
 
     def is_on(self) -> bool:
         return self.backend is not None or self.active_source() is not None
@@ -92,7 +113,55 @@ class FastAttention:
         if self.backend is None and self.source is None:
             while self._undo:
                 self._undo.pop()()
-            delattr(self.encoder, ATTRIBUTE)
+            delattr(self.longformer, ATTRIBUTE)
+
+
+def _model_forward(
+    fast: FastAttention,
+    original: Callable[..., Any],
+    longformer: Any,
+    input_ids: Tensor | None = None,
+    attention_mask: Tensor | None = None,
+    global_attention_mask: Tensor | None = None,
+    token_type_ids: Tensor | None = None,
+    position_ids: Tensor | None = None,
+    inputs_embeds: Tensor | None = None,
+    output_attentions: bool | None = None,
+    output_hidden_states: bool | None = None,
+    return_dict: bool | None = None,
+    **others: Any,
+) -> Any:
+    """`LongformerModel.forward` for any length, without its mask of length × length and without a look at values."""
+    if not fast.is_on() or (input_ids is None) == (inputs_embeds is None):
+        return original(
+            input_ids, attention_mask, global_attention_mask, token_type_ids, position_ids, inputs_embeds,
+            output_attentions, output_hidden_states, return_dict, **others,
+        )  # fmt: skip
+    embedded = longformer.embeddings(
+        input_ids=input_ids, position_ids=position_ids, token_type_ids=token_type_ids, inputs_embeds=inputs_embeds
+    )
+    seen = embedded.new_ones(embedded.shape[:2]) if attention_mask is None else attention_mask
+    if global_attention_mask is not None:
+        seen = seen * (global_attention_mask + 1)
+    limits = torch.finfo(embedded.dtype)
+    mask = torch.zeros(seen.shape, dtype=embedded.dtype, device=embedded.device)
+    mask = mask.masked_fill(seen <= 0, limits.min).masked_fill(seen == 2, limits.max)
+
+    config = longformer.config
+    flags = {"output_attentions": output_attentions, "output_hidden_states": output_hidden_states}
+    flags = {name: getattr(config, name) if value is None else value for name, value in flags.items()}
+    states = longformer.encoder(embedded, attention_mask=mask, padding_len=0, return_dict=True, **flags)
+    pooled = None if longformer.pooler is None else longformer.pooler(states[0])
+    output = LongformerBaseModelOutputWithPooling(
+        last_hidden_state=states.last_hidden_state,
+        pooler_output=pooled,
+        hidden_states=states.hidden_states,
+        attentions=states.attentions,
+        global_attentions=states.global_attentions,
+    )
+    if return_dict if return_dict is not None else config.return_dict:
+        return output
+    return (output.last_hidden_state, pooled, *states.to_tuple()[1:])
 
 
 def _encoder_forward(
@@ -146,7 +215,7 @@ def _attention_forward(
         return original(hidden_states, attention_mask=attention_mask, output_attentions=output_attentions, **others)
     source = fast.active_source()
     prefix = None if source is None else source.key_values(index, hidden_states.shape[0])
-    return longformer_self_attention(
+    return choose(fast.backend, hidden_states.device).longformer_self_attention(
         module,
         hidden_states,
         attention_mask,
@@ -156,8 +225,30 @@ def _attention_forward(
     )
 
 
-def _encoders(model: nn.Module) -> list[Any]:
-    found = [module for module in model.modules() if isinstance(module, LongformerEncoder)]
+def _output_forward(
+    fast: FastAttention,
+    original: Callable[..., Tensor],
+    module: nn.Module,
+    hidden_states: Tensor,
+    input_tensor: Tensor,
+) -> Tensor:
+    """What follows attention and feed-forward: dense, dropout, residual, LayerNorm."""
+    if not fast.is_on():
+        return original(hidden_states, input_tensor)
+    return choose(fast.backend, hidden_states.device).residual_output(original, module, hidden_states, input_tensor)
+
+
+def _make_cls_global(_: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
+    tokens = args[0] if args else kwargs.get("input_ids")
+    tokens = kwargs.get("inputs_embeds") if tokens is None else tokens
+    if len(args) > 2 or tokens is None or kwargs.get("global_attention_mask") is not None:
+        return None
+    first = torch.arange(tokens.shape[1], device=tokens.device) == 0
+    return args, dict(kwargs, global_attention_mask=first.long().expand(tokens.shape[0], -1))
+
+
+def _longformers(model: nn.Module) -> list[Any]:
+    found = [module for module in model.modules() if isinstance(module, LongformerModel)]
     if not found:
         name = getattr(getattr(model, "config", None), "model_type", type(model).__name__)
         raise ValueError(f"The fast attention is for Longformer models, and this is {name!r}; nothing to do here.")

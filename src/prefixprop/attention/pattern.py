@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+Prepared = TypeVar("Prepared")
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,7 @@ class AttentionPattern:
     is_global: Tensor
     hidden_rows: int = 0
     _blocks: dict[tuple, Blocks] = field(default_factory=dict, init=False)
+    _prepared: dict[tuple[int, ...], Any] = field(default_factory=dict, init=False)
 
     @classmethod
     def from_mask(cls, mask: Tensor, hidden_rows: int = 0) -> AttentionPattern:
@@ -76,6 +81,12 @@ class AttentionPattern:
     def key_tokens(self) -> GlobalTokens | None:
         """Global tokens as keys."""
         return GlobalTokens.find(self.is_global & ~self.is_prefix) if self.hidden_rows else self.tokens
+
+    def prepared(self, prepare: Callable[..., Prepared], *details: int) -> Prepared:
+        """What a backend makes of this pattern, made once: prepare(pattern, *details)."""
+        if details not in self._prepared:
+            self._prepared[details] = prepare(self, *details)
+        return self._prepared[details]
 
     def blocks(self, reach: int, prefix_keys: int, dtype: torch.dtype, whole_grid: bool) -> Blocks:
         """How rows that see `reach` neighbours on either side are cut; a `whole_grid` never makes a single block."""

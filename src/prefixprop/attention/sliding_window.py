@@ -8,6 +8,7 @@ attention. Any length works, so nothing has to be padded to a multiple of the wi
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -65,6 +66,13 @@ def longformer_self_attention(
     nothing = (pattern.is_masked | pattern.is_global)[:, None, :, None]
     local_weights = local_weights.masked_fill(nothing, 0.0).transpose(1, 2)
     return (output, local_weights) if global_weights is None else (output, local_weights, global_weights)
+
+
+def residual_output(
+    original: Callable[..., Tensor], module: Any, hidden_states: Tensor, input_tensor: Tensor
+) -> Tensor:
+    """Dense, dropout, residual and LayerNorm of a LongformerSelfOutput or LongformerOutput."""
+    return original(hidden_states, input_tensor)
 
 
 def _local_rows(

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import LongformerForSequenceClassification
 
 from prefixprop.attention.install import FastAttention, PrefixSource, Undo, replace_forward
@@ -46,9 +46,10 @@ class LongformerBackbone(RobertaPositions, Backbone):
         return output
 
     def attach(self, source: PrefixSource) -> list[Undo]:
-        undo: list[Undo] = [FastAttention.of(self.encoder).listen_to(source)]
+        attention = FastAttention.of(self.module)
+        undo: list[Undo] = [attention.listen_to(source)]
         if isinstance(self.model, LongformerForSequenceClassification):
-            undo.append(self.model.register_forward_pre_hook(_make_cls_global, with_kwargs=True).remove)
+            attention.serve(self.model)
         linears = [
             getattr(layer.attention.self, name) for layer in self.layers for name in WHOLE_SEQUENCE_PROJECTIONS
         ]
@@ -61,16 +62,6 @@ class LongformerBackbone(RobertaPositions, Backbone):
     def _own_rows(self, projected: Tensor, count: int) -> Tensor:
         # Hugging Face's attention works on [length, batch, hidden] and pads to a multiple of the window.
         return projected[:count, 0]
-
-
-def _make_cls_global(_: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
-    """Hugging Face's head makes [CLS] global by itself, but fails to when it is given embeddings."""
-    embeddings = kwargs.get("inputs_embeds")
-    if args or embeddings is None or kwargs.get("global_attention_mask") is not None:
-        return None
-    mask = torch.zeros(embeddings.shape[:2], dtype=torch.long, device=embeddings.device)
-    mask[:, 0] = 1
-    return args, dict(kwargs, global_attention_mask=mask)
 
 
 def _linear_as_when_trainable(original: Callable[[Tensor], Tensor], linear: Any, states: Tensor) -> Tensor:

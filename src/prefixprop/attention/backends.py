@@ -1,0 +1,49 @@
+"""The ways to compute Longformer's attention, and which of them a machine can use."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from typing import Any
+
+import torch
+
+from prefixprop.attention import sliding_window
+
+BACKENDS = ("sdpa", "triton")
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # Triton on the CPU: slow, for tests
+
+
+def check_backend(name: str) -> None:
+    """Raise if there is no backend of this name, or if this machine has not what it needs."""
+    reasons = {backend: why_not(backend) for backend in BACKENDS}
+    here = ", ".join(["auto", *(backend for backend, reason in reasons.items() if reason is None)])
+    if name not in ("auto", *BACKENDS):
+        raise ValueError(f"backend={name!r} is unknown; choose one of auto, {', '.join(BACKENDS)}.")
+    if name != "auto" and reasons[name] is not None:
+        raise ValueError(f"backend={name!r} needs {reasons[name]}; this machine has: {here}.")
+
+
+def why_not(name: str, device: torch.device | None = None) -> str | None:
+    """What a backend misses on this machine, or for tensors on `device`."""
+    if name == "sdpa":
+        return None
+    if not HAS_TRITON:
+        return "the package triton, which PyTorch for CUDA brings along (pip install triton)"
+    has_gpu = torch.cuda.is_available() if device is None else device.type == "cuda"
+    return None if has_gpu or INTERPRETED else "an NVIDIA GPU"
+
+
+def choose(name: str | None, device: torch.device) -> Any:
+    """The module that computes attention there: `longformer_self_attention` is its entry."""
+    if name == "triton" and (reason := why_not(name, device)) is not None:
+        raise RuntimeError(
+            f"The attention backend 'triton' needs {reason}, and the model is on {device}; move the model, or call "
+            "prefixprop.attention.install(model, backend='auto')."
+        )
+    if name == "sdpa" or (name != "triton" and (device.type != "cuda" or why_not("triton", device) is not None)):
+        return sliding_window
+    from prefixprop.attention.gpu import self_attention
+
+    return self_attention

@@ -1,0 +1,32 @@
+"""Dropout whose mask is computed, not stored: backward, with other tiles, finds the same one."""
+
+from __future__ import annotations
+
+import torch
+import triton
+from torch import Tensor
+
+LEVELS = 2**32
+
+
+def draw_words(count: int, device: torch.device, dropout: float) -> Tensor:
+    """A random 32-bit word for each row or column, from PyTorch's generator; none where nothing is dropped."""
+    if not dropout:
+        return torch.empty(0, dtype=torch.int32, device=device)
+    return torch.randint(-LEVELS // 2, LEVELS // 2, (count,), dtype=torch.int32, device=device)
+
+
+def levels(probability: float) -> tuple[int, float]:
+    """The least number that is kept, among all of 32 bits, and what the kept grow by."""
+    dropped = min(round(probability * LEVELS), LEVELS - 1)
+    return dropped - LEVELS // 2, LEVELS / (LEVELS - dropped)
+
+
+@triton.jit
+def is_kept(row_words, column_words, least):
+    """Whether each pair of a row and a column is kept.
+
+    A number of the generator for every probability would cost more than the attention itself. The two words are
+    random already; the multiplication breaks the dependence that is left between the corners of a rectangle.
+    """
+    return (row_words ^ column_words) * -1640531535 >= least  # 2³² / golden ratio, made odd

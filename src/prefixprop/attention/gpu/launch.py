@@ -1,0 +1,225 @@
+"""Starts the attention kernels, with the tile sizes that suit the device."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from prefixprop.attention.gpu import keys, rows
+from prefixprop.attention.gpu.dropout import levels
+from prefixprop.attention.gpu.kernel import Kernel
+from prefixprop.attention.gpu.pattern import DevicePattern
+
+_LOCAL_ROWS, _GLOBAL_ROWS, _PROJECT_ROWS = (
+    Kernel(rows.local_rows),
+    Kernel(rows.global_rows),
+    Kernel(rows.project_rows),
+)
+_BAND_KEYS, _LISTED_KEYS, _FAR_KEYS = Kernel(keys.band_keys), Kernel(keys.listed_keys), Kernel(keys.far_keys)
+SHARES = 8  # programs that share an example's global rows where these are projected
+
+
+class Shape(NamedTuple):
+    """What the kernels are compiled for (heads, size), and what they are told at each start."""
+
+    heads: int
+    size: int
+    reach: int
+    prefix: int  # keys (Eq. 2)
+    hidden: int  # rows that are keys to nobody (Eq. 3)
+    dropout: float
+
+
+class Words(NamedTuple):
+    """Of dropout's mask: one for each row of each head, one for each row of the buffers."""
+
+    rows: Tensor
+    columns: Tensor
+
+
+def forward(near: Tensor, far: Tensor, pattern: DevicePattern, words: Words, shape: Shape) -> tuple[Tensor, Tensor]:
+    """Attention of every row [batch, length, hidden], and the logarithm of its softmax's total."""
+    batch, length = pattern.kind.shape
+    output = near.new_empty(batch, length, shape.heads * shape.size)
+    log_totals = near.new_empty(batch, shape.heads, length, dtype=torch.float32)
+    # Backward's tensors have no part in this; any address does.
+    _local_rows(near, pattern, words, shape, output, log_totals, log_totals, output, output, backward=False)
+    _global_rows(near, far, pattern, words, shape, output, log_totals, log_totals, output, output, backward=False)
+    return output, log_totals
+
+
+def backward(
+    gradient: Tensor,
+    output: Tensor,
+    log_totals: Tensor,
+    near: Tensor,
+    far: Tensor,
+    pattern: DevicePattern,
+    words: Words,
+    shape: Shape,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of `near` and `far`; the third holds those of the global rows' queries, and nothing elsewhere."""
+    batch, length = pattern.kind.shape
+    for_near, for_far, for_query = torch.empty_like(near), torch.empty_like(far), torch.empty_like(output)
+    if shape.prefix:  # nobody asks with a prefix row
+        for_near[batch * length :, : shape.heads * shape.size] = 0
+    deltas = torch.empty_like(log_totals)
+    _local_rows(near, pattern, words, shape, output, log_totals, deltas, gradient, for_near, backward=True)
+    _global_rows(near, far, pattern, words, shape, output, log_totals, deltas, gradient, for_query, backward=True)
+    _band_keys(near, pattern, words, shape, gradient, log_totals, deltas, for_near)
+    _listed_keys(near, pattern, words, shape, gradient, log_totals, deltas, for_near)
+    _far_keys(near, far, pattern, words, shape, gradient, log_totals, deltas, for_far)
+    return for_near, for_far, for_query
+
+
+def _local_rows(
+    near: Tensor, pattern: DevicePattern, words: Words, shape: Shape, *tensors: Tensor, backward: bool
+) -> None:
+    batch, length = pattern.kind.shape
+    tiles = _tiles(near, "local_rows_backward" if backward else "local_rows", shape)
+    _LOCAL_ROWS(
+        (triton.cdiv(length, tiles["BLOCK_M"]), batch * shape.heads),
+        (near, pattern.kind, pattern.listed, pattern.facts, *words, *tensors),
+        (length, pattern.listed.shape[1], shape.reach, *_factors(shape)),
+        BACKWARD=backward,
+        **_common(near, shape),
+        **tiles,
+    )
+
+
+def _global_rows(
+    near: Tensor, far: Tensor, pattern: DevicePattern, words: Words, shape: Shape, *tensors: Tensor, backward: bool
+) -> None:
+    lanes, length = pattern.kind.shape[0] * shape.heads, pattern.kind.shape[1]
+    tiles = _tiles(near, "global_rows_backward" if backward else "global_rows", shape)
+    common, shares = _common(near, shape), pattern.arrivals.shape[1]
+    parts = near.new_empty(lanes * shares * tiles["BLOCK_G"] * (common["BLOCK_D"] + 2), dtype=torch.float32)
+    _GLOBAL_ROWS(
+        (shares, lanes),
+        (near, far, *pattern[:4], *words, *tensors, parts, pattern.arrivals),
+        (length, pattern.listed.shape[1], shape.prefix, shape.hidden, *_factors(shape)),
+        BACKWARD=backward,
+        SHARES=shares,
+        **common,
+        **tiles,
+    )
+
+
+def _band_keys(near: Tensor, pattern: DevicePattern, words: Words, shape: Shape, *tensors: Tensor) -> None:
+    batch, length = pattern.kind.shape
+    tiles = _tiles(near, "band_keys", shape)
+    _BAND_KEYS(
+        (triton.cdiv(length, tiles["BLOCK_N"]), batch * shape.heads),
+        (near, pattern.kind, pattern.facts, *words, *tensors),
+        (length, shape.hidden, shape.reach, *_factors(shape)),
+        **_common(near, shape),
+        **tiles,
+    )
+
+
+def _listed_keys(near: Tensor, pattern: DevicePattern, words: Words, shape: Shape, *tensors: Tensor) -> None:
+    lanes, length = pattern.kind.shape[0] * shape.heads, pattern.kind.shape[1]
+    tiles, common, shares = _tiles(near, "listed_keys", shape), _common(near, shape), pattern.arrivals.shape[1]
+    parts = near.new_empty(lanes * shares * 2 * tiles["BLOCK_G"] * common["BLOCK_D"], dtype=torch.float32)
+    _LISTED_KEYS(
+        (shares, lanes),
+        (near, pattern.kind, pattern.listed, pattern.facts, *words, *tensors, parts, pattern.arrivals),
+        (length, pattern.listed.shape[1], *_factors(shape)),
+        SHARES=shares,
+        **common,
+        **tiles,
+    )
+
+
+def _far_keys(
+    near: Tensor, far: Tensor, pattern: DevicePattern, words: Words, shape: Shape, *tensors: Tensor
+) -> None:
+    batch, length = pattern.kind.shape
+    tiles = _tiles(near, "far_keys", shape)
+    key_tiles = triton.cdiv(length, tiles["BLOCK_N"]) + triton.cdiv(shape.prefix, tiles["BLOCK_N"])
+    _FAR_KEYS(
+        (key_tiles, batch * shape.heads),
+        (near, far, pattern.kind, pattern.tokens, pattern.facts, *words, *tensors),
+        (length, shape.prefix, batch * length, shape.hidden, *_factors(shape)),
+        **_common(near, shape),
+        **tiles,
+    )
+
+
+def project_rows(
+    states: Tensor, weight: Tensor, bias: Tensor | None, tokens: Tensor, facts: Tensor, result: Tensor
+) -> None:
+    """Write states Wᵀ + b of the global rows into `result`; without a bias, add states W to what is there."""
+    batch, length = tokens.shape[0], tokens.shape[1] - 1
+    add = bias is None
+    width, inner = weight.shape[::-1] if add else weight.shape
+    strides = weight.stride()[::-1] if add else weight.stride()
+    _PROJECT_ROWS(
+        (triton.cdiv(width, 64), batch, SHARES),
+        (states, weight, weight if bias is None else bias, tokens, facts, result),
+        (length,),
+        WIDTH=width,
+        INNER=inner,
+        STRIDE=states.stride(-2),
+        RESULT_STRIDE=result.stride(-2),
+        WEIGHT_ROW=strides[0],
+        WEIGHT_COLUMN=strides[1],
+        ADD=add,
+        BLOCK_G=16,
+        BLOCK_C=64,
+        BLOCK_K=64,
+        PRECISION=_precision(states),
+    )
+
+
+def _common(near: Tensor, shape: Shape) -> dict[str, Any]:
+    return {
+        "HEADS": shape.heads,
+        "SIZE": shape.size,
+        "BLOCK_D": max(16, triton.next_power_of_2(shape.size)),
+        "PRECISION": _precision(near),
+        "DROPOUT": shape.dropout > 0,
+    }
+
+
+def _precision(states: Tensor) -> str:
+    # The matrix units' own float32 is too coarse for "the same numbers".
+    return "ieee" if states.dtype == torch.float32 else "tf32"
+
+
+def _factors(shape: Shape) -> tuple[float, int, float, float]:
+    """Of scores (in units of log 2), dropout's least and growth, and of the scores' gradient."""
+    return math.log2(math.e) / math.sqrt(shape.size), *levels(shape.dropout), 1 / math.sqrt(shape.size)
+
+
+# Tile sizes and launch options, for 16-bit types and head sizes up to 64; measured on an H200.
+TILES: dict[str, dict[str, int]] = {
+    "local_rows": {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_G": 16, "num_warps": 4, "num_stages": 2},
+    "local_rows_backward": {"BLOCK_M": 64, "BLOCK_N": 32, "BLOCK_G": 32, "num_warps": 4, "num_stages": 3},
+    "global_rows": {"BLOCK_G": 16, "BLOCK_N": 128, "num_warps": 4, "num_stages": 2},
+    "global_rows_backward": {"BLOCK_G": 16, "BLOCK_N": 64, "num_warps": 4, "num_stages": 2},
+    "band_keys": {"BLOCK_M": 64, "BLOCK_N": 64, "num_warps": 4, "num_stages": 3},
+    "listed_keys": {"BLOCK_M": 64, "BLOCK_G": 16, "num_warps": 2, "num_stages": 3},
+    "far_keys": {"BLOCK_G": 16, "BLOCK_N": 64, "num_warps": 4, "num_stages": 2},
+}
+# Dropout's masks take registers.
+TILES_WITH_DROPOUT: dict[str, dict[str, int]] = {
+    **TILES,
+    "local_rows": {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_G": 16, "num_warps": 4, "num_stages": 2},
+    "local_rows_backward": {"BLOCK_M": 64, "BLOCK_N": 32, "BLOCK_G": 32, "num_warps": 4, "num_stages": 2},
+    "band_keys": {"BLOCK_M": 64, "BLOCK_N": 64, "num_warps": 4, "num_stages": 2},
+}
+
+
+def _tiles(near: Tensor, kernel: str, shape: Shape) -> dict[str, int]:
+    tiles = (TILES_WITH_DROPOUT if shape.dropout else TILES)[kernel]
+    if near.device.type == "cpu":  # the interpreter: small tiles, so that small inputs have several
+        return {name: 16 if name.startswith("BLOCK") else value for name, value in tiles.items()}
+    if near.dtype == torch.float32 or shape.size > 64:  # twice the bytes per row
+        tiles = {name: min(value, 32) if name.startswith("BLOCK") else value for name, value in tiles.items()}
+        tiles |= {"num_warps": 4, "num_stages": 2}
+    return tiles

@@ -1,0 +1,215 @@
+"""A layer's attention as an operation of PyTorch, with its gradient.
+
+Each is an autograd function, which costs little to call. `torch.compile` sees an operator instead (`compiled`), which
+it takes as it is.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from prefixprop.attention.gpu import launch
+from prefixprop.attention.gpu.launch import Shape, Words
+from prefixprop.attention.gpu.pattern import DevicePattern
+from prefixprop.attention.gpu.tiles import GLOBAL
+
+
+def longformer_attention_forward(
+    states: Tensor, weight: Tensor, bias: Tensor, query_weight: Tensor, query_bias: Tensor, prefix: Tensor,
+    kind: Tensor, tokens: Tensor, listed: Tensor, facts: Tensor, arrivals: Tensor,
+    row_words: Tensor, column_words: Tensor,
+    heads: int, size: int, reach: int, prefix_keys: int, hidden: int, dropout: float,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Attention from a layer's states [batch, length, width].
+
+    `weight` [5 width, width] and `bias` are those of query, key, value, key_global and value_global one after the
+    other, `query_weight` and `query_bias` those of query_global; `prefix` [batch, j, 2 width] is keys and values.
+    Returns the rows, `near` (see tiles) and the softmaxes' totals; the last two are for backward alone.
+    """
+    pattern, words = DevicePattern(kind, tokens, listed, facts, arrivals), Words(row_words, column_words)
+    width = heads * size
+    near = _project(states, weight[: 3 * width], bias[: 3 * width], prefix)
+    launch.project_rows(states, query_weight, query_bias, tokens, facts, near)
+    far = _project(states, weight[3 * width :], bias[3 * width :], prefix)
+    shape = Shape(heads, size, reach, prefix_keys, hidden, dropout)
+    output, log_totals = launch.forward(near, far, pattern, words, shape)
+    return output, near, log_totals
+
+
+def longformer_attention_keep(ctx: Any, inputs: tuple, output: tuple) -> None:
+    states, weight, bias, query_weight, _, prefix, *rest = inputs
+    # Global rows' keys and values are not kept: one product makes them again, from the states.
+    ctx.save_for_backward(states, weight, bias, query_weight, prefix, *output, *rest[:7])
+    ctx.shape = Shape(*rest[7:])
+    ctx.mark_non_differentiable(output[1], output[2])
+    ctx.set_materialize_grads(False)
+
+
+def longformer_attention_backward(ctx: Any, gradient: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+    result: list[Tensor | None] = [None] * 19
+    if gradient is None:
+        return tuple(result)
+    states, weight, bias, query_weight, prefix, output, near, log_totals, *pattern = ctx.saved_tensors
+    for_states, for_weight, for_bias, for_query_weight, for_query_bias, for_prefix = ctx.needs_input_grad[:6]
+    width = output.shape[-1]
+    far = _project(states, weight[3 * width :], bias[3 * width :], prefix)
+    for_near, for_far, for_query = attention_gradients(
+        gradient.contiguous(), output, log_totals, near, far, *pattern, *ctx.shape
+    )
+    count = states.shape[0] * states.shape[1]
+    if for_states:
+        rows = (for_near[:count] @ weight[: 3 * width]).addmm_(for_far[:count], weight[3 * width :])
+        add_global_rows(rows, for_query, query_weight, pattern[1], pattern[3])
+        result[0] = rows.view_as(states)
+    flat = states.flatten(0, 1)
+    if for_weight:
+        result[1] = torch.cat([for_near[:count].t() @ flat, for_far[:count].t() @ flat])
+    if for_bias:
+        result[2] = torch.cat([for_near[:count].sum(dim=0), for_far[:count].sum(dim=0)])
+    if for_query_weight or for_query_bias:
+        # Elsewhere than in global rows nothing was ever written.
+        queries = for_query.masked_fill(pattern[0].ne(GLOBAL.value)[..., None], 0).flatten(0, 1)
+        result[3], result[4] = queries.t() @ flat, queries.sum(dim=0)
+    if for_prefix:
+        result[5] = (for_near[count:, width:] + for_far[count:]).view_as(prefix)
+    return tuple(result)
+
+
+def _project(states: Tensor, weight: Tensor, bias: Tensor, prefix: Tensor) -> Tensor:
+    """Projections of all tokens, and behind them the prefix rows in the last places: [rows, places * width]."""
+    rows = states.flatten(0, 1)
+    if prefix.shape[1] == 0:
+        return F.linear(rows, weight, bias)
+    result = rows.new_empty(rows.shape[0] + prefix.shape[0] * prefix.shape[1], weight.shape[0])
+    torch.addmm(bias, rows, weight.t(), out=result[: rows.shape[0]])
+    result[rows.shape[0] :, -prefix.shape[2] :] = prefix.flatten(0, 1)
+    return result
+
+
+def attend_forward(
+    near: Tensor, far: Tensor,
+    kind: Tensor, tokens: Tensor, listed: Tensor, facts: Tensor, arrivals: Tensor,
+    row_words: Tensor, column_words: Tensor,
+    heads: int, size: int, reach: int, prefix_keys: int, hidden: int, dropout: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The same from projections that were made elsewhere (something is wrapped around them, or wants them too)."""
+    pattern, words = DevicePattern(kind, tokens, listed, facts, arrivals), Words(row_words, column_words)
+    return launch.forward(near, far, pattern, words, Shape(heads, size, reach, prefix_keys, hidden, dropout))
+
+
+def attend_keep(ctx: Any, inputs: tuple, output: tuple) -> None:
+    ctx.save_for_backward(*inputs[:2], *output, *inputs[2:9])
+    ctx.shape = Shape(*inputs[9:])
+    ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)
+
+
+def attend_backward(ctx: Any, gradient: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+    if gradient is None:
+        return (None,) * 15
+    near, far, output, log_totals, *pattern = ctx.saved_tensors
+    for_near, for_far, for_query = attention_gradients(
+        gradient.contiguous(), output, log_totals, near, far, *pattern, *ctx.shape
+    )
+    count, width = pattern[0].numel(), output.shape[-1]
+    is_global = pattern[0].flatten().eq(GLOBAL.value)[:, None]
+    for_near[:count, :width] = torch.where(is_global, for_query.flatten(0, 1), for_near[:count, :width])
+    return (for_near, for_far, *(None,) * 13)
+
+
+def _attention_gradients(
+    gradient: Tensor, output: Tensor, log_totals: Tensor, near: Tensor, far: Tensor,
+    kind: Tensor, tokens: Tensor, listed: Tensor, facts: Tensor, arrivals: Tensor,
+    row_words: Tensor, column_words: Tensor,
+    heads: int, size: int, reach: int, prefix_keys: int, hidden: int, dropout: float,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    pattern, words = DevicePattern(kind, tokens, listed, facts, arrivals), Words(row_words, column_words)
+    shape = Shape(heads, size, reach, prefix_keys, hidden, dropout)
+    return launch.backward(gradient, output, log_totals, near, far, pattern, words, shape)
+
+
+def _add_global_rows(states: Tensor, rows: Tensor, weight: Tensor, tokens: Tensor, facts: Tensor) -> None:
+    """Add `rows` @ `weight` to the states of the global tokens."""
+    launch.project_rows(rows, weight, None, tokens, facts, states)
+
+
+def function(forward: Any, keep: Any, backward: Any) -> Any:
+    """An autograd function in the old form: PyTorch looks at the new one's signature at every call, which is slow."""
+
+    class Function(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *inputs: Any) -> Any:
+            output = forward(*inputs)
+            keep(ctx, inputs, output)
+            return output
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Any) -> Any:
+            return backward(ctx, *gradients)
+
+    return Function.apply
+
+
+_longformer_attention = function(
+    longformer_attention_forward, longformer_attention_keep, longformer_attention_backward
+)
+_attend = function(attend_forward, attend_keep, attend_backward)
+
+
+def operator(name: str, function: Any, fake: Any, mutates: tuple[str, ...] = ()) -> Any:
+    """`function` as an operator that `torch.compile` does not look into; `fake` says what shapes come out."""
+    made = torch.library.custom_op(f"prefixprop::{name}", function, mutates_args=mutates)
+    made.register_fake(fake)
+    return made
+
+
+def _longformer_attention_shapes(states: Tensor, weight: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    prefix, heads = rest[3], rest[11]
+    batch, length, _ = states.shape
+    width = weight.shape[0] // 5
+    near = states.new_empty(batch * (length + prefix.shape[1]), 3 * width)
+    totals = states.new_empty(batch, heads, length, dtype=torch.float32)
+    return states.new_empty(batch, length, width), near, totals
+
+
+def _attend_shapes(near: Tensor, far: Tensor, kind: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    totals = near.new_empty(kind.shape[0], rest[6], kind.shape[1], dtype=torch.float32)
+    return near.new_empty(*kind.shape, near.shape[1] // 3), totals
+
+
+def _gradient_shapes(gradient: Tensor, output: Tensor, log_totals: Tensor, near: Tensor, far: Tensor, *_: Any) -> Any:
+    return torch.empty_like(near), torch.empty_like(far), torch.empty_like(output)
+
+
+_compiled_longformer_attention = operator(
+    "longformer_attention", longformer_attention_forward, _longformer_attention_shapes
+)
+_compiled_longformer_attention.register_autograd(
+    longformer_attention_backward, setup_context=longformer_attention_keep
+)
+_compiled_attend = operator("attend", attend_forward, _attend_shapes)
+_compiled_attend.register_autograd(attend_backward, setup_context=attend_keep)
+_compiled_gradients = operator("attention_gradients", _attention_gradients, _gradient_shapes)
+_compiled_add_global_rows = operator("add_global_rows", _add_global_rows, lambda *_: None, mutates=("states",))
+
+
+def longformer_attention(*arguments: Any) -> Tensor:
+    run = _compiled_longformer_attention if torch.compiler.is_compiling() else _longformer_attention
+    return run(*arguments)[0]
+
+
+def attend(*arguments: Any) -> Tensor:
+    run = _compiled_attend if torch.compiler.is_compiling() else _attend
+    return run(*arguments)[0]
+
+
+def attention_gradients(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return (_compiled_gradients if torch.compiler.is_compiling() else _attention_gradients)(*arguments)
+
+
+def add_global_rows(*arguments: Any) -> None:
+    (_compiled_add_global_rows if torch.compiler.is_compiling() else _add_global_rows)(*arguments)

@@ -1,0 +1,169 @@
+"""LayerNorm(dropout(update) + residual) in one pass over memory, forward and backward."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from prefixprop.attention.gpu.dropout import draw_words, is_kept, levels
+from prefixprop.attention.gpu.kernel import Kernel
+from prefixprop.attention.gpu.operator import function, operator
+
+ROWS = 4  # per program
+
+
+def residual_norm(update: Tensor, residual: Tensor, norm: torch.nn.LayerNorm, dropout: float) -> Tensor:
+    """What `norm(dropout(update) + residual)` is, for a frozen `norm`."""
+    width = residual.shape[-1]
+    row_words = draw_words(residual.numel() // width, residual.device, dropout)
+    column_words = draw_words(width, residual.device, dropout)
+    keeps_sum = torch.is_grad_enabled() and (update.requires_grad or residual.requires_grad)
+    run = _compiled_residual_norm if torch.compiler.is_compiling() else _residual_norm
+    return run(
+        update.contiguous(), residual.contiguous(), norm.weight, norm.bias, row_words, column_words,
+        norm.eps, float(dropout), keeps_sum,
+    )[0]  # fmt: skip
+
+
+def _forward(
+    update: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, row_words: Tensor, column_words: Tensor,
+    epsilon: float, dropout: float, keeps_sum: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """The result, the sum that was normalised, and its rows' mean and 1/σ; the last two are for backward alone."""
+    result, total, moments = _shapes(update, residual, weight, keeps_sum=keeps_sum)
+    width = residual.shape[-1]
+    rows = residual.numel() // width
+    _NORMALISE(
+        (triton.cdiv(rows, ROWS),),
+        (update, residual, weight, bias, row_words, column_words, result, total, moments),
+        (rows, *levels(dropout), epsilon),
+        WIDTH=width,
+        BLOCK=triton.next_power_of_2(width),
+        ROWS=ROWS,
+        DROPOUT=dropout > 0,
+        KEEPS_SUM=keeps_sum,
+    )
+    return result, total, moments
+
+
+def _shapes(update: Tensor, residual: Tensor, *rest: Any, keeps_sum: bool | None = None) -> Any:
+    keeps_sum = rest[-1] if keeps_sum is None else keeps_sum
+    rows = residual.numel() // residual.shape[-1] if keeps_sum else 0
+    total = torch.empty_like(residual) if keeps_sum else residual.new_empty(0)
+    return torch.empty_like(residual), total, residual.new_empty(rows, 2, dtype=torch.float32)
+
+
+def _keep(ctx: Any, inputs: tuple, output: tuple) -> None:
+    update, _, weight, _, row_words, column_words, _, ctx.dropout, _ = inputs
+    ctx.update_type = update.dtype
+    ctx.save_for_backward(output[1], output[2], weight, row_words, column_words)
+    ctx.mark_non_differentiable(output[1], output[2])
+    ctx.set_materialize_grads(False)
+
+
+def _backward(ctx: Any, gradient: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+    if gradient is None:
+        return (None,) * 9
+    run: Any = _compiled_gradients if torch.compiler.is_compiling() else _gradients
+    residual, update = run(gradient.contiguous(), *ctx.saved_tensors, ctx.dropout)
+    update = (update if ctx.dropout else residual).to(ctx.update_type)  # under autocast they differ
+    return (update, residual, *(None,) * 7)
+
+
+def _gradients(
+    gradient: Tensor, total: Tensor, moments: Tensor, weight: Tensor, row_words: Tensor, column_words: Tensor,
+    dropout: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Gradients of the residual and, if it differs from that, of the update."""
+    for_residual, for_update = _gradient_shapes(gradient, total, dropout)
+    width = total.shape[-1]
+    rows = total.numel() // width
+    _DIFFERENTIATE(
+        (triton.cdiv(rows, ROWS),),
+        (gradient, total, moments, weight, row_words, column_words, for_residual, for_update),
+        (rows, *levels(dropout)),
+        WIDTH=width,
+        BLOCK=triton.next_power_of_2(width),
+        ROWS=ROWS,
+        DROPOUT=dropout > 0,
+    )
+    return for_residual, for_update
+
+
+def _gradient_shapes(gradient: Tensor, total: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(total), torch.empty_like(total) if rest[-1] else total.new_empty(0)
+
+
+_residual_norm = function(_forward, _keep, _backward)
+_compiled_residual_norm = operator("residual_norm", _forward, _shapes)
+_compiled_residual_norm.register_autograd(_backward, setup_context=_keep)
+_compiled_gradients = operator("residual_norm_gradients", _gradients, _gradient_shapes)
+
+
+@triton.jit(do_not_specialize=["rows", "least"])
+def _normalise(
+    update, residual, weight, bias, row_words, column_words, result, total, moments,
+    rows, least, growth, epsilon,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, DROPOUT: tl.constexpr, KEEPS_SUM: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, BLOCK)
+    inside = (row < rows)[:, None] & (column < WIDTH)[None, :]
+    place = row.to(tl.int64)[:, None] * WIDTH + column[None, :]
+    added = tl.load(update + place, mask=inside, other=0.0).to(tl.float32)
+    if DROPOUT:
+        added = tl.where(_kept(row_words, column_words, row, column, rows, least, WIDTH), added * growth, 0.0)
+    summed = added + tl.load(residual + place, mask=inside, other=0.0).to(tl.float32)
+    # Backward has the sum as it is stored, so forward normalises that too.
+    stored = summed.to(result.dtype.element_ty)
+    if KEEPS_SUM:
+        tl.store(total + place, stored, mask=inside)
+    summed = stored.to(tl.float32)
+    mean = tl.sum(summed, axis=1) / WIDTH
+    centred = tl.where(inside, summed - mean[:, None], 0.0)
+    inverse = 1 / tl.sqrt(tl.sum(centred * centred, axis=1) / WIDTH + epsilon)
+    if KEEPS_SUM:
+        tl.store(moments + row * 2, mean, mask=row < rows)
+        tl.store(moments + row * 2 + 1, inverse, mask=row < rows)
+    scale = tl.load(weight + column, mask=column < WIDTH, other=0.0).to(tl.float32)
+    shift = tl.load(bias + column, mask=column < WIDTH, other=0.0).to(tl.float32)
+    normed = centred * inverse[:, None] * scale[None, :] + shift[None, :]
+    tl.store(result + place, normed.to(result.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["rows", "least"])
+def _differentiate(
+    gradient, total, moments, weight, row_words, column_words, for_residual, for_update, rows, least, growth,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, DROPOUT: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, BLOCK)
+    inside = (row < rows)[:, None] & (column < WIDTH)[None, :]
+    place = row.to(tl.int64)[:, None] * WIDTH + column[None, :]
+    mean = tl.load(moments + row * 2, mask=row < rows, other=0.0)
+    inverse = tl.load(moments + row * 2 + 1, mask=row < rows, other=0.0)
+    normed = (tl.load(total + place, mask=inside, other=0.0).to(tl.float32) - mean[:, None]) * inverse[:, None]
+    normed = tl.where(inside, normed, 0.0)
+    scale = tl.load(weight + column, mask=column < WIDTH, other=0.0).to(tl.float32)
+    scaled = tl.load(gradient + place, mask=inside, other=0.0).to(tl.float32) * scale[None, :]
+    along = tl.sum(scaled * normed, axis=1) / WIDTH
+    mean_gradient = tl.sum(scaled, axis=1) / WIDTH
+    back = (scaled - mean_gradient[:, None] - normed * along[:, None]) * inverse[:, None]
+    tl.store(for_residual + place, back.to(for_residual.dtype.element_ty), mask=inside)
+    if DROPOUT:
+        back = tl.where(_kept(row_words, column_words, row, column, rows, least, WIDTH), back * growth, 0.0)
+        tl.store(for_update + place, back.to(for_update.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _kept(row_words, column_words, row, column, rows, least, WIDTH: tl.constexpr):
+    row_word = tl.load(row_words + row, mask=row < rows, other=0)
+    column_word = tl.load(column_words + column, mask=column < WIDTH, other=0)
+    return is_kept(row_word[:, None], column_word[None, :], least)
+
+
+_NORMALISE, _DIFFERENTIATE = Kernel(_normalise), Kernel(_differentiate)

@@ -1,0 +1,115 @@
+"""Longformer's self-attention on the Triton kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from prefixprop.attention.global_rows import is_plain, split_heads
+from prefixprop.attention.gpu.dropout import draw_words
+from prefixprop.attention.gpu.operator import attend, longformer_attention
+from prefixprop.attention.gpu.pattern import DevicePattern
+from prefixprop.attention.gpu.residual_norm import residual_norm
+from prefixprop.attention.pattern import AttentionPattern
+from prefixprop.attention.prefix import PrefixedKeys, PrefixPart, for_batch, outside_softmax
+from prefixprop.attention.sliding_window import longformer_self_attention as with_weights
+
+PROJECTIONS = ("query", "key", "value", "key_global", "value_global")
+
+
+def longformer_self_attention(
+    module: Any,
+    hidden_states: Tensor,
+    pattern: AttentionPattern,
+    prefix: PrefixedKeys | None = None,
+    prefix_part: PrefixPart | None = None,
+    output_attentions: bool = False,
+) -> tuple[Tensor, ...]:
+    """What the function of this name in `sliding_window` returns; probabilities that are asked for come from it."""
+    if output_attentions:
+        return with_weights(module, hidden_states, pattern, prefix, prefix_part, output_attentions)
+    dropout = module.dropout if module.training else 0.0
+    linears = [getattr(module, name) for name in PROJECTIONS]
+    in_softmax = prefix if prefix_part is None else None
+    if prefix_part is None and all(is_plain(linear) for linear in (*linears, module.query_global)):
+        dtype = _compute_type(hidden_states)
+        states = hidden_states.to(dtype).contiguous()
+        output = longformer_attention(
+            states,
+            torch.cat([linear.weight for linear in linears]).to(dtype),
+            torch.cat([linear.bias for linear in linears]).to(dtype),
+            module.query_global.weight.to(dtype),
+            module.query_global.bias.to(dtype),
+            _as_rows(in_softmax, states),
+            *_arguments(module, pattern, in_softmax, dropout, states.device),
+        )
+        return (output,)
+
+    query, key, value, far_key, far_value = (linear(hidden_states) for linear in linears)
+    query = torch.where(pattern.is_global[..., None], module.query_global(hidden_states), query)
+    front = _as_rows(in_softmax, query).flatten(0, 1)
+    near = torch.cat([torch.cat([rows.flatten(0, 1) for rows in (query, key, value)], dim=1), _padded(front)])
+    far = torch.cat([torch.cat([rows.flatten(0, 1) for rows in (far_key, far_value)], dim=1), front])
+    arguments = _arguments(module, pattern, in_softmax, dropout, near.device)
+    output = attend(near, far, *arguments)
+    if prefix_part is not None:
+        by_head = [split_heads(rows, module.num_heads) for rows in (query, key, value, far_key, far_value)]
+        part = prefix_part(by_head[0], *outside_softmax(by_head[1], by_head[2], prefix, pattern), dropout)
+        if prefix is None:
+            theirs = prefix_part(by_head[0], *outside_softmax(by_head[3], by_head[4], prefix, pattern), dropout)
+            part = torch.where(pattern.is_global[:, None, :, None], theirs, part)
+        output = output + part.transpose(1, 2).flatten(2)
+        output = output.masked_fill(pattern.is_masked[..., None], 0.0)
+    return (output,)
+
+
+def residual_output(
+    original: Callable[..., Tensor], module: Any, hidden_states: Tensor, input_tensor: Tensor
+) -> Tensor:
+    """Dense, dropout, residual and LayerNorm of a LongformerSelfOutput or LongformerOutput; one pass if frozen."""
+    norm, dropout = module.LayerNorm, module.dropout
+    untouched = type(norm) is nn.LayerNorm and type(dropout) is nn.Dropout
+    hooked = any(part._forward_hooks or part._forward_pre_hooks for part in (norm, dropout))
+    if not untouched or hooked or norm.weight.requires_grad or norm.bias.requires_grad:
+        return original(hidden_states, input_tensor)
+    return residual_norm(module.dense(hidden_states), input_tensor, norm, dropout.p if dropout.training else 0.0)
+
+
+def _compute_type(states: Tensor) -> torch.dtype:
+    """The type that a projection would have, under autocast too."""
+    kind = states.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else states.dtype
+
+
+def _arguments(
+    module: Any, pattern: AttentionPattern, prefix: PrefixedKeys | None, dropout: float, device: torch.device
+) -> tuple:
+    prefix_keys = 0 if prefix is None else prefix.keys.shape[2]
+    heads, (batch, length) = module.num_heads, pattern.is_masked.shape
+    return (
+        *pattern.prepared(DevicePattern.of, prefix_keys, heads),
+        draw_words(batch * heads * length, device, dropout),
+        draw_words(batch * (length + prefix_keys), device, dropout),
+        heads,
+        module.head_dim,
+        module.one_sided_attn_window_size,
+        prefix_keys,
+        pattern.hidden_rows,
+        float(dropout),
+    )
+
+
+def _as_rows(prefix: PrefixedKeys | None, rows: Tensor) -> Tensor:
+    """Prefix keys and values of every example, [batch, j, 2 width]."""
+    if prefix is None:
+        return rows.new_empty(rows.shape[0], 0, 2 * rows.shape[2])
+    parts = [for_batch(part, rows).transpose(1, 2).flatten(2) for part in prefix]
+    return torch.cat(parts, dim=2)
+
+
+def _padded(front: Tensor) -> Tensor:
+    """Prefix rows have no query."""
+    return nn.functional.pad(front, (front.shape[1] // 2, 0))
