@@ -46,3 +46,11 @@ def test_one_label_is_not_a_classification() -> None:
 def test_documents_cannot_be_changed() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         Document("1", "one", 0).label = 1
+
+
+def test_notes_are_the_remarks_and_the_counted_empty_documents() -> None:
+    train = (Document("1", "", 0), Document("2", " \n\t", 1), Document("3", "text", 1))
+    task = make_task(train=train, dev=(Document("1", "", 0),))
+    assert task.notes() == ["2 of 3 train documents are empty", "1 of 1 dev documents is empty"]
+    assert dataclasses.replace(task, remarks=("made by hand",)).notes()[0] == "made by hand"
+    assert make_task(train=train[2:]).notes() == []

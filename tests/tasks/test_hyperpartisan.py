@@ -158,6 +158,18 @@ def test_damaged_assets_ask_for_a_reinstallation(
         load_hyperpartisan()
 
 
+def test_a_folder_with_the_same_files_can_be_read(task: ClassificationTask, tmp_path: Path) -> None:
+    with as_file(ASSETS) as source:
+        shutil.copytree(source, tmp_path / "copy")
+    drop_the_last_article(tmp_path / "copy")
+    with pytest.raises(ValueError, match=r"copy: Hyperpartisan cannot be read .*644.*must hold train\.jsonl\.gz"):
+        load_hyperpartisan(tmp_path / "copy")
+    with as_file(ASSETS) as source:
+        assert load_hyperpartisan(source) == task
+    with pytest.raises(FileNotFoundError, match="absent: there is no such folder"):
+        load_hyperpartisan(tmp_path / "absent")
+
+
 def test_the_licence_travels_with_the_data() -> None:
     attribution = (ASSETS / "ATTRIBUTION.md").read_text(encoding="utf-8")
     for required in ("Kiesel", "CC BY 4.0", "10.5281/zenodo", "Changes", "Longformer"):

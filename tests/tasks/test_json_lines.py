@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from prefixprop.tasks import read_json_lines
+from prefixprop.tasks import iterate_json_lines, read_json_lines
 
 RECORDS = [{"id": "a", "text": "naïve\u2028café"}, {"id": "b", "text": ""}]
 CONTENT = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in RECORDS).encode()
@@ -75,3 +75,11 @@ def test_damaged_gzip_data_is_reported_with_its_file(tmp_path: Path, damage) -> 
 def test_a_missing_file_is_a_file_not_found_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="absent"):
         read_json_lines(tmp_path / "absent.jsonl")
+
+
+def test_records_come_one_at_a_time_with_their_lines(tmp_path: Path) -> None:
+    path = write(tmp_path / "records.jsonl", b"\n" + CONTENT + b"{broken")
+    lines = iterate_json_lines(path)
+    assert [next(lines), next(lines)] == [(2, RECORDS[0]), (3, RECORDS[1])]
+    with pytest.raises(ValueError, match=r"records\.jsonl:4: broken JSON"):
+        next(lines)

@@ -23,13 +23,17 @@ Split = tuple[Document, ...]
 
 @dataclass(frozen=True)
 class ClassificationTask:
-    """A data set of single-label classification, checked when it is made; a split may be empty."""
+    """A data set of single-label classification, checked when it is made; a split may be empty.
+
+    `remarks` is what the loader has to say about how this data set was made; `notes()` gives it to people.
+    """
 
     name: str
     label_names: tuple[str, ...]
     train: Split
     dev: Split
     test: Split
+    remarks: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.label_names) < 2:
@@ -47,6 +51,17 @@ class ClassificationTask:
             raise ValueError(f"Unknown split {name!r}; choose one of {', '.join(SPLIT_NAMES)}.")
         documents: Split = getattr(self, name)
         return documents
+
+    def notes(self) -> list[str]:
+        """What a user should know about the data: the loader's remarks, and how many documents are empty."""
+        notes = list(self.remarks)
+        for split_name in SPLIT_NAMES:
+            documents = self.split(split_name)
+            empty = sum(not document.text.strip() for document in documents)
+            if empty:
+                verb = "is" if empty == 1 else "are"
+                notes.append(f"{empty:,} of {len(documents):,} {split_name} documents {verb} empty")
+        return notes
 
     def _check_split(self, split_name: str) -> None:
         documents = self.split(split_name)

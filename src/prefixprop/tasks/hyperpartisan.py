@@ -12,10 +12,15 @@ import json
 import re
 from collections.abc import Iterable
 from importlib.resources import files
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from prefixprop.tasks.documents import ClassificationTask, Document, Split
+from prefixprop.tasks.folders import check_folder
 from prefixprop.tasks.json_lines import read_json_lines
+
+if TYPE_CHECKING:
+    from prefixprop.tasks.json_lines import Traversable
 
 LABEL_NAMES = ("mainstream", "hyperpartisan")
 
@@ -32,27 +37,40 @@ _WHITE_SPACE = re.compile(r"\s+")
 _NOT_A_WORD = re.compile(r"\W+")
 
 
-def load_hyperpartisan() -> ClassificationTask:
-    """Load the shipped data set: 516 training, 64 development and 625 test articles, their texts cleaned."""
+def load_hyperpartisan(data_dir: Path | None = None) -> ClassificationTask:
+    """Load the shipped data set: 516 training, 64 development and 625 test articles, their texts cleaned.
+
+    `data_dir` is a folder with the files of the shipped one: `train.jsonl.gz`, `test.jsonl.gz`, `hp-splits.json`.
+    """
+    if data_dir is not None:
+        check_folder(data_dir)
     try:
-        published = _read_articles("train.jsonl.gz")
-        official_test = _read_articles("test.jsonl.gz")
-        split_ids = json.loads((_ASSETS / "hp-splits.json").read_text(encoding="utf-8"))
-        by_number = {int(article.id): article for article in published}
-        train: Split = tuple(by_number[number] for number in split_ids["train"])
-        dev: Split = tuple(by_number[number] for number in split_ids["dev"])
-        return ClassificationTask(
-            name="hyperpartisan",
-            label_names=LABEL_NAMES,
-            train=train,
-            dev=dev,
-            test=without_texts_of(published, official_test),
-        )
+        return _load(_ASSETS if data_dir is None else data_dir)
     except (OSError, ValueError, LookupError, TypeError) as error:
+        problem = f"{type(error).__name__}: {error}"
+        if data_dir is not None:
+            raise ValueError(
+                f"{data_dir}: Hyperpartisan cannot be read from this folder ({problem}). It must hold "
+                "train.jsonl.gz, test.jsonl.gz and hp-splits.json; without a data directory, the shipped one is."
+            ) from error
         raise RuntimeError(
             "The Hyperpartisan data set inside the package is missing or damaged; reinstall prefixprop "
-            f"(pip install --force-reinstall --no-deps prefixprop). {type(error).__name__}: {error}"
+            f"(pip install --force-reinstall --no-deps prefixprop). {problem}"
         ) from error
+
+
+def _load(folder: Path | Traversable) -> ClassificationTask:
+    published = _read_articles(folder / "train.jsonl.gz")
+    official_test = _read_articles(folder / "test.jsonl.gz")
+    split_ids = json.loads((folder / "hp-splits.json").read_text(encoding="utf-8"))
+    by_number = {int(article.id): article for article in published}
+    return ClassificationTask(
+        name="hyperpartisan",
+        label_names=LABEL_NAMES,
+        train=tuple(by_number[number] for number in split_ids["train"]),
+        dev=tuple(by_number[number] for number in split_ids["dev"]),
+        test=without_texts_of(published, official_test),
+    )
 
 
 def clean_text(text: str) -> str:
@@ -86,8 +104,8 @@ def _words_of(document: Document) -> str:
     return _NOT_A_WORD.sub(" ", document.text.casefold()).strip()
 
 
-def _read_articles(file_name: str) -> list[Document]:
-    return [_article(record) for record in read_json_lines(_ASSETS / file_name)]
+def _read_articles(path: Path | Traversable) -> list[Document]:
+    return [_article(record) for record in read_json_lines(path)]
 
 
 def _article(record: dict[str, Any]) -> Document:

@@ -1,0 +1,22 @@
+"""`prefixprop tasks`: the data sets that go by a name."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+
+from prefixprop.tasks.registry import TASKS
+from prefixprop.tasks.rows import ENDINGS
+
+
+def tasks() -> None:
+    """List the data sets: what they are, where they come from, and the measure that chooses a checkpoint."""
+    console = Console()
+    table = Table(title="Tasks", title_justify="left")
+    for column in ("task", "what it is (train / dev / test)", "where it comes from", "metric"):
+        table.add_column(column)
+    for source in TASKS.values():
+        table.add_row(source.name, source.summary, source.origin, source.metric)
+    console.print(table)
+    console.print("Every task can be read from a local copy (--data-dir).")
+    console.print(f"Documents of your own: {', '.join(ENDINGS)} files or a data set of the hub.", highlight=False)

@@ -1,0 +1,57 @@
+"""ArXiv papers and their subjects (He et al., 2019): `ccdv/arxiv-classification` of the hub, 11 classes.
+
+As in the paper, the configuration is `no_ref`, which removes the subject where the text gives it away, and the first
+30,000 characters of a paper are read. A folder of the same shape works in place of the hub, with its own classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+
+from prefixprop.tasks.documents import ClassificationTask
+from prefixprop.tasks.folders import check_folder, find_split_files
+from prefixprop.tasks.hub import load_hub_dataset
+from prefixprop.tasks.labelled_rows import Columns, build_task
+from prefixprop.tasks.rows import ENDINGS, Row, read_rows
+
+HUB_NAME, HUB_CONFIG = "ccdv/arxiv-classification", "no_ref"
+MAX_CHARACTERS = 30_000
+_ENDINGS = ", ".join(ENDINGS)
+_FOLDER_MUST_HOLD = (
+    f"train, dev (or validation) and, if you have it, test, as files that end in one of {_ENDINGS}, with the columns "
+    "text and label and, if you have them, label_name and id"
+)
+
+
+def load_arxiv(data_dir: Path | None = None) -> ClassificationTask:
+    """Load the papers from the hub, or from the files `train`, `dev` (or `validation`) and `test` of a folder."""
+    if data_dir is None:
+        instead = f"pass --data-dir FOLDER with {_FOLDER_MUST_HOLD}"
+        hub = load_hub_dataset(HUB_NAME, HUB_CONFIG, Columns(), instead=instead)
+        return build_task("arxiv", hub.splits, hub.columns, prepare=beginning, remarks=hub.remarks)
+    check_folder(data_dir)
+    files = {
+        "train": find_split_files(data_dir, "train"),
+        "dev": find_split_files(data_dir, "dev", "validation"),
+        "test": find_split_files(data_dir, "test"),
+    }
+    for split in ("train", "dev"):
+        if not files[split]:
+            raise FileNotFoundError(f"{data_dir}: there is no {split}. The folder must hold {_FOLDER_MUST_HOLD}.")
+    splits = {split: read_rows(paths) for split, paths in files.items() if paths}
+    has_ids, splits["train"] = _has_ids(splits["train"])
+    columns = Columns(id="id" if has_ids else None, label_name="label_name")
+    return build_task("arxiv", splits, columns, prepare=beginning)
+
+
+def beginning(text: str) -> str:
+    """The part of a paper that is read."""
+    return text[:MAX_CHARACTERS]
+
+
+def _has_ids(rows: Iterator[Row]) -> tuple[bool, Iterator[Row]]:
+    """Whether the first row has an id; and the rows, that one included."""
+    first = next(rows)
+    return "id" in first.values, chain([first], rows)

@@ -1,0 +1,210 @@
+"""From rows of a table to a classification task: ids, texts and labels, each checked where it stands."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from prefixprop.tasks.documents import ClassificationTask, Document, Split
+from prefixprop.tasks.rows import Row
+from prefixprop.tasks.splitting import SPLIT_SEED, split_off
+
+DEV_FRACTION = 0.1
+_LABELS_NAMED_IN_ERRORS = 30
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Which columns of a table are read.
+
+    Attributes:
+        text: The document.
+        label: Its label, a name or a number.
+        id: What the document is called in predictions; None: its number within the split, from 1.
+        label_name: The name of a label that is a number; a table may go without this column.
+        label_names: The names of the labels, which then are numbers from 0.
+    """
+
+    text: str = "text"
+    label: str = "label"
+    id: str | None = None
+    label_name: str | None = None
+    label_names: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True)
+class _Label:
+    name: str
+    number: float | None
+
+
+@dataclass(frozen=True)
+class _LabelledRow:
+    place: str
+    id: str
+    text: str
+    label: _Label
+
+
+def build_task(
+    name: str,
+    splits: Mapping[str, Iterable[Row]],
+    columns: Columns,
+    prepare: Callable[[str], str] = str,
+    remarks: tuple[str, ...] = (),
+) -> ClassificationTask:
+    """Make a task of the rows of its splits: "train", and "dev" and "test" if there are any.
+
+    The labels are those of train, sorted as numbers if all of them are numbers, by name otherwise. A missing dev is
+    split off from train (`DEV_FRACTION`, stratified, `SPLIT_SEED`). `prepare` is applied to every text.
+    """
+    train_rows = list(_labelled_rows(splits["train"], columns, prepare))
+    labels = _LabelSet(train_rows)
+    train = labels.documents(train_rows)
+    if "dev" in splits:
+        dev = labels.documents(_labelled_rows(splits["dev"], columns, prepare))
+    else:
+        train, dev = split_off(train, DEV_FRACTION)
+        remarks += (
+            f"no dev documents were given: {len(dev):,} of {len(train_rows):,} train documents, "
+            f"drawn with seed {SPLIT_SEED} from every label alike, are dev",
+        )
+    test = labels.documents(_labelled_rows(splits.get("test", ()), columns, prepare))
+    return ClassificationTask(name, labels.names, train=train, dev=dev, test=test, remarks=remarks)
+
+
+class _LabelSet:
+    """The labels of the training documents, in order."""
+
+    def __init__(self, train: list[_LabelledRow]) -> None:
+        self._first_rows: dict[str, _LabelledRow] = {}
+        self._names_of_numbers: dict[float, str] = {}
+        for row in train:
+            self._first_rows.setdefault(row.label.name, row)
+            if row.label.number is not None:
+                self._names_of_numbers.setdefault(row.label.number, row.label.name)
+        self.names = tuple(sorted(self._first_rows, key=self._order()))
+        if not train:
+            raise ValueError("There are no train documents.")
+        if len(self.names) < 2:
+            raise ValueError(
+                f"{train[0].place}: this and all of the {len(train):,} train documents have the label "
+                f"{self.names[0]!r}; a classifier needs at least two labels to learn."
+            )
+        self._indices = {name: index for index, name in enumerate(self.names)}
+
+    def documents(self, rows: Iterable[_LabelledRow]) -> Split:
+        return tuple(Document(row.id, row.text, self._index(row)) for row in rows)
+
+    def _order(self) -> Callable[[str], Any]:
+        numbers = {name: row.label.number for name, row in self._first_rows.items()}
+        if any(number is None for number in numbers.values()):
+            return str
+        return lambda name: (numbers[name], name)
+
+    def _index(self, row: _LabelledRow) -> int:
+        label = row.label
+        if label.name not in self._indices:
+            raise ValueError(
+                f"{row.place}: no train document has the label {label.name!r}; train has {self._listed()}."
+            )
+        first = self._first_rows[label.name]
+        if label.number != first.label.number:
+            raise ValueError(
+                f"{row.place}: the label {label.name!r} has the number {_spelled(label.number)} here and "
+                f"{_spelled(first.label.number)} at {first.place}; a name must have one number."
+            )
+        if label.number is not None and (other := self._names_of_numbers[label.number]) != label.name:
+            raise ValueError(
+                f"{row.place}: the label {_spelled(label.number)} has the name {label.name!r} here and {other!r} at "
+                f"{self._first_rows[other].place}; a number must have one name."
+            )
+        return self._indices[label.name]
+
+    def _listed(self) -> str:
+        listed = ", ".join(self.names[:_LABELS_NAMED_IN_ERRORS])
+        more = len(self.names) - _LABELS_NAMED_IN_ERRORS
+        return f"{listed} and {more} more" if more > 0 else listed
+
+
+def _labelled_rows(rows: Iterable[Row], columns: Columns, prepare: Callable[[str], str]) -> Iterator[_LabelledRow]:
+    places: dict[str, str] = {}
+    for number, row in enumerate(rows, start=1):
+        document_id = str(number) if columns.id is None else _id(row, columns.id)
+        if document_id in places:
+            raise ValueError(
+                f"{row.place}: the id {document_id!r} is also that of {places[document_id]}; ids must differ within "
+                "a split."
+            )
+        places[document_id] = row.place
+        text = prepare(_text(row, columns.text))
+        yield _LabelledRow(row.place, document_id, text, _label(row, columns))
+
+
+def _value(row: Row, column: str) -> Any:
+    if column not in row.values:
+        there = ", ".join(str(name) for name in row.values)
+        raise ValueError(f"{row.place}: there is no column {column!r}; the columns are {there}.")
+    return row.values[column]
+
+
+def _text(row: Row, column: str) -> str:
+    text = _value(row, column)
+    if text is None:  # an empty document, which is counted rather than refused
+        return ""
+    if not isinstance(text, str):
+        raise ValueError(f"{row.place}: the column {column!r} must hold text, got {_described(text)}.")
+    return text
+
+
+def _id(row: Row, column: str) -> str:
+    document_id = _value(row, column)
+    if document_id is None or document_id == "":
+        raise ValueError(f"{row.place}: the id (column {column!r}) is missing.")
+    if not isinstance(document_id, str | int):
+        raise ValueError(f"{row.place}: the id must be text or a whole number, got {_described(document_id)}.")
+    return str(document_id)
+
+
+def _label(row: Row, columns: Columns) -> _Label:
+    value, subject = _value(row, columns.label), f"{row.place}: the label (column {columns.label!r})"
+    if columns.label_names is not None:
+        if not (isinstance(value, int) and 0 <= value < len(columns.label_names)):
+            raise ValueError(f"{subject} must be a number from 0 to {len(columns.label_names) - 1}, got {value!r}.")
+        return _Label(columns.label_names[value], value)
+    label = _plain_label(value, subject)
+    name = None if columns.label_name is None else row.values.get(columns.label_name)
+    if name is None:
+        return label
+    named = _plain_label(name, f"{row.place}: the label's name (column {columns.label_name!r})")
+    return _Label(named.name, label.number)
+
+
+def _plain_label(value: Any, subject: str) -> _Label:
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)  # tables with gaps store whole numbers as 1.0
+    no_number = isinstance(value, float) and math.isnan(value)
+    if value is None or no_number or (isinstance(value, str) and not value.strip()):
+        raise ValueError(f"{subject} is missing; every document needs one.")
+    if not isinstance(value, str | int | float):
+        raise ValueError(f"{subject} must be a name or a number, got {_described(value)}.")
+    name = str(value).strip()
+    return _Label(name, _number(name))
+
+
+def _number(name: str) -> float | None:
+    try:
+        number = float(name)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _spelled(number: float | None) -> str:
+    return "none" if number is None else f"{number:g}"
+
+
+def _described(value: Any) -> str:
+    return f"{type(value).__name__} {str(value)[:40]!r}"

@@ -1,0 +1,67 @@
+"""The data sets that go by a name: `load_task("newsgroups")`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from prefixprop.tasks.arxiv import load_arxiv
+from prefixprop.tasks.documents import ClassificationTask
+from prefixprop.tasks.hyperpartisan import load_hyperpartisan
+from prefixprop.tasks.newsgroups import load_newsgroups
+
+
+@dataclass(frozen=True)
+class TaskSource:
+    """What is known of a data set before it is loaded.
+
+    Attributes:
+        name: What it is called on the command line.
+        summary: What it is, in one line.
+        origin: Where its documents come from when no data directory is given.
+        metric: The measure on dev by which the best checkpoint is chosen.
+        load: Loads it, from a data directory if one is given.
+        max_length: How many tokens of a document the paper reads with Longformer.
+    """
+
+    name: str
+    summary: str
+    origin: str
+    metric: str
+    load: Callable[[Path | None], ClassificationTask]
+    max_length: int = 4096
+
+
+# The paper chooses by the F1-score on dev (Appendix, Training), and reports micro-F1.
+_SOURCES = (
+    TaskSource(
+        name="hyperpartisan",
+        summary="Hyperpartisan news or not: 2 classes, 516 / 64 / 625 articles",
+        origin="shipped with the package",
+        metric="micro_f1",
+        load=load_hyperpartisan,
+    ),
+    TaskSource(
+        name="newsgroups",
+        summary="20-newsgroups by date: 20 classes, 11,314 / 3,766 / 3,766 posts",
+        origin="scikit-learn's fetch_20newsgroups",
+        metric="micro_f1",
+        load=load_newsgroups,
+    ),
+    TaskSource(
+        name="arxiv",
+        summary="Subjects of arXiv papers: 11 classes, 28,388 / 2,500 / 2,500 papers",
+        origin="hub: ccdv/arxiv-classification (no_ref)",
+        metric="micro_f1",
+        load=load_arxiv,
+    ),
+)
+TASKS: dict[str, TaskSource] = {source.name: source for source in _SOURCES}
+
+
+def load_task(name: str, data_dir: str | Path | None = None) -> ClassificationTask:
+    """Load the data set of that name, from `data_dir` if given, otherwise from where it comes from."""
+    if name not in TASKS:
+        raise ValueError(f"Unknown task {name!r}; choose one of {', '.join(TASKS)}.")
+    return TASKS[name].load(None if data_dir is None else Path(data_dir))
