@@ -6,6 +6,7 @@ import gzip
 import json
 import sys
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,17 +22,20 @@ def read_json_lines(path: Path | Traversable) -> list[dict[str, Any]]:
 
     A line that is not a JSON object, or damaged gzip data, raises a `ValueError` beginning with `file:line`.
     """
-    records = []
+    return [record for _, record in iterate_json_lines(path)]
+
+
+def iterate_json_lines(path: Path | Traversable) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Like `read_json_lines`, one object at a time, each with the number of its line."""
     number = 0
     with path.open("rb") as raw:
         lines = gzip.GzipFile(fileobj=raw) if path.name.endswith(".gz") else raw
         try:
             for number, line in enumerate(lines, start=1):
                 if line.strip():
-                    records.append(_parse_object(line, f"{path}:{number}"))
+                    yield number, _parse_object(line, f"{path}:{number}")
         except (gzip.BadGzipFile, zlib.error, EOFError) as error:
             raise ValueError(f"{path}:{number + 1}: the gzip data is damaged: {error}") from error
-    return records
 
 
 def _parse_object(line: bytes, place: str) -> dict[str, Any]:
