@@ -162,6 +162,9 @@ def test_equal_confidences_stay_in_one_bin() -> None:
     found = adaptive_reliability(two_classes([0.9, 0.9, 0.6, 0.9, 0.95, 0.9, 0.9]), [1, 0, 1, 1, 1, 0, 0], bins=2)
     assert found.counts.tolist() == [1, 6]
     np.testing.assert_allclose(found.accuracy, [1, 3 / 6])
+    # The middle of four documents of 0.6 is in the first half, so all four are, although the last is not.
+    found = adaptive_reliability(two_classes([0.8, 0.6, 0.6, 0.7, 0.6, 0.6]), [1] * 6, bins=2)
+    assert found.counts.tolist() == [4, 2]
     all_equal = adaptive_reliability(two_classes([0.8] * 9), [1] * 9, bins=4)
     assert all_equal.counts.tolist() == [9]
     assert all_equal.expected_error == pytest.approx(0.2)

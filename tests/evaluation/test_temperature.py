@@ -82,6 +82,7 @@ def test_fit_by_hand() -> None:
         ([[1e308, -1e308], [0.0, 1.0]], [1, 0], HIGHEST_TEMPERATURE),
         ([[0.0, 0.0], [7.0, 7.0]], [0, 1], 1.0),
         ([[1e6, 0.0], [0.0, 1e6]], [0, 1], 1.0),
+        ([[100.0, 0.0], [0.0, 100.0]], [0, 1], 1.0),
         ([[3.0, -np.inf]], [0], 1.0),
     ],
     ids=[
@@ -94,6 +95,7 @@ def test_fit_by_hand() -> None:
         "at the limit of floats",
         "equal logits",
         "certain and right",
+        "right, and certain but for rounding",
         "a single candidate",
     ],
 )

@@ -72,7 +72,7 @@ def fit_temperature(logits: ArrayLike, labels: ArrayLike) -> Temperature:
         )
     value = _best_temperature(shifted, label_array)
     before, after = _mean_nll(shifted, label_array, 1.0), _mean_nll(shifted, label_array, value)
-    # At the bottom of a flat curve the last digits of rounding can point the wrong way.
+    # Where the gain is below the rounding, as with all documents right and certain, nothing speaks against 1.
     if after >= before:
         return Temperature(1.0, before, before)
     return Temperature(value, before, after)
@@ -84,7 +84,7 @@ def _best_temperature(shifted: NDArray[np.float64], labels: NDArray[np.int64]) -
         return 1.0
     # Where the loss falls as β grows, the best β is larger, hence T below 1; where it rises, T is above.
     bound = LOWEST_TEMPERATURE if at_one < 0 else HIGHEST_TEMPERATURE
-    if _slope_sign(shifted, labels, bound) in (at_one, 0):
+    if _slope_sign(shifted, labels, bound) == at_one:
         return bound
     same_side, other_side = 0.0, math.log(bound)
     for _ in range(60):  # halves log T until floats cannot tell the two sides apart
