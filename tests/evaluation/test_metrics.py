@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from prefixprop.evaluation import classification_metrics
+from prefixprop.evaluation import classification_metrics, confusion_counts, question_accuracy
 
 
 def one_hot(classes: list[int], num_classes: int) -> np.ndarray:
@@ -52,3 +52,34 @@ def test_a_single_document_of_class_zero() -> None:
     metrics = classification_metrics([[0.7, 0.3]], [0])
     assert metrics.accuracy == 1
     assert metrics.binary_f1 == 0
+
+
+def test_confusion_counts_by_hand() -> None:
+    counts = confusion_counts(one_hot([0, 0, 1, 0, 2], 4), [0, 1, 1, 2, 2])
+    assert counts.tolist() == [[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [0, 0, 0, 0]]
+
+
+def test_questions_with_different_numbers_of_candidates() -> None:
+    probabilities = [[0.2, 0.8, 0.0, 0.0], [0.1, 0.2, 0.3, 0.4], [1.0, 0.0, 0.0, 0.0], [0.4, 0.3, 0.3, 0.0]]
+    assert question_accuracy(probabilities, [1, 3, 0, 2], [2, 4, 1, 3]) == pytest.approx(3 / 4)
+
+
+@pytest.mark.parametrize(
+    ("labels", "counts", "complaint"),
+    [
+        ([0, 2], [2, 3], "none"),
+        ([2, 0], [2, 3], "Label 2 of question 0 is outside its 2 candidates"),
+        ([0, 0], [2, 2], "Question 1 has 2 candidates, but gives a probability to more"),
+        ([0, 0], [2, 4], "Question 1 has 4 candidates, but there must be 1 to 3"),
+        ([0, 0], [0, 3], "Question 0 has 0 candidates"),
+        ([0, 0], [2], r"one integer per question, shape \(2,\), but their shape is \(1,\)"),
+        ([0, 0], [2.0, 3.0], "type float64"),
+    ],
+)
+def test_questions_must_stay_within_their_candidates(labels: list, counts: list, complaint: str) -> None:
+    probabilities = [[0.5, 0.5, 0.0], [0.2, 0.2, 0.6]]
+    if complaint == "none":
+        assert question_accuracy(probabilities, labels, counts) == 1
+        return
+    with pytest.raises(ValueError, match=complaint):
+        question_accuracy(probabilities, labels, counts)

@@ -6,17 +6,43 @@ from typing import Any
 import numpy as np
 import pytest
 
-from prefixprop.evaluation import checked_predictions, classification_metrics, expected_calibration_error
+from prefixprop.evaluation import (
+    brier_score,
+    calibration_metrics,
+    checked_predictions,
+    classification_metrics,
+    confusion_counts,
+    evaluate_predictions,
+    expected_calibration_error,
+    negative_log_likelihood,
+    reliability,
+    softmax,
+)
 
 GOOD = [[0.2, 0.8], [0.9, 0.1]]
 
 
-@pytest.mark.parametrize("measure", [checked_predictions, classification_metrics, expected_calibration_error])
+@pytest.mark.parametrize(
+    "measure",
+    [
+        brier_score,
+        calibration_metrics,
+        checked_predictions,
+        classification_metrics,
+        confusion_counts,
+        evaluate_predictions,
+        expected_calibration_error,
+        negative_log_likelihood,
+        reliability,
+    ],
+)
 @pytest.mark.parametrize(
     ("probabilities", "labels", "complaint"),
     [
         ([], [], "no predictions"),
         (np.zeros((0, 2)), [], "no predictions"),
+        ([[0.2, 0.8], [1.0]], [0, 1], "numbers in rows of equal length"),
+        ([["high", "low"]], [0], "numbers in rows of equal length"),
         ([0.2, 0.8], [0, 1], r"shape \(documents, classes\)"),
         ([[1.0], [1.0]], [0, 0], "at least two classes"),
         ([[0.2, 0.8], [np.nan, 1.0]], [0, 1], "finite, but row 1"),
@@ -50,3 +76,19 @@ def test_tensors_are_accepted() -> None:
     probabilities, labels = checked_predictions(torch.tensor(GOOD), torch.tensor([1, 0]))
     np.testing.assert_allclose(probabilities, GOOD, atol=1e-6)
     assert labels.tolist() == [1, 0]
+
+
+def test_softmax_by_hand() -> None:
+    np.testing.assert_allclose(softmax([[0.0, np.log(3.0)], [5.0, -np.inf]]), [[0.25, 0.75], [1.0, 0.0]])
+
+
+@pytest.mark.filterwarnings("error")
+def test_softmax_of_huge_logits() -> None:
+    huge = [[1e308, -1e308, 1e308], [-1e308, -1e308, -np.inf]]
+    np.testing.assert_allclose(softmax(huge), [[0.5, 0.0, 0.5], [0.5, 0.5, 0.0]])
+
+
+@pytest.mark.parametrize("row", [[np.nan, 0.0], [np.inf, 0.0], [-np.inf, -np.inf]])
+def test_logits_without_a_softmax_are_refused(row: list[float]) -> None:
+    with pytest.raises(ValueError, match=r"minus infinity for an absent class.*row 1 is"):
+        softmax([[0.0, 1.0], row])

@@ -1,19 +1,57 @@
-"""Measures of predictions, and the baselines to compare them with."""
+"""Measures of predictions, their calibration and their files, and the baselines to compare them with."""
 
 from __future__ import annotations
 
 from prefixprop.evaluation.baselines import majority_baseline, tfidf_baseline, tfidf_classifier
-from prefixprop.evaluation.calibration import expected_calibration_error
-from prefixprop.evaluation.metrics import ClassificationMetrics, classification_metrics
-from prefixprop.evaluation.predictions import checked_predictions, checked_probabilities
+from prefixprop.evaluation.calibration import (
+    CalibrationMetrics,
+    Reliability,
+    adaptive_calibration_error,
+    adaptive_reliability,
+    brier_score,
+    calibration_metrics,
+    expected_calibration_error,
+    maximum_calibration_error,
+    negative_log_likelihood,
+    reliability,
+)
+from prefixprop.evaluation.evaluate import evaluate_predictions
+from prefixprop.evaluation.metrics import (
+    ClassificationMetrics,
+    classification_metrics,
+    confusion_counts,
+    question_accuracy,
+)
+from prefixprop.evaluation.prediction_file import read_predictions, write_predictions
+from prefixprop.evaluation.prediction_set import PredictionSet
+from prefixprop.evaluation.predictions import checked_predictions, checked_probabilities, softmax
+from prefixprop.evaluation.temperature import Temperature, fit_temperature
 
 __all__ = [
+    "CalibrationMetrics",
     "ClassificationMetrics",
+    "PredictionSet",
+    "Reliability",
+    "Temperature",
+    "adaptive_calibration_error",
+    "adaptive_reliability",
+    "brier_score",
+    "calibration_metrics",
     "checked_predictions",
     "checked_probabilities",
     "classification_metrics",
+    "confusion_counts",
+    "evaluate_predictions",
     "expected_calibration_error",
+    "fit_temperature",
     "majority_baseline",
+    "maximum_calibration_error",
+    "negative_log_likelihood",
+    "question_accuracy",
+    "read_predictions",
+    "reliability",
+    "softmax",
     "tfidf_baseline",
     "tfidf_classifier",
+    "write_predictions",
 ]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from numpy.typing import ArrayLike
-from sklearn.metrics import accuracy_score, f1_score, precision_score, recall_score
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from sklearn.metrics import accuracy_score, confusion_matrix, f1_score, precision_score, recall_score
 
-from prefixprop.evaluation.predictions import checked_predictions
+from prefixprop.evaluation.predictions import check_candidates, checked_predictions
 
 
 @dataclass(frozen=True)
@@ -37,3 +38,23 @@ def classification_metrics(probabilities: ArrayLike, labels: ArrayLike) -> Class
         macro_recall=float(recall_score(label_array, predicted, average="macro", zero_division=0)),
         binary_f1=float(f1_score(label_array, predicted, zero_division=0)) if two_classes else None,
     )
+
+
+def question_accuracy(probabilities: ArrayLike, labels: ArrayLike, candidate_counts: ArrayLike) -> float:
+    """Return the share of questions whose most probable candidate is the answer (WikiHop).
+
+    `probabilities` is [questions, most candidates]; a question has the first `candidate_counts` of them, and 0 for
+    the others. `labels` says which candidate is the answer. A candidate's place means nothing from one question to
+    the next, so there are no measures per class.
+    """
+    probability_array, label_array = checked_predictions(probabilities, labels)
+    check_candidates(probability_array, label_array, candidate_counts)
+    return float(accuracy_score(label_array, probability_array.argmax(axis=1)))
+
+
+def confusion_counts(probabilities: ArrayLike, labels: ArrayLike) -> NDArray[np.int64]:
+    """Count documents by label (rows) and most probable class (columns), [classes, classes]."""
+    probability_array, label_array = checked_predictions(probabilities, labels)
+    classes = range(probability_array.shape[1])
+    counts: NDArray[np.int64] = confusion_matrix(label_array, probability_array.argmax(axis=1), labels=classes)
+    return counts

@@ -1,6 +1,8 @@
-"""What prefixes do, in numbers and pictures."""
+"""What prefixes do, and how good and how trustworthy predictions are, in numbers and pictures."""
 
+from prefixprop.reporting.confusion import plot_confusion
 from prefixprop.reporting.figures import plot_alpha, plot_prefix_share
 from prefixprop.reporting.prefix_share import prefix_share
+from prefixprop.reporting.reliability import plot_reliability
 
-__all__ = ["plot_alpha", "plot_prefix_share", "prefix_share"]
+__all__ = ["plot_alpha", "plot_confusion", "plot_prefix_share", "plot_reliability", "prefix_share"]

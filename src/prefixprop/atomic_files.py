@@ -1,0 +1,170 @@
+"""Files and folders that are either wholly there or not there at all.
+
+Everything is first written under a temporary name in the folder of its target, forced to the disk, and then renamed
+over the target in one step. A full disk, an error or a killed process therefore leaves what was there before. Only a
+killed process leaves its temporary files behind; `clear_leftovers` removes those.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+_TEMPORARY_PREFIX = ".prefixprop-tmp-"
+_REPLACED_PREFIX = ".prefixprop-old-"
+_DISK_FULL = {errno.ENOSPC, errno.EDQUOT}
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write a UTF-8 text file, making its folder where there is none."""
+    # Half of a surrogate pair, which broken JSON input can hold, has no UTF-8 form. As a backslash escape it does not
+    # stop the writing, and inside JSON that escape is the very same character again.
+    content = text.encode("utf-8", errors="backslashreplace")
+    with replacing_file(path) as temporary:
+        temporary.write_bytes(content)
+
+
+def write_json(path: str | Path, value: Any) -> None:
+    """Write a value as indented JSON; what JSON cannot hold, such as NaN, raises `ValueError` before any writing."""
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False, indent=2)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path}: the value cannot be written as JSON: {error}") from error
+    write_text(path, text + "\n")
+
+
+@contextlib.contextmanager
+def replacing_file(path: str | Path) -> Iterator[Path]:
+    """Give a temporary path of the same ending to write to; it becomes `path` when the block ends without error."""
+    target = _real_target(path)
+    if target.exists() and not target.is_file():
+        raise ValueError(f"{path} is not a regular file, so it cannot be replaced by one; choose another path.")
+    temporary = _temporary_beside(target)
+    try:
+        with _explained_errors(path, temporary):
+            _make_parent(target)
+            yield temporary
+            _force_to_disk(temporary)
+            if target.exists():
+                shutil.copymode(target, temporary)
+            os.replace(temporary, target)
+        _force_names_to_disk(target.parent)
+    finally:
+        _remove(temporary)
+
+
+@contextlib.contextmanager
+def replacing_folder(path: str | Path) -> Iterator[Path]:
+    """Give a new folder to fill; it becomes `path` when the block ends without error, replacing a folder there.
+
+    No system renames over a folder with files in it, so an old one is moved aside for an instant. A process killed in
+    that instant leaves it aside, and `clear_leftovers` moves it back.
+    """
+    target = _real_target(path)
+    if target.exists() and not target.is_dir():
+        raise ValueError(f"{path} is a file, so it cannot be replaced by a folder; choose another path.")
+    temporary, replaced = _temporary_beside(target), target.with_name(_REPLACED_PREFIX + target.name)
+    try:
+        with _explained_errors(path, temporary):
+            _make_parent(target)
+            temporary.mkdir()
+            yield temporary
+            _force_tree_to_disk(temporary)
+            _move_into_place(temporary, target, replaced)
+        _force_names_to_disk(target.parent)
+    finally:
+        _remove(temporary)
+
+
+def clear_leftovers(folder: str | Path) -> None:
+    """Undo in `folder` and below what killed processes left; no other process may be writing there."""
+    for leftover in sorted(Path(folder).rglob(_REPLACED_PREFIX + "*")):
+        target = leftover.with_name(leftover.name.removeprefix(_REPLACED_PREFIX))
+        if leftover.exists() and not target.exists():
+            os.replace(leftover, target)
+        else:
+            _remove(leftover)
+    for leftover in sorted(Path(folder).rglob(_TEMPORARY_PREFIX + "*")):
+        _remove(leftover)
+
+
+def _make_parent(target: Path) -> None:
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OSError(error.errno, f"the folder cannot be made ({error.strerror})", str(target.parent)) from error
+
+
+def _real_target(path: str | Path) -> Path:
+    # A link must go on pointing to the file, not be replaced by it.
+    return Path(os.path.realpath(path))
+
+
+def _temporary_beside(target: Path) -> Path:
+    # The ending stays, because matplotlib and others choose the format by it.
+    return target.with_name(f"{_TEMPORARY_PREFIX}{secrets.token_hex(6)}{target.suffix}")
+
+
+@contextlib.contextmanager
+def _explained_errors(path: str | Path, temporary: Path) -> Iterator[None]:
+    """Name the target in errors of writing it, but leave alone those about other files, raised by the caller."""
+    try:
+        yield
+    except OSError as error:
+        own = str(error.filename).startswith(str(temporary))
+        if not own and error.errno not in _DISK_FULL:
+            raise
+        reason = f"cannot be written ({error.strerror}); what was there before is unchanged"
+        raise OSError(error.errno, reason, str(path)) from error
+
+
+def _move_into_place(temporary: Path, target: Path, replaced: Path) -> None:
+    if target.exists():
+        _remove(replaced)
+        os.replace(target, replaced)
+        try:
+            os.replace(temporary, target)
+        except BaseException:
+            os.replace(replaced, target)
+            raise
+    else:
+        os.replace(temporary, target)
+    _remove(replaced)
+
+
+def _force_tree_to_disk(folder: Path) -> None:
+    for parent, _, names in os.walk(folder, topdown=False):
+        for file in (Path(parent) / name for name in names):
+            if not file.is_symlink():
+                _force_to_disk(file)
+        _force_names_to_disk(Path(parent))
+
+
+def _force_to_disk(file: Path) -> None:
+    # Windows forces only what is open for writing; elsewhere reading is enough, and read-only files occur.
+    descriptor = os.open(file, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _force_names_to_disk(folder: Path) -> None:
+    # Windows cannot open a folder and some network file systems cannot force one; the renaming itself has been done.
+    with contextlib.suppress(OSError):
+        _force_to_disk(folder)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)

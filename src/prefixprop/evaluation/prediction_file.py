@@ -1,0 +1,160 @@
+"""Predictions on disk: one JSON object per line and document, enough to compute every measure again.
+
+    {"id": "7", "label": "art", "predicted": "art", "probabilities": {"art": 0.9, "law": 0.1}, "logits": [2.2, 0.0]}
+    {"id": "q", "label": null, "predicted": "Oslo", "candidates": ["Oslo", "Rome"], "probabilities": [0.9, 0.1], …}
+
+The first form is classification, whose classes are the same on every line; the second is a question, whose classes
+are its candidates. The label is null where it is not known, and a logit is null where it is minus infinity. Numbers
+are written so that reading gives the very same floats.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from prefixprop.atomic_files import write_text
+from prefixprop.evaluation.prediction_set import PredictionSet
+from prefixprop.evaluation.predictions import PROBABILITY_TOLERANCE, softmax
+from prefixprop.tasks.json_lines import iterate_json_lines
+
+
+def write_predictions(path: str | Path, predictions: PredictionSet) -> None:
+    """Write the predictions to `path`, a `.jsonl` file, wholly or not at all."""
+    if Path(path).suffix != ".jsonl":
+        raise ValueError(f"{path}: predictions are written as JSON lines; choose a name that ends in .jsonl.")
+    probabilities = predictions.probabilities
+    lines = [
+        json.dumps(_record(predictions, row, probabilities[row].tolist()), ensure_ascii=False, allow_nan=False) + "\n"
+        for row in range(len(predictions.ids))
+    ]
+    write_text(path, "".join(lines))
+
+
+def read_predictions(path: str | Path) -> PredictionSet:
+    """Read what `write_predictions` wrote; anything else raises a `ValueError` beginning with `file:line`."""
+    lines = [_Line.parsed(record, f"{path}:{number}") for number, record in iterate_json_lines(Path(path))]
+    if not lines:
+        raise ValueError(f"{path}:1: there are no predictions in the file.")
+    first_place: dict[str, str] = {}
+    for line in lines:
+        if line.id in first_place:
+            raise ValueError(f"{line.place}: the id {line.id!r} is already that of {first_place[line.id]}.")
+        first_place[line.id] = line.place
+        if line.is_question != lines[0].is_question:
+            raise ValueError(f"{line.place}: lines with and without candidates are mixed; see {lines[0].place}.")
+        if not line.is_question and line.names != lines[0].names:
+            raise ValueError(f"{line.place}: the classes are {_listed(line.names)}, not those of {lines[0].place}.")
+    ids, labels = tuple(line.id for line in lines), tuple(line.label for line in lines)
+    logits = [line.logits for line in lines]
+    if lines[0].is_question:
+        return PredictionSet.of_candidates(ids, labels, logits, [line.names for line in lines])
+    return PredictionSet(ids, labels, np.array(logits), label_names=lines[0].names)
+
+
+def _record(predictions: PredictionSet, row: int, probabilities: list[float]) -> dict[str, Any]:
+    names, label = predictions.class_names(row), predictions.labels[row]
+    kept = probabilities[: len(names)]
+    logits = predictions.logits[row, : len(names)].tolist()
+    record: dict[str, Any] = {
+        "id": predictions.ids[row],
+        "label": None if label is None else names[label],
+        "predicted": names[int(np.argmax(kept))],
+    }
+    if predictions.candidates is None:
+        record["probabilities"] = dict(zip(names, kept, strict=True))
+    else:
+        record |= {"candidates": list(names), "probabilities": kept}
+    return record | {"logits": [None if logit == -math.inf else logit for logit in logits]}
+
+
+@dataclass(frozen=True)
+class _Line:
+    """One line of the file, checked on its own."""
+
+    place: str
+    id: str
+    label: int | None
+    names: tuple[str, ...]
+    logits: tuple[float, ...]
+    is_question: bool
+
+    @classmethod
+    def parsed(cls, record: dict[str, Any], place: str) -> _Line:
+        for field in ("id", "label", "predicted", "probabilities", "logits"):
+            if field not in record:
+                raise ValueError(f"{place}: the field {field!r} is missing; there are {_listed(tuple(record))}.")
+        if not isinstance(record["id"], str):
+            raise ValueError(f"{place}: the id must be a string, got {record['id']!r}.")
+        is_question = "candidates" in record
+        names, probabilities = _question_classes(record, place) if is_question else _task_classes(record, place)
+        logits = _logits(record["logits"], place)
+        if not len(names) == len(probabilities) == len(logits):
+            raise ValueError(
+                f"{place}: {len(names)} classes have {len(probabilities)} probabilities and {len(logits)} logits."
+            )
+        _check_agreement(probabilities, logits, place)
+        predicted = probabilities[_place_of(record["predicted"], names, "predicted", place)]
+        if predicted < max(probabilities) - PROBABILITY_TOLERANCE:
+            raise ValueError(f"{place}: {record['predicted']!r} is not the most probable class, but predicted.")
+        label = None if record["label"] is None else _place_of(record["label"], names, "label", place)
+        return cls(place, record["id"], label, names, logits, is_question)
+
+
+def _task_classes(record: dict[str, Any], place: str) -> tuple[tuple[str, ...], tuple[float, ...]]:
+    by_name = record["probabilities"]
+    if not isinstance(by_name, dict) or len(by_name) < 2:
+        raise ValueError(
+            f"{place}: probabilities must be an object with a number for each of at least two classes, or a list "
+            'beside the field "candidates".'
+        )
+    return tuple(by_name), tuple(_number(value, "probabilities", place) for value in by_name.values())
+
+
+def _question_classes(record: dict[str, Any], place: str) -> tuple[tuple[str, ...], tuple[float, ...]]:
+    names, values = record["candidates"], record["probabilities"]
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+        raise ValueError(f"{place}: candidates must be a list of at least one string, got {names!r}.")
+    if not isinstance(values, list):
+        raise ValueError(f"{place}: probabilities must be a list, one number for each candidate, got {values!r}.")
+    return tuple(names), tuple(_number(value, "probabilities", place) for value in values)
+
+
+def _logits(values: Any, place: str) -> tuple[float, ...]:
+    if not isinstance(values, list) or not any(value is not None for value in values):
+        raise ValueError(f"{place}: logits must be a list of numbers, null for minus infinity, got {values!r}.")
+    return tuple(-math.inf if value is None else _number(value, "logits", place) for value in values)
+
+
+def _number(value: Any, field: str, place: str) -> float:
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        try:
+            number = float(value)
+        except OverflowError:
+            number = math.inf
+        if math.isfinite(number):
+            return number
+    raise ValueError(f"{place}: {field} must be finite numbers, got {value!r}.")
+
+
+def _check_agreement(probabilities: tuple[float, ...], logits: tuple[float, ...], place: str) -> None:
+    # The padding gives a lone candidate the second column that logits have everywhere.
+    expected = softmax([[*logits, -math.inf]])[0, :-1]
+    if np.abs(expected - np.array(probabilities)).max() > PROBABILITY_TOLERANCE:
+        raise ValueError(f"{place}: the probabilities are not the softmax of the logits, {expected.tolist()}.")
+
+
+def _place_of(name: Any, names: tuple[str, ...], field: str, place: str) -> int:
+    if name not in names:
+        raise ValueError(f"{place}: {field} is {name!r}, but must be one of {_listed(names)}.")
+    return names.index(name)
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    shown = ", ".join(repr(name) for name in names[:20])
+    return shown if len(names) <= 20 else f"{shown} and {len(names) - 20} more"

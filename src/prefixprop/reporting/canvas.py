@@ -1,0 +1,47 @@
+"""What all pictures share: colours that everyone can tell apart, a new figure, and how it is saved."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from prefixprop.atomic_files import replacing_file
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# Of the palette of Okabe & Ito (2008), which colour-blind readers can tell apart.
+BLUE, VERMILION, GREEN = "#0072B2", "#D55E00", "#009E73"
+
+# Without dates and random names, the same picture is the same file.
+_METADATA: dict[str, dict[str, Any]] = {".png": {}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """Make an empty figure of this size in inches."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError("Pictures need matplotlib: pip install 'prefixprop[plots]'.") from error
+    return Figure(figsize=(max(width, 4.0), height), layout="constrained", dpi=150)
+
+
+def saved(figure: Figure, path: str | Path | None) -> Figure:
+    """Write the figure to `path`, if given, in the format its ending says, and return it."""
+    if path is None:
+        return figure
+    ending = Path(path).suffix.lower()
+    if ending not in _METADATA:
+        raise ValueError(
+            f"{path}: pictures are written as {', '.join(_METADATA)}; choose a name with such an ending."
+        )
+    from matplotlib import rc_context
+
+    with rc_context({"svg.hashsalt": "prefixprop"}), replacing_file(path) as temporary:
+        figure.savefig(temporary, metadata=_METADATA[ending])
+    return figure
+
+
+def plain(text: str) -> str:
+    """Return a text such as a label's name so that matplotlib shows it as it is, not as a formula."""
+    return text.replace("$", r"\$")

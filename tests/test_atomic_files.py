@@ -1,0 +1,273 @@
+"""Whatever goes wrong while writing, the old content stays and no temporary file does."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from prefixprop import atomic_files
+from prefixprop.atomic_files import clear_leftovers, replacing_file, replacing_folder, write_json, write_text
+
+posix_only = pytest.mark.skipif(os.name != "posix", reason="kills processes the POSIX way")
+
+# The module alone is loaded, without the package: it needs nothing of it, and the processes start at once.
+LOAD = f"""
+import importlib.util, os, signal, sys
+from pathlib import Path
+spec = importlib.util.spec_from_file_location("atomic_files", {atomic_files.__file__!r})
+atomic_files = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(atomic_files)
+folder = Path(sys.argv[1])
+"""
+
+
+def start(code: str, folder: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", LOAD + code, str(folder)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(entry.name for entry in folder.iterdir())
+
+
+def full_disk(*_: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_text_is_written_as_it_is_and_folders_are_made(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "b" / "note.txt"
+    write_text(path, "naïve\nline\r\n")
+    assert path.read_bytes() == "naïve\nline\r\n".encode()
+    write_text(str(path), "second")
+    assert path.read_text() == "second"
+    assert names(path.parent) == ["note.txt"]
+
+
+def test_json_comes_back_equal(tmp_path: Path) -> None:
+    value = {"ece": 0.1 + 0.2, "name": "café", "half a pair": "\ud83d", "nested": [1, None, True, 5e-324]}
+    write_json(tmp_path / "value.json", value)
+    text = (tmp_path / "value.json").read_text(encoding="utf-8")
+    assert json.loads(text) == value
+    assert "café" in text and text.endswith("}\n")
+
+
+@pytest.mark.parametrize("value", [{"loss": float("nan")}, {"loss": float("inf")}, {"path": Path("x")}])
+def test_what_json_cannot_hold_is_refused_before_writing(tmp_path: Path, value: dict) -> None:
+    path = tmp_path / "value.json"
+    path.write_text("old")
+    with pytest.raises(ValueError, match=r"value\.json: the value cannot be written as JSON"):
+        write_json(path, value)
+    assert path.read_text() == "old"
+    assert names(tmp_path) == ["value.json"]
+
+
+@pytest.mark.parametrize("failing", ["fsync", "replace"])
+@pytest.mark.parametrize("old", ["old", None])
+def test_full_disk_leaves_the_old_file_and_no_litter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str, old: str | None
+) -> None:
+    path = tmp_path / "metrics.json"
+    if old is not None:
+        path.write_text(old)
+    monkeypatch.setattr(os, failing, full_disk)
+    with pytest.raises(OSError, match=r"No space left on device.*unchanged: .*metrics\.json") as caught:
+        write_json(path, {"a": 1})
+    assert caught.value.errno == errno.ENOSPC
+    assert names(tmp_path) == ([] if old is None else ["metrics.json"])
+    assert old is None or path.read_text() == old
+
+
+def test_full_disk_in_the_middle_of_a_write(tmp_path: Path) -> None:
+    path = tmp_path / "figure.png"
+    path.write_text("old")
+    with pytest.raises(OSError, match="No space left on device"), replacing_file(path) as temporary:
+        assert temporary.parent == tmp_path and temporary.suffix == ".png"
+        temporary.write_text("half of the new")
+        full_disk()
+    assert path.read_text() == "old"
+    assert names(tmp_path) == ["figure.png"]
+
+
+@posix_only
+def test_a_write_that_the_system_cuts_short(tmp_path: Path) -> None:
+    """A limit on the size of files makes the system itself fail in the middle, as a full disk does."""
+    (tmp_path / "big.txt").write_text("old")
+    code = """
+import resource
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+try:
+    atomic_files.write_text(folder / "big.txt", "x" * 100_000)
+except OSError as error:
+    print(error.errno)
+"""
+    out, err = start(code, tmp_path).communicate(timeout=30)
+    assert out.strip() == str(errno.EFBIG), err
+    assert (tmp_path / "big.txt").read_text() == "old"
+    assert names(tmp_path) == ["big.txt"]
+
+
+@posix_only
+def test_killed_between_write_and_rename(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.json"
+    path.write_text("old")
+    code = """
+os.replace = lambda *names: os.kill(os.getpid(), signal.SIGKILL)
+atomic_files.write_text(folder / "metrics.json", "new")
+"""
+    process = start(code, tmp_path)
+    process.communicate(timeout=30)
+    assert process.returncode == -signal.SIGKILL
+    assert path.read_text() == "old"
+    assert len(names(tmp_path)) == 2  # a killed process cannot tidy up
+    clear_leftovers(tmp_path)
+    assert names(tmp_path) == ["metrics.json"]
+    assert path.read_text() == "old"
+
+
+@posix_only
+def test_killed_at_any_moment_the_file_is_whole(tmp_path: Path) -> None:
+    code = """
+print("started", flush=True)
+for number in range(10**9):
+    atomic_files.write_text(folder / "state.txt", str(number % 10) * 300_000)
+"""
+    for wait in (0.02, 0.05, 0.08):
+        process = start(code, tmp_path)
+        assert process.stdout is not None and process.stdout.readline() == "started\n"
+        deadline = time.monotonic() + 20
+        while not (tmp_path / "state.txt").exists() and time.monotonic() < deadline:
+            time.sleep(0.005)
+        time.sleep(wait)
+        process.kill()
+        process.communicate(timeout=30)
+        text = (tmp_path / "state.txt").read_text()
+        assert len(text) == 300_000 and len(set(text)) == 1
+
+
+def test_errors_of_the_caller_pass_through_untouched(tmp_path: Path) -> None:
+    path = tmp_path / "kept.txt"
+    path.write_text("old")
+    with pytest.raises(FileNotFoundError, match="absent") as caught, replacing_file(path) as temporary:
+        temporary.write_text("half")
+        (tmp_path / "absent").read_text()
+    assert "unchanged" not in str(caught.value)
+    with pytest.raises(KeyboardInterrupt), replacing_file(path) as temporary:
+        temporary.write_text("half")
+        raise KeyboardInterrupt
+    assert path.read_text() == "old"
+    assert names(tmp_path) == ["kept.txt"]
+
+
+def test_what_is_no_file_is_never_replaced(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(ValueError, match="folder is not a regular file"):
+        write_text(tmp_path / "folder", "text")
+    with pytest.raises(ValueError, match="not a regular file"):
+        write_text(os.devnull, "text")
+    (tmp_path / "file").write_text("old")
+    with pytest.raises(OSError, match="folder cannot be made"):
+        write_text(tmp_path / "file" / "below.txt", "text")
+    with pytest.raises(ValueError, match="file is a file"), replacing_folder(tmp_path / "file"):
+        pass
+    assert (tmp_path / "file").read_text() == "old"
+    assert names(tmp_path) == ["file", "folder"]
+
+
+@posix_only
+def test_links_and_permissions_are_kept(tmp_path: Path) -> None:
+    real, link = tmp_path / "real.txt", tmp_path / "link.txt"
+    real.write_text("old")
+    real.chmod(0o640)
+    link.symlink_to(real)
+    write_text(link, "new")
+    assert link.is_symlink() and real.read_text() == "new"
+    assert stat.S_IMODE(real.stat().st_mode) == 0o640
+
+
+@pytest.mark.parametrize("old_files", [None, [], ["weights", "extra"]])
+def test_a_folder_replaces_what_was_there(tmp_path: Path, old_files: list[str] | None) -> None:
+    target = tmp_path / "deep" / "adapter"
+    if old_files is not None:
+        target.mkdir(parents=True)
+        for name in old_files:
+            (target / name).write_text("old")
+    with replacing_folder(target) as temporary:
+        (temporary / "weights").write_text("new")
+        (temporary / "sub").mkdir()
+        (temporary / "sub" / "config").write_text("new")
+        assert target.exists() == (old_files is not None)
+    assert names(target) == ["sub", "weights"]
+    assert (target / "weights").read_text() == (target / "sub" / "config").read_text() == "new"
+    assert names(target.parent) == ["adapter"]
+
+
+@pytest.mark.parametrize("failing_rename", [1, 2])
+def test_a_folder_that_fails_leaves_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing_rename: int
+) -> None:
+    target = tmp_path / "adapter"
+    target.mkdir()
+    (target / "weights").write_text("old")
+    with pytest.raises(OSError, match=r"No space left on device.*unchanged"), replacing_folder(target) as temporary:
+        (temporary / "weights").write_text("half")
+        full_disk()
+
+    real_replace, calls = os.replace, []
+
+    def replace(source: Path, destination: Path) -> None:
+        calls.append(destination)
+        if len(calls) == failing_rename:
+            full_disk()
+        real_replace(source, destination)
+
+    monkeypatch.setattr(os, "replace", replace)
+    with pytest.raises(OSError, match="No space left on device"), replacing_folder(target) as temporary:
+        (temporary / "weights").write_text("new")
+    assert len(calls) >= failing_rename
+    assert (target / "weights").read_text() == "old"
+    assert names(tmp_path) == ["adapter"]
+
+
+@posix_only
+@pytest.mark.parametrize(("killed_at", "visible"), [(1, True), (2, False)])
+def test_killed_while_a_folder_moves_into_place(tmp_path: Path, killed_at: int, visible: bool) -> None:
+    run = tmp_path / "run"
+    (run / "adapter").mkdir(parents=True)
+    (run / "adapter" / "weights").write_text("old")
+    code = f"""
+calls, replace = [], os.replace
+def dying(*names):
+    calls.append(names)
+    if len(calls) == {killed_at}:
+        os.kill(os.getpid(), signal.SIGKILL)
+    replace(*names)
+os.replace = dying
+with atomic_files.replacing_folder(folder / "adapter") as temporary:
+    (temporary / "weights").write_text("new")
+"""
+    process = start(code, run)
+    process.communicate(timeout=30)
+    assert process.returncode == -signal.SIGKILL
+    assert (run / "adapter").exists() == visible
+    clear_leftovers(tmp_path)
+    assert (run / "adapter" / "weights").read_text() == "old"
+    assert names(run) == ["adapter"]
+
+
+def test_a_folder_moved_aside_by_a_killed_process_goes_when_the_next_is_in_place(tmp_path: Path) -> None:
+    aside = tmp_path / ".prefixprop-old-adapter"
+    aside.mkdir()
+    (aside / "weights").write_text("older")
+    with replacing_folder(tmp_path / "adapter") as temporary:
+        (temporary / "weights").write_text("new")
+        assert aside.exists()
+    assert names(tmp_path) == ["adapter"]
