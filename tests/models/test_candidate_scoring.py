@@ -232,6 +232,11 @@ def test_incomplete_batches() -> None:
     assert scorer("roberta")(**batch).logits.shape[0] == len(QUESTIONS)
 
 
+def test_candidate_scoring_is_no_task_type_of_peft() -> None:
+    with pytest.raises(ValueError, match="task_type='QUESTION_ANS': none of peft's task types is candidate scoring"):
+        adapt_candidate_scorer(scorer(), PrefixPropagationConfig(task_type="QUESTION_ANS"))
+
+
 def test_an_adapter_that_leaves_the_scores_frozen_is_refused() -> None:
     plain = get_peft_model(scorer(), ADAPTERS["propagation"]())
     batch = make_batch()

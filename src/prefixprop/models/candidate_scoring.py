@@ -219,6 +219,11 @@ def candidate_scorer(
 
 def adapt_candidate_scorer(model: CandidateScorer, config: PeftConfig) -> PeftModel:
     """`get_peft_model`, with the scores and the special tokens trained and saved beside the adapter."""
+    if config.task_type is not None:
+        raise ValueError(
+            f"task_type={str(config.task_type)!r}: none of peft's task types is candidate scoring; leave task_type "
+            "out."
+        )
     config = copy.deepcopy(config)
     config.modules_to_save = sorted({*(config.modules_to_save or ()), *TRAINED_MODULES})
     return get_peft_model(model, config)
