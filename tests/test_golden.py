@@ -21,7 +21,8 @@ from transformers import (
 from prefixprop import PrefixPropagationConfig, PrefixTuningConfig
 
 GOLDEN = Path(__file__).parent / "golden"
-CASES = sorted(path.parent for path in GOLDEN.glob("*/*/case.json"))
+# WikiHop's have inputs and a model of their own: models/test_candidate_scoring_golden.py.
+CASES = sorted(path.parent for path in GOLDEN.glob("*/*/case.json") if not path.parent.name.startswith("wh_"))
 MODELS: dict[str, Any] = {
     "longformer": (LongformerConfig, LongformerForSequenceClassification),
     "roberta": (RobertaConfig, RobertaForSequenceClassification),

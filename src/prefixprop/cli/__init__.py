@@ -9,10 +9,11 @@ from typing import Annotated
 
 import typer
 
-from prefixprop.cli import methods
+from prefixprop.cli import methods, tasks
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.command("methods")(methods.methods)
+app.command("tasks")(tasks.tasks)
 
 
 @app.callback()

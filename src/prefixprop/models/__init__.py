@@ -1,8 +1,21 @@
-"""Models to tune: a default that ships with the package, and a way to lengthen your own."""
+"""Models to tune: a default that ships with the package, a way to lengthen your own, and candidate scoring."""
 
 from __future__ import annotations
 
+from prefixprop.models.candidate_scoring import (
+    CandidateScorer,
+    CandidateScoringConfig,
+    adapt_candidate_scorer,
+    candidate_scorer,
+)
 from prefixprop.models.embedded import load_default
 from prefixprop.models.lengthen import lengthen
 
-__all__ = ["lengthen", "load_default"]
+__all__ = [
+    "CandidateScorer",
+    "CandidateScoringConfig",
+    "adapt_candidate_scorer",
+    "candidate_scorer",
+    "lengthen",
+    "load_default",
+]

@@ -1,8 +1,10 @@
-"""Data sets: one file per data set, files of your own, and the containers and readers they share."""
+"""Data sets: one file per data set, and the containers and readers they share."""
 
 from __future__ import annotations
 
 from prefixprop.tasks.arxiv import load_arxiv
+from prefixprop.tasks.candidate_batches import CandidateCollator
+from prefixprop.tasks.candidate_input import CandidatePartTooLong, QuestionInput, add_special_tokens
 from prefixprop.tasks.documents import SPLIT_NAMES, ClassificationTask, Document, Split
 from prefixprop.tasks.encoding import ChunkedDocuments, EncodedDocuments, chunk_documents, encode_documents
 from prefixprop.tasks.files import load_files, load_hub
@@ -11,17 +13,26 @@ from prefixprop.tasks.json_lines import iterate_json_lines, read_json_lines
 from prefixprop.tasks.newsgroups import load_newsgroups
 from prefixprop.tasks.registry import TASKS, TaskSource, load_task
 from prefixprop.tasks.rows import Row, read_rows
+from prefixprop.tasks.wikihop import Question, QuestionTask, load_wikihop, read_questions
+from prefixprop.tasks.wikihop_dataset import WikiHopDataset
 
 __all__ = [
     "SPLIT_NAMES",
     "TASKS",
+    "CandidateCollator",
+    "CandidatePartTooLong",
     "ChunkedDocuments",
     "ClassificationTask",
     "Document",
     "EncodedDocuments",
+    "Question",
+    "QuestionInput",
+    "QuestionTask",
     "Row",
     "Split",
     "TaskSource",
+    "WikiHopDataset",
+    "add_special_tokens",
     "chunk_documents",
     "encode_documents",
     "iterate_json_lines",
@@ -31,6 +42,8 @@ __all__ = [
     "load_hyperpartisan",
     "load_newsgroups",
     "load_task",
+    "load_wikihop",
     "read_json_lines",
+    "read_questions",
     "read_rows",
 ]

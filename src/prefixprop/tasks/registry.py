@@ -10,6 +10,9 @@ from prefixprop.tasks.arxiv import load_arxiv
 from prefixprop.tasks.documents import ClassificationTask
 from prefixprop.tasks.hyperpartisan import load_hyperpartisan
 from prefixprop.tasks.newsgroups import load_newsgroups
+from prefixprop.tasks.wikihop import QuestionTask, load_wikihop
+
+Task = ClassificationTask | QuestionTask
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,7 @@ class TaskSource:
     summary: str
     origin: str
     metric: str
-    load: Callable[[Path | None], ClassificationTask]
+    load: Callable[[Path | None], Task]
     max_length: int = 4096
 
 
@@ -56,11 +59,18 @@ _SOURCES = (
         metric="micro_f1",
         load=load_arxiv,
     ),
+    TaskSource(
+        name="wikihop",
+        summary="WikiHop: questions over many documents, one of several candidates",
+        origin="QAngaroo, as a data directory",
+        metric="accuracy",
+        load=load_wikihop,
+    ),
 )
 TASKS: dict[str, TaskSource] = {source.name: source for source in _SOURCES}
 
 
-def load_task(name: str, data_dir: str | Path | None = None) -> ClassificationTask:
+def load_task(name: str, data_dir: str | Path | None = None) -> Task:
     """Load the data set of that name, from `data_dir` if given, otherwise from where it comes from."""
     if name not in TASKS:
         raise ValueError(f"Unknown task {name!r}; choose one of {', '.join(TASKS)}.")

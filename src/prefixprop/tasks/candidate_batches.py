@@ -1,0 +1,64 @@
+"""Batches of questions that differ in their numbers of chunks, candidates and tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from prefixprop.tasks.candidate_input import QuestionInput
+
+PADDING_SIDES = ("right", "left")
+
+
+@dataclass(frozen=True)
+class CandidateCollator:
+    """Lays the chunks of all questions of a batch under one another, padded to the longest of them.
+
+    | tensor | shape |
+    | --- | --- |
+    | `input_ids`, `attention_mask`, `global_attention_mask` (1 on the candidate part) | chunks, length |
+    | `question_of_chunk` | chunks |
+    | `candidate_positions` (where the `[ent]` tokens are; 0 for absent candidates) | chunks, candidates |
+    | `candidate_mask` (true for candidates that are there) | questions, candidates |
+    | `labels` | questions |
+    """
+
+    pad_token_id: int
+    padding_side: str = "right"
+
+    def __post_init__(self) -> None:
+        if self.padding_side not in PADDING_SIDES:
+            raise ValueError(f"padding_side={self.padding_side!r} is unknown; choose right or left.")
+
+    def __call__(self, questions: Sequence[QuestionInput]) -> dict[str, Tensor]:
+        rows = [(place, chunk) for place, question in enumerate(questions) for chunk in question.chunks]
+        length = max(len(questions[place].candidate_part) + len(chunk) for place, chunk in rows)
+        width = max(len(question.candidate_positions) for question in questions)
+        input_ids = torch.full((len(rows), length), self.pad_token_id)
+        attention_mask, global_mask = (torch.zeros(len(rows), length, dtype=torch.long) for _ in range(2))
+        positions = torch.zeros(len(rows), width, dtype=torch.long)
+        candidate_mask = torch.zeros(len(questions), width, dtype=torch.bool)
+        for row, (place, chunk) in enumerate(rows):
+            question = questions[place]
+            part, candidates = len(question.candidate_part), len(question.candidate_positions)
+            start = 0 if self.padding_side == "right" else length - part - len(chunk)
+            middle, end = start + part, start + part + len(chunk)
+            input_ids[row, start:middle] = torch.from_numpy(question.candidate_part)
+            input_ids[row, middle:end] = torch.from_numpy(chunk)
+            attention_mask[row, start:end] = 1
+            global_mask[row, start:middle] = 1
+            positions[row, :candidates] = torch.from_numpy(question.candidate_positions) + start
+            candidate_mask[place, :candidates] = True
+        return {
+            # First, because Trainer and accelerate take the first tensor's length for the size of the batch.
+            "labels": torch.tensor([question.answer for question in questions]),
+            "input_ids": input_ids,
+            "attention_mask": attention_mask,
+            "global_attention_mask": global_mask,
+            "question_of_chunk": torch.tensor([place for place, _ in rows]),
+            "candidate_positions": positions,
+            "candidate_mask": candidate_mask,
+        }
