@@ -12,8 +12,8 @@ from prefixprop import attention
 
 from tiny import HEADS, adapt, assert_same_bits, batch, both_methods, tiny_model
 
-# The model, its encoder, and in each of three layers the attention and what follows attention and feed-forward.
-REPLACED = 2 + 3 * 3
+# The model, its encoder, and in each of three layers: itself, attention, what follows attention and feed-forward.
+REPLACED = 2 + 3 * 4
 
 
 def forwards(model: Any) -> list[str]:

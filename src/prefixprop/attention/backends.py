@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from typing import Any
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from prefixprop.attention import sliding_window
 
@@ -35,15 +37,22 @@ def why_not(name: str, device: torch.device | None = None) -> str | None:
     return None if has_gpu or INTERPRETED else "an NVIDIA GPU"
 
 
-def choose(name: str | None, device: torch.device) -> Any:
-    """The module that computes attention there: `longformer_self_attention` is its entry."""
+class Backend(NamedTuple):
+    """The functions of one backend; those in `sliding_window` say what they do."""
+
+    self_attention: Callable[..., tuple[Tensor, ...]]
+    residual_output: Callable[..., Tensor]
+
+
+def choose(name: str | None, device: torch.device) -> Backend:
+    """The backend of this name, or for `auto` and None the best one, for tensors on `device`."""
     if name == "triton" and (reason := why_not(name, device)) is not None:
         raise RuntimeError(
             f"The attention backend 'triton' needs {reason}, and the model is on {device}; move the model, or call "
             "prefixprop.attention.install(model, backend='auto')."
         )
     if name == "sdpa" or (name != "triton" and (device.type != "cuda" or why_not("triton", device) is not None)):
-        return sliding_window
-    from prefixprop.attention.gpu import self_attention
+        return Backend(sliding_window.longformer_self_attention, sliding_window.residual_output)
+    from prefixprop.attention.gpu import self_attention  # where there is Triton
 
-    return self_attention
+    return Backend(self_attention.longformer_self_attention, self_attention.residual_output)

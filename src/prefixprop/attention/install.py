@@ -18,7 +18,7 @@ from transformers.models.longformer.modeling_longformer import (
     LongformerBaseModelOutputWithPooling,
 )
 
-from prefixprop.attention.backends import check_backend, choose
+from prefixprop.attention.backends import Backend, check_backend, choose
 from prefixprop.attention.pattern import AttentionPattern
 from prefixprop.attention.prefix import PrefixedKeys, PrefixPart
 
@@ -70,6 +70,7 @@ class FastAttention:
         self.longformer = longformer
         self.backend: str | None = None
         self.source: PrefixSource | None = None
+        self.running: Backend | None = None  # in the present pass; None where Hugging Face's runs
         self._serves_head = False
         self._undo: list[Undo] = [
             replace_forward(longformer, partial(_model_forward, self)),
@@ -77,6 +78,7 @@ class FastAttention:
         ]
         for index, layer in enumerate(longformer.encoder.layer):
             self._undo += [
+                replace_forward(layer, partial(_layer_forward, self)),
                 replace_forward(layer.attention.self, partial(_attention_forward, self, index)),
                 replace_forward(layer.attention.output, partial(_output_forward, self)),
                 replace_forward(layer.output, partial(_output_forward, self)),
@@ -176,12 +178,15 @@ def _encoder_forward(
     **others: Any,
 ) -> Any:
     """`LongformerEncoder.forward`, with the pattern found once, and without the padding that only its own needs."""
-    if not fast.is_on():
+    source = fast.active_source()
+    fast.running = (
+        choose(fast.backend, hidden_states.device) if fast.backend is not None or source is not None else None
+    )
+    if fast.running is None:
         flags = {"output_attentions": output_attentions, "output_hidden_states": output_hidden_states}
         return original(hidden_states, attention_mask, padding_len=padding_len, **flags, **others)
     length = hidden_states.shape[1] - padding_len
     hidden_states, attention_mask = hidden_states[:, :length], attention_mask[:, :length]
-    source = fast.active_source()
     hidden_rows = source.prefix_rows() if source is not None and source.prefix_part(0) is not None else 0
     pattern = AttentionPattern.from_mask(attention_mask, hidden_rows)
 
@@ -200,6 +205,24 @@ def _encoder_forward(
     )
 
 
+def _layer_forward(
+    fast: FastAttention,
+    original: Callable[..., tuple[Tensor, ...]],
+    layer: Any,
+    hidden_states: Tensor,
+    attention_mask: Any = None,
+    output_attentions: bool = False,
+    **others: Any,
+) -> tuple[Tensor, ...]:
+    """`LongformerLayer.forward`, less its way through a helper that inspects a signature at every call."""
+    if fast.running is None or layer.chunk_size_feed_forward > 0:
+        return original(hidden_states, attention_mask, output_attentions=output_attentions, **others)
+    attended, *weights = layer.attention(
+        hidden_states, attention_mask=attention_mask, output_attentions=output_attentions
+    )
+    return (layer.output(layer.intermediate(attended), attended), *weights)
+
+
 def _attention_forward(
     fast: FastAttention,
     index: int,
@@ -215,7 +238,8 @@ def _attention_forward(
         return original(hidden_states, attention_mask=attention_mask, output_attentions=output_attentions, **others)
     source = fast.active_source()
     prefix = None if source is None else source.key_values(index, hidden_states.shape[0])
-    return choose(fast.backend, hidden_states.device).longformer_self_attention(
+    assert fast.running is not None
+    return fast.running.self_attention(
         module,
         hidden_states,
         attention_mask,
@@ -233,9 +257,9 @@ def _output_forward(
     input_tensor: Tensor,
 ) -> Tensor:
     """What follows attention and feed-forward: dense, dropout, residual, LayerNorm."""
-    if not fast.is_on():
+    if fast.running is None:
         return original(hidden_states, input_tensor)
-    return choose(fast.backend, hidden_states.device).residual_output(original, module, hidden_states, input_tensor)
+    return fast.running.residual_output(original, module, hidden_states, input_tensor)
 
 
 def _make_cls_global(_: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:

@@ -63,15 +63,16 @@ class PropagationLayer(PrefixLayer):
             rows = rows + self.backbone.embed_empty_words(config.num_virtual_tokens)
         return self.backbone.prepend(rows.to(hidden_states.dtype).expand(batch, -1, -1), args, kwargs)
 
-    def _enter_layer(self, index: int, _: nn.Module, args: tuple) -> tuple | None:
+    def _enter_layer(self, index: int, layer: Any, args: tuple) -> tuple | None:
         active = self.active_prefix()
         if active is None:
             return None
         hidden_states, *others = args
-        prefix, config = active
-        length = config.num_virtual_tokens
-        rows = hidden_states[:, :length] + prefix.layer(index, hidden_states.shape[0]).to(hidden_states.dtype)
-        return (torch.cat([rows, hidden_states[:, length:]], dim=1), *others)
+        rows = active[0].layer(index, hidden_states.shape[0]).to(hidden_states.dtype)
+        # A checkpointed layer enters twice with the same states, and a compiler sees to copies itself.
+        once = not (layer.training and getattr(layer, "gradient_checkpointing", False))
+        in_place = once and not torch.compiler.is_compiling()
+        return ((_add_in_place if in_place else _add)(hidden_states, rows), *others)
 
     def _leave_encoder(self, _: nn.Module, args: tuple, output: Any) -> Any:
         active = self.active_prefix()
@@ -87,6 +88,35 @@ class PropagationLayer(PrefixLayer):
         pooled_row = active[1].pooling == "prefix"
         # A head that pools for itself reads the first row, so there the pooled row stays.
         return self.backbone.finish(output, pooled_row, drop_pooled_row=pooled_row and not self.head_pools)
+
+
+def _add(states: Tensor, rows: Tensor) -> Tensor:
+    """States with `rows` [batch or 1, j, hidden] added to their first j rows."""
+    length = rows.shape[1]
+    return torch.cat([states[:, :length] + rows, states[:, length:]], dim=1)
+
+
+class _AddInPlace(torch.autograd.Function):
+    """The same without a copy of the states: whoever has them too is only shown the rows behind the prefix."""
+
+    @staticmethod
+    def forward(ctx: Any, states: Tensor, rows: Tensor) -> Tensor:
+        ctx.length, ctx.shared = rows.shape[1], rows.shape[0] == 1
+        ctx.mark_dirty(states)
+        states[:, : ctx.length].add_(rows)
+        return states
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        rows = gradient[:, : ctx.length]
+        return gradient, rows.sum(dim=0, keepdim=True) if ctx.shared else rows
+
+
+def _add_in_place(states: Tensor, rows: Tensor) -> Tensor:
+    if torch.is_grad_enabled():
+        return _AddInPlace.apply(states, rows)
+    states[:, : rows.shape[1]].add_(rows)
+    return states
 
 
 class PrefixPropagationModel(PrefixTuner):

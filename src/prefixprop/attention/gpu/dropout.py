@@ -9,11 +9,11 @@ from torch import Tensor
 LEVELS = 2**32
 
 
-def draw_words(count: int, device: torch.device, dropout: float) -> Tensor:
-    """A random 32-bit word for each row or column, from PyTorch's generator; none where nothing is dropped."""
+def draw_words(count: int, like: Tensor, dropout: float) -> Tensor:
+    """A random 32-bit word for each row or column, from PyTorch's generator; `like` where nothing is dropped."""
     if not dropout:
-        return torch.empty(0, dtype=torch.int32, device=device)
-    return torch.randint(-LEVELS // 2, LEVELS // 2, (count,), dtype=torch.int32, device=device)
+        return like  # kernels want an address, though they will not look there
+    return torch.randint(-LEVELS // 2, LEVELS // 2, (count,), dtype=torch.int32, device=like.device)
 
 
 def levels(probability: float) -> tuple[int, float]:

@@ -1,4 +1,4 @@
-"""The keys' side: the gradients of keys and values. Here keys come first: scores are [keys, rows]."""
+"""The keys' side: the gradients of keys and values."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from prefixprop.attention.gpu.tiles import (
     load_rows,
     part_of,
     reach_of,
+    score,
     share_of,
     store_rows,
 )
@@ -31,17 +32,17 @@ def receive(
     PRECISION: tl.constexpr, DROPOUT: tl.constexpr,
 ):  # fmt: skip
     """What a tile of rows gives to the gradients of a tile of keys and values."""
-    weights = tl.exp2(scored - log_total[None, :])
-    for_weights = tl.dot(value, tl.trans(gradient), input_precision=PRECISION)
+    weights = tl.exp2(scored - log_total[:, None])
+    for_weights = tl.dot(gradient, tl.trans(value), input_precision=PRECISION)
     dropped = weights
     if DROPOUT:
-        kept = is_kept(row_words[None, :], column_words[:, None], least)
+        kept = is_kept(row_words[:, None], column_words[None, :], least)
         dropped = tl.where(kept, weights * growth, 0.0)
         for_weights = tl.where(kept, for_weights * growth, 0.0)
-    for_value = tl.dot(dropped.to(gradient.dtype), gradient, for_value, input_precision=PRECISION)
+    for_value = tl.dot(tl.trans(dropped.to(gradient.dtype)), gradient, for_value, input_precision=PRECISION)
     # Softmax: dS = P (dP - Σ P dP)
-    for_scores = weights * (for_weights - delta[None, :])
-    for_key = tl.dot(for_scores.to(query.dtype), query, for_key, input_precision=PRECISION)
+    for_scores = weights * (for_weights - delta[:, None])
+    for_key = tl.dot(tl.trans(for_scores.to(query.dtype)), query, for_key, input_precision=PRECISION)
     return for_key, for_value
 
 
@@ -64,9 +65,9 @@ def receive_local(
         log_total = tl.load(log_totals + row, mask=is_local, other=-UNSEEN)
         delta = tl.load(deltas + row, mask=is_local, other=0.0)
         words = tl.load(row_words + row, mask=inside, other=0) if DROPOUT else row
-        scored = tl.dot(key, tl.trans(query), input_precision=PRECISION) * scale + unseen[:, None]
+        scored = score(query, key, unseen, scale, PRECISION)
         if BAND:  # for inner tiles too: asking whether one is inner costs more
-            scored = tl.where(tl.abs(row[None, :] - column[:, None]) <= reach, scored, UNSEEN)
+            scored = tl.where(tl.abs(row[:, None] - column[None, :]) <= reach, scored, UNSEEN)
         for_key, for_value = receive(
             scored, value, query, gradient, log_total, delta, words, column_words, for_key, for_value,
             least, growth, PRECISION, DROPOUT,
@@ -214,7 +215,7 @@ def far_keys(
         log_total = tl.load(log_totals + row, mask=is_row, other=-UNSEEN)
         delta = tl.load(deltas + row, mask=is_row, other=0.0)
         words = tl.load(row_words + row) if DROPOUT else row
-        scored = tl.dot(key, tl.trans(query), input_precision=PRECISION) * scale + bias[:, None]
+        scored = score(query, key, bias, scale, PRECISION)
         for_key, for_value = receive(
             scored, value, query, upstream, log_total, delta, words, column_word, for_key, for_value,
             least, growth, PRECISION, DROPOUT,

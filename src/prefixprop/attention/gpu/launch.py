@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 
 from prefixprop.attention.gpu import keys, rows
@@ -80,58 +80,55 @@ def _local_rows(
     near: Tensor, pattern: DevicePattern, words: Words, shape: Shape, *tensors: Tensor, backward: bool
 ) -> None:
     batch, length = pattern.kind.shape
-    tiles = _tiles(near, "local_rows_backward" if backward else "local_rows", shape)
+    constants = _constants("local_rows_backward" if backward else "local_rows", shape, near.dtype, near.is_cuda)
     _LOCAL_ROWS(
-        (triton.cdiv(length, tiles["BLOCK_M"]), batch * shape.heads),
+        (_tiles_of(length, constants["BLOCK_M"]), batch * shape.heads),
         (near, pattern.kind, pattern.listed, pattern.facts, *words, *tensors),
         (length, pattern.listed.shape[1], shape.reach, *_factors(shape)),
         BACKWARD=backward,
-        **_common(near, shape),
-        **tiles,
+        **constants,
     )
 
 
 def _global_rows(
     near: Tensor, far: Tensor, pattern: DevicePattern, words: Words, shape: Shape, *tensors: Tensor, backward: bool
 ) -> None:
-    lanes, length = pattern.kind.shape[0] * shape.heads, pattern.kind.shape[1]
-    tiles = _tiles(near, "global_rows_backward" if backward else "global_rows", shape)
-    common, shares = _common(near, shape), pattern.arrivals.shape[1]
-    parts = near.new_empty(lanes * shares * tiles["BLOCK_G"] * (common["BLOCK_D"] + 2), dtype=torch.float32)
+    lanes, shares = pattern.arrivals.shape
+    constants = _constants("global_rows_backward" if backward else "global_rows", shape, near.dtype, near.is_cuda)
+    slab = constants["BLOCK_G"] * (constants["BLOCK_D"] + 2)
+    parts = near.new_empty(lanes * shares * slab, dtype=torch.float32)
     _GLOBAL_ROWS(
         (shares, lanes),
         (near, far, *pattern[:4], *words, *tensors, parts, pattern.arrivals),
-        (length, pattern.listed.shape[1], shape.prefix, shape.hidden, *_factors(shape)),
+        (pattern.kind.shape[1], pattern.listed.shape[1], shape.prefix, shape.hidden, *_factors(shape)),
         BACKWARD=backward,
         SHARES=shares,
-        **common,
-        **tiles,
+        **constants,
     )
 
 
 def _band_keys(near: Tensor, pattern: DevicePattern, words: Words, shape: Shape, *tensors: Tensor) -> None:
     batch, length = pattern.kind.shape
-    tiles = _tiles(near, "band_keys", shape)
+    constants = _constants("band_keys", shape, near.dtype, near.is_cuda)
     _BAND_KEYS(
-        (triton.cdiv(length, tiles["BLOCK_N"]), batch * shape.heads),
+        (_tiles_of(length, constants["BLOCK_N"]), batch * shape.heads),
         (near, pattern.kind, pattern.facts, *words, *tensors),
         (length, shape.hidden, shape.reach, *_factors(shape)),
-        **_common(near, shape),
-        **tiles,
+        **constants,
     )
 
 
 def _listed_keys(near: Tensor, pattern: DevicePattern, words: Words, shape: Shape, *tensors: Tensor) -> None:
-    lanes, length = pattern.kind.shape[0] * shape.heads, pattern.kind.shape[1]
-    tiles, common, shares = _tiles(near, "listed_keys", shape), _common(near, shape), pattern.arrivals.shape[1]
-    parts = near.new_empty(lanes * shares * 2 * tiles["BLOCK_G"] * common["BLOCK_D"], dtype=torch.float32)
+    lanes, shares = pattern.arrivals.shape
+    constants = _constants("listed_keys", shape, near.dtype, near.is_cuda)
+    slab = 2 * constants["BLOCK_G"] * constants["BLOCK_D"]
+    parts = near.new_empty(lanes * shares * slab, dtype=torch.float32)
     _LISTED_KEYS(
         (shares, lanes),
         (near, pattern.kind, pattern.listed, pattern.facts, *words, *tensors, parts, pattern.arrivals),
-        (length, pattern.listed.shape[1], *_factors(shape)),
+        (pattern.kind.shape[1], pattern.listed.shape[1], *_factors(shape)),
         SHARES=shares,
-        **common,
-        **tiles,
+        **constants,
     )
 
 
@@ -139,14 +136,13 @@ def _far_keys(
     near: Tensor, far: Tensor, pattern: DevicePattern, words: Words, shape: Shape, *tensors: Tensor
 ) -> None:
     batch, length = pattern.kind.shape
-    tiles = _tiles(near, "far_keys", shape)
-    key_tiles = triton.cdiv(length, tiles["BLOCK_N"]) + triton.cdiv(shape.prefix, tiles["BLOCK_N"])
+    constants = _constants("far_keys", shape, near.dtype, near.is_cuda)
+    key_tiles = _tiles_of(length, constants["BLOCK_N"]) + _tiles_of(shape.prefix, constants["BLOCK_N"])
     _FAR_KEYS(
         (key_tiles, batch * shape.heads),
         (near, far, pattern.kind, pattern.tokens, pattern.facts, *words, *tensors),
         (length, shape.prefix, batch * length, shape.hidden, *_factors(shape)),
-        **_common(near, shape),
-        **tiles,
+        **constants,
     )
 
 
@@ -159,7 +155,7 @@ def project_rows(
     width, inner = weight.shape[::-1] if add else weight.shape
     strides = weight.stride()[::-1] if add else weight.stride()
     _PROJECT_ROWS(
-        (triton.cdiv(width, 64), batch, SHARES),
+        (_tiles_of(width, 64), batch, SHARES),
         (states, weight, weight if bias is None else bias, tokens, facts, result),
         (length,),
         WIDTH=width,
@@ -172,25 +168,39 @@ def project_rows(
         BLOCK_G=16,
         BLOCK_C=64,
         BLOCK_K=64,
-        PRECISION=_precision(states),
+        PRECISION=_precision(states.dtype),
     )
 
 
-def _common(near: Tensor, shape: Shape) -> dict[str, Any]:
+def _tiles_of(count: int, size: int) -> int:
+    return -(-count // size)
+
+
+@lru_cache
+def _constants(kernel: str, shape: Shape, dtype: torch.dtype, on_gpu: bool) -> dict[str, Any]:
+    """What a kernel is compiled for."""
+    tiles = (TILES_WITH_DROPOUT if shape.dropout else TILES)[kernel]
+    if not on_gpu:  # the interpreter: small tiles, so that small inputs have several
+        tiles = {name: 16 if name.startswith("BLOCK") else value for name, value in tiles.items()}
+    elif dtype == torch.float32 or shape.size > 64:  # twice the bytes per row
+        tiles = {name: min(value, 32) if name.startswith("BLOCK") else value for name, value in tiles.items()}
+        tiles |= {"num_warps": 4, "num_stages": 2}
     return {
         "HEADS": shape.heads,
         "SIZE": shape.size,
-        "BLOCK_D": max(16, triton.next_power_of_2(shape.size)),
-        "PRECISION": _precision(near),
+        "BLOCK_D": max(16, 1 << (shape.size - 1).bit_length()),
+        "PRECISION": _precision(dtype),
         "DROPOUT": shape.dropout > 0,
+        **tiles,
     }
 
 
-def _precision(states: Tensor) -> str:
+def _precision(dtype: torch.dtype) -> str:
     # The matrix units' own float32 is too coarse for "the same numbers".
-    return "ieee" if states.dtype == torch.float32 else "tf32"
+    return "ieee" if dtype == torch.float32 else "tf32"
 
 
+@lru_cache
 def _factors(shape: Shape) -> tuple[float, int, float, float]:
     """Of scores (in units of log 2), dropout's least and growth, and of the scores' gradient."""
     return math.log2(math.e) / math.sqrt(shape.size), *levels(shape.dropout), 1 / math.sqrt(shape.size)
@@ -213,13 +223,3 @@ TILES_WITH_DROPOUT: dict[str, dict[str, int]] = {
     "local_rows_backward": {"BLOCK_M": 64, "BLOCK_N": 32, "BLOCK_G": 32, "num_warps": 4, "num_stages": 2},
     "band_keys": {"BLOCK_M": 64, "BLOCK_N": 64, "num_warps": 4, "num_stages": 2},
 }
-
-
-def _tiles(near: Tensor, kernel: str, shape: Shape) -> dict[str, int]:
-    tiles = (TILES_WITH_DROPOUT if shape.dropout else TILES)[kernel]
-    if near.device.type == "cpu":  # the interpreter: small tiles, so that small inputs have several
-        return {name: 16 if name.startswith("BLOCK") else value for name, value in tiles.items()}
-    if near.dtype == torch.float32 or shape.size > 64:  # twice the bytes per row
-        tiles = {name: min(value, 32) if name.startswith("BLOCK") else value for name, value in tiles.items()}
-        tiles |= {"num_warps": 4, "num_stages": 2}
-    return tiles

@@ -86,7 +86,7 @@ def _project(states: Tensor, weight: Tensor, bias: Tensor, prefix: Tensor) -> Te
         return F.linear(rows, weight, bias)
     result = rows.new_empty(rows.shape[0] + prefix.shape[0] * prefix.shape[1], weight.shape[0])
     torch.addmm(bias, rows, weight.t(), out=result[: rows.shape[0]])
-    result[rows.shape[0] :, -prefix.shape[2] :] = prefix.flatten(0, 1)
+    result[rows.shape[0] :].view(*prefix.shape[:2], -1)[..., -prefix.shape[2] :] = prefix
     return result
 
 
@@ -198,13 +198,15 @@ _compiled_add_global_rows = operator("add_global_rows", _add_global_rows, lambda
 
 
 def longformer_attention(*arguments: Any) -> Tensor:
-    run = _compiled_longformer_attention if torch.compiler.is_compiling() else _longformer_attention
-    return run(*arguments)[0]
+    if torch.compiler.is_compiling():
+        return _compiled_longformer_attention(*arguments)[0]
+    return (_longformer_attention if torch.is_grad_enabled() else longformer_attention_forward)(*arguments)[0]
 
 
 def attend(*arguments: Any) -> Tensor:
-    run = _compiled_attend if torch.compiler.is_compiling() else _attend
-    return run(*arguments)[0]
+    if torch.compiler.is_compiling():
+        return _compiled_attend(*arguments)[0]
+    return (_attend if torch.is_grad_enabled() else attend_forward)(*arguments)[0]
 
 
 def attention_gradients(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:

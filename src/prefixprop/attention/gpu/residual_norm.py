@@ -19,10 +19,12 @@ ROWS = 4  # per program
 def residual_norm(update: Tensor, residual: Tensor, norm: torch.nn.LayerNorm, dropout: float) -> Tensor:
     """What `norm(dropout(update) + residual)` is, for a frozen `norm`."""
     width = residual.shape[-1]
-    row_words = draw_words(residual.numel() // width, residual.device, dropout)
-    column_words = draw_words(width, residual.device, dropout)
+    row_words = draw_words(residual.numel() // width, residual, dropout)
+    column_words = draw_words(width, residual, dropout)
     keeps_sum = torch.is_grad_enabled() and (update.requires_grad or residual.requires_grad)
-    run = _compiled_residual_norm if torch.compiler.is_compiling() else _residual_norm
+    run: Any = _residual_norm if keeps_sum else _forward
+    if torch.compiler.is_compiling():
+        run = _compiled_residual_norm
     return run(
         update.contiguous(), residual.contiguous(), norm.weight, norm.bias, row_words, column_words,
         norm.eps, float(dropout), keeps_sum,
@@ -38,11 +40,11 @@ def _forward(
     width = residual.shape[-1]
     rows = residual.numel() // width
     _NORMALISE(
-        (triton.cdiv(rows, ROWS),),
+        (-(-rows // ROWS),),
         (update, residual, weight, bias, row_words, column_words, result, total, moments),
         (rows, *levels(dropout), epsilon),
         WIDTH=width,
-        BLOCK=triton.next_power_of_2(width),
+        BLOCK=1 << (width - 1).bit_length(),
         ROWS=ROWS,
         DROPOUT=dropout > 0,
         KEEPS_SUM=keeps_sum,
@@ -83,11 +85,11 @@ def _gradients(
     width = total.shape[-1]
     rows = total.numel() // width
     _DIFFERENTIATE(
-        (triton.cdiv(rows, ROWS),),
+        (-(-rows // ROWS),),
         (gradient, total, moments, weight, row_words, column_words, for_residual, for_update),
         (rows, *levels(dropout)),
         WIDTH=width,
-        BLOCK=triton.next_power_of_2(width),
+        BLOCK=1 << (width - 1).bit_length(),
         ROWS=ROWS,
         DROPOUT=dropout > 0,
     )

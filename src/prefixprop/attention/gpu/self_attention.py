@@ -14,7 +14,7 @@ from prefixprop.attention.gpu.operator import attend, longformer_attention
 from prefixprop.attention.gpu.pattern import DevicePattern
 from prefixprop.attention.gpu.residual_norm import residual_norm
 from prefixprop.attention.pattern import AttentionPattern
-from prefixprop.attention.prefix import PrefixedKeys, PrefixPart, for_batch, outside_softmax
+from prefixprop.attention.prefix import PrefixedKeys, PrefixPart, outside_softmax
 from prefixprop.attention.sliding_window import longformer_self_attention as with_weights
 
 PROJECTIONS = ("query", "key", "value", "key_global", "value_global")
@@ -44,7 +44,7 @@ def longformer_self_attention(
             module.query_global.weight.to(dtype),
             module.query_global.bias.to(dtype),
             _as_rows(in_softmax, states),
-            *_arguments(module, pattern, in_softmax, dropout, states.device),
+            *_arguments(module, pattern, in_softmax, dropout),
         )
         return (output,)
 
@@ -53,8 +53,7 @@ def longformer_self_attention(
     front = _as_rows(in_softmax, query).flatten(0, 1)
     near = torch.cat([torch.cat([rows.flatten(0, 1) for rows in (query, key, value)], dim=1), _padded(front)])
     far = torch.cat([torch.cat([rows.flatten(0, 1) for rows in (far_key, far_value)], dim=1), front])
-    arguments = _arguments(module, pattern, in_softmax, dropout, near.device)
-    output = attend(near, far, *arguments)
+    output = attend(near, far, *_arguments(module, pattern, in_softmax, dropout))
     if prefix_part is not None:
         by_head = [split_heads(rows, module.num_heads) for rows in (query, key, value, far_key, far_value)]
         part = prefix_part(by_head[0], *outside_softmax(by_head[1], by_head[2], prefix, pattern), dropout)
@@ -84,15 +83,14 @@ def _compute_type(states: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else states.dtype
 
 
-def _arguments(
-    module: Any, pattern: AttentionPattern, prefix: PrefixedKeys | None, dropout: float, device: torch.device
-) -> tuple:
+def _arguments(module: Any, pattern: AttentionPattern, prefix: PrefixedKeys | None, dropout: float) -> tuple:
     prefix_keys = 0 if prefix is None else prefix.keys.shape[2]
     heads, (batch, length) = module.num_heads, pattern.is_masked.shape
+    device_pattern = pattern.prepared(DevicePattern.of, prefix_keys, heads)
     return (
-        *pattern.prepared(DevicePattern.of, prefix_keys, heads),
-        draw_words(batch * heads * length, device, dropout),
-        draw_words(batch * (length + prefix_keys), device, dropout),
+        *device_pattern,
+        draw_words(batch * heads * length, device_pattern.arrivals, dropout),
+        draw_words(batch * (length + prefix_keys), device_pattern.arrivals, dropout),
         heads,
         module.head_dim,
         module.one_sided_attn_window_size,
@@ -106,8 +104,8 @@ def _as_rows(prefix: PrefixedKeys | None, rows: Tensor) -> Tensor:
     """Prefix keys and values of every example, [batch, j, 2 width]."""
     if prefix is None:
         return rows.new_empty(rows.shape[0], 0, 2 * rows.shape[2])
-    parts = [for_batch(part, rows).transpose(1, 2).flatten(2) for part in prefix]
-    return torch.cat(parts, dim=2)
+    both = torch.stack(prefix, dim=1).to(rows.dtype).permute(0, 3, 1, 2, 4)  # [batch or 1, j, 2, heads, size]
+    return both.flatten(2).expand(rows.shape[0], -1, -1)
 
 
 def _padded(front: Tensor) -> Tensor:
