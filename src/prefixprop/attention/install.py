@@ -145,9 +145,8 @@ def _model_forward(
     seen = embedded.new_ones(embedded.shape[:2]) if attention_mask is None else attention_mask
     if global_attention_mask is not None:
         seen = seen * (global_attention_mask + 1)
-    limits = torch.finfo(embedded.dtype)
-    mask = torch.zeros(seen.shape, dtype=embedded.dtype, device=embedded.device)
-    mask = mask.masked_fill(seen <= 0, limits.min).masked_fill(seen == 2, limits.max)
+    # As the encoder has it: negative for padding (0), zero for local (1), positive for global tokens (2).
+    mask = (seen - 1).to(embedded.dtype) * torch.finfo(embedded.dtype).max
 
     config = longformer.config
     flags = {"output_attentions": output_attentions, "output_hidden_states": output_hidden_states}

@@ -1,15 +1,16 @@
-"""Starting Triton kernels without the cost of Triton's own start, which is most of a short kernel's time."""
+"""Triton kernels as operations of PyTorch: how they are started, differentiated, and shown to `torch.compile`."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
 import triton
 from torch import Tensor
 
 
 class Kernel:
-    """A Triton function that finds again what it was compiled for.
+    """A Triton function that finds again what it was compiled for; Triton's own start takes longer than many kernels.
 
     Triton looks at every argument at every start, because a number's value may matter. Here no number's does (see
     `do_not_specialize`), so types, alignment and constants are enough to find the compiled kernel, at any length.
@@ -38,3 +39,27 @@ class Kernel:
             return
         compiled, in_order = found
         compiled[(*grid, 1, 1)[:3]](*tensors, *numbers, *in_order)
+
+
+def function(forward: Any, keep: Any, backward: Any) -> Any:
+    """An autograd function in the old form: PyTorch looks at the new one's signature at every call, which is slow."""
+
+    class Function(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *inputs: Any) -> Any:
+            output = forward(*inputs)
+            keep(ctx, inputs, output)
+            return output
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Any) -> Any:
+            return backward(ctx, *gradients)
+
+    return Function.apply
+
+
+def operator(name: str, function: Any, fake: Any, mutates: tuple[str, ...] = ()) -> Any:
+    """`function` as an operator that `torch.compile` does not look into; `fake` says what shapes come out."""
+    made = torch.library.custom_op(f"prefixprop::{name}", function, mutates_args=mutates)
+    made.register_fake(fake)
+    return made

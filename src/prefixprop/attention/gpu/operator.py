@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from prefixprop.attention.gpu import launch
+from prefixprop.attention.gpu.kernel import function, operator
 from prefixprop.attention.gpu.launch import Shape, Words
 from prefixprop.attention.gpu.pattern import DevicePattern
 from prefixprop.attention.gpu.tiles import GLOBAL
@@ -137,34 +138,10 @@ def _add_global_rows(states: Tensor, rows: Tensor, weight: Tensor, tokens: Tenso
     launch.project_rows(rows, weight, None, tokens, facts, states)
 
 
-def function(forward: Any, keep: Any, backward: Any) -> Any:
-    """An autograd function in the old form: PyTorch looks at the new one's signature at every call, which is slow."""
-
-    class Function(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, *inputs: Any) -> Any:
-            output = forward(*inputs)
-            keep(ctx, inputs, output)
-            return output
-
-        @staticmethod
-        def backward(ctx: Any, *gradients: Any) -> Any:
-            return backward(ctx, *gradients)
-
-    return Function.apply
-
-
 _longformer_attention = function(
     longformer_attention_forward, longformer_attention_keep, longformer_attention_backward
 )
 _attend = function(attend_forward, attend_keep, attend_backward)
-
-
-def operator(name: str, function: Any, fake: Any, mutates: tuple[str, ...] = ()) -> Any:
-    """`function` as an operator that `torch.compile` does not look into; `fake` says what shapes come out."""
-    made = torch.library.custom_op(f"prefixprop::{name}", function, mutates_args=mutates)
-    made.register_fake(fake)
-    return made
 
 
 def _longformer_attention_shapes(states: Tensor, weight: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:

@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 
-from prefixprop.attention.gpu.tiles import GLOBAL, LOCAL, MASKED
+from prefixprop.attention.gpu.kernel import Kernel, operator
+from prefixprop.attention.gpu.tiles import FACTS, FIRST, GLOBAL, LAST, LISTED, LOCAL, MASKED, TOKENS
 from prefixprop.attention.pattern import AttentionPattern
 
 SHARES = 16  # programs that share the global rows, or the listed keys, of an example's head
@@ -29,31 +32,72 @@ class DevicePattern(NamedTuple):
 
     @classmethod
     def of(cls, pattern: AttentionPattern, prefix_keys: int, heads: int) -> DevicePattern:
-        masked, everywhere = pattern.is_masked, pattern.is_global
-        batch, length = masked.shape
-        kind = torch.where(masked, MASKED.value, torch.where(everywhere, GLOBAL.value, LOCAL.value)).to(torch.int8)
-        tokens, token_count = _listed(everywhere)
-        row = torch.arange(batch, dtype=torch.int32, device=masked.device)[:, None]
-        keys, key_count = _listed(everywhere & ~pattern.is_prefix) if pattern.hidden_rows else (tokens, token_count)
-        keys = keys + row * length
-        if prefix_keys:
-            place = torch.arange(prefix_keys, dtype=torch.int32, device=masked.device)
-            keys = torch.cat([batch * length + row * prefix_keys + place, keys], dim=1)
-            key_count = key_count + prefix_keys
-        shown = (~masked).to(torch.int8)
-        first = shown.argmax(dim=1)
-        last = torch.where(shown.any(dim=1), length - shown.flip(1).argmax(dim=1), 0)
-        facts = torch.stack([first.int(), last.int(), token_count, key_count], dim=1)
-        shares = SHARES if masked.is_cuda else 3  # the interpreter runs one after the other
-        arrivals = torch.zeros(batch * heads, shares, dtype=torch.int32, device=masked.device)
-        return cls(kind, tokens, keys, facts, arrivals)
+        make = _compiled_make if torch.compiler.is_compiling() else _make
+        return cls(*make(pattern.is_masked, pattern.is_global, prefix_keys, pattern.hidden_rows, heads))
 
 
-def _listed(wanted: Tensor) -> tuple[Tensor, Tensor]:
-    """The places of what is wanted in each row, at the front of [batch, length + 1], and their number."""
-    batch, length = wanted.shape
-    count = wanted.cumsum(dim=1, dtype=torch.int32)
-    places = torch.arange(length, dtype=torch.int32, device=wanted.device).expand(batch, -1)
-    front = torch.zeros(batch, length + 1, dtype=torch.int32, device=wanted.device)
-    # What is not wanted goes to the last place, which is never read.
-    return front.scatter_(1, torch.where(wanted, count - 1, length).long(), places), count[:, -1]
+def _make(
+    is_masked: Tensor, is_global: Tensor, prefix_keys: int, hidden_rows: int, heads: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    made = _shapes(is_masked, is_global, prefix_keys, hidden_rows, heads)
+    made[4].zero_()
+    batch, length = is_masked.shape
+    _LIST_TOKENS(
+        (batch,),
+        (is_masked.contiguous().view(torch.int8), is_global.contiguous().view(torch.int8), *made[:4]),
+        (batch, length, prefix_keys, hidden_rows),
+        BLOCK=1024 if is_masked.is_cuda else 16,
+    )
+    return made
+
+
+def _shapes(
+    is_masked: Tensor, is_global: Tensor, prefix_keys: int, hidden_rows: int, heads: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    batch, length = is_masked.shape
+    shares = SHARES if is_masked.is_cuda else 3  # the interpreter runs one after the other
+    return (
+        is_masked.new_empty(batch, length, dtype=torch.int8),
+        is_masked.new_empty(batch, length + 1, dtype=torch.int32),
+        is_masked.new_empty(batch, prefix_keys + length, dtype=torch.int32),
+        is_masked.new_empty(batch, FACTS.value, dtype=torch.int32),
+        is_masked.new_empty(batch * heads, shares, dtype=torch.int32),
+    )
+
+
+@triton.jit(do_not_specialize=["batch", "length", "prefix", "hidden"])
+def _list_tokens(
+    is_masked, is_global, kinds, tokens, listed, facts, batch, length, prefix, hidden, BLOCK: tl.constexpr
+):
+    example = tl.program_id(0)
+    here = example.to(tl.int64) * length
+    tokens += example * (length + 1)
+    listed += example * (length + prefix)
+    facts += example * FACTS
+    for start in range(0, prefix, BLOCK):
+        place = start + tl.arange(0, BLOCK)
+        tl.store(listed + place, batch * length + example * prefix + place, mask=place < prefix)
+    token_count, listed_count, first, last = 0, prefix, length, 0
+    for start in range(0, length, BLOCK):
+        place = start + tl.arange(0, BLOCK)
+        inside = place < length
+        masked = tl.load(is_masked + here + place, mask=inside, other=1) != 0
+        everywhere = tl.load(is_global + here + place, mask=inside, other=0) != 0
+        kind = tl.where(masked, MASKED, tl.where(everywhere, GLOBAL, LOCAL))
+        tl.store(kinds + here + place, kind.to(tl.int8), mask=inside)
+        tl.store(tokens + token_count + tl.cumsum(everywhere.to(tl.int32), 0) - 1, place, mask=everywhere)
+        is_listed = everywhere & (place >= hidden)
+        slot = listed_count + tl.cumsum(is_listed.to(tl.int32), 0) - 1
+        tl.store(listed + slot, example * length + place, mask=is_listed)
+        token_count += tl.sum(everywhere.to(tl.int32), 0)
+        listed_count += tl.sum(is_listed.to(tl.int32), 0)
+        first = tl.minimum(first, tl.min(tl.where(masked, length, place), 0))
+        last = tl.maximum(last, tl.max(tl.where(masked, 0, place + 1), 0))
+    tl.store(facts + FIRST, tl.minimum(first, last))  # all padding: from 0 to 0
+    tl.store(facts + LAST, last)
+    tl.store(facts + TOKENS, token_count)
+    tl.store(facts + LISTED, listed_count)
+
+
+_LIST_TOKENS = Kernel(_list_tokens)
+_compiled_make = operator("list_tokens", _make, _shapes)

@@ -10,8 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from prefixprop.attention.gpu.dropout import draw_words, is_kept, levels
-from prefixprop.attention.gpu.kernel import Kernel
-from prefixprop.attention.gpu.operator import function, operator
+from prefixprop.attention.gpu.kernel import Kernel, function, operator
 
 ROWS = 4  # per program
 
@@ -19,8 +18,8 @@ ROWS = 4  # per program
 def residual_norm(update: Tensor, residual: Tensor, norm: torch.nn.LayerNorm, dropout: float) -> Tensor:
     """What `norm(dropout(update) + residual)` is, for a frozen `norm`."""
     width = residual.shape[-1]
-    row_words = draw_words(residual.numel() // width, residual, dropout)
-    column_words = draw_words(width, residual, dropout)
+    row_words = draw_words(residual.numel() // width, norm.weight, dropout)
+    column_words = draw_words(width, norm.weight, dropout)
     keeps_sum = torch.is_grad_enabled() and (update.requires_grad or residual.requires_grad)
     run: Any = _residual_norm if keeps_sum else _forward
     if torch.compiler.is_compiling():
