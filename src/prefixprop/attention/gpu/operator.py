@@ -1,11 +1,12 @@
 """A layer's attention as an operation of PyTorch, with its gradient.
 
-Each is an autograd function, which costs little to call. `torch.compile` sees an operator instead (`compiled`), which
-it takes as it is.
+Each is an autograd function, which costs little to call. `torch.compile` sees operators instead, which it takes as
+they are; their gradients consist of such operators too.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -50,7 +51,9 @@ def longformer_attention_keep(ctx: Any, inputs: tuple, output: tuple) -> None:
     ctx.set_materialize_grads(False)
 
 
-def longformer_attention_backward(ctx: Any, gradient: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+def longformer_attention_backward(
+    attention_gradients: Any, add_global_rows: Any, ctx: Any, gradient: Tensor | None, *_: Any
+) -> tuple[Tensor | None, ...]:
     result: list[Tensor | None] = [None] * 19
     if gradient is None:
         return tuple(result)
@@ -109,7 +112,9 @@ def attend_keep(ctx: Any, inputs: tuple, output: tuple) -> None:
     ctx.set_materialize_grads(False)
 
 
-def attend_backward(ctx: Any, gradient: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+def attend_backward(
+    attention_gradients: Any, ctx: Any, gradient: Tensor | None, *_: Any
+) -> tuple[Tensor | None, ...]:
     if gradient is None:
         return (None,) * 15
     near, far, output, log_totals, *pattern = ctx.saved_tensors
@@ -138,12 +143,6 @@ def _add_global_rows(states: Tensor, rows: Tensor, weight: Tensor, tokens: Tenso
     launch.project_rows(rows, weight, None, tokens, facts, states)
 
 
-_longformer_attention = function(
-    longformer_attention_forward, longformer_attention_keep, longformer_attention_backward
-)
-_attend = function(attend_forward, attend_keep, attend_backward)
-
-
 def _longformer_attention_shapes(states: Tensor, weight: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
     prefix, heads = rest[3], rest[11]
     batch, length, _ = states.shape
@@ -162,16 +161,24 @@ def _gradient_shapes(gradient: Tensor, output: Tensor, log_totals: Tensor, near:
     return torch.empty_like(near), torch.empty_like(far), torch.empty_like(output)
 
 
+_longformer_attention = function(
+    longformer_attention_forward,
+    longformer_attention_keep,
+    partial(longformer_attention_backward, _attention_gradients, _add_global_rows),
+)
+_attend = function(attend_forward, attend_keep, partial(attend_backward, _attention_gradients))
+
+_compiled_gradients = operator("attention_gradients", _attention_gradients, _gradient_shapes)
+_compiled_add_global_rows = operator("add_global_rows", _add_global_rows, lambda *_: None, mutates=("states",))
 _compiled_longformer_attention = operator(
     "longformer_attention", longformer_attention_forward, _longformer_attention_shapes
 )
 _compiled_longformer_attention.register_autograd(
-    longformer_attention_backward, setup_context=longformer_attention_keep
+    partial(longformer_attention_backward, _compiled_gradients, _compiled_add_global_rows),
+    setup_context=longformer_attention_keep,
 )
 _compiled_attend = operator("attend", attend_forward, _attend_shapes)
-_compiled_attend.register_autograd(attend_backward, setup_context=attend_keep)
-_compiled_gradients = operator("attention_gradients", _attention_gradients, _gradient_shapes)
-_compiled_add_global_rows = operator("add_global_rows", _add_global_rows, lambda *_: None, mutates=("states",))
+_compiled_attend.register_autograd(partial(attend_backward, _compiled_gradients), setup_context=attend_keep)
 
 
 def longformer_attention(*arguments: Any) -> Tensor:
@@ -184,11 +191,3 @@ def attend(*arguments: Any) -> Tensor:
     if torch.compiler.is_compiling():
         return _compiled_attend(*arguments)[0]
     return (_attend if torch.is_grad_enabled() else attend_forward)(*arguments)[0]
-
-
-def attention_gradients(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return (_compiled_gradients if torch.compiler.is_compiling() else _attention_gradients)(*arguments)
-
-
-def add_global_rows(*arguments: Any) -> None:
-    (_compiled_add_global_rows if torch.compiler.is_compiling() else _add_global_rows)(*arguments)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -66,11 +67,10 @@ def _keep(ctx: Any, inputs: tuple, output: tuple) -> None:
     ctx.set_materialize_grads(False)
 
 
-def _backward(ctx: Any, gradient: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+def _backward(gradients: Any, ctx: Any, gradient: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
     if gradient is None:
         return (None,) * 9
-    run: Any = _compiled_gradients if torch.compiler.is_compiling() else _gradients
-    residual, update = run(gradient.contiguous(), *ctx.saved_tensors, ctx.dropout)
+    residual, update = gradients(gradient.contiguous(), *ctx.saved_tensors, ctx.dropout)
     update = (update if ctx.dropout else residual).to(ctx.update_type)  # under autocast they differ
     return (update, residual, *(None,) * 7)
 
@@ -99,10 +99,10 @@ def _gradient_shapes(gradient: Tensor, total: Tensor, *rest: Any) -> tuple[Tenso
     return torch.empty_like(total), torch.empty_like(total) if rest[-1] else total.new_empty(0)
 
 
-_residual_norm = function(_forward, _keep, _backward)
-_compiled_residual_norm = operator("residual_norm", _forward, _shapes)
-_compiled_residual_norm.register_autograd(_backward, setup_context=_keep)
+_residual_norm = function(_forward, _keep, partial(_backward, _gradients))
 _compiled_gradients = operator("residual_norm_gradients", _gradients, _gradient_shapes)
+_compiled_residual_norm = operator("residual_norm", _forward, _shapes)
+_compiled_residual_norm.register_autograd(partial(_backward, _compiled_gradients), setup_context=_keep)
 
 
 @triton.jit(do_not_specialize=["rows", "least"])
