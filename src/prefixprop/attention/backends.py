@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -42,6 +42,11 @@ class Backend(NamedTuple):
 
     self_attention: Callable[..., tuple[Tensor, ...]]
     residual_output: Callable[..., Tensor]
+    whole_layer: Callable[..., Tensor | None]
+
+
+def _backend(module: Any) -> Backend:
+    return Backend(module.longformer_self_attention, module.residual_output, module.whole_layer)
 
 
 def choose(name: str | None, device: torch.device) -> Backend:
@@ -52,7 +57,7 @@ def choose(name: str | None, device: torch.device) -> Backend:
             "prefixprop.attention.install(model, backend='auto')."
         )
     if name == "sdpa" or (name != "triton" and (device.type != "cuda" or why_not("triton", device) is not None)):
-        return Backend(sliding_window.longformer_self_attention, sliding_window.residual_output)
+        return _backend(sliding_window)
     from prefixprop.attention.gpu import self_attention  # where there is Triton
 
-    return Backend(self_attention.longformer_self_attention, self_attention.residual_output)
+    return _backend(self_attention)

@@ -78,7 +78,7 @@ class FastAttention:
         ]
         for index, layer in enumerate(longformer.encoder.layer):
             self._undo += [
-                replace_forward(layer, partial(_layer_forward, self)),
+                replace_forward(layer, partial(_layer_forward, self, index)),
                 replace_forward(layer.attention.self, partial(_attention_forward, self, index)),
                 replace_forward(layer.attention.output, partial(_output_forward, self)),
                 replace_forward(layer.output, partial(_output_forward, self)),
@@ -206,6 +206,7 @@ def _encoder_forward(
 
 def _layer_forward(
     fast: FastAttention,
+    index: int,
     original: Callable[..., tuple[Tensor, ...]],
     layer: Any,
     hidden_states: Tensor,
@@ -213,9 +214,17 @@ def _layer_forward(
     output_attentions: bool = False,
     **others: Any,
 ) -> tuple[Tensor, ...]:
-    """`LongformerLayer.forward`, less its way through a helper that inspects a signature at every call."""
+    """`LongformerLayer.forward`, in one piece where the backend can."""
     if fast.running is None or layer.chunk_size_feed_forward > 0:
         return original(hidden_states, attention_mask, output_attentions=output_attentions, **others)
+    source = fast.active_source()
+    if not output_attentions and (source is None or source.prefix_part(index) is None):
+        output = fast.running.whole_layer(
+            layer, hidden_states, attention_mask, _prefixed_keys(source, index, hidden_states)
+        )
+        if output is not None:
+            return (output,)
+    # Hugging Face's own goes through a helper that inspects a signature at every call.
     attended, *weights = layer.attention(
         hidden_states, attention_mask=attention_mask, output_attentions=output_attentions
     )
@@ -236,16 +245,20 @@ def _attention_forward(
     if not isinstance(attention_mask, AttentionPattern):
         return original(hidden_states, attention_mask=attention_mask, output_attentions=output_attentions, **others)
     source = fast.active_source()
-    prefix = None if source is None else source.key_values(index, hidden_states.shape[0])
     assert fast.running is not None
     return fast.running.self_attention(
         module,
         hidden_states,
         attention_mask,
-        prefix=None if prefix is None else PrefixedKeys(*prefix),
+        prefix=_prefixed_keys(source, index, hidden_states),
         prefix_part=None if source is None else source.prefix_part(index),
         output_attentions=output_attentions,
     )
+
+
+def _prefixed_keys(source: PrefixSource | None, index: int, hidden_states: Tensor) -> PrefixedKeys | None:
+    prefix = None if source is None else source.key_values(index, hidden_states.shape[0])
+    return None if prefix is None else PrefixedKeys(*prefix)
 
 
 def _output_forward(

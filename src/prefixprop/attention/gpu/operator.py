@@ -34,9 +34,9 @@ def longformer_attention_forward(
     """
     pattern, words = DevicePattern(kind, tokens, listed, facts, arrivals), Words(row_words, column_words)
     width = heads * size
-    near = _project(states, weight[: 3 * width], bias[: 3 * width], prefix)
+    near = project(states, weight[: 3 * width], bias[: 3 * width], prefix)
     launch.project_rows(states, query_weight, query_bias, tokens, facts, near)
-    far = _project(states, weight[3 * width :], bias[3 * width :], prefix)
+    far = project(states, weight[3 * width :], bias[3 * width :], prefix)
     shape = Shape(heads, size, reach, prefix_keys, hidden, dropout)
     output, log_totals = launch.forward(near, far, pattern, words, shape)
     return output, near, log_totals
@@ -60,7 +60,7 @@ def longformer_attention_backward(
     states, weight, bias, query_weight, prefix, output, near, log_totals, *pattern = ctx.saved_tensors
     for_states, for_weight, for_bias, for_query_weight, for_query_bias, for_prefix = ctx.needs_input_grad[:6]
     width = output.shape[-1]
-    far = _project(states, weight[3 * width :], bias[3 * width :], prefix)
+    far = project(states, weight[3 * width :], bias[3 * width :], prefix)
     for_near, for_far, for_query = attention_gradients(
         gradient.contiguous(), output, log_totals, near, far, *pattern, *ctx.shape
     )
@@ -83,7 +83,7 @@ def longformer_attention_backward(
     return tuple(result)
 
 
-def _project(states: Tensor, weight: Tensor, bias: Tensor, prefix: Tensor) -> Tensor:
+def project(states: Tensor, weight: Tensor, bias: Tensor, prefix: Tensor) -> Tensor:
     """Projections of all tokens, and behind them the prefix rows in the last places: [rows, places * width]."""
     rows = states.flatten(0, 1)
     if prefix.shape[1] == 0:

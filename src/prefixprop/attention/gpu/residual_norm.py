@@ -22,7 +22,7 @@ def residual_norm(update: Tensor, residual: Tensor, norm: torch.nn.LayerNorm, dr
     row_words = draw_words(residual.numel() // width, norm.weight, dropout)
     column_words = draw_words(width, norm.weight, dropout)
     keeps_sum = torch.is_grad_enabled() and (update.requires_grad or residual.requires_grad)
-    run: Any = _residual_norm if keeps_sum else _forward
+    run: Any = _residual_norm if keeps_sum else normalise
     if torch.compiler.is_compiling():
         run = _compiled_residual_norm
     return run(
@@ -31,7 +31,7 @@ def residual_norm(update: Tensor, residual: Tensor, norm: torch.nn.LayerNorm, dr
     )[0]  # fmt: skip
 
 
-def _forward(
+def normalise(
     update: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, row_words: Tensor, column_words: Tensor,
     epsilon: float, dropout: float, keeps_sum: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
@@ -67,15 +67,15 @@ def _keep(ctx: Any, inputs: tuple, output: tuple) -> None:
     ctx.set_materialize_grads(False)
 
 
-def _backward(gradients: Any, ctx: Any, gradient: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+def _backward(differentiate: Any, ctx: Any, gradient: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
     if gradient is None:
         return (None,) * 9
-    residual, update = gradients(gradient.contiguous(), *ctx.saved_tensors, ctx.dropout)
+    residual, update = differentiate(gradient.contiguous(), *ctx.saved_tensors, ctx.dropout)
     update = (update if ctx.dropout else residual).to(ctx.update_type)  # under autocast they differ
     return (update, residual, *(None,) * 7)
 
 
-def _gradients(
+def gradients(
     gradient: Tensor, total: Tensor, moments: Tensor, weight: Tensor, row_words: Tensor, column_words: Tensor,
     dropout: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
@@ -99,9 +99,9 @@ def _gradient_shapes(gradient: Tensor, total: Tensor, *rest: Any) -> tuple[Tenso
     return torch.empty_like(total), torch.empty_like(total) if rest[-1] else total.new_empty(0)
 
 
-_residual_norm = function(_forward, _keep, partial(_backward, _gradients))
-_compiled_gradients = operator("residual_norm_gradients", _gradients, _gradient_shapes)
-_compiled_residual_norm = operator("residual_norm", _forward, _shapes)
+_residual_norm = function(normalise, _keep, partial(_backward, gradients))
+_compiled_gradients = operator("residual_norm_gradients", gradients, _gradient_shapes)
+_compiled_residual_norm = operator("residual_norm", normalise, _shapes)
 _compiled_residual_norm.register_autograd(partial(_backward, _compiled_gradients), setup_context=_keep)
 
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from prefixprop.attention.global_rows import is_plain, split_heads
 from prefixprop.attention.gpu.dropout import draw_words
+from prefixprop.attention.gpu.frozen_layer import frozen_layer, weights_of
 from prefixprop.attention.gpu.operator import attend, longformer_attention
 from prefixprop.attention.gpu.pattern import DevicePattern
 from prefixprop.attention.gpu.residual_norm import residual_norm
@@ -63,6 +64,21 @@ def longformer_self_attention(
         output = output + part.transpose(1, 2).flatten(2)
         output = output.masked_fill(pattern.is_masked[..., None], 0.0)
     return (output,)
+
+
+def whole_layer(
+    layer: Any, hidden_states: Tensor, pattern: AttentionPattern, prefix: PrefixedKeys | None
+) -> Tensor | None:
+    """The output of a layer whose weights are all frozen; None where its parts must be called one by one."""
+    if torch.compiler.is_compiling() or torch.is_autocast_enabled(hidden_states.device.type):
+        return None
+    weights = weights_of(layer, hidden_states.dtype)
+    if weights is None:
+        return None
+    own = layer.attention.self
+    dropout = own.dropout if own.training else 0.0
+    arguments = _arguments(own, pattern, prefix, dropout)
+    return frozen_layer(layer, hidden_states, weights, arguments, _as_rows(prefix, hidden_states))
 
 
 def residual_output(
