@@ -91,6 +91,8 @@ def make_wikihop_run(folder: Path, questions: dict[str, list[Question]], method:
     model: Any = scorer
     if method == "prefix-propagation":
         model = adapt_candidate_scorer(scorer, METHODS["propagation"](num_virtual_tokens=4))
+    elif method == "head-only":
+        scorer.freeze_encoder()
     _spread(model)
     tokenizer = tiny_tokenizer()
     tokenizer.save_pretrained(run / "tokenizer")

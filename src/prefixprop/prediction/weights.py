@@ -23,6 +23,7 @@ from prefixprop.tasks import add_special_tokens
 ADAPTER, MODEL, HEAD = "adapter", "model", "head"
 EMBEDDED = {"embedded": True, "embedded-512": False}  # whether it is the long one
 _AGAIN = "train the run again, or restore the file from a copy"
+_LONGEST_PROBLEM = 300  # characters of a library's message; some list every weight
 
 Base = Callable[[], PreTrainedModel]
 
@@ -78,7 +79,7 @@ def _base_model(run_dir: Path, base: str, build: Base) -> PreTrainedModel:
         return build()
     except (OSError, ValueError, SafetensorError) as error:
         raise ValueError(
-            f"{run_dir}: the run's base model {base!r} cannot be loaded ({_first_line(error)}). Put it back where "
+            f"{run_dir}: the run's base model {base!r} cannot be loaded ({_shortened(error)}). Put it back where "
             "it was, or make the hub reachable once; it must have safetensors weights."
         ) from error
 
@@ -122,7 +123,7 @@ def _explained_damage(path: Path) -> Iterator[None]:
         yield
     # RuntimeError is how torch tells of shapes that do not fit; KeyError and TypeError come of mangled JSON.
     except (OSError, ValueError, RuntimeError, KeyError, TypeError, SafetensorError) as error:
-        raise ValueError(f"{path}: the weights cannot be read ({_first_line(error)}); {_AGAIN}.") from error
+        raise ValueError(f"{path}: the weights cannot be read ({_shortened(error)}); {_AGAIN}.") from error
 
 
 @contextlib.contextmanager
@@ -139,5 +140,8 @@ def _quiet() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+def _shortened(error: BaseException) -> str:
+    if isinstance(error, KeyError):
+        return f"{error} is missing"
+    problem = " ".join(str(error).split()) or type(error).__name__
+    return problem if len(problem) <= _LONGEST_PROBLEM else problem[:_LONGEST_PROBLEM] + " …"
