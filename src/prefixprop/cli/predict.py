@@ -100,7 +100,7 @@ class _Job:
         self.trained, self.form, self.options, self.output = trained, form, options, output
         self.console = Console(stderr=True, highlight=False, soft_wrap=True)
         self.summary = PredictionSummary(trained.max_length)
-        self.new_tokens = 0
+        self.tokens_read = 0
 
     def run(self, documents: Iterator[InputDocument], total: int | None) -> None:
         started = time.perf_counter()
@@ -131,7 +131,8 @@ class _Job:
         lines = [self.form.line(document.id, prediction) for document, prediction in pairs[window.stored :]]
         file.write(b"".join(lines))
         file.flush()
-        self.new_tokens += sum(prediction.tokens for _, prediction in pairs[window.stored :])
+        for _, prediction in pairs[window.stored :]:
+            self.tokens_read += self.trained.max_length if prediction.truncated else prediction.tokens
         for document, prediction in pairs:
             self.summary.add(document.id, document.text, prediction)
             if document.has_own_id:
@@ -163,8 +164,8 @@ class _Job:
         self._tell(f"{self.summary.documents:,} documents: {labels}")
         for warning in self.summary.warnings():
             self._tell(f"Warning: {warning}")
-        speed = self.new_tokens / seconds
-        self._tell(f"{self.new_tokens:,} tokens in {seconds:.1f} s, {speed:,.0f} tokens/s")
+        speed = self.tokens_read / seconds
+        self._tell(f"{self.tokens_read:,} tokens in {seconds:.1f} s, {speed:,.0f} tokens/s")
 
     def _tell(self, text: str) -> None:
         self.console.print(text, markup=False)

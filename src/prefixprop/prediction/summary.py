@@ -35,7 +35,6 @@ class PredictionSummary:
 
     max_length: int
     documents: int = 0
-    tokens: int = 0
     labels: Counter[str] = field(default_factory=Counter)
     cut: Remarkable = field(default_factory=Remarkable)
     chunked: Remarkable = field(default_factory=Remarkable)
@@ -46,7 +45,6 @@ class PredictionSummary:
     def add(self, name: str, text: str, prediction: Prediction) -> None:
         """Count one document and what was predicted for it."""
         self.documents += 1
-        self.tokens += prediction.tokens
         self.labels[prediction.label] += 1
         if prediction.truncated:
             self.cut.add(name)
