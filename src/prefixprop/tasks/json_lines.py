@@ -33,7 +33,7 @@ def iterate_json_lines(path: Path | Traversable) -> Iterator[tuple[int, dict[str
         try:
             for number, line in enumerate(lines, start=1):
                 if line.strip():
-                    yield number, _parse_object(line, f"{path}:{number}")
+                    yield number, parse_object(line, f"{path}:{number}")
         except (gzip.BadGzipFile, zlib.error, EOFError) as error:
             raise ValueError(f"{path}:{number + 1}: the gzip data is damaged: {error}") from error
 
@@ -47,7 +47,8 @@ def decode_line(line: bytes, place: str) -> str:
         raise ValueError(f"{place}: the text is not UTF-8 ({error}); save the file as UTF-8.") from error
 
 
-def _parse_object(line: bytes, place: str) -> dict[str, Any]:
+def parse_object(line: bytes, place: str) -> dict[str, Any]:
+    """Parse a line that must hold one JSON object; `place` is its `file:line`, for the error."""
     text = decode_line(line, place)
     try:
         record = json.loads(text)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,6 +75,21 @@ def build_task(
     return ClassificationTask(name, labels.names, train=train, dev=dev, test=test, remarks=remarks)
 
 
+def label_documents(
+    rows: Iterable[Row], columns: Columns, label_names: Sequence[str], prepare: Callable[[str], str] = str
+) -> Split:
+    """Make documents of rows whose labels are given, such as those of a trained model; others are refused."""
+    indices = {name: index for index, name in enumerate(label_names)}
+    documents = []
+    for row in _labelled_rows(rows, columns, prepare):
+        if row.label.name not in indices:
+            raise ValueError(
+                f"{row.place}: the label {row.label.name!r} is unknown; the labels are {_listed(label_names)}."
+            )
+        documents.append(Document(row.id, row.text, indices[row.label.name]))
+    return tuple(documents)
+
+
 class _LabelSet:
     """The labels of the training documents, in order."""
 
@@ -108,7 +123,7 @@ class _LabelSet:
         label = row.label
         if label.name not in self._indices:
             raise ValueError(
-                f"{row.place}: no train document has the label {label.name!r}; train has {self._listed()}."
+                f"{row.place}: no train document has the label {label.name!r}; train has {_listed(self.names)}."
             )
         first = self._first_rows[label.name]
         if label.number != first.label.number:
@@ -123,23 +138,24 @@ class _LabelSet:
             )
         return self._indices[label.name]
 
-    def _listed(self) -> str:
-        listed = ", ".join(self.names[:_LABELS_NAMED_IN_ERRORS])
-        more = len(self.names) - _LABELS_NAMED_IN_ERRORS
-        return f"{listed} and {more} more" if more > 0 else listed
+
+def _listed(names: Sequence[str]) -> str:
+    listed = ", ".join(names[:_LABELS_NAMED_IN_ERRORS])
+    more = len(names) - _LABELS_NAMED_IN_ERRORS
+    return f"{listed} and {more} more" if more > 0 else listed
 
 
 def _labelled_rows(rows: Iterable[Row], columns: Columns, prepare: Callable[[str], str]) -> Iterator[_LabelledRow]:
     places: dict[str, str] = {}
     for number, row in enumerate(rows, start=1):
-        document_id = str(number) if columns.id is None else _id(row, columns.id)
+        document_id = str(number) if columns.id is None else id_of(row, columns.id)
         if document_id in places:
             raise ValueError(
                 f"{row.place}: the id {document_id!r} is also that of {places[document_id]}; ids must differ within "
                 "a split."
             )
         places[document_id] = row.place
-        text = prepare(_text(row, columns.text))
+        text = prepare(text_of(row, columns.text))
         yield _LabelledRow(row.place, document_id, text, _label(row, columns))
 
 
@@ -150,7 +166,8 @@ def _value(row: Row, column: str) -> Any:
     return row.values[column]
 
 
-def _text(row: Row, column: str) -> str:
+def text_of(row: Row, column: str) -> str:
+    """The document of a row; a gap in the table is an empty one."""
     text = _value(row, column)
     if text is None:  # an empty document, which is counted rather than refused
         return ""
@@ -159,7 +176,8 @@ def _text(row: Row, column: str) -> str:
     return text
 
 
-def _id(row: Row, column: str) -> str:
+def id_of(row: Row, column: str) -> str:
+    """What the document of a row is called."""
     document_id = _value(row, column)
     if document_id is None or document_id == "":
         raise ValueError(f"{row.place}: the id (column {column!r}) is missing.")

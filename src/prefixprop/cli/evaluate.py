@@ -1,0 +1,158 @@
+"""`prefixprop evaluate`: how good and how well calibrated a run's predictions are."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from prefixprop.cli.clean_errors import clean_errors
+from prefixprop.evaluation import PredictionSet, Temperature, confusion_counts, read_predictions, reliability
+from prefixprop.prediction import load_run, run_files
+from prefixprop.prediction.run_data import predict_file, predict_split
+from prefixprop.prediction.token_batches import DEFAULT_BATCH_TOKENS
+from prefixprop.tasks.labelled_rows import Columns
+
+SPLITS = ("dev", "test")
+
+
+@dataclass(frozen=True)
+class _Judged:
+    """Predictions with their measures, before and, where there is a temperature, after calibration."""
+
+    what: str
+    before: PredictionSet
+    after: PredictionSet | None
+    temperature: Temperature | None
+
+
+def evaluate(
+    run: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[RUN]", help="Directory of a finished run; --predictions does without, uncalibrated."
+        ),
+    ] = None,
+    split: Annotated[
+        str, typer.Option(metavar="|".join(SPLITS), help="Which split of the run's task is predicted again.")
+    ] = "test",
+    data_dir: Annotated[Path | None, typer.Option(help="A local copy of the task's data.")] = None,
+    input_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--input",
+            metavar="FILE",
+            help="Labelled documents of your own instead: JSON lines, CSV, TSV or Parquet; for a run on WikiHop, "
+            "questions as QAngaroo has them.",
+        ),
+    ] = None,
+    predictions: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Stored predictions instead, such as RUN/predictions/test.jsonl: no model."
+        ),
+    ] = None,
+    text_column: Annotated[str, typer.Option(help="Column of --input with the documents.")] = "text",
+    label_column: Annotated[str, typer.Option(help="Column of --input with the names of the labels.")] = "label",
+    id_column: Annotated[
+        str | None, typer.Option(help="Column of --input with the ids; numbers if left out.")
+    ] = None,
+    batch_tokens: Annotated[
+        int, typer.Option(min=1, help="Tokens in a batch; lower it where memory is short.")
+    ] = DEFAULT_BATCH_TOKENS,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    figure: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw the reliability diagram (png, pdf, svg).")
+    ] = None,
+    confusion: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw the confusion matrix (png, pdf, svg).")
+    ] = None,
+) -> None:
+    """Measure predictions before and after temperature scaling: of a split, of a file of yours, or stored ones."""
+    with clean_errors():
+        if split not in SPLITS:
+            raise ValueError(f"--split {split!r} is unknown; choose one of {', '.join(SPLITS)}.")
+        if input_file is not None and predictions is not None:
+            raise ValueError("--input is predicted and --predictions are stored already; give one of the two.")
+        if predictions is not None:
+            judged = _stored(predictions, run)
+        elif run is None:
+            raise ValueError("Give the directory of a run, or stored predictions with --predictions FILE.")
+        else:
+            judged = _predicted(
+                run, split, data_dir, input_file, Columns(text_column, label_column, id_column), batch_tokens
+            )
+        _tell(judged, as_json)
+        if figure is not None:
+            _draw_reliability(judged, figure)
+        if confusion is not None:
+            _draw_confusion(judged, confusion)
+
+
+def _stored(path: Path, run: Path | None) -> _Judged:
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: there is no such file of predictions.")
+    before = read_predictions(path)
+    if run is None:
+        return _Judged(str(path), before, None, None)
+    run_files.check_run(run)
+    return _calibrated(str(path), before, run_files.read_temperature(run))
+
+
+def _predicted(
+    run: Path, split: str, data_dir: Path | None, input_file: Path | None, columns: Columns, batch_tokens: int
+) -> _Judged:
+    trained = load_run(run)
+    if input_file is None:
+        before = predict_split(trained, split, data_dir, batch_tokens)
+        return _calibrated(f"{split} of {run}", before, trained.temperature)
+    before = predict_file(trained, input_file, columns, batch_tokens)
+    return _calibrated(f"{input_file} with {run}", before, trained.temperature)
+
+
+def _calibrated(what: str, before: PredictionSet, temperature: Temperature) -> _Judged:
+    return _Judged(what, before, before.with_temperature(temperature), temperature)
+
+
+def _tell(judged: _Judged, as_json: bool) -> None:
+    before = judged.before.evaluate()
+    after = None if judged.after is None else judged.after.evaluate()
+    temperature = None if judged.temperature is None else judged.temperature.value
+    if as_json:
+        record = {"evaluated": judged.what, "before": before, "after": after, "temperature": temperature}
+        typer.echo(json.dumps(record, ensure_ascii=False, indent=2, allow_nan=False))
+        return
+    table = Table(title=judged.what, title_justify="left")
+    table.add_column("measure")
+    table.add_column("before scaling" if after else "value", justify="right")
+    if after is not None:
+        table.add_column(f"after scaling (T = {temperature:.3f})", justify="right")
+    for name, value in before.items():
+        values = [value] if after is None else [value, after[name]]
+        table.add_row(name, *(f"{value:,}" if name == "documents" else f"{value:.4f}" for value in values))
+    Console().print(table)
+
+
+def _draw_reliability(judged: _Judged, path: Path) -> None:
+    from prefixprop.reporting import plot_reliability
+
+    labels = judged.before.known_labels
+    after = None if judged.after is None else reliability(judged.after.probabilities, labels)
+    value = None if judged.temperature is None else judged.temperature.value
+    before = reliability(judged.before.probabilities, labels)
+    plot_reliability(before, after, path, temperature=value, title=judged.what)
+
+
+def _draw_confusion(judged: _Judged, path: Path) -> None:
+    from prefixprop.reporting import plot_confusion
+
+    names = judged.before.label_names
+    if names is None:
+        raise ValueError("--confusion needs labels that all documents share; the candidates of questions are none.")
+    counts = confusion_counts(judged.before.probabilities, judged.before.known_labels)
+    plot_confusion(counts, names, path, title=judged.what)

@@ -1,0 +1,141 @@
+"""From texts to labels with calibrated confidence: in the order given, in memory that does not grow.
+
+A stream is worked through in windows of some hundred documents. Inside a window documents of like length are batched;
+the windows depend on the documents alone, so that a run that was interrupted can go on with the very same batches.
+
+A document over the model's limit is cut there (`truncate`), or read in chunks whose probabilities are averaged
+(`chunk-average`). Every chunk is calibrated by itself, because the temperature was fitted on texts of that length,
+and weighted by its number of tokens, so that a short remainder counts for little.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prefixprop.prediction.token_batches import DEFAULT_BATCH_TOKENS, classify
+from prefixprop.tasks import chunk_documents, encode_documents
+from prefixprop.tasks.encoding import TokenIds
+
+if TYPE_CHECKING:
+    from prefixprop.prediction.trained_model import TrainedModel
+
+LONG = ("truncate", "chunk-average")
+WINDOW_DOCUMENTS = 512
+_WINDOW_CHARACTERS = 8_000_000  # a few very long documents fill a window too
+
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What the model says about one document.
+
+    Attributes:
+        label: The most probable label.
+        confidence: Its probability, calibrated by the run's temperature.
+        probabilities: Of every label, by name.
+        tokens: How long the document is, special tokens included.
+        truncated: Whether it was cut at the model's limit.
+        chunks: In how many pieces it was read.
+    """
+
+    label: str
+    confidence: float
+    probabilities: dict[str, float]
+    tokens: int
+    truncated: bool
+    chunks: int = 1
+
+    @property
+    def over_limit(self) -> bool:
+        """Whether the document is longer than the model reads at once."""
+        return self.truncated or self.chunks > 1
+
+
+@dataclass(frozen=True)
+class PredictionOptions:
+    """How documents are read: `long` is "truncate" or "chunk-average", `batch_tokens` the size of a batch."""
+
+    long: str = "truncate"
+    batch_tokens: int = DEFAULT_BATCH_TOKENS
+
+    def __post_init__(self) -> None:
+        if self.long not in LONG:
+            raise ValueError(f"long={self.long!r} is unknown; choose one of {', '.join(LONG)}.")
+        if self.batch_tokens < 1:
+            raise ValueError(f"batch_tokens={self.batch_tokens} must be at least 1.")
+
+
+@dataclass(frozen=True)
+class _Pieces:
+    """Texts as the model reads them: `documents[i]` is the place of the text that piece `i` is part of."""
+
+    input_ids: list[TokenIds]
+    documents: NDArray[np.int64]
+    lengths: list[int]
+
+
+def windows(items: Iterable[Item], text_of: Callable[[Item], str]) -> Iterator[list[Item]]:
+    """Consecutive items in lists of up to `WINDOW_DOCUMENTS`, fewer where their texts are very long."""
+    window: list[Item] = []
+    characters = 0
+    for item in items:
+        window.append(item)
+        characters += len(text_of(item))
+        if len(window) == WINDOW_DOCUMENTS or characters >= _WINDOW_CHARACTERS:
+            yield window
+            window, characters = [], 0
+    if window:
+        yield window
+
+
+def predict_window(trained: TrainedModel, texts: list[str], options: PredictionOptions) -> list[Prediction]:
+    """Predict the texts of one window, at least one, together."""
+    prepared = [trained.prepare(_checked_text(text, place)) for place, text in enumerate(texts)]
+    pieces = _cut(trained, prepared) if options.long == "truncate" else _chunked(trained, prepared)
+    logits = classify(trained.model, pieces.input_ids, trained.pad_token_id, options.batch_tokens, trained.uses_bf16)
+    weights = np.array([[len(ids)] for ids in pieces.input_ids], dtype=np.float64)
+    weighted = trained.temperature.apply(logits) * weights
+    starts = np.searchsorted(pieces.documents, np.arange(len(texts)))
+    averages = np.add.reduceat(weighted, starts) / np.add.reduceat(weights, starts)
+    chunks = np.bincount(pieces.documents, minlength=len(texts))
+    cut = [options.long == "truncate" and length > trained.max_length for length in pieces.lengths]
+    return [
+        _prediction(trained.label_names, averages[place], pieces.lengths[place], cut[place], int(chunks[place]))
+        for place in range(len(texts))
+    ]
+
+
+def _prediction(
+    names: tuple[str, ...], probabilities: NDArray[np.float64], tokens: int, truncated: bool, chunks: int
+) -> Prediction:
+    by_name = dict(zip(names, probabilities.tolist(), strict=True))
+    label = names[int(probabilities.argmax())]
+    return Prediction(label, by_name[label], by_name, tokens, truncated, chunks)
+
+
+def _checked_text(text: object, place: int) -> str:
+    if not isinstance(text, str):
+        raise TypeError(f"Document {place} of the list must be a text (str), got {type(text).__name__}.")
+    return text
+
+
+def _cut(trained: TrainedModel, texts: list[str]) -> _Pieces:
+    encoded = encode_documents(texts, trained.tokenizer, trained.max_length)
+    readable = [trained.readable(ids) for ids in encoded.input_ids]
+    return _Pieces(readable, np.arange(len(texts)), list(encoded.lengths))
+
+
+def _chunked(trained: TrainedModel, texts: list[str]) -> _Pieces:
+    chunked = chunk_documents(texts, trained.tokenizer, trained.max_length)
+    special = len(trained.tokenizer("")["input_ids"])
+    lengths = [special] * len(texts)
+    for ids, place in zip(chunked.input_ids, chunked.documents, strict=True):
+        lengths[place] += len(ids) - special
+    readable = [trained.readable(ids) for ids in chunked.input_ids]
+    return _Pieces(readable, np.array(chunked.documents), lengths)

@@ -1,0 +1,123 @@
+"""The data that a run was judged on, and data of one's own, with the model's predictions of them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prefixprop.evaluation import PredictionSet
+from prefixprop.prediction.token_batches import DEFAULT_BATCH_TOKENS, batches_by_length, inference
+from prefixprop.prediction.trained_model import TrainedModel
+from prefixprop.tasks import (
+    CandidateCollator,
+    Document,
+    Question,
+    QuestionTask,
+    WikiHopDataset,
+    load_files,
+    load_hub,
+    load_task,
+    read_questions,
+    read_rows,
+)
+from prefixprop.tasks.labelled_rows import Columns, label_documents
+from prefixprop.tasks.registry import Task
+
+Item = TypeVar("Item")
+
+# How far the answer of a question that does not fit into the model is put behind the other candidates: it then
+# counts as wrong, and hardly otherwise.
+_NUDGE = 1e-6
+
+
+def predict_split(
+    trained: TrainedModel, split: str, data_dir: str | Path | None = None, batch_tokens: int = DEFAULT_BATCH_TOKENS
+) -> PredictionSet:
+    """Uncalibrated predictions of a split of the run's own task, "dev" or "test"."""
+    task = _load_task(trained, data_dir)
+    limit, seed = trained.settings.get(f"max_{split}_documents"), trained.settings.get("seed", 0)
+    if not task.split(split):
+        other = "dev" if split == "test" else "test"
+        raise ValueError(f"{trained.run_dir}: the run's task has no {split} documents; try --split {other}.")
+    if isinstance(task, QuestionTask):
+        return predict_questions(trained, _sample(task.split(split), limit, seed), batch_tokens)
+    if task.label_names != trained.label_names:
+        raise ValueError(
+            f"The data has the labels {', '.join(task.label_names)}, but the run {trained.run_dir} was trained on "
+            f"{', '.join(trained.label_names)}; give the data that it was trained on."
+        )
+    return predict_labelled(trained, _sample(task.split(split), limit, seed), batch_tokens)
+
+
+def predict_file(
+    trained: TrainedModel, path: str | Path, columns: Columns, batch_tokens: int = DEFAULT_BATCH_TOKENS
+) -> PredictionSet:
+    """Uncalibrated predictions of labelled documents, or of QAngaroo's questions for a run on WikiHop."""
+    if trained.answers_questions:
+        return predict_questions(trained, read_questions(path), batch_tokens)
+    documents = label_documents(read_rows([path]), columns, trained.label_names, trained.prepare)
+    return predict_labelled(trained, documents, batch_tokens)
+
+
+def predict_labelled(trained: TrainedModel, documents: Sequence[Document], batch_tokens: int) -> PredictionSet:
+    """Uncalibrated predictions of documents whose texts are prepared."""
+    logits = trained.logits((document.text for document in documents), batch_tokens=batch_tokens)
+    ids = tuple(document.id for document in documents)
+    labels = tuple(document.label for document in documents)
+    return PredictionSet(ids, labels, logits, label_names=trained.label_names)
+
+
+def predict_questions(trained: TrainedModel, questions: Sequence[Question], batch_tokens: int) -> PredictionSet:
+    """Uncalibrated predictions of questions; one whose candidates do not fit into the model counts as wrong."""
+    chunks = trained.settings.get("max_chunks")
+    dataset = WikiHopDataset(questions, trained.tokenizer, trained.max_length, max_chunks=chunks, oversized="skip")
+    collate = CandidateCollator(trained.pad_token_id, trained.tokenizer.padding_side)
+    device = next(trained.model.parameters()).device
+    logits: dict[str, NDArray[np.float64]] = {}
+    for places in batches_by_length(dataset.lengths, batch_tokens):
+        batch = collate([dataset[place] for place in places])
+        del batch["labels"]
+        with inference(device, trained.uses_bf16, lower="--batch-tokens, or max_chunks in training"):
+            rows = trained.model(**{name: tensor.to(device) for name, tensor in batch.items()}).logits
+        for place, row in zip(places, rows.double().cpu().numpy(), strict=True):
+            question = dataset.questions[place]
+            logits[question.id] = row[: len(question.candidates)]
+    for question in questions:
+        if question.id not in logits:
+            logits[question.id] = np.zeros(len(question.candidates))
+            logits[question.id][question.answer] = -_NUDGE
+    return PredictionSet.of_candidates(
+        [question.id for question in questions],
+        [question.answer for question in questions],
+        [logits[question.id] for question in questions],
+        [question.candidates for question in questions],
+    )
+
+
+def _load_task(trained: TrainedModel, data_dir: str | Path | None) -> Task:
+    settings = trained.settings
+    if settings.get("task") is not None:
+        return load_task(settings["task"], data_dir or settings.get("data_dir"))
+    if data_dir is not None:
+        raise ValueError(
+            f"--data-dir is for runs on a task with a name, but {trained.run_dir} was trained on files of its own; "
+            "give labelled documents with --input."
+        )
+    names = ("text_column", "label_column", "id_column")
+    columns: dict[str, Any] = {name: settings[name] for name in names if settings.get(name) is not None}
+    if settings.get("hub_dataset") is not None:
+        return load_hub(settings["hub_dataset"], settings.get("hub_config"), **columns)
+    files = (settings.get(f"{split}_files") or () for split in ("train", "dev", "test"))
+    return load_files(*files, **columns)
+
+
+def _sample(items: Sequence[Item], limit: int | None, seed: int) -> tuple[Item, ...]:
+    """The documents that the run drew, if it did not judge on all of them."""
+    if limit is None or limit >= len(items):
+        return tuple(items)
+    return tuple(items[place] for place in sorted(random.Random(seed).sample(range(len(items)), limit)))

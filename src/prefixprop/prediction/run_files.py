@@ -1,0 +1,122 @@
+"""Reading what `prefixprop train` left in a run directory: settings, labels, metrics and temperature.
+
+Every complaint names the file, and says what to do about it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import yaml  # type: ignore[import-untyped]
+
+from prefixprop.evaluation import Temperature
+
+CONFIG, LABELS, METRICS = "config.yaml", "labels.json", "metrics.json"
+_FINISH = "finish it with `prefixprop train … --resume`"
+_AGAIN = "train it again with `prefixprop train … --overwrite`"
+
+
+def check_run(run_dir: Path) -> None:
+    """Raise unless this is the directory of a run that has come to its end."""
+    if not run_dir.is_dir():
+        raise FileNotFoundError(f"{run_dir}: there is no such run directory; `prefixprop train` makes one.")
+    if not (run_dir / CONFIG).is_file():
+        raise FileNotFoundError(
+            f"{run_dir}: this is not a run directory, it has no {CONFIG}; give one that `prefixprop train` made."
+        )
+    status = read_metrics(run_dir).get("status")
+    if status != "finished":
+        raise ValueError(f"{run_dir}: the run is not finished (its status is {status!r}); {_FINISH}.")
+
+
+def read_settings(run_dir: Path) -> dict[str, Any]:
+    """The resolved settings of the run, by name."""
+    path = run_dir / CONFIG
+    text = _read_text(path)
+    try:
+        settings = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = 1 if mark is None else mark.line + 1
+        raise ValueError(f"{path}:{line}: broken YAML ({getattr(error, 'problem', error)}); {_AGAIN}.") from error
+    if not isinstance(settings, dict):
+        raise ValueError(
+            f"{path}:1: the settings must be names with values, got {type(settings).__name__}; {_AGAIN}."
+        )
+    return settings
+
+
+def setting(run_dir: Path, settings: dict[str, Any], name: str, kind: type) -> Any:
+    """One setting that must be there and be of this kind."""
+    value = settings.get(name)
+    if not isinstance(value, kind) or isinstance(value, bool) != (kind is bool):
+        found = "is missing" if name not in settings else f"must be of type {kind.__name__}, got {value!r}"
+        raise ValueError(f"{run_dir / CONFIG}:{_line_of(run_dir, name)}: the setting {name!r} {found}; {_AGAIN}.")
+    return value
+
+
+def read_labels(run_dir: Path) -> tuple[str, ...]:
+    """The names of the labels, in the order of the model's outputs."""
+    path = run_dir / LABELS
+    names = _read_json(path)
+    if not isinstance(names, list) or len(names) < 2 or not all(isinstance(name, str) for name in names):
+        raise ValueError(f"{path}:1: the labels must be a list of at least two names; {_AGAIN}.")
+    if len(set(names)) < len(names):
+        raise ValueError(f"{path}:1: the names of the labels must differ, got {names}; {_AGAIN}.")
+    return tuple(names)
+
+
+def read_metrics(run_dir: Path) -> dict[str, Any]:
+    """What the run measured at its end; a run without it has not come so far."""
+    path = run_dir / METRICS
+    if not path.is_file():
+        raise ValueError(f"{run_dir}: the run is not finished, it has no {METRICS}; {_FINISH}.")
+    metrics = _read_json(path)
+    if not isinstance(metrics, dict):
+        raise ValueError(f"{path}:1: the metrics must be an object, got {type(metrics).__name__}; {_FINISH}.")
+    return metrics
+
+
+def read_temperature(run_dir: Path) -> Temperature:
+    """The temperature that the run fitted on dev."""
+    metrics = read_metrics(run_dir)
+    value = metrics.get("temperature")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and value > 0):
+        raise ValueError(
+            f"{run_dir / METRICS}:1: the temperature must be a number above 0, got {value!r}; {_FINISH}."
+        )
+    before, after = (_dev_nll(metrics, measured) for measured in ("dev", "dev_calibrated"))
+    return Temperature(float(value), before, after)
+
+
+def _dev_nll(metrics: dict[str, Any], measured: str) -> float:
+    # Only told to people: the temperature works without it.
+    values = metrics.get(measured)
+    nll = values.get("nll") if isinstance(values, dict) else None
+    return float(nll) if isinstance(nll, int | float) else math.nan
+
+
+def _read_json(path: Path) -> Any:
+    text = _read_text(path)
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path}:{error.lineno}: broken JSON ({error.msg}); {_AGAIN}.") from error
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{path}: the file is missing, so the run is damaged; {_AGAIN}.") from None
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        raise ValueError(f"{path}:{line}: the text is not UTF-8, so the run is damaged; {_AGAIN}.") from error
+
+
+def _line_of(run_dir: Path, name: str) -> int:
+    lines = _read_text(run_dir / CONFIG).splitlines()
+    return next((number for number, line in enumerate(lines, start=1) if line.startswith(f"{name}:")), 1)

@@ -1,0 +1,184 @@
+"""A trained classifier, from its run directory, ready to predict.
+
+>>> from prefixprop import load_run
+>>> classifier = load_run("runs/letters")
+>>> classifier.predict(["Dear Sir or Madam, …"])[0].label
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import AutoTokenizer, LongformerModel, PreTrainedTokenizerBase
+
+from prefixprop.attention import install
+from prefixprop.evaluation import Temperature
+from prefixprop.prediction import run_files
+from prefixprop.prediction.predictor import Prediction, PredictionOptions, predict_window, windows
+from prefixprop.prediction.preparation import preparation_of
+from prefixprop.prediction.summary import PredictionSummary
+from prefixprop.prediction.token_batches import DEFAULT_BATCH_TOKENS, classify
+from prefixprop.prediction.weights import load_candidate_scorer, load_classifier
+from prefixprop.tasks import encode_documents
+from prefixprop.tasks.encoding import TokenIds
+
+QUESTION_TASK = "wikihop"
+
+
+@dataclass(frozen=True, eq=False)
+class TrainedModel:
+    """The model of a finished run, in evaluation mode.
+
+    `label_names` is empty for a run on WikiHop, whose model scores the candidates of questions. `settings` are those
+    of `config.yaml`. Texts go through `prepare` first, which does what the run's task did to its own.
+    """
+
+    run_dir: Path
+    model: Any
+    tokenizer: PreTrainedTokenizerBase
+    label_names: tuple[str, ...]
+    max_length: int
+    temperature: Temperature
+    settings: dict[str, Any]
+    prepare: Callable[[str], str]
+
+    def predict(
+        self, texts: Iterable[str], *, long: str = "truncate", batch_tokens: int = DEFAULT_BATCH_TOKENS
+    ) -> list[Prediction]:
+        """Predict texts, in their order; warns of documents that are empty or over the limit, by their places.
+
+        Args:
+            texts: The documents.
+            long: What to do with one over the limit: "truncate" cuts it, "chunk-average" reads all of it in chunks.
+            batch_tokens: The size of a batch in tokens; lower it where the GPU's memory is short.
+        """
+        texts = list(self._checked(texts))
+        predictions = list(self.predict_stream(texts, long=long, batch_tokens=batch_tokens))
+        summary = PredictionSummary(self.max_length)
+        for place, (text, prediction) in enumerate(zip(texts, predictions, strict=True)):
+            summary.add(str(place), text, prediction)
+        for warning in summary.warnings():
+            warnings.warn(f"{self.run_dir}: {warning} (places in the list, from 0).", stacklevel=2)
+        return predictions
+
+    def predict_stream(
+        self, texts: Iterable[str], *, long: str = "truncate", batch_tokens: int = DEFAULT_BATCH_TOKENS
+    ) -> Iterator[Prediction]:
+        """Like `predict`, one prediction at a time, from any number of texts in memory that does not grow.
+
+        Takes some hundred texts before it gives the first prediction; `truncated`, `chunks` and `tokens` of each say
+        what `predict` warns of.
+        """
+        options = PredictionOptions(long, batch_tokens)
+        checked = self._checked(texts)
+        return (
+            prediction
+            for window in windows(checked, text_of=str)
+            for prediction in predict_window(self, window, options)
+        )
+
+    def logits(self, texts: Iterable[str], *, batch_tokens: int = DEFAULT_BATCH_TOKENS) -> NDArray[np.float64]:
+        """The uncalibrated logits [texts, labels] of texts that are prepared already, cut at the limit."""
+        return np.concatenate(
+            [
+                classify(self.model, self._encoded(window), self.pad_token_id, batch_tokens, self.uses_bf16)
+                for window in windows(texts, text_of=str)
+            ]
+        )
+
+    @property
+    def answers_questions(self) -> bool:
+        """Whether this is a run on WikiHop, for questions with candidates."""
+        return self.settings.get("task") == QUESTION_TASK
+
+    @property
+    def pad_token_id(self) -> int:
+        pad = self.tokenizer.pad_token_id
+        return int(self.model.config.pad_token_id or 0) if pad is None else int(pad)
+
+    @property
+    def uses_bf16(self) -> bool:
+        """Whether it computes in bf16 on a GPU: yes, unless the run was told to use fp32."""
+        return self.settings.get("precision") != "fp32" and torch.cuda.is_available()
+
+    def check_reads_documents(self) -> None:
+        """Raise if this model is for questions."""
+        if self.answers_questions:
+            raise ValueError(
+                f"{self.run_dir}: this run was trained on WikiHop, so it chooses among the candidates of questions "
+                "and cannot label documents; `prefixprop evaluate` reads questions with it."
+            )
+
+    def readable(self, input_ids: TokenIds) -> TokenIds:
+        """The ids, or one token of padding for an empty text where the tokenizer adds no special tokens."""
+        return input_ids if len(input_ids) else np.array([self.pad_token_id], dtype=np.int32)
+
+    def _encoded(self, texts: list[str]) -> list[TokenIds]:
+        return [self.readable(ids) for ids in encode_documents(texts, self.tokenizer, self.max_length).input_ids]
+
+    def _checked(self, texts: Iterable[str]) -> Iterable[str]:
+        if isinstance(texts, str):
+            raise TypeError("Give a list of texts, even for a single one: predict([text]).")
+        self.check_reads_documents()
+        return texts
+
+
+def load_run(run_dir: str | Path, device: str | torch.device | None = None) -> TrainedModel:
+    """Load the model that `prefixprop train` left in `run_dir`.
+
+    `device` is where it runs, such as "cpu" or "cuda:1"; by itself it takes a CUDA GPU if there is one.
+    """
+    run_dir = Path(run_dir)
+    run_files.check_run(run_dir)
+    settings = run_files.read_settings(run_dir)
+    base = run_files.setting(run_dir, settings, "model", str)
+    max_length = run_files.setting(run_dir, settings, "max_length", int)
+    temperature = run_files.read_temperature(run_dir)
+    tokenizer = _load_tokenizer(run_dir / "tokenizer")
+    task = settings.get("task")
+    label_names: tuple[str, ...] = ()
+    if task == QUESTION_TASK:
+        model = load_candidate_scorer(run_dir, base, tokenizer, settings.get("chunk_reduction", "mean"))
+    else:
+        label_names = run_files.read_labels(run_dir)
+        model = load_classifier(run_dir, base, label_names)
+    # Which of the fast backends the run used says nothing about this machine.
+    if settings.get("attention_backend") != "huggingface" and _has_longformer(model):
+        install(model)
+    model.to(_device(device))
+    return TrainedModel(
+        run_dir, model, tokenizer, label_names, max_length, temperature, settings, preparation_of(task)
+    )
+
+
+def _has_longformer(model: Any) -> bool:
+    return any(isinstance(module, LongformerModel) for module in model.modules())
+
+
+def _load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{folder}: the run's tokenizer is missing; train the run again.")
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # the tokenizers library raises nothing more specific
+        problem = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ValueError(f"{folder}: the run's tokenizer cannot be read ({problem}); train the run again.") from error
+
+
+def _device(wanted: str | torch.device | None) -> torch.device:
+    if wanted is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(wanted)
+    except RuntimeError as error:
+        raise ValueError(f"device={wanted!r} is unknown; choose one such as cpu, cuda or cuda:1.") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device={str(wanted)!r}: there is no CUDA GPU that PyTorch can use; choose cpu.")
+    return device

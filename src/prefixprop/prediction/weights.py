@@ -1,0 +1,147 @@
+"""The model of a run: its base, with what the run trained put on it.
+
+What was trained lies in one of three places: `adapter/` in peft's format, `model/` whole, or `head/head.safetensors`.
+Weights are safetensors only: nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from peft import PeftModel, get_peft_model_state_dict
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from transformers import AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging
+
+from prefixprop.models import CandidateScorer, candidate_scorer, load_default
+from prefixprop.tasks import add_special_tokens
+
+ADAPTER, MODEL, HEAD = "adapter", "model", "head"
+EMBEDDED = {"embedded": True, "embedded-512": False}  # whether it is the long one
+_AGAIN = "train the run again, or restore the file from a copy"
+_LONGEST_PROBLEM = 300  # characters of a library's message; some list every weight
+
+Base = Callable[[], PreTrainedModel]
+
+
+def load_classifier(run_dir: Path, base: str, label_names: tuple[str, ...]) -> Any:
+    """The run's model for documents, in evaluation mode; its logits are in the order of `label_names`."""
+    names = dict(enumerate(label_names))
+    options = {"num_labels": len(names), "id2label": names, "label2id": {name: i for i, name in names.items()}}
+
+    def build() -> PreTrainedModel:
+        if base in EMBEDDED:
+            return load_default(long=EMBEDDED[base])[0]("SEQ_CLS", **options)
+        # Another head on the stored model is no fault: the run's own takes its place.
+        return AutoModelForSequenceClassification.from_pretrained(
+            base, use_safetensors=True, ignore_mismatched_sizes=True, **options
+        )
+
+    model = _trained(run_dir, base, build, AutoModelForSequenceClassification)
+    if model.config.num_labels != len(names):
+        raise ValueError(
+            f"{run_dir}: the model has {model.config.num_labels} classes, but labels.json has {len(names)}; {_AGAIN}."
+        )
+    return model
+
+
+def load_candidate_scorer(run_dir: Path, base: str, tokenizer: PreTrainedTokenizerBase, chunk_reduction: str) -> Any:
+    """The run's model for questions with candidates (WikiHop), in evaluation mode."""
+
+    def build() -> PreTrainedModel:
+        encoder = load_default(long=EMBEDDED[base])[0] if base in EMBEDDED else base
+        return candidate_scorer(encoder, add_special_tokens(tokenizer), chunk_reduction)
+
+    return _trained(run_dir, base, build, CandidateScorer)
+
+
+def _trained(run_dir: Path, base: str, build: Base, model_class: Any) -> Any:
+    parts = [part for part in (ADAPTER, MODEL, HEAD) if (run_dir / part).is_dir()]
+    if len(parts) != 1:
+        found = " and ".join(parts) or "none of them"
+        raise ValueError(
+            f"{run_dir}: what a run trained lies in one of the folders {ADAPTER}, {MODEL} or {HEAD}, but there is "
+            f"{found}; {_AGAIN}."
+        )
+    with _quiet():
+        if parts == [MODEL]:
+            return _whole_model(run_dir / MODEL, model_class).eval()
+        put_on = {ADAPTER: _with_adapter, HEAD: _with_head}[parts[0]]
+        return put_on(_base_model(run_dir, base, build), run_dir / parts[0]).eval()
+
+
+def _base_model(run_dir: Path, base: str, build: Base) -> PreTrainedModel:
+    try:
+        return build()
+    except (OSError, ValueError, SafetensorError) as error:
+        raise ValueError(
+            f"{run_dir}: the run's base model {base!r} cannot be loaded ({_shortened(error)}). Put it back where "
+            "it was, or make the hub reachable once; it must have safetensors weights."
+        ) from error
+
+
+def _whole_model(folder: Path, model_class: Any) -> PreTrainedModel:
+    with _explained_damage(folder):
+        return model_class.from_pretrained(folder, use_safetensors=True, local_files_only=True)
+
+
+def _with_adapter(model: PreTrainedModel, folder: Path) -> PeftModel:
+    # peft would look for a missing file on the hub, and take a pickled one.
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        if not (folder / name).is_file():
+            raise FileNotFoundError(f"{folder / name}: the file is missing, so the run is damaged; {_AGAIN}.")
+    weights = folder / "adapter_model.safetensors"
+    with _explained_damage(folder):
+        adapted = PeftModel.from_pretrained(model, folder)
+        # peft leaves weights that the file lacks as random as they are.
+        lacking = get_peft_model_state_dict(adapted, save_embedding_layers=False).keys() - load_file(weights).keys()
+    if lacking:
+        raise ValueError(f"{weights}: the weights of {sorted(lacking)[0]} are missing; {_AGAIN}.")
+    return adapted
+
+
+def _with_head(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
+    path = folder / "head.safetensors"
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: the file is missing, so the run is damaged; {_AGAIN}.")
+    with _explained_damage(path):
+        tensors = load_file(path)
+        found = model.load_state_dict(tensors, strict=False)
+    if found.unexpected_keys or not tensors:
+        unknown = ", ".join(found.unexpected_keys[:3]) or "no weights at all"
+        raise ValueError(f"{path}: the weights do not fit the base model (the file has {unknown}); {_AGAIN}.")
+    return model
+
+
+@contextlib.contextmanager
+def _explained_damage(path: Path) -> Iterator[None]:
+    try:
+        yield
+    # RuntimeError is how torch tells of shapes that do not fit; KeyError and TypeError come of mangled JSON.
+    except (OSError, ValueError, RuntimeError, KeyError, TypeError, SafetensorError) as error:
+        raise ValueError(f"{path}: the weights cannot be read ({_shortened(error)}); {_AGAIN}.") from error
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without remarks about a new head, which the run's own replaces."""
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def _shortened(error: BaseException) -> str:
+    if isinstance(error, KeyError):
+        return f"{error} is missing"
+    problem = " ".join(str(error).split()) or type(error).__name__
+    return problem if len(problem) <= _LONGEST_PROBLEM else problem[:_LONGEST_PROBLEM] + " …"

@@ -1,0 +1,153 @@
+"""Predictions from texts."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prefixprop import load_run
+from prefixprop.evaluation import softmax
+from prefixprop.prediction import PredictionOptions, TrainedModel, predictor
+from prefixprop.prediction.token_batches import batches_by_length, inference
+from tiny_runs import LABEL_NAMES, make_run, texts
+
+from tiny_questions import tiny_tokenizer
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> TrainedModel:
+    return load_run(make_run(tmp_path_factory.mktemp("predictor"), family="roberta"))
+
+
+def test_labels_and_calibrated_probabilities_in_the_order_given(trained: TrainedModel) -> None:
+    documents = texts(40, seed=3)
+    predictions = trained.predict(documents, batch_tokens=64)
+    logits = np.concatenate([trained.logits([document]) for document in documents])
+    expected = softmax(logits / trained.temperature.value)
+    assert trained.temperature.value > 1.5  # a forgotten temperature would show
+    assert [tuple(prediction.probabilities) for prediction in predictions] == [LABEL_NAMES] * 40
+    found = np.array([list(prediction.probabilities.values()) for prediction in predictions])
+    assert np.abs(found - expected).max() < 1e-6
+    assert [prediction.label for prediction in predictions] == [LABEL_NAMES[row.argmax()] for row in expected]
+    assert all(prediction.confidence == max(prediction.probabilities.values()) for prediction in predictions)
+    assert [prediction.tokens for prediction in predictions] == [len(text.split()) + 2 for text in documents]
+    assert not any(prediction.over_limit for prediction in predictions)
+
+
+def test_a_document_over_the_limit_is_cut(trained: TrainedModel) -> None:
+    long = texts(1, seed=5, longest=30)[0] + " w9" * 60
+    with pytest.warns(UserWarning, match=r"1 document is longer than the limit of 32 tokens and cut .*: 1 \(places"):
+        _, cut = trained.predict(["w4 w5", long])
+    (start,) = trained.predict([" ".join(long.split()[:30])])
+    assert cut.truncated and cut.over_limit and cut.tokens == len(long.split()) + 2
+    assert list(cut.probabilities.values()) == pytest.approx(list(start.probabilities.values()), abs=1e-6)
+    assert start.tokens == 32 and not start.truncated
+
+
+def test_chunks_are_averaged_by_their_tokens(trained: TrainedModel) -> None:
+    words = texts(1, seed=6, longest=30)[0].split() * 5 + ["w9"] * 70
+    chunks = [" ".join(words[start : start + 30]) for start in range(0, len(words), 30)]
+    assert len(chunks) > 2
+    with pytest.warns(UserWarning, match=r"1 document is longer than the limit of 32 tokens and read in chunks: 1 "):
+        short, long = trained.predict(["w4 w5", " ".join(words)], long="chunk-average")
+    parts = trained.predict(chunks)
+    weights = [len(chunk.split()) + 2 for chunk in chunks]
+    expected = np.average([list(part.probabilities.values()) for part in parts], axis=0, weights=weights)
+    assert list(long.probabilities.values()) == pytest.approx(expected, abs=1e-6)
+    assert long.chunks == len(chunks) and long.tokens == len(words) + 2 and not long.truncated
+    assert short.chunks == 1
+    assert short.probabilities == pytest.approx(trained.predict(["w4 w5"])[0].probabilities, abs=1e-6)
+    cut = predictor.predict_window(trained, [" ".join(words)], PredictionOptions())[0]
+    assert cut.probabilities != pytest.approx(long.probabilities, abs=1e-4)
+
+
+@pytest.mark.parametrize("long", predictor.LONG)
+def test_empty_documents(trained: TrainedModel, long: str) -> None:
+    with pytest.warns(UserWarning, match=r"2 documents are empty: 0, 2 \(places"):
+        predictions = trained.predict(["", "w5", " \n"], long=long)
+    assert predictions[0].tokens == 2 and predictions[0] == predictions[2]
+    assert sum(predictions[0].probabilities.values()) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("long", predictor.LONG)
+def test_empty_documents_without_special_tokens(trained: TrainedModel, long: str) -> None:
+    bare = TrainedModel(**{**vars(trained), "tokenizer": tiny_tokenizer(special_tokens=False)})
+    with pytest.warns(UserWarning, match="empty"):
+        empty, full = bare.predict(["", "w5 w6"], long=long)
+    assert (empty.tokens, full.tokens) == (0, 2)
+    assert np.isfinite(list(empty.probabilities.values())).all()
+
+
+def test_nothing_to_warn_of(trained: TrainedModel) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(trained.predict(texts(3))) == 3
+        assert trained.predict([]) == []
+
+
+def test_a_stream_is_read_window_by_window(trained: TrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(predictor, "WINDOW_DOCUMENTS", 8)
+    documents, taken = texts(30, seed=2), []
+
+    def stream() -> Iterator[str]:
+        for number, text in enumerate(documents):
+            taken.append(number)
+            yield text
+
+    predictions = trained.predict_stream(stream())
+    assert not taken
+    first = next(predictions)
+    assert len(taken) == 8
+    found = [first, *predictions]
+    assert len(taken) == 30
+    assert found == [
+        prediction for start in range(0, 30, 8) for prediction in trained.predict(documents[start : start + 8])
+    ]
+
+
+def test_very_long_documents_fill_a_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(predictor, "_WINDOW_CHARACTERS", 10)
+    found = list(predictor.windows(["aaaa", "bbbbbbbbbbbbb", "c", "dd"], text_of=str))
+    assert found == [["aaaa", "bbbbbbbbbbbbb"], ["c", "dd"]]
+
+
+@given(lengths=st.lists(st.integers(1, 50)), budget=st.integers(1, 200))
+def test_batches_hold_every_text_once_within_the_budget(lengths: list[int], budget: int) -> None:
+    batches = list(batches_by_length(lengths, budget))
+    assert sorted(place for batch in batches for place in batch) == list(range(len(lengths)))
+    for batch in batches:
+        assert len(batch) == 1 or len(batch) * max(lengths[place] for place in batch) <= budget
+    ordered = [lengths[place] for batch in batches for place in batch]
+    assert ordered == sorted(lengths, reverse=True)
+
+
+def test_inputs_that_are_no_texts(trained: TrainedModel) -> None:
+    with pytest.raises(TypeError, match="Give a list of texts"):
+        trained.predict("w4 w5")
+    with pytest.raises(TypeError, match=r"Document 1 of the list must be a text .*, got NoneType"):
+        trained.predict(["w4", None])  # type: ignore[list-item]
+    with pytest.raises(ValueError, match=r"long='cut' is unknown; choose one of truncate, chunk-average"):
+        trained.predict(["w4"], long="cut")
+    with pytest.raises(ValueError, match="batch_tokens=0 must be at least 1"):
+        trained.predict(["w4"], batch_tokens=0)
+
+
+def test_out_of_memory_names_the_setting_to_lower() -> None:
+    with (
+        pytest.raises(RuntimeError, match=r"not enough memory \(tried.*lower batch_tokens"),
+        inference(torch.device("cpu"), bf16=False, lower="batch_tokens"),
+    ):
+        raise torch.OutOfMemoryError("tried to allocate 5 GiB\nmore")
+
+
+def test_three_lines(tmp_path: Path) -> None:
+    run = make_run(tmp_path, family="roberta")
+    classifier = load_run(str(run))
+    assert classifier.predict(["w4 w5 w6"])[0].label in LABEL_NAMES

@@ -1,0 +1,170 @@
+"""Run directories of tiny random models, as `prefixprop train` leaves them."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import yaml
+from peft import LoraConfig, get_peft_model
+from safetensors.torch import save_file
+from tokenizers import processors
+from transformers import PreTrainedTokenizerFast
+
+from prefixprop.evaluation import PredictionSet, fit_temperature, write_predictions
+from prefixprop.models import adapt_candidate_scorer, candidate_scorer
+from prefixprop.tasks import CandidateCollator, Question, WikiHopDataset
+
+from tiny import METHODS, tiny_model
+from tiny_questions import FIRST_SPECIAL_TOKEN, sentence, tiny_tokenizer
+
+LABEL_NAMES = ("art", "law", "tax")
+METHOD_NAMES = ("prefix-propagation", "prefix-tuning", "lora", "fine-tuning", "head-only")
+MAX_LENGTH = 32
+
+
+def framing_tokenizer() -> PreTrainedTokenizerFast:
+    """The tiny tokenizer with `<s>` in front of a text and `</s>` behind it."""
+    tokenizer = tiny_tokenizer(special_tokens=False)
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
+    )
+    return tokenizer
+
+
+def texts(count: int, seed: int = 0, longest: int = 28) -> list[str]:
+    """Random sentences of 1 to `longest` words; with the two special tokens 30 of them are read whole."""
+    generator = random.Random(seed)
+    return [sentence(generator, generator.randint(1, longest)) for _ in range(count)]
+
+
+def write_rows(path: Path, documents: list[str], seed: int = 0) -> Path:
+    """Documents as labelled JSON lines, with ids d0, d1, …"""
+    generator = random.Random(seed)
+    rows = [
+        {"id": f"d{number}", "text": text, "label": generator.choice(LABEL_NAMES)}
+        for number, text in enumerate(documents)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def make_run(folder: Path, method: str = "prefix-propagation", family: str = "longformer", **settings: Any) -> Path:
+    """A finished run on files of one's own, in `folder`/run; its base model, in `folder`/base, is random."""
+    run, base_folder = folder / "run", folder / "base"
+    run.mkdir(parents=True)
+    tiny_model(family).save_pretrained(base_folder)
+    model = _trained(method, tiny_model(family))
+    tokenizer = framing_tokenizer()
+    tokenizer.save_pretrained(run / "tokenizer")
+    _save_weights(method, model, run)
+    files = {
+        f"{split}_files": [str(write_rows(folder / f"{split}.jsonl", texts(30, seed), seed))]
+        for seed, split in enumerate(("train", "dev", "test"))
+    }
+    config = {
+        "task": None, "model": str(base_folder), "method": method, "max_length": MAX_LENGTH, "seed": 1,
+        "text_column": "text", "label_column": "label", "id_column": "id", **files, **settings,
+    }  # fmt: skip
+    (run / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+    (run / "labels.json").write_text(json.dumps(LABEL_NAMES), encoding="utf-8")
+    predictions = {split: _one_by_one(model, tokenizer, folder / f"{split}.jsonl") for split in ("dev", "test")}
+    _write_metrics(run, predictions)
+    return run
+
+
+def make_wikihop_run(folder: Path, questions: dict[str, list[Question]], method: str = "prefix-propagation") -> Path:
+    """A finished run on questions, whose data lies in `folder`/data."""
+    run, data, base_folder = folder / "run", folder / "data", folder / "base"
+    run.mkdir(parents=True)
+    data.mkdir()
+    for split, asked in questions.items():
+        records = [asdict(question) | {"answer": question.candidates[question.answer]} for question in asked]
+        (data / f"{split}.json").write_text(json.dumps(records), encoding="utf-8")
+    tiny_model(task="FEATURE_EXTRACTION").save_pretrained(base_folder)
+    scorer = candidate_scorer(str(base_folder), FIRST_SPECIAL_TOKEN)
+    model: Any = scorer
+    if method == "prefix-propagation":
+        model = adapt_candidate_scorer(scorer, METHODS["propagation"](num_virtual_tokens=4))
+    elif method == "head-only":
+        scorer.freeze_encoder()
+    _spread(model)
+    tokenizer = tiny_tokenizer()
+    tokenizer.save_pretrained(run / "tokenizer")
+    _save_weights(method, model, run)
+    config = {"task": "wikihop", "data_dir": str(data), "model": str(base_folder), "method": method, "max_length": 96}
+    (run / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+    predictions = {split: _one_question_at_a_time(model, tokenizer, questions[split]) for split in ("dev", "test")}
+    _write_metrics(run, predictions)
+    return run
+
+
+def _trained(method: str, model: Any) -> Any:
+    if method in ("prefix-propagation", "prefix-tuning"):
+        config = METHODS[method.removeprefix("prefix-")](task_type="SEQ_CLS", num_virtual_tokens=4)
+        model = get_peft_model(model, config)
+    elif method == "lora":
+        model = get_peft_model(model, LoraConfig(task_type="SEQ_CLS", target_modules=["query", "value"]))
+    elif method == "head-only":
+        model.base_model.requires_grad_(False)
+    return _spread(model)
+
+
+def _spread(model: Any) -> Any:
+    """Change what is trained, so that a model without it gives other numbers."""
+    torch.manual_seed(7)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.normal_(std=0.3)
+    return model.eval()
+
+
+def _save_weights(method: str, model: Any, run: Path) -> None:
+    if method == "fine-tuning":
+        model.save_pretrained(run / "model")
+    elif method == "head-only":
+        (run / "head").mkdir()
+        tensors = {name: tensor.detach() for name, tensor in model.named_parameters() if tensor.requires_grad}
+        save_file(tensors, run / "head" / "head.safetensors")
+    else:
+        model.save_pretrained(run / "adapter")
+
+
+@torch.no_grad()
+def _one_by_one(model: Any, tokenizer: Any, path: Path) -> PredictionSet:
+    """Every document in a batch of its own, through the tokenizer and the model as Hugging Face has them."""
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    logits = []
+    for row in rows:
+        encoded = tokenizer(row["text"], truncation=True, max_length=MAX_LENGTH, return_tensors="pt")
+        inputs = {name: encoded[name] for name in ("input_ids", "attention_mask")}
+        logits.append(model(**inputs).logits[0].numpy())
+    ids, labels = tuple(row["id"] for row in rows), tuple(LABEL_NAMES.index(row["label"]) for row in rows)
+    return PredictionSet(ids, labels, np.stack(logits), label_names=LABEL_NAMES)
+
+
+@torch.no_grad()
+def _one_question_at_a_time(model: Any, tokenizer: Any, questions: list[Question]) -> PredictionSet:
+    dataset, collate = WikiHopDataset(questions, tokenizer, 96), CandidateCollator(1)
+    logits = [model(**collate([dataset[place]])).logits[0].numpy() for place in range(len(dataset))]
+    candidates = [question.candidates for question in questions]
+    return PredictionSet.of_candidates(
+        [question.id for question in questions], [question.answer for question in questions], logits, candidates
+    )
+
+
+def _write_metrics(run: Path, predictions: dict[str, PredictionSet]) -> None:
+    dev = predictions["dev"]
+    temperature = fit_temperature(dev.logits, dev.known_labels)
+    metrics: dict[str, Any] = {"temperature": temperature.value, "status": "finished", "best_epoch": 1}
+    for split, predicted in predictions.items():
+        write_predictions(run / "predictions" / f"{split}.jsonl", predicted)
+        metrics[split] = predicted.evaluate()
+        metrics[f"{split}_calibrated"] = predicted.with_temperature(temperature).evaluate()
+    (run / "metrics.json").write_text(json.dumps(metrics), encoding="utf-8")
