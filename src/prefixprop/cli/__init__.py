@@ -9,9 +9,10 @@ from typing import Annotated
 
 import typer
 
-from prefixprop.cli import methods, tasks
+from prefixprop.cli import bench, methods, tasks
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app.add_typer(bench.app, name="bench")
 app.command("methods")(methods.methods)
 app.command("tasks")(tasks.tasks)
 
