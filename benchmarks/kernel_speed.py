@@ -17,10 +17,9 @@ from rich.table import Table
 from transformers.utils import logging
 
 from prefixprop import PrefixPropagationConfig
+from prefixprop.benchmarking.timing import measure
 from prefixprop.kernels import KERNELS
 from prefixprop.models import load_default
-
-from timing import measure
 
 SHAPES = ((4, 512), (1, 4096))
 REPEATS = 7
@@ -52,7 +51,7 @@ def main() -> None:
             def step(model: Any = model, tokens: Any = tokens, labels: Any = labels) -> None:
                 model(input_ids=tokens, labels=labels).loss.backward()
 
-            times += [measure(run, device, REPEATS)[0] for run in (forward, step)]
+            times += [measure(run, device, REPEATS).median for run in (forward, step)]
         base = base or times
         cells = [f"{mine / other:.2f}" for mine, other in zip(times, base, strict=True)]
         if kernel is None:

@@ -6,6 +6,8 @@ import os
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+# Triton decides when it is imported whether its kernels run on the CPU.
+os.environ["TRITON_INTERPRET"] = "1"
 
 import pytest
 import torch

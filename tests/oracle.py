@@ -82,14 +82,15 @@ def _layer(
 ) -> Tensor:
     pre_norm = getattr(layer.attention, "LayerNorm", None)
     entering = states if pre_norm is None else pre_norm(states)
-    attended = _attention(layer.attention.self, entering, seen, everywhere, extra, part)
+    attended = attention(layer.attention.self, entering, seen, everywhere, extra, part)
     attended = layer.attention.output(attended, states)
     return layer.output(layer.intermediate(attended), attended)
 
 
-def _attention(
+def attention(
     module: Any, states: Tensor, seen: Tensor, everywhere: Tensor | None, extra: Tensor | None, part: Any
 ) -> Tensor:
+    """Attention rows of one layer; `extra` [2, heads, j, d] stands in front of the keys and values (Eq. 2)."""
     length = states.shape[1]
     can_see = seen[:, None, :].expand(-1, length, -1)
     plain = (module.query, module.key, module.value)

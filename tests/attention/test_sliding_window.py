@@ -9,27 +9,12 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import LongformerConfig
-from transformers.models.longformer.modeling_longformer import LongformerSelfAttention
 
 from prefixprop.attention import AttentionPattern
 from prefixprop.attention import longformer_self_attention as fast_attention
 from prefixprop.attention.prefix import PrefixedKeys
 
-
-def attention(window: int, heads: int = 2, size: int = 8, dropout: float = 0.0, seed: int = 0) -> Any:
-    torch.manual_seed(seed)
-    config = LongformerConfig(
-        hidden_size=heads * size,
-        num_attention_heads=heads,
-        num_hidden_layers=1,
-        attention_window=[window],
-        attention_probs_dropout_prob=dropout,
-    )
-    module = LongformerSelfAttention(config, layer_id=0)
-    for parameter in module.parameters():
-        torch.nn.init.normal_(parameter, std=0.4)
-    return module.eval()
+from one_layer import attention
 
 
 def longformer_self_attention(

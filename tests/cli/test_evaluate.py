@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 
 from prefixprop.cli import app
 from prefixprop.evaluation import read_predictions
-from tiny_runs import make_run, make_wikihop_run, texts, write_rows
 
 from tiny_questions import invented
+from tiny_runs import make_run, make_wikihop_run, texts, write_rows
 
 
 @pytest.fixture(scope="module")

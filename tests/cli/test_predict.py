@@ -21,9 +21,9 @@ from typer.testing import CliRunner
 from prefixprop import load_run
 from prefixprop.cli import app
 from prefixprop.prediction import outputs, predictor
-from tiny_runs import LABEL_NAMES, make_run, make_wikihop_run, texts, write_rows
 
 from tiny_questions import invented
+from tiny_runs import LABEL_NAMES, make_run, make_wikihop_run, texts, write_rows
 
 
 @pytest.fixture(scope="module")

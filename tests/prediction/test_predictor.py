@@ -16,9 +16,9 @@ from prefixprop import load_run
 from prefixprop.evaluation import softmax
 from prefixprop.prediction import PredictionOptions, TrainedModel, predictor
 from prefixprop.prediction.token_batches import batches_by_length, inference
-from tiny_runs import LABEL_NAMES, make_run, texts
 
 from tiny_questions import tiny_tokenizer
+from tiny_runs import LABEL_NAMES, make_run, texts
 
 
 @pytest.fixture(scope="module")

@@ -18,9 +18,9 @@ from prefixprop.evaluation import read_predictions
 from prefixprop.models import load_default
 from prefixprop.prediction.run_data import predict_split
 from prefixprop.tasks.hyperpartisan import clean_text
-from tiny_runs import LABEL_NAMES, METHOD_NAMES, make_run, make_wikihop_run
 
 from tiny_questions import invented
+from tiny_runs import LABEL_NAMES, METHOD_NAMES, make_run, make_wikihop_run
 
 
 @pytest.mark.parametrize("family", ["longformer", "roberta"])

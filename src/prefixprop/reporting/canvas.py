@@ -30,16 +30,22 @@ def saved(figure: Figure, path: str | Path | None) -> Figure:
     """Write the figure to `path`, if given, in the format its ending says, and return it."""
     if path is None:
         return figure
-    ending = Path(path).suffix.lower()
-    if ending not in _METADATA:
-        raise ValueError(
-            f"{path}: pictures are written as {', '.join(_METADATA)}; choose a name with such an ending."
-        )
+    ending = check_ending(path)
     from matplotlib import rc_context
 
     with rc_context({"svg.hashsalt": "prefixprop"}), replacing_file(path) as temporary:
         figure.savefig(temporary, metadata=_METADATA[ending])
     return figure
+
+
+def check_ending(path: str | Path) -> str:
+    """Return the ending of a picture's name, or raise if no format has it; for who has long work to do before."""
+    ending = Path(path).suffix.lower()
+    if ending not in _METADATA:
+        raise ValueError(
+            f"{path}: pictures are written as {', '.join(_METADATA)}; choose a name with such an ending."
+        )
+    return ending
 
 
 def plain(text: str) -> str:

@@ -1,0 +1,265 @@
+"""Check the Triton backend on an NVIDIA GPU: its numbers, and that nothing waits, recompiles or breaks a graph.
+
+    python benchmarks/check_gpu.py
+
+For each case, the error of Hugging Face's attention, of the plain PyTorch backend and of the Triton backend against
+float64 (the plain backend in that type, on weights and inputs as the smaller type has them). Fails if Triton is more
+than 1.2 times as far from it as Hugging Face in bfloat16 or float16, or further than 1e-5 of the scale in float32.
+`make test` runs the same kernels on the CPU, in Triton's interpreter.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from peft import get_peft_model
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+from transformers import LongformerConfig, LongformerForSequenceClassification, LongformerModel
+from transformers.utils import logging
+
+from prefixprop import PrefixPropagationConfig, PrefixTuningConfig, attention
+
+SLACK, FLOAT32_LIMIT = 1.2, 1e-5
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+PREFIXES = {"prefix-propagation": PrefixPropagationConfig, "prefix-tuning": PrefixTuningConfig}
+
+
+@dataclass(frozen=True)
+class Case:
+    """Documents of these lengths in a batch; the first tokens are global, and others at this distance."""
+
+    lengths: tuple[int, ...]
+    window: int = 128
+    heads: int = 4
+    size: int = 64
+    left: bool = False
+    first: int = 1
+    every: int = 0
+
+    def __str__(self) -> str:
+        side = "left" if self.left else "right"
+        everywhere = f"{self.first} global" + (f", each {self.every}th" if self.every else "")
+        return f"{self.lengths} {side}, window {self.window}, {self.heads} × {self.size}, {everywhere}"
+
+
+CASES = (
+    Case((777,)),
+    Case((1000, 613)),
+    Case((1000, 613), left=True),
+    Case((501, 37, 499), window=64, size=32),
+    Case((333, 256), window=512, size=32, heads=12),
+    Case((1025,), size=128, heads=2),
+    Case((700, 411), size=128, heads=3, left=True, first=9),
+    Case((900, 450), first=0),
+    Case((900, 450), first=40, every=29),
+    Case((300, 1), every=1),
+)
+
+
+def build_encoder(case: Case) -> Any:
+    torch.manual_seed(0)
+    config = LongformerConfig(
+        hidden_size=case.heads * case.size,
+        num_attention_heads=case.heads,
+        num_hidden_layers=2,
+        intermediate_size=2 * case.heads * case.size,
+        attention_window=[case.window, case.window // 2],
+        vocab_size=100,
+        max_position_embeddings=max(case.lengths) + case.window + 2,
+    )
+    model = LongformerModel(config, add_pooling_layer=False).eval()
+    with torch.no_grad():
+        for parameter in model.encoder.parameters():
+            if parameter.dim() > 1:  # the usual weights make attention so flat that mistakes hide
+                parameter.normal_(std=1 / parameter.shape[1] ** 0.5)
+    return model.cuda()
+
+
+def inputs_of(case: Case) -> dict[str, Tensor]:
+    longest = max(case.lengths)
+    place = torch.arange(longest)[None]
+    seen = place < torch.tensor(case.lengths)[:, None]
+    everywhere = (place < case.first).expand_as(seen)
+    if case.every:
+        everywhere = everywhere | (place % case.every == 0)
+    seen, everywhere = (seen.flip(1), everywhere.flip(1)) if case.left else (seen, everywhere)
+    masks = {"attention_mask": seen.long(), "global_attention_mask": (everywhere & seen).long()}
+    states = torch.randn(len(case.lengths), longest, case.heads * case.size)
+    return {name: tensor.cuda() for name, tensor in (masks | {"inputs_embeds": states}).items()}
+
+
+def results(model: Any, inputs: dict[str, Tensor], direction: Tensor, backend: str | None) -> dict[str, Tensor]:
+    """Output and gradients of the states, of real tokens alone, and the encoder's gradients as one vector."""
+    if backend is not None:
+        attention.install(model, backend=backend)
+    states = inputs["inputs_embeds"].to(model.dtype).requires_grad_()
+    real = inputs["attention_mask"].bool()
+    output = model(**(inputs | {"inputs_embeds": states})).last_hidden_state[real]
+    leaves = [states, *model.encoder.parameters()]
+    gradients = torch.autograd.grad((output * direction[real].to(model.dtype)).sum(), leaves, allow_unused=True)
+    of_states, *of_weights = (
+        torch.zeros_like(leaf) if gradient is None else gradient
+        for leaf, gradient in zip(leaves, gradients, strict=True)
+    )
+    if backend is not None:
+        attention.uninstall(model)
+    weights = torch.cat([gradient.double().flatten() for gradient in of_weights])
+    return {"output": output.detach().double(), "states": of_states[real].double(), "weights": weights}
+
+
+def compare(case: Case, dtype: torch.dtype) -> tuple[dict[str, dict[str, float]], bool]:
+    """Errors by tensor and implementation, and whether Triton's are small enough."""
+    model = build_encoder(case).to(dtype)
+    inputs = inputs_of(case)
+    inputs["inputs_embeds"] = inputs["inputs_embeds"].to(dtype)
+    direction = torch.randn_like(inputs["inputs_embeds"])
+    exact = results(copy.deepcopy(model).double(), inputs, direction, "sdpa")
+    errors: dict[str, dict[str, float]] = {name: {} for name in exact}
+    for who, backend in (("Hugging Face", None), ("sdpa", "sdpa"), ("triton", "triton")):
+        for name, tensor in results(model, inputs, direction, backend).items():
+            if dtype == torch.float32:
+                errors[name][who] = float((tensor - exact[name]).abs().max() / exact[name].abs().max())
+            else:
+                errors[name][who] = float((tensor - exact[name]).norm() / exact[name].norm())
+    return errors, all(is_close_enough(error, dtype) for error in errors.values())
+
+
+def is_close_enough(error: dict[str, float], dtype: torch.dtype) -> bool:
+    ours, theirs = error["triton"], error["Hugging Face"]
+    if dtype == torch.float32:
+        return ours <= FLOAT32_LIMIT
+    # Hugging Face's gradients are NaN for some padding; then there is nothing to compare, but ours must be a number.
+    return ours <= SLACK * theirs if theirs == theirs else ours == ours
+
+
+def check_numbers(console: Console) -> bool:
+    table = Table("case", "type", "of", "Hugging Face", "sdpa", "triton", "", title="Distance from float64")
+    all_fine = True
+    for case in CASES:
+        for dtype in DTYPES:
+            errors, fine = compare(case, dtype)
+            all_fine &= fine
+            for name, error in errors.items():
+                verdict = "ok" if is_close_enough(error, dtype) else "TOO FAR"
+                table.add_row(
+                    str(case), str(dtype).removeprefix("torch."), name, *(f"{e:.1e}" for e in error.values()), verdict
+                )
+        table.add_section()
+    console.print(table)
+    return all_fine
+
+
+def build_classifiers() -> dict[str, Any]:
+    """The same model without a prefix and with each, on the Triton backend, in bfloat16."""
+    models: dict[str, Any] = {}
+    for name, config in (("no PEFT", None), *PREFIXES.items()):
+        torch.manual_seed(0)
+        shape = LongformerConfig(
+            num_hidden_layers=3, hidden_size=256, num_attention_heads=4, intermediate_size=1024, attention_window=256,
+            vocab_size=100, max_position_embeddings=4098, pad_token_id=1,
+        )  # fmt: skip
+        model = LongformerForSequenceClassification(shape)
+        if config is not None:
+            model = get_peft_model(model, config(task_type="SEQ_CLS", num_virtual_tokens=8))
+        model = model.cuda().to(torch.bfloat16).eval()
+        attention.install(model, backend="triton")
+        models[name] = model
+    return models
+
+
+def step(model: Any, length: int) -> Tensor:
+    """A training step on a batch that was made before it is looked at; returns the logits."""
+    generator = torch.Generator().manual_seed(length)
+    tokens = torch.randint(5, 100, (2, length), generator=generator).cuda()
+    labels = torch.zeros(2, dtype=torch.long, device="cuda")
+    return run_step(model, tokens, labels)
+
+
+def run_step(model: Any, tokens: Tensor, labels: Tensor) -> Tensor:
+    output = model(input_ids=tokens, attention_mask=torch.ones_like(tokens), labels=labels)
+    output.loss.backward()
+    return output.logits.detach()
+
+
+def check_no_sync(model: Any) -> str | None:
+    """None, or what waited for the device."""
+    tokens = torch.randint(5, 100, (2, 700), device="cuda")
+    labels = torch.zeros(2, dtype=torch.long, device="cuda")
+    run_step(model, tokens, labels)  # compiles the kernels, which waits
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        run_step(model, tokens, labels)
+    except RuntimeError as error:
+        return str(error).splitlines()[0]
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    return None
+
+
+def compiled_kernels() -> int:
+    from prefixprop.attention.gpu import launch, residual_norm
+    from prefixprop.attention.gpu.kernel import Kernel
+
+    modules = (launch, residual_norm)
+    found = [value for module in modules for value in vars(module).values() if isinstance(value, Kernel)]
+    return sum(len(kernel._compiled) for kernel in found)
+
+
+def check_no_recompilation(model: Any) -> str | None:
+    step(model, 700)
+    before = compiled_kernels()
+    for length in (512, 511, 33, 1337, 2048):
+        step(model, length)
+    more = compiled_kernels() - before
+    if not before:
+        return "no kernel was counted"
+    return f"{more} more kernels for other lengths" if more else None
+
+
+def check_compile(model: Any) -> str | None:
+    expected = step(model, 700)
+    torch.compiler.reset()
+    try:
+        found = step(torch.compile(model, fullgraph=True, dynamic=True), 700)
+    except Exception as error:  # whatever the compiler raises is the finding
+        return f"{type(error).__name__}: {str(error).splitlines()[0]}"
+    difference = float((found - expected).abs().max() / expected.abs().max())
+    return f"differs by {difference:.1e}" if difference > 0.05 else None
+
+
+def check_behaviour(console: Console) -> bool:
+    checks = {
+        "no waiting for the device": check_no_sync,
+        "no recompilation for new lengths": check_no_recompilation,
+        "torch.compile(fullgraph=True)": check_compile,
+    }
+    table = Table("model", *checks, title="Training step, bfloat16")
+    all_fine = True
+    for name, model in build_classifiers().items():
+        found = [check(model) for check in checks.values()]
+        all_fine &= not any(found)
+        table.add_row(name, *(problem or "ok" for problem in found))
+    console.print(table)
+    return all_fine
+
+
+def main() -> int:
+    if not torch.cuda.is_available():
+        print("This check needs an NVIDIA GPU and a PyTorch for CUDA; there is none here. Without one, `make test` "
+              "runs the kernels in Triton's interpreter.", file=sys.stderr)  # fmt: skip
+        return 2
+    logging.set_verbosity_error()
+    console = Console(width=160)
+    numbers, behaviour = check_numbers(console), check_behaviour(console)
+    console.print("all fine" if numbers and behaviour else "FAILED: see above")
+    return 0 if numbers and behaviour else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

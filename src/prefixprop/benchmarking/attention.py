@@ -1,0 +1,138 @@
+"""The fast Longformer attention beside Hugging Face's: forward and training step, time and peak memory.
+
+The backbone is frozen and a step goes back to the embeddings, as a prefix method's does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import LongformerModel
+
+from prefixprop.attention import install
+from prefixprop.benchmarking.encoders import EncoderSize, find_device, placed, random_tokens, twin_of
+from prefixprop.benchmarking.timing import Run, Timing, measure_in_turns
+
+PASSES = ("forward", "step")
+OURS, THEIRS = "prefixprop", "Hugging Face"
+
+
+@dataclass(frozen=True)
+class AttentionCase:
+    """A batch of documents of one length."""
+
+    batch: int
+    length: int
+    global_tokens: int
+    dropout: float
+
+
+@dataclass(frozen=True)
+class AttentionResult:
+    """One pass over one case; `theirs` is None where Hugging Face's was left out."""
+
+    case: AttentionCase
+    name: str  # of the pass
+    ours: Timing
+    theirs: Timing | None
+
+    @property
+    def ratio(self) -> float | None:
+        """How many times as fast ours is."""
+        if self.theirs is None or self.theirs.out_of_memory or self.ours.out_of_memory:
+            return None
+        return self.theirs.median / self.ours.median
+
+    @property
+    def microseconds_per_token(self) -> float | None:
+        """Of ours: the same at every length where the growth is linear."""
+        tokens = self.case.batch * self.case.length
+        return None if self.ours.out_of_memory else 1e6 * self.ours.median / tokens
+
+
+# What docs/performance.md reports, by device.
+REPORTED_CASES = {
+    "cuda": (
+        AttentionCase(8, 4096, 9, 0.0),
+        AttentionCase(8, 4096, 9, 0.1),
+        AttentionCase(8, 4096, 200, 0.0),
+        AttentionCase(32, 512, 9, 0.0),
+        AttentionCase(2, 16384, 9, 0.0),
+    ),
+    "cpu": (AttentionCase(1, 4096, 9, 0.0), AttentionCase(1, 512, 9, 0.0), AttentionCase(1, 4096, 9, 0.1)),
+}
+# Lengths that show how time and memory grow: doubling up to here, that many tokens in every batch.
+LONGEST = {"cuda": 32_768, "cpu": 4096}
+
+
+def doubling_lengths(device: str) -> list[int]:
+    return [512 << step for step in range((LONGEST[device] // 512).bit_length())]
+
+
+def cases_of_lengths(
+    lengths: Sequence[int], tokens: int, global_tokens: int, dropout: float
+) -> tuple[AttentionCase, ...]:
+    """A case for each length, with as many documents as make `tokens` tokens."""
+    for length in lengths:
+        if tokens % length:
+            raise ValueError(
+                f"A batch of {tokens} tokens is no whole number of documents of {length}; choose a multiple of every "
+                f"length ({', '.join(map(str, lengths))})."
+            )
+        if global_tokens > length:
+            raise ValueError(f"{global_tokens} global tokens do not fit in a document of {length}.")
+    return tuple(AttentionCase(tokens // length, length, global_tokens, dropout) for length in lengths)
+
+
+def bench_attention(
+    cases: Sequence[AttentionCase],
+    size: EncoderSize,
+    repeats: int,
+    backend: str = "auto",
+    with_hugging_face: bool = True,
+    progress: Callable[[AttentionCase], object] = lambda case: None,
+) -> Iterator[AttentionResult]:
+    """Measure one case after the other; results come as they are ready."""
+    for case in cases:
+        progress(case)
+        yield from _bench_case(case, size, repeats, backend, with_hugging_face)
+
+
+def _bench_case(
+    case: AttentionCase, size: EncoderSize, repeats: int, backend: str, with_hugging_face: bool
+) -> Iterator[AttentionResult]:
+    device = find_device()
+    torch.manual_seed(0)
+    model = placed(LongformerModel(size.config(case.length, case.dropout), add_pooling_layer=False), device)
+    model.train(case.dropout > 0)
+    fast = twin_of(model)
+    install(fast, backend=backend)
+    models = {THEIRS: model, OURS: fast} if with_hugging_face else {OURS: fast}
+    inputs = random_tokens(case.batch, case.length, device)
+    inputs["global_attention_mask"] = torch.zeros_like(inputs["input_ids"])
+    inputs["global_attention_mask"][:, : case.global_tokens] = 1
+    for name, run in (("forward", _forward), ("step", _step)):
+        runs = {who: run(which, inputs) for who, which in models.items()}
+        timings = measure_in_turns(runs, device, repeats)
+        yield AttentionResult(case, name, timings[OURS], timings.get(THEIRS))
+
+
+def _forward(model: Any, inputs: dict[str, torch.Tensor]) -> Run:
+    def run() -> None:
+        with torch.no_grad():
+            model(**inputs)
+
+    return run
+
+
+def _step(model: Any, inputs: dict[str, torch.Tensor]) -> Run:
+    masks = {name: tensor for name, tensor in inputs.items() if name != "input_ids"}
+
+    def run() -> None:
+        embedded = model.get_input_embeddings()(inputs["input_ids"]).requires_grad_()
+        model(inputs_embeds=embedded, **masks).last_hidden_state.sum().backward()
+
+    return run

@@ -1,0 +1,230 @@
+"""`prefixprop bench`: how fast the attention and the prefix methods are on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from transformers.utils import logging
+
+from prefixprop.atomic_files import write_json
+from prefixprop.attention.backends import check_backend
+from prefixprop.benchmarking.attention import (
+    REPORTED_CASES,
+    AttentionCase,
+    AttentionResult,
+    bench_attention,
+    cases_of_lengths,
+    doubling_lengths,
+)
+from prefixprop.benchmarking.encoders import SIZES, EncoderSize, device_name, find_device
+from prefixprop.benchmarking.figures import plot_attention, plot_runtime
+from prefixprop.benchmarking.records import record_of_attention, record_of_run, record_of_runtime
+from prefixprop.benchmarking.runtime import PAPER, bench_runtime
+from prefixprop.benchmarking.timing import Timing
+from prefixprop.reporting.canvas import check_ending, new_figure
+
+app = typer.Typer(no_args_is_help=True, help="Measure how fast the attention and the prefix methods are here.")
+
+Size = Annotated[str, typer.Option(help=f"Dimensions of the model: {' or '.join(SIZES)}.")]
+Backend = Annotated[str, typer.Option(help="How our attention is computed: auto, sdpa or triton.")]
+Repeats = Annotated[int, typer.Option(min=1, help="Measurements of everything; the table shows their median.")]
+Json = Annotated[Path | None, typer.Option("--json", help="Write all numbers to this file.")]
+Figure = Annotated[Path | None, typer.Option(help="Draw a picture into this file (.png, .svg or .pdf).")]
+
+
+@app.command()
+def attention(
+    size: Size = "base",
+    lengths: Annotated[
+        str | None, typer.Option(help="Tokens of a document, such as 512,4096.", show_default="doubling from 512")
+    ] = None,
+    tokens: Annotated[
+        int | None,
+        typer.Option(min=1, help="Tokens of a batch, the same at every length.", show_default="the longest length"),
+    ] = None,
+    global_tokens: Annotated[int, typer.Option("--global", min=0, help="Global tokens of a document.")] = 9,
+    dropout: Annotated[float, typer.Option(min=0.0, max=0.9, help="Of attention and hidden states.")] = 0.0,
+    backend: Backend = "auto",
+    repeats: Repeats = 5,
+    hugging_face: Annotated[
+        bool, typer.Option("--hugging-face/--no-hugging-face", help="Measure Hugging Face's attention too.")
+    ] = True,
+    targets: Annotated[
+        bool, typer.Option("--targets", help="Measure the cases of docs/performance.md instead of growing lengths.")
+    ] = False,
+    json: Json = None,
+    figure: Figure = None,
+) -> None:
+    """Measure our Longformer attention beside Hugging Face's: forward and training step, time and peak memory.
+
+    Batches have the same number of tokens at every length, so time that grows linearly with the length shows as an
+    equal time per token. The backbone is frozen and a step goes back to the embeddings.
+    """
+    dimensions = _checked(size, backend, figure)
+    chosen = _cases(lengths, tokens, global_tokens, dropout, targets)
+    if targets and figure is not None:
+        raise typer.BadParameter(
+            "the cases of --targets are of mixed sizes and make no curve.", param_hint="--figure"
+        )
+    console, title = Console(), _title(size)
+    results: list[AttentionResult] = []
+    with console.status("measuring ...") as status:
+
+        def show(case: AttentionCase) -> None:
+            status.update(f"measuring {case.batch} × {case.length} tokens ...")
+
+        results += bench_attention(chosen, dimensions, repeats, backend, hugging_face, show)
+    console.print(_attention_table(results, f"Longformer's attention: {title}"))
+    if json is not None:
+        write_json(
+            json, record_of_run("attention", size, backend, repeats) | {"results": record_of_attention(results)}
+        )
+    if figure is not None:
+        plot_attention(results, figure, title)
+
+
+@app.command()
+def runtime(
+    size: Size = "base",
+    batch: Annotated[int, typer.Option(min=1, help="Sequences at a time.")] = 8,
+    length: Annotated[int, typer.Option(min=1, help="Tokens of a sequence.")] = 4096,
+    prefix: Annotated[int, typer.Option(min=1, help="Length j of the prefix.")] = 8,
+    train: Annotated[bool, typer.Option("--train", help="Time training steps instead of inference.")] = False,
+    backend: Backend = "auto",
+    repeats: Repeats = 50,
+    hugging_face: Annotated[
+        bool, typer.Option("--hugging-face", help="Add a row for Hugging Face's own attention without PEFT.")
+    ] = False,
+    json: Json = None,
+    figure: Figure = None,
+) -> None:
+    """Measure the paper's run-time table: no PEFT, prefix-tuning and prefix-propagation on the same random sequences.
+
+    Methods take turns, so that a drift of the machine meets them all; the interval is a bootstrap over the rounds.
+    """
+    dimensions = _checked(size, backend, figure)
+    if prefix >= length:
+        raise typer.BadParameter(f"{prefix} leaves no room in sequences of {length} tokens.", param_hint="--prefix")
+    console, title = Console(), f"{_title(size)}, {batch} × {length} tokens, j = {prefix}"
+    what = "training step" if train else "inference"
+    with console.status(f"measuring {what} ..."):
+        results = bench_runtime(dimensions, batch, length, prefix, repeats, train, backend, hugging_face)
+    table = _table(f"Run time, {what}: {title}", ("method", "time", "over\nno PEFT", "95 % interval", "paper"))
+    for result in results:
+        relative, interval = "-", "-"
+        if result.relative is not None and result.low is not None and result.high is not None:
+            relative = _percent(result.relative)
+            interval = f"{_change(result.low)} to {_percent(result.high)}"
+        paper = _percent(PAPER[result.method]) if result.method in PAPER and not train else "-"
+        table.add_row(result.method, _time(result.timing), relative, interval, paper)
+    console.print(table)
+    if json is not None:
+        facts = {"batch": batch, "length": length, "prefix": prefix, "pass": "step" if train else "inference"}
+        record = record_of_run("runtime", size, backend, repeats) | facts | {"results": record_of_runtime(results)}
+        write_json(json, record)
+    if figure is not None:
+        plot_runtime(results, figure, f"{what}: {title}", show_paper=not train)
+
+
+def _checked(size: str, backend: str, figure: Path | None) -> EncoderSize:
+    """Refuse before anything is measured what could not be used afterwards."""
+    if size not in SIZES:
+        raise typer.BadParameter(f"{size!r} is unknown; choose one of {', '.join(SIZES)}.", param_hint="--size")
+    try:
+        check_backend(backend)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--backend") from error
+    if figure is not None:
+        try:
+            check_ending(figure)
+            new_figure(4, 4)
+        except (ValueError, ImportError) as error:
+            raise typer.BadParameter(str(error), param_hint="--figure") from error
+    logging.set_verbosity_error()  # Hugging Face tells at every call that it pads
+    return SIZES[size]
+
+
+def _cases(
+    lengths: str | None, tokens: int | None, global_tokens: int, dropout: float, targets: bool
+) -> tuple[AttentionCase, ...]:
+    device = find_device()
+    if targets:
+        if lengths is not None or tokens is not None:
+            raise typer.BadParameter(
+                "has cases of its own; leave out --lengths and --tokens.", param_hint="--targets"
+            )
+        return REPORTED_CASES[device]
+    chosen = doubling_lengths(device)
+    if lengths is not None:
+        words = [word.strip() for word in lengths.split(",")]
+        if not all(word.isdecimal() and int(word) > 0 for word in words):
+            raise typer.BadParameter(
+                f"{lengths!r} is no list of lengths; write positive numbers such as 512,4096.", param_hint="--lengths"
+            )
+        chosen = sorted({int(word) for word in words})
+    try:
+        return cases_of_lengths(chosen, tokens or max(chosen), global_tokens, dropout)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def _attention_table(results: list[AttentionResult], title: str) -> Table:
+    table = _table(
+        title, ("documents × tokens", "pass", "Hugging\nFace", "prefixprop", "ratio", "µs per\ntoken", "peak\nGiB")
+    )
+    for result in results:
+        theirs, ours, per_token = result.theirs, result.ours, result.microseconds_per_token
+        table.add_row(
+            _case(result.case),
+            result.name,
+            "-" if theirs is None else _time(theirs),
+            _time(ours),
+            "-" if result.ratio is None else f"{result.ratio:.1f}×",
+            "-" if per_token is None else f"{per_token:.4g}",
+            _memory(ours) if theirs is None else f"{_memory(theirs)} → {_memory(ours)}",
+        )
+    return table
+
+
+def _case(case: AttentionCase) -> str:
+    dropout = f", dropout {case.dropout:g}" if case.dropout else ""
+    return f"{case.batch} × {case.length}, {case.global_tokens} global{dropout}"
+
+
+def _table(title: str, columns: tuple[str, ...]) -> Table:
+    """A table without vertical lines, which fits in 80 columns."""
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column(columns[0])
+    for column in columns[1:]:
+        table.add_column(column, justify="right", no_wrap=True)
+    return table
+
+
+def _title(size: str) -> str:
+    device = find_device()
+    return f"{size} size, {'bfloat16' if device == 'cuda' else 'float32'}, {device_name(device)}"
+
+
+def _time(timing: Timing) -> str:
+    return "out of memory" if timing.out_of_memory else _duration(timing.median)
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
+
+
+def _memory(timing: Timing) -> str:
+    return "-" if timing.peak_gib is None else f"{timing.peak_gib:.1f}"
+
+
+def _percent(relative: float) -> str:
+    return f"{_change(relative)} %"
+
+
+def _change(relative: float) -> str:
+    return f"{100 * (relative - 1):+.1f}"

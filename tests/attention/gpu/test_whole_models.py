@@ -1,0 +1,110 @@
+"""Whole models on the Triton backend: installed and taken out, compiled, checkpointed, in 16 bits, under LoRA."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from torch import Tensor
+
+from prefixprop import attention
+
+from tiny import adapt, assert_same_bits, batch, tiny_model
+
+pytest.importorskip("triton")
+
+SMALL = {"num_hidden_layers": 2, "attention_window": [8, 4], "num_attention_heads": 1, "hidden_size": 16}
+
+
+def small_model(**overrides: Any) -> Any:
+    return tiny_model(**(SMALL | overrides))
+
+
+def trained_gradients(model: Any, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    model.zero_grad()
+    torch.manual_seed(7)
+    model(**inputs, labels=torch.tensor([0, 2])).loss.backward()
+    found = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    assert found
+    return found
+
+
+def assert_same_gradients(found: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float = 1e-5) -> None:
+    assert found.keys() == expected.keys()
+    scale = max(float(gradient.abs().max()) for gradient in expected.values())
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name] / scale, gradient / scale, atol=tolerance, rtol=0.0, msg=name)
+
+
+def test_same_numbers_as_hugging_face_and_back_again() -> None:
+    model = small_model()
+    inputs = batch(model, [13, 6])
+    expected, gradients = model(**inputs), trained_gradients(model, inputs)
+    attention.install(model, backend="triton")
+    found = model(**inputs)
+    torch.testing.assert_close(found.logits, expected.logits, atol=1e-5, rtol=1e-5)
+    assert not torch.equal(found.logits, expected.logits)  # it is another computation
+    assert_same_gradients(trained_gradients(model, inputs), gradients)
+    attention.uninstall(model)
+    assert_same_bits(model(**inputs), expected)
+
+
+def test_gradient_checkpointing_with_dropout() -> None:
+    """The second forward pass of a checkpoint draws the masks of the first."""
+    model = small_model(hidden_dropout_prob=0.2, attention_probs_dropout_prob=0.2)
+    model.longformer.encoder.requires_grad_(False)
+    attention.install(model, backend="triton")
+    model.train()
+    inputs = batch(model, [13, 6])
+    plain = trained_gradients(model, inputs)
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    assert_same_gradients(trained_gradients(model, inputs), plain)
+
+
+def test_autocast() -> None:
+    """In float16: Triton's interpreter multiplies bfloat16 matrices wrongly, so that one is checked on a GPU."""
+    model = small_model()
+    inputs = batch(model, [13, 6])
+    exact, gradients = model(**inputs).logits, trained_gradients(model, inputs)
+    attention.install(model, backend="triton")
+    with torch.autocast("cpu", torch.float16):
+        logits = model(**inputs).logits
+        found = trained_gradients(model, inputs)
+    assert logits.dtype == torch.float16
+    torch.testing.assert_close(logits.float(), exact, atol=0.01, rtol=0.01)
+    assert_same_gradients(found, gradients, 0.01)
+
+
+@pytest.mark.parametrize("target", ["query", "key_global"])
+def test_lora_is_not_bypassed(target: str) -> None:
+    config = LoraConfig(target_modules=[target], r=2, modules_to_save=["classifier"])
+    model = get_peft_model(small_model(), config).eval()
+    inputs = batch(model, [13, 6])
+    without = model(**inputs).logits
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_()
+    expected, gradients = model(**inputs).logits, trained_gradients(model, inputs)
+    assert (expected - without).abs().max() > 1e-3
+    attention.install(model, backend="triton")
+    torch.testing.assert_close(model(**inputs).logits, expected, atol=1e-5, rtol=1e-5)
+    assert_same_gradients(trained_gradients(model, inputs), gradients)
+
+
+@pytest.mark.parametrize("method", [None, "propagation", "tuning"])
+def test_compiled_without_a_graph_break_and_for_any_length(method: str | None) -> None:
+    torch.compiler.reset()
+    model = small_model(num_hidden_layers=1, attention_window=[8])
+    if method is not None:
+        model = adapt(model, method, length=3, prefix_dropout=0.0)
+    attention.install(model, backend="triton")
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager", dynamic=True)
+    for index, lengths in enumerate(([13, 6], [17, 5])):
+        inputs = batch(model, lengths)
+        expected = trained_gradients(model, inputs)
+        with torch._dynamo.config.patch(error_on_recompile=index > 0):
+            found = trained_gradients(compiled, inputs)
+        assert_same_gradients({name.removeprefix("_orig_mod."): g for name, g in found.items()}, expected, 1e-6)

@@ -1,0 +1,52 @@
+"""Which backend serves, and what is said where one cannot."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from prefixprop import attention
+from prefixprop.attention import backends, sliding_window
+
+from tiny import batch, tiny_model
+
+CPU = torch.device("cpu")
+
+
+def test_unknown_name_lists_the_names() -> None:
+    with pytest.raises(ValueError, match="backend='flash' is unknown; choose one of auto, sdpa, triton"):
+        attention.install(tiny_model(), backend="flash")
+
+
+def test_triton_without_a_gpu_lists_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backends, "HAS_TRITON", True)
+    monkeypatch.setattr(backends, "INTERPRETED", False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    model = tiny_model()
+    with pytest.raises(ValueError, match="backend='triton' needs an NVIDIA GPU; this machine has: auto, sdpa"):
+        attention.install(model, backend="triton")
+    assert not hasattr(model.longformer, "fast_attention")  # left as it was
+
+
+def test_triton_without_the_package_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backends, "HAS_TRITON", False)
+    with pytest.raises(ValueError, match=r"needs the package triton.*pip install triton.*has: auto, sdpa"):
+        attention.install(tiny_model(), backend="triton")
+    assert backends.choose("auto", CPU) is sliding_window
+
+
+def test_model_that_left_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Installed where there was a GPU, run on the CPU."""
+    monkeypatch.setattr(backends, "HAS_TRITON", True)
+    model = tiny_model()
+    inputs = batch(model, [9])
+    monkeypatch.setattr(backends, "INTERPRETED", True)
+    attention.install(model, backend="triton")
+    monkeypatch.setattr(backends, "INTERPRETED", False)
+    with pytest.raises(RuntimeError, match="needs an NVIDIA GPU, and the model is on cpu; move the model, or call"):
+        model(**inputs)
+
+
+@pytest.mark.parametrize("name", [None, "auto", "sdpa"])
+def test_plain_pytorch_serves_the_cpu(name: str | None) -> None:
+    assert backends.choose(name, CPU) is sliding_window
