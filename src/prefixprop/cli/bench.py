@@ -39,7 +39,7 @@ Figure = Annotated[Path | None, typer.Option(help="Draw a picture into this file
 
 @app.command()
 def attention(
-    size: Size = "base",
+    size: Size = "mini",
     lengths: Annotated[
         str | None, typer.Option(help="Tokens of a document, such as 512,4096.", show_default="doubling from 512")
     ] = None,
@@ -90,7 +90,7 @@ def attention(
 
 @app.command()
 def runtime(
-    size: Size = "base",
+    size: Size = "mini",
     batch: Annotated[int, typer.Option(min=1, help="Sequences at a time.")] = 8,
     length: Annotated[int, typer.Option(min=1, help="Tokens of a sequence.")] = 4096,
     prefix: Annotated[int, typer.Option(min=1, help="Length j of the prefix.")] = 8,

@@ -53,7 +53,7 @@ def test_what_is_dropped_are_single_probabilities(backend: Any) -> None:
 
 @both_backends
 def test_mean_over_masks_is_the_output_without_dropout(backend: Any) -> None:
-    count, length = 48, 18
+    count, length = 36, 18
     module = attention(window=8, heads=1, size=16, dropout=0.2)
     states = torch.randn(1, length, 16)
     prefix = PrefixedKeys(*torch.randn(2, 1, 1, 3, 16))
@@ -67,7 +67,7 @@ def test_mean_over_masks_is_the_output_without_dropout(backend: Any) -> None:
     assert error.mean() < 1.3 and error.max() < 6  # 0.8 by chance, but neighbours share masks
     # Projected on the expected rows, which all elements together measure far better than one.
     along = (drawn * expected).sum(dim=(1, 2)) / expected.square().sum()
-    assert abs(float(along.mean()) - 1) < 5 * float(along.std()) / count**0.5 < 0.1
+    assert abs(float(along.mean()) - 1) < 5 * float(along.std()) / count**0.5 < 0.15
 
 
 @both_backends
