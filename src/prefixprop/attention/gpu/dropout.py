@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 import triton
+import triton.language as tl  # noqa: F401 (Triton's interpreter looks for it wherever a kernel is written)
 from torch import Tensor
 
 LEVELS = 2**32
