@@ -5,6 +5,7 @@ The backbone is frozen and a step goes back to the embeddings, as a prefix metho
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -105,6 +106,7 @@ def _bench_case(
     case: AttentionCase, size: EncoderSize, repeats: int, backend: str, with_hugging_face: bool
 ) -> Iterator[AttentionResult]:
     device = find_device()
+    gc.collect()  # the last case's models are in cycles, and would count as memory of this one
     torch.manual_seed(0)
     model = placed(LongformerModel(size.config(case.length, case.dropout), add_pooling_layer=False), device)
     model.train(case.dropout > 0)
