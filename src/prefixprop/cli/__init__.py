@@ -9,11 +9,12 @@ from typing import Annotated
 
 import typer
 
-from prefixprop.cli import methods, tasks
+from prefixprop.cli import methods, tasks, train
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.command("methods")(methods.methods)
 app.command("tasks")(tasks.tasks)
+app.command("train")(train.train)
 
 
 @app.callback()

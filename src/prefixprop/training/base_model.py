@@ -108,8 +108,8 @@ def _cannot_load(name: str, error: Exception) -> ValueError:
     kind = "folder" if Path(name).is_dir() else "model of the hub"
     reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     return ValueError(
-        f"--model: {name!r} cannot be loaded as a {kind} ({reason}); give {', '.join(EMBEDDED_MODELS)}, the name of a "
-        "model of the hub, or a folder with config.json, model.safetensors and a tokenizer."
+        f"--model: {name!r} cannot be loaded as a {kind} ({reason}); give {', '.join(EMBEDDED_MODELS)}, the name of "
+        "a model of the hub, or a folder with config.json, model.safetensors and a tokenizer."
     )
 
 

@@ -78,7 +78,7 @@ def is_exhausted(log_history: Sequence[dict[str, Any]], metric: str, patience: i
 
 
 def epoch_lines(log_history: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What the Trainer logged, as one record per epoch: `loss` and the like of train, `dev_ece` and the like of dev."""
+    """What the Trainer logged, as one record per epoch: `loss` of train, `dev_ece` and the like of dev."""
     epochs: dict[int, dict[str, Any]] = {}
     speed = ("eval_runtime", "eval_samples_per_second", "eval_steps_per_second", "eval_model_preparation_time")
     for entry in log_history:

@@ -104,7 +104,7 @@ def find_checkpoint(checkpoints: Path) -> tuple[Path | None, list[str]]:
 
     A run ends with the best of its checkpoints, so one is only of use together with the best that it knows of.
     """
-    complaints = []
+    complaints: list[str] = []
     for folder in reversed(list_checkpoints(checkpoints)):
         problem = damage(folder)
         if problem is None:
@@ -141,8 +141,8 @@ def best_step(folder: Path) -> int | None:
 def generator_states() -> dict[str, Any]:
     """The states of all random generators of this process."""
     states: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
-    _, keys, *rest = np.random.get_state()
-    states["numpy"] = [keys.tolist(), *rest]  # type: ignore[union-attr]
+    _, keys, *rest = np.random.get_state(legacy=True)
+    states["numpy"] = [np.asarray(keys).tolist(), *rest]
     if torch.cuda.is_available():
         states["cuda"] = torch.cuda.get_rng_state()
     return states

@@ -1,4 +1,4 @@
-"""From settings to what a Trainer reads: encoded documents or questions, and how to get predictions back from them."""
+"""From settings to what a Trainer reads, encoded documents or questions, and from its logits back to predictions."""
 
 from __future__ import annotations
 
@@ -72,10 +72,11 @@ def load_run_task(settings: RunSettings) -> Task:
         raise ValueError(f"Task {task.name!r} has no train documents.")
     if not task.dev:
         raise ValueError(
-            f"Task {task.name!r} has no dev documents, by which the best checkpoint is chosen; give some (--dev-files)."
+            f"Task {task.name!r} has no dev documents, by which the best checkpoint is chosen; give some."
         )
     limits = {name: getattr(settings, f"max_{name}_documents") for name in SPLIT_NAMES}
-    return replace(task, **{name: _sample(task.split(name), limits[name], settings.seed) for name in SPLIT_NAMES})
+    samples: dict[str, Any] = {name: _sample(task.split(name), limits[name], settings.seed) for name in SPLIT_NAMES}
+    return replace(task, **samples)
 
 
 def encode_task(task: Task, tokenizer: PreTrainedTokenizerBase, settings: RunSettings) -> RunData:

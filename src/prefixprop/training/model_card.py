@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import yaml
+import yaml  # type: ignore[import-untyped]
 
 from prefixprop.counting import ParameterCount
 from prefixprop.training.methods import ADAPTER_FOLDER, METHODS, MODEL_FOLDER
@@ -38,11 +38,11 @@ def model_card(
 - **Method:** {settings.method}{prefix}: trains {method.summary}.
 - **Base model:** {base_name}, up to {settings.max_length} tokens.
 - **Data:** {settings.data_name}.
-- **Trained parameters:** {count.trainable:,}, {count.percent("trainable"):.3f} % of the encoder's {count.backbone:,} \
-(prefix {count.prefix:,}, head {count.head:,}).
+- **Trained parameters:** {count.trainable:,}, {count.percent("trainable"):.3f} % of the encoder's \
+{count.backbone:,} (prefix {count.prefix:,}, head {count.head:,}).
 - **Training:** {settings.epochs} epochs at most, batches of {settings.batch_size}, learning rate \
-{settings.learning_rate:g}, seed {settings.seed}; the checkpoint of epoch {metrics["best_epoch"]} was the best on dev \
-by {settings.metric}.
+{settings.learning_rate:g}, seed {settings.seed}; the checkpoint of epoch {metrics["best_epoch"]} was the best on \
+dev by {settings.metric}.
 - **Calibration:** temperature {metrics["temperature"]:.4g}, fitted on dev.
 
 {_table(metrics)}

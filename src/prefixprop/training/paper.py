@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from prefixprop.training.settings import RunSettings
 
@@ -25,7 +26,7 @@ LEARNING_RATES = {
 def with_paper_defaults(settings: RunSettings) -> RunSettings:
     """The settings with every number that was left to the paper, except `max_length`, which needs the model."""
     task = settings.task or ""
-    defaults = {
+    defaults: dict[str, Any] = {
         "epochs": EPOCHS.get(task, OTHER_EPOCHS),
         "num_virtual_tokens": PREFIX_LENGTHS.get(task, OTHER_PREFIX_LENGTH),
         "learning_rate": LEARNING_RATES[settings.method],

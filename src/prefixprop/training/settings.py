@@ -84,8 +84,8 @@ class RunSettings:
     model: str = _option(
         "embedded",
         MODEL,
-        "'embedded' (longformer-mini-4096, in the package), 'embedded-512' (the same as RoBERTa), a model of the hub, "
-        "or a local folder.",
+        "'embedded' (longformer-mini-4096, in the package), 'embedded-512' (the same as RoBERTa), a model of the "
+        "hub, or a local folder.",
     )
     max_length: int | None = _option(
         None, MODEL, "Longest document in tokens; if not set, the task's 4096 or the model's limit.", Limits(low=4)

@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
+import yaml  # type: ignore[import-untyped]
 
 from prefixprop.training.settings import SETTING_FIELDS, RunSettings, flag_of
 from prefixprop.training.settings_check import TEXTS, SettingsError, close_match, field_type, value_problem

@@ -103,6 +103,7 @@ def train(
     going_on = resume and directory.is_run()
     if going_on and directory.is_finished():
         directory.check_same_settings(_comparable(settings, directory))
+        _remove_checkpoints(directory)  # a kill may have come between the results and this
         return RunResult(directory.path, directory.read_metrics())
     run = plan(settings)
     arguments = _arguments(run.settings, directory)
@@ -248,6 +249,10 @@ def _write_results(
     labels = None if run.data.label_names is None else len(run.data.label_names)
     write_text(directory.model_card, model_card(settings, run.base.name, metrics, run.parameters, labels))
     write_json(directory.metrics, metrics)
-    if not settings.keep_checkpoints:
-        shutil.rmtree(directory.checkpoints, ignore_errors=True)
+    _remove_checkpoints(directory)
     clear_leftovers(directory.path)
+
+
+def _remove_checkpoints(directory: RunDirectory) -> None:
+    if not directory.read_settings().keep_checkpoints:
+        shutil.rmtree(directory.checkpoints, ignore_errors=True)

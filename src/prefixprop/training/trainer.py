@@ -15,6 +15,7 @@ from accelerate.utils import gather_object
 from torch import Tensor, nn
 from transformers import PrinterCallback, Trainer, TrainerState, TrainingArguments
 
+from prefixprop.evaluation import PredictionSet
 from prefixprop.training.alpha_log import log_alpha
 from prefixprop.training.batches import LengthGroupedOrder
 from prefixprop.training.checkpoints import (
@@ -61,9 +62,13 @@ class RunTrainer(Trainer):
         self.remove_callback(PrinterCallback)
         log_alpha(self)
 
-    def predict_split(self, split: EvaluationSplit) -> Any:
+    def predict_split(self, split: EvaluationSplit) -> PredictionSet:
         """The predictions of a split, in the order of its documents."""
-        return split.predictions(self.predict(split.dataset).predictions)
+        of_dev, self.compute_metrics = self.compute_metrics, None
+        try:
+            return split.predictions(self.predict(split.dataset).predictions)
+        finally:
+            self.compute_metrics = of_dev
 
     @property
     def seconds(self) -> float:
@@ -114,8 +119,8 @@ class RunTrainer(Trainer):
             except OSError as error:
                 raise TrainingError(
                     f"{error.filename}: the checkpoint of step {self.state.global_step} cannot be written "
-                    f"({error.strerror}). Earlier checkpoints are untouched: make room or mend the folder, then go on "
-                    "with --resume."
+                    f"({error.strerror}). Earlier checkpoints are untouched: make room or mend the folder, then go "
+                    "on with --resume."
                 ) from error
             remove_old(self.checkpoints, self.state.best_global_step)
         self.args.distributed_state.wait_for_everyone()
