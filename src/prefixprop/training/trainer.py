@@ -40,6 +40,8 @@ class RunTrainer(Trainer):
     optimizer and the schedule are its own.
     """
 
+    compute_metrics: Any
+
     def __init__(
         self, model: nn.Module, arguments: TrainingArguments, data: RunData, settings: RunSettings, checkpoints: Path
     ) -> None:
