@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import Trainer
 
-from prefixprop.training import TrainingError, train
+from prefixprop.training import RunDirectory, TrainingError, train
 from prefixprop.training.checkpoints import list_checkpoints
 from tiny_training import comparable, tiny_settings
 
@@ -127,3 +127,10 @@ def test_a_folder_of_someone_else_is_never_removed(tmp_path: Path) -> None:
     assert precious.read_text() == "x"
     with pytest.raises(ValueError, match="is a file; choose another --run-dir"):
         train(tiny_settings(tmp_path), precious, overwrite=True)
+
+
+def test_two_processes_do_not_train_in_one_folder(tmp_path: Path) -> None:
+    run_dir, settings = tmp_path / "run", tiny_settings(tmp_path, epochs=1)
+    with RunDirectory(run_dir).claimed(), pytest.raises(ValueError, match="Another process is training"):
+        train(settings, run_dir)
+    assert train(settings, run_dir).metrics["status"] == "finished"

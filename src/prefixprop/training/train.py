@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import warnings
@@ -111,6 +112,23 @@ def train(
         directory.check_same_settings(run.settings)
     # Every process has looked at the folder before the first one writes there.
     arguments.distributed_state.wait_for_everyone()
+    with directory.claimed() if arguments.should_save else contextlib.nullcontext():
+        return _train(run, directory, arguments, overwrite, callbacks, tell)
+
+
+def process_count() -> int:
+    """How many processes train together, as `accelerate launch` and `torchrun` tell."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def _train(
+    run: RunPlan,
+    directory: RunDirectory,
+    arguments: TrainingArguments,
+    overwrite: bool,
+    callbacks: Sequence[TrainerCallback],
+    tell: Callable[[str], None],
+) -> RunResult:
     if arguments.should_save:
         for note in run.data.notes:
             tell(note)
@@ -134,11 +152,6 @@ def train(
             ) from error
     arguments.distributed_state.wait_for_everyone()
     return RunResult(directory.path, metrics)
-
-
-def process_count() -> int:
-    """How many processes train together, as `accelerate launch` and `torchrun` tell."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def _comparable(settings: RunSettings, directory: RunDirectory) -> RunSettings:
@@ -167,6 +180,11 @@ def _arguments(settings: RunSettings, directory: RunDirectory) -> TrainingArgume
     # bf16 on a CPU without instructions for it is some thirty times slower than fp32.
     use_bf16 = settings.precision == "bf16" or (settings.precision == "auto" and torch.cuda.is_available())
     arguments = training_arguments(settings, directory.checkpoints, accumulation, use_bf16)
+    if arguments.world_size != process_count():
+        raise TrainingError(
+            f"{process_count()} processes were launched, but they do not find each other; start them with accelerate "
+            "launch or torchrun."
+        )
     if arguments.n_gpu > 1:
         # DataParallel would multiply the batch; several GPUs are what `accelerate launch` is for.
         arguments._n_gpu = 1

@@ -187,6 +187,8 @@ def training_arguments(settings: RunSettings, folder: Path, accumulation: int, u
         weight_decay=settings.weight_decay,
         max_grad_norm=settings.max_grad_norm,
         bf16=use_bf16,
+        # accelerate takes several processes without an accelerator for one each, unless it is told.
+        use_cpu=not torch.accelerator.is_available(),
         gradient_checkpointing=settings.gradient_checkpointing,
         gradient_checkpointing_kwargs={"use_reentrant": False} if settings.gradient_checkpointing else None,
         eval_strategy="epoch",
