@@ -9,14 +9,15 @@ from typing import Annotated
 
 import typer
 
-from prefixprop.cli import bench, evaluate, methods, predict, tasks
+from prefixprop.cli import bench, evaluate, methods, predict, tasks, train
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-app.add_typer(bench.app, name="bench")
-app.command("methods")(methods.methods)
-app.command("tasks")(tasks.tasks)
-app.command("predict")(predict.predict)
+app.command("train")(train.train)
 app.command("evaluate")(evaluate.evaluate)
+app.command("predict")(predict.predict)
+app.add_typer(bench.app, name="bench")
+app.command("tasks")(tasks.tasks)
+app.command("methods")(methods.methods)
 
 
 @app.callback()

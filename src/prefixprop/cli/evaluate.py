@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from prefixprop.cli.clean_errors import clean_errors
+from prefixprop.cli.messages import clean_errors
 from prefixprop.evaluation import PredictionSet, Temperature, confusion_counts, read_predictions, reliability
 from prefixprop.prediction import load_run, run_files
 from prefixprop.prediction.run_data import predict_file, predict_split

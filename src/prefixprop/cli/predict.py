@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from prefixprop.cli.clean_errors import clean_errors
+from prefixprop.cli.messages import clean_errors
 from prefixprop.prediction import PredictionOptions, PredictionSummary, TrainedModel, load_run
 from prefixprop.prediction.documents import PredictedWindow, predict_documents
 from prefixprop.prediction.inputs import (
@@ -77,7 +77,7 @@ def predict(
     Documents over the limit, empty ones and repeated ids are counted and named at the end; repeated ids are predicted
     like all others.
     """
-    with clean_errors():
+    with clean_errors(resumable=True):
         options = PredictionOptions(long, batch_tokens)
         format_name = _format_name(output_format, output)
         _check_output(output, resume)

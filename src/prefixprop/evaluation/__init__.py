@@ -25,6 +25,7 @@ from prefixprop.evaluation.metrics import (
 from prefixprop.evaluation.prediction_file import read_predictions, write_predictions
 from prefixprop.evaluation.prediction_set import PredictionSet
 from prefixprop.evaluation.predictions import checked_predictions, checked_probabilities, softmax
+from prefixprop.evaluation.questions import question_predictions
 from prefixprop.evaluation.temperature import Temperature, fit_temperature
 
 __all__ = [
@@ -48,6 +49,7 @@ __all__ = [
     "maximum_calibration_error",
     "negative_log_likelihood",
     "question_accuracy",
+    "question_predictions",
     "read_predictions",
     "reliability",
     "softmax",

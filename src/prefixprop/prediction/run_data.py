@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from prefixprop.evaluation import PredictionSet
+from prefixprop.evaluation import PredictionSet, question_predictions
 from prefixprop.prediction.token_batches import DEFAULT_BATCH_TOKENS, batches_by_length, inference
 from prefixprop.prediction.trained_model import TrainedModel
 from prefixprop.tasks import (
@@ -18,21 +16,15 @@ from prefixprop.tasks import (
     Document,
     Question,
     QuestionTask,
+    Task,
     WikiHopDataset,
-    load_files,
-    load_hub,
-    load_task,
+    draw_sample,
+    load_data,
     read_questions,
     read_rows,
 )
 from prefixprop.tasks.labelled_rows import Columns, label_documents
-from prefixprop.tasks.registry import Task
-
-Item = TypeVar("Item")
-
-# How far the answer of a question that does not fit into the model is put behind the other candidates: it then
-# counts as wrong, and hardly otherwise.
-_NUDGE = 1e-6
+from prefixprop.training.data import DATA_SETTINGS
 
 
 def predict_split(
@@ -45,13 +37,13 @@ def predict_split(
         other = "dev" if split == "test" else "test"
         raise ValueError(f"{trained.run_dir}: the run's task has no {split} documents; try --split {other}.")
     if isinstance(task, QuestionTask):
-        return predict_questions(trained, _sample(task.split(split), limit, seed), batch_tokens)
+        return predict_questions(trained, draw_sample(task.split(split), limit, seed), batch_tokens)
     if task.label_names != trained.label_names:
         raise ValueError(
             f"The data has the labels {', '.join(task.label_names)}, but the run {trained.run_dir} was trained on "
             f"{', '.join(trained.label_names)}; give the data that it was trained on."
         )
-    return predict_labelled(trained, _sample(task.split(split), limit, seed), batch_tokens)
+    return predict_labelled(trained, draw_sample(task.split(split), limit, seed), batch_tokens)
 
 
 def predict_file(
@@ -86,38 +78,16 @@ def predict_questions(trained: TrainedModel, questions: Sequence[Question], batc
             rows = trained.model(**{name: tensor.to(device) for name, tensor in batch.items()}).logits
         for place, row in zip(places, rows.double().cpu().numpy(), strict=True):
             question = dataset.questions[place]
-            logits[question.id] = row[: len(question.candidates)]
-    for question in questions:
-        if question.id not in logits:
-            logits[question.id] = np.zeros(len(question.candidates))
-            logits[question.id][question.answer] = -_NUDGE
-    return PredictionSet.of_candidates(
-        [question.id for question in questions],
-        [question.answer for question in questions],
-        [logits[question.id] for question in questions],
-        [question.candidates for question in questions],
-    )
+            logits[question.id] = row
+    return question_predictions(questions, logits)
 
 
 def _load_task(trained: TrainedModel, data_dir: str | Path | None) -> Task:
     settings = trained.settings
-    if settings.get("task") is not None:
-        return load_task(settings["task"], data_dir or settings.get("data_dir"))
-    if data_dir is not None:
+    if settings.get("task") is None and data_dir is not None:
         raise ValueError(
             f"--data-dir is for runs on a task with a name, but {trained.run_dir} was trained on files of its own; "
             "give labelled documents with --input."
         )
-    names = ("text_column", "label_column", "id_column")
-    columns: dict[str, Any] = {name: settings[name] for name in names if settings.get(name) is not None}
-    if settings.get("hub_dataset") is not None:
-        return load_hub(settings["hub_dataset"], settings.get("hub_config"), **columns)
-    files = (settings.get(f"{split}_files") or () for split in ("train", "dev", "test"))
-    return load_files(*files, **columns)
-
-
-def _sample(items: Sequence[Item], limit: int | None, seed: int) -> tuple[Item, ...]:
-    """The documents that the run drew, if it did not judge on all of them."""
-    if limit is None or limit >= len(items):
-        return tuple(items)
-    return tuple(items[place] for place in sorted(random.Random(seed).sample(range(len(items)), limit)))
+    known = {name: settings[name] for name in DATA_SETTINGS if settings.get(name) is not None}
+    return load_data(**known | ({"data_dir": data_dir} if data_dir is not None else {}))

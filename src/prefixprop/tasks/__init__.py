@@ -11,8 +11,9 @@ from prefixprop.tasks.files import load_files, load_hub
 from prefixprop.tasks.hyperpartisan import load_hyperpartisan
 from prefixprop.tasks.json_lines import iterate_json_lines, read_json_lines
 from prefixprop.tasks.newsgroups import load_newsgroups
-from prefixprop.tasks.registry import TASKS, TaskSource, load_task
+from prefixprop.tasks.registry import TASKS, Task, TaskSource, load_data, load_task
 from prefixprop.tasks.rows import Row, read_rows
+from prefixprop.tasks.splitting import draw_sample
 from prefixprop.tasks.wikihop import Question, QuestionTask, load_wikihop, read_questions
 from prefixprop.tasks.wikihop_dataset import WikiHopDataset
 
@@ -30,13 +31,16 @@ __all__ = [
     "QuestionTask",
     "Row",
     "Split",
+    "Task",
     "TaskSource",
     "WikiHopDataset",
     "add_special_tokens",
     "chunk_documents",
+    "draw_sample",
     "encode_documents",
     "iterate_json_lines",
     "load_arxiv",
+    "load_data",
     "load_files",
     "load_hub",
     "load_hyperpartisan",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from prefixprop.tasks.arxiv import load_arxiv
 from prefixprop.tasks.documents import ClassificationTask
+from prefixprop.tasks.files import load_files, load_hub
 from prefixprop.tasks.hyperpartisan import load_hyperpartisan
 from prefixprop.tasks.newsgroups import load_newsgroups
 from prefixprop.tasks.wikihop import QuestionTask, load_wikihop
@@ -75,3 +77,22 @@ def load_task(name: str, data_dir: str | Path | None = None) -> Task:
     if name not in TASKS:
         raise ValueError(f"Unknown task {name!r}; choose one of {', '.join(TASKS)}.")
     return TASKS[name].load(None if data_dir is None else Path(data_dir))
+
+
+def load_data(
+    task: str | None = None,
+    data_dir: str | Path | None = None,
+    hub_dataset: str | None = None,
+    hub_config: str | None = None,
+    train_files: Sequence[str] = (),
+    dev_files: Sequence[str] = (),
+    test_files: Sequence[str] = (),
+    **columns: Any,
+) -> Task:
+    """Load a task by its name, or a data set of the hub, or files of one's own."""
+    if task is not None:
+        return load_task(task, data_dir)
+    columns = {name: value for name, value in columns.items() if value is not None}
+    if hub_dataset is not None:
+        return load_hub(hub_dataset, hub_config, **columns)
+    return load_files(train_files, dev_files, test_files, **columns)

@@ -1,11 +1,16 @@
-"""Splitting documents in two so that both parts have the labels in the same proportions."""
+"""Splitting documents in two so that both parts have the labels in the same proportions, and drawing some of them."""
 
 from __future__ import annotations
 
 import math
+import random
 from collections import Counter
+from collections.abc import Sequence
+from typing import TypeVar
 
 from prefixprop.tasks.documents import Split
+
+Item = TypeVar("Item")
 
 SPLIT_SEED = 10  # the seed with which the paper's authors halved the test of 20-newsgroups
 
@@ -30,3 +35,11 @@ def split_off(documents: Split, fraction: float, seed: int = SPLIT_SEED) -> tupl
     split = set(chosen)
     kept = tuple(document for place, document in enumerate(documents) if place not in split)
     return kept, tuple(documents[place] for place in sorted(split))
+
+
+def draw_sample(items: Sequence[Item], limit: int | None, seed: int) -> tuple[Item, ...]:
+    """So many of the items, always the same ones for a seed, in their order."""
+    if limit is None or limit >= len(items):
+        return tuple(items)
+    chosen = sorted(random.Random(seed).sample(range(len(items)), limit))
+    return tuple(items[place] for place in chosen)

@@ -1,5 +1,27 @@
-"""Helpers for training with Hugging Face's Trainer."""
+"""Training of runs on Hugging Face's Trainer: settings, run directories, resumption."""
 
 from prefixprop.training.alpha_log import AlphaLogger, log_alpha, trained_alpha
+from prefixprop.training.errors import TrainingError
+from prefixprop.training.run_directory import RunDirectory
+from prefixprop.training.settings import RunSettings
+from prefixprop.training.settings_check import SettingsError, check_settings
+from prefixprop.training.settings_file import override, read_settings, settings_to_yaml
+from prefixprop.training.train import RunPlan, RunResult, plan, train
 
-__all__ = ["AlphaLogger", "log_alpha", "trained_alpha"]
+__all__ = [
+    "AlphaLogger",
+    "RunDirectory",
+    "RunPlan",
+    "RunResult",
+    "RunSettings",
+    "SettingsError",
+    "TrainingError",
+    "check_settings",
+    "log_alpha",
+    "override",
+    "plan",
+    "read_settings",
+    "settings_to_yaml",
+    "train",
+    "trained_alpha",
+]

@@ -1,0 +1,41 @@
+"""Errors on the command line: one clean line each, never a traceback."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import typer
+from rich.console import Console
+
+# What readers, models, settings and files raise with a message for people (TrainingError, among others, is a
+# RuntimeError). Anything else is a bug, and its traceback is wanted.
+EXPECTED = (ValueError, OSError, ImportError, RuntimeError)
+
+
+@contextlib.contextmanager
+def clean_errors(resumable: bool = False) -> Iterator[None]:
+    """Print expected errors as `Error: …` and leave with exit status 1."""
+    console = Console(stderr=True)
+    try:
+        yield
+    except BrokenPipeError:
+        raise  # nobody reads any more, so there is nobody to tell
+    except EXPECTED as error:
+        for line in describe(error).splitlines():
+            console.print(f"[bold red]Error:[/] {_escaped(line)}", soft_wrap=True, highlight=False)
+        raise typer.Exit(1) from error
+    except KeyboardInterrupt:
+        console.print(f"[bold red]Stopped.[/]{' Go on with --resume.' if resumable else ''}", highlight=False)
+        raise typer.Exit(130) from None
+
+
+def describe(error: BaseException) -> str:
+    """The message; for errors of the operating system with the file in front, as for everything that has a place."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return str(error) or type(error).__name__
+
+
+def _escaped(text: str) -> str:
+    return text.replace("[", r"\[")

@@ -1,0 +1,140 @@
+"""`prefixprop train`: from documents to a calibrated model in a run directory."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+import warnings
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from transformers.utils import logging as transformers_logging
+
+from prefixprop.cli.messages import clean_errors
+from prefixprop.cli.progress import ProgressBars
+from prefixprop.cli.settings_options import with_settings_options
+from prefixprop.training.run_directory import RunDirectory
+from prefixprop.training.settings import RunSettings
+from prefixprop.training.settings_check import check_settings
+from prefixprop.training.settings_file import override, read_settings, settings_to_yaml
+from prefixprop.training.train import RunPlan, RunResult, plan, process_count
+from prefixprop.training.train import train as train_run
+
+_SHOWN = (
+    "accuracy",
+    "micro_f1",
+    "macro_precision",
+    "macro_recall",
+    "binary_f1",
+    "ece",
+    "adaptive_ece",
+    "mce",
+    "brier",
+    "nll",
+)
+
+
+@with_settings_options
+def train(
+    config: Annotated[
+        Path | None, typer.Option("--config", "-c", help="A recipe, as YAML; flags win over what it says.")
+    ] = None,
+    run_dir: Annotated[
+        Path | None, typer.Option("--run-dir", "-o", help="Where the run is written. Default: runs/TASK-METHOD-SEED.")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the run in --run-dir, if there is one.")
+    ] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Remove the run in --run-dir first.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show settings, parameters and steps, and write nothing.")
+    ] = False,
+    *,
+    settings: dict[str, Any],
+) -> None:
+    """Train, evaluate and calibrate one run. Every setting is a flag and a key of a recipe."""
+    # Bars and remarks go where they do not mix with what a command prints for others to read.
+    messages = Console(stderr=True, quiet=not _is_main_process())
+    console = Console(quiet=not _is_main_process())
+    _silence_libraries()
+    with clean_errors(resumable=True):
+        wanted = _settings(config, settings, run_dir if resume else None)
+        check_settings(wanted, process_count())
+        directory = run_dir or Path("runs", f"{wanted.data_name}-{wanted.method}-{wanted.seed}")
+        if dry_run:
+            _show_plan(console, plan(wanted))
+            return
+        bars = ProgressBars(messages, wanted.metric)
+        started = time.monotonic()
+        try:
+            result = train_run(
+                wanted,
+                directory,
+                resume,
+                overwrite,
+                callbacks=[bars],
+                tell=lambda note: messages.print(f"[yellow]Note:[/] {note}", highlight=False, soft_wrap=True),
+            )
+        finally:
+            bars.stop()
+        _show_result(console, result, time.monotonic() - started)
+
+
+def _settings(config: Path | None, flags: dict[str, Any], resumed: Path | None) -> RunSettings:
+    """Defaults, then the run that is resumed, then the recipe, then flags: the later win."""
+    settings = RunSettings()
+    if resumed is not None and RunDirectory(resumed).is_run():
+        settings = RunDirectory(resumed).read_settings()
+    if config is not None:
+        settings = override(settings, read_settings(config))
+    return override(settings, flags)
+
+
+def _show_plan(console: Console, run: RunPlan) -> None:
+    console.print(settings_to_yaml(run.settings), highlight=False, markup=False, end="")
+    evaluated = ", ".join(f"{name} {len(split):,}" for name, split in run.data.evaluated.items())
+    console.print(f"\n# Documents: train {len(run.data.train_lengths):,}, {evaluated}", highlight=False)
+    console.print(f"# Steps: {run.steps:,} ({run.steps_per_epoch:,} per epoch)", highlight=False)
+    console.print(f"# Base model: {run.base.name}; parameters, in percent of its encoder:", highlight=False)
+    for line in str(run.parameters).splitlines():
+        console.print(f"#   {line}", highlight=False)
+    for note in run.data.notes:
+        console.print(f"# Note: {note}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _show_result(console: Console, result: RunResult, seconds: float) -> None:
+    metrics = result.metrics
+    splits = [name for name in ("dev", "dev_calibrated", "test", "test_calibrated") if name in metrics]
+    table = Table(
+        title=f"Best checkpoint: epoch {metrics['best_epoch']} of {metrics['epochs']}", title_justify="left"
+    )
+    table.add_column("measure")
+    for name in splits:
+        table.add_column(name.replace("_", ", "), justify="right")
+    for measure in _SHOWN:
+        if measure in metrics["dev"]:
+            table.add_row(measure, *(f"{metrics[name][measure]:.4f}" for name in splits))
+    console.print(table)
+    parameters = metrics["parameters"]
+    console.print(
+        f"Temperature {metrics['temperature']:.4g}; {parameters['trainable']:,} parameters trained "
+        f"({parameters['trainable_percent']:.3f} % of the encoder); {seconds:.0f} s.",
+        highlight=False,
+    )
+    console.print(f"Run directory: {result.run_dir}", highlight=False, soft_wrap=True)
+
+
+def _is_main_process() -> bool:
+    return os.environ.get("RANK", "0") == "0"
+
+
+def _silence_libraries() -> None:
+    """What libraries warn of is for programmers; what a user should know is told by this command."""
+    warnings.filterwarnings("ignore")
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    logging.getLogger("accelerate").setLevel(logging.ERROR)

@@ -1,0 +1,92 @@
+"""What happens besides training: the epoch's number, its history, extra checkpoints and an early end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from prefixprop.atomic_files import write_text
+from prefixprop.training.trainer import RunTrainer
+
+
+class EpochWatch(TrainerCallback):
+    """Tells the order of documents, and questions that are shuffled anew, which epoch it is."""
+
+    def __init__(self, trainer: RunTrainer) -> None:
+        self.trainer = trainer
+
+    def on_epoch_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        # A resumed epoch begins in its middle, and the fraction that an epoch ends with may not add up to 1 exactly.
+        epoch = int((state.epoch or 0) + 1e-6)
+        self.trainer.order.set_epoch(epoch)
+        if hasattr(self.trainer.train_dataset, "set_epoch"):
+            self.trainer.train_dataset.set_epoch(epoch)
+
+
+class History(TrainerCallback):
+    """Writes a line per epoch: loss, learning rate, every measure of dev with its ECE, seconds, trained alpha."""
+
+    def __init__(self, trainer: RunTrainer, path: Path) -> None:
+        self.trainer, self.path = trainer, path
+
+    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        state.log_history[-1]["seconds"] = round(self.trainer.seconds, 3)
+        if state.is_world_process_zero:
+            lines = [json.dumps(line) + "\n" for line in epoch_lines(state.log_history)]
+            write_text(self.path, "".join(lines))
+
+
+class ExtraCheckpoints(TrainerCallback):
+    """A checkpoint every so many steps, beside those of the epochs."""
+
+    def __init__(self, every: int) -> None:
+        self.every = every
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> TrainerControl:
+        if self.every and state.global_step % self.every == 0:
+            control.should_save = True
+        return control
+
+
+class EarlyStopping(TrainerCallback):
+    """Ends training after `patience` epochs without a better dev metric.
+
+    Unlike the Trainer's it keeps no count of its own, so that a resumed run stops where the first would have.
+    """
+
+    def __init__(self, metric: str, patience: int) -> None:
+        self.metric, self.patience = metric, patience
+
+    def on_evaluate(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> TrainerControl:
+        if is_exhausted(state.log_history, self.metric, self.patience):
+            control.should_training_stop = True
+        return control
+
+
+def is_exhausted(log_history: Sequence[dict[str, Any]], metric: str, patience: int) -> bool:
+    """Whether the last `patience` evaluations all were no better than the best before them."""
+    values = [entry[f"eval_{metric}"] for entry in log_history if f"eval_{metric}" in entry]
+    return 0 < patience < len(values) and max(values[-patience:]) <= max(values[:-patience])
+
+
+def epoch_lines(log_history: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What the Trainer logged, as one record per epoch: `loss` of train, `dev_ece` and the like of dev."""
+    epochs: dict[int, dict[str, Any]] = {}
+    speed = ("eval_runtime", "eval_samples_per_second", "eval_steps_per_second", "eval_model_preparation_time")
+    for entry in log_history:
+        if "loss" not in entry and not any(name.startswith("eval_") for name in entry):
+            continue
+        number = max(1, round(entry["epoch"]))
+        record = epochs.setdefault(number, {"epoch": number, "step": entry["step"]})
+        for name, value in entry.items():
+            if name not in ("epoch", "step", *speed):
+                record[name.replace("eval_", "dev_", 1) if name.startswith("eval_") else name] = value
+    return list(epochs.values())

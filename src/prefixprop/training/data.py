@@ -1,0 +1,199 @@
+"""From settings to what a Trainer reads, encoded documents or questions, and from its logits back to predictions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch.utils.data import Dataset, Subset
+from transformers import DataCollatorWithPadding, PreTrainedTokenizerBase
+
+from prefixprop.evaluation import PredictionSet, question_predictions
+from prefixprop.tasks import (
+    SPLIT_NAMES,
+    CandidateCollator,
+    ClassificationTask,
+    Document,
+    QuestionTask,
+    Task,
+    WikiHopDataset,
+    draw_sample,
+    encode_documents,
+    load_data,
+)
+from prefixprop.training.settings import RunSettings
+
+# Which of a run's settings say where its data are: the arguments of `load_data`.
+DATA_SETTINGS = (
+    "task",
+    "data_dir",
+    "hub_dataset",
+    "hub_config",
+    "train_files",
+    "dev_files",
+    "test_files",
+    "text_column",
+    "label_column",
+    "id_column",
+)
+
+
+@dataclass(frozen=True)
+class EvaluationSplit:
+    """A split to be predicted: `dataset` is in an order good for batching, which `predictions` undoes."""
+
+    name: str
+    dataset: Dataset[Any]
+    predictions: Callable[[NDArray[np.float64]], PredictionSet]
+
+    def __len__(self) -> int:
+        return len(self.dataset)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class RunData:
+    """All that a run reads.
+
+    Attributes:
+        label_names: Of a classification task; None for questions.
+        train: What the Trainer trains on, and `train_lengths`, how many tokens each item has.
+        evaluated: dev, and test where it is not empty.
+        notes: What a user should know about the data.
+    """
+
+    label_names: tuple[str, ...] | None
+    train: Dataset[Any]
+    train_lengths: tuple[int, ...]
+    evaluated: dict[str, EvaluationSplit]
+    collator: Callable[..., Any]
+    notes: tuple[str, ...]
+
+
+def load_run_task(settings: RunSettings) -> Task:
+    """Load the data set that the settings name, cut down to the documents that they allow."""
+    task = _load(settings)
+    if not task.train:
+        raise ValueError(f"Task {task.name!r} has no train documents.")
+    if not task.dev:
+        raise ValueError(
+            f"Task {task.name!r} has no dev documents, by which the best checkpoint is chosen; give some."
+        )
+    limits = {name: getattr(settings, f"max_{name}_documents") for name in SPLIT_NAMES}
+    samples: dict[str, Any] = {
+        name: draw_sample(task.split(name), limits[name], settings.seed) for name in SPLIT_NAMES
+    }
+    return replace(task, **samples)
+
+
+def encode_task(task: Task, tokenizer: PreTrainedTokenizerBase, settings: RunSettings) -> RunData:
+    """Encode all splits, in the settings' `max_length`, which must be set."""
+    if isinstance(task, QuestionTask):
+        return _encode_questions(task, tokenizer, settings)
+    return _encode_documents(task, tokenizer, settings)
+
+
+def _load(settings: RunSettings) -> Task:
+    return load_data(**{name: getattr(settings, name) for name in DATA_SETTINGS})
+
+
+def _encode_documents(task: ClassificationTask, tokenizer: PreTrainedTokenizerBase, settings: RunSettings) -> RunData:
+    assert settings.max_length is not None
+    notes = task.notes()
+    datasets: dict[str, list[dict[str, Any]]] = {}
+    for name in SPLIT_NAMES:
+        documents = task.split(name)
+        encoded = encode_documents([document.text for document in documents], tokenizer, settings.max_length)
+        if cut := encoded.over_limit():
+            notes.append(
+                f"{len(cut):,} of {len(documents):,} {name} documents are longer than {settings.max_length} tokens "
+                "and are cut there"
+            )
+        datasets[name] = [
+            {"input_ids": ids.tolist(), "labels": document.label}
+            for ids, document in zip(encoded.input_ids, documents, strict=True)
+        ]
+    missing = set(range(task.num_labels)) - {document.label for document in task.train}
+    if missing:
+        names = ", ".join(task.label_names[label] for label in sorted(missing))
+        notes.append(f"no train document has the label {names}")
+    return RunData(
+        label_names=task.label_names,
+        train=datasets["train"],  # type: ignore[arg-type]
+        train_lengths=tuple(len(item["input_ids"]) for item in datasets["train"]),
+        evaluated={
+            name: _document_split(name, task.split(name), task.label_names, datasets[name])
+            for name in ("dev", "test")
+            if datasets[name]
+        },
+        collator=DataCollatorWithPadding(tokenizer),
+        notes=tuple(notes),
+    )
+
+
+def _document_split(
+    name: str, documents: Sequence[Document], label_names: tuple[str, ...], items: list[dict[str, Any]]
+) -> EvaluationSplit:
+    order = _longest_first([len(item["input_ids"]) for item in items])
+
+    def predictions(logits: NDArray[np.float64]) -> PredictionSet:
+        return PredictionSet(
+            tuple(document.id for document in documents),
+            tuple(document.label for document in documents),
+            np.asarray(logits, dtype=np.float64)[np.argsort(order)],
+            label_names=label_names,
+        )
+
+    return EvaluationSplit(name, [items[place] for place in order], predictions)  # type: ignore[arg-type]
+
+
+def _encode_questions(task: QuestionTask, tokenizer: PreTrainedTokenizerBase, settings: RunSettings) -> RunData:
+    assert settings.max_length is not None
+    datasets = {
+        name: WikiHopDataset(
+            task.split(name),
+            tokenizer,
+            settings.max_length,
+            shuffle=name == "train",
+            seed=settings.seed,
+            max_chunks=settings.max_chunks,
+            oversized="skip",
+        )
+        for name in SPLIT_NAMES
+    }
+    notes = []
+    for name, dataset in datasets.items():
+        if dataset.skipped:
+            consequence = "are not trained on" if name == "train" else "count as wrong"
+            notes.append(
+                f"{len(dataset.skipped):,} of {len(task.split(name)):,} {name} questions have candidates that leave "
+                f"no room for supports in {settings.max_length} tokens; they {consequence}"
+            )
+        if dataset.cut:
+            notes.append(f"{len(dataset.cut):,} {name} questions lose supports to --max-chunks {settings.max_chunks}")
+    pad: Any = tokenizer.pad_token_id
+    return RunData(
+        label_names=None,
+        train=datasets["train"],
+        train_lengths=datasets["train"].lengths,
+        evaluated={name: _question_split(name, task, datasets[name]) for name in ("dev", "test") if task.split(name)},
+        collator=CandidateCollator(pad, tokenizer.padding_side),
+        notes=tuple(notes),
+    )
+
+
+def _question_split(name: str, task: QuestionTask, dataset: WikiHopDataset) -> EvaluationSplit:
+    order = _longest_first(dataset.lengths)
+    read = [dataset.questions[place] for place in order]
+    questions = task.split(name)
+
+    def predictions(logits: NDArray[np.float64]) -> PredictionSet:
+        return question_predictions(questions, {question.id: row for question, row in zip(read, logits, strict=True)})
+
+    return EvaluationSplit(name, Subset(dataset, order), predictions)
+
+
+def _longest_first(lengths: Sequence[int]) -> list[int]:
+    return sorted(range(len(lengths)), key=lambda place: -lengths[place])

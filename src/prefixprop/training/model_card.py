@@ -1,0 +1,108 @@
+"""The model card of a run: its README.md."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import yaml  # type: ignore[import-untyped]
+
+from prefixprop.counting import ParameterCount
+from prefixprop.training.methods import ADAPTER_FOLDER, METHODS, MODEL_FOLDER
+from prefixprop.training.settings import EMBEDDED_MODELS, RunSettings
+
+_MEASURES = ("accuracy", "micro_f1", "macro_precision", "macro_recall", "binary_f1", "ece", "nll", "documents")
+
+
+def model_card(
+    settings: RunSettings, base_name: str, metrics: Mapping[str, Any], count: ParameterCount, labels: int | None
+) -> str:
+    """Markdown with a YAML head, as the Hugging Face hub reads it."""
+    method = METHODS[settings.method]
+    head = {
+        "library_name": "peft" if method.folder == ADAPTER_FOLDER else "transformers",
+        "base_model": base_name,
+        "tags": ["prefixprop", settings.method],
+        "datasets": [settings.data_name],
+    }
+    kernel = (
+        f", kernel {settings.kernel} with alpha {settings.alpha:g} ({settings.alpha_mode})" if settings.kernel else ""
+    )
+    prefix = f", {settings.num_virtual_tokens} virtual tokens{kernel}" if settings.is_prefix_method else ""
+    return f"""---
+{yaml.safe_dump(head, sort_keys=False).strip()}
+---
+
+# {settings.data_name}: {settings.method}
+
+- **Method:** {settings.method}{prefix}: trains {method.summary}.
+- **Base model:** {base_name}, up to {settings.max_length} tokens.
+- **Data:** {settings.data_name}.
+- **Trained parameters:** {count.trainable:,}, {count.percent("trainable"):.3f} % of the encoder's \
+{count.backbone:,} (prefix {count.prefix:,}, head {count.head:,}).
+- **Training:** {settings.epochs} epochs at most, batches of {settings.batch_size}, learning rate \
+{settings.learning_rate:g}, seed {settings.seed}; the checkpoint of epoch {metrics["best_epoch"]} was the best on \
+dev by {settings.metric}.
+- **Calibration:** temperature {metrics["temperature"]:.4g}, fitted on dev.
+
+{_table(metrics)}
+
+## How to load it
+
+```python
+{_loading(settings, labels)}
+```
+
+`prefixprop predict` and `prefixprop evaluate` take this folder as it is.
+"""
+
+
+def _table(metrics: Mapping[str, Any]) -> str:
+    columns = [name for name in ("dev", "dev_calibrated", "test", "test_calibrated") if metrics.get(name)]
+    lines = ["| measure | " + " | ".join(name.replace("_", ", ") for name in columns) + " |"]
+    lines.append("| --- |" + " ---: |" * len(columns))
+    for measure in _MEASURES:
+        if measure in metrics["dev"]:
+            values = [metrics[name][measure] for name in columns]
+            cells = [f"{value:,}" if measure == "documents" else f"{value:.4f}" for value in values]
+            lines.append(f"| {measure} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _loading(settings: RunSettings, labels: int | None) -> str:
+    folder = METHODS[settings.method].folder
+    if folder == MODEL_FOLDER:
+        module, name = ("prefixprop.models", "CandidateScorer")
+        if not settings.is_question_task:
+            module, name = ("transformers", "AutoModelForSequenceClassification")
+        return f'from {module} import {name}\n\nmodel = {name}.from_pretrained("{folder}")'
+    imports, base = _base(settings, labels)
+    if folder == ADAPTER_FOLDER:
+        imports = ["from peft import PeftModel", *imports, "import prefixprop"]
+        loaded = f'model = PeftModel.from_pretrained(model, "{folder}")'
+    else:
+        imports = ["from safetensors.torch import load_file", *imports]
+        loaded = f'model.load_state_dict(load_file("{folder}/head.safetensors"), strict=False)'
+    return "\n".join([*imports, "", *base, loaded])
+
+
+def _base(settings: RunSettings, labels: int | None) -> tuple[list[str], list[str]]:
+    """Imports and lines that build the base model, named `model`."""
+    embedded = settings.model in EMBEDDED_MODELS
+    if settings.is_question_task:
+        imports = ["from prefixprop.models import candidate_scorer" + (", load_default" if embedded else "")]
+        imports += ["from prefixprop.tasks import add_special_tokens"]
+        if embedded:
+            base = [f"factory, tokenizer = load_default(long={settings.model == EMBEDDED_MODELS[0]})"]
+        else:
+            imports.append("from transformers import AutoTokenizer")
+            base = [f'factory, tokenizer = "{settings.model}", AutoTokenizer.from_pretrained("{settings.model}")']
+        return imports, [*base, "model = candidate_scorer(factory, add_special_tokens(tokenizer))"]
+    if embedded:
+        long = settings.model == EMBEDDED_MODELS[0]
+        base = [f"factory, tokenizer = load_default(long={long})", f'model = factory("SEQ_CLS", num_labels={labels})']
+        return ["from prefixprop.models import load_default"], base
+    name = "AutoModelForSequenceClassification"
+    return [f"from transformers import {name}"], [
+        f'model = {name}.from_pretrained("{settings.model}", num_labels={labels})'
+    ]

@@ -1,0 +1,169 @@
+"""The folder of a run: what is in it, under which names, and who may write there.
+
+| file | what it is |
+| --- | --- |
+| `config.yaml` | the resolved settings |
+| `labels.json` | the names of the labels, in order; not for WikiHop |
+| `environment.json` | versions, device, git commit and command |
+| `history.jsonl` | one line per epoch |
+| `predictions/dev.jsonl`, `predictions/test.jsonl` | every document's label, logits and uncalibrated probabilities |
+| `temperature.json` | the temperature fitted on dev |
+| `metrics.json` | all measures, before and after calibration; its presence says that the run is finished |
+| `adapter/`, `model/` or `head/` | what was trained, see `prefixprop.training.methods` |
+| `tokenizer/` | the tokenizer |
+| `README.md` | the model card |
+| `checkpoints/` | while the run is going on |
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from prefixprop.atomic_files import clear_leftovers, write_text
+from prefixprop.training.settings import RunSettings
+from prefixprop.training.settings_file import differences, override, read_settings, settings_to_yaml
+
+LOCK = ".prefixprop-lock"
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """The paths of a run directory."""
+
+    path: Path
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.yaml"
+
+    @property
+    def labels(self) -> Path:
+        return self.path / "labels.json"
+
+    @property
+    def environment(self) -> Path:
+        return self.path / "environment.json"
+
+    @property
+    def history(self) -> Path:
+        return self.path / "history.jsonl"
+
+    @property
+    def temperature(self) -> Path:
+        return self.path / "temperature.json"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.json"
+
+    @property
+    def tokenizer(self) -> Path:
+        return self.path / "tokenizer"
+
+    @property
+    def model_card(self) -> Path:
+        return self.path / "README.md"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    def predictions(self, split: str) -> Path:
+        return self.path / "predictions" / f"{split}.jsonl"
+
+    def is_run(self) -> bool:
+        """Whether a run has been started here."""
+        return self.config.is_file()
+
+    def is_finished(self) -> bool:
+        return self.metrics.is_file()
+
+    def read_settings(self) -> RunSettings:
+        return override(RunSettings(), read_settings(self.config))
+
+    def read_metrics(self) -> dict[str, Any]:
+        try:
+            metrics: dict[str, Any] = json.loads(self.metrics.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ValueError(
+                f"{self.metrics}: broken JSON ({error}); remove the file and finish the run again with --resume."
+            ) from error
+        return metrics
+
+    def check_may_start(self, resume: bool, overwrite: bool) -> None:
+        """Raise unless a run may be started here with these flags; writes nothing."""
+        if resume and overwrite:
+            raise ValueError("--resume goes on with a run and --overwrite removes it; give one of the two.")
+        if self.path.exists() and not self.path.is_dir():
+            raise ValueError(f"{self.path} is a file; choose another --run-dir.")
+        if not self.path.is_dir() or not self._content():
+            return
+        if not self.is_run():
+            # A run killed in its first instant has left nothing but temporary files, so these are someone's own.
+            raise ValueError(f"{self.path} is not empty and not a run directory; choose another --run-dir.")
+        if not resume and not overwrite:
+            state = "has a finished run" if self.is_finished() else "has an unfinished run"
+            raise ValueError(
+                f"{self.path} {state}: go on with --resume, remove it with --overwrite, or choose another --run-dir."
+            )
+
+    def check_same_settings(self, settings: RunSettings) -> None:
+        """Raise if the run here was started with settings that would end in something else."""
+        changed = differences(self.read_settings(), settings)
+        if changed:
+            raise ValueError(
+                f"{self.path} was started with other settings: {'; '.join(changed)}. A resumed run keeps them: leave "
+                "these flags out, choose another --run-dir, or start again with --overwrite."
+            )
+
+    def start(self, settings: RunSettings, overwrite: bool) -> None:
+        """Make the folder and write the settings; an old run is removed first where that is wanted."""
+        if overwrite and self.path.is_dir():
+            # Last the file that makes it a run directory: a removal that was killed can be repeated.
+            for entry in sorted(self._content(), key=lambda entry: entry == self.config):
+                if entry.is_dir() and not entry.is_symlink():
+                    shutil.rmtree(entry)
+                else:
+                    entry.unlink()
+        self.path.mkdir(parents=True, exist_ok=True)
+        clear_leftovers(self.path)
+        write_text(self.config, settings_to_yaml(settings))
+
+    @contextlib.contextmanager
+    def claimed(self) -> Iterator[None]:
+        """Keep other processes from training here; the claim ends with the process, however that ends."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        lock = self.path / LOCK
+        with lock.open("w") as file:
+            if not _lock(file):
+                raise ValueError(
+                    f"Another process is training in {self.path}; wait for it or choose another --run-dir."
+                )
+            try:
+                yield
+            finally:
+                lock.unlink(missing_ok=True)
+
+    def _content(self) -> list[Path]:
+        return [entry for entry in self.path.iterdir() if not entry.name.startswith(".prefixprop-")]
+
+
+def _lock(file: IO[str]) -> bool:
+    """Lock an open file, unless another process has locked it; Windows has no such locks, and none is taken there."""
+    try:
+        import fcntl
+    except ImportError:
+        return True
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass  # some network file systems have no locks either
+    return True

@@ -1,0 +1,276 @@
+"""One run from settings to a finished run directory."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from torch import nn
+from transformers import TrainerCallback, TrainingArguments, set_seed
+from transformers.integrations import get_available_reporting_integrations
+
+from prefixprop.atomic_files import clear_leftovers, replacing_folder, write_json, write_text
+from prefixprop.counting import ParameterCount, count_parameters
+from prefixprop.evaluation import PredictionSet, fit_temperature, write_predictions
+from prefixprop.training.base_model import BaseModel, choose_max_length, load_base_model
+from prefixprop.training.callbacks import (
+    EarlyStopping,
+    EpochWatch,
+    ExtraCheckpoints,
+    History,
+    epoch_lines,
+    is_exhausted,
+)
+from prefixprop.training.checkpoints import find_checkpoint, folder_of_step, read_checkpoint
+from prefixprop.training.data import RunData, encode_task, load_run_task
+from prefixprop.training.environment import describe_environment
+from prefixprop.training.errors import TrainingError, explained_memory_errors
+from prefixprop.training.methods import METHODS, build_trainable
+from prefixprop.training.model_card import model_card
+from prefixprop.training.paper import with_paper_defaults
+from prefixprop.training.run_directory import RunDirectory
+from prefixprop.training.settings import RunSettings
+from prefixprop.training.settings_check import SettingsError, check_settings
+from prefixprop.training.trainer import RunTrainer, training_arguments
+
+FINISHED = "finished"
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """A finished run: its folder, and what its `metrics.json` says."""
+
+    run_dir: Path
+    metrics: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """What a run will do, known before it does it."""
+
+    settings: RunSettings
+    base: BaseModel
+    data: RunData
+    model: nn.Module
+    parameters: ParameterCount
+    steps_per_epoch: int
+
+    @property
+    def steps(self) -> int:
+        return self.steps_per_epoch * (self.settings.epochs or 0)
+
+
+def plan(settings: RunSettings) -> RunPlan:
+    """Check the settings, load data and model, and count parameters and steps; nothing is written."""
+    check_settings(settings, process_count())
+    _check_trackers(settings)
+    settings = with_paper_defaults(settings)
+    base = load_base_model(settings)
+    settings = replace(settings, max_length=choose_max_length(settings, base))
+    data = encode_task(load_run_task(settings), base.tokenizer, settings)
+    set_seed(settings.seed)
+    model = build_trainable(base.build(data.label_names), settings)
+    steps = -(-len(data.train_lengths) // settings.batch_size)
+    return RunPlan(settings, base, data, model, count_parameters(model), steps)
+
+
+def train(
+    settings: RunSettings,
+    run_dir: str | Path,
+    resume: bool = False,
+    overwrite: bool = False,
+    callbacks: Sequence[TrainerCallback] = (),
+    tell: Callable[[str], None] = warnings.warn,
+) -> RunResult:
+    """Train, evaluate and calibrate one run into `run_dir`; under `accelerate launch` on several devices.
+
+    An existing run is refused, unless it is to be resumed, which ends as if it had never stopped, or overwritten. A
+    finished run that is resumed is returned as it is. `tell` gets what a user should know: remarks on the data, and
+    checkpoints that cannot be used.
+
+    >>> result = train(RunSettings(task="hyperpartisan"), "runs/hyperpartisan")
+    >>> result.metrics["test"]["micro_f1"]
+    """
+    directory = RunDirectory(Path(run_dir))
+    directory.check_may_start(resume, overwrite)
+    going_on = resume and directory.is_run()
+    if going_on and directory.is_finished():
+        directory.check_same_settings(_comparable(settings, directory))
+        _remove_checkpoints(directory)  # a kill may have come between the results and this
+        return RunResult(directory.path, directory.read_metrics())
+    run = plan(settings)
+    arguments = _arguments(run.settings, directory)
+    if going_on:
+        directory.check_same_settings(run.settings)
+    # Every process has looked at the folder before the first one writes there.
+    arguments.distributed_state.wait_for_everyone()
+    with directory.claimed() if arguments.should_save else contextlib.nullcontext():
+        return _train(run, directory, arguments, overwrite, callbacks, tell)
+
+
+def process_count() -> int:
+    """How many processes train together, as `accelerate launch` and `torchrun` tell."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def _train(
+    run: RunPlan,
+    directory: RunDirectory,
+    arguments: TrainingArguments,
+    overwrite: bool,
+    callbacks: Sequence[TrainerCallback],
+    tell: Callable[[str], None],
+) -> RunResult:
+    if arguments.should_save:
+        for note in run.data.notes:
+            tell(note)
+        directory.start(run.settings, overwrite)
+        _write_start(directory, run, arguments)
+    arguments.distributed_state.wait_for_everyone()
+    trainer = _trainer(run, arguments, directory, callbacks)
+    assert run.settings.max_length is not None
+    with explained_memory_errors(
+        run.settings.device_batch_size, run.settings.max_length, run.settings.gradient_checkpointing
+    ):
+        _fit(trainer, run.settings, directory, tell)
+        predictions = {name: trainer.predict_split(split) for name, split in run.data.evaluated.items()}
+    metrics = _metrics(trainer, run, predictions)
+    if arguments.should_save:
+        try:
+            _write_results(directory, run, trainer, predictions, metrics)
+        except (OSError, SafetensorError) as error:
+            raise TrainingError(
+                f"The results cannot be written ({error}); make room, then go on with --resume."
+            ) from error
+    arguments.distributed_state.wait_for_everyone()
+    return RunResult(directory.path, metrics)
+
+
+def _comparable(settings: RunSettings, directory: RunDirectory) -> RunSettings:
+    """The settings with `max_length` as stored if it is left to the model, which is not loaded for a finished run."""
+    settings = with_paper_defaults(settings)
+    if settings.max_length is None:
+        settings = replace(settings, max_length=directory.read_settings().max_length)
+    return settings
+
+
+def _check_trackers(settings: RunSettings) -> None:
+    installed = get_available_reporting_integrations()
+    missing = [name for name in settings.report_to if name not in installed]
+    if missing:
+        here = ", ".join(sorted(installed)) or "none"
+        raise SettingsError(
+            [
+                f"--report-to: {name!r} is unknown or its package is not installed; installed: {here}."
+                for name in missing
+            ]
+        )
+
+
+def _arguments(settings: RunSettings, directory: RunDirectory) -> TrainingArguments:
+    accumulation = settings.batch_size // (settings.device_batch_size * process_count())
+    # bf16 on a CPU without instructions for it is some thirty times slower than fp32.
+    use_bf16 = settings.precision == "bf16" or (settings.precision == "auto" and torch.cuda.is_available())
+    arguments = training_arguments(settings, directory.checkpoints, accumulation, use_bf16)
+    if arguments.world_size != process_count():
+        raise TrainingError(
+            f"{process_count()} processes were launched, but they do not find each other; start them with accelerate "
+            "launch or torchrun."
+        )
+    if arguments.n_gpu > 1:
+        # DataParallel would multiply the batch; several GPUs are what `accelerate launch` is for.
+        arguments._n_gpu = 1
+    return arguments
+
+
+def _write_start(directory: RunDirectory, run: RunPlan, arguments: TrainingArguments) -> None:
+    if run.data.label_names is not None:
+        write_json(directory.labels, list(run.data.label_names))
+    write_json(directory.environment, describe_environment(run.settings, arguments.device, process_count()))
+
+
+def _trainer(
+    run: RunPlan, arguments: TrainingArguments, directory: RunDirectory, callbacks: Sequence[TrainerCallback]
+) -> RunTrainer:
+    trainer = RunTrainer(run.model, arguments, run.data, run.settings, directory.checkpoints)
+    own = (
+        EpochWatch(trainer),
+        History(trainer, directory.history),
+        ExtraCheckpoints(run.settings.checkpoint_every),
+        EarlyStopping(run.settings.metric, run.settings.early_stopping),
+    )
+    for callback in (*own, *callbacks):
+        trainer.add_callback(callback)
+    return trainer
+
+
+def _fit(trainer: RunTrainer, settings: RunSettings, directory: RunDirectory, tell: Callable[[str], None]) -> None:
+    """Train, from the latest checkpoint if there is one, and end with the best one in the model."""
+    checkpoint, complaints = find_checkpoint(directory.checkpoints)
+    if trainer.args.should_save:
+        for complaint in complaints:
+            instead = f"goes on from {checkpoint.name}" if checkpoint else "starts from the beginning"
+            tell(f"{complaint}; the run {instead} instead")
+    if checkpoint is not None:
+        trainer.restore_finished(checkpoint)
+    if checkpoint is None or not is_exhausted(trainer.state.log_history, settings.metric, settings.early_stopping):
+        trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+    assert trainer.state.best_global_step is not None
+    best = folder_of_step(directory.checkpoints, trainer.state.best_global_step)
+    trainer.load_trained(read_checkpoint(best))
+
+
+def _metrics(trainer: RunTrainer, run: RunPlan, predictions: dict[str, PredictionSet]) -> dict[str, Any]:
+    dev = predictions["dev"]
+    temperature = fit_temperature(dev.logits, dev.known_labels)
+    lines = epoch_lines(trainer.state.log_history)
+    metrics: dict[str, Any] = {name: split.evaluate() for name, split in predictions.items()}
+    metrics |= {
+        f"{name}_calibrated": split.with_temperature(temperature).evaluate() for name, split in predictions.items()
+    }
+    count = run.parameters
+    return metrics | {
+        "temperature": temperature.value,
+        "best_epoch": next(line["epoch"] for line in lines if line["step"] == trainer.state.best_global_step),
+        "epochs": len(lines),
+        "parameters": {**asdict(count), "trainable_percent": count.percent("trainable")},
+        "seconds": round(trainer.seconds, 3),
+        "status": FINISHED,
+    }
+
+
+def _write_results(
+    directory: RunDirectory,
+    run: RunPlan,
+    trainer: RunTrainer,
+    predictions: dict[str, PredictionSet],
+    metrics: dict[str, Any],
+) -> None:
+    """Write everything that is kept; `metrics.json`, which says that the run is finished, after all the rest."""
+    settings, method = run.settings, METHODS[run.settings.method]
+    for name, split in predictions.items():
+        write_predictions(directory.predictions(name), split)
+    temperature = fit_temperature(predictions["dev"].logits, predictions["dev"].known_labels)
+    write_json(directory.temperature, asdict(temperature) | {"at_bound": temperature.at_bound})
+    with replacing_folder(directory.path / method.folder) as folder:
+        method.save(trainer.accelerator.unwrap_model(trainer.model), folder)
+    with replacing_folder(directory.tokenizer) as folder:
+        run.base.tokenizer.save_pretrained(str(folder))
+    labels = None if run.data.label_names is None else len(run.data.label_names)
+    write_text(directory.model_card, model_card(settings, run.base.name, metrics, run.parameters, labels))
+    write_json(directory.metrics, metrics)
+    _remove_checkpoints(directory)
+    clear_leftovers(directory.path)
+
+
+def _remove_checkpoints(directory: RunDirectory) -> None:
+    if not directory.read_settings().keep_checkpoints:
+        shutil.rmtree(directory.checkpoints, ignore_errors=True)

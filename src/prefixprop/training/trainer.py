@@ -1,0 +1,207 @@
+"""Hugging Face's Trainer with this package's batches, checkpoints and watch over the loss."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from accelerate.utils import gather_object
+from torch import Tensor, nn
+from transformers import PrinterCallback, Trainer, TrainerState, TrainingArguments
+
+from prefixprop.evaluation import PredictionSet
+from prefixprop.training.alpha_log import log_alpha
+from prefixprop.training.batches import LengthGroupedOrder
+from prefixprop.training.checkpoints import (
+    Snapshot,
+    folder_of_step,
+    generator_states,
+    read_checkpoint,
+    remove_old,
+    restore_generators,
+    write_checkpoint,
+)
+from prefixprop.training.data import EvaluationSplit, RunData
+from prefixprop.training.errors import TrainingError
+from prefixprop.training.methods import trained_tensors
+from prefixprop.training.settings import RunSettings
+
+
+class RunTrainer(Trainer):
+    """Trains one run; checkpoints are those of `prefixprop.training.checkpoints`.
+
+    What is overridden of the Trainer is how batches are drawn and how checkpoints are written and read; the loop, the
+    optimizer and the schedule are its own.
+    """
+
+    compute_metrics: Any
+
+    def __init__(
+        self, model: nn.Module, arguments: TrainingArguments, data: RunData, settings: RunSettings, checkpoints: Path
+    ) -> None:
+        self.checkpoints = checkpoints
+        self.order = LengthGroupedOrder(data.train_lengths, arguments.per_device_train_batch_size, settings.seed)
+        self.epoch_loss = 0.0
+        self.seconds_before = 0.0
+        self.started = time.monotonic()
+        dev = data.evaluated["dev"]
+        super().__init__(
+            model,
+            arguments,
+            data_collator=data.collator,
+            train_dataset=data.train,
+            eval_dataset=dev.dataset,
+            compute_metrics=lambda result: dev.predictions(result.predictions).evaluate(),
+            # A candidate scorer counts the questions of a step itself.
+            compute_loss_func=None if data.label_names is None else document_loss,
+        )
+        self.remove_callback(PrinterCallback)
+        log_alpha(self)
+
+    def predict_split(self, split: EvaluationSplit) -> PredictionSet:
+        """The predictions of a split, in the order of its documents."""
+        of_dev, self.compute_metrics = self.compute_metrics, None
+        try:
+            return split.predictions(self.predict(split.dataset).predictions)
+        finally:
+            self.compute_metrics = of_dev
+
+    @property
+    def seconds(self) -> float:
+        """How long the run has taken, over all resumptions, not counting what a kill threw away."""
+        return self.seconds_before + time.monotonic() - self.started
+
+    # --- batches and loss -----------------------------------------------------------------------------------------
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> LengthGroupedOrder:
+        return self.order
+
+    def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
+        loss = super().training_step(model, inputs, num_items_in_batch)
+        value = loss.item()
+        if not math.isfinite(value):
+            raise TrainingError(
+                f"The loss is {value} at step {self.state.global_step + 1} of {self.state.max_steps}, at a learning "
+                f"rate of {self._get_learning_rate():.3g} (--learning-rate {self.args.learning_rate:g} at its peak): "
+                "start again (--overwrite) with a lower --learning-rate, or with --precision fp32 if it is bf16."
+            )
+        self.epoch_loss += value
+        return loss
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        if "loss" in logs:
+            # The Trainer's own mean forgets, on resumption, the steps before.
+            steps = self.state.max_steps // int(self.args.num_train_epochs)
+            losses = gather_object([self.epoch_loss])
+            logs = {**logs, "loss": sum(losses) / len(losses) / steps}
+            self.epoch_loss = 0.0
+        super().log(logs, start_time)
+
+    # --- checkpoints ----------------------------------------------------------------------------------------------
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any = None) -> None:
+        generators = gather_object([generator_states()])
+        if self.args.should_save:
+            snapshot = Snapshot(
+                trained_tensors(self.model),
+                self.optimizer.state_dict(),
+                self.lr_scheduler.state_dict(),
+                generators,
+                {"epoch_loss": self.epoch_loss, "seconds": self.seconds},
+            )
+            folder = folder_of_step(self.checkpoints, self.state.global_step)
+            try:
+                write_checkpoint(folder, snapshot, json.dumps(dataclasses.asdict(self.state), default=str))
+            except OSError as error:
+                raise TrainingError(
+                    f"{error.filename}: the checkpoint of step {self.state.global_step} cannot be written "
+                    f"({error.strerror}). Earlier checkpoints are untouched: make room or mend the folder, then go "
+                    "on with --resume."
+                ) from error
+            remove_old(self.checkpoints, self.state.best_global_step)
+        self.args.distributed_state.wait_for_everyone()
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        snapshot = read_checkpoint(Path(resume_from_checkpoint))
+        self.load_trained(snapshot)
+        self.epoch_loss = snapshot.progress["epoch_loss"]
+        self.seconds_before = snapshot.progress["seconds"]
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if checkpoint is not None:
+            snapshot = read_checkpoint(Path(checkpoint))
+            self.optimizer.load_state_dict(snapshot.optimizer)
+            self.lr_scheduler.load_state_dict(snapshot.scheduler)
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        if checkpoint is not None:
+            generators = read_checkpoint(Path(checkpoint)).generators
+            # With another number of processes than before there is nothing to restore exactly.
+            if len(generators) == self.args.world_size:
+                restore_generators(generators[self.args.process_index])
+
+    def load_trained(self, snapshot: Snapshot) -> None:
+        """Put the trained tensors of a checkpoint into the model."""
+        own = trained_tensors(self.model)
+        if own.keys() != snapshot.trained.keys():
+            raise TrainingError(
+                f"The checkpoint in {self.checkpoints} holds other tensors than this model trains; the base model or "
+                "a package has changed since: start again with --overwrite."
+            )
+        with torch.no_grad():
+            for name, tensor in own.items():
+                tensor.copy_(snapshot.trained[name])
+
+    def restore_finished(self, checkpoint: Path) -> None:
+        """Take up a run whose training has ended, without training."""
+        self.state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
+        self._load_from_checkpoint(str(checkpoint))
+
+
+def document_loss(outputs: Any, labels: Tensor, num_items_in_batch: Tensor | int | None = None) -> Tensor:
+    """Cross-entropy, averaged over all documents of a step.
+
+    The model's own loss is a mean over a device's batch: documents of a smaller last batch would count for more.
+    """
+    documents = len(labels) if num_items_in_batch is None else num_items_in_batch
+    return F.cross_entropy(outputs.logits.float(), labels, reduction="sum") / documents
+
+
+def training_arguments(settings: RunSettings, folder: Path, accumulation: int, use_bf16: bool) -> TrainingArguments:
+    """The Trainer's arguments for settings whose numbers are all set."""
+    return TrainingArguments(
+        output_dir=str(folder),
+        num_train_epochs=settings.epochs,
+        per_device_train_batch_size=settings.device_batch_size,
+        per_device_eval_batch_size=settings.device_batch_size,
+        gradient_accumulation_steps=accumulation,
+        learning_rate=settings.learning_rate,
+        lr_scheduler_type="linear",
+        warmup_steps=settings.warmup,  # below 1 it is a share of all steps
+        weight_decay=settings.weight_decay,
+        max_grad_norm=settings.max_grad_norm,
+        bf16=use_bf16,
+        # accelerate takes several processes without an accelerator for one each, unless it is told.
+        use_cpu=not torch.accelerator.is_available(),
+        gradient_checkpointing=settings.gradient_checkpointing,
+        gradient_checkpointing_kwargs={"use_reentrant": False} if settings.gradient_checkpointing else None,
+        eval_strategy="epoch",
+        save_strategy="epoch",
+        logging_strategy="epoch",
+        metric_for_best_model=settings.metric,
+        greater_is_better=True,
+        label_names=["labels"],
+        remove_unused_columns=False,
+        logging_nan_inf_filter=False,
+        ddp_find_unused_parameters=False,
+        dataloader_pin_memory=torch.cuda.is_available(),
+        disable_tqdm=True,
+        report_to=list(settings.report_to) or "none",
+        seed=settings.seed,
+    )

@@ -1,0 +1,134 @@
+"""`prefixprop train`: what it prints, and that nothing ends in a traceback."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import Result
+from typer.testing import CliRunner
+
+from prefixprop.cli import app
+from prefixprop.training import override, read_settings, settings_to_yaml
+from prefixprop.training.settings import SETTING_FIELDS, RunSettings, flag_of
+
+from tiny_training import tiny_settings
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner(env={"COLUMNS": "200", "NO_COLOR": "1"}).invoke(app, ["train", *map(str, arguments)])
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(settings_to_yaml(tiny_settings(tmp_path, epochs=1)))
+    return path
+
+
+def test_ends_in_a_table_and_the_path(tmp_path: Path, recipe: Path) -> None:
+    result = run("--config", recipe, "--run-dir", tmp_path / "run")
+    assert result.exit_code == 0, result.output
+    for words in ("dev, calibrated", "test, calibrated", "micro_f1", "ece", "Temperature", str(tmp_path / "run")):
+        assert words in result.stdout
+    metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    assert f"{metrics['test']['nll']:.4f}" in result.stdout
+    assert "epoch   1  step      3" in result.stderr
+
+
+def test_flags_win_over_the_recipe(tmp_path: Path, recipe: Path) -> None:
+    result = run("--config", recipe, "--lr", "3e-4", "--seed", 7, "--reparameterize", "--dry-run")
+    assert result.exit_code == 0, result.output
+    printed = yaml.safe_load(result.stdout)
+    assert printed["learning_rate"] == 3e-4 and printed["seed"] == 7 and printed["reparameterize"] is True
+    assert printed["num_virtual_tokens"] == 2  # of the recipe
+    assert not (tmp_path / "runs").exists()
+
+
+def test_dry_run_is_a_recipe_with_counts(tmp_path: Path, recipe: Path) -> None:
+    result = run("--config", recipe, "--dry-run")
+    assert "# Steps: 3 (3 per epoch)" in result.stdout and "# Documents: train 24, dev 10, test 8" in result.stdout
+    assert "prefix               192" in result.stdout
+    (tmp_path / "again.yaml").write_text(result.stdout)
+    assert override(RunSettings(), read_settings(tmp_path / "again.yaml")).max_length == 128
+
+
+def test_every_setting_is_a_flag() -> None:
+    printed = run("--help").stdout
+    missing = [name for name in SETTING_FIELDS if flag_of(name) not in printed]
+    assert not missing and "--lr" in printed and "--config" in printed
+
+
+def test_resume_takes_the_settings_of_the_run(tmp_path: Path, recipe: Path) -> None:
+    run_dir = tmp_path / "run"
+    assert run("--config", recipe, "--run-dir", run_dir).exit_code == 0
+    again = run("--run-dir", run_dir, "--resume")
+    assert again.exit_code == 0 and "Run directory:" in again.stdout
+    refused = run("--run-dir", run_dir, "--resume", "--epochs", 4)
+    assert refused.exit_code == 1 and "other settings: --epochs (was 1, now 4)" in refused.stderr
+
+
+def expect_error(result: Result, *words: str) -> None:
+    assert result.exit_code == 1
+    assert isinstance(result.exception, SystemExit) and "Traceback" not in result.output
+    for word in words:
+        assert word in result.stderr
+
+
+def test_all_wrong_settings_are_told_at_once() -> None:
+    result = run("--task", "hyperpartizan", "--epochs", 0, "--kernel", "foo")
+    expect_error(
+        result, "did you mean 'hyperpartisan'?", "--epochs: must be at least 1", "--kernel: 'foo' is unknown"
+    )
+    assert result.stderr.count("Error:") == 3
+
+
+def test_a_broken_recipe(tmp_path: Path) -> None:
+    path = tmp_path / "r.yaml"
+    path.write_text("task: hyperpartisan\nepoch: 3\n")
+    expect_error(run("--config", path), f"{path}:2: there is no setting 'epoch' (did you mean 'epochs'?)")
+    expect_error(run("--config", tmp_path / "none.yaml"), "none.yaml: the file cannot be read")
+
+
+def test_an_existing_run_is_refused(tmp_path: Path, recipe: Path) -> None:
+    run("--config", recipe, "--run-dir", tmp_path / "run")
+    expect_error(run("--config", recipe, "--run-dir", tmp_path / "run"), "has a finished run", "--overwrite")
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b'{"id": "a", "text": "w5", "label": "law"}\n{"id": "b", "text": ', ":2: broken JSON"),
+        (b'{"id": "a", "text": "w5", "label": "physics"}\n', ":1: no train document has the label 'physics'"),
+        (b'{"id": "a", "text": "w5"}\n', ":1: there is no column 'label'"),
+        (b'{"id": "a", "text": "w5", "label": null}\n', ":1: the label (column 'label') is missing"),
+        (b'{"id": "a", "text": "\xff", "label": "law"}\n', ":1: the text is not UTF-8"),
+        (b'{"id": "a", "text": "w5", "label": "law"}\n' * 2, ":2: the id 'a' is also that of"),
+    ],
+)
+def test_bad_documents_are_one_line_with_their_place(
+    tmp_path: Path, recipe: Path, content: bytes, words: str
+) -> None:
+    (tmp_path / "dev.jsonl").write_bytes(content)
+    result = run("--config", recipe, "--run-dir", tmp_path / "run")
+    expect_error(result, str(tmp_path / "dev.jsonl") + words)
+    assert result.stderr.count("Error:") == 1 and not (tmp_path / "run").exists()
+
+
+def test_empty_documents_are_counted(tmp_path: Path, recipe: Path) -> None:
+    with (tmp_path / "dev.jsonl").open("a") as file:
+        file.write('{"id": "empty", "text": "  ", "label": "law"}\n')
+    result = run("--config", recipe, "--run-dir", tmp_path / "run")
+    assert result.exit_code == 0, result.output
+    assert "Note: 1 of 11 dev documents is empty" in result.stderr
+    assert json.loads((tmp_path / "run" / "metrics.json").read_text())["dev"]["documents"] == 11
+
+
+def test_nan_and_trackers(tmp_path: Path, recipe: Path) -> None:
+    result = run(
+        "--config", recipe, "--run-dir", tmp_path / "r", "--method", "fine-tuning", "--lr", 1e30, "--warmup", 0
+    )
+    expect_error(result, "The loss is", "at step")
+    expect_error(run("--config", recipe, "--report-to", "nobody"), "--report-to: 'nobody' is unknown")

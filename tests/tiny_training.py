@@ -1,0 +1,82 @@
+"""Tiny runs: a random model in a folder, invented documents in files, settings that train in a second."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from prefixprop.training import RunSettings
+
+from tiny import tiny_model
+from tiny_questions import WORDS, invented, sentence, tiny_tokenizer
+
+LABELS = ("law", "art")
+TELLING = {"law": WORDS[0], "art": WORDS[1]}
+
+
+def save_tiny_model(folder: Path, family: str = "longformer") -> Path:
+    """A random model without a head that is of use, with its tokenizer, as a folder of the hub."""
+    tiny_model(family, num_labels=2).save_pretrained(folder)
+    tiny_tokenizer(special_tokens=False).save_pretrained(folder)
+    return folder
+
+
+def write_documents(path: Path, count: int, seed: int) -> Path:
+    """Documents of 5 to 60 words, a third of which tell the label."""
+    generator = random.Random(seed)
+    lines = []
+    for number in range(count):
+        label = LABELS[number % 2]
+        words = sentence(generator, generator.randint(5, 60)).split()
+        words = [TELLING[label] if generator.random() < 0.3 else word for word in words]
+        lines.append(json.dumps({"id": f"{path.stem}-{number}", "text": " ".join(words), "label": label}) + "\n")
+    path.write_text("".join(lines), encoding="utf-8")
+    return path
+
+
+def write_questions(folder: Path) -> Path:
+    """Twelve questions of train and eight of dev, as QAngaroo has them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for split, count, seed in (("train", 12, 1), ("dev", 8, 2)):
+        records = [
+            {
+                "id": question.id,
+                "query": question.query,
+                "candidates": list(dict.fromkeys(question.candidates)),
+                "supports": list(question.supports),
+                "answer": question.candidates[question.answer],
+            }
+            for question in invented(count, seed)
+        ]
+        (folder / f"{split}.json").write_text(json.dumps(records), encoding="utf-8")
+    return folder
+
+
+def tiny_settings(folder: Path, family: str = "longformer", **changes: Any) -> RunSettings:
+    """Settings of a run on 24 train, 10 dev and 8 test documents, all of which are written to `folder`."""
+    model = folder / family
+    if not model.is_dir():
+        save_tiny_model(model, family)
+    files = {}
+    for split, count, seed in (("train", 24, 1), ("dev", 10, 2), ("test", 8, 3)):
+        file = folder / f"{split}.jsonl"
+        files[f"{split}_files"] = (str(file if file.exists() else write_documents(file, count, seed)),)
+    settings = RunSettings(
+        **files,
+        model=str(model),
+        id_column="id",
+        num_virtual_tokens=2,
+        epochs=3,
+        batch_size=8,
+        device_batch_size=4,
+        learning_rate=1e-2,
+    )
+    return replace(settings, **changes)
+
+
+def comparable(metrics: dict[str, Any]) -> dict[str, Any]:
+    """All of the metrics that two runs of the same settings must share to the last bit."""
+    return {name: value for name, value in metrics.items() if name != "seconds"}

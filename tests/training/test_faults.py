@@ -1,0 +1,137 @@
+"""What goes wrong while a run trains, and what is said about it."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import Trainer
+
+from prefixprop.training import RunDirectory, TrainingError, train
+from prefixprop.training.checkpoints import list_checkpoints
+
+from tiny_training import comparable, tiny_settings
+
+
+def full_disk(path: Path, data: bytes) -> int:
+    raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+
+def test_a_full_disk_at_a_checkpoint_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings, run_dir = tiny_settings(tmp_path), tmp_path / "run"
+    written = Path.write_bytes
+
+    def full_after_the_first(path: Path, data: bytes) -> int:
+        if path.name == "tensors.safetensors" and list_checkpoints(run_dir / "checkpoints"):
+            written(path, data[:100])
+            full_disk(path, data)
+        return written(path, data)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "write_bytes", full_after_the_first)
+        with pytest.raises(TrainingError, match=r"checkpoint of step 6 cannot be written .*No space left.*--resume"):
+            train(settings, run_dir)
+    assert [path.name for path in list_checkpoints(run_dir / "checkpoints")] == ["step-00000003"]
+    resumed = train(settings, run_dir, resume=True)
+    assert comparable(resumed.metrics) == comparable(train(settings, tmp_path / "whole").metrics)
+
+
+@pytest.mark.parametrize("file", ["dev.jsonl", "README.md"])
+def test_a_full_disk_at_the_results_loses_nothing(tmp_path: Path, file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings, run_dir = tiny_settings(tmp_path), tmp_path / "run"
+    written = Path.write_bytes
+    endings = {Path(file).suffix}
+
+    def full(path: Path, data: bytes) -> int:
+        # Files are written under temporary names that keep the ending; the history and the rest come earlier.
+        late = (run_dir / "checkpoints" / "step-00000009").is_dir()
+        return full_disk(path, data) if late and path.suffix in endings else written(path, data)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "write_bytes", full)
+        with pytest.raises(TrainingError, match=r"results cannot be written .*No space left.*--resume"):
+            train(settings, run_dir)
+    assert not (run_dir / "metrics.json").exists()
+    assert train(settings, run_dir, resume=True).metrics["status"] == "finished"
+
+
+def test_a_loss_that_is_not_a_number_stops_the_run(tmp_path: Path) -> None:
+    settings = tiny_settings(tmp_path, method="fine-tuning", learning_rate=1e30, warmup=0.0)
+    with pytest.raises(
+        TrainingError, match=r"The loss is (nan|inf) at step \d+ of 9, at a learning rate of .*1e\+30"
+    ):
+        train(settings, tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:118] DefaultCPUAllocator: can't allocate memory"),
+    ],
+)
+def test_out_of_memory_names_what_to_lower(
+    tmp_path: Path, error: RuntimeError, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, run_dir = tiny_settings(tmp_path), tmp_path / "run"
+    step = Trainer.training_step
+
+    def training_step(self: Trainer, *arguments: Any) -> torch.Tensor:
+        if self.state.global_step == 4:
+            raise error
+        return step(self, *arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Trainer, "training_step", training_step)
+        with pytest.raises(TrainingError) as raised:
+            train(settings, run_dir)
+    for words in ("--device-batch-size below 4", "--gradient-checkpointing", "--max-length below 128", "--resume"):
+        assert words in str(raised.value)
+    lowered = tiny_settings(tmp_path, device_batch_size=2, gradient_checkpointing=True)
+    assert train(lowered, run_dir, resume=True).metrics["status"] == "finished"
+
+
+def test_other_runtime_errors_are_not_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def training_step(*_: Any) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(Trainer, "training_step", training_step)
+    with pytest.raises(RuntimeError, match="a bug"):
+        train(tiny_settings(tmp_path), tmp_path / "run")
+
+
+def test_an_existing_run_is_refused(tmp_path: Path) -> None:
+    settings, run_dir = tiny_settings(tmp_path, epochs=1), tmp_path / "run"
+    first = train(settings, run_dir)
+    before = {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
+    with pytest.raises(ValueError, match="has a finished run: go on with --resume, remove it with --overwrite"):
+        train(settings, run_dir)
+    with pytest.raises(ValueError, match="one of the two"):
+        train(settings, run_dir, resume=True, overwrite=True)
+    assert {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()} == before
+    (run_dir / "adapter" / "left-over").write_text("x")
+    again = train(settings, run_dir, overwrite=True)
+    assert comparable(again.metrics) == comparable(first.metrics)
+    assert not (run_dir / "adapter" / "left-over").exists()
+
+
+def test_a_folder_of_someone_else_is_never_removed(tmp_path: Path) -> None:
+    precious = tmp_path / "run" / "thesis.tex"
+    precious.parent.mkdir()
+    precious.write_text("x")
+    for resume, overwrite in ((False, False), (True, False), (False, True)):
+        with pytest.raises(ValueError, match="not empty and not a run directory"):
+            train(tiny_settings(tmp_path), tmp_path / "run", resume, overwrite)
+    assert precious.read_text() == "x"
+    with pytest.raises(ValueError, match="is a file; choose another --run-dir"):
+        train(tiny_settings(tmp_path), precious, overwrite=True)
+
+
+def test_two_processes_do_not_train_in_one_folder(tmp_path: Path) -> None:
+    run_dir, settings = tmp_path / "run", tiny_settings(tmp_path, epochs=1)
+    with RunDirectory(run_dir).claimed(), pytest.raises(ValueError, match="Another process is training"):
+        train(settings, run_dir)
+    assert train(settings, run_dir).metrics["status"] == "finished"

@@ -1,0 +1,231 @@
+"""Runs that are killed, and checkpoints that cannot be trusted: resumed, they end as if nothing had happened."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import TrainerCallback
+
+from prefixprop.training import RunDirectory, RunResult, RunSettings, train
+from prefixprop.training.checkpoints import damage, list_checkpoints
+
+from tiny_training import comparable, tiny_settings
+
+# The package has a function of the same name.
+TRAIN_MODULE = import_module("prefixprop.training.train")
+
+
+@pytest.fixture(scope="module")
+def documents(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the documents and the model of all runs are."""
+    return tmp_path_factory.mktemp("documents")
+
+
+@pytest.fixture(scope="module")
+def whole(documents: Path) -> Callable[[RunSettings], RunResult]:
+    """Gives the run of settings that was never killed, each trained once."""
+    runs: dict[RunSettings, RunResult] = {}
+
+    def run(settings: RunSettings) -> RunResult:
+        if settings not in runs:
+            runs[settings] = train(settings, documents / f"whole-{len(runs)}")
+        return runs[settings]
+
+    return run
+
+
+class KillAt(TrainerCallback):
+    """kill -9 at the end of a step, before its checkpoint."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step == self.step:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def killed(work: Callable[[], Any]) -> None:
+    """Do the work in another process, which must be killed by it."""
+    process = multiprocessing.get_context("fork").Process(target=work)
+    process.start()
+    process.join(120)
+    assert process.exitcode == -signal.SIGKILL
+
+
+def assert_same_end(resumed: RunResult, whole: RunResult) -> None:
+    """Both runs ended in the same, in every file that is kept."""
+    assert comparable(resumed.metrics) == comparable(whole.metrics)
+    for file in ("predictions/dev.jsonl", "predictions/test.jsonl", "temperature.json", "labels.json"):
+        assert (resumed.run_dir / file).read_bytes() == (whole.run_dir / file).read_bytes(), file
+    histories = [
+        [{**json.loads(line), "seconds": None} for line in (run.run_dir / "history.jsonl").read_text().splitlines()]
+        for run in (resumed, whole)
+    ]
+    assert histories[0] == histories[1] and len(histories[0]) == 3
+    assert not list(resumed.run_dir.rglob(".prefixprop-*")), "nothing half-written is left"
+
+
+@pytest.mark.parametrize(
+    ("step", "changes"),
+    [
+        (1, {}),  # before the first checkpoint
+        (5, {}),  # in the middle of the second epoch
+        (5, {"checkpoint_every": 2}),  # resumed in the middle of an epoch
+        (8, {"checkpoint_every": 1, "device_batch_size": 2}),
+        (5, {"method": "fine-tuning", "learning_rate": 1e-3}),
+        (5, {"method": "lora", "checkpoint_every": 2}),
+        (5, {"reparameterize": True}),
+        (5, {"kernel": "rbf", "alpha_mode": "query", "checkpoint_every": 2}),
+    ],
+)
+def test_killed_in_training(documents: Path, whole: Any, tmp_path: Path, step: int, changes: dict[str, Any]) -> None:
+    settings = tiny_settings(documents, **changes)
+    killed(lambda: train(settings, tmp_path / "killed", callbacks=[KillAt(step)]))
+    assert not RunDirectory(tmp_path / "killed").is_finished()
+    assert_same_end(train(settings, tmp_path / "killed", resume=True), whole(settings))
+
+
+@pytest.mark.parametrize("file", ["tensors.safetensors", "trainer_state.json", "manifest.json"])
+def test_killed_while_a_checkpoint_is_written(
+    documents: Path, whole: Any, tmp_path: Path, file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = tiny_settings(documents)
+    written = Path.write_bytes
+
+    def write_half(path: Path, data: bytes) -> int:
+        if path.name == file and len(list_checkpoints(tmp_path / "killed" / "checkpoints")) == 1:
+            written(path, data[: len(data) // 2])
+            os.kill(os.getpid(), signal.SIGKILL)
+        return written(path, data)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "write_bytes", write_half)
+        killed(lambda: train(settings, tmp_path / "killed"))
+    assert len(list_checkpoints(tmp_path / "killed" / "checkpoints")) == 1
+    assert_same_end(train(settings, tmp_path / "killed", resume=True), whole(settings))
+
+
+@pytest.mark.parametrize("name", ["write_predictions", "model_card", "clear_leftovers"])
+def test_killed_while_results_are_written(
+    documents: Path, whole: Any, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = tiny_settings(documents)
+    with monkeypatch.context() as patched:
+        patched.setattr(TRAIN_MODULE, name, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        killed(lambda: train(settings, tmp_path / "killed"))
+    assert_same_end(train(settings, tmp_path / "killed", resume=True), whole(settings))
+
+
+def test_resumption_repeats_no_steps(documents: Path, tmp_path: Path) -> None:
+    settings, steps = tiny_settings(documents), []
+
+    class Steps(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            steps.append(state.global_step)
+
+    killed(lambda: train(settings, tmp_path / "killed", callbacks=[KillAt(5)]))
+    train(settings, tmp_path / "killed", resume=True, callbacks=[Steps()])
+    assert steps == [4, 5, 6, 7, 8, 9]
+
+
+def test_resuming_where_there_is_nothing_starts_from_the_beginning(documents: Path, tmp_path: Path) -> None:
+    settings = tiny_settings(documents, epochs=1)
+    assert train(settings, tmp_path / "run", resume=True).metrics["status"] == "finished"
+
+
+def test_a_finished_run_is_returned_as_it_is(documents: Path, tmp_path: Path) -> None:
+    settings, run_dir = tiny_settings(documents, epochs=1), tmp_path / "run"
+    first = train(settings, run_dir)
+    before = {path: path.stat().st_mtime_ns for path in run_dir.rglob("*")}
+    assert train(settings, run_dir, resume=True).metrics == first.metrics
+    assert {path: path.stat().st_mtime_ns for path in run_dir.rglob("*")} == before
+
+
+def test_an_early_end_is_not_gone_beyond(
+    documents: Path, whole: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = tiny_settings(documents, method="head-only", learning_rate=1e-9, epochs=9, early_stopping=2)
+    with monkeypatch.context() as patched:
+        patched.setattr(TRAIN_MODULE, "write_predictions", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        killed(lambda: train(settings, tmp_path / "killed"))
+    assert_same_end(train(settings, tmp_path / "killed", resume=True), whole(settings))
+
+
+def damaged_run(documents: Path, folder: Path, **changes: Any) -> tuple[RunSettings, list[Path]]:
+    """A run that was killed in its third epoch, and its two checkpoints."""
+    settings = tiny_settings(documents, **changes)
+    killed(lambda: train(settings, folder / "killed", callbacks=[KillAt(8)]))
+    found = list_checkpoints(folder / "killed" / "checkpoints")
+    assert [path.name for path in found] == ["step-00000003", "step-00000006"]
+    return settings, found
+
+
+@pytest.mark.parametrize(
+    ("file", "harm"),
+    [("tensors.safetensors", "truncated"), ("trainer_state.json", "missing"), ("manifest.json", "truncated")],
+)
+def test_a_damaged_checkpoint_is_told_and_the_one_before_is_used(
+    documents: Path, whole: Any, tmp_path: Path, file: str, harm: str
+) -> None:
+    settings, (_, latest) = damaged_run(documents, tmp_path)
+    if harm == "missing":
+        (latest / file).unlink()
+    else:
+        os.truncate(latest / file, (latest / file).stat().st_size // 2)
+    notes: list[str] = []
+    resumed = train(settings, tmp_path / "killed", resume=True, tell=notes.append)
+    (note,) = [note for note in notes if "step-00000006" in note]
+    assert file in note and "goes on from step-00000003 instead" in note
+    assert_same_end(resumed, whole(settings))
+
+
+def test_without_any_good_checkpoint_the_run_starts_again(documents: Path, whole: Any, tmp_path: Path) -> None:
+    settings, found = damaged_run(documents, tmp_path)
+    for folder in found:
+        (folder / "tensors.safetensors").write_bytes(b"")
+    notes: list[str] = []
+    resumed = train(settings, tmp_path / "killed", resume=True, tell=notes.append)
+    assert sum("starts from the beginning" in note for note in notes) == 2
+    assert_same_end(resumed, whole(settings))
+
+
+def test_a_checkpoint_is_of_no_use_without_the_best(documents: Path, tmp_path: Path) -> None:
+    settings, (first, _) = damaged_run(
+        documents, tmp_path, method="head-only", learning_rate=1e-9
+    )  # the first is the best
+    (first / "tensors.safetensors").write_bytes(b"")
+    notes: list[str] = []
+    train(settings, tmp_path / "killed", resume=True, tell=notes.append)
+    assert any("the best checkpoint it refers to, step 3, is damaged" in note for note in notes)
+
+
+def test_other_settings_cannot_be_resumed(documents: Path, tmp_path: Path) -> None:
+    settings, _ = damaged_run(documents, tmp_path)
+    with pytest.raises(ValueError, match=r"other settings: --seed \(was 1, now 2\)\."):
+        train(replace(settings, seed=2), tmp_path / "killed", resume=True)
+    smaller = replace(settings, device_batch_size=2, gradient_checkpointing=True)
+    assert train(smaller, tmp_path / "killed", resume=True).metrics["status"] == "finished"
+
+
+def test_old_checkpoints_are_removed_but_for_the_best(documents: Path, tmp_path: Path) -> None:
+    settings = tiny_settings(documents, method="head-only", learning_rate=1e-9, epochs=5, keep_checkpoints=True)
+    run = train(settings, tmp_path / "run")
+    names = [path.name for path in list_checkpoints(run.run_dir / "checkpoints")]
+    assert run.metrics["best_epoch"] == 1 and names == ["step-00000003", "step-00000012", "step-00000015"]
+
+
+def test_nothing_in_a_checkpoint_is_a_pickle(documents: Path, tmp_path: Path) -> None:
+    run = train(tiny_settings(documents, epochs=1, keep_checkpoints=True), tmp_path / "run")
+    endings = {path.suffix for path in run.run_dir.rglob("*") if path.is_file()}
+    assert endings == {".safetensors", ".json", ".jsonl", ".yaml", ".md"}
+    assert damage(list_checkpoints(run.run_dir / "checkpoints")[0]) is None

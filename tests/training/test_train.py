@@ -1,0 +1,186 @@
+"""A run from settings to its directory."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, TrainerCallback
+
+from prefixprop.evaluation import fit_temperature, read_predictions
+from prefixprop.training import RunDirectory, RunSettings, plan, train
+from prefixprop.training.settings import METHOD_NAMES
+
+from tiny_training import LABELS, comparable, tiny_settings
+
+
+def history(run_dir: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run_dir / "history.jsonl").read_text().splitlines()]
+
+
+def test_a_run_directory_has_everything(tmp_path: Path) -> None:
+    settings, run_dir = tiny_settings(tmp_path), tmp_path / "run"
+    notes: list[str] = []
+    metrics = train(settings, run_dir, tell=notes.append).metrics
+    assert {path.name for path in run_dir.iterdir()} == {
+        "config.yaml", "labels.json", "environment.json", "history.jsonl", "predictions", "temperature.json",
+        "metrics.json", "adapter", "tokenizer", "README.md",
+    }  # fmt: skip
+    assert json.loads((run_dir / "metrics.json").read_text()) == metrics
+    assert metrics["status"] == "finished" and metrics["parameters"]["prefix"] == 3 * 2 * 32
+    assert json.loads((run_dir / "labels.json").read_text()) == sorted(LABELS)
+    resolved = RunDirectory(run_dir).read_settings()
+    assert resolved.max_length == 128 and resolved.attention_dropout == 0.1 and resolved.learning_rate == 1e-2
+    environment = json.loads((run_dir / "environment.json").read_text())
+    assert environment["seed"] == 1 and environment["device"] == "cpu" and environment["packages"]["torch"]
+
+
+def test_metrics_are_those_of_the_stored_predictions(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    metrics = train(tiny_settings(tmp_path), run_dir).metrics
+    predictions = {split: read_predictions(run_dir / "predictions" / f"{split}.jsonl") for split in ("dev", "test")}
+    temperature = fit_temperature(predictions["dev"].logits, predictions["dev"].known_labels)
+    assert metrics["temperature"] == temperature.value
+    assert json.loads((run_dir / "temperature.json").read_text())["value"] == temperature.value
+    for split, stored in predictions.items():
+        assert stored.ids == tuple(f"{split}-{number}" for number in range(len(stored.ids)))
+        assert metrics[split] == stored.evaluate()
+        assert metrics[f"{split}_calibrated"] == stored.with_temperature(temperature).evaluate()
+    assert metrics["dev_calibrated"]["nll"] <= metrics["dev"]["nll"]
+    assert metrics["dev"] != metrics["dev_calibrated"]
+
+
+def test_the_history_has_every_epoch_and_the_best_is_kept(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    metrics = train(tiny_settings(tmp_path, epochs=4), run_dir).metrics
+    lines = history(run_dir)
+    assert [(line["epoch"], line["step"]) for line in lines] == [(1, 3), (2, 6), (3, 9), (4, 12)]
+    assert all(0 <= line["dev_ece"] <= 1 and line["loss"] > 0 for line in lines)
+    best = max(lines, key=lambda line: line["dev_micro_f1"])  # the first of equal ones
+    assert metrics["best_epoch"] == best["epoch"]
+    for measure, value in metrics["dev"].items():
+        assert best[f"dev_{measure}"] == pytest.approx(value, abs=1e-6), measure
+
+
+@pytest.mark.parametrize("method", METHOD_NAMES)
+@pytest.mark.parametrize("family", ["longformer", "roberta"])
+def test_every_method_gives_its_own_predictions_again_when_loaded(tmp_path: Path, family: str, method: str) -> None:
+    settings, run_dir = tiny_settings(tmp_path, family, method=method, epochs=1), tmp_path / "run"
+    train(settings, run_dir)
+    stored = read_predictions(run_dir / "predictions" / "test.jsonl")
+    base = AutoModelForSequenceClassification.from_pretrained(settings.model)
+    if (run_dir / "adapter").is_dir():
+        model = PeftModel.from_pretrained(base, str(run_dir / "adapter"))
+    elif (run_dir / "model").is_dir():
+        model = AutoModelForSequenceClassification.from_pretrained(run_dir / "model")
+    else:
+        model, head = base, load_file(run_dir / "head" / "head.safetensors")
+        assert head and all(name.startswith("classifier") for name in head)
+        assert not model.load_state_dict(head, strict=False).unexpected_keys
+    tokenizer = AutoTokenizer.from_pretrained(run_dir / "tokenizer")
+    lines = Path(settings.test_files[0]).read_text().splitlines()
+    with torch.no_grad():
+        for row, line in enumerate(lines):
+            logits = model.eval()(**tokenizer(json.loads(line)["text"], return_tensors="pt")).logits[0]
+            assert logits.tolist() == pytest.approx(stored.logits[row].tolist(), abs=1e-4)
+
+
+def test_training_learns(tmp_path: Path) -> None:
+    metrics = train(
+        tiny_settings(tmp_path, method="fine-tuning", epochs=8, learning_rate=5e-3), tmp_path / "r"
+    ).metrics
+    assert metrics["test"]["accuracy"] >= 0.75
+
+
+def test_the_seed_decides(tmp_path: Path) -> None:
+    settings = tiny_settings(tmp_path, epochs=1)
+    runs = [train(replace(settings, seed=seed), tmp_path / f"r{n}").metrics for n, seed in enumerate((1, 1, 2))]
+    assert comparable(runs[0]) == comparable(runs[1])
+    assert comparable(runs[0]) != comparable(runs[2])
+
+
+def test_accumulation_does_not_change_the_outcome(tmp_path: Path) -> None:
+    """26 documents: the last step has batches of unequal size, whose documents must count alike."""
+    settings = tiny_settings(tmp_path, prefix_dropout=0.0, dropout=0.0, epochs=1, max_train_documents=22)
+    losses = []
+    for device_batch_size in (4, 8):
+        run_dir = tmp_path / f"run{device_batch_size}"
+        train(replace(settings, device_batch_size=device_batch_size, batch_size=24), run_dir)
+        losses.append(history(run_dir)[0]["loss"])
+    assert losses[0] == pytest.approx(losses[1], abs=1e-5)
+
+
+def test_early_stopping(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    settings = tiny_settings(tmp_path, method="head-only", learning_rate=1e-9, epochs=6, early_stopping=2)
+    assert train(settings, run_dir).metrics["best_epoch"] == 1
+    assert len(history(run_dir)) == 3
+
+
+def test_trained_alpha_is_in_the_history(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    train(tiny_settings(tmp_path, kernel="exp", alpha=0.1, alpha_mode="layer", epochs=1), run_dir)
+    line = history(run_dir)[0]
+    assert {f"alpha/layer_{layer}" for layer in (1, 2, 3)} <= line.keys()
+    assert line["alpha/layer_1"] != pytest.approx(0.1, abs=1e-6)
+
+
+def test_without_test_documents_there_are_no_test_metrics(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    metrics = train(replace(tiny_settings(tmp_path, epochs=1), test_files=()), run_dir).metrics
+    assert "test" not in metrics and "test_calibrated" not in metrics
+    assert not (run_dir / "predictions" / "test.jsonl").exists()
+
+
+def test_plan_counts_and_writes_nothing(tmp_path: Path) -> None:
+    run = plan(tiny_settings(tmp_path, max_train_documents=17, epochs=None, task=None))
+    assert (run.steps_per_epoch, run.steps) == (3, 30)
+    assert run.settings.epochs == 10 and run.settings.max_length == 128
+    assert not (tmp_path / "runs").exists()
+
+
+def test_too_long_documents_are_counted(tmp_path: Path) -> None:
+    notes = plan(tiny_settings(tmp_path, max_length=20)).data.notes
+    assert any("of 24 train documents are longer than 20 tokens" in note for note in notes)
+    with pytest.raises(ValueError, match="--max-length: 500 tokens are more than the 128"):
+        plan(tiny_settings(tmp_path, max_length=500))
+
+
+def test_a_model_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"--model: .*nowhere.* cannot be loaded"):
+        plan(replace(tiny_settings(tmp_path), model=str(tmp_path / "nowhere")))
+
+
+def test_gradient_checkpointing_computes_the_same(tmp_path: Path) -> None:
+    settings = tiny_settings(tmp_path, epochs=1, prefix_dropout=0.0, dropout=0.0)
+    one, two = (
+        train(replace(settings, gradient_checkpointing=on), tmp_path / f"run{on}").metrics for on in (False, True)
+    )
+    assert one["dev"]["nll"] == pytest.approx(two["dev"]["nll"], abs=1e-5)
+
+
+def test_callbacks_of_ones_own_are_called(tmp_path: Path) -> None:
+    class Counter(TrainerCallback):
+        steps = 0
+
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            self.steps += 1
+
+    counter = Counter()
+    train(tiny_settings(tmp_path, epochs=1), tmp_path / "run", callbacks=[counter])
+    assert counter.steps == 3
+
+
+def test_reference_layout_leaves_room_for_the_prefix(tmp_path: Path) -> None:
+    assert plan(tiny_settings(tmp_path, layout="reference")).settings.max_length == 126
+
+
+def test_settings_need_a_source_of_data() -> None:
+    with pytest.raises(ValueError, match="Give one source of data"):
+        plan(RunSettings())
