@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 import warnings
 from pathlib import Path
@@ -21,7 +20,7 @@ from prefixprop.training.run_directory import RunDirectory
 from prefixprop.training.settings import RunSettings
 from prefixprop.training.settings_check import check_settings
 from prefixprop.training.settings_file import override, read_settings, settings_to_yaml
-from prefixprop.training.train import RunPlan, RunResult, plan, process_count
+from prefixprop.training.train import RunPlan, RunResult, is_main_process, plan, process_count
 from prefixprop.training.train import train as train_run
 
 _SHOWN = (
@@ -58,8 +57,8 @@ def train(
 ) -> None:
     """Train, evaluate and calibrate one run. Every setting is a flag and a key of a recipe."""
     # Bars and remarks go where they do not mix with what a command prints for others to read.
-    messages = Console(stderr=True, quiet=not _is_main_process())
-    console = Console(quiet=not _is_main_process())
+    messages = Console(stderr=True, quiet=not is_main_process())
+    console = Console(quiet=not is_main_process())
     _silence_libraries()
     with clean_errors(resumable=True):
         wanted = _settings(config, settings, run_dir if resume else None)
@@ -126,10 +125,6 @@ def _show_result(console: Console, result: RunResult, seconds: float) -> None:
         highlight=False,
     )
     console.print(f"Run directory: {result.run_dir}", highlight=False, soft_wrap=True)
-
-
-def _is_main_process() -> bool:
-    return os.environ.get("RANK", "0") == "0"
 
 
 def _silence_libraries() -> None:

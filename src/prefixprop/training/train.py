@@ -104,7 +104,9 @@ def train(
     going_on = resume and directory.is_run()
     if going_on and directory.is_finished():
         directory.check_same_settings(_comparable(settings, directory))
-        _remove_checkpoints(directory)  # a kill may have come between the results and this
+        if is_main_process():
+            with directory.claimed():  # a kill may have come between the results and the tidying up
+                _tidy_up(directory)
         return RunResult(directory.path, directory.read_metrics())
     run = plan(settings)
     arguments = _arguments(run.settings, directory)
@@ -119,6 +121,11 @@ def train(
 def process_count() -> int:
     """How many processes train together, as `accelerate launch` and `torchrun` tell."""
     return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def is_main_process() -> bool:
+    """Whether this process is the one that writes and speaks."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 def _train(
@@ -267,10 +274,11 @@ def _write_results(
     labels = None if run.data.label_names is None else len(run.data.label_names)
     write_text(directory.model_card, model_card(settings, run.base.name, metrics, run.parameters, labels))
     write_json(directory.metrics, metrics)
-    _remove_checkpoints(directory)
-    clear_leftovers(directory.path)
+    _tidy_up(directory)
 
 
-def _remove_checkpoints(directory: RunDirectory) -> None:
+def _tidy_up(directory: RunDirectory) -> None:
+    """Remove what a finished run has no use for."""
     if not directory.read_settings().keep_checkpoints:
         shutil.rmtree(directory.checkpoints, ignore_errors=True)
+    clear_leftovers(directory.path)
