@@ -219,9 +219,8 @@ def _layer_forward(
         return original(hidden_states, attention_mask, output_attentions=output_attentions, **others)
     source = fast.active_source()
     if not output_attentions and (source is None or source.prefix_part(index) is None):
-        output = fast.running.whole_layer(
-            layer, hidden_states, attention_mask, _prefixed_keys(source, index, hidden_states)
-        )
+        prefix = partial(_prefixed_keys, source, index, hidden_states)  # drawn once, dropout and all
+        output = fast.running.whole_layer(layer, hidden_states, attention_mask, prefix)
         if output is not None:
             return (output,)
     # Hugging Face's own goes through a helper that inspects a signature at every call.

@@ -68,7 +68,9 @@ def longformer_self_attention(
     return (output, local_weights) if global_weights is None else (output, local_weights, global_weights)
 
 
-def whole_layer(layer: Any, hidden_states: Tensor, pattern: AttentionPattern, prefix: PrefixedKeys | None) -> None:
+def whole_layer(
+    layer: Any, hidden_states: Tensor, pattern: AttentionPattern, prefixed_keys: Callable[[], PrefixedKeys | None]
+) -> Tensor | None:
     """The output of a whole layer at once, where a backend has a faster way than part by part."""
     return None
 

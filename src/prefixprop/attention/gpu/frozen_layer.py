@@ -45,8 +45,8 @@ class Dropout(NamedTuple):
 
     probability: float
     attended_rows: Tensor
-    outer_rows: Tensor
     attended_columns: Tensor
+    outer_rows: Tensor
     outer_columns: Tensor
 
 
@@ -61,6 +61,9 @@ def weights_of(layer: Any, dtype: torch.dtype) -> Weights | None:
     activation = layer.intermediate.intermediate_act_fn
     parts = (*linears, *norms, *others, feed_forward.dropout, activation)
     if any(part._forward_hooks or part._forward_pre_hooks or part._backward_hooks for part in parts):
+        return None
+    drops = (attention.output.dropout, feed_forward.dropout)
+    if len({(drop.p, drop.training, norm.eps) for drop, norm in zip(drops, norms, strict=True)}) > 1:
         return None
     if type(activation) is not GELUActivation or any(type(norm) is not nn.LayerNorm for norm in norms):
         return None
@@ -85,7 +88,7 @@ def frozen_layer(layer: Any, states: Tensor, weights: Weights, pattern: tuple, p
     """`pattern` is what the attention's operators take: a DevicePattern, Words and a Shape, spelt out."""
     rows = states.shape[0] * states.shape[1]
     probability = layer.output.dropout.p if layer.output.dropout.training else 0.0
-    counts = (rows, rows, states.shape[2], states.shape[2])
+    counts = (rows, states.shape[2], rows, states.shape[2])
     words = [draw_words(count, weights.outer_shift, probability) for count in counts]
     keeps = torch.is_grad_enabled() and (states.requires_grad or prefix.requires_grad)
     numbers = (layer.output.LayerNorm.eps, keeps)

@@ -67,7 +67,7 @@ def longformer_self_attention(
 
 
 def whole_layer(
-    layer: Any, hidden_states: Tensor, pattern: AttentionPattern, prefix: PrefixedKeys | None
+    layer: Any, hidden_states: Tensor, pattern: AttentionPattern, prefixed_keys: Callable[[], PrefixedKeys | None]
 ) -> Tensor | None:
     """The output of a layer whose weights are all frozen; None where its parts must be called one by one."""
     if torch.compiler.is_compiling() or torch.is_autocast_enabled(hidden_states.device.type):
@@ -75,7 +75,7 @@ def whole_layer(
     weights = weights_of(layer, hidden_states.dtype)
     if weights is None:
         return None
-    own = layer.attention.self
+    prefix, own = prefixed_keys(), layer.attention.self
     dropout = own.dropout if own.training else 0.0
     arguments = _arguments(own, pattern, prefix, dropout)
     return frozen_layer(layer, hidden_states, weights, arguments, _as_rows(prefix, hidden_states))
