@@ -11,7 +11,8 @@ from rich.console import Console
 
 from prefixprop.cli.messages import clean_errors
 from prefixprop.reporting.report import Report, make_report
-from prefixprop.reporting.table_formats import to_latex, to_markdown, to_terminal
+from prefixprop.reporting.table_formats import to_latex, to_markdown
+from prefixprop.reporting.terminal_table import print_table
 
 
 def report(
@@ -46,8 +47,7 @@ def report(
 def _print_tables(found: Report) -> None:
     console = Console()
     for table in found.tables:
-        console.print(to_terminal(table))
-        console.print()
+        print_table(console, table)
 
 
 def _print_markdown(found: Report) -> None:

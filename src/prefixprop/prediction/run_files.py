@@ -14,7 +14,8 @@ import yaml  # type: ignore[import-untyped]
 
 from prefixprop.evaluation import Temperature
 
-CONFIG, LABELS, METRICS, ENVIRONMENT = "config.yaml", "labels.json", "metrics.json", "environment.json"
+CONFIG, LABELS, METRICS = "config.yaml", "labels.json", "metrics.json"
+ENVIRONMENT, LENGTHS = "environment.json", "lengths.json"
 _FINISH = "finish it with `prefixprop train … --resume`"
 _AGAIN = "train it again with `prefixprop train … --overwrite`"
 
@@ -89,6 +90,17 @@ def read_environment(run_dir: Path) -> dict[str, Any]:
     if not isinstance(environment, dict):
         raise ValueError(f"{path}:1: the environment must be an object, got {type(environment).__name__}; {_AGAIN}.")
     return environment
+
+
+def read_lengths(run_dir: Path) -> tuple[int, ...]:
+    """How many tokens every train document has; nothing where the run did not say."""
+    path = run_dir / LENGTHS
+    if not path.is_file():
+        return ()
+    lengths = _read_json(path)
+    if not isinstance(lengths, list) or not all(type(length) is int and length > 0 for length in lengths):
+        raise ValueError(f"{path}:1: the lengths must be a list of whole numbers above 0; {_AGAIN}.")
+    return tuple(lengths)
 
 
 def read_temperature(run_dir: Path) -> Temperature:

@@ -15,6 +15,7 @@ from prefixprop.reporting.canvas import saved
 from prefixprop.reporting.confusion import plot_confusion
 from prefixprop.reporting.file_names import file_name
 from prefixprop.reporting.groups import Comparison, Contender
+from prefixprop.reporting.length_figure import plot_lengths
 from prefixprop.reporting.rate_figure import plot_learning_rates
 from prefixprop.reporting.reliability import plot_reliability
 from prefixprop.reporting.seed_figure import plot_seeds
@@ -22,6 +23,7 @@ from prefixprop.reporting.seed_figure import plot_seeds
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+_LENGTHS = "Lengths of the train documents of every task; the line is the median."
 ENDINGS = (".svg", ".png", ".pdf")
 
 
@@ -43,6 +45,13 @@ class Picture:
 
 def pictures(comparisons: Sequence[Comparison], tell: Callable[[str], None]) -> Iterator[Picture]:
     """Draw one after the other; `tell` gets what keeps a picture from being drawn, such as damaged predictions."""
+    try:
+        lengths = plot_lengths(comparisons)
+    except ValueError as error:
+        lengths = None
+        tell(f"No picture of the documents' lengths: {error}")
+    if lengths is not None:
+        yield Picture("document-lengths", _LENGTHS, lengths)
     for number, comparison in enumerate(comparisons, start=1):
         prefix = f"{number}-{comparison.settings.data_name}"
         for name, caption, figure in _of_all_methods(comparison):

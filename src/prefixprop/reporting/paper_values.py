@@ -70,13 +70,16 @@ INFERENCE_SECONDS = (("No PEFT", 2192, 0.0), ("Prefix-Tuning", 2239, 2.1), ("Pre
 def paper_value(task: str | None, split: str, row: PaperMethod, measure: str) -> float | None:
     """What the paper reports for a task's split, in its units, by our name of the measure; None if it does not.
 
-    >>> paper_value("hyperpartisan", "dev", PROPAGATION, "micro_f1")
-    81.8
+    >>> paper_value("arxiv", "test", PROPAGATION, "micro_f1")
+    83.3
     """
     if task is None or REPORTED_SPLITS.get(task) != split:
         return None
     if measure == "accuracy":
         return _WIKIHOP_ACCURACY[row] if task == "wikihop" else None
+    if task == "hyperpartisan" and measure in ("micro_f1", "binary_f1"):
+        # The caption says micro-F1, but the released code computes that of the positive class; P and R fit it.
+        return _TABLE_2[task][row][2] if measure == "binary_f1" else None
     if measure == "ece":
         return _ECE.get(task, {}).get(row)
     order = ("macro_precision", "macro_recall", "micro_f1")

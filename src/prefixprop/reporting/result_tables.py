@@ -42,6 +42,7 @@ _ECE = (
     _Measure("ECE", "ece", 3, 1.0, Better.LOWER),
     _Measure("ECE after scaling", "ece", 3, 1.0, Better.LOWER, calibrated=True),
 )
+_SCALING = "Scaling: by the temperature fitted on dev."
 _CALIBRATION = (
     *_ECE,
     _Measure("Adaptive ECE", "adaptive_ece", 3, 1.0, Better.LOWER),
@@ -70,10 +71,10 @@ def _main_table(comparison: Comparison, split: str, name: str, with_paper: bool)
     columns, rows = _start(comparison)
     for measure in (*_QUALITY, *_ECE):
         _add_measure(comparison, split, measure, with_paper, columns, rows)
-    _add_tuned(comparison, with_paper, columns, rows)
+    _add_tuned(comparison, split, with_paper, columns, rows)
     _add(columns, rows, Column("Seeds"), [_count(contender.best) for contender in comparison.contenders])
     title = f"{comparison.title}, {split}: quality"
-    notes = (_spread_note(comparison, split), *_choice_notes(comparison), *_paper_notes(columns))
+    notes = (_spread_note(comparison, split), *_choice_notes(comparison), *_paper_notes(comparison, columns))
     return ranked(Table(name, title, tuple(columns), tuple(map(tuple, rows)), notes))
 
 
@@ -87,7 +88,7 @@ def _calibration_table(comparison: Comparison, split: str, name: str, with_paper
     ]
     _add(columns, rows, Column("Temperature"), temperatures)
     title = f"{comparison.title}, {split}: calibration"
-    notes = (_spread_note(comparison, split), "Scaling: by the temperature fitted on dev.", *_paper_notes(columns))
+    notes = (_spread_note(comparison, split), _SCALING, *_paper_notes(comparison, columns))
     return ranked(Table(name, title, tuple(columns), tuple(map(tuple, rows)), notes))
 
 
@@ -144,13 +145,15 @@ def _add_measure(
         _add(columns, rows, Column(measure.title, from_paper=True), theirs)
 
 
-def _add_tuned(comparison: Comparison, with_paper: bool, columns: list[Column], rows: list[list[Cell]]) -> None:
+def _add_tuned(
+    comparison: Comparison, split: str, with_paper: bool, columns: list[Column], rows: list[list[Cell]]
+) -> None:
     """Trained parameters in percent of the encoder's; the paper's numbers leave the head out."""
     contenders = comparison.contenders
     for title, head in (("Tuned, %", True), ("Tuned without head, %", False)):
         cells = [_tuned_cell(contender.best.runs[0], head) for contender in contenders]
         _add(columns, rows, Column(title), cells)
-    if with_paper and comparison.settings.task in REPORTED_SPLITS:
+    if with_paper and REPORTED_SPLITS.get(comparison.settings.task or "") == split:
         found = [_paper_row(contender) for contender in contenders]
         cells = [ABSENT if row is None else _plain_cell(TUNED_PERCENT[row], 2) for row in found]
         _add(columns, rows, Column("Tuned without head, %", from_paper=True), cells)
@@ -195,7 +198,8 @@ def _present(values: Iterable[float | None]) -> list[float]:
 def _spread_note(comparison: Comparison, split: str) -> str:
     seeds = "mean ± standard deviation over seeds" if _has_seeds(comparison) else "one seed each"
     kind = "questions" if comparison.labels is None else "documents"
-    return f"{comparison.documents[split]:,} {kind}; {seeds}; best bold, second best underlined."
+    marks = "; best bold, second best underlined" if len(comparison.contenders) > 1 else ""
+    return f"{comparison.documents[split]:,} {kind}; {seeds}{marks}."
 
 
 def _has_seeds(comparison: Comparison) -> bool:
@@ -208,18 +212,26 @@ def _choice_notes(comparison: Comparison) -> list[str]:
     for contender in comparison.contenders:
         if len(contender.trials) > 1:
             chosen = contender.best.settings
+            is_best = contender.best.dev_score == max(trial.dev_score for trial in contender.trials)
+            reason = "the best on dev" if is_best else "the one with the most seeds"
             alpha = f", alpha {chosen.alpha:g}" if chosen.kernel else ""
             notes.append(
-                f"{comparison.short_name(contender)}: learning rate {chosen.learning_rate:g}{alpha}, the best on dev "
-                f"of {len(contender.trials)} tried (those with the most seeds first)."
+                f"{comparison.short_name(contender)}: learning rate {chosen.learning_rate:g}{alpha}, {reason} of "
+                f"{len(contender.trials)} tried."
             )
     return notes
 
 
-def _paper_notes(columns: Sequence[Column]) -> list[str]:
+def _paper_notes(comparison: Comparison, columns: Sequence[Column]) -> list[str]:
     if not any(column.from_paper for column in columns):
         return []
-    return [
+    notes = [
         "Columns marked (paper) are what the paper reports for Longformer-base or RoBERTa-base by that method; they "
         "were not measured here, and the models in these rows may be others."
     ]
+    if comparison.settings.task == "hyperpartisan" and any("F1" in column.title for column in columns):
+        notes.append(
+            "The paper calls its F1 of Hyperpartisan micro, but its released code computes that of the positive "
+            "class, and its P and R fit that, not macro averages: their harmonic mean is about its F1."
+        )
+    return notes

@@ -56,6 +56,11 @@ class Run:
     def temperature(self) -> Temperature:
         return run_files.read_temperature(self.path)
 
+    @cached_property
+    def lengths(self) -> tuple[int, ...]:
+        """How many tokens every train document has, as the model reads it; empty where the run did not say."""
+        return run_files.read_lengths(self.path)
+
     def predictions(self, split: str) -> PredictionSet | None:
         """What the run said about the documents of a split, uncalibrated; None where it kept nothing."""
         path = RunDirectory(self.path).predictions(split)

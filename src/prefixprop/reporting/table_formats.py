@@ -1,13 +1,10 @@
-"""Writing a table for the terminal, as Markdown, LaTeX (booktabs) and HTML."""
+"""Writing a table as Markdown, LaTeX (booktabs) and HTML."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
 from html import escape
-
-import rich.table
-from rich.text import Text
 
 from prefixprop.reporting.tables import Cell, Column, Place, Table
 
@@ -24,19 +21,6 @@ def heading(column: Column) -> str:
     """The column's title, with whose values it has and which of them are better."""
     title = f"{column.title} (paper)" if column.from_paper else column.title
     return f"{title} {_ARROWS[column.better.value]}".rstrip()
-
-
-def to_terminal(table: Table) -> rich.table.Table:
-    """A table for rich's console: the paper's columns are dim."""
-    shown = rich.table.Table(title=Text(table.title), title_justify="left", caption_justify="left")
-    shown.caption = Text("\n".join(table.notes)) if table.notes else None
-    for column in table.columns:
-        style = "dim italic" if column.from_paper else None
-        shown.add_column(Text(heading(column)), justify="left" if column.is_text else "right", style=style)
-    styles = {Place.FIRST: "bold", Place.SECOND: "underline", Place.OTHER: ""}
-    for row in table.rows:
-        shown.add_row(*(Text(cell.text, style=styles[cell.place]) for cell in row))
-    return shown
 
 
 def to_markdown(table: Table) -> str:
