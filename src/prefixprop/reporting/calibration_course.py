@@ -6,7 +6,7 @@ import statistics
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from prefixprop.reporting.canvas import MARKERS, PALETTE, new_figure, plain, saved
+from prefixprop.reporting.canvas import new_figure, plain, saved, style_of
 from prefixprop.reporting.groups import Comparison, Trial
 from prefixprop.reporting.runs import as_number
 
@@ -19,19 +19,20 @@ def plot_calibration_course(comparison: Comparison, path: str | Path | None = No
 
     None where no run has a history of two epochs. The figure is written to `path` if given; its ending says how.
     """
-    courses = [(comparison.short_name(row), _course(row.best)) for row in comparison.contenders]
-    courses = [(name, course) for name, course in courses if course]
-    if all(len(course) < 2 for _, course in courses):
+    courses = {place: _course(row.best) for place, row in enumerate(comparison.contenders)}
+    if all(len(course) < 2 for course in courses.values()):
         return None
     figure = new_figure(width=6.4, height=4.0)
     axis = figure.subplots()
-    for place, (name, course) in enumerate(courses):
-        colour, marker = PALETTE[place % len(PALETTE)], MARKERS[place % len(MARKERS)]
+    for place, course in courses.items():
+        if not course:
+            continue
+        style, name = style_of(place), comparison.short_name(comparison.contenders[place])
         epochs = sorted(course)
         means = [statistics.fmean(course[epoch]) for epoch in epochs]
-        axis.plot(epochs, means, color=colour, marker=marker, markersize=4, linewidth=1.6, label=plain(name))
+        axis.plot(epochs, means, markersize=4, linewidth=1.6, label=plain(name), **style)  # type: ignore[arg-type]
         low, high = [min(course[epoch]) for epoch in epochs], [max(course[epoch]) for epoch in epochs]
-        axis.fill_between(epochs, low, high, color=colour, alpha=0.15, linewidth=0)
+        axis.fill_between(epochs, low, high, color=style["color"], alpha=0.15, linewidth=0)
     axis.set(xlabel="epoch", ylabel="ECE on dev (lower is better)", ylim=(0, None))
     axis.locator_params(axis="x", integer=True)
     axis.grid(alpha=0.3)

@@ -8,14 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from prefixprop.reporting.runs import SPLITS, Run
-from prefixprop.training.settings import SETTING_FIELDS, RunSettings
+from prefixprop.reporting.runs import DECISIVE_SETTINGS, Run
+from prefixprop.training import RunSettings
 
 # These are searched on dev before the seeds are run (Section 4 and Appendix A of the paper), so they do not make
 # another method.
 SEARCHED = ("learning_rate", "alpha")
-# Where the documents lie differs between machines; which documents they are is told by their labels and number.
-_PLACES = ("data_dir", "train_files", "dev_files", "test_files", "max_dev_documents", "max_test_documents")
 _SHOWN_ANYWAY = ("task", "hub_dataset", "hub_config", "model", "method", "kernel", "seed")
 
 
@@ -85,11 +83,15 @@ class Comparison:
         return tuple(self.documents)
 
     @property
+    def items(self) -> str:
+        """What is judged, in the plural."""
+        return "questions" if self.labels is None else "documents"
+
+    @property
     def description(self) -> str:
         """Which documents they are, in a few words."""
         counts = " and ".join(f"{count:,} {split}" for split, count in self.documents.items())
-        kind = "questions" if self.labels is None else f"documents, {len(self.labels)} labels"
-        return f"{counts} {kind}"
+        return f"{counts} {self.items}" + ("" if self.labels is None else f", {len(self.labels)} labels")
 
     def short_name(self, contender: Contender) -> str:
         """The method alone where all rows have the same model."""
@@ -113,13 +115,7 @@ def compare(runs: Iterable[Run]) -> tuple[Comparison, ...]:
 
 def _documents_key(run: Run) -> Any:
     settings = run.settings
-    own_files = tuple(Path(name).name for name in (*settings.train_files, *settings.dev_files, *settings.test_files))
-    return settings.data_name, settings.hub_config, own_files, run.labels, tuple(_documents(run).items())
-
-
-def _documents(run: Run) -> dict[str, int]:
-    counts = ((split, run.measure(split, "documents")) for split in SPLITS)
-    return {split: int(count) for split, count in counts if count}
+    return settings.data_name, settings.hub_config, run.identity_of_documents
 
 
 def _comparison(runs: Sequence[Run]) -> Comparison:
@@ -131,17 +127,13 @@ def _comparison(runs: Sequence[Run]) -> Comparison:
     for (model, method), together in sorted(rows.items()):
         contenders += _contenders(model, method, together)
     first = runs[0]
-    return Comparison(first.settings.data_name, _documents(first), first.labels, tuple(contenders))
+    return Comparison(first.settings.data_name, first.documents, first.labels, tuple(contenders))
 
 
 def _contenders(model: str, method: str, runs: Sequence[Run]) -> list[Contender]:
     """A row, or several where runs differ in settings that are not searched on dev."""
     by_settings: dict[tuple[Any, ...], list[Run]] = {}
-    fixed = [
-        name
-        for name, declared in SETTING_FIELDS.items()
-        if name not in (*SEARCHED, *_PLACES, *_SHOWN_ANYWAY) and not declared.metadata["resumable"]
-    ]
+    fixed = [name for name in DECISIVE_SETTINGS if name not in (*SEARCHED, *_SHOWN_ANYWAY)]
     for run in runs:
         by_settings.setdefault(tuple(getattr(run.settings, name) for name in fixed), []).append(run)
     contenders = []

@@ -42,7 +42,7 @@ def plot_lengths(comparisons: Sequence[Comparison], path: str | Path | None = No
     shown = axis.get_xlim()
     ticks = [tick for tick in ticks if shown[0] <= math.log10(tick) <= shown[1]]
     axis.set_xticks([math.log10(tick) for tick in ticks], [f"{tick:,}" for tick in ticks], fontsize=8)
-    names = [f"{plain(comparison.title)}\n({len(lengths):,} documents)" for comparison, lengths in named]
+    names = [f"{plain(comparison.title)}\n({len(lengths):,} {comparison.items})" for comparison, lengths in named]
     axis.set_yticks(range(len(named)), names, fontsize=8)
     axis.invert_yaxis()
     axis.set_xlabel(f"tokens as the model reads them (dashed: RoBERTa's limit, {ROBERTA_LIMIT})", fontsize=9)

@@ -6,7 +6,7 @@ import statistics
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from prefixprop.reporting.canvas import MARKERS, PALETTE, new_figure, plain, saved
+from prefixprop.reporting.canvas import new_figure, plain, saved, style_of
 from prefixprop.reporting.groups import Comparison, Contender
 
 if TYPE_CHECKING:
@@ -18,18 +18,18 @@ def plot_learning_rates(comparison: Comparison, path: str | Path | None = None) 
 
     None where no method was tried at two. The figure is written to `path` if given; its ending says how.
     """
-    tried = [(comparison.short_name(row), _by_rate(row)) for row in comparison.contenders]
-    tried = [(name, rates) for name, rates in tried if len(rates) > 1]
+    tried = {place: _by_rate(row) for place, row in enumerate(comparison.contenders)}
+    tried = {place: rates for place, rates in tried.items() if len(rates) > 1}
     if not tried:
         return None
     figure = new_figure(width=6.4, height=4.0)
     axis = figure.subplots()
-    for place, (name, rates) in enumerate(tried):
-        colour, marker = PALETTE[place % len(PALETTE)], MARKERS[place % len(MARKERS)]
+    for place, rates in tried.items():
+        style, name = style_of(place), comparison.short_name(comparison.contenders[place])
         means = [statistics.fmean(values) for values in rates.values()]
-        axis.plot(list(rates), means, color=colour, marker=marker, linewidth=1.6, label=plain(name))
+        axis.plot(list(rates), means, linewidth=1.6, label=plain(name), **style)  # type: ignore[arg-type]
         for rate, values in rates.items():
-            axis.scatter([rate] * len(values), values, s=10, color=colour, alpha=0.5)
+            axis.scatter([rate] * len(values), values, s=10, color=style["color"], alpha=0.5)
     axis.set_xscale("log")
     measure = comparison.settings.metric.replace("micro_f1", "micro-F1")
     axis.set(xlabel="learning rate", ylabel=f"{measure} on dev, %")

@@ -197,9 +197,8 @@ def _present(values: Iterable[float | None]) -> list[float]:
 
 def _spread_note(comparison: Comparison, split: str) -> str:
     seeds = "mean ± standard deviation over seeds" if _has_seeds(comparison) else "one seed each"
-    kind = "questions" if comparison.labels is None else "documents"
     marks = "; best bold, second best underlined" if len(comparison.contenders) > 1 else ""
-    return f"{comparison.documents[split]:,} {kind}; {seeds}{marks}."
+    return f"{comparison.documents[split]:,} {comparison.items}; {seeds}{marks}."
 
 
 def _has_seeds(comparison: Comparison) -> bool:

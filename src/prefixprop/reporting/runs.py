@@ -16,8 +16,14 @@ from prefixprop.prediction import run_files
 from prefixprop.tasks.json_lines import read_json_lines
 from prefixprop.training import RunDirectory, RunSettings
 from prefixprop.training.paper import with_paper_defaults
+from prefixprop.training.settings import SETTING_FIELDS
 
 SPLITS = ("dev", "test")
+# Where the documents lie differs between machines; which documents they are is told by their labels and number.
+_PLACES = ("data_dir", "train_files", "dev_files", "test_files", "max_dev_documents", "max_test_documents")
+DECISIVE_SETTINGS = tuple(
+    name for name, declared in SETTING_FIELDS.items() if not declared.metadata["resumable"] and name not in _PLACES
+)
 
 
 @dataclass(frozen=True)
@@ -40,6 +46,18 @@ class Run:
     def splits(self) -> tuple[str, ...]:
         """The splits that the run was evaluated on."""
         return tuple(split for split in SPLITS if self.measure(split, "accuracy") is not None)
+
+    @property
+    def documents(self) -> dict[str, int]:
+        """How many documents it was evaluated on, by split."""
+        return {split: int(self.measure(split, "documents") or 0) for split in self.splits}
+
+    @property
+    def identity_of_documents(self) -> tuple[Any, ...]:
+        """What runs on the same documents have in common."""
+        settings = self.settings
+        files = (*settings.train_files, *settings.dev_files, *settings.test_files)
+        return tuple(Path(file).name for file in files), self.labels, tuple(self.documents.items())
 
     @property
     def made_by(self) -> str | None:
@@ -143,7 +161,8 @@ def _without_repetitions(runs: Sequence[Run], remarks: list[str]) -> list[Run]:
     """The runs without those of the same settings and seed as another, which would count as a seed more."""
     first: dict[Any, Run] = {}
     for run in runs:
-        same = first.setdefault(run.settings, run)
+        decisive = tuple(getattr(run.settings, name) for name in DECISIVE_SETTINGS)
+        same = first.setdefault((decisive, run.identity_of_documents), run)
         if same is not run:
             remarks.append(f"Left out: {run.path} has the settings and the seed of {same.path}, which is counted.")
     return list(first.values())

@@ -1,4 +1,4 @@
-"""Showing a table in a terminal, however narrow: no number is ever cut."""
+"""Showing a table in a terminal, wide or narrow, without cutting numbers."""
 
 from __future__ import annotations
 
