@@ -17,13 +17,15 @@ _STYLE = """
 }
 body { margin: 0 auto; max-width: 72rem; padding: 1rem; background: var(--paper); color: var(--ink);
   font: 16px/1.5 system-ui, sans-serif; }
-h1, h2, h3 { line-height: 1.2; }
+h1, h2, h3 { line-height: 1.2; overflow-wrap: anywhere; }
 h2 { margin-top: 2.5rem; border-bottom: 1px solid var(--line); }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 0.9rem; }
 th, td { padding: 0.3rem 0.6rem; text-align: right; white-space: nowrap; border-bottom: 1px solid var(--line); }
 th { background: var(--soft); vertical-align: bottom; white-space: normal; }
 th.text, td.text { text-align: left; }
+th:first-child, td:first-child { position: sticky; left: 0; }
+td:first-child { background: var(--paper); }
 td.text { white-space: normal; min-width: 7rem; }
 th.paper, td.paper { color: var(--dim); font-style: italic; border-left: 1px dashed var(--line); }
 th button { all: unset; cursor: pointer; }
@@ -44,7 +46,8 @@ for (const button of document.querySelectorAll("table.sortable th button")) {
   button.addEventListener("click", () => {
     const head = button.parentElement, table = head.closest("table"), body = table.tBodies[0];
     const place = head.cellIndex, isText = head.classList.contains("text");
-    const wanted = head.getAttribute("aria-sort") === "descending" ? "ascending" : "descending";
+    const [first, second] = isText ? ["ascending", "descending"] : ["descending", "ascending"];
+    const wanted = head.getAttribute("aria-sort") === first ? second : first;
     for (const other of table.querySelectorAll("th")) other.setAttribute("aria-sort", "none");
     head.setAttribute("aria-sort", wanted);
     const direction = wanted === "ascending" ? 1 : -1;
