@@ -19,6 +19,7 @@ from transformers import PreTrainedTokenizerFast
 from prefixprop.evaluation import PredictionSet, fit_temperature, write_predictions
 from prefixprop.models import adapt_candidate_scorer, candidate_scorer
 from prefixprop.tasks import CandidateCollator, Question, WikiHopDataset
+from prefixprop.training import RunSettings, settings_to_yaml
 
 from tiny import METHODS, tiny_model
 from tiny_questions import FIRST_SPECIAL_TOKEN, sentence, tiny_tokenizer
@@ -102,6 +103,38 @@ def make_wikihop_run(folder: Path, questions: dict[str, list[Question]], method:
     predictions = {split: _one_question_at_a_time(model, tokenizer, questions[split]) for split in ("dev", "test")}
     _write_metrics(run, predictions)
     return run
+
+
+def make_results(run: Path, skill: float = 1.0, documents: int = 40, **settings: Any) -> Path:
+    """A finished run without a model, whose invented predictions are better the more `skill` it has."""
+    resolved = RunSettings(**({"task": "hyperpartisan", "epochs": 3, "max_length": 64} | settings))
+    questions, generator = resolved.is_question_task, np.random.default_rng([resolved.seed, int(100 * skill)])
+    run.mkdir(parents=True)
+    (run / "config.yaml").write_text(settings_to_yaml(resolved), encoding="utf-8")
+    if not questions:
+        (run / "labels.json").write_text(json.dumps(LABEL_NAMES[:2]), encoding="utf-8")
+    environment = {"packages": {"prefixprop": "0.1.0"}, "device": "cpu", "seed": resolved.seed}
+    (run / "environment.json").write_text(json.dumps(environment), encoding="utf-8")
+    (run / "lengths.json").write_text(json.dumps(generator.integers(20, 900, 60).tolist()), encoding="utf-8")
+    predictions = {split: _invented_predictions(generator, skill, documents, questions) for split in ("dev", "test")}
+    history = [{"epoch": epoch, "step": 5 * epoch, "dev_ece": 0.05 * epoch / skill} for epoch in (1, 2, 3)]
+    (run / "history.jsonl").write_text("".join(json.dumps(line) + "\n" for line in history), encoding="utf-8")
+    _write_metrics(run, predictions)
+    metrics = json.loads((run / "metrics.json").read_text())
+    parameters = {"backbone": 10_000, "prefix": 5, "alpha": 0, "head": 40, "rest": 0, "trainable": 45}
+    metrics |= {"seconds": 30.0 * skill, "epochs": 3, "parameters": parameters}
+    (run / "metrics.json").write_text(json.dumps(metrics), encoding="utf-8")
+    return run
+
+
+def _invented_predictions(generator: Any, skill: float, documents: int, questions: bool) -> PredictionSet:
+    labels = generator.integers(0, 2, documents)
+    logits = generator.normal(size=(documents, 2))
+    logits[np.arange(documents), labels] += skill
+    ids, known = tuple(f"d{number}" for number in range(documents)), tuple(labels.tolist())
+    if questions:
+        return PredictionSet.of_candidates(ids, known, list(logits), [("Oslo", "Rome")] * documents)
+    return PredictionSet(ids, known, logits, label_names=LABEL_NAMES[:2])
 
 
 def _trained(method: str, model: Any) -> Any:

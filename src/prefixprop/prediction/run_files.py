@@ -15,6 +15,7 @@ import yaml  # type: ignore[import-untyped]
 from prefixprop.evaluation import Temperature
 
 CONFIG, LABELS, METRICS = "config.yaml", "labels.json", "metrics.json"
+ENVIRONMENT, LENGTHS = "environment.json", "lengths.json"
 _FINISH = "finish it with `prefixprop train … --resume`"
 _AGAIN = "train it again with `prefixprop train … --overwrite`"
 
@@ -78,6 +79,28 @@ def read_metrics(run_dir: Path) -> dict[str, Any]:
     if not isinstance(metrics, dict):
         raise ValueError(f"{path}:1: the metrics must be an object, got {type(metrics).__name__}; {_FINISH}.")
     return metrics
+
+
+def read_environment(run_dir: Path) -> dict[str, Any]:
+    """Under which circumstances the run was made; nothing where it did not say."""
+    path = run_dir / ENVIRONMENT
+    if not path.is_file():
+        return {}
+    environment = _read_json(path)
+    if not isinstance(environment, dict):
+        raise ValueError(f"{path}:1: the environment must be an object, got {type(environment).__name__}; {_AGAIN}.")
+    return environment
+
+
+def read_lengths(run_dir: Path) -> tuple[int, ...]:
+    """How many tokens every train document has; nothing where the run did not say."""
+    path = run_dir / LENGTHS
+    if not path.is_file():
+        return ()
+    lengths = _read_json(path)
+    if not isinstance(lengths, list) or not all(type(length) is int and length > 0 for length in lengths):
+        raise ValueError(f"{path}:1: the lengths must be a list of whole numbers above 0; {_AGAIN}.")
+    return tuple(lengths)
 
 
 def read_temperature(run_dir: Path) -> Temperature:

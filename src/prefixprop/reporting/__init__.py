@@ -4,5 +4,14 @@ from prefixprop.reporting.confusion import plot_confusion
 from prefixprop.reporting.figures import plot_alpha, plot_prefix_share
 from prefixprop.reporting.prefix_share import prefix_share
 from prefixprop.reporting.reliability import plot_reliability
+from prefixprop.reporting.report import Report, make_report
 
-__all__ = ["plot_alpha", "plot_confusion", "plot_prefix_share", "plot_reliability", "prefix_share"]
+__all__ = [
+    "Report",
+    "make_report",
+    "plot_alpha",
+    "plot_confusion",
+    "plot_prefix_share",
+    "plot_reliability",
+    "prefix_share",
+]

@@ -12,9 +12,21 @@ if TYPE_CHECKING:
 
 # Of the palette of Okabe & Ito (2008), which colour-blind readers can tell apart.
 BLUE, VERMILION, GREEN = "#0072B2", "#D55E00", "#009E73"
+PALETTE = (BLUE, VERMILION, GREEN, "#CC79A7", "#56B4E9", "#E69F00", "#000000")
+# Beside the colours, for who prints in grey and for more lines than colours.
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
 # Without dates and random names, the same picture is the same file.
 _METADATA: dict[str, dict[str, Any]] = {".png": {}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
+
+
+def style_of(place: int) -> dict[str, str]:
+    """Colour and marker of the method in this place, the same in every picture.
+
+    >>> style_of(0)
+    {'color': '#0072B2', 'marker': 'o'}
+    """
+    return {"color": PALETTE[place % len(PALETTE)], "marker": MARKERS[place % len(MARKERS)]}
 
 
 def new_figure(width: float, height: float) -> Figure:

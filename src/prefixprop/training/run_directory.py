@@ -5,6 +5,7 @@
 | `config.yaml` | the resolved settings |
 | `labels.json` | the names of the labels, in order; not for WikiHop |
 | `environment.json` | versions, device, git commit and command |
+| `lengths.json` | how many tokens every train document has, as the model reads it |
 | `history.jsonl` | one line per epoch |
 | `predictions/dev.jsonl`, `predictions/test.jsonl` | every document's label, logits and uncalibrated probabilities |
 | `temperature.json` | the temperature fitted on dev |
@@ -49,6 +50,10 @@ class RunDirectory:
     @property
     def environment(self) -> Path:
         return self.path / "environment.json"
+
+    @property
+    def lengths(self) -> Path:
+        return self.path / "lengths.json"
 
     @property
     def history(self) -> Path:

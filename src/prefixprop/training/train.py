@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import warnings
@@ -201,6 +202,7 @@ def _arguments(settings: RunSettings, directory: RunDirectory) -> TrainingArgume
 def _write_start(directory: RunDirectory, run: RunPlan, arguments: TrainingArguments) -> None:
     if run.data.label_names is not None:
         write_json(directory.labels, list(run.data.label_names))
+    write_text(directory.lengths, json.dumps(list(run.data.train_lengths)) + "\n")  # a long list, on one line
     write_json(directory.environment, describe_environment(run.settings, arguments.device, process_count()))
 
 

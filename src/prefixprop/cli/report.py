@@ -1,0 +1,70 @@
+"""`prefixprop report`: tables and pictures from run directories."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from prefixprop.cli.messages import clean_errors
+from prefixprop.reporting.report import Report, make_report
+from prefixprop.reporting.table_formats import to_latex, to_markdown
+from prefixprop.reporting.terminal_table import print_table
+
+
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUNS…", help="Run directories, or folders of them.")],
+    output: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Write report.html, and the tables and pictures as files, here."),
+    ] = None,
+    format_name: Annotated[
+        str, typer.Option("--format", metavar="terminal|markdown|latex|html", help="How the report is printed.")
+    ] = "terminal",
+    paper: Annotated[
+        bool, typer.Option("--paper", help="Show the paper's values beside the measured ones, marked as such.")
+    ] = False,
+) -> None:
+    """Compare finished runs: per task a table of quality, of calibration and of time; pictures with --output."""
+    with clean_errors():
+        if format_name not in _FORMATS:
+            raise ValueError(f"--format {format_name!r} is unknown; choose one of {', '.join(_FORMATS)}.")
+        if output is not None and output.exists() and not output.is_dir():
+            raise ValueError(f"--output {output} is a file; give a folder.")
+        found = make_report(runs, paper)
+        messages = Console(stderr=True, highlight=False, soft_wrap=True)
+        for remark in found.remarks:
+            messages.print(f"Note: {remark}", markup=False)
+        _FORMATS[format_name](found)
+        if output is not None:
+            written = found.write(output)
+            messages.print(f"{len(written)} files in {output}; open {written[0]}", markup=False)
+
+
+def _print_tables(found: Report) -> None:
+    console = Console()
+    for table in found.tables:
+        print_table(console, table)
+
+
+def _print_markdown(found: Report) -> None:
+    typer.echo("\n".join(map(to_markdown, found.tables)), nl=False)
+
+
+def _print_latex(found: Report) -> None:
+    typer.echo("\n".join(map(to_latex, found.tables)), nl=False)
+
+
+def _print_html(found: Report) -> None:
+    typer.echo(found.page(), nl=False)
+
+
+_FORMATS: dict[str, Callable[[Report], None]] = {
+    "terminal": _print_tables,
+    "markdown": _print_markdown,
+    "latex": _print_latex,
+    "html": _print_html,
+}

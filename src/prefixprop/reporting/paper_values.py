@@ -1,0 +1,103 @@
+"""The values that the paper reports, as data: its Tables 2 and 3 and its run-time table.
+
+"Prefix-Propagation: Parameter-Efficient Tuning for Long Sequences" (ACL 2023). Longformer is Longformer-base and
+RoBERTa is RoBERTa-base. Hyperpartisan is reported on dev, the others on test (caption of Table 2).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class PaperMethod:
+    """A row of the paper's tables."""
+
+    title: str
+    method: str
+    family: str
+
+
+PROPAGATION = PaperMethod("Prefix-Propagation", "prefix-propagation", "longformer")
+TUNING = PaperMethod("Prefix-Tuning", "prefix-tuning", "longformer")
+FINE_TUNING = PaperMethod("Fine-Tuning", "fine-tuning", "longformer")
+ROBERTA_TUNING = PaperMethod("RoBERTa PT", "prefix-tuning", "roberta")
+PAPER_METHODS = (ROBERTA_TUNING, TUNING, PROPAGATION, FINE_TUNING)
+
+TASK_TITLES = {
+    "wikihop": "WikiHop", "arxiv": "ArXiv", "newsgroups": "20-newsgroups", "hyperpartisan": "Hyperpartisan"
+}  # fmt: skip
+REPORTED_SPLITS = {"wikihop": "test", "arxiv": "test", "newsgroups": "test", "hyperpartisan": "dev"}
+
+# Table 2: percent of parameters tuned (the head is not counted).
+TUNED_PERCENT = {ROBERTA_TUNING: 0.1, TUNING: 0.1, PROPAGATION: 0.05, FINE_TUNING: 100.0}
+
+# Table 2: macro precision, macro recall and micro-F1 in percent; accuracy in percent for WikiHop.
+_TABLE_2: dict[str, dict[PaperMethod, tuple[float, float, float]]] = {
+    "arxiv": {
+        ROBERTA_TUNING: (79.4, 79.6, 79.8),
+        TUNING: (81.5, 81.7, 82.7),
+        PROPAGATION: (83.1, 83.1, 83.3),
+        FINE_TUNING: (83.1, 82.9, 83.3),
+    },
+    "newsgroups": {
+        ROBERTA_TUNING: (67.9, 67.0, 68.2),
+        TUNING: (68.9, 68.4, 69.7),
+        PROPAGATION: (70.1, 69.7, 71.0),
+        FINE_TUNING: (71.8, 71.2, 72.3),
+    },
+    "hyperpartisan": {
+        ROBERTA_TUNING: (70.4, 59.2, 64.1),
+        TUNING: (78.3, 73.8, 75.3),
+        PROPAGATION: (86.4, 77.7, 81.8),
+        FINE_TUNING: (87.8, 76.2, 81.5),
+    },
+}
+_WIKIHOP_ACCURACY = {ROBERTA_TUNING: 11.7, TUNING: 38.9, PROPAGATION: 42.2, FINE_TUNING: 74.0}
+
+# Table 3: ECE, without temperature scaling.
+_ECE = {
+    "arxiv": {ROBERTA_TUNING: 0.056, TUNING: 0.075, PROPAGATION: 0.042, FINE_TUNING: 0.099},
+    "hyperpartisan": {ROBERTA_TUNING: 0.228, TUNING: 0.153, PROPAGATION: 0.093, FINE_TUNING: 0.138},
+    "newsgroups": {ROBERTA_TUNING: 0.123, TUNING: 0.117, PROPAGATION: 0.122, FINE_TUNING: 0.212},
+}
+
+# Run-time table (appendix): seconds for 8,000 random sequences of 4,096 tokens on a GTX 1080 Ti, and percent more
+# than without an adapter.
+INFERENCE_SECONDS = (("No PEFT", 2192, 0.0), ("Prefix-Tuning", 2239, 2.1), ("Prefix-Propagation", 2196, 0.2))
+
+
+def paper_value(task: str | None, split: str, row: PaperMethod, measure: str) -> float | None:
+    """What the paper reports for a task's split, in its units, by our name of the measure; None if it does not.
+
+    >>> paper_value("arxiv", "test", PROPAGATION, "micro_f1")
+    83.3
+    """
+    if task is None or REPORTED_SPLITS.get(task) != split:
+        return None
+    if measure == "accuracy":
+        return _WIKIHOP_ACCURACY[row] if task == "wikihop" else None
+    if task == "hyperpartisan" and measure in ("micro_f1", "binary_f1"):
+        # The caption says micro-F1, but the released code computes that of the positive class; P and R fit it.
+        return _TABLE_2[task][row][2] if measure == "binary_f1" else None
+    if measure == "ece":
+        return _ECE.get(task, {}).get(row)
+    order = ("macro_precision", "macro_recall", "micro_f1")
+    values = _TABLE_2.get(task, {}).get(row)
+    return values[order.index(measure)] if values and measure in order else None
+
+
+def find_paper_method(method: str, kernel: str | None, model: str) -> PaperMethod | None:
+    """The paper's row of a method on a model of the same family; None where the paper has none."""
+    family = _family(model)
+    if kernel is not None:
+        return None
+    return next((row for row in PAPER_METHODS if (row.method, row.family) == (method, family)), None)
+
+
+def _family(model: str) -> str | None:
+    name = model.lower()
+    # The embedded models are a Longformer and, with 512 positions, a RoBERTa.
+    if "longformer" in name or name == "embedded":
+        return "longformer"
+    return "roberta" if "roberta" in name or name == "embedded-512" else None

@@ -1,0 +1,51 @@
+"""How much the outcome hangs on the learning rate, per method."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from prefixprop.reporting.canvas import new_figure, plain, saved, style_of
+from prefixprop.reporting.groups import Comparison, Contender
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def plot_learning_rates(comparison: Comparison, path: str | Path | None = None) -> Figure | None:
+    """Draw the measure on dev that checkpoints are chosen by, over the learning rates that were tried.
+
+    None where no method was tried at two. The figure is written to `path` if given; its ending says how.
+    """
+    tried = {place: _by_rate(row) for place, row in enumerate(comparison.contenders)}
+    tried = {place: rates for place, rates in tried.items() if len(rates) > 1}
+    if not tried:
+        return None
+    figure = new_figure(width=6.4, height=4.0)
+    axis = figure.subplots()
+    for place, rates in tried.items():
+        style, name = style_of(place), comparison.short_name(comparison.contenders[place])
+        means = [statistics.fmean(values) for values in rates.values()]
+        axis.plot(list(rates), means, linewidth=1.6, label=plain(name), **style)  # type: ignore[arg-type]
+        for rate, values in rates.items():
+            axis.scatter([rate] * len(values), values, s=10, color=style["color"], alpha=0.5)
+    axis.set_xscale("log")
+    measure = comparison.settings.metric.replace("micro_f1", "micro-F1")
+    axis.set(xlabel="learning rate", ylabel=f"{measure} on dev, %")
+    axis.grid(alpha=0.3)
+    axis.set_title(plain(comparison.title), fontsize=10)
+    figure.legend(fontsize=8, loc="outside lower center", ncols=2, frameon=False)
+    return saved(figure, path)
+
+
+def _by_rate(contender: Contender) -> dict[float, list[float]]:
+    """The dev measure of every seed in percent, by learning rate; at the alpha of the row."""
+    rates: dict[float, list[float]] = {}
+    chosen = contender.best.settings
+    for trial in contender.trials:
+        settings = trial.settings
+        values = trial.values("dev", settings.metric)
+        if values and settings.learning_rate is not None and settings.alpha == chosen.alpha:
+            rates[settings.learning_rate] = [100 * value for value in values]
+    return dict(sorted(rates.items()))

@@ -1,0 +1,236 @@
+"""The tables of a report: quality per task (as Table 2), calibration (as Table 3) and time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from prefixprop.reporting.file_names import file_name
+from prefixprop.reporting.groups import Comparison, Contender, Trial
+from prefixprop.reporting.paper_values import (
+    REPORTED_SPLITS,
+    TUNED_PERCENT,
+    PaperMethod,
+    find_paper_method,
+    paper_value,
+)
+from prefixprop.reporting.runs import Run, as_number
+from prefixprop.reporting.tables import ABSENT, Better, Cell, Column, Table, number_cell, ranked
+
+
+@dataclass(frozen=True)
+class _Measure:
+    """A measure of a run: where `metrics.json` has it, and how it is shown."""
+
+    title: str
+    name: str
+    decimals: int
+    scale: float
+    better: Better
+    calibrated: bool = False
+
+
+_PERCENT = (1, 100.0, Better.HIGHER)
+_QUALITY = (
+    _Measure("P macro, %", "macro_precision", *_PERCENT),
+    _Measure("R macro, %", "macro_recall", *_PERCENT),
+    _Measure("F1 micro, %", "micro_f1", *_PERCENT),
+    _Measure("F1 binary, %", "binary_f1", *_PERCENT),
+    _Measure("Accuracy, %", "accuracy", *_PERCENT),
+)
+_ECE = (
+    _Measure("ECE", "ece", 3, 1.0, Better.LOWER),
+    _Measure("ECE after scaling", "ece", 3, 1.0, Better.LOWER, calibrated=True),
+)
+_SCALING = "Scaling: by the temperature fitted on dev."
+_CALIBRATION = (
+    *_ECE,
+    _Measure("Adaptive ECE", "adaptive_ece", 3, 1.0, Better.LOWER),
+    _Measure("MCE", "mce", 3, 1.0, Better.LOWER),
+    _Measure("Brier", "brier", 3, 1.0, Better.LOWER),
+    _Measure("NLL", "nll", 3, 1.0, Better.LOWER),
+    _Measure("NLL after scaling", "nll", 3, 1.0, Better.LOWER, calibrated=True),
+)
+
+
+def result_tables(comparisons: Sequence[Comparison], with_paper: bool = False) -> list[Table]:
+    """All tables of these comparisons; `with_paper` puts the paper's values beside, in columns of their own."""
+    tables: list[Table] = []
+    for number, comparison in enumerate(comparisons, start=1):
+        # Two comparisons may share their title, but not the names of their files.
+        name = f"{number}-{file_name(comparison.settings.data_name)}"
+        for split in comparison.splits:
+            tables.append(_main_table(comparison, split, f"{name}-{split}", with_paper))
+        for split in comparison.splits:
+            tables.append(_calibration_table(comparison, split, f"{name}-{split}-calibration", with_paper))
+        tables.append(_time_table(comparison, f"{name}-time"))
+    return tables
+
+
+def _main_table(comparison: Comparison, split: str, name: str, with_paper: bool) -> Table:
+    columns, rows = _start(comparison)
+    for measure in (*_QUALITY, *_ECE):
+        _add_measure(comparison, split, measure, with_paper, columns, rows)
+    _add_tuned(comparison, split, with_paper, columns, rows)
+    _add(columns, rows, Column("Seeds"), [_count(contender.best) for contender in comparison.contenders])
+    title = f"{comparison.title}, {split}: quality"
+    notes = (_spread_note(comparison, split), *_choice_notes(comparison), *_paper_notes(comparison, columns))
+    return ranked(Table(name, title, tuple(columns), tuple(map(tuple, rows)), notes))
+
+
+def _calibration_table(comparison: Comparison, split: str, name: str, with_paper: bool) -> Table:
+    columns, rows = _start(comparison)
+    for measure in _CALIBRATION:
+        _add_measure(comparison, split, measure, with_paper, columns, rows)
+    temperatures = [
+        number_cell(_present(as_number(run.metrics.get("temperature")) for run in contender.best.runs), 2)
+        for contender in comparison.contenders
+    ]
+    _add(columns, rows, Column("Temperature"), temperatures)
+    title = f"{comparison.title}, {split}: calibration"
+    notes = (_spread_note(comparison, split), _SCALING, *_paper_notes(comparison, columns))
+    return ranked(Table(name, title, tuple(columns), tuple(map(tuple, rows)), notes))
+
+
+def _time_table(comparison: Comparison, name: str) -> Table:
+    columns, rows = _start(comparison)
+    best = [contender.best for contender in comparison.contenders]
+    devices = [", ".join(sorted({run.device for run in trial.runs})) for trial in best]
+    _add(columns, rows, Column("Device", is_text=True), [Cell(device) for device in devices])
+    seconds = [_present(as_number(run.metrics.get("seconds")) for run in trial.runs) for trial in best]
+    _add(columns, rows, Column("Training, s", Better.LOWER), [number_cell(values, 1) for values in seconds])
+    per_epoch = [_present(_seconds_per_epoch(run) for run in trial.runs) for trial in best]
+    _add(columns, rows, Column("Per epoch, s", Better.LOWER), [number_cell(values, 2) for values in per_epoch])
+    _add(columns, rows, Column("Seeds"), [_count(trial) for trial in best])
+    notes = ["Time of training with its evaluations on dev, as the runs recorded it."]
+    table = Table(name, f"{comparison.title}: training time", tuple(columns), tuple(map(tuple, rows)), tuple(notes))
+    # Times of different machines are not a contest.
+    return ranked(table) if len(set(devices)) == 1 and devices[0] != "unknown" else table
+
+
+def _start(comparison: Comparison) -> tuple[list[Column], list[list[Cell]]]:
+    columns = [Column("Method", is_text=True), Column("Model", is_text=True)]
+    rows = [[Cell(contender.method), Cell(contender.model)] for contender in comparison.contenders]
+    return columns, rows
+
+
+def _add(columns: list[Column], rows: list[list[Cell]], column: Column, cells: Sequence[Cell]) -> None:
+    """Add a column, unless no row has anything in it."""
+    if all(cell == ABSENT for cell in cells):
+        return
+    columns.append(column)
+    for row, cell in zip(rows, cells, strict=True):
+        row.append(cell)
+
+
+def _add_measure(
+    comparison: Comparison,
+    split: str,
+    measure: _Measure,
+    with_paper: bool,
+    columns: list[Column],
+    rows: list[list[Cell]],
+) -> None:
+    part = f"{split}_calibrated" if measure.calibrated else split
+    cells = [
+        number_cell(contender.best.values(part, measure.name), measure.decimals, measure.scale)
+        for contender in comparison.contenders
+    ]
+    _add(columns, rows, Column(measure.title, measure.better), cells)
+    if with_paper and not measure.calibrated:
+        theirs = [
+            _paper_cell(comparison, contender, split, measure.name, measure.decimals)
+            for contender in comparison.contenders
+        ]
+        _add(columns, rows, Column(measure.title, from_paper=True), theirs)
+
+
+def _add_tuned(
+    comparison: Comparison, split: str, with_paper: bool, columns: list[Column], rows: list[list[Cell]]
+) -> None:
+    """Trained parameters in percent of the encoder's; the paper's numbers leave the head out."""
+    contenders = comparison.contenders
+    for title, head in (("Tuned, %", True), ("Tuned without head, %", False)):
+        cells = [_tuned_cell(contender.best.runs[0], head) for contender in contenders]
+        _add(columns, rows, Column(title), cells)
+    if with_paper and REPORTED_SPLITS.get(comparison.settings.task or "") == split:
+        found = [_paper_row(contender) for contender in contenders]
+        cells = [ABSENT if row is None else _plain_cell(TUNED_PERCENT[row], 2) for row in found]
+        _add(columns, rows, Column("Tuned without head, %", from_paper=True), cells)
+
+
+def _tuned_cell(run: Run, with_head: bool) -> Cell:
+    backbone, trainable = run.measure("parameters", "backbone"), run.measure("parameters", "trainable")
+    head = 0.0 if with_head else run.measure("parameters", "head")
+    if not backbone or trainable is None or head is None:
+        return ABSENT
+    return _plain_cell(100 * (trainable - head) / backbone, 3)
+
+
+def _paper_cell(comparison: Comparison, contender: Contender, split: str, measure: str, decimals: int) -> Cell:
+    row = _paper_row(contender)
+    value = None if row is None else paper_value(comparison.settings.task, split, row, measure)
+    return ABSENT if value is None else _plain_cell(value, decimals)
+
+
+def _paper_row(contender: Contender) -> PaperMethod | None:
+    settings = contender.best.settings
+    return find_paper_method(settings.method, settings.kernel, settings.model)
+
+
+def _plain_cell(value: float, decimals: int) -> Cell:
+    return Cell(f"{value:.{decimals}f}", value)
+
+
+def _count(trial: Trial) -> Cell:
+    return Cell(str(len(trial.runs)), float(len(trial.runs)))
+
+
+def _seconds_per_epoch(run: Run) -> float | None:
+    seconds, epochs = as_number(run.metrics.get("seconds")), as_number(run.metrics.get("epochs"))
+    return seconds / epochs if seconds is not None and epochs else None
+
+
+def _present(values: Iterable[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
+
+
+def _spread_note(comparison: Comparison, split: str) -> str:
+    seeds = "mean ± standard deviation over seeds" if _has_seeds(comparison) else "one seed each"
+    marks = "; best bold, second best underlined" if len(comparison.contenders) > 1 else ""
+    return f"{comparison.documents[split]:,} {comparison.items}; {seeds}{marks}."
+
+
+def _has_seeds(comparison: Comparison) -> bool:
+    return any(len(contender.best.runs) > 1 for contender in comparison.contenders)
+
+
+def _choice_notes(comparison: Comparison) -> list[str]:
+    """Which of several searched values stand in the table."""
+    notes = []
+    for contender in comparison.contenders:
+        if len(contender.trials) > 1:
+            chosen = contender.best.settings
+            is_best = contender.best.dev_score == max(trial.dev_score for trial in contender.trials)
+            reason = "the best on dev" if is_best else "the one with the most seeds"
+            alpha = f", alpha {chosen.alpha:g}" if chosen.kernel else ""
+            notes.append(
+                f"{comparison.short_name(contender)}: learning rate {chosen.learning_rate:g}{alpha}, {reason} of "
+                f"{len(contender.trials)} tried."
+            )
+    return notes
+
+
+def _paper_notes(comparison: Comparison, columns: Sequence[Column]) -> list[str]:
+    if not any(column.from_paper for column in columns):
+        return []
+    notes = [
+        "Columns marked (paper) are what the paper reports for Longformer-base or RoBERTa-base by that method; they "
+        "were not measured here, and the models in these rows may be others."
+    ]
+    if comparison.settings.task == "hyperpartisan" and any("F1" in column.title for column in columns):
+        notes.append(
+            "The paper calls its F1 of Hyperpartisan micro, but its released code computes that of the positive "
+            "class, and its P and R fit that, not macro averages: their harmonic mean is about its F1."
+        )
+    return notes

@@ -1,0 +1,186 @@
+"""Finding and reading the run directories that a report is made of."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from prefixprop.evaluation import PredictionSet, Temperature, read_predictions
+from prefixprop.prediction import run_files
+from prefixprop.tasks.json_lines import read_json_lines
+from prefixprop.training import RunDirectory, RunSettings
+from prefixprop.training.paper import with_paper_defaults
+from prefixprop.training.settings import SETTING_FIELDS
+
+SPLITS = ("dev", "test")
+# Where the documents lie differs between machines; which documents they are is told by their labels and number.
+_PLACES = ("data_dir", "train_files", "dev_files", "test_files", "max_dev_documents", "max_test_documents")
+DECISIVE_SETTINGS = tuple(
+    name for name, declared in SETTING_FIELDS.items() if not declared.metadata["resumable"] and name not in _PLACES
+)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run, as its directory tells it."""
+
+    path: Path
+    settings: RunSettings
+    metrics: dict[str, Any]
+    environment: dict[str, Any] = field(default_factory=dict)
+    history: tuple[dict[str, Any], ...] = ()
+    labels: tuple[str, ...] | None = None
+
+    def measure(self, part: str, name: str) -> float | None:
+        """One number of `metrics.json`, such as `measure("test", "micro_f1")`; None where the run has no such one."""
+        values = self.metrics.get(part)
+        return as_number(values.get(name)) if isinstance(values, dict) else None
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """The splits that the run was evaluated on."""
+        return tuple(split for split in SPLITS if self.measure(split, "accuracy") is not None)
+
+    @property
+    def documents(self) -> dict[str, int]:
+        """How many documents it was evaluated on, by split."""
+        return {split: int(self.measure(split, "documents") or 0) for split in self.splits}
+
+    @property
+    def identity_of_documents(self) -> tuple[Any, ...]:
+        """What runs on the same documents have in common."""
+        settings = self.settings
+        files = (*settings.train_files, *settings.dev_files, *settings.test_files)
+        return tuple(Path(file).name for file in files), self.labels, tuple(self.documents.items())
+
+    @property
+    def made_by(self) -> str | None:
+        """The version of prefixprop that made the run, where it is known."""
+        packages = self.environment.get("packages")
+        found = packages.get("prefixprop") if isinstance(packages, dict) else None
+        return found if isinstance(found, str) else None
+
+    @property
+    def device(self) -> str:
+        return str(self.environment.get("device") or "unknown")
+
+    @cached_property
+    def temperature(self) -> Temperature:
+        return run_files.read_temperature(self.path)
+
+    @cached_property
+    def lengths(self) -> tuple[int, ...]:
+        """How many tokens every train document has, as the model reads it; empty where the run did not say."""
+        return run_files.read_lengths(self.path)
+
+    def predictions(self, split: str) -> PredictionSet | None:
+        """What the run said about the documents of a split, uncalibrated; None where it kept nothing."""
+        path = RunDirectory(self.path).predictions(split)
+        return read_predictions(path) if path.is_file() else None
+
+
+@dataclass(frozen=True)
+class FoundRuns:
+    """The finished runs, and in a line each what was found besides: unfinished, damaged and repeated ones."""
+
+    runs: tuple[Run, ...]
+    remarks: tuple[str, ...]
+
+
+def find_runs(paths: Iterable[str | Path]) -> FoundRuns:
+    """Read all run directories at and below these paths; only a path that does not exist is an error.
+
+    >>> found = find_runs(["runs"])
+    >>> [run.settings.seed for run in found.runs]
+    """
+    runs: list[Run] = []
+    remarks: list[str] = []
+    for directory in _directories([Path(path) for path in paths]):
+        try:
+            runs.append(read_run(directory))
+        except (ValueError, OSError) as error:
+            remarks += [f"Left out: {line}" for line in str(error).splitlines()]
+    kept = _without_repetitions(runs, remarks)
+    remarks += _version_remarks(kept)
+    return FoundRuns(tuple(kept), tuple(remarks))
+
+
+def read_run(directory: Path) -> Run:
+    """Read one run directory; an unfinished or damaged one raises an error that names the file."""
+    run_files.check_run(directory)
+    files = RunDirectory(directory)
+    environment = run_files.read_environment(directory)
+    try:
+        settings = with_paper_defaults(files.read_settings())
+    except ValueError as error:
+        raise ValueError(f"{error}{_age(environment)}") from error
+    run = Run(
+        path=directory,
+        settings=settings,
+        metrics=run_files.read_metrics(directory),
+        environment=environment,
+        history=tuple(read_json_lines(files.history)) if files.history.is_file() else (),
+        labels=run_files.read_labels(directory) if files.labels.is_file() else None,
+    )
+    if "dev" not in run.splits:
+        raise ValueError(
+            f"{files.metrics}: the measures of dev are missing; finish the run with `prefixprop train … --resume`."
+        )
+    return run
+
+
+def as_number(value: Any) -> float | None:
+    """The value as a float if it is a finite number, otherwise None."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return float(value)
+
+
+def _directories(paths: Sequence[Path]) -> list[Path]:
+    """All run directories at and below the paths, each once, however often it is named."""
+    found: dict[Path, Path] = {}
+    for path in paths:
+        if not path.is_dir():
+            raise FileNotFoundError(f"{path}: there is no such folder; give run directories or folders of them.")
+        for folder, below, _ in os.walk(path):
+            directory = Path(folder)
+            if RunDirectory(directory).is_run():
+                found.setdefault(directory.resolve(), directory)
+                below.clear()  # a run has no runs inside, but may have many files
+            below.sort()
+    return list(found.values())
+
+
+def _without_repetitions(runs: Sequence[Run], remarks: list[str]) -> list[Run]:
+    """The runs without those of the same settings and seed as another, which would count as a seed more."""
+    first: dict[Any, Run] = {}
+    for run in runs:
+        decisive = tuple(getattr(run.settings, name) for name in DECISIVE_SETTINGS)
+        same = first.setdefault((decisive, run.identity_of_documents), run)
+        if same is not run:
+            remarks.append(f"Left out: {run.path} has the settings and the seed of {same.path}, which is counted.")
+    return list(first.values())
+
+
+def _version_remarks(runs: Sequence[Run]) -> list[str]:
+    """What a reader should know where the runs come from several versions of prefixprop."""
+    made: dict[str, int] = {}
+    for run in runs:
+        name = run.made_by or "an unknown version"
+        made[name] = made.get(name, 0) + 1
+    if len(made) < 2:
+        return []
+    counted = ", ".join(f"{name} ({count})" for name, count in sorted(made.items()))
+    return [f"The runs were made by several versions of prefixprop: {counted}; numbers may differ for that reason."]
+
+
+def _age(environment: dict[str, Any]) -> str:
+    packages = environment.get("packages")
+    made, here = packages.get("prefixprop") if isinstance(packages, dict) else None, version("prefixprop")
+    return f" The run was made by prefixprop {made}, this is {here}." if made not in (None, here) else ""

@@ -1,0 +1,94 @@
+"""Writing a table as Markdown, LaTeX (booktabs) and HTML."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from html import escape
+
+from prefixprop.reporting.tables import Cell, Column, Place, Table
+
+_ARROWS = {"higher": "↑", "lower": "↓", "neither": ""}
+_LATEX = {
+    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "—": "---", "↑": r"$\uparrow$",
+    "↓": r"$\downarrow$", "×": r"$\times$", "α": r"$\alpha$", "<": r"\textless{}", ">": r"\textgreater{}",
+}  # fmt: skip
+_MARKDOWN_SPECIAL = re.compile(r"([\\`*_\[\]<>|])")
+
+
+def heading(column: Column) -> str:
+    """The column's title, with whose values it has and which of them are better."""
+    title = f"{column.title} (paper)" if column.from_paper else column.title
+    return f"{title} {_ARROWS[column.better.value]}".rstrip()
+
+
+def to_markdown(table: Table) -> str:
+    """Markdown as GitHub shows it; it has no underline of its own, so the second best is in HTML's."""
+    lines = [f"### {_markdown_text(table.title)}", ""]
+    lines.append("| " + " | ".join(_markdown_text(heading(column)) for column in table.columns) + " |")
+    lines.append("| " + " | ".join("---" if column.is_text else "---:" for column in table.columns) + " |")
+    lines += [
+        "| " + " | ".join(_marked(cell, _markdown_text, "**{}**", "<u>{}</u>") for cell in row) + " |"
+        for row in table.rows
+    ]
+    for note in table.notes:
+        lines += ["", _markdown_text(note)]
+    return "\n".join(lines) + "\n"
+
+
+def to_latex(table: Table) -> str:
+    """A LaTeX table; needs the package booktabs."""
+    alignment = "".join("l" if column.is_text else "r" for column in table.columns)
+    lines = [r"% needs \usepackage{booktabs}", r"\begin{table}", r"\centering", rf"\begin{{tabular}}{{{alignment}}}"]
+    lines += [r"\toprule", " & ".join(_latex_text(heading(column)) for column in table.columns) + r" \\", r"\midrule"]
+    lines += [
+        " & ".join(_marked(cell, _latex_text, r"\textbf{{{}}}", r"\underline{{{}}}") for cell in row) + r" \\"
+        for row in table.rows
+    ]
+    caption = " ".join([f"{table.title}.", *table.notes])
+    lines += [r"\bottomrule", r"\end{tabular}", rf"\caption{{{_latex_text(caption)}}}"]
+    lines += [rf"\label{{tab:{table.name}}}", r"\end{table}"]
+    return "\n".join(lines) + "\n"
+
+
+def to_html(table: Table) -> str:
+    """An HTML table; cells carry what a column is sorted by."""
+    head = "".join(
+        f'<th scope="col" aria-sort="none"{_css_class(column)}>'
+        f'<button type="button">{escape(heading(column))}</button></th>'
+        for column in table.columns
+    )
+    body = "\n".join(f"<tr>{_html_cells(table, row)}</tr>" for row in table.rows)
+    notes = "".join(f'<p class="note">{escape(note)}</p>' for note in table.notes)
+    return (
+        f'<h3>{escape(table.title)}</h3>\n<div class="wide"><table class="sortable">\n'
+        f"<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody></table></div>\n{notes}"
+    )
+
+
+def _html_cells(table: Table, row: tuple[Cell, ...]) -> str:
+    cells = []
+    for column, cell in zip(table.columns, row, strict=True):
+        key = cell.text if column.is_text else "" if cell.value is None else repr(cell.value)
+        text = _marked(cell, escape, "<strong>{}</strong>", "<u>{}</u>")
+        cells.append(f'<td data-key="{escape(key)}"{_css_class(column)}>{text}</td>')
+    return "".join(cells)
+
+
+def _css_class(column: Column) -> str:
+    names = ["text"] * column.is_text + ["paper"] * column.from_paper
+    return f' class="{" ".join(names)}"' if names else ""
+
+
+def _marked(cell: Cell, escaped: Callable[[str], str], first: str, second: str) -> str:
+    patterns = {Place.FIRST: first, Place.SECOND: second, Place.OTHER: "{}"}
+    return patterns[cell.place].format(escaped(cell.text))
+
+
+def _markdown_text(text: str) -> str:
+    return _MARKDOWN_SPECIAL.sub(r"\\\1", text)
+
+
+def _latex_text(text: str) -> str:
+    return "".join(_LATEX.get(character, character) for character in text)

@@ -1,0 +1,98 @@
+"""A table of results: one structure, from which the terminal, Markdown, LaTeX and HTML are written."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+
+
+class Better(Enum):
+    """Which values of a column are better, if any."""
+
+    HIGHER = "higher"
+    LOWER = "lower"
+    NEITHER = "neither"
+
+
+class Place(Enum):
+    """Where a cell stands in its column."""
+
+    FIRST = "first"
+    SECOND = "second"
+    OTHER = "other"
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column: its title, and whether it was measured or is what the paper says."""
+
+    title: str
+    better: Better = Better.NEITHER
+    from_paper: bool = False
+    is_text: bool = False
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What stands in a table: words, or a number with its spread over seeds."""
+
+    text: str
+    value: float | None = None
+    place: Place = Place.OTHER
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows under columns, with a title and notes; `name` is a file's name without its ending."""
+
+    name: str
+    title: str
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for number, row in enumerate(self.rows, start=1):
+            if len(row) != len(self.columns):
+                raise ValueError(
+                    f"Row {number} of {self.title!r} has {len(row)} cells for {len(self.columns)} columns."
+                )
+
+
+ABSENT = Cell("—")
+
+
+def number_cell(values: Sequence[float], decimals: int, scale: float = 1.0) -> Cell:
+    """The mean of the values, with their sample standard deviation where there are at least two.
+
+    >>> number_cell([0.5, 0.6], decimals=1, scale=100).text
+    '55.0 ± 7.1'
+    """
+    if not values:
+        return ABSENT
+    scaled = [scale * value for value in values]
+    mean = statistics.fmean(scaled)
+    spread = f" ± {statistics.stdev(scaled):.{decimals}f}" if len(scaled) > 1 else ""
+    # As it is printed, so that equal prints are equal ranks.
+    return Cell(f"{mean:.{decimals}f}{spread}", round(mean, decimals))
+
+
+def ranked(table: Table) -> Table:
+    """The table with the best and second best of every measured column marked, ties together.
+
+    A column whose values are all the same has no best; values of the paper are never ranked with measured ones.
+    """
+    marked = [list(row) for row in table.rows]
+    for place, column in enumerate(table.columns):
+        values = {row[place].value for row in table.rows} - {None}
+        if column.better is Better.NEITHER or column.from_paper or len(values) < 2:
+            continue
+        order = sorted((value for value in values if value is not None), reverse=column.better is Better.HIGHER)
+        places = {order[0]: Place.FIRST, order[1]: Place.SECOND}
+        for row in marked:
+            value = row[place].value
+            if value in places:
+                row[place] = replace(row[place], place=places[value])
+    return replace(table, rows=tuple(map(tuple, marked)))

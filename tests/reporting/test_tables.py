@@ -1,0 +1,110 @@
+"""One table structure, four ways to write it."""
+
+from __future__ import annotations
+
+import io
+from html.parser import HTMLParser
+
+import pytest
+from rich.console import Console
+
+from prefixprop.reporting.table_formats import to_html, to_latex, to_markdown
+from prefixprop.reporting.tables import ABSENT, Better, Cell, Column, Place, Table, number_cell, ranked
+from prefixprop.reporting.terminal_table import print_table
+
+COLUMNS = (
+    Column("Method", is_text=True),
+    Column("F1, %", Better.HIGHER),
+    Column("F1, %", from_paper=True),
+    Column("ECE", Better.LOWER),
+)
+
+
+def table(*rows: tuple[Cell, ...]) -> Table:
+    return ranked(Table("name", "A_title & more", COLUMNS, rows, ("A note.",)))
+
+
+EXAMPLE = table(
+    (Cell("a_b|<c>"), number_cell([0.8, 0.9], 1, 100), Cell("99.0", 99.0), number_cell([0.2], 3)),
+    (Cell("second"), number_cell([0.7], 1, 100), Cell("50.0", 50.0), number_cell([0.1], 3)),
+    (Cell("third"), number_cell([0.6], 1, 100), ABSENT, ABSENT),
+)
+
+
+def test_a_number_is_the_mean_and_the_sample_deviation() -> None:
+    assert number_cell([0.8, 0.9], 1, 100).text == "85.0 ± 7.1"  # √(2 · 5² / 1)
+    assert number_cell([0.8], 1, 100).text == "80.0"
+    assert number_cell([], 1) == ABSENT
+
+
+def test_best_and_second_are_marked_by_the_direction_of_the_column_and_the_papers_never() -> None:
+    assert [row[1].place for row in EXAMPLE.rows] == [Place.FIRST, Place.SECOND, Place.OTHER]
+    assert [row[2].place for row in EXAMPLE.rows] == [Place.OTHER] * 3
+    assert [row[3].place for row in EXAMPLE.rows] == [Place.SECOND, Place.FIRST, Place.OTHER]
+
+
+def test_what_is_printed_alike_is_ranked_alike() -> None:
+    cells = [number_cell([value], 1, 100) for value in (0.8331, 0.8334, 0.827, 0.7)]
+    marked = table(*((Cell("x"), cell, ABSENT, ABSENT) for cell in cells))
+    assert [row[1].place for row in marked.rows] == [Place.FIRST, Place.FIRST, Place.SECOND, Place.OTHER]
+    same = table(*((Cell("x"), cells[0], ABSENT, ABSENT) for _ in range(2)))
+    assert {row[1].place for row in same.rows} == {Place.OTHER}
+
+
+def test_a_row_of_the_wrong_length_is_refused() -> None:
+    with pytest.raises(ValueError, match="Row 1 of 'A_title & more' has 1 cells for 4 columns"):
+        table((ABSENT,))
+
+
+def test_markdown() -> None:
+    lines = to_markdown(EXAMPLE).splitlines()
+    assert lines[0] == r"### A\_title & more"
+    assert lines[2] == "| Method | F1, % ↑ | F1, % (paper) | ECE ↓ |"
+    assert lines[3] == "| --- | ---: | ---: | ---: |"
+    assert lines[4] == r"| a\_b\|\<c\> | **85.0 ± 7.1** | 99.0 | <u>0.200</u> |"
+    assert lines[6] == "| third | 60.0 | — | — |"
+    assert lines[-1] == "A note."
+
+
+def test_latex() -> None:
+    text = to_latex(EXAMPLE)
+    assert r"Method & F1, \% $\uparrow$ & F1, \% (paper) & ECE $\downarrow$ \\" in text
+    assert r"a\_b|\textless{}c\textgreater{} & \textbf{85.0 $\pm$ 7.1} & 99.0 & \underline{0.200} \\" in text
+    assert r"\caption{A\_title \& more. A note.}" in text
+    assert r"\begin{tabular}{lrrr}" in text
+
+
+class Cells(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cells: list[dict[str, str | None]] = []
+        self.texts: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag == "td":
+            self.cells.append(dict(attrs))
+            self.texts.append("")
+
+    def handle_data(self, data: str) -> None:
+        if self.texts:
+            self.texts[-1] += data.strip("\n")
+
+
+def test_html_cells_carry_their_sort_key_and_the_papers_their_class() -> None:
+    parser = Cells()
+    parser.feed(to_html(EXAMPLE))
+    assert parser.texts[:4] == ["a_b|<c>", "85.0 ± 7.1", "99.0", "0.200"]
+    assert [cell["data-key"] for cell in parser.cells[:4]] == ["a_b|<c>", "85.0", "99.0", "0.2"]
+    assert [cell.get("class") for cell in parser.cells[:4]] == ["text", None, "paper", None]
+    assert parser.cells[11]["data-key"] == ""
+    assert "<strong>85.0 ± 7.1</strong>" in to_html(EXAMPLE)
+
+
+@pytest.mark.parametrize("width", [200, 40, 36])
+def test_numbers_are_not_cut_in_a_narrow_terminal(width: int) -> None:
+    stream = io.StringIO()
+    print_table(Console(file=stream, width=width), EXAMPLE)
+    shown = stream.getvalue()
+    assert "…" not in shown
+    for number in ("85.0 ± 7.1", "99.0", "0.200", "70.0", "0.100", "60.0"):
+        assert number in shown
