@@ -49,11 +49,15 @@ def test_dry_run_of_recipes(recipe: Path, size: int, tmp_path: Path, monkeypatch
 
 def test_a_sweep_with_a_failing_run(tmp_path: Path) -> None:
     plan = write_plan(
-        tmp_path, method="fine-tuning", learning_rate=[1e-3, 1e30], warmup=0, seed=[1, 2], search="learning_rate"
+        tmp_path,
+        seed=[1, 2],
+        search="learning_rate",
+        variants={"all [of it]": {"method": "fine-tuning", "learning_rate": [1e-3, 1e30], "warmup": 0}},
     )
     result = run(plan, "--runs-dir", tmp_path / "runs", "--processes", 2)
     expect_error(result, "failed    files-fine-tuning-", "The loss is", "1 of the runs failed", "finished  files-")
     assert "learning_rate=0.001" in result.stdout and "micro_f1" in result.stdout
+    assert "files all [of it]" in result.stdout and "files all [of it]" in result.stderr
     summary = json.loads((tmp_path / "runs" / "sweep.json").read_text())
     assert len(summary["failed"]) == 1 and len(summary["cells"][0]["final_runs"]) == 2
     dry = run(plan, "--runs-dir", tmp_path / "runs", "--dry-run")

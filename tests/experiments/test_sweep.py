@@ -103,15 +103,18 @@ def test_a_search_in_which_all_fail_ends(tmp_path: Path, searched: Path) -> None
     assert len(state.failures) == 3 and state.progress(plan.cells[0]).stuck and state.remaining(plan.cells[0]) == 0
 
 
-def test_broken_metrics_are_a_failure(tmp_path: Path, searched: Path) -> None:
+@pytest.mark.parametrize(
+    ("content", "words"), [('{"dev": ', "broken JSON"), ('{"dev": {}}', "no micro_f1 of dev; remove the file")]
+)
+def test_broken_metrics_are_a_failure(tmp_path: Path, searched: Path, content: str, words: str) -> None:
     plan = read_plan(searched)
     broken = tmp_path / "runs" / run_name(plan.cells[0].settings)
     broken.mkdir(parents=True)
-    (broken / "metrics.json").write_text('{"dev": ')
+    (broken / "metrics.json").write_text(content)
     state = SweepState(plan, tmp_path / "runs")
     settle_finished(state)
     (failure,) = state.failures
-    assert failure.error is not None and "broken JSON" in failure.error
+    assert failure.error is not None and words in failure.error and str(broken) in failure.error
 
 
 def test_time_left(tmp_path: Path, searched: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.live import Live
+from rich.text import Text
 
 from prefixprop.cli.messages import clean_errors
 from prefixprop.cli.sweep_tables import plan_table, progress_table, result_table
@@ -66,7 +67,7 @@ class _Watch:
         for name, outcome in state.outcomes.items():
             if name not in self.told:
                 self.told.add(name)
-                self.live.console.print(_line(outcome, name), highlight=False, markup=False, soft_wrap=True)
+                self.live.console.print(Text(_line(outcome, name)), soft_wrap=True)
         self.live.update(progress_table(state, self.slots), refresh=True)
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from prefixprop.evaluation import summarise_seeds
 from prefixprop.experiments import Axis, Cell, SweepState
@@ -18,7 +18,7 @@ def plan_table(state: SweepState) -> Table:
         searched = "\n".join(f"{axis.name}: {_values(axis)}" for axis in cell.searched) or "-"
         seeds = " ".join(map(str, cell.seeds))
         done = cell.size - state.remaining(cell)
-        table.add_row(escape(cell.name), escape(cell.settings.model), searched, seeds, str(cell.size), str(done))
+        table.add_row(Text(cell.name), Text(cell.settings.model), Text(searched), seeds, str(cell.size), str(done))
     return table
 
 
@@ -34,13 +34,12 @@ def progress_table(state: SweepState, slots: int) -> Table:
     for cell in state.plan.cells:
         progress = state.progress(cell)
         settled = state.outcomes_of(progress.requested)
-        names = {outcome.run_dir.name for outcome in settled}
-        running = sum(job.settings in progress.requested for name, job in state.running.items() if name not in names)
+        running = sum(job.settings in progress.requested for job in state.running.values())
         failed = sum(outcome.error is not None for outcome in settled)
         stage = "all failed" if progress.stuck else progress.stage if state.remaining(cell) else "finished"
         scores = [outcome.score for outcome in settled if outcome.score is not None]
         best = f"{max(scores):.4f}" if scores else "-"
-        table.add_row(escape(cell.name), stage, f"{len(settled)}/{cell.size}", str(running), str(failed), best)
+        table.add_row(Text(cell.name), stage, f"{len(settled)}/{cell.size}", str(running), str(failed), best)
     return table
 
 
@@ -50,7 +49,7 @@ def result_table(state: SweepState) -> Table:
     for column in ("seeds", "mean", "deviation", "95 % interval"):
         table.add_column(column, justify="right")
     for cell in state.plan.cells:
-        table.add_row(escape(cell.name), _chosen(state, cell), cell.settings.metric, *_seeds(state, cell))
+        table.add_row(Text(cell.name), Text(_chosen(state, cell)), cell.settings.metric, *_seeds(state, cell))
     return table
 
 
@@ -73,14 +72,14 @@ def _seeds(state: SweepState, cell: Cell) -> list[str]:
 
 
 def _table(title: str, *columns: str) -> Table:
-    table = Table(title=escape(title), title_justify="left")
+    table = Table(title=Text(title), title_justify="left")
     for column in columns:
         table.add_column(column)
     return table
 
 
 def _values(axis: Axis) -> str:
-    return escape(" ".join(f"{value:g}" if isinstance(value, float) else str(value) for value in axis.values))
+    return " ".join(f"{value:g}" if isinstance(value, float) else str(value) for value in axis.values)
 
 
 def _duration(seconds: float) -> str:

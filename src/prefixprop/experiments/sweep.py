@@ -147,12 +147,13 @@ def _outcome(end: JobEnd) -> Outcome:
 def _finished(settings: RunSettings, directory: RunDirectory, is_new: bool) -> Outcome:
     try:
         metrics = directory.read_metrics()
-        return Outcome(
-            settings, directory.path, float(metrics["dev"][settings.metric]), metrics["seconds"], is_new=is_new
-        )
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        what = str(error) if isinstance(error, ValueError) else f"{directory.metrics} lacks {error}"
-        return Outcome(settings, directory.path, None, None, what, is_new)
+        score = float(metrics["dev"][settings.metric])
+    except (OSError, ValueError) as error:
+        return Outcome(settings, directory.path, None, None, str(error), is_new)
+    except (KeyError, TypeError):
+        error_text = f"{directory.metrics} has no {settings.metric} of dev; remove the file and sweep again."
+        return Outcome(settings, directory.path, None, None, error_text, is_new)
+    return Outcome(settings, directory.path, score, metrics.get("seconds"), None, is_new)
 
 
 def _mean(values: list[float]) -> float:
