@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import random
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from prefixprop.training import RunSettings
 
@@ -75,6 +77,17 @@ def tiny_settings(folder: Path, family: str = "longformer", **changes: Any) -> R
         learning_rate=1e-2,
     )
     return replace(settings, **changes)
+
+
+def write_plan(folder: Path, **entries: Any) -> Path:
+    """A sweep of tiny runs, of one epoch unless `entries` say otherwise, as `folder`/plan.yaml."""
+    settings = asdict(tiny_settings(folder, epochs=1))
+    needed = ("train_files", "dev_files", "test_files", "model", "id_column", "num_virtual_tokens")
+    needed += ("epochs", "batch_size", "device_batch_size")
+    plain = {name: list(value) if isinstance(value := settings[name], tuple) else value for name in needed}
+    path = folder / "plan.yaml"
+    path.write_text(yaml.safe_dump(plain | entries, sort_keys=False), encoding="utf-8")
+    return path
 
 
 def comparable(metrics: dict[str, Any]) -> dict[str, Any]:

@@ -54,6 +54,13 @@ class KillAt(TrainerCallback):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
+class KillAtTheEndOfAnEpoch(TrainerCallback):
+    """kill -9 after the first epoch's last step, before its evaluation."""
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 def killed(work: Callable[[], Any]) -> None:
     """Do the work in another process, which must be killed by it."""
     process = multiprocessing.get_context("fork").Process(target=work)
@@ -92,6 +99,13 @@ def test_killed_in_training(documents: Path, whole: Any, tmp_path: Path, step: i
     settings = tiny_settings(documents, **changes)
     killed(lambda: train(settings, tmp_path / "killed", callbacks=[KillAt(step)]))
     assert not RunDirectory(tmp_path / "killed").is_finished()
+    assert_same_end(train(settings, tmp_path / "killed", resume=True), whole(settings))
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_killed_before_an_epoch_is_judged(documents: Path, whole: Any, tmp_path: Path, every: int) -> None:
+    settings = tiny_settings(documents, checkpoint_every=every)
+    killed(lambda: train(settings, tmp_path / "killed", callbacks=[KillAtTheEndOfAnEpoch()]))
     assert_same_end(train(settings, tmp_path / "killed", resume=True), whole(settings))
 
 

@@ -1,4 +1,4 @@
-"""Measures of predictions, their calibration and their files, and the baselines to compare them with."""
+"""Measures of predictions, their calibration, significance and files, and the baselines to compare them with."""
 
 from __future__ import annotations
 
@@ -22,17 +22,30 @@ from prefixprop.evaluation.metrics import (
     confusion_counts,
     question_accuracy,
 )
+from prefixprop.evaluation.paired_tests import (
+    McNemarTest,
+    PairedBootstrap,
+    mcnemar_test,
+    paired_bootstrap,
+    paired_scores,
+)
 from prefixprop.evaluation.prediction_file import read_predictions, write_predictions
 from prefixprop.evaluation.prediction_set import PredictionSet
 from prefixprop.evaluation.predictions import checked_predictions, checked_probabilities, softmax
 from prefixprop.evaluation.questions import question_predictions
+from prefixprop.evaluation.seed_summary import SeedSummary, summarise_seeds
+from prefixprop.evaluation.significance import SignificanceTest, holm_correction, t_test, welch_test
 from prefixprop.evaluation.temperature import Temperature, fit_temperature
 
 __all__ = [
     "CalibrationMetrics",
     "ClassificationMetrics",
+    "McNemarTest",
+    "PairedBootstrap",
     "PredictionSet",
     "Reliability",
+    "SeedSummary",
+    "SignificanceTest",
     "Temperature",
     "adaptive_calibration_error",
     "adaptive_reliability",
@@ -45,15 +58,22 @@ __all__ = [
     "evaluate_predictions",
     "expected_calibration_error",
     "fit_temperature",
+    "holm_correction",
     "majority_baseline",
     "maximum_calibration_error",
+    "mcnemar_test",
     "negative_log_likelihood",
+    "paired_bootstrap",
+    "paired_scores",
     "question_accuracy",
     "question_predictions",
     "read_predictions",
     "reliability",
     "softmax",
+    "summarise_seeds",
+    "t_test",
     "tfidf_baseline",
     "tfidf_classifier",
+    "welch_test",
     "write_predictions",
 ]

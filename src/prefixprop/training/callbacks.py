@@ -41,7 +41,11 @@ class History(TrainerCallback):
 
 
 class ExtraCheckpoints(TrainerCallback):
-    """A checkpoint every so many steps, beside those of the epochs."""
+    """A checkpoint every so many steps, beside those of the epochs.
+
+    None at an epoch's last step: a run killed between such a checkpoint and the epoch's evaluation would go on with
+    the next epoch, and this one would never be judged.
+    """
 
     def __init__(self, every: int) -> None:
         self.every = every
@@ -49,7 +53,8 @@ class ExtraCheckpoints(TrainerCallback):
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> TrainerControl:
-        if self.every and state.global_step % self.every == 0:
+        steps_per_epoch = state.max_steps // int(args.num_train_epochs)
+        if self.every and state.global_step % self.every == 0 and state.global_step % steps_per_epoch:
             control.should_save = True
         return control
 

@@ -11,6 +11,7 @@ import yaml  # type: ignore[import-untyped]
 
 from prefixprop.training.settings import SETTING_FIELDS, RunSettings, flag_of
 from prefixprop.training.settings_check import TEXTS, SettingsError, close_match, field_type, value_problem
+from prefixprop.training.yaml_entries import read_entries
 
 ALIASES = {
     declared.metadata["alias"]: name for name, declared in SETTING_FIELDS.items() if declared.metadata["alias"]
@@ -22,27 +23,36 @@ def read_settings(path: str | Path) -> dict[str, Any]:
 
     >>> settings = override(RunSettings(), read_settings("recipes/hyperpartisan.yaml"))
     """
-    entries = _entries(Path(path))
     values: dict[str, Any] = {}
     problems = []
-    for line, key, value in entries:
-        place = f"{path}:{line}"
-        name = ALIASES.get(str(key), str(key)).replace("-", "_")
-        if name not in SETTING_FIELDS:
-            known = (*SETTING_FIELDS, *ALIASES)
-            hint = close_match(name, known) or f"; the settings are {', '.join(known)}"
-            problems.append(f"{place}: there is no setting {key!r}{hint}.")
+    for entry in read_entries(Path(path)):
+        place = f"{path}:{entry.line}"
+        name = setting_name(entry.key)
+        if name is None:
+            problems.append(f"{place}: {unknown_setting(entry.key)}")
             continue
         if name in values:
-            problems.append(f"{place}: {key!r} is set twice; keep one of the lines.")
-        value = _as_declared(name, value)
-        problem = value_problem(name, value)
+            problems.append(f"{place}: {entry.key!r} is set twice; keep one of the lines.")
+        values[name] = as_declared(name, entry.value.plain)
+        problem = value_problem(name, values[name])
         if problem is not None:
-            problems.append(f"{place}: {key}: {problem}")
-        values[name] = value
+            problems.append(f"{place}: {entry.key}: {problem}")
     if problems:
         raise SettingsError(problems)
     return values
+
+
+def setting_name(key: Any) -> str | None:
+    """The field that a key of a YAML file means, None if there is none."""
+    name = ALIASES.get(str(key), str(key)).replace("-", "_")
+    return name if name in SETTING_FIELDS else None
+
+
+def unknown_setting(key: Any, *other_keys: str) -> str:
+    """A sentence about a key that is neither a setting nor one of the other keys that the file may have."""
+    known = (*other_keys, *SETTING_FIELDS, *ALIASES)
+    hint = close_match(str(key).replace("-", "_"), known) or f"; the settings are {', '.join(known)}"
+    return f"there is no setting {key!r}{hint}."
 
 
 def override(settings: RunSettings, values: Mapping[str, Any]) -> RunSettings:
@@ -50,7 +60,7 @@ def override(settings: RunSettings, values: Mapping[str, Any]) -> RunSettings:
     unknown = [name for name in values if name not in SETTING_FIELDS]
     if unknown:
         raise SettingsError([f"There is no setting {name!r}{close_match(name, SETTING_FIELDS)}." for name in unknown])
-    return replace(settings, **{name: _as_declared(name, value) for name, value in values.items()})
+    return replace(settings, **{name: as_declared(name, value) for name, value in values.items()})
 
 
 def settings_to_yaml(settings: RunSettings) -> str:
@@ -76,34 +86,7 @@ def differences(one: RunSettings, other: RunSettings) -> list[str]:
     ]
 
 
-def _entries(path: Path) -> list[tuple[int, Any, Any]]:
-    """Line, key and value of every entry of the mapping that the file is."""
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise SettingsError([f"{path}: the file cannot be read ({error.strerror}); check --config."]) from error
-    except UnicodeDecodeError as error:
-        raise SettingsError([f"{path}: the text is not UTF-8 ({error}); save the file as UTF-8."]) from error
-    loader = yaml.SafeLoader(text)
-    try:
-        node = loader.get_single_node()
-        if node is None:
-            return []
-        if not isinstance(node, yaml.MappingNode):
-            raise SettingsError([f"{path}:{node.start_mark.line + 1}: expected lines such as 'epochs: 10'."])
-        return [
-            (key.start_mark.line + 1, loader.construct_object(key, deep=True), loader.construct_object(value, True))
-            for key, value in node.value
-        ]
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f":{mark.line + 1}" if mark else ""
-        raise SettingsError([f"{path}{line}: broken YAML: {getattr(error, 'problem', None) or error}."]) from error
-    finally:
-        loader.dispose()
-
-
-def _as_declared(name: str, value: Any) -> Any:
+def as_declared(name: str, value: Any) -> Any:
     """A YAML or flag value in the field's own type, where that is only a matter of spelling."""
     expected, _ = field_type(name)
     if expected == TEXTS:

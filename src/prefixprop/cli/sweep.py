@@ -1,0 +1,93 @@
+"""`prefixprop sweep`: a grid of runs from one YAML file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from prefixprop.cli.messages import clean_errors
+from prefixprop.cli.sweep_tables import plan_table, progress_table, result_table
+from prefixprop.experiments import LocalEngine, Outcome, SweepState, read_plan, run_sweep, settle_finished
+
+
+def sweep(
+    context: typer.Context,
+    plan: Annotated[Path, typer.Argument(help="The sweep, as YAML, such as recipes/sweeps/table2.yaml.")],
+    runs_dir: Annotated[
+        Path | None, typer.Option("--runs-dir", "-o", help="Where run directories are. Default: runs/NAME-OF-PLAN.")
+    ] = None,
+    processes: Annotated[int, typer.Option(help="Runs at once; on a GPU they share it, if they fit.")] = 1,
+    data_dir: Annotated[
+        list[str] | None, typer.Option(metavar="TASK=FOLDER", help="A local copy of a task's data.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and its size, and run nothing.")] = False,
+) -> None:
+    """Run a grid: choose on dev what is searched, then run the seeds. The same command goes on where it stopped."""
+    console, messages = Console(), Console(stderr=True)
+    with clean_errors():
+        wanted = read_plan(plan, _folders(data_dir or []))
+        folder = runs_dir or Path("runs", wanted.name)
+        if dry_run:
+            state = SweepState(wanted, folder)
+            settle_finished(state)
+            console.print(plan_table(state))
+            finished = sum(cell.size - state.remaining(cell) for cell in wanted.cells)
+            console.print(f"{wanted.size} runs in {folder}, {finished} of them finished.", highlight=False)
+            return
+        engine = LocalEngine(processes, _modules(context))
+        try:
+            with Live(console=messages, auto_refresh=False) as live:
+                state = run_sweep(wanted, folder, engine, _Watch(live, engine.slots))
+        except KeyboardInterrupt:
+            messages.print("[bold red]Stopped.[/] The same command goes on from here.", highlight=False)
+            raise typer.Exit(130) from None
+        console.print(result_table(state))
+        console.print(f"Run directories: {folder}", highlight=False, soft_wrap=True)
+    if state.failures:
+        messages.print(
+            f"[bold red]{len(state.failures)} of the runs failed.[/] The same command tries them again.",
+            highlight=False,
+        )
+        raise typer.Exit(1)
+
+
+class _Watch:
+    """Shows the table anew, and above it a line for every run that has ended."""
+
+    def __init__(self, live: Live, slots: int) -> None:
+        self.live, self.slots = live, slots
+        self.told: set[str] = set()
+
+    def __call__(self, state: SweepState) -> None:
+        for name, outcome in state.outcomes.items():
+            if name not in self.told:
+                self.told.add(name)
+                self.live.console.print(Text(_line(outcome, name)), soft_wrap=True)
+        self.live.update(progress_table(state, self.slots), refresh=True)
+
+
+def _line(outcome: Outcome, name: str) -> str:
+    if outcome.error is not None:
+        return f"failed    {name}: {outcome.error}"
+    state = "finished" if outcome.is_new else "was there"
+    return f"{state:<9} {name}: dev {outcome.settings.metric} {outcome.score:.4f}"
+
+
+def _folders(options: list[str]) -> dict[str, str]:
+    folders = {}
+    for option in options:
+        task, equals, folder = option.partition("=")
+        if not equals:
+            raise ValueError(f"--data-dir: expected TASK=FOLDER, got {option!r}.")
+        folders[task] = folder
+    return folders
+
+
+def _modules(context: typer.Context) -> list[str]:
+    """What `--import` named, which every process of the sweep has to import as well."""
+    return list((context.parent.params.get("modules") if context.parent else None) or [])

@@ -1,0 +1,90 @@
+"""Tables of a sweep: what it will do, how far it is, what came out."""
+
+from __future__ import annotations
+
+from rich.table import Table
+from rich.text import Text
+
+from prefixprop.evaluation import summarise_seeds
+from prefixprop.experiments import Axis, Cell, SweepState
+
+
+def plan_table(state: SweepState) -> Table:
+    """A row per cell with its stages and their sizes."""
+    table = _table(f"Plan {state.plan.name}", "cell", "model", "chosen on dev, in this order", "seeds")
+    for column in ("runs", "finished"):
+        table.add_column(column, justify="right")
+    for cell in state.plan.cells:
+        searched = "\n".join(f"{axis.name}: {_values(axis)}" for axis in cell.searched) or "-"
+        seeds = " ".join(map(str, cell.seeds))
+        done = cell.size - state.remaining(cell)
+        table.add_row(Text(cell.name), Text(cell.settings.model), Text(searched), seeds, str(cell.size), str(done))
+    return table
+
+
+def progress_table(state: SweepState, slots: int) -> Table:
+    """A row per cell with its stage and counts, and the time left in the title."""
+    left = state.seconds_left(slots)
+    title = f"{len(state.running)} running, " + (
+        f"about {_duration(left)} left" if left is not None else "time unknown"
+    )
+    table = _table(title, "cell", "stage")
+    for column in ("done", "running", "failed", "best on dev"):
+        table.add_column(column, justify="right")
+    for cell in state.plan.cells:
+        progress = state.progress(cell)
+        settled = state.outcomes_of(progress.requested)
+        running = sum(job.settings in progress.requested for job in state.running.values())
+        failed = sum(outcome.error is not None for outcome in settled)
+        stage = "all failed" if progress.stuck else progress.stage if state.remaining(cell) else "finished"
+        scores = [outcome.score for outcome in settled if outcome.score is not None]
+        best = f"{max(scores):.4f}" if scores else "-"
+        table.add_row(Text(cell.name), stage, f"{len(settled)}/{cell.size}", str(running), str(failed), best)
+    return table
+
+
+def result_table(state: SweepState) -> Table:
+    """A row per cell with what was chosen, and the dev metric over its seeds."""
+    table = _table("Results on dev", "cell", "chosen", "metric")
+    for column in ("seeds", "mean", "deviation", "95 % interval"):
+        table.add_column(column, justify="right")
+    for cell in state.plan.cells:
+        table.add_row(Text(cell.name), Text(_chosen(state, cell)), cell.settings.metric, *_seeds(state, cell))
+    return table
+
+
+def _chosen(state: SweepState, cell: Cell) -> str:
+    final = state.progress(cell).final
+    if not final:
+        return "nothing: all runs failed"
+    return " ".join(f"{axis.name}={getattr(final[0], axis.name)}" for axis in cell.searched) or "-"
+
+
+def _seeds(state: SweepState, cell: Cell) -> list[str]:
+    outcomes = state.outcomes_of(state.progress(cell).final)
+    scores = [outcome.score for outcome in outcomes if outcome.score is not None]
+    if not scores:
+        return ["0", "-", "-", "-"]
+    summary = summarise_seeds(scores)
+    deviation = "-" if summary.deviation is None else f"{summary.deviation:.4f}"
+    interval = "-" if summary.interval is None else "{:.4f} to {:.4f}".format(*summary.interval)
+    return [str(summary.count), f"{summary.mean:.4f}", deviation, interval]
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=Text(title), title_justify="left")
+    for column in columns:
+        table.add_column(column)
+    return table
+
+
+def _values(axis: Axis) -> str:
+    return " ".join(f"{value:g}" if isinstance(value, float) else str(value) for value in axis.values)
+
+
+def _duration(seconds: float) -> str:
+    """Hours and minutes, or minutes and seconds: `2 h 05 min`, `3 min 20 s`."""
+    whole = round(seconds)
+    if whole >= 3600:
+        return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    return f"{whole // 60} min {whole % 60:02d} s"

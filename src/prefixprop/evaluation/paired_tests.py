@@ -1,0 +1,142 @@
+"""Whether one run is better than another on the same documents: paired bootstrap and McNemar's test."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy import stats  # type: ignore[import-untyped]
+
+from prefixprop.evaluation.prediction_set import PredictionSet
+from prefixprop.evaluation.seed_summary import CONFIDENCE
+from prefixprop.evaluation.significance import Alternative, SignificanceTest, check_alternative
+
+DEFAULT_RESAMPLES = 10_000
+# So many counts are drawn at once, 32 MiB of them.
+_COUNTS_AT_ONCE = 2**22
+
+
+@dataclass(frozen=True)
+class PairedBootstrap(SignificanceTest):
+    """A paired bootstrap; `interval` holds 95 % of the resampled differences."""
+
+    interval: tuple[float, float] = (float("nan"), float("nan"))
+
+
+@dataclass(frozen=True)
+class McNemarTest(SignificanceTest):
+    """McNemar's test, with the number of documents that only one of the two runs gets right."""
+
+    only_first: int = 0
+    only_second: int = 0
+
+
+def paired_scores(first: PredictionSet, second: PredictionSet) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Which documents each of two runs gets right, in the first one's order.
+
+    Raises `ValueError` unless both are about the same documents, with the same labels.
+    """
+    rows = {document_id: row for row, document_id in enumerate(second.ids)}
+    lacking = [document_id for document_id in first.ids if document_id not in rows]
+    if lacking or len(first.ids) != len(second.ids):
+        strange = lacking or sorted(set(second.ids) - set(first.ids))
+        raise ValueError(
+            f"The two runs were judged on different documents: {len(first.ids)} and {len(second.ids)} of them, and "
+            f"{strange[0]!r} is in one only; compare runs on the same split of the same data."
+        )
+    order = np.array([rows[document_id] for document_id in first.ids], dtype=np.int64)
+    correct = _correct(first), _correct(second)[order]
+    for row, other in enumerate(order):
+        names = _label_name(first, row), _label_name(second, int(other))
+        if names[0] != names[1]:
+            raise ValueError(
+                f"Document {first.ids[row]!r} has the label {names[0]!r} in one run and {names[1]!r} in the other; "
+                "compare runs on the same data."
+            )
+    return correct
+
+
+def paired_bootstrap(
+    first: ArrayLike,
+    second: ArrayLike,
+    alternative: Alternative = "greater",
+    resamples: int = DEFAULT_RESAMPLES,
+    seed: int = 0,
+) -> PairedBootstrap:
+    """Resample the documents and see how often the difference of the means goes away.
+
+    `first` and `second` have one number per document, such as whether the run gets it right (then the means are
+    accuracies, and micro-F1s where every document has one label). The one-tailed p-value is the share of resamples
+    in which the first is not ahead, the sample itself counted among those so that it is never 0.
+    """
+    check_alternative(alternative)
+    if resamples < 1:
+        raise ValueError(f"resamples must be at least 1, got {resamples}.")
+    one, other = _paired(first, second)
+    differences = _resampled_means(one - other, resamples, np.random.default_rng(seed))
+    not_ahead = (1 + int((differences <= 0).sum())) / (1 + resamples)
+    not_behind = (1 + int((differences >= 0).sum())) / (1 + resamples)
+    p_value = not_ahead if alternative == "greater" else min(1.0, 2 * min(not_ahead, not_behind))
+    low, high = np.quantile(differences, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    difference = float((one - other).mean())
+    return PairedBootstrap("paired bootstrap", difference, p_value, interval=(float(low), float(high)))
+
+
+def mcnemar_test(first: ArrayLike, second: ArrayLike, alternative: Alternative = "two-sided") -> McNemarTest:
+    """McNemar's test of whether two runs get the same number of documents right, exact at every size.
+
+    `first` and `second` say of every document whether the run gets it right. Only documents that one of the two gets
+    right tell anything; without a real difference each is as likely to be the first's as the second's.
+    """
+    check_alternative(alternative)
+    one, other = _paired(first, second)
+    if not np.isin([one, other], [0, 1]).all():
+        raise ValueError("McNemar's test takes right (1) or wrong (0) for every document, got other numbers.")
+    only_first, only_second = int((one > other).sum()), int((one < other).sum())
+    told = only_first + only_second
+    p_value = float(stats.binomtest(only_first, told, alternative=alternative).pvalue) if told else 1.0
+    # Sums of probabilities may come out above 1 by a rounding error.
+    return McNemarTest(
+        "McNemar's test", float((one - other).mean()), min(1.0, p_value), None, only_first, only_second
+    )
+
+
+def _paired(first: ArrayLike, second: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    one, other = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
+    if one.ndim != 1 or one.shape != other.shape or not one.size:
+        raise ValueError(
+            f"A paired test needs one number per document from each run, got shapes {one.shape} and {other.shape}."
+        )
+    if not (np.isfinite(one).all() and np.isfinite(other).all()):
+        raise ValueError("A paired test needs finite numbers, got NaN or infinity.")
+    return one, other
+
+
+def _resampled_means(
+    values: NDArray[np.float64], resamples: int, generator: np.random.Generator
+) -> NDArray[np.float64]:
+    """The means of so many samples, drawn with replacement.
+
+    How often each distinct value is drawn is multinomial, so right-or-wrong differences need three numbers per
+    sample instead of one per document.
+    """
+    distinct, counts = np.unique(values, return_counts=True)
+    step = max(1, _COUNTS_AT_ONCE // len(distinct))
+    means = [
+        generator.multinomial(len(values), counts / len(values), size=min(step, resamples - start)) @ distinct
+        for start in range(0, resamples, step)
+    ]
+    sampled: NDArray[np.float64] = np.concatenate(means) / len(values)
+    return sampled
+
+
+def _correct(predictions: PredictionSet) -> NDArray[np.bool_]:
+    correct: NDArray[np.bool_] = predictions.logits.argmax(axis=1) == predictions.known_labels
+    return correct
+
+
+def _label_name(predictions: PredictionSet, row: int) -> str:
+    label = predictions.labels[row]
+    assert label is not None
+    return predictions.class_names(row)[label]

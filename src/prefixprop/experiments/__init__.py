@@ -1,0 +1,25 @@
+"""Grids of runs: the plan, the sweep that runs it, and the engines that compute."""
+
+from prefixprop.experiments.cells import Axis, Cell, CellProgress, cell_progress, run_name
+from prefixprop.experiments.engines import Engine, Job, JobEnd, LocalEngine, run_job
+from prefixprop.experiments.plan import SweepPlan, read_plan
+from prefixprop.experiments.sweep import Outcome, SweepState, run_sweep, settle_finished
+
+__all__ = [
+    "Axis",
+    "Cell",
+    "CellProgress",
+    "Engine",
+    "Job",
+    "JobEnd",
+    "LocalEngine",
+    "Outcome",
+    "SweepPlan",
+    "SweepState",
+    "cell_progress",
+    "read_plan",
+    "run_job",
+    "run_name",
+    "run_sweep",
+    "settle_finished",
+]

@@ -1,0 +1,6 @@
+"""What computes the runs of a sweep."""
+
+from prefixprop.experiments.engines.base import Engine, Job, JobEnd, run_job
+from prefixprop.experiments.engines.local import LocalEngine
+
+__all__ = ["Engine", "Job", "JobEnd", "LocalEngine", "run_job"]

@@ -1,0 +1,63 @@
+"""What computes the runs of a sweep: the same for one machine and for many."""
+
+from __future__ import annotations
+
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from prefixprop.training.settings import RunSettings
+from prefixprop.training.train import train
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run to be computed, in its own directory; what it prints goes to `log`."""
+
+    settings: RunSettings
+    run_dir: Path
+    log: Path
+
+
+@dataclass(frozen=True)
+class JobEnd:
+    """A job that has ended; `error` is None where its run directory now is finished."""
+
+    job: Job
+    error: str | None
+    seconds: float
+
+
+class Engine(Protocol):
+    """Computes jobs, at most `slots` at once; a job that fails or is killed ends in a `JobEnd` like any other.
+
+    An engine calls `run_job` wherever it likes, as long as run directories come to lie where the jobs say.
+    """
+
+    @property
+    def slots(self) -> int:
+        """How many jobs may be under way at once, now."""
+
+    def submit(self, job: Job) -> None:
+        """Start a job; returns at once."""
+
+    def collect(self, timeout: float) -> list[JobEnd]:
+        """The jobs that have ended since the last call, each once; waits up to `timeout` seconds for the first."""
+
+    def close(self) -> None:
+        """Stop whatever is under way; run directories keep their checkpoints."""
+
+
+def run_job(job: Job) -> str | None:
+    """Train in this process, from the latest checkpoint if there is one; returns what went wrong, if anything did.
+
+    Whatever a run raises is the end of this run only, so it is caught here, with the traceback in the log.
+    """
+    try:
+        train(job.settings, job.run_dir, resume=True, tell=lambda note: print(f"Note: {note}", flush=True))
+    except Exception as error:
+        traceback.print_exc()
+        expected = isinstance(error, (ValueError, RuntimeError)) and str(error)
+        return str(error) if expected else f"{type(error).__name__}: {error}"
+    return None

@@ -1,0 +1,212 @@
+"""A sweep as YAML: settings, of which any may be a list of values, variants that change some, and what is searched.
+
+```yaml
+task: [hyperpartisan, newsgroups]   # any setting; a list is an axis of the grid
+seed: [1, 2, 3, 4, 5]
+search: [learning_rate, alpha]      # chosen on dev in this order, before the seeds; other axes are compared
+variants:                           # each with settings of its own, which win over those above
+  prefix-propagation: {learning_rate: [1e-2, 5e-3]}
+  fine-tuning: {method: fine-tuning, learning_rate: [3e-5, 5e-5]}
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from prefixprop.experiments.cells import Axis, Cell
+from prefixprop.tasks.registry import TASKS
+from prefixprop.training.settings import DATA, SETTING_FIELDS, RunSettings
+from prefixprop.training.settings_check import TEXTS, SettingsError, check_settings, field_type, value_problem
+from prefixprop.training.settings_file import as_declared, override, setting_name, unknown_setting
+from prefixprop.training.yaml_entries import YamlEntry, YamlValue, read_entries
+
+SEARCH, VARIANTS = "search", "variants"
+# Alpha is the weight of the kernel attention (Eq. 3); without a kernel it changes nothing.
+_ONLY_WITH_KERNEL = ("alpha",)
+
+
+@dataclass(frozen=True)
+class SweepPlan:
+    """All that a sweep compares."""
+
+    name: str
+    cells: tuple[Cell, ...]
+
+    @property
+    def size(self) -> int:
+        """How many runs the sweep needs, if none fails."""
+        return sum(cell.size for cell in self.cells)
+
+
+@dataclass(frozen=True)
+class _Variant:
+    name: str | None
+    line: int
+    axes: dict[str, Axis]
+
+
+def read_plan(path: str | Path, data_dirs: Mapping[str, str] | None = None) -> SweepPlan:
+    """Read a sweep; whatever is wrong in it is told at once, each with `file:line`, as `SettingsError`.
+
+    `data_dirs` has the folders of tasks whose data is local; paths have no place in a file that others use too.
+
+    >>> read_plan("recipes/sweeps/table2.yaml").size
+    68
+    """
+    reader = _Reader(Path(path))
+    cells = reader.cells(data_dirs or {})
+    if reader.problems:
+        raise SettingsError(list(dict.fromkeys(reader.problems)))
+    return SweepPlan(Path(path).stem, cells)
+
+
+class _Reader:
+    """Collects problems on the way, so that a user sees all of them together."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.problems: list[str] = []
+
+    def cells(self, data_dirs: Mapping[str, str]) -> tuple[Cell, ...]:
+        entries = read_entries(self.path)
+        if not entries:
+            self.problems.append(f"{self.path}: the file is empty, so there is nothing to run; name at least a task.")
+        special = {entry.key: entry for entry in entries if entry.key in (SEARCH, VARIANTS)}
+        shared = self._axes(entries, allowed=(SEARCH, VARIANTS))
+        variants = self._variants(special.get(VARIANTS))
+        merged = [replace(variant, axes={**shared, **variant.axes}) for variant in variants]
+        searched = self._searched(special.get(SEARCH), merged)
+        for task in data_dirs:
+            if task not in TASKS:
+                self.problems.append(f"--data-dir: {task!r} is no task; choose one of {', '.join(TASKS)}.")
+        if self.problems:
+            # Values that make no sense one by one make none together.
+            return ()
+        return tuple(cell for variant in merged for cell in self._cells_of(variant, searched, data_dirs))
+
+    def _problem(self, line: int, text: str) -> None:
+        self.problems.append(f"{self.path}:{line}: {text}")
+
+    def _axes(self, entries: tuple[YamlEntry, ...], allowed: tuple[str, ...] = ()) -> dict[str, Axis]:
+        axes: dict[str, Axis] = {}
+        seen: set[str] = set()
+        for entry in entries:
+            name = setting_name(entry.key)
+            known = name or (entry.key if entry.key in allowed else None)
+            if known is None:
+                self._problem(entry.line, unknown_setting(entry.key, *allowed))
+            elif known in seen:
+                self._problem(entry.line, f"{entry.key!r} is set twice; keep one of the lines.")
+            elif name is not None:
+                axes[name] = self._axis(name, entry)
+            if known is not None:
+                seen.add(known)
+        return axes
+
+    def _axis(self, name: str, entry: YamlEntry) -> Axis:
+        items = _axis_items(name, entry.value)
+        if not items:
+            self._problem(entry.line, f"{entry.key}: the list is empty, so there is nothing to run; give a value.")
+        if len(items) > 1 and SETTING_FIELDS[name].metadata["resumable"]:
+            self._problem(
+                entry.line, f"{entry.key}: changes how runs are computed and not what they end in; give one value."
+            )
+        values: list[Any] = []
+        for item in items:
+            value = as_declared(name, item.plain)
+            problem = value_problem(name, value)
+            if problem is not None:
+                self._problem(item.line, f"{entry.key}: {problem}")
+            elif value in values:
+                self._problem(item.line, f"{entry.key}: {value!r} is listed twice; keep one.")
+            values.append(value)
+        return Axis(name, tuple(values))
+
+    def _variants(self, entry: YamlEntry | None) -> list[_Variant]:
+        if entry is None:
+            return [_Variant(None, 1, {})]
+        if not entry.value.entries:
+            self._problem(entry.line, f"{VARIANTS}: expected a name and settings for each variant.")
+            return []
+        variants: list[_Variant] = []
+        for variant in entry.value.entries:
+            name = str(variant.key)
+            if name in [known.name for known in variants]:
+                self._problem(variant.line, f"the variant {name!r} is there twice; give it another name.")
+            if variant.value.entries is None and variant.value.plain is not None:
+                self._problem(variant.line, f"{name}: expected settings, got {variant.value.plain!r}.")
+            variants.append(_Variant(name, variant.line, self._axes(variant.value.entries or ())))
+        return variants
+
+    def _searched(self, entry: YamlEntry | None, variants: list[_Variant]) -> tuple[str, ...]:
+        if entry is None:
+            return ()
+        names: list[str] = []
+        for item in entry.value.items or (entry.value,):
+            name = setting_name(item.plain)
+            if name is None:
+                self._problem(item.line, f"{SEARCH}: {unknown_setting(item.plain)}")
+            elif name == "seed" or SETTING_FIELDS[name].metadata["group"] == DATA:
+                self._problem(item.line, f"{SEARCH}: {item.plain} is nothing that could be chosen on dev.")
+            elif name in names:
+                self._problem(item.line, f"{SEARCH}: {item.plain} is listed twice; keep one.")
+            elif not any(name in variant.axes for variant in variants):
+                self._problem(item.line, f"{SEARCH}: {item.plain} has no values to choose from; give it a list.")
+            else:
+                names.append(name)
+        return tuple(names)
+
+    def _cells_of(self, variant: _Variant, searched: tuple[str, ...], data_dirs: Mapping[str, str]) -> Iterator[Cell]:
+        axes = {name: variant.axes[name] for name in SETTING_FIELDS if name in variant.axes}
+        seeds = axes.pop("seed", Axis("seed", (RunSettings().seed,))).values
+        compared = [axis for name, axis in axes.items() if name not in searched]
+        known: set[RunSettings] = set()
+        for values in product(*(axis.values for axis in compared)):
+            chosen = {axis.name: value for axis, value in zip(compared, values, strict=True)}
+            settings = override(RunSettings(), {**chosen, "seed": seeds[0]})
+            without_effect = _ONLY_WITH_KERNEL if settings.kernel is None else ()
+            settings = replace(settings, **{name: getattr(RunSettings(), name) for name in without_effect})
+            if settings.task is not None and settings.task in data_dirs:
+                settings = replace(settings, data_dir=data_dirs[settings.task])
+            own = tuple(axes[name] for name in searched if name in axes and name not in without_effect)
+            settings = override(settings, {axis.name: axis.values[0] for axis in own})
+            if settings in known:  # told apart only by what has no effect
+                continue
+            known.add(settings)
+            shown = [axis.name for axis in compared if len(axis.values) > 1 and axis.name not in without_effect]
+            self._check(variant.line, settings, own)
+            yield Cell(_cell_name(variant, {name: chosen[name] for name in shown}, settings), settings, own, seeds)
+
+    def _check(self, line: int, settings: RunSettings, searched: tuple[Axis, ...]) -> None:
+        for axis in searched or (Axis("seed", (settings.seed,)),):
+            for value in axis.values:
+                try:
+                    check_settings(replace(settings, **{axis.name: value}))
+                except SettingsError as error:
+                    for problem in error.problems:
+                        self._problem(line, problem)
+
+
+def _axis_items(name: str, value: YamlValue) -> tuple[YamlValue, ...]:
+    """The values of an axis; of a setting that is a list itself, only a list of lists is an axis."""
+    if value.items is None:
+        return (value,)
+    is_list_itself = field_type(name)[0] == TEXTS
+    if is_list_itself and not (value.items and all(item.items is not None for item in value.items)):
+        return (value,)
+    return value.items
+
+
+def _cell_name(variant: _Variant, values: Mapping[str, Any], settings: RunSettings) -> str:
+    """The task, the variant, and the values of axes by which cells differ."""
+    rest = [f"{name}={value}" for name, value in values.items() if name not in ("task", "method")]
+    return " ".join([settings.data_name, variant.name or settings.method, *_method(variant, values), *rest])
+
+
+def _method(variant: _Variant, values: Mapping[str, Any]) -> list[str]:
+    return [values["method"]] if variant.name and "method" in values else []

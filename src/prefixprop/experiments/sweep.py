@@ -1,0 +1,160 @@
+"""The sweep itself: asks cells what they need, gives it to an engine, and keeps books.
+
+Run directories are all that is remembered. A finished one is never computed again, an unfinished one is resumed, and
+a failed run is reported, left out of every choice and tried again by the next sweep.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from prefixprop.atomic_files import write_json
+from prefixprop.experiments.cells import Cell, CellProgress, cell_progress, run_name
+from prefixprop.experiments.engines.base import Engine, Job, JobEnd
+from prefixprop.experiments.plan import SweepPlan
+from prefixprop.training.run_directory import RunDirectory
+from prefixprop.training.settings import RunSettings
+
+LOGS, SUMMARY = "logs", "sweep.json"
+_SECONDS_BETWEEN_LOOKS = 0.5
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A run that is settled: `score` is its metric on dev, None where it has failed with `error`."""
+
+    settings: RunSettings
+    run_dir: Path
+    score: float | None
+    seconds: float | None
+    error: str | None = None
+    is_new: bool = True
+
+
+@dataclass
+class SweepState:
+    """Where a sweep stands, by names of runs."""
+
+    plan: SweepPlan
+    runs_dir: Path
+    outcomes: dict[str, Outcome] = field(default_factory=dict)
+    running: dict[str, Job] = field(default_factory=dict)
+
+    @property
+    def failures(self) -> list[Outcome]:
+        return [outcome for outcome in self.outcomes.values() if outcome.error is not None]
+
+    def progress(self, cell: Cell) -> CellProgress:
+        return cell_progress(cell, {name: outcome.score for name, outcome in self.outcomes.items()})
+
+    def outcomes_of(self, runs: tuple[RunSettings, ...]) -> list[Outcome]:
+        """Those of the runs that are settled."""
+        names = [run_name(run) for run in runs]
+        return [self.outcomes[name] for name in names if name in self.outcomes]
+
+    def remaining(self, cell: Cell) -> int:
+        """How many runs the cell still needs."""
+        progress = self.progress(cell)
+        return 0 if progress.stuck else max(0, cell.size - len(self.outcomes_of(progress.requested)))
+
+    def seconds_left(self, slots: int) -> float | None:
+        """An estimate by the runs of the same cell, or of all where it has none yet; None without any."""
+        known = [outcome.seconds for outcome in self.outcomes.values() if outcome.seconds is not None]
+        if not known:
+            return None
+        total = 0.0
+        for cell in self.plan.cells:
+            own = [run.seconds for run in self.outcomes_of(self.progress(cell).requested) if run.seconds is not None]
+            total += self.remaining(cell) * _mean(own or known)
+        return total / slots
+
+    def summary(self) -> dict[str, Any]:
+        """What was chosen and what came out, as it is written to `sweep.json`."""
+        return {
+            "plan": self.plan.name,
+            "cells": [self._cell_summary(cell) for cell in self.plan.cells],
+            "failed": {outcome.run_dir.name: outcome.error for outcome in self.failures},
+        }
+
+    def _cell_summary(self, cell: Cell) -> dict[str, Any]:
+        progress = self.progress(cell)
+        final = progress.final[0] if progress.final else None
+        return {
+            "name": cell.name,
+            "metric": cell.settings.metric,
+            "stage": progress.stage,
+            "remaining": self.remaining(cell),
+            "chosen": {} if final is None else {axis.name: getattr(final, axis.name) for axis in cell.searched},
+            "runs": {run.run_dir.name: run.score for run in self.outcomes_of(progress.requested)},
+            "final_runs": [run_name(run) for run in progress.final],
+        }
+
+
+def settle_finished(state: SweepState) -> None:
+    """Take note of every run that is already finished, as far as the choices that hang on them go."""
+    found = True
+    while found:
+        found = False
+        for name, settings in _requested(state).items():
+            directory = RunDirectory(state.runs_dir / name)
+            if name not in state.outcomes and name not in state.running and directory.is_finished():
+                state.outcomes[name] = _finished(settings, directory, is_new=False)
+                found = True
+
+
+def run_sweep(
+    plan: SweepPlan, runs_dir: Path, engine: Engine, watch: Callable[[SweepState], None] = lambda state: None
+) -> SweepState:
+    """Run what is missing and return where all of it ended; `watch` is called whenever something may have changed."""
+    state = SweepState(plan, runs_dir)
+    with contextlib.closing(engine):
+        while True:
+            settle_finished(state)
+            missing = {
+                name: settings
+                for name, settings in _requested(state).items()
+                if name not in state.outcomes and name not in state.running
+            }
+            for name in list(missing)[: max(0, engine.slots - len(state.running))]:
+                state.running[name] = Job(missing[name], runs_dir / name, runs_dir / LOGS / f"{name}.log")
+                engine.submit(state.running[name])
+            watch(state)
+            if not state.running:
+                break
+            for end in engine.collect(_SECONDS_BETWEEN_LOOKS):
+                del state.running[end.job.run_dir.name]
+                state.outcomes[end.job.run_dir.name] = _outcome(end)
+    write_json(runs_dir / SUMMARY, state.summary())
+    return state
+
+
+def _requested(state: SweepState) -> dict[str, RunSettings]:
+    """All runs that any cell asks for, by name: cells may share some."""
+    return {run_name(run): run for cell in state.plan.cells for run in state.progress(cell).requested}
+
+
+def _outcome(end: JobEnd) -> Outcome:
+    job, directory = end.job, RunDirectory(end.job.run_dir)
+    if end.error is not None:
+        return Outcome(job.settings, job.run_dir, None, None, end.error)
+    return _finished(job.settings, directory, is_new=True)
+
+
+def _finished(settings: RunSettings, directory: RunDirectory, is_new: bool) -> Outcome:
+    try:
+        metrics = directory.read_metrics()
+        score = float(metrics["dev"][settings.metric])
+    except (OSError, ValueError) as error:
+        return Outcome(settings, directory.path, None, None, str(error), is_new)
+    except (KeyError, TypeError):
+        error_text = f"{directory.metrics} has no {settings.metric} of dev; remove the file and sweep again."
+        return Outcome(settings, directory.path, None, None, error_text, is_new)
+    return Outcome(settings, directory.path, score, metrics.get("seconds"), None, is_new)
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)

@@ -1,0 +1,129 @@
+"""`prefixprop sweep`: what it prints, what it refuses, and that a killed one goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from prefixprop.cli import app
+from prefixprop.experiments import LocalEngine, read_plan, run_sweep
+from prefixprop.training import RunDirectory, train
+from prefixprop.training.checkpoints import list_checkpoints
+
+from tiny_training import comparable, write_plan
+
+RECIPES = sorted((Path(__file__).parents[2] / "recipes" / "sweeps").glob("*.yaml"))
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner(env={"COLUMNS": "200", "NO_COLOR": "1"}).invoke(app, ["sweep", *map(str, arguments)])
+
+
+def expect_error(result: Result, *words: str) -> None:
+    assert result.exit_code == 1
+    assert isinstance(result.exception, SystemExit) and "Traceback" not in result.output
+    for word in words:
+        assert word in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("recipe", "size"), list(zip(RECIPES, (47, 68), strict=True)), ids=lambda value: str(value)[-12:]
+)
+def test_dry_run_of_recipes(recipe: Path, size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = run(recipe, "--dry-run")
+    assert result.exit_code == 0, result.output
+    assert f"{size} runs in runs/{recipe.stem}, 0 of them finished." in result.stdout
+    assert "learning_rate: 0.01 0.05 0.001 0.005 0.0005" in result.stdout and "fine-tuning" in result.stdout
+    assert not list(tmp_path.iterdir()), "nothing is written"
+
+
+def test_a_sweep_with_a_failing_run(tmp_path: Path) -> None:
+    plan = write_plan(
+        tmp_path,
+        seed=[1, 2],
+        search="learning_rate",
+        variants={"all [of it]": {"method": "fine-tuning", "learning_rate": [1e-3, 1e30], "warmup": 0}},
+    )
+    result = run(plan, "--runs-dir", tmp_path / "runs", "--processes", 2)
+    expect_error(result, "failed    files-fine-tuning-", "The loss is", "1 of the runs failed", "finished  files-")
+    assert "learning_rate=0.001" in result.stdout and "micro_f1" in result.stdout
+    assert "files all [of it]" in result.stdout and "files all [of it]" in result.stderr
+    summary = json.loads((tmp_path / "runs" / "sweep.json").read_text())
+    assert len(summary["failed"]) == 1 and len(summary["cells"][0]["final_runs"]) == 2
+    dry = run(plan, "--runs-dir", tmp_path / "runs", "--dry-run")
+    assert "3 runs in" in dry.stdout
+
+
+def test_bad_input(tmp_path: Path) -> None:
+    plan = tmp_path / "plan.yaml"
+    plan.write_text("task: hyperpartisan\nepoch: [3]\nseed: []\n")
+    expect_error(run(plan), f"{plan}:2: there is no setting 'epoch'", f"{plan}:3: seed: the list is empty")
+    expect_error(run(tmp_path / "none.yaml"), "none.yaml: the file cannot be read")
+    plan.write_text("task: hyperpartisan\n")
+    expect_error(run(plan, "--data-dir", "folder"), "--data-dir: expected TASK=FOLDER, got 'folder'")
+    expect_error(run(plan, "--processes", 0), "--processes: must be at least 1")
+
+
+def start(plan: Path, runs: Path) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "prefixprop", "sweep", str(plan), "--runs-dir", str(runs), "--processes", "2"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def wait_for(condition, seconds: float = 90) -> None:  # type: ignore[no-untyped-def]
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
+
+
+def locked(folder: Path) -> bool:
+    """Whether a process still trains in the folder."""
+    try:
+        with RunDirectory(folder).claimed():
+            return False
+    except ValueError:
+        return True
+
+
+def test_killed_and_resumed(tmp_path: Path) -> None:
+    # A checkpoint after every step, so that there is something to go on from.
+    plan = write_plan(tmp_path, learning_rate=[1e-2, 1e-3], seed=[1, 2], epochs=5, checkpoint_every=1)
+    runs = tmp_path / "runs"
+    process = start(plan, runs)
+    try:
+        wait_for(lambda: any(len(list_checkpoints(path)) > 1 for path in runs.glob("files-*/checkpoints")))
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    begun = [folder for folder in runs.glob("files-*") if RunDirectory(folder).is_run()]
+    unfinished = [folder for folder in begun if not RunDirectory(folder).is_finished()]
+    assert unfinished and len(begun) < 4, "it was killed in the middle"
+    # The runs end with their sweep, or the next one could not have their folders.
+    wait_for(lambda: not any(locked(folder) for folder in unfinished), seconds=10)
+
+    resumed = run_sweep(read_plan(plan), runs, LocalEngine(processes=2))
+    assert not resumed.failures and len(resumed.outcomes) == 4
+    for folder in unfinished:
+        never_killed = train(resumed.outcomes[folder.name].settings, tmp_path / f"alone-{folder.name}")
+        assert comparable(RunDirectory(folder).read_metrics()) == comparable(never_killed.metrics)
+
+
+def test_modules_are_imported_by_every_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    source = "from pathlib import Path\nimport os\nPath(f'imported-{os.getpid()}').touch()\n"
+    (tmp_path / "leaving_a_trace.py").write_text(source)
+    plan = write_plan(tmp_path, method="head-only")
+    result = CliRunner().invoke(app, ["--import", "leaving_a_trace", "sweep", str(plan), "-o", "runs"])
+    assert result.exit_code == 0, result.output
+    assert len(list(tmp_path.glob("imported-*"))) == 2

@@ -1,0 +1,172 @@
+"""Sweeps of tiny runs with the local engine, and the books of a sweep with an engine that only pretends."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from prefixprop.experiments import (
+    Job,
+    JobEnd,
+    LocalEngine,
+    SweepState,
+    read_plan,
+    run_job,
+    run_name,
+    run_sweep,
+    settle_finished,
+)
+from prefixprop.training import RunDirectory, train
+
+from tiny_training import comparable, write_plan
+
+
+class Pretending:
+    """Ends every job at once, with the score of its learning rate; some rates fail."""
+
+    def __init__(self, scores: dict[float, float], slots: int = 2) -> None:
+        self.scores, self.slots = scores, slots
+        self.submitted: list[Job] = []
+        self.under_way: list[Job] = []
+        self.most_at_once = 0
+        self.closed = False
+
+    def submit(self, job: Job) -> None:
+        self.submitted.append(job)
+        self.under_way.append(job)
+        self.most_at_once = max(self.most_at_once, len(self.under_way))
+
+    def collect(self, timeout: float) -> list[JobEnd]:
+        job = self.under_way.pop(0)
+        rate = job.settings.learning_rate
+        assert rate is not None
+        if rate not in self.scores:
+            return [JobEnd(job, "The loss is nan.", 1.0)]
+        job.run_dir.mkdir(parents=True)
+        metrics = {"dev": {"micro_f1": self.scores[rate] + job.settings.seed / 1000}, "seconds": 10.0}
+        (job.run_dir / "metrics.json").write_text(json.dumps(metrics))
+        return [JobEnd(job, None, 10.0)]
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture
+def searched(tmp_path: Path) -> Path:
+    return write_plan(tmp_path, learning_rate=[1e-2, 1e-3, 5e-4], seed=[1, 2, 3], search="learning_rate")
+
+
+def test_search_then_seeds(tmp_path: Path, searched: Path) -> None:
+    engine = Pretending({1e-2: 0.5, 1e-3: 0.8, 5e-4: 0.7})
+    state = run_sweep(read_plan(searched), tmp_path / "runs", engine)
+    asked = [(job.settings.learning_rate, job.settings.seed) for job in engine.submitted]
+    assert asked == [(1e-2, 1), (1e-3, 1), (5e-4, 1), (1e-3, 2), (1e-3, 3)]
+    assert engine.most_at_once == 2 and engine.closed and not state.failures
+    (cell,) = json.loads((tmp_path / "runs" / "sweep.json").read_text())["cells"]
+    assert cell["chosen"] == {"learning_rate": 1e-3} and len(cell["runs"]) == 5 and cell["remaining"] == 0
+    assert cell["final_runs"] == [run_name(engine.submitted[place].settings) for place in (1, 3, 4)]
+
+
+def test_finished_runs_are_never_repeated(tmp_path: Path, searched: Path) -> None:
+    plan, scores = read_plan(searched), {1e-2: 0.5, 1e-3: 0.8, 5e-4: 0.7}
+    run_sweep(plan, tmp_path / "runs", Pretending(scores))
+    again = Pretending(scores)
+    state = run_sweep(plan, tmp_path / "runs", again)
+    assert not again.submitted and len(state.outcomes) == 5
+    assert not any(outcome.is_new for outcome in state.outcomes.values())
+
+
+def test_a_failing_run_stops_nothing_and_is_tried_again(tmp_path: Path, searched: Path) -> None:
+    plan = read_plan(searched)
+    state = run_sweep(plan, tmp_path / "runs", Pretending({1e-2: 0.5, 5e-4: 0.7}))
+    (failure,) = state.failures
+    assert failure.settings.learning_rate == 1e-3 and failure.error == "The loss is nan."
+    summary = json.loads((tmp_path / "runs" / "sweep.json").read_text())
+    assert summary["failed"] == {failure.run_dir.name: "The loss is nan."}
+    assert summary["cells"][0]["chosen"] == {"learning_rate": 5e-4}
+    # This time it succeeds, is chosen, and gets seeds of its own.
+    again = Pretending({1e-3: 0.9})
+    run_sweep(plan, tmp_path / "runs", again)
+    assert [(job.settings.learning_rate, job.settings.seed) for job in again.submitted] == [
+        (1e-3, 1),
+        (1e-3, 2),
+        (1e-3, 3),
+    ]
+
+
+def test_a_search_in_which_all_fail_ends(tmp_path: Path, searched: Path) -> None:
+    plan = read_plan(searched)
+    state = run_sweep(plan, tmp_path / "runs", Pretending({}))
+    assert len(state.failures) == 3 and state.progress(plan.cells[0]).stuck and state.remaining(plan.cells[0]) == 0
+
+
+@pytest.mark.parametrize(
+    ("content", "words"), [('{"dev": ', "broken JSON"), ('{"dev": {}}', "no micro_f1 of dev; remove the file")]
+)
+def test_broken_metrics_are_a_failure(tmp_path: Path, searched: Path, content: str, words: str) -> None:
+    plan = read_plan(searched)
+    broken = tmp_path / "runs" / run_name(plan.cells[0].settings)
+    broken.mkdir(parents=True)
+    (broken / "metrics.json").write_text(content)
+    state = SweepState(plan, tmp_path / "runs")
+    settle_finished(state)
+    (failure,) = state.failures
+    assert failure.error is not None and words in failure.error and str(broken) in failure.error
+
+
+def test_time_left(tmp_path: Path, searched: Path) -> None:
+    plan = read_plan(searched)
+    times: list[float | None] = []
+    engine = Pretending({1e-2: 0.5, 1e-3: 0.8, 5e-4: 0.7}, slots=1)
+    run_sweep(plan, tmp_path / "runs", engine, lambda state: times.append(state.seconds_left(1)))
+    assert times == [None, 40.0, 30.0, 20.0, 10.0, 0.0]
+
+
+def test_two_methods_two_rates_two_seeds(tmp_path: Path) -> None:
+    path = write_plan(
+        tmp_path, method=["prefix-propagation", "prefix-tuning"], learning_rate=[1e-2, 1e-3], seed=[1, 2]
+    )
+    plan, runs = read_plan(path), tmp_path / "runs"
+    state = run_sweep(plan, runs, LocalEngine(processes=2))
+    assert not state.failures and len(state.outcomes) == plan.size == 8
+    assert sum(RunDirectory(folder).is_finished() for folder in runs.iterdir()) == 8
+    # A run of a sweep is the run that `train` makes of the same settings.
+    name, outcome = next(iter(state.outcomes.items()))
+    alone = train(outcome.settings, tmp_path / "alone")
+    assert comparable(RunDirectory(runs / name).read_metrics()) == comparable(alone.metrics)
+    assert outcome.score == alone.metrics["dev"]["micro_f1"]
+
+
+def test_local_engine_reports_errors_and_deaths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "deadly.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
+    monkeypatch.chdir(tmp_path)
+    cell = read_plan(write_plan(tmp_path)).cells[0]
+    job = Job(cell.settings, Path("run"), Path("logs", "run.log"))
+    (tmp_path / "dev.jsonl").write_text('{"id": "a", "text": "w5"}\n')
+    ends = []
+    for engine in (LocalEngine(), LocalEngine(modules=["deadly"])):
+        engine.submit(job)
+        ends += engine.collect(120)
+        engine.close()
+    error, death = (end.error for end in ends)
+    assert error is not None and "dev.jsonl:1: there is no column 'label'" in error
+    assert death is not None and "was killed by signal 9" in death and "run.log" in death
+    assert "Traceback" in (tmp_path / "logs" / "run.log").read_text()
+
+
+def test_bugs_end_one_run_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise KeyError("oops")
+
+    monkeypatch.setattr("prefixprop.experiments.engines.base.train", broken)
+    settings = read_plan(write_plan(tmp_path)).cells[0].settings
+    assert run_job(Job(settings, tmp_path / "run", tmp_path / "log")) == "KeyError: 'oops'"
+
+
+def test_number_of_processes() -> None:
+    with pytest.raises(ValueError, match="--processes: must be at least 1, got 0"):
+        LocalEngine(0)
+    assert LocalEngine(os.cpu_count() or 1).slots >= 1
