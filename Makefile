@@ -6,8 +6,7 @@ INSTALLED := $(VENV)/.installed
 .PHONY: demo test lint format clean
 
 demo: $(INSTALLED)
-	$(BIN)/prefixprop train --config recipes/demo.yaml --run-dir runs/demo --overwrite
-	$(BIN)/prefixprop report runs/demo --output runs/demo-report
+	$(BIN)/python examples/hyperpartisan.py
 
 test: lint
 	$(BIN)/python -m pytest -n 2 --dist loadfile
