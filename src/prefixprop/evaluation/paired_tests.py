@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import stats  # type: ignore[import-untyped]
+from scipy import stats
 
 from prefixprop.evaluation.prediction_set import PredictionSet
 from prefixprop.evaluation.seed_summary import CONFIDENCE

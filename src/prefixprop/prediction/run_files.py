@@ -10,7 +10,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-import yaml  # type: ignore[import-untyped]
+import yaml
 
 from prefixprop.evaluation import Temperature
 

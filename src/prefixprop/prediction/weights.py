@@ -19,9 +19,10 @@ from transformers.utils import logging
 
 from prefixprop.models import CandidateScorer, candidate_scorer, load_default
 from prefixprop.tasks import add_special_tokens
+from prefixprop.training.methods import ADAPTER_FOLDER, HEAD_FILE, HEAD_FOLDER, MODEL_FOLDER
+from prefixprop.training.settings import EMBEDDED_MODELS
 
-ADAPTER, MODEL, HEAD = "adapter", "model", "head"
-EMBEDDED = {"embedded": True, "embedded-512": False}  # whether it is the long one
+EMBEDDED = dict(zip(EMBEDDED_MODELS, (True, False), strict=True))  # whether it is the long one
 _AGAIN = "train the run again, or restore the file from a copy"
 _LONGEST_PROBLEM = 300  # characters of a library's message; some list every weight
 
@@ -60,17 +61,18 @@ def load_candidate_scorer(run_dir: Path, base: str, tokenizer: PreTrainedTokeniz
 
 
 def _trained(run_dir: Path, base: str, build: Base, model_class: Any) -> Any:
-    parts = [part for part in (ADAPTER, MODEL, HEAD) if (run_dir / part).is_dir()]
+    places = (ADAPTER_FOLDER, MODEL_FOLDER, HEAD_FOLDER)
+    parts = [part for part in places if (run_dir / part).is_dir()]
     if len(parts) != 1:
         found = " and ".join(parts) or "none of them"
         raise ValueError(
-            f"{run_dir}: what a run trained lies in one of the folders {ADAPTER}, {MODEL} or {HEAD}, but there is "
-            f"{found}; {_AGAIN}."
+            f"{run_dir}: what a run trained lies in one of the folders {', '.join(places[:2])} or {places[2]}, but "
+            f"there is {found}; {_AGAIN}."
         )
     with _quiet():
-        if parts == [MODEL]:
-            return _whole_model(run_dir / MODEL, model_class).eval()
-        put_on = {ADAPTER: _with_adapter, HEAD: _with_head}[parts[0]]
+        if parts == [MODEL_FOLDER]:
+            return _whole_model(run_dir / MODEL_FOLDER, model_class).eval()
+        put_on = {ADAPTER_FOLDER: _with_adapter, HEAD_FOLDER: _with_head}[parts[0]]
         return put_on(_base_model(run_dir, base, build), run_dir / parts[0]).eval()
 
 
@@ -105,7 +107,7 @@ def _with_adapter(model: PreTrainedModel, folder: Path) -> PeftModel:
 
 
 def _with_head(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
-    path = folder / "head.safetensors"
+    path = folder / HEAD_FILE
     if not path.is_file():
         raise FileNotFoundError(f"{path}: the file is missing, so the run is damaged; {_AGAIN}.")
     with _explained_damage(path):

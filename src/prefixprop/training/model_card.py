@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import yaml  # type: ignore[import-untyped]
+import yaml
 
 from prefixprop.counting import ParameterCount
 from prefixprop.training.methods import ADAPTER_FOLDER, METHODS, MODEL_FOLDER

@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import yaml  # type: ignore[import-untyped]
+import yaml
 
 from prefixprop.training.settings import SETTING_FIELDS, RunSettings, flag_of
 from prefixprop.training.settings_check import TEXTS, SettingsError, close_match, field_type, value_problem
