@@ -9,7 +9,7 @@ import pytest
 
 from prefixprop.benchmarking.encoders import EncoderSize
 from prefixprop.benchmarking.figures import plot_runtime
-from prefixprop.benchmarking.runtime import HUGGING_FACE, RuntimeResult, bench_runtime, relative_time
+from prefixprop.benchmarking.runtime import HUGGING_FACE, RuntimeResult, bench_runtime, relative_time, runtime_runs
 from prefixprop.benchmarking.timing import Timing
 
 TINY = EncoderSize(hidden=32, layers=2, heads=2, window=8)
@@ -17,7 +17,7 @@ TINY = EncoderSize(hidden=32, layers=2, heads=2, window=8)
 
 @pytest.mark.parametrize("train", [False, True])
 def test_methods_beside_no_peft(train: bool) -> None:
-    results = bench_runtime(TINY, 2, 24, prefix=3, repeats=3, train=train, with_hugging_face=True)
+    results = bench_runtime(runtime_runs(TINY, 2, 24, prefix=3, train=train, with_hugging_face=True), repeats=3)
     assert [result.method for result in results] == ["no PEFT", "prefix-tuning", "prefix-propagation", HUGGING_FACE]
     assert all(len(result.timing.seconds) == 3 for result in results)
     assert (results[0].relative, results[0].low, results[0].high) == (1.0, 1.0, 1.0)

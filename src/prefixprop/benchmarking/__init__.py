@@ -1,7 +1,7 @@
 """How fast things are: the attention beside Hugging Face's, and the prefix methods beside no prefix."""
 
 from prefixprop.benchmarking.attention import AttentionResult, bench_attention
-from prefixprop.benchmarking.runtime import RuntimeResult, bench_runtime
+from prefixprop.benchmarking.runtime import RuntimeResult, bench_runtime, runtime_runs
 from prefixprop.benchmarking.timing import Timing, measure, measure_in_turns
 
 __all__ = [
@@ -12,4 +12,5 @@ __all__ = [
     "bench_runtime",
     "measure",
     "measure_in_turns",
+    "runtime_runs",
 ]

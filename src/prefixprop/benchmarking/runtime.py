@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,17 +35,24 @@ class RuntimeResult:
     high: float | None
 
 
-def bench_runtime(
+def bench_runtime(runs: Mapping[str, Run], repeats: int) -> list[RuntimeResult]:
+    """Time what `runtime_runs` has made."""
+    timings = measure_in_turns(runs, find_device(), repeats)
+    return [
+        RuntimeResult(method, timing, *relative_time(timing, timings[NO_PEFT])) for method, timing in timings.items()
+    ]
+
+
+def runtime_runs(
     size: EncoderSize,
     batch: int,
     length: int,
     prefix: int,
-    repeats: int,
     train: bool = False,
     backend: str = "auto",
     with_hugging_face: bool = False,
-) -> list[RuntimeResult]:
-    """Time inference, or with `train` forward and backward; every method has the same weights and the same batch.
+) -> dict[str, Run]:
+    """Inference, or with `train` forward and backward; every method has the same weights and the same batch.
 
     The backbone is frozen throughout. Without PEFT a training step goes back to the embeddings, so that all do the
     work of one backward pass through all layers.
@@ -64,11 +72,7 @@ def bench_runtime(
     if with_hugging_face:
         models[HUGGING_FACE] = model
     inputs = random_tokens(batch, length, device)
-    runs = {method: (_step if train else _inference)(which, inputs) for method, which in models.items()}
-    timings = measure_in_turns(runs, device, repeats)
-    return [
-        RuntimeResult(method, timing, *relative_time(timing, timings[NO_PEFT])) for method, timing in timings.items()
-    ]
+    return {method: (_step if train else _inference)(which, inputs) for method, which in models.items()}
 
 
 def relative_time(timing: Timing, base: Timing) -> tuple[float, float, float] | tuple[None, None, None]:

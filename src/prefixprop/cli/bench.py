@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -21,10 +23,11 @@ from prefixprop.benchmarking.attention import (
     cases_of_lengths,
     doubling_lengths,
 )
+from prefixprop.benchmarking.device_profile import KINDS, DeviceProfile, profile_on_device
 from prefixprop.benchmarking.encoders import SIZES, EncoderSize, device_name, find_device
 from prefixprop.benchmarking.figures import plot_attention, plot_runtime
 from prefixprop.benchmarking.records import record_of_attention, record_of_run, record_of_runtime
-from prefixprop.benchmarking.runtime import PAPER, bench_runtime
+from prefixprop.benchmarking.runtime import PAPER, bench_runtime, runtime_runs
 from prefixprop.benchmarking.timing import Timing
 from prefixprop.reporting.canvas import check_ending, new_figure
 
@@ -100,6 +103,7 @@ def runtime(
     hugging_face: Annotated[
         bool, typer.Option("--hugging-face", help="Add a row for Hugging Face's own attention without PEFT.")
     ] = False,
+    profile: Annotated[bool, typer.Option("--profile", help="Show too where the GPU's time goes.")] = False,
     json: Json = None,
     figure: Figure = None,
 ) -> None:
@@ -112,8 +116,12 @@ def runtime(
         raise typer.BadParameter(f"{prefix} leaves no room in sequences of {length} tokens.", param_hint="--prefix")
     console, title = Console(), f"{_title(size)}, {batch} × {length} tokens, j = {prefix}"
     what = "training step" if train else "inference"
+    if profile and find_device() != "cuda":
+        raise typer.BadParameter("shows a GPU's kernels, and there is no GPU here.", param_hint="--profile")
     with console.status(f"measuring {what} ..."):
-        results = bench_runtime(dimensions, batch, length, prefix, repeats, train, backend, hugging_face)
+        runs = runtime_runs(dimensions, batch, length, prefix, train, backend, hugging_face)
+        results = bench_runtime(runs, repeats)
+        profiles = {method: profile_on_device(run) for method, run in runs.items()} if profile else {}
     table = _table(f"Run time, {what}: {title}", ("method", "time", "over\nno PEFT", "95 % interval", "paper"))
     for result in results:
         relative, interval = "-", "-"
@@ -123,9 +131,13 @@ def runtime(
         paper = _percent(PAPER[result.method]) if result.method in PAPER and not train else "-"
         table.add_row(result.method, _time(result.timing), relative, interval, paper)
     console.print(table)
+    if profiles:
+        console.print(_profile_table(profiles))
     if json is not None:
         facts = {"batch": batch, "length": length, "prefix": prefix, "pass": "step" if train else "inference"}
         record = record_of_run("runtime", size, backend, repeats) | facts | {"results": record_of_runtime(results)}
+        if profiles:
+            record["profile"] = {method: asdict(each) for method, each in profiles.items()}
         write_json(json, record)
     if figure is not None:
         plot_runtime(results, figure, f"{what}: {title}", show_paper=not train)
@@ -188,6 +200,19 @@ def _attention_table(results: list[AttentionResult], title: str) -> Table:
             "-" if per_token is None else f"{per_token:.4g}",
             _memory(ours) if theirs is None else f"{_memory(theirs)} → {_memory(ours)}",
         )
+    return table
+
+
+def _profile_table(profiles: Mapping[str, DeviceProfile]) -> Table:
+    table = _table(
+        "Where the time of a call goes, in ms", ("", *(name.replace("prefix-", "prefix-\n") for name in profiles))
+    )
+    rows = {kind: [each.by_kind[kind] for each in profiles.values()] for kind in KINDS}
+    rows["all kernels"] = [each.device for each in profiles.values()]
+    rows["the host, until all are started"] = [each.host for each in profiles.values()]
+    for name, values in rows.items():
+        table.add_row(name, *(f"{value:.2f}" for value in values))
+    table.add_row("number of kernels", *(str(each.kernels) for each in profiles.values()))
     return table
 
 
