@@ -68,7 +68,7 @@ class PropagationLayer(PrefixLayer):
         if active is None:
             return None
         hidden_states, *others = args
-        rows = active[0].layer(index, hidden_states.shape[0]).to(hidden_states.dtype)
+        rows = active[0].layer(index, hidden_states.shape[0])
         # A checkpointed layer enters twice with the same states, and a compiler sees to copies itself.
         once = not (layer.training and getattr(layer, "gradient_checkpointing", False))
         in_place = once and not torch.compiler.is_compiling()
@@ -93,7 +93,7 @@ class PropagationLayer(PrefixLayer):
 def _add(states: Tensor, rows: Tensor) -> Tensor:
     """States with `rows` [batch or 1, j, hidden] added to their first j rows."""
     length = rows.shape[1]
-    return torch.cat([states[:, :length] + rows, states[:, length:]], dim=1)
+    return torch.cat([states[:, :length] + rows.to(states.dtype), states[:, length:]], dim=1)
 
 
 class _AddInPlace(torch.autograd.Function):
@@ -101,7 +101,7 @@ class _AddInPlace(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, states: Tensor, rows: Tensor) -> Tensor:
-        ctx.length, ctx.shared = rows.shape[1], rows.shape[0] == 1
+        ctx.length, ctx.shared, ctx.dtype = rows.shape[1], rows.shape[0] == 1, rows.dtype
         ctx.mark_dirty(states)
         states[:, : ctx.length].add_(rows)
         return states
@@ -109,7 +109,8 @@ class _AddInPlace(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
         rows = gradient[:, : ctx.length]
-        return gradient, rows.sum(dim=0, keepdim=True) if ctx.shared else rows
+        shared = rows.sum(dim=0, keepdim=True, dtype=ctx.dtype) if ctx.shared else rows.to(ctx.dtype)
+        return gradient, shared
 
 
 def _add_in_place(states: Tensor, rows: Tensor) -> Tensor:

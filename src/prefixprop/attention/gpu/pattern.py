@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from prefixprop.attention.gpu.kernel import Kernel, operator
-from prefixprop.attention.gpu.tiles import FACTS, FIRST, GLOBAL, LAST, LISTED, LOCAL, MASKED, TOKENS
+from prefixprop.attention.gpu.tiles import FACTS, FIRST, GLOBAL, LAST, LEADING, LISTED, LOCAL, MASKED, TOKENS
 from prefixprop.attention.pattern import AttentionPattern
 
 SHARES = 16  # programs that share the global rows, or the listed keys, of an example's head
@@ -20,7 +20,7 @@ class DevicePattern(NamedTuple):
     """`tokens` [batch, length + 1] lists each example's global tokens at its front.
 
     `listed` are the keys that every local row sees, as rows of all examples' tokens one after the other: first the
-    prefix keys, which are further rows at the end (Eq. 2), then the global tokens. `facts` [batch, 4] are counts and
+    prefix keys, which are further rows at the end (Eq. 2), then the global tokens. `facts` [batch, 5] are counts and
     bounds, in the order that tiles.py names.
     """
 
@@ -77,7 +77,7 @@ def _list_tokens(
     for start in range(0, prefix, BLOCK):
         place = start + tl.arange(0, BLOCK)
         tl.store(listed + place, batch * length + example * prefix + place, mask=place < prefix)
-    token_count, listed_count, first, last = 0, prefix, length, 0
+    token_count, listed_count, first, last, leading = 0, prefix, length, 0, length
     for start in range(0, length, BLOCK):
         place = start + tl.arange(0, BLOCK)
         inside = place < length
@@ -93,10 +93,12 @@ def _list_tokens(
         listed_count += tl.sum(is_listed.to(tl.int32), 0)
         first = tl.minimum(first, tl.min(tl.where(masked, length, place), 0))
         last = tl.maximum(last, tl.max(tl.where(masked, 0, place + 1), 0))
+        leading = tl.minimum(leading, tl.min(tl.where(kind == GLOBAL, length, place), 0))
     tl.store(facts + FIRST, tl.minimum(first, last))  # all padding: from 0 to 0
     tl.store(facts + LAST, last)
     tl.store(facts + TOKENS, token_count)
     tl.store(facts + LISTED, listed_count)
+    tl.store(facts + LEADING, leading)
 
 
 _LIST_TOKENS = Kernel(_list_tokens)

@@ -10,6 +10,7 @@ from prefixprop.attention.gpu.tiles import (
     FIRST,
     GLOBAL,
     LAST,
+    LEADING,
     LISTED,
     LOCAL,
     TOKENS,
@@ -63,6 +64,9 @@ def local_rows(
     start, lane = tl.program_id(0) * BLOCK_M, tl.program_id(1)
     example, head = lane // HEADS, lane % HEADS
     first, last = tl.load(facts + example * FACTS + FIRST), tl.load(facts + example * FACTS + LAST)
+    leading = tl.load(facts + example * FACTS + LEADING)
+    if not BACKWARD:  # which writes zeros for global rows; here the last tile is empty where a prefix leads
+        start += leading
     here, there = example.to(tl.int64) * length, lane.to(tl.int64) * length
     queries = near + here * STRIDE + head * SIZE
     outputs = output + here * WIDTH + head * SIZE
@@ -82,7 +86,7 @@ def local_rows(
             listed + example * most_listed, tl.load(facts + example * FACTS + LISTED), scale, least, growth,
             STRIDE, WIDTH, SIZE, BLOCK_D, BLOCK_G, PRECISION, DROPOUT, BACKWARD,
         )  # fmt: skip
-        low, high, inner_low, inner_high = reach_of(start, BLOCK_M, reach, first, last)
+        low, high, inner_low, inner_high = reach_of(start, BLOCK_M, reach, tl.maximum(first, leading), last)
         result, carried, carried_too = visit_sequence(
             query, upstream, result, carried, carried_too, words, row, queries + WIDTH, column_words + here,
             kind + here, low, high, inner_low, inner_high, 0, reach, scale, least, growth,

@@ -20,8 +20,8 @@ UNSEEN = tl.constexpr(-1.0e30)
 # What a token is to the kernels.
 LOCAL, GLOBAL, MASKED = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 # What is known of an example: its first token that is no padding, the end of its last, how many tokens are global,
-# how many keys are listed.
-FIRST, LAST, TOKENS, LISTED, FACTS = (tl.constexpr(number) for number in range(5))  # FACTS: their number
+# how many keys are listed, how many tokens at its front are all global.
+FIRST, LAST, TOKENS, LISTED, LEADING, FACTS = (tl.constexpr(number) for number in range(6))  # FACTS: their number
 
 
 @triton.jit
