@@ -25,8 +25,8 @@ class LongformerBackbone(RobertaPositions, Backbone):
         mask = F.pad(mask, (rows.shape[1], 0), value=torch.finfo(mask.dtype).max)
         batch, length, width = hidden_states.shape
         states = hidden_states.new_empty(batch, rows.shape[1] + length, width)  # torch.cat takes four times as long
+        _copy(hidden_states, states[:, rows.shape[1] :])
         states[:, : rows.shape[1]] = rows
-        states[:, rows.shape[1] :] = hidden_states
         return (states,), dict(kwargs, attention_mask=mask)
 
     def keep_tokens(self, output: Any, prefix_rows: int, pooled_row: bool) -> Any:
@@ -66,6 +66,18 @@ class LongformerBackbone(RobertaPositions, Backbone):
     def _own_rows(self, projected: Tensor, count: int) -> Tensor:
         # Hugging Face's attention works on [length, batch, hidden] and pads to a multiple of the window.
         return projected[:count, 0]
+
+
+def _copy(source: Tensor, target: Tensor) -> None:
+    """Copy rows of contiguous features, 16 bytes at a time where that is possible.
+
+    PyTorch copies what has gaps between rows element by element, which takes twice as long for elements of 2 bytes.
+    """
+    tracked = source.requires_grad and torch.is_grad_enabled()
+    width = source.shape[-1] * source.element_size()
+    if not tracked and width % 16 == 0 and not torch.compiler.is_compiling():
+        source, target = source.contiguous().view(torch.complex128), target.view(torch.complex128)
+    target.copy_(source)
 
 
 def _linear_as_when_trainable(original: Callable[[Tensor], Tensor], linear: Any, states: Tensor) -> Tensor:

@@ -35,9 +35,9 @@ class RuntimeResult:
     high: float | None
 
 
-def bench_runtime(runs: Mapping[str, Run], repeats: int) -> list[RuntimeResult]:
-    """Time what `runtime_runs` has made."""
-    timings = measure_in_turns(runs, find_device(), repeats)
+def bench_runtime(runs: Mapping[str, Run], repeats: int, batches: int = 1) -> list[RuntimeResult]:
+    """Time what `runtime_runs` has made, on several batches one after the other, as a corpus is read."""
+    timings = measure_in_turns(runs, find_device(), repeats, calls=batches)
     return [
         RuntimeResult(method, timing, *relative_time(timing, timings[NO_PEFT])) for method, timing in timings.items()
     ]

@@ -40,8 +40,12 @@ def measure(run: Run, device: str, repeats: int) -> Timing:
     return measure_in_turns({"run": run}, device, repeats)["run"]
 
 
-def measure_in_turns(runs: Mapping[str, Run], device: str, repeats: int, warm_up: int = WARM_UP) -> dict[str, Timing]:
+def measure_in_turns(
+    runs: Mapping[str, Run], device: str, repeats: int, warm_up: int = WARM_UP, calls: int = 1
+) -> dict[str, Timing]:
     """Time several things in turns (A B C, B C A, ...), so that a drift of the machine meets them all alike.
+
+    A measurement is the mean of `calls` calls that do not wait for each other's results.
 
     What runs out of the device's memory is left out from then on; the others go on.
     """
@@ -53,7 +57,7 @@ def measure_in_turns(runs: Mapping[str, Run], device: str, repeats: int, warm_up
             if name not in seconds:
                 continue
             try:
-                took, peak = _timed(runs[name], device)
+                took, peak = _timed(runs[name], device, calls)
             except torch.OutOfMemoryError:
                 del seconds[name]
                 gc.collect()  # the error's traceback holds tensors in cycles
@@ -71,14 +75,16 @@ def measure_in_turns(runs: Mapping[str, Run], device: str, repeats: int, warm_up
     }
 
 
-def _timed(run: Run, device: str) -> tuple[float, float]:
+def _timed(run: Run, device: str, calls: int) -> tuple[float, float]:
     if device != "cuda":
         started = time.perf_counter()
-        run()
-        return time.perf_counter() - started, 0.0
+        for _ in range(calls):
+            run()
+        return (time.perf_counter() - started) / calls, 0.0
     torch.cuda.reset_peak_memory_stats()
     torch.cuda.synchronize()
     started = time.perf_counter()
-    run()
+    for _ in range(calls):
+        run()
     torch.cuda.synchronize()
-    return time.perf_counter() - started, torch.cuda.max_memory_allocated() / GIB
+    return (time.perf_counter() - started) / calls, torch.cuda.max_memory_allocated() / GIB

@@ -97,6 +97,14 @@ def runtime(
     batch: Annotated[int, typer.Option(min=1, help="Sequences at a time.")] = 8,
     length: Annotated[int, typer.Option(min=1, help="Tokens of a sequence.")] = 4096,
     prefix: Annotated[int, typer.Option(min=1, help="Length j of the prefix.")] = 8,
+    batches: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Batches one after the other in a measurement; 1 waits for the device after each.",
+            show_default="10 on a GPU, 1 on a CPU",
+        ),
+    ] = None,
     train: Annotated[bool, typer.Option("--train", help="Time training steps instead of inference.")] = False,
     backend: Backend = "auto",
     repeats: Repeats = 50,
@@ -116,11 +124,12 @@ def runtime(
         raise typer.BadParameter(f"{prefix} leaves no room in sequences of {length} tokens.", param_hint="--prefix")
     console, title = Console(), f"{_title(size)}, {batch} × {length} tokens, j = {prefix}"
     what = "training step" if train else "inference"
+    batches = batches or (10 if find_device() == "cuda" else 1)
     if profile and find_device() != "cuda":
         raise typer.BadParameter("shows a GPU's kernels, and there is no GPU here.", param_hint="--profile")
     with console.status(f"measuring {what} ..."):
         runs = runtime_runs(dimensions, batch, length, prefix, train, backend, hugging_face)
-        results = bench_runtime(runs, repeats)
+        results = bench_runtime(runs, repeats, batches)
         profiles = {method: profile_on_device(run) for method, run in runs.items()} if profile else {}
     table = _table(f"Run time, {what}: {title}", ("method", "time", "over\nno PEFT", "95 % interval", "paper"))
     for result in results:
@@ -134,7 +143,13 @@ def runtime(
     if profiles:
         console.print(_profile_table(profiles))
     if json is not None:
-        facts = {"batch": batch, "length": length, "prefix": prefix, "pass": "step" if train else "inference"}
+        facts = {
+            "batch": batch,
+            "length": length,
+            "prefix": prefix,
+            "batches": batches,
+            "pass": "step" if train else "inference",
+        }
         record = record_of_run("runtime", size, backend, repeats) | facts | {"results": record_of_runtime(results)}
         if profiles:
             record["profile"] = {method: asdict(each) for method, each in profiles.items()}

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from prefixprop.tasks.document_batches import pad_documents
 from prefixprop.tasks.encoding import TokenIds
 
 DEFAULT_BATCH_TOKENS = 16_384
@@ -42,9 +43,9 @@ def classify(
     logits: dict[int, NDArray[np.float64]] = {}
     for places in batches_by_length([len(ids) for ids in input_ids], batch_tokens):
         rows = [input_ids[place] for place in places]
-        ids, mask = (torch.from_numpy(array).to(device) for array in _padded(rows, pad_token_id))
+        batch = {name: tensor.to(device) for name, tensor in pad_documents(rows, pad_token_id).items()}
         with inference(device, bf16, lower="batch_tokens (--batch-tokens)"):
-            outputs = model(input_ids=ids, attention_mask=mask).logits
+            outputs = model(**batch).logits
         logits.update(zip(places, outputs.double().cpu().numpy(), strict=True))
     return np.stack([logits[place] for place in range(len(input_ids))])
 
@@ -61,12 +62,3 @@ def inference(device: torch.device, bf16: bool, lower: str) -> Iterator[None]:
         raise RuntimeError(
             f"The GPU has not enough memory ({str(error).splitlines()[0]}); lower {lower}, or free some of it."
         ) from error
-
-
-def _padded(rows: Sequence[TokenIds], pad_token_id: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    shape = len(rows), max(len(row) for row in rows)
-    ids, mask = np.full(shape, pad_token_id, dtype=np.int64), np.zeros(shape, dtype=np.int64)
-    for number, row in enumerate(rows):
-        ids[number, : len(row)] = row
-        mask[number, : len(row)] = 1
-    return ids, mask

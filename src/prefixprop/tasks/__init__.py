@@ -5,6 +5,7 @@ from __future__ import annotations
 from prefixprop.tasks.arxiv import load_arxiv
 from prefixprop.tasks.candidate_batches import CandidateCollator
 from prefixprop.tasks.candidate_input import CandidatePartTooLong, QuestionInput, add_special_tokens
+from prefixprop.tasks.document_batches import DocumentCollator, pad_documents
 from prefixprop.tasks.documents import SPLIT_NAMES, ClassificationTask, Document, Split
 from prefixprop.tasks.encoding import ChunkedDocuments, EncodedDocuments, chunk_documents, encode_documents
 from prefixprop.tasks.files import load_files, load_hub
@@ -25,6 +26,7 @@ __all__ = [
     "ChunkedDocuments",
     "ClassificationTask",
     "Document",
+    "DocumentCollator",
     "EncodedDocuments",
     "Question",
     "QuestionInput",
@@ -47,6 +49,7 @@ __all__ = [
     "load_newsgroups",
     "load_task",
     "load_wikihop",
+    "pad_documents",
     "read_json_lines",
     "read_questions",
     "read_rows",

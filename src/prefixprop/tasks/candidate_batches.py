@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from prefixprop.tasks.candidate_input import QuestionInput
-
-PADDING_SIDES = ("right", "left")
+from prefixprop.tasks.document_batches import PADDING_SIDES
 
 
 @dataclass(frozen=True)

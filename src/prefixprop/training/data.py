@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import Dataset, Subset
-from transformers import DataCollatorWithPadding, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from prefixprop.evaluation import PredictionSet, question_predictions
 from prefixprop.tasks import (
@@ -17,6 +17,7 @@ from prefixprop.tasks import (
     CandidateCollator,
     ClassificationTask,
     Document,
+    DocumentCollator,
     QuestionTask,
     Task,
     WikiHopDataset,
@@ -112,7 +113,7 @@ def _encode_documents(task: ClassificationTask, tokenizer: PreTrainedTokenizerBa
                 "and are cut there"
             )
         datasets[name] = [
-            {"input_ids": ids.tolist(), "labels": document.label}
+            {"input_ids": ids, "labels": document.label}
             for ids, document in zip(encoded.input_ids, documents, strict=True)
         ]
     missing = set(range(task.num_labels)) - {document.label for document in task.train}
@@ -128,7 +129,7 @@ def _encode_documents(task: ClassificationTask, tokenizer: PreTrainedTokenizerBa
             for name in ("dev", "test")
             if datasets[name]
         },
-        collator=DataCollatorWithPadding(tokenizer),
+        collator=DocumentCollator(_pad_token(tokenizer), tokenizer.padding_side),
         notes=tuple(notes),
     )
 
@@ -173,13 +174,12 @@ def _encode_questions(task: QuestionTask, tokenizer: PreTrainedTokenizerBase, se
             )
         if dataset.cut:
             notes.append(f"{len(dataset.cut):,} {name} questions lose supports to --max-chunks {settings.max_chunks}")
-    pad: Any = tokenizer.pad_token_id
     return RunData(
         label_names=None,
         train=datasets["train"],
         train_lengths=datasets["train"].lengths,
         evaluated={name: _question_split(name, task, datasets[name]) for name in ("dev", "test") if task.split(name)},
-        collator=CandidateCollator(pad, tokenizer.padding_side),
+        collator=CandidateCollator(_pad_token(tokenizer), tokenizer.padding_side),
         notes=tuple(notes),
     )
 
@@ -193,6 +193,16 @@ def _question_split(name: str, task: QuestionTask, dataset: WikiHopDataset) -> E
         return question_predictions(questions, {question.id: row for question, row in zip(read, logits, strict=True)})
 
     return EvaluationSplit(name, Subset(dataset, order), predictions)
+
+
+def _pad_token(tokenizer: PreTrainedTokenizerBase) -> int:
+    pad: Any = tokenizer.pad_token_id
+    if pad is None:
+        raise ValueError(
+            f"The tokenizer of {tokenizer.name_or_path!r} has no padding token, so documents of different lengths "
+            "make no batch; set pad_token in its tokenizer_config.json."
+        )
+    return int(pad)
 
 
 def _longest_first(lengths: Sequence[int]) -> list[int]:

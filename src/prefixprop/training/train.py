@@ -21,6 +21,7 @@ from transformers.integrations import get_available_reporting_integrations
 from prefixprop.atomic_files import clear_leftovers, replacing_folder, write_json, write_text
 from prefixprop.counting import ParameterCount, count_parameters
 from prefixprop.evaluation import PredictionSet, fit_temperature, write_predictions
+from prefixprop.models.precision import hold_frozen_in_bfloat16
 from prefixprop.training.base_model import BaseModel, choose_max_length, load_base_model
 from prefixprop.training.callbacks import (
     EarlyStopping,
@@ -209,6 +210,8 @@ def _write_start(directory: RunDirectory, run: RunPlan, arguments: TrainingArgum
 def _trainer(
     run: RunPlan, arguments: TrainingArguments, directory: RunDirectory, callbacks: Sequence[TrainerCallback]
 ) -> RunTrainer:
+    if arguments.bf16:
+        hold_frozen_in_bfloat16(run.model)
     trainer = RunTrainer(run.model, arguments, run.data, run.settings, directory.checkpoints)
     own = (
         EpochWatch(trainer),

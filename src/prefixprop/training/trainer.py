@@ -47,7 +47,8 @@ class RunTrainer(Trainer):
     ) -> None:
         self.checkpoints = checkpoints
         self.order = LengthGroupedOrder(data.train_lengths, arguments.per_device_train_batch_size, settings.seed)
-        self.epoch_loss = 0.0
+        self.epoch_loss: Tensor | float = 0.0
+        self.unchecked: tuple[int, float, Tensor] | None = None
         self.seconds_before = 0.0
         self.started = time.monotonic()
         dev = data.evaluated["dev"]
@@ -84,21 +85,33 @@ class RunTrainer(Trainer):
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
         loss = super().training_step(model, inputs, num_items_in_batch)
-        value = loss.item()
-        if not math.isfinite(value):
-            raise TrainingError(
-                f"The loss is {value} at step {self.state.global_step + 1} of {self.state.max_steps}, at a learning "
-                f"rate of {self._get_learning_rate():.3g} (--learning-rate {self.args.learning_rate:g} at its peak): "
-                "start again (--overwrite) with a lower --learning-rate, or with --precision fp32 if it is bf16."
-            )
-        self.epoch_loss += value
+        self._check_loss()
+        self.unchecked = (self.state.global_step + 1, self._get_learning_rate(), loss.detach())
+        self.epoch_loss = self.epoch_loss + loss.detach().double()
         return loss
 
+    def _check_loss(self) -> None:
+        """Look at the loss of the step before: to look at this one's would be to wait for the device."""
+        if self.unchecked is None:
+            return
+        (step, rate, loss), self.unchecked = self.unchecked, None
+        if not math.isfinite(loss.item()):
+            raise TrainingError(
+                f"The loss is {loss.item()} at step {step} of {self.state.max_steps}, at a learning rate of "
+                f"{rate:.3g} (--learning-rate {self.args.learning_rate:g} at its peak): start again (--overwrite) "
+                "with a lower --learning-rate, or with --precision fp32 if it is bf16."
+            )
+
+    def floating_point_ops(self, inputs: dict[str, Any]) -> int:
+        """Not counted: it takes a walk over all parameters at every step."""
+        return 0
+
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        self._check_loss()
         if "loss" in logs:
             # The Trainer's own mean forgets, on resumption, the steps before.
             steps = self.state.max_steps // int(self.args.num_train_epochs)
-            losses = gather_object([self.epoch_loss])
+            losses = gather_object([float(self.epoch_loss)])
             logs = {**logs, "loss": sum(losses) / len(losses) / steps}
             self.epoch_loss = 0.0
         super().log(logs, start_time)
@@ -106,6 +119,7 @@ class RunTrainer(Trainer):
     # --- checkpoints ----------------------------------------------------------------------------------------------
 
     def _save_checkpoint(self, model: nn.Module, trial: Any = None) -> None:
+        self._check_loss()
         generators = gather_object([generator_states()])
         if self.args.should_save:
             snapshot = Snapshot(
@@ -113,7 +127,7 @@ class RunTrainer(Trainer):
                 self.optimizer.state_dict(),
                 self.lr_scheduler.state_dict(),
                 generators,
-                {"epoch_loss": self.epoch_loss, "seconds": self.seconds},
+                {"epoch_loss": float(self.epoch_loss), "seconds": self.seconds},
             )
             folder = folder_of_step(self.checkpoints, self.state.global_step)
             try:

@@ -70,11 +70,13 @@ def whole_layer(
     layer: Any, hidden_states: Tensor, pattern: AttentionPattern, prefixed_keys: Callable[[], PrefixedKeys | None]
 ) -> Tensor | None:
     """The output of a layer whose weights are all frozen; None where its parts must be called one by one."""
-    if torch.compiler.is_compiling() or torch.is_autocast_enabled(hidden_states.device.type):
+    if torch.compiler.is_compiling():
         return None
-    weights = weights_of(layer, hidden_states.dtype)
+    dtype = _compute_type(hidden_states)
+    weights = weights_of(layer, dtype)
     if weights is None:
         return None
+    hidden_states = hidden_states.to(dtype)  # autocast has float32 in front of the first layer
     prefix, own = prefixed_keys(), layer.attention.self
     dropout = own.dropout if own.training else 0.0
     arguments = _arguments(own, pattern, prefix, dropout)
