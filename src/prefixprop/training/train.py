@@ -222,8 +222,8 @@ def _trainer(
 
 
 def _fit(trainer: RunTrainer, settings: RunSettings, directory: RunDirectory, tell: Callable[[str], None]) -> None:
-    """Train, from the latest checkpoint if there is one, and end with the best one in the model."""
-    checkpoint, complaints = find_checkpoint(directory.checkpoints)
+    """Train, from the latest checkpoint if there is one, and end with the one that is kept in the model."""
+    checkpoint, complaints = find_checkpoint(directory.checkpoints, trainer.keeps_best)
     if trainer.args.should_save:
         for complaint in complaints:
             instead = f"goes on from {checkpoint.name}" if checkpoint else "starts from the beginning"
@@ -232,9 +232,9 @@ def _fit(trainer: RunTrainer, settings: RunSettings, directory: RunDirectory, te
         trainer.restore_finished(checkpoint)
     if checkpoint is None or not is_exhausted(trainer.state.log_history, settings.metric, settings.early_stopping):
         trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
-    assert trainer.state.best_global_step is not None
-    best = folder_of_step(directory.checkpoints, trainer.state.best_global_step)
-    trainer.load_trained(read_checkpoint(best))
+    kept = trainer.state.best_global_step if trainer.keeps_best else trainer.state.global_step
+    assert kept is not None
+    trainer.load_trained(read_checkpoint(folder_of_step(directory.checkpoints, kept)))
 
 
 def _metrics(trainer: RunTrainer, run: RunPlan, predictions: dict[str, PredictionSet]) -> dict[str, Any]:

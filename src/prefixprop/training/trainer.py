@@ -46,6 +46,7 @@ class RunTrainer(Trainer):
         self, model: nn.Module, arguments: TrainingArguments, data: RunData, settings: RunSettings, checkpoints: Path
     ) -> None:
         self.checkpoints = checkpoints
+        self.keeps_best = settings.keep == "best"
         self.order = LengthGroupedOrder(data.train_lengths, arguments.per_device_train_batch_size, settings.seed)
         self.epoch_loss = 0.0
         self.seconds_before = 0.0
@@ -124,7 +125,7 @@ class RunTrainer(Trainer):
                     f"({error.strerror}). Earlier checkpoints are untouched: make room or mend the folder, then go "
                     "on with --resume."
                 ) from error
-            remove_old(self.checkpoints, self.state.best_global_step)
+            remove_old(self.checkpoints, self.state.best_global_step if self.keeps_best else None)
         self.args.distributed_state.wait_for_everyone()
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
