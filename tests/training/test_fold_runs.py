@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from prefixprop.evaluation import read_predictions
+from prefixprop.prediction import load_run
+from prefixprop.prediction.run_data import predict_split
 from prefixprop.training import RunPlan, RunSettings, plan, train
 from prefixprop.training.checkpoints import list_checkpoints
 from prefixprop.training.data import load_run_task
@@ -29,6 +31,11 @@ def test_the_fold_takes_the_place_of_dev_and_there_is_no_test(tmp_path: Path) ->
     assert list(stored.ids) == left_out(settings) and all(name.startswith("train-") for name in stored.ids)
     assert len(json.loads((run_dir / "lengths.json").read_text())) == 24 - 5
     assert "dev is fold 1 of 5 of train, left out" in (run_dir / "README.md").read_text()
+    # The fold is found again by `prefixprop evaluate`, and test stays unseen there too.
+    trained = load_run(run_dir)
+    assert predict_split(trained, "dev").ids == stored.ids
+    with pytest.raises(ValueError, match=r"judged on fold 1 of 5 of train.* without test; try --split dev"):
+        predict_split(trained, "test")
 
 
 def test_all_runs_share_the_folds(tmp_path: Path) -> None:
