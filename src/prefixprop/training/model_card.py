@@ -100,7 +100,8 @@ def _base(settings: RunSettings, labels: int | None) -> tuple[list[str], list[st
         else:
             imports.append("from transformers import AutoTokenizer")
             base = [f'factory, tokenizer = "{settings.model}", AutoTokenizer.from_pretrained("{settings.model}")']
-        return imports, [*base, "model = candidate_scorer(factory, add_special_tokens(tokenizer))"]
+        arguments = f'factory, add_special_tokens(tokenizer), chunk_reduction="{settings.chunk_reduction}"'
+        return imports, [*base, f"model = candidate_scorer({arguments})"]
     if embedded:
         long = settings.model == EMBEDDED_MODELS[0]
         base = [f"factory, tokenizer = load_default(long={long})", f'model = factory("SEQ_CLS", num_labels={labels})']

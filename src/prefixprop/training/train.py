@@ -187,7 +187,7 @@ def _arguments(settings: RunSettings, directory: RunDirectory) -> TrainingArgume
     accumulation = settings.batch_size // (settings.device_batch_size * process_count())
     # bf16 on a CPU without instructions for it is some thirty times slower than fp32.
     use_bf16 = settings.precision == "bf16" or (settings.precision == "auto" and torch.cuda.is_available())
-    arguments = training_arguments(settings, directory.checkpoints, accumulation, use_bf16)
+    arguments = training_arguments(settings, directory.path, accumulation, use_bf16)
     if arguments.world_size != process_count():
         raise TrainingError(
             f"{process_count()} processes were launched, but they do not find each other; start them with accelerate "

@@ -175,7 +175,7 @@ def document_loss(outputs: Any, labels: Tensor, num_items_in_batch: Tensor | int
 
 
 def training_arguments(settings: RunSettings, folder: Path, accumulation: int, use_bf16: bool) -> TrainingArguments:
-    """The Trainer's arguments for settings whose numbers are all set."""
+    """The Trainer's arguments for settings whose numbers are all set; `folder` is where trackers write."""
     return TrainingArguments(
         output_dir=str(folder),
         num_train_epochs=settings.epochs,
