@@ -47,6 +47,19 @@ def test_dry_run_of_recipes(recipe: Path, size: int, tmp_path: Path, monkeypatch
     assert not list(tmp_path.iterdir()), "nothing is written"
 
 
+def test_dry_run_of_a_cross_validation(tmp_path: Path) -> None:
+    plan = write_plan(
+        tmp_path,
+        learning_rate=[1e-2, 1e-3, 5e-4],
+        seed=[1, 2, 3, 4, 5],
+        search="learning_rate",
+        cross_validation={"folds": 5, "seeds": [1, 2]},
+    )
+    result = run(plan, "--runs-dir", tmp_path / "runs", "--dry-run")
+    assert "learning_rate: 0.01 0.001 0.0005 (each by the mean of 10 runs)" in result.stdout
+    assert "35 runs in" in result.stdout and ", 0 of them finished." in result.stdout
+
+
 def test_a_sweep_with_a_failing_run(tmp_path: Path) -> None:
     plan = write_plan(
         tmp_path,

@@ -38,6 +38,13 @@ def test_ends_in_a_table_and_the_path(tmp_path: Path, recipe: Path) -> None:
     assert "epoch   1  step      3" in result.stderr
 
 
+def test_the_last_checkpoint_of_a_fold(tmp_path: Path, recipe: Path) -> None:
+    result = run("--config", recipe, "-o", tmp_path / "run", "--folds", 3, "--fold", 0, "--keep", "last")
+    assert result.exit_code == 0, result.output
+    assert "Last checkpoint: epoch 1 (best on dev: 1)" in result.stdout
+    assert "test" not in result.stdout.partition("Run directory")[0] and "dev, calibrated" in result.stdout
+
+
 def test_flags_win_over_the_recipe(tmp_path: Path, recipe: Path) -> None:
     result = run("--config", recipe, "--lr", "3e-4", "--seed", 7, "--reparameterize", "--dry-run")
     assert result.exit_code == 0, result.output

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 from pathlib import Path
 
 import pytest
+from rich.console import Console
+from rich.table import Table
 
+from prefixprop.cli.sweep_tables import progress_table, result_table
 from prefixprop.experiments import (
     Job,
     JobEnd,
@@ -123,6 +127,70 @@ def test_time_left(tmp_path: Path, searched: Path) -> None:
     engine = Pretending({1e-2: 0.5, 1e-3: 0.8, 5e-4: 0.7}, slots=1)
     run_sweep(plan, tmp_path / "runs", engine, lambda state: times.append(state.seconds_left(1)))
     assert times == [None, 40.0, 30.0, 20.0, 10.0, 0.0]
+
+
+def test_candidates_are_judged_by_folds(tmp_path: Path) -> None:
+    path = write_plan(
+        tmp_path,
+        learning_rate=[1e-2, 1e-3, 5e-4],
+        seed=[4, 5],
+        search="learning_rate",
+        cross_validation={"folds": 3, "seeds": [1, 2]},
+    )
+    engine = Pretending({1e-2: 0.5, 1e-3: 0.8}, slots=3)
+    plan = read_plan(path)
+    state = run_sweep(plan, tmp_path / "runs", engine)
+    asked = [job.settings for job in engine.submitted]
+    assert len(asked) == plan.size == 3 * 3 * 2 + 2
+    judged = [(run.learning_rate, run.seed, run.folds, run.fold) for run in asked[:18]]
+    assert judged == [(rate, seed, 3, fold) for rate in (1e-2, 1e-3, 5e-4) for seed in (1, 2) for fold in (0, 1, 2)]
+    assert [(run.learning_rate, run.seed, run.folds, run.fold) for run in asked[18:]] == [
+        (1e-3, 4, None, None),
+        (1e-3, 5, None, None),
+    ]
+    (cell,) = json.loads((tmp_path / "runs" / "sweep.json").read_text())["cells"]
+    assert cell["chosen"] == {"learning_rate": 1e-3} and cell["remaining"] == 0 and len(state.failures) == 6
+    shared = {"setting": "learning_rate", "runs": 6}
+    assert cell["candidates"] == [
+        shared | {"value": 1e-2, "mean": pytest.approx(0.5015), "finished": 6, "failed": 0},
+        shared | {"value": 1e-3, "mean": pytest.approx(0.8015), "finished": 6, "failed": 0},
+        shared | {"value": 5e-4, "mean": None, "finished": 0, "failed": 6},
+    ]
+    progress = _text(progress_table(state, 1))
+    assert "0.8015" in progress and "0.8050" not in progress, "the best mean, not the best run"
+    assert "learning_rate=0.001; out, as runs failed: learning_rate=0.0005" in _text(result_table(state))
+
+
+def _text(table: Table) -> str:
+    console = Console(width=200, file=io.StringIO(), color_system=None)
+    console.print(table)
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_real_folds(tmp_path: Path) -> None:
+    path = write_plan(
+        tmp_path,
+        method="head-only",
+        learning_rate=[1e-2, 1e-3],
+        keep="last",
+        search="learning_rate",
+        cross_validation={"folds": 2},
+    )
+    plan, runs = read_plan(path), tmp_path / "runs"
+    state = run_sweep(plan, runs, LocalEngine(processes=2))
+    assert not state.failures and len(state.outcomes) == plan.size == 5
+    (cell,) = state.summary()["cells"]
+    for candidate in cell["candidates"]:
+        folds = [
+            outcome.score
+            for outcome in state.outcomes.values()
+            if outcome.settings.learning_rate == candidate["value"] and outcome.settings.folds == 2
+        ]
+        assert len(folds) == candidate["finished"] == 2 and candidate["mean"] == pytest.approx(sum(folds) / 2)
+    (final,) = cell["final_runs"]
+    metrics = RunDirectory(runs / final).read_metrics()
+    assert metrics["dev"]["documents"] == 10 and metrics["test"]["documents"] == 8
+    assert sum((runs / name / "predictions" / "test.jsonl").exists() for name in state.outcomes) == 1
 
 
 def test_two_methods_two_rates_two_seeds(tmp_path: Path) -> None:

@@ -92,6 +92,7 @@ def assert_same_end(resumed: RunResult, whole: RunResult) -> None:
         (5, {"method": "fine-tuning", "learning_rate": 1e-3}),
         (5, {"method": "lora", "checkpoint_every": 2}),
         (5, {"reparameterize": True}),
+        (5, {"keep": "last", "checkpoint_every": 2}),
         (5, {"kernel": "rbf", "alpha_mode": "query", "checkpoint_every": 2}),
     ],
 )
@@ -129,11 +130,19 @@ def test_killed_while_a_checkpoint_is_written(
     assert_same_end(train(settings, tmp_path / "killed", resume=True), whole(settings))
 
 
-@pytest.mark.parametrize("name", ["write_predictions", "model_card", "clear_leftovers"])
+@pytest.mark.parametrize(
+    ("name", "keep"),
+    [
+        ("write_predictions", "best"),
+        ("write_predictions", "last"),
+        ("model_card", "best"),
+        ("clear_leftovers", "best"),
+    ],
+)
 def test_killed_while_results_are_written(
-    documents: Path, whole: Any, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+    documents: Path, whole: Any, tmp_path: Path, name: str, keep: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = tiny_settings(documents)
+    settings = tiny_settings(documents, keep=keep)
     with monkeypatch.context() as patched:
         patched.setattr(TRAIN_MODULE, name, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
         killed(lambda: train(settings, tmp_path / "killed"))
@@ -165,10 +174,11 @@ def test_a_finished_run_is_returned_as_it_is(documents: Path, tmp_path: Path) ->
     assert {path: path.stat().st_mtime_ns for path in run_dir.rglob("*")} == before
 
 
+@pytest.mark.parametrize("keep", ["best", "last"])
 def test_an_early_end_is_not_gone_beyond(
-    documents: Path, whole: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    documents: Path, whole: Any, tmp_path: Path, keep: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = tiny_settings(documents, method="head-only", learning_rate=1e-9, epochs=9, early_stopping=2)
+    settings = tiny_settings(documents, method="head-only", learning_rate=1e-9, epochs=9, early_stopping=2, keep=keep)
     with monkeypatch.context() as patched:
         patched.setattr(TRAIN_MODULE, "write_predictions", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
         killed(lambda: train(settings, tmp_path / "killed"))
@@ -213,14 +223,19 @@ def test_without_any_good_checkpoint_the_run_starts_again(documents: Path, whole
     assert_same_end(resumed, whole(settings))
 
 
-def test_a_checkpoint_is_of_no_use_without_the_best(documents: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("keep", ["best", "last"])
+def test_a_checkpoint_is_of_no_use_without_the_best_that_is_to_be_kept(
+    documents: Path, whole: Any, tmp_path: Path, keep: str
+) -> None:
     settings, (first, _) = damaged_run(
-        documents, tmp_path, method="head-only", learning_rate=1e-9
+        documents, tmp_path, method="head-only", learning_rate=1e-9, keep=keep
     )  # the first is the best
     (first / "tensors.safetensors").write_bytes(b"")
     notes: list[str] = []
-    train(settings, tmp_path / "killed", resume=True, tell=notes.append)
-    assert any("the best checkpoint it refers to, step 3, is damaged" in note for note in notes)
+    resumed = train(settings, tmp_path / "killed", resume=True, tell=notes.append)
+    told = any("the best checkpoint it refers to, step 3, is damaged" in note for note in notes)
+    assert told == (keep == "best")
+    assert_same_end(resumed, whole(settings))
 
 
 def test_other_settings_cannot_be_resumed(documents: Path, tmp_path: Path) -> None:

@@ -64,6 +64,12 @@ def test_every_setting_has_help_and_a_group() -> None:
         ({"train_files": ("x.csv",)}, "got --task and --train-files."),
         ({"task": None}, "Give one source of data, one of --task, --train-files, --hub-dataset."),
         ({"dev_files": ("x.csv",)}, "--dev-files: belongs to --train-files"),
+        ({"folds": 1, "fold": 0}, "--folds: must be at least 2, got 1."),
+        ({"folds": 5}, "--fold: --folds is 5, so say which is left out: 0 to 4."),
+        ({"fold": 0}, "--folds: --fold is given, so say how many there are: at least 2."),
+        ({"folds": 5, "fold": 5}, "--fold: of 5 --folds the last is 4, got 5."),
+        ({"folds": 5, "fold": -1}, "--fold: must be at least 0, got -1."),
+        ({"keep": "first"}, "--keep: 'first' is unknown; choose one of best, last."),
         ({"data_dir": "/no/such/folder"}, "--data-dir: /no/such/folder is not a folder."),
     ],
 )

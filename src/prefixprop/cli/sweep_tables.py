@@ -11,11 +11,12 @@ from prefixprop.experiments import Axis, Cell, SweepState
 
 def plan_table(state: SweepState) -> Table:
     """A row per cell with its stages and their sizes."""
-    table = _table(f"Plan {state.plan.name}", "cell", "model", "chosen on dev, in this order", "seeds")
+    table = _table(f"Plan {state.plan.name}", "cell", "model", "searched, in this order", "seeds")
     for column in ("runs", "finished"):
         table.add_column(column, justify="right")
     for cell in state.plan.cells:
-        searched = "\n".join(f"{axis.name}: {_values(axis)}" for axis in cell.searched) or "-"
+        judged = f" (each by the mean of {len(cell.judges)} runs)" if len(cell.judges) > 1 else ""
+        searched = "\n".join(f"{axis.name}: {_values(axis)}{judged}" for axis in cell.searched) or "-"
         seeds = " ".join(map(str, cell.seeds))
         done = cell.size - state.remaining(cell)
         table.add_row(Text(cell.name), Text(cell.settings.model), Text(searched), seeds, str(cell.size), str(done))
@@ -23,13 +24,17 @@ def plan_table(state: SweepState) -> Table:
 
 
 def progress_table(state: SweepState, slots: int) -> Table:
-    """A row per cell with its stage and counts, and the time left in the title."""
+    """A row per cell with its stage and counts, and the time left in the title.
+
+    "best" is the best candidate of what is searched, by the mean of the runs that judge it; without a search it is
+    the best run.
+    """
     left = state.seconds_left(slots)
     title = f"{len(state.running)} running, " + (
         f"about {_duration(left)} left" if left is not None else "time unknown"
     )
     table = _table(title, "cell", "stage")
-    for column in ("done", "running", "failed", "best on dev"):
+    for column in ("done", "running", "failed", "best"):
         table.add_column(column, justify="right")
     for cell in state.plan.cells:
         progress = state.progress(cell)
@@ -37,7 +42,8 @@ def progress_table(state: SweepState, slots: int) -> Table:
         running = sum(job.settings in progress.requested for job in state.running.values())
         failed = sum(outcome.error is not None for outcome in settled)
         stage = "all failed" if progress.stuck else progress.stage if state.remaining(cell) else "finished"
-        scores = [outcome.score for outcome in settled if outcome.score is not None]
+        judged = progress.candidates or settled
+        scores = [one.score for one in judged if one.score is not None]
         best = f"{max(scores):.4f}" if scores else "-"
         table.add_row(Text(cell.name), stage, f"{len(settled)}/{cell.size}", str(running), str(failed), best)
     return table
@@ -54,10 +60,13 @@ def result_table(state: SweepState) -> Table:
 
 
 def _chosen(state: SweepState, cell: Cell) -> str:
-    final = state.progress(cell).final
-    if not final:
-        return "nothing: all runs failed"
-    return " ".join(f"{axis.name}={getattr(final[0], axis.name)}" for axis in cell.searched) or "-"
+    """What was chosen, and what could not be because a run that would have judged it failed."""
+    progress = state.progress(cell)
+    chosen = "nothing"
+    if progress.final:
+        chosen = " ".join(f"{axis.name}={getattr(progress.final[0], axis.name)}" for axis in cell.searched) or "-"
+    out = [f"{candidate.axis}={candidate.value}" for candidate in progress.candidates if candidate.score is None]
+    return f"{chosen}; out, as runs failed: {' '.join(out)}" if out else chosen
 
 
 def _seeds(state: SweepState, cell: Cell) -> list[str]:

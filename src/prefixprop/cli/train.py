@@ -80,7 +80,7 @@ def train(
             )
         finally:
             bars.stop()
-        _show_result(console, result, time.monotonic() - started)
+        _show_result(console, result, wanted.keep, time.monotonic() - started)
 
 
 def _settings(config: Path | None, flags: dict[str, Any], resumed: Path | None) -> RunSettings:
@@ -105,12 +105,13 @@ def _show_plan(console: Console, run: RunPlan) -> None:
         console.print(f"# Note: {note}", highlight=False, markup=False, soft_wrap=True)
 
 
-def _show_result(console: Console, result: RunResult, seconds: float) -> None:
+def _show_result(console: Console, result: RunResult, keep: str, seconds: float) -> None:
     metrics = result.metrics
+    title = f"Best checkpoint: epoch {metrics['best_epoch']} of {metrics['epochs']}"
+    if keep == "last":
+        title = f"Last checkpoint: epoch {metrics['epochs']} (best on dev: {metrics['best_epoch']})"
     splits = [name for name in ("dev", "dev_calibrated", "test", "test_calibrated") if name in metrics]
-    table = Table(
-        title=f"Best checkpoint: epoch {metrics['best_epoch']} of {metrics['epochs']}", title_justify="left"
-    )
+    table = Table(title=title, title_justify="left")
     table.add_column("measure")
     for name in splits:
         table.add_column(name.replace("_", ", "), justify="right")

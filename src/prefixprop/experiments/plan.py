@@ -7,6 +7,7 @@ search: [learning_rate, alpha]      # chosen on dev in this order, before the se
 variants:                           # each with settings of its own, which win over those above
   prefix-propagation: {learning_rate: [1e-2, 5e-3]}
   fine-tuning: {method: fine-tuning, learning_rate: [3e-5, 5e-5]}
+cross_validation: {folds: 5}        # choose by folds of train instead; see prefixprop.experiments.cross_validation
 ```
 """
 
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from prefixprop.experiments.cells import Axis, Cell
+from prefixprop.experiments.cross_validation import CROSS_VALIDATION, CrossValidation, read_cross_validation
 from prefixprop.tasks.registry import TASKS
 from prefixprop.training.settings import DATA, SETTING_FIELDS, RunSettings
 from prefixprop.training.settings_check import TEXTS, SettingsError, check_settings, field_type, value_problem
@@ -26,6 +28,7 @@ from prefixprop.training.settings_file import as_declared, override, setting_nam
 from prefixprop.training.yaml_entries import YamlEntry, YamlValue, read_entries
 
 SEARCH, VARIANTS = "search", "variants"
+_SPECIAL = (SEARCH, VARIANTS, CROSS_VALIDATION)
 # Alpha is the weight of the kernel attention (Eq. 3); without a kernel it changes nothing.
 _ONLY_WITH_KERNEL = ("alpha",)
 
@@ -76,18 +79,22 @@ class _Reader:
         entries = read_entries(self.path)
         if not entries:
             self.problems.append(f"{self.path}: the file is empty, so there is nothing to run; name at least a task.")
-        special = {entry.key: entry for entry in entries if entry.key in (SEARCH, VARIANTS)}
-        shared = self._axes(entries, allowed=(SEARCH, VARIANTS))
+        special = {entry.key: entry for entry in entries if entry.key in _SPECIAL}
+        shared = self._axes(entries, allowed=_SPECIAL)
         variants = self._variants(special.get(VARIANTS))
         merged = [replace(variant, axes={**shared, **variant.axes}) for variant in variants]
         searched = self._searched(special.get(SEARCH), merged)
+        validation = self._cross_validation(special.get(CROSS_VALIDATION), SEARCH in special, merged)
         for task in data_dirs:
             if task not in TASKS:
                 self.problems.append(f"--data-dir: {task!r} is no task; choose one of {', '.join(TASKS)}.")
         if self.problems:
             # Values that make no sense one by one make none together.
             return ()
-        return tuple(cell for variant in merged for cell in self._cells_of(variant, searched, data_dirs))
+        cells = tuple(cell for variant in merged for cell in self._cells_of(variant, searched, data_dirs))
+        if validation is None:
+            return cells
+        return tuple(replace(cell, judges=validation.judges(cell.seeds[0])) for cell in cells)
 
     def _problem(self, line: int, text: str) -> None:
         self.problems.append(f"{self.path}:{line}: {text}")
@@ -160,6 +167,18 @@ class _Reader:
             else:
                 names.append(name)
         return tuple(names)
+
+    def _cross_validation(
+        self, entry: YamlEntry | None, has_search: bool, variants: list[_Variant]
+    ) -> CrossValidation | None:
+        if entry is None:
+            return None
+        if not has_search:
+            self._problem(entry.line, f"{CROSS_VALIDATION}: without {SEARCH} there is nothing to choose; add it.")
+        for name in ("folds", "fold"):
+            if any(name in variant.axes for variant in variants):
+                self._problem(entry.line, f"{CROSS_VALIDATION}: sets {name} of its runs itself; leave {name!r} out.")
+        return read_cross_validation(entry, self._problem)
 
     def _cells_of(self, variant: _Variant, searched: tuple[str, ...], data_dirs: Mapping[str, str]) -> Iterator[Cell]:
         axes = {name: variant.axes[name] for name in SETTING_FIELDS if name in variant.axes}

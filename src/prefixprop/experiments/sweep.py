@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from prefixprop.atomic_files import write_json
-from prefixprop.experiments.cells import Cell, CellProgress, cell_progress, run_name
+from prefixprop.experiments.cells import Candidate, Cell, CellProgress, cell_progress, run_name
 from prefixprop.experiments.engines.base import Engine, Job, JobEnd
 from prefixprop.experiments.plan import SweepPlan
 from prefixprop.training.run_directory import RunDirectory
@@ -89,8 +89,21 @@ class SweepState:
             "stage": progress.stage,
             "remaining": self.remaining(cell),
             "chosen": {} if final is None else {axis.name: getattr(final, axis.name) for axis in cell.searched},
+            "candidates": [self._candidate_summary(candidate) for candidate in progress.candidates],
             "runs": {run.run_dir.name: run.score for run in self.outcomes_of(progress.requested)},
             "final_runs": [run_name(run) for run in progress.final],
+        }
+
+    def _candidate_summary(self, candidate: Candidate) -> dict[str, Any]:
+        """The mean is there when all of the runs are; a candidate with a failed one is out."""
+        settled = self.outcomes_of(candidate.runs)
+        return {
+            "setting": candidate.axis,
+            "value": candidate.value,
+            "mean": candidate.score,
+            "runs": len(candidate.runs),
+            "finished": sum(outcome.error is None for outcome in settled),
+            "failed": sum(outcome.error is not None for outcome in settled),
         }
 
 

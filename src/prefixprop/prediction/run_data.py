@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,32 +19,34 @@ from prefixprop.tasks import (
     QuestionTask,
     Task,
     WikiHopDataset,
-    draw_sample,
-    load_data,
     read_questions,
     read_rows,
 )
 from prefixprop.tasks.labelled_rows import Columns, label_documents
-from prefixprop.training.data import DATA_SETTINGS
+from prefixprop.training.data import load_run_task
 
 
 def predict_split(
     trained: TrainedModel, split: str, data_dir: str | Path | None = None, batch_tokens: int = DEFAULT_BATCH_TOKENS
 ) -> PredictionSet:
     """Uncalibrated predictions of a split of the run's own task, "dev" or "test"."""
+    settings = trained.settings
+    if settings.folds is not None and split != "dev":
+        raise ValueError(
+            f"{trained.run_dir}: the run was judged on fold {settings.fold} of {settings.folds} of train, so that "
+            f"settings can be chosen without {split}; try --split dev, which is the fold."
+        )
     task = _load_task(trained, data_dir)
-    limit, seed = trained.settings.get(f"max_{split}_documents"), trained.settings.get("seed", 0)
     if not task.split(split):
-        other = "dev" if split == "test" else "test"
-        raise ValueError(f"{trained.run_dir}: the run's task has no {split} documents; try --split {other}.")
+        raise ValueError(f"{trained.run_dir}: the run's task has no {split} documents; try --split dev.")
     if isinstance(task, QuestionTask):
-        return predict_questions(trained, draw_sample(task.split(split), limit, seed), batch_tokens)
+        return predict_questions(trained, task.split(split), batch_tokens)
     if task.label_names != trained.label_names:
         raise ValueError(
             f"The data has the labels {', '.join(task.label_names)}, but the run {trained.run_dir} was trained on "
             f"{', '.join(trained.label_names)}; give the data that it was trained on."
         )
-    return predict_labelled(trained, draw_sample(task.split(split), limit, seed), batch_tokens)
+    return predict_labelled(trained, task.split(split), batch_tokens)
 
 
 def predict_file(
@@ -66,7 +69,7 @@ def predict_labelled(trained: TrainedModel, documents: Sequence[Document], batch
 
 def predict_questions(trained: TrainedModel, questions: Sequence[Question], batch_tokens: int) -> PredictionSet:
     """Uncalibrated predictions of questions; one whose candidates do not fit into the model counts as wrong."""
-    chunks = trained.settings.get("max_chunks")
+    chunks = trained.settings.max_chunks
     dataset = WikiHopDataset(questions, trained.tokenizer, trained.max_length, max_chunks=chunks, oversized="skip")
     collate = CandidateCollator(trained.pad_token_id, trained.tokenizer.padding_side)
     device = next(trained.model.parameters()).device
@@ -84,10 +87,9 @@ def predict_questions(trained: TrainedModel, questions: Sequence[Question], batc
 
 def _load_task(trained: TrainedModel, data_dir: str | Path | None) -> Task:
     settings = trained.settings
-    if settings.get("task") is None and data_dir is not None:
+    if settings.task is None and data_dir is not None:
         raise ValueError(
             f"--data-dir is for runs on a task with a name, but {trained.run_dir} was trained on files of its own; "
             "give labelled documents with --input."
         )
-    known = {name: settings[name] for name in DATA_SETTINGS if settings.get(name) is not None}
-    return load_data(**known | ({"data_dir": data_dir} if data_dir is not None else {}))
+    return load_run_task(settings if data_dir is None else replace(settings, data_dir=str(data_dir)))

@@ -1,4 +1,4 @@
-"""Reading what `prefixprop train` left in a run directory: settings, labels, metrics and temperature.
+"""Reading what `prefixprop train` left in a run directory: labels, metrics, temperature and circumstances.
 
 Every complaint names the file, and says what to do about it.
 """
@@ -9,8 +9,6 @@ import json
 import math
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from prefixprop.evaluation import Temperature
 
@@ -31,32 +29,6 @@ def check_run(run_dir: Path) -> None:
     status = read_metrics(run_dir).get("status")
     if status != "finished":
         raise ValueError(f"{run_dir}: the run is not finished (its status is {status!r}); {_FINISH}.")
-
-
-def read_settings(run_dir: Path) -> dict[str, Any]:
-    """The resolved settings of the run, by name."""
-    path = run_dir / CONFIG
-    text = _read_text(path)
-    try:
-        settings = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = 1 if mark is None else mark.line + 1
-        raise ValueError(f"{path}:{line}: broken YAML ({getattr(error, 'problem', error)}); {_AGAIN}.") from error
-    if not isinstance(settings, dict):
-        raise ValueError(
-            f"{path}:1: the settings must be names with values, got {type(settings).__name__}; {_AGAIN}."
-        )
-    return settings
-
-
-def setting(run_dir: Path, settings: dict[str, Any], name: str, kind: type) -> Any:
-    """One setting that must be there and be of this kind."""
-    value = settings.get(name)
-    if not isinstance(value, kind) or isinstance(value, bool) != (kind is bool):
-        found = "is missing" if name not in settings else f"must be of type {kind.__name__}, got {value!r}"
-        raise ValueError(f"{run_dir / CONFIG}:{_line_of(run_dir, name)}: the setting {name!r} {found}; {_AGAIN}.")
-    return value
 
 
 def read_labels(run_dir: Path) -> tuple[str, ...]:
@@ -138,8 +110,3 @@ def _read_text(path: Path) -> str:
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
         raise ValueError(f"{path}:{line}: the text is not UTF-8, so the run is damaged; {_AGAIN}.") from error
-
-
-def _line_of(run_dir: Path, name: str) -> int:
-    lines = _read_text(run_dir / CONFIG).splitlines()
-    return next((number for number, line in enumerate(lines, start=1) if line.startswith(f"{name}:")), 1)

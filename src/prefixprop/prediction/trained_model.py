@@ -25,11 +25,11 @@ from prefixprop.prediction.predictor import Prediction, PredictionOptions, predi
 from prefixprop.prediction.preparation import preparation_of
 from prefixprop.prediction.summary import PredictionSummary
 from prefixprop.prediction.token_batches import DEFAULT_BATCH_TOKENS, classify
-from prefixprop.prediction.weights import load_candidate_scorer, load_classifier
+from prefixprop.prediction.weights import load_trained
 from prefixprop.tasks import encode_documents
 from prefixprop.tasks.encoding import TokenIds
-
-QUESTION_TASK = "wikihop"
+from prefixprop.training.run_directory import RunDirectory
+from prefixprop.training.settings import RunSettings
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +46,7 @@ class TrainedModel:
     label_names: tuple[str, ...]
     max_length: int
     temperature: Temperature
-    settings: dict[str, Any]
+    settings: RunSettings
     prepare: Callable[[str], str]
 
     def predict(
@@ -96,7 +96,7 @@ class TrainedModel:
     @property
     def answers_questions(self) -> bool:
         """Whether this is a run on WikiHop, for questions with candidates."""
-        return self.settings.get("task") == QUESTION_TASK
+        return self.settings.is_question_task
 
     @property
     def pad_token_id(self) -> int:
@@ -106,7 +106,7 @@ class TrainedModel:
     @property
     def uses_bf16(self) -> bool:
         """Whether it computes in bf16 on a GPU: yes, unless the run was told to use fp32."""
-        return self.settings.get("precision") != "fp32" and torch.cuda.is_available()
+        return self.settings.precision != "fp32" and torch.cuda.is_available()
 
     def check_reads_documents(self) -> None:
         """Raise if this model is for questions."""
@@ -137,24 +137,29 @@ def load_run(run_dir: str | Path, device: str | torch.device | None = None) -> T
     """
     run_dir = Path(run_dir)
     run_files.check_run(run_dir)
-    settings = run_files.read_settings(run_dir)
-    base = run_files.setting(run_dir, settings, "model", str)
-    max_length = run_files.setting(run_dir, settings, "max_length", int)
+    directory = RunDirectory(run_dir)
+    settings = directory.read_settings()
+    if settings.max_length is None:
+        raise ValueError(
+            f"{directory.config}: a finished run has a max_length, and this one has none; train the run again."
+        )
     temperature = run_files.read_temperature(run_dir)
-    tokenizer = _load_tokenizer(run_dir / "tokenizer")
-    task = settings.get("task")
-    label_names: tuple[str, ...] = ()
-    if task == QUESTION_TASK:
-        model = load_candidate_scorer(run_dir, base, tokenizer, settings.get("chunk_reduction", "mean"))
-    else:
-        label_names = run_files.read_labels(run_dir)
-        model = load_classifier(run_dir, base, label_names)
+    tokenizer = _load_tokenizer(directory.tokenizer)
+    label_names = None if settings.is_question_task else run_files.read_labels(run_dir)
+    model = load_trained(run_dir, settings, tokenizer, label_names)
     # Which of the fast backends the run used says nothing about this machine.
-    if settings.get("attention_backend") != "huggingface" and _has_longformer(model):
+    if settings.attention_backend != "huggingface" and _has_longformer(model):
         install(model)
     model.to(_device(device))
     return TrainedModel(
-        run_dir, model, tokenizer, label_names, max_length, temperature, settings, preparation_of(task)
+        run_dir=run_dir,
+        model=model,
+        tokenizer=tokenizer,
+        label_names=label_names or (),
+        max_length=settings.max_length,
+        temperature=temperature,
+        settings=settings,
+        prepare=preparation_of(settings.task),
     )
 
 

@@ -7,7 +7,7 @@ Weights are safetensors only: nothing is unpickled.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,50 +17,22 @@ from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from prefixprop.models import CandidateScorer, candidate_scorer, load_default
-from prefixprop.tasks import add_special_tokens
+from prefixprop.models import CandidateScorer
+from prefixprop.training.base_model import load_base_model
 from prefixprop.training.methods import ADAPTER_FOLDER, HEAD_FILE, HEAD_FOLDER, MODEL_FOLDER
-from prefixprop.training.settings import EMBEDDED_MODELS
+from prefixprop.training.settings import RunSettings
 
-EMBEDDED = dict(zip(EMBEDDED_MODELS, (True, False), strict=True))  # whether it is the long one
 _AGAIN = "train the run again, or restore the file from a copy"
 _LONGEST_PROBLEM = 300  # characters of a library's message; some list every weight
 
-Base = Callable[[], PreTrainedModel]
 
+def load_trained(
+    run_dir: Path, settings: RunSettings, tokenizer: PreTrainedTokenizerBase, label_names: tuple[str, ...] | None
+) -> Any:
+    """The run's model, in evaluation mode: for documents, with logits in the order of `label_names`.
 
-def load_classifier(run_dir: Path, base: str, label_names: tuple[str, ...]) -> Any:
-    """The run's model for documents, in evaluation mode; its logits are in the order of `label_names`."""
-    names = dict(enumerate(label_names))
-    options = {"num_labels": len(names), "id2label": names, "label2id": {name: i for i, name in names.items()}}
-
-    def build() -> PreTrainedModel:
-        if base in EMBEDDED:
-            return load_default(long=EMBEDDED[base])[0]("SEQ_CLS", **options)
-        # Another head on the stored model is no fault: the run's own takes its place.
-        return AutoModelForSequenceClassification.from_pretrained(
-            base, use_safetensors=True, ignore_mismatched_sizes=True, **options
-        )
-
-    model = _trained(run_dir, base, build, AutoModelForSequenceClassification)
-    if model.config.num_labels != len(names):
-        raise ValueError(
-            f"{run_dir}: the model has {model.config.num_labels} classes, but labels.json has {len(names)}; {_AGAIN}."
-        )
-    return model
-
-
-def load_candidate_scorer(run_dir: Path, base: str, tokenizer: PreTrainedTokenizerBase, chunk_reduction: str) -> Any:
-    """The run's model for questions with candidates (WikiHop), in evaluation mode."""
-
-    def build() -> PreTrainedModel:
-        encoder = load_default(long=EMBEDDED[base])[0] if base in EMBEDDED else base
-        return candidate_scorer(encoder, add_special_tokens(tokenizer), chunk_reduction)
-
-    return _trained(run_dir, base, build, CandidateScorer)
-
-
-def _trained(run_dir: Path, base: str, build: Base, model_class: Any) -> Any:
+    Without label names it is one for questions with candidates (WikiHop). `tokenizer` is the run's own.
+    """
     places = (ADAPTER_FOLDER, MODEL_FOLDER, HEAD_FOLDER)
     parts = [part for part in places if (run_dir / part).is_dir()]
     if len(parts) != 1:
@@ -71,18 +43,30 @@ def _trained(run_dir: Path, base: str, build: Base, model_class: Any) -> Any:
         )
     with _quiet():
         if parts == [MODEL_FOLDER]:
-            return _whole_model(run_dir / MODEL_FOLDER, model_class).eval()
-        put_on = {ADAPTER_FOLDER: _with_adapter, HEAD_FOLDER: _with_head}[parts[0]]
-        return put_on(_base_model(run_dir, base, build), run_dir / parts[0]).eval()
-
-
-def _base_model(run_dir: Path, base: str, build: Base) -> PreTrainedModel:
-    try:
-        return build()
-    except (OSError, ValueError, SafetensorError) as error:
+            model_class = CandidateScorer if label_names is None else AutoModelForSequenceClassification
+            model = _whole_model(run_dir / MODEL_FOLDER, model_class)
+        else:
+            put_on = {ADAPTER_FOLDER: _with_adapter, HEAD_FOLDER: _with_head}[parts[0]]
+            model = put_on(_base_model(run_dir, settings, tokenizer, label_names), run_dir / parts[0])
+    if label_names is not None and model.config.num_labels != len(label_names):
         raise ValueError(
-            f"{run_dir}: the run's base model {base!r} cannot be loaded ({_shortened(error)}). Put it back where "
-            "it was, or make the hub reachable once; it must have safetensors weights."
+            f"{run_dir}: the model has {model.config.num_labels} classes, but labels.json has {len(label_names)}; "
+            f"{_AGAIN}."
+        )
+    return model.eval()
+
+
+def _base_model(
+    run_dir: Path, settings: RunSettings, tokenizer: PreTrainedTokenizerBase, label_names: tuple[str, ...] | None
+) -> PreTrainedModel:
+    try:
+        return load_base_model(settings, tokenizer).build(label_names)
+    except (OSError, ValueError, SafetensorError) as error:
+        # What is wrong, without the advice on --model that is for those who train.
+        problem = _shortened(error.__cause__ or error)
+        raise ValueError(
+            f"{run_dir}: the run's base model {settings.model!r} cannot be loaded ({problem}). Put it back where it "
+            "was, or make the hub reachable once; it must have safetensors weights."
         ) from error
 
 

@@ -9,6 +9,7 @@ from prefixprop.tasks.document_batches import DocumentCollator, pad_documents
 from prefixprop.tasks.documents import SPLIT_NAMES, ClassificationTask, Document, Split
 from prefixprop.tasks.encoding import ChunkedDocuments, EncodedDocuments, chunk_documents, encode_documents
 from prefixprop.tasks.files import load_files, load_hub
+from prefixprop.tasks.folds import leave_out_fold
 from prefixprop.tasks.hyperpartisan import load_hyperpartisan
 from prefixprop.tasks.json_lines import iterate_json_lines, read_json_lines
 from prefixprop.tasks.newsgroups import load_newsgroups
@@ -41,6 +42,7 @@ __all__ = [
     "draw_sample",
     "encode_documents",
     "iterate_json_lines",
+    "leave_out_fold",
     "load_arxiv",
     "load_data",
     "load_files",

@@ -40,16 +40,22 @@ class BaseModel:
     build: Callable[[tuple[str, ...] | None], PreTrainedModel]
 
 
-def load_base_model(settings: RunSettings) -> BaseModel:
-    """Find the model of the settings and its tokenizer; weights are only read when it is built."""
+def load_base_model(settings: RunSettings, tokenizer: PreTrainedTokenizerBase | None = None) -> BaseModel:
+    """Find the model of the settings, and its tokenizer unless one is given; weights are only read when it is built.
+
+    A run keeps its tokenizer, so that to build its model again takes no more than the weights of the base model.
+    """
     source: EmbeddedModel | str
     if settings.model in EMBEDDED_MODELS:
-        source, tokenizer = load_default(long=settings.model == EMBEDDED_MODELS[0])
+        source, its_own = load_default(long=settings.model == EMBEDDED_MODELS[0])
+        tokenizer = its_own if tokenizer is None else tokenizer
         name, limit = source.name, source.max_length
         overrides = _dropout(settings)
     else:
         source = name = settings.model
-        config, tokenizer = _load_remote(source)
+        config = _load_remote(AutoConfig, source)
+        if tokenizer is None:
+            tokenizer = _load_remote(AutoTokenizer, source)
         limit = _token_limit(config, tokenizer)
         overrides = {key: value for key, value in _dropout(settings).items() if hasattr(config, key)}
     if settings.is_prefix_method and settings.layout == "reference" and settings.num_virtual_tokens:
@@ -60,7 +66,8 @@ def load_base_model(settings: RunSettings) -> BaseModel:
         if label_names is None:
             safe = {} if isinstance(source, EmbeddedModel) else {"use_safetensors": True}
             return candidate_scorer(source, first_special_token, settings.chunk_reduction, **overrides, **safe)
-        labels = {"id2label": dict(enumerate(label_names)), "num_labels": len(label_names)}
+        numbers = {name: number for number, name in enumerate(label_names)}
+        labels = {"id2label": dict(enumerate(label_names)), "label2id": numbers}
         if isinstance(source, EmbeddedModel):
             return source("SEQ_CLS", **labels, **overrides)
         return _classifier(source, labels, overrides)
@@ -85,16 +92,14 @@ def _dropout(settings: RunSettings) -> dict[str, Any]:
     return {"hidden_dropout_prob": settings.dropout, "attention_probs_dropout_prob": attention}
 
 
-def _load_remote(name: str) -> tuple[Any, PreTrainedTokenizerBase]:
+def _load_remote(kind: Any, name: str) -> Any:
     try:
-        return AutoConfig.from_pretrained(name), AutoTokenizer.from_pretrained(name)
+        return kind.from_pretrained(name)
     except (OSError, ValueError, KeyError) as error:
         raise _cannot_load(name, error) from error
 
 
 def _classifier(name: str, labels: dict[str, Any], overrides: dict[str, Any]) -> PreTrainedModel:
-    labels = labels | {"label2id": {label: index for index, label in labels["id2label"].items()}}
-    labels.pop("num_labels")
     try:
         # A checkpoint that has a head for other labels gets a new one.
         return AutoModelForSequenceClassification.from_pretrained(

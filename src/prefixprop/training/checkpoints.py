@@ -99,15 +99,15 @@ def damage(folder: Path) -> str | None:
     return None
 
 
-def find_checkpoint(checkpoints: Path) -> tuple[Path | None, list[str]]:
+def find_checkpoint(checkpoints: Path, needs_best: bool = True) -> tuple[Path | None, list[str]]:
     """The latest checkpoint that can be trusted, and what is wrong with later ones.
 
-    A run ends with the best of its checkpoints, so one is only of use together with the best that it knows of.
+    A run that ends with the best of its checkpoints has no use for one without the best that it knows of.
     """
     complaints: list[str] = []
     for folder in reversed(list_checkpoints(checkpoints)):
         problem = damage(folder)
-        if problem is None:
+        if problem is None and needs_best:
             best = best_step(folder)
             if best is not None and (of_best := damage(folder_of_step(checkpoints, best))) is not None:
                 problem = f"the best checkpoint it refers to, step {best}, is damaged: {of_best}"

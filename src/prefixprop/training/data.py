@@ -23,6 +23,7 @@ from prefixprop.tasks import (
     WikiHopDataset,
     draw_sample,
     encode_documents,
+    leave_out_fold,
     load_data,
 )
 from prefixprop.training.settings import RunSettings
@@ -61,7 +62,7 @@ class RunData:
     Attributes:
         label_names: Of a classification task; None for questions.
         train: What the Trainer trains on, and `train_lengths`, how many tokens each item has.
-        evaluated: dev, and test where it is not empty.
+        evaluated: dev, which may be a left-out fold of train, and test where it is not empty.
         notes: What a user should know about the data.
     """
 
@@ -74,19 +75,19 @@ class RunData:
 
 
 def load_run_task(settings: RunSettings) -> Task:
-    """Load the data set that the settings name, cut down to the documents that they allow."""
+    """Load the data set that the settings name, cut down to the documents that they allow.
+
+    With `folds`, dev is the left-out fold of train, after train was cut down, and test is empty.
+    """
     task = _load(settings)
     if not task.train:
         raise ValueError(f"Task {task.name!r} has no train documents.")
+    task = _sampled(task, "train", settings)
+    if settings.folds is not None and settings.fold is not None:
+        task = leave_out_fold(task, settings.folds, settings.fold)
     if not task.dev:
-        raise ValueError(
-            f"Task {task.name!r} has no dev documents, by which the best checkpoint is chosen; give some."
-        )
-    limits = {name: getattr(settings, f"max_{name}_documents") for name in SPLIT_NAMES}
-    samples: dict[str, Any] = {
-        name: draw_sample(task.split(name), limits[name], settings.seed) for name in SPLIT_NAMES
-    }
-    return replace(task, **samples)
+        raise ValueError(f"Task {task.name!r} has no dev documents, by which runs are judged; give some.")
+    return _sampled(_sampled(task, "dev", settings), "test", settings)
 
 
 def encode_task(task: Task, tokenizer: PreTrainedTokenizerBase, settings: RunSettings) -> RunData:
@@ -94,6 +95,11 @@ def encode_task(task: Task, tokenizer: PreTrainedTokenizerBase, settings: RunSet
     if isinstance(task, QuestionTask):
         return _encode_questions(task, tokenizer, settings)
     return _encode_documents(task, tokenizer, settings)
+
+
+def _sampled(task: Task, split: str, settings: RunSettings) -> Task:
+    sample: Any = draw_sample(task.split(split), getattr(settings, f"max_{split}_documents"), settings.seed)
+    return replace(task, **{split: sample})
 
 
 def _load(settings: RunSettings) -> Task:

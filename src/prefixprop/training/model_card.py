@@ -29,6 +29,10 @@ def model_card(
         f", kernel {settings.kernel} with alpha {settings.alpha:g} ({settings.alpha_mode})" if settings.kernel else ""
     )
     prefix = f", {settings.num_virtual_tokens} virtual tokens{kernel}" if settings.is_prefix_method else ""
+    fold = f"; dev is fold {settings.fold} of {settings.folds} of train, left out" if settings.folds else ""
+    kept = f"the checkpoint of epoch {metrics['best_epoch']} was the best on dev by {settings.metric}"
+    if settings.keep == "last":
+        kept += f", and the last, of epoch {metrics['epochs']}, is the one that was kept"
     return f"""---
 {yaml.safe_dump(head, sort_keys=False).strip()}
 ---
@@ -37,12 +41,11 @@ def model_card(
 
 - **Method:** {settings.method}{prefix}: trains {method.summary}.
 - **Base model:** {base_name}, up to {settings.max_length} tokens.
-- **Data:** {settings.data_name}.
+- **Data:** {settings.data_name}{fold}.
 - **Trained parameters:** {count.trainable:,}, {count.percent("trainable"):.3f} % of the encoder's \
 {count.backbone:,} (prefix {count.prefix:,}, head {count.head:,}).
 - **Training:** {settings.epochs} epochs at most, batches of {settings.batch_size}, learning rate \
-{settings.learning_rate:g}, seed {settings.seed}; the checkpoint of epoch {metrics["best_epoch"]} was the best on \
-dev by {settings.metric}.
+{settings.learning_rate:g}, seed {settings.seed}; {kept}.
 - **Calibration:** temperature {metrics["temperature"]:.4g}, fitted on dev.
 
 {_table(metrics)}
@@ -97,7 +100,8 @@ def _base(settings: RunSettings, labels: int | None) -> tuple[list[str], list[st
         else:
             imports.append("from transformers import AutoTokenizer")
             base = [f'factory, tokenizer = "{settings.model}", AutoTokenizer.from_pretrained("{settings.model}")']
-        return imports, [*base, "model = candidate_scorer(factory, add_special_tokens(tokenizer))"]
+        arguments = f'factory, add_special_tokens(tokenizer), chunk_reduction="{settings.chunk_reduction}"'
+        return imports, [*base, f"model = candidate_scorer({arguments})"]
     if embedded:
         long = settings.model == EMBEDDED_MODELS[0]
         base = [f"factory, tokenizer = load_default(long={long})", f'model = factory("SEQ_CLS", num_labels={labels})']

@@ -14,6 +14,7 @@
 | `tokenizer/` | the tokenizer |
 | `README.md` | the model card |
 | `checkpoints/` | while the run is going on |
+| `runs/` | what TensorBoard reads, with `report_to: tensorboard` |
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ METHOD_NAMES = ("prefix-propagation", "prefix-tuning", "fine-tuning", "head-only
 PREFIX_METHODS = ("prefix-propagation", "prefix-tuning")
 PRECISIONS = ("auto", "fp32", "bf16")
 ATTENTION_BACKENDS = ("auto", *BACKENDS, "huggingface")
+KEPT_CHECKPOINTS = ("best", "last")
 EMBEDDED_MODELS = ("embedded", "embedded-512")
 
 # Groups of fields, as help shows them.
@@ -79,6 +80,15 @@ class RunSettings:
     max_dev_documents: int | None = _option(None, DATA, "Judge on so many dev documents, drawn by the seed.", _COUNT)
     max_test_documents: int | None = _option(
         None, DATA, "Judge on so many test documents, drawn by the seed.", _COUNT
+    )
+    folds: int | None = _option(
+        None,
+        DATA,
+        "Divide train in so many folds, and judge on one of them, not on the task's dev.",
+        Limits(low=2),
+    )
+    fold: int | None = _option(
+        None, DATA, "Which of the --folds is left out of train and judged on, from 0.", Limits(low=0)
     )
 
     model: str = _option(
@@ -142,6 +152,10 @@ class RunSettings:
     early_stopping: int = _option(
         0, OPTIMISATION, "Stop after so many epochs without a better dev metric; 0: never.", Limits(low=0)
     )
+    keep: str = _option(
+        "best", OPTIMISATION, "The checkpoint a run ends with: the best by the dev metric, or the last.",
+        _one_of(*KEPT_CHECKPOINTS),
+    )  # fmt: skip
     seed: int = _option(1, OPTIMISATION, "Of everything random.", Limits(low=0, high=2**32 - 1))
 
     device_batch_size: int = _option(
@@ -179,7 +193,7 @@ class RunSettings:
 
     @property
     def metric(self) -> str:
-        """The measure on dev by which the best checkpoint is chosen."""
+        """The measure on dev by which checkpoints and settings are chosen."""
         return TASKS[self.task].metric if self.task else "micro_f1"
 
 

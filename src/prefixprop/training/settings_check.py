@@ -105,6 +105,7 @@ def _range_problem(value: float, limits: Limits) -> str | None:
 
 def _joint_problems(settings: RunSettings, processes: int) -> Iterator[str]:
     yield from _source_problems(settings)
+    yield from _fold_problems(settings)
     yield from _method_problems(settings)
     at_once = settings.device_batch_size * processes
     if settings.batch_size % at_once:
@@ -136,6 +137,15 @@ def _source_problems(settings: RunSettings) -> Iterator[str]:
         for file in getattr(settings, name):
             if not Path(file).is_file():
                 yield f"{flag_of(name)}: {file} is not a file."
+
+
+def _fold_problems(settings: RunSettings) -> Iterator[str]:
+    if settings.folds is not None and settings.fold is None:
+        yield f"--fold: --folds is {settings.folds}, so say which is left out: 0 to {settings.folds - 1}."
+    if settings.fold is not None and settings.folds is None:
+        yield "--folds: --fold is given, so say how many there are: at least 2."
+    if settings.folds is not None and settings.fold is not None and settings.fold >= settings.folds:
+        yield f"--fold: of {settings.folds} --folds the last is {settings.folds - 1}, got {settings.fold}."
 
 
 def _method_problems(settings: RunSettings) -> Iterator[str]:

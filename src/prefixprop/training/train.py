@@ -188,7 +188,7 @@ def _arguments(settings: RunSettings, directory: RunDirectory) -> TrainingArgume
     accumulation = settings.batch_size // (settings.device_batch_size * process_count())
     # bf16 on a CPU without instructions for it is some thirty times slower than fp32.
     use_bf16 = settings.precision == "bf16" or (settings.precision == "auto" and torch.cuda.is_available())
-    arguments = training_arguments(settings, directory.checkpoints, accumulation, use_bf16)
+    arguments = training_arguments(settings, directory.path, accumulation, use_bf16)
     if arguments.world_size != process_count():
         raise TrainingError(
             f"{process_count()} processes were launched, but they do not find each other; start them with accelerate "
@@ -225,8 +225,8 @@ def _trainer(
 
 
 def _fit(trainer: RunTrainer, settings: RunSettings, directory: RunDirectory, tell: Callable[[str], None]) -> None:
-    """Train, from the latest checkpoint if there is one, and end with the best one in the model."""
-    checkpoint, complaints = find_checkpoint(directory.checkpoints)
+    """Train, from the latest checkpoint if there is one, and end with the one that is kept in the model."""
+    checkpoint, complaints = find_checkpoint(directory.checkpoints, trainer.keeps_best)
     if trainer.args.should_save:
         for complaint in complaints:
             instead = f"goes on from {checkpoint.name}" if checkpoint else "starts from the beginning"
@@ -235,9 +235,9 @@ def _fit(trainer: RunTrainer, settings: RunSettings, directory: RunDirectory, te
         trainer.restore_finished(checkpoint)
     if checkpoint is None or not is_exhausted(trainer.state.log_history, settings.metric, settings.early_stopping):
         trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
-    assert trainer.state.best_global_step is not None
-    best = folder_of_step(directory.checkpoints, trainer.state.best_global_step)
-    trainer.load_trained(read_checkpoint(best))
+    kept = trainer.state.best_global_step if trainer.keeps_best else trainer.state.global_step
+    assert kept is not None
+    trainer.load_trained(read_checkpoint(folder_of_step(directory.checkpoints, kept)))
 
 
 def _metrics(trainer: RunTrainer, run: RunPlan, predictions: dict[str, PredictionSet]) -> dict[str, Any]:

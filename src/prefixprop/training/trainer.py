@@ -46,6 +46,7 @@ class RunTrainer(Trainer):
         self, model: nn.Module, arguments: TrainingArguments, data: RunData, settings: RunSettings, checkpoints: Path
     ) -> None:
         self.checkpoints = checkpoints
+        self.keeps_best = settings.keep == "best"
         self.order = LengthGroupedOrder(data.train_lengths, arguments.per_device_train_batch_size, settings.seed)
         self.epoch_loss: Tensor | float = 0.0
         self.unchecked: tuple[int, float, Tensor] | None = None
@@ -138,7 +139,7 @@ class RunTrainer(Trainer):
                     f"({error.strerror}). Earlier checkpoints are untouched: make room or mend the folder, then go "
                     "on with --resume."
                 ) from error
-            remove_old(self.checkpoints, self.state.best_global_step)
+            remove_old(self.checkpoints, self.state.best_global_step if self.keeps_best else None)
         self.args.distributed_state.wait_for_everyone()
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
@@ -188,7 +189,7 @@ def document_loss(outputs: Any, labels: Tensor, num_items_in_batch: Tensor | int
 
 
 def training_arguments(settings: RunSettings, folder: Path, accumulation: int, use_bf16: bool) -> TrainingArguments:
-    """The Trainer's arguments for settings whose numbers are all set."""
+    """The Trainer's arguments for settings whose numbers are all set; `folder` is where trackers write."""
     return TrainingArguments(
         output_dir=str(folder),
         num_train_epochs=settings.epochs,
