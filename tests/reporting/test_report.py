@@ -72,6 +72,7 @@ def test_the_main_table_has_means_over_seeds(report: Report) -> None:
 def test_the_papers_values_stand_beside_on_its_split_only(runs: Path, report: Report) -> None:
     table = named(report, "1-hyperpartisan-dev")
     assert [cell.text for cell in column(table, "F1 binary, %", from_paper=True)] == ["81.8", "75.3"]
+    table = named(report, "1-hyperpartisan-dev-calibration")
     assert [cell.text for cell in column(table, "ECE", from_paper=True)] == ["0.093", "0.153"]
     assert {cell.place for cell in column(table, "ECE", from_paper=True)} == {Place.OTHER}
     assert any("were not measured here" in note for note in table.notes)
