@@ -66,7 +66,7 @@ def test_the_main_table_has_means_over_seeds(report: Report) -> None:
     assert (first.place, second.place) == (Place.FIRST, Place.SECOND)
     assert [cell.text for cell in column(table, "Tuned, %")] == ["0.450"] * 2
     assert [cell.text for cell in column(table, "Tuned without head, %")] == ["0.050"] * 2
-    assert "prefix-propagation: learning rate 0.005, the best on dev of 2 tried." in table.notes
+    assert "Chosen values: prefix-propagation: learning rate 0.005, the best on dev of 2 tried." in table.notes
 
 
 def test_the_papers_values_stand_beside_on_its_split_only(runs: Path, report: Report) -> None:

@@ -21,7 +21,7 @@ _METADATA: dict[str, dict[str, Any]] = {".png": {}, ".svg": {"Date": None}, ".pd
 
 
 def style_of(place: int) -> dict[str, str]:
-    """Colour and marker of the method in this place, the same in every picture.
+    """Colour and marker of a place; more places than colours still differ in their markers.
 
     >>> style_of(0)
     {'color': '#0072B2', 'marker': 'o'}

@@ -12,7 +12,8 @@ _ARROWS = {"higher": "↑", "lower": "↓", "neither": ""}
 _LATEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "—": "---", "↑": r"$\uparrow$",
-    "↓": r"$\downarrow$", "×": r"$\times$", "α": r"$\alpha$", "<": r"\textless{}", ">": r"\textgreater{}",
+    "↓": r"$\downarrow$", "×": r"$\times$", "α": r"$\alpha$", "†": r"$^\dagger$",
+    "<": r"\textless{}", ">": r"\textgreater{}",
 }  # fmt: skip
 _MARKDOWN_SPECIAL = re.compile(r"([\\`*_\[\]<>|])")
 
@@ -56,7 +57,7 @@ def to_html(table: Table) -> str:
     """An HTML table; cells carry what a column is sorted by."""
     head = "".join(
         f'<th scope="col" aria-sort="none"{_css_class(column)}>'
-        f'<button type="button">{escape(heading(column))}</button></th>'
+        f'<button type="button">{_html_heading(column)}</button></th>'
         for column in table.columns
     )
     body = "\n".join(f"<tr>{_html_cells(table, row)}</tr>" for row in table.rows)
@@ -67,12 +68,18 @@ def to_html(table: Table) -> str:
     )
 
 
+def _html_heading(column: Column) -> str:
+    """The heading with its unit and arrow kept on the line of the word before."""
+    return escape(heading(column)).replace(" %", "\u00a0%").replace(" ↑", "\u00a0↑").replace(" ↓", "\u00a0↓")
+
+
 def _html_cells(table: Table, row: tuple[Cell, ...]) -> str:
     cells = []
     for column, cell in zip(table.columns, row, strict=True):
         key = cell.text if column.is_text else "" if cell.value is None else repr(cell.value)
         text = _marked(cell, escape, "<strong>{}</strong>", "<u>{}</u>")
-        cells.append(f'<td data-key="{escape(key)}"{_css_class(column)}>{text}</td>')
+        detail = f' title="{escape(cell.detail)}"' if cell.detail else ""
+        cells.append(f'<td data-key="{escape(key)}"{_css_class(column)}{detail}>{text}</td>')
     return "".join(cells)
 
 

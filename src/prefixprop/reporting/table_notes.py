@@ -53,8 +53,8 @@ def choice_notes(comparison: Comparison) -> list[str]:
             chosen = contender.best.settings
             alpha = f", alpha {chosen.alpha:g}" if chosen.kernel else ""
             rate = f"learning rate {chosen.learning_rate:g}{alpha}"
-            notes.append(f"{comparison.short_name(contender)}: {rate}, {reason}.")
-    return notes
+            notes.append(f"{comparison.short_name(contender)}: {rate}, {reason}")
+    return [f"Chosen values: {'; '.join(notes)}."] if notes else []
 
 
 def _choice(contender: Contender) -> str | None:
