@@ -10,9 +10,10 @@ import typer
 from rich.console import Console
 
 from prefixprop.cli.messages import clean_errors
+from prefixprop.reporting.latex_table import to_latex
 from prefixprop.reporting.report import Report, make_report
 from prefixprop.reporting.significance_tables import DEFAULT_BASELINE
-from prefixprop.reporting.table_formats import to_latex, to_markdown
+from prefixprop.reporting.table_formats import to_markdown
 from prefixprop.reporting.terminal_table import print_table
 
 

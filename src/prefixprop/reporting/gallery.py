@@ -14,6 +14,7 @@ from prefixprop.reporting.confusion import plot_confusion
 from prefixprop.reporting.file_names import file_name
 from prefixprop.reporting.groups import Comparison, Contender
 from prefixprop.reporting.length_figure import plot_lengths
+from prefixprop.reporting.method_styles import picture_name
 from prefixprop.reporting.rate_figure import plot_learning_rates
 from prefixprop.reporting.reliability import plot_reliability
 from prefixprop.reporting.seed_figure import plot_seeds
@@ -81,7 +82,7 @@ def _of_one_run(comparison: Comparison, contender: Contender, prefix: str) -> It
         return
     after, labels = before.with_temperature(run.temperature), before.known_labels
     what = f"{comparison.title}, {contender.name}, seed {run.settings.seed}, {split}"
-    title = f"{comparison.title}, {split}, seed {run.settings.seed}\n{comparison.short_name(contender)}"
+    title = f"{comparison.title}, {split}, seed {run.settings.seed}\n{picture_name(comparison, contender)}"
     yield Picture(
         file_name(f"{prefix}-reliability"),
         f"{what}: reliability before and after scaling.",

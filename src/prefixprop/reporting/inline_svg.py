@@ -5,11 +5,11 @@ from __future__ import annotations
 import io
 import re
 
-from prefixprop.reporting.canvas import BLUE, GREEN, PALETTE, VERMILION
+from prefixprop.reporting.canvas import BLUE, GREEN, PALETTE, PINK, SKY, VERMILION
 from prefixprop.reporting.gallery import Picture
 
-# On a dark page the darker colours of the palette are lightened, in the same hue; the others serve on both.
-_ON_DARK = {BLUE: "#4DA3E0", VERMILION: "#FF8C42", GREEN: "#2CC79A", "#CC79A7": "#E39BC5"}
+# On a dark page the colours of the palette are lightened, in the same hue, until they are apart from it and another.
+_ON_DARK = {BLUE: "#3D9BE0", VERMILION: "#E8662A", GREEN: "#2CC79A", PINK: "#E39BC5", SKY: "#A6DCFF"}
 _FIXED = {"#000000": "currentColor", "#ffffff": "var(--paper)"}
 _VARIABLES = {colour.lower(): f"--series-{place}" for place, colour in enumerate(PALETTE) if colour in _ON_DARK}
 _COLOUR = re.compile("|".join(map(re.escape, [*_FIXED, *_VARIABLES])))

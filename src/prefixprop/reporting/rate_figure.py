@@ -6,9 +6,9 @@ import statistics
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from prefixprop.reporting.canvas import new_figure, plain, saved
+from prefixprop.reporting.canvas import legend_below, new_figure, plain, saved
 from prefixprop.reporting.groups import Comparison, Contender
-from prefixprop.reporting.method_styles import method_styles
+from prefixprop.reporting.method_styles import method_styles, picture_name
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -27,7 +27,7 @@ def plot_learning_rates(comparison: Comparison, path: str | Path | None = None) 
     axis = figure.subplots()
     styles = method_styles(comparison)
     for place, rates in tried.items():
-        style, name = styles[place], comparison.short_name(comparison.contenders[place])
+        style, name = styles[place], picture_name(comparison, comparison.contenders[place])
         means = [statistics.fmean(values) for values in rates.values()]
         axis.plot(list(rates), means, linewidth=1.6, label=plain(name), **style)  # type: ignore[arg-type]
         for rate, values in rates.items():
@@ -37,7 +37,7 @@ def plot_learning_rates(comparison: Comparison, path: str | Path | None = None) 
     axis.set(xlabel="learning rate", ylabel=f"{measure} on dev, %")
     axis.grid(alpha=0.3)
     axis.set_title(plain(comparison.title), fontsize=10)
-    figure.legend(fontsize=8, loc="outside lower center", ncols=2, frameon=False)
+    legend_below(figure)
     return saved(figure, path)
 
 

@@ -10,13 +10,14 @@ from prefixprop.atomic_files import write_text
 from prefixprop.reporting.bench_tables import bench_tables
 from prefixprop.reporting.gallery import Picture, pictures
 from prefixprop.reporting.groups import Comparison, compare
+from prefixprop.reporting.latex_table import to_latex
 from prefixprop.reporting.page import html_page
 from prefixprop.reporting.paper_tables import paper_tables
 from prefixprop.reporting.protocol import is_on_fold
 from prefixprop.reporting.result_tables import result_tables
 from prefixprop.reporting.runs import SPLITS, FoundRuns, find_runs
 from prefixprop.reporting.significance_tables import DEFAULT_BASELINE
-from prefixprop.reporting.table_formats import to_latex, to_markdown
+from prefixprop.reporting.table_formats import to_markdown
 from prefixprop.reporting.tables import Table
 from prefixprop.training.settings import METHOD_NAMES
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prefixprop.reporting.canvas import new_figure, plain, saved
-from prefixprop.reporting.groups import Comparison, Contender
-from prefixprop.reporting.method_styles import method_styles
+from prefixprop.reporting.groups import Comparison
+from prefixprop.reporting.method_styles import method_styles, picture_name
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -22,8 +22,10 @@ def plot_seeds(comparison: Comparison, split: str, path: str | Path | None = Non
     None where no method has two seeds. The figure is written to `path` if given; its ending says how.
     """
     measure = "accuracy" if comparison.labels is None else "micro_f1"
-    rows = comparison.contenders
-    named = [(_name(comparison, row), [100 * value for value in row.best.values(split, measure)]) for row in rows]
+    named = [
+        (picture_name(comparison, row, "\n"), [100 * value for value in row.best.values(split, measure)])
+        for row in comparison.contenders
+    ]
     if all(len(values) < 2 for _, values in named):
         return None
     figure = new_figure(width=5.2, height=1.1 + 0.5 * len(named))
@@ -40,18 +42,12 @@ def plot_seeds(comparison: Comparison, split: str, path: str | Path | None = Non
         points = {"s": 28, "edgecolor": "white", "linewidth": 0.5, "zorder": 3}
         axis.scatter(values, [place] * len(values), **points, **style)  # type: ignore[arg-type]
         axis.plot([sum(values) / len(values)] * 2, [place - 0.3, place + 0.3], color=style["color"], linewidth=2)
-    axis.set_yticks(range(len(named)), [plain(f"{name}{_seeds(values)}") for name, values in named], fontsize=8)
+    axis.set_yticks(range(len(named)), [plain(f"{name}\n{_seeds(values)}") for name, values in named], fontsize=8)
     axis.invert_yaxis()
     axis.set_xlabel(f"{'accuracy' if comparison.labels is None else 'micro-F1'} on {split}, %", fontsize=9)
     axis.grid(axis="x", alpha=0.3)
     axis.set_title(plain(comparison.title), fontsize=10)
     return saved(figure, path)
-
-
-def _name(comparison: Comparison, row: Contender) -> str:
-    """The method, and where models differ the model in a line of its own, without who made it."""
-    model = f"{row.model.rsplit('/', 1)[-1]}, " if len(comparison.models) > 1 else ""
-    return f"{row.method}\n{model}"
 
 
 def _seeds(values: list[float]) -> str:

@@ -69,7 +69,8 @@ def _print_turned(console: Console, table: Table) -> None:
 def _turned(columns: Sequence[Column], rows: Sequence[tuple[Cell, ...]]) -> RichTable:
     """The rows as columns, with the titles at the left."""
     shown = RichTable(show_header=False)
-    shown.add_column(min_width=max(len(heading(column)) for column in columns))
+    titles = [heading(column) for column in columns]
+    shown.add_column(min_width=max(len(word) for title in titles for word in title.split()))
     for row in rows:
         numbers = (cell.text for column, cell in zip(columns, row, strict=True) if not column.is_text)
         # Long names may take several lines.
