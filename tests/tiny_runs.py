@@ -128,7 +128,7 @@ def make_results(run: Path, skill: float = 1.0, documents: int = 40, **settings:
 
 
 def _invented_predictions(generator: Any, skill: float, documents: int, questions: bool) -> PredictionSet:
-    labels = generator.integers(0, 2, documents)
+    labels = np.random.default_rng(documents).integers(0, 2, documents)  # the same documents in all runs
     logits = generator.normal(size=(documents, 2))
     logits[np.arange(documents), labels] += skill
     ids, known = tuple(f"d{number}" for number in range(documents)), tuple(labels.tolist())

@@ -25,6 +25,13 @@ def test_seconds_and_their_median() -> None:
     assert timing.median >= 0.02 and timing.seconds[0] >= 0.05
 
 
+def test_a_measurement_of_several_calls_is_their_mean() -> None:
+    calls: list[int] = []
+    timings = measure_in_turns({"run": lambda: (calls.append(1), time.sleep(0.01))}, "cpu", 2, warm_up=1, calls=4)
+    assert len(calls) == 12
+    assert all(0.01 <= seconds < 0.04 for seconds in timings["run"].seconds)
+
+
 def test_what_runs_out_of_memory_is_left_out_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = 0
 

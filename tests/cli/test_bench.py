@@ -83,7 +83,20 @@ def test_targets_are_the_cases_of_the_documentation(monkeypatch: pytest.MonkeyPa
 
 def test_runtime(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    options = ("--size", "mini", "--batch", "2", "--length", "24", "--prefix", "3", "--repeats", "2")
+    options = (
+        "--size",
+        "mini",
+        "--batch",
+        "2",
+        "--length",
+        "24",
+        "--prefix",
+        "3",
+        "--batches",
+        "3",
+        "--repeats",
+        "2",
+    )
     files = ("--json", str(tmp_path / "r.json"), "--figure", str(tmp_path / "r.png"))
     result = run("runtime", *options, *files, "--hugging-face")
     assert result.exit_code == 0, result.output
@@ -92,8 +105,8 @@ def test_runtime(tmp_path: Path) -> None:
     assert "+0.0 %" in rows["no PEFT"] and "+2.1 %" in rows["prefix-tuning"] and " to " in rows["prefix-propagation"]
     assert (tmp_path / "r.png").read_bytes().startswith(b"\x89PNG")
     record = json.loads((tmp_path / "r.json").read_text())
-    assert {name: record[name] for name in ("benchmark", "batch", "length", "prefix", "pass")} == {
-        "benchmark": "runtime", "batch": 2, "length": 24, "prefix": 3, "pass": "inference",
+    assert {name: record[name] for name in ("benchmark", "batch", "length", "prefix", "batches", "pass")} == {
+        "benchmark": "runtime", "batch": 2, "length": 24, "prefix": 3, "batches": 3, "pass": "inference",
     }  # fmt: skip
     assert [row["method"] for row in record["results"]] == list(rows)
     for row in record["results"]:
@@ -122,6 +135,7 @@ def test_runtime_of_training_has_no_paper_to_compare_with() -> None:
         (("runtime", "--size", "huge"), "'huge' is unknown"),
         (("runtime", "--prefix", "30", "--length", "30"), "30 leaves no room in sequences of 30 tokens"),
         (("runtime", "--batch", "0"), "--batch"),
+        (("runtime", "--profile"), "shows a GPU's kernels, and there is no GPU here"),
         (("runtime", "--figure", "picture"), "pictures are written as"),
     ],
 )

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import builtins
+import json
 import re
 import shutil
 import statistics
 import subprocess
 import sys
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -66,12 +68,13 @@ def test_the_main_table_has_means_over_seeds(report: Report) -> None:
     assert (first.place, second.place) == (Place.FIRST, Place.SECOND)
     assert [cell.text for cell in column(table, "Tuned, %")] == ["0.450"] * 2
     assert [cell.text for cell in column(table, "Tuned without head, %")] == ["0.050"] * 2
-    assert "prefix-propagation: learning rate 0.005, the best on dev of 2 tried." in table.notes
+    assert "Chosen values: prefix-propagation: learning rate 0.005, the best on dev of 2 tried." in table.notes
 
 
 def test_the_papers_values_stand_beside_on_its_split_only(runs: Path, report: Report) -> None:
     table = named(report, "1-hyperpartisan-dev")
     assert [cell.text for cell in column(table, "F1 binary, %", from_paper=True)] == ["81.8", "75.3"]
+    table = named(report, "1-hyperpartisan-dev-calibration")
     assert [cell.text for cell in column(table, "ECE", from_paper=True)] == ["0.093", "0.153"]
     assert {cell.place for cell in column(table, "ECE", from_paper=True)} == {Place.OTHER}
     assert any("were not measured here" in note for note in table.notes)
@@ -199,23 +202,85 @@ def test_no_finished_run_is_an_error_that_says_what_was_found(tmp_path: Path) ->
         make_report([tmp_path])
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="needs a browser: apt install chromium")
-def test_a_browser_shows_the_page_and_sorts_its_tables(written: Path, tmp_path: Path) -> None:
-    assert CHROMIUM is not None
-    page = tmp_path / "page.html"
+def test_the_headline_measure_has_an_interval_and_lone_seeds_are_marked(runs: Path, tmp_path: Path) -> None:
+    make_results(tmp_path / "lora", method="lora", seed=1)
+    table = named(make_report([runs, tmp_path]), "1-hyperpartisan-test")
+    by_method = dict(zip([cell.text for cell in column(table, "Method")], table.rows, strict=True))
+    places = {one.title: place for place, one in enumerate(table.columns)}
+    assert " to " in by_method["prefix-tuning"][places["F1 micro, 95 % interval"]].text
+    assert by_method["lora"][places["F1 micro, 95 % interval"]].text == "—"
+    assert by_method["lora"][places["F1 micro, %"]].text.endswith("†")
+    assert "†" not in by_method["prefix-tuning"][places["F1 micro, %"]].text
+    assert "(† one seed)" in table.notes[0]
+    assert by_method["lora"][places["Learning rate"]].text == "0.0005"
+
+
+def test_which_split_is_the_papers_and_which_chose_is_told(report: Report) -> None:
+    assert any("the split that the paper reports" in note for note in named(report, "1-hyperpartisan-dev").notes)
+    assert any(note.startswith("Dev also chose the learning rate") for note in named(report, "2-wikihop-dev").notes)
+    assert "40 test documents" in named(report, "1-hyperpartisan-test").notes[0]
+
+
+def test_pictures_follow_the_page_into_the_dark(written: Path) -> None:
     text = (written / "report.html").read_text(encoding="utf-8")
-    # Ascending by the second click: prefix-tuning, the worse one, comes first.
-    click = "const b = document.querySelectorAll('table')[0].querySelectorAll('th button')[2]; b.click(); b.click();"
-    # On a phone tables scroll in their own frame, not the page.
-    click += "document.body.dataset.wide = document.documentElement.scrollWidth > window.innerWidth;"
-    page.write_text(text.replace("</body>", f"<script>{click}</script></body>"), encoding="utf-8")
+    drawn = "".join(re.findall(r"<svg.*?</svg>", text, re.DOTALL))
+    assert "var(--paper)" in drawn and "currentColor" in drawn
+    assert "#000000" not in drawn and "#ffffff" not in drawn
+    used = set(re.findall(r"var\((--[\w-]+)\)", drawn))
+    declared = [set(re.findall(r"(--[\w-]+):", part)) for part in text.split("prefers-color-scheme: dark")[:2]]
+    assert all(used <= names for names in declared)
+
+
+# What the page says of itself, from inside: errors, what stands first after sorting, and whether it is too wide.
+PROBE = """
+<script>
+const problems = [];
+window.addEventListener("error", (event) => problems.push(event.message));
+for (const name of ["error", "warn"]) console[name] = (...words) => problems.push(words.join(" "));
+window.addEventListener("load", () => {
+  const table = document.querySelector("table"), button = table.querySelectorAll("th button")[1];
+  const first = () => table.tBodies[0].rows[0].cells[0].textContent;
+  const told = {problems, width: window.innerWidth, start: first()};
+  button.click(); told.descending = first(); button.click(); told.ascending = first();
+  told.sort = button.parentElement.getAttribute("aria-sort");
+  told.pageIsWide = document.documentElement.scrollWidth > window.innerWidth;
+  told.tableScrolls = table.parentElement.scrollWidth > table.parentElement.clientWidth;
+  told.pictures = [...document.querySelectorAll("figure svg")].filter((svg) => svg.clientWidth > 200).length;
+  told.background = getComputedStyle(document.body).backgroundColor;
+  parent.postMessage(JSON.stringify(told), "*");
+});
+</script>
+"""
+FRAME = """<!DOCTYPE html><body><iframe src="page.html" width="390" height="900"></iframe><script>
+addEventListener("message", (event) => { document.body.dataset.told = event.data; });
+</script></body>"""
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs a browser: apt install chromium")
+@pytest.mark.parametrize(("scheme", "background"), [("dark", "rgb(21, 24, 27)"), ("light", "rgb(255, 255, 255)")])
+def test_a_browser_shows_the_page_on_a_phone_and_sorts_its_tables(
+    written: Path, tmp_path: Path, scheme: str, background: str
+) -> None:
+    assert CHROMIUM is not None
+    text = (written / "report.html").read_text(encoding="utf-8")
+    (tmp_path / "page.html").write_text(text.replace("<head>", f"<head>{PROBE}"), encoding="utf-8")
+    # A browser's window is never as narrow as a phone's, but a frame in it is.
+    (tmp_path / "frame.html").write_text(FRAME, encoding="utf-8")
     base = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
-    size = ["--window-size=390,2000"]
-    shown = subprocess.run([*base, "--dump-dom", *size, page.as_uri()], capture_output=True, text=True, timeout=120)
-    first_table = shown.stdout[shown.stdout.index("<tbody>") : shown.stdout.index("</tbody>")]
-    assert first_table.index("prefix-tuning") < first_table.index("prefix-propagation")
-    assert 'aria-sort="ascending"' in shown.stdout
-    assert 'data-wide="false"' in shown.stdout
-    picture = tmp_path / "page.png"
-    subprocess.run([*base, f"--screenshot={picture}", *size, page.as_uri()], capture_output=True, timeout=120)
-    assert picture.read_bytes().startswith(b"\x89PNG")
+    colours = f"--blink-settings=preferredColorScheme={0 if scheme == 'dark' else 1}"
+    command = [*base, colours, "--virtual-time-budget=20000", "--dump-dom", (tmp_path / "frame.html").as_uri()]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    found = re.search(r'data-told="([^"]*)"', shown.stdout)
+    assert found is not None, shown.stdout + shown.stderr
+    assert json.loads(unescape(found[1])) == {
+        "problems": [],
+        "width": 390,
+        "start": "prefix-propagation",
+        "descending": "prefix-propagation",
+        "ascending": "prefix-tuning",
+        "sort": "ascending",
+        "pageIsWide": False,
+        "tableScrolls": True,
+        "pictures": 11,
+        "background": background,
+    }

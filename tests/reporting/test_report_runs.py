@@ -54,6 +54,27 @@ def test_damaged_and_unfinished_runs_are_told_and_not_fatal(
     assert told in found.remarks[0]
 
 
+def test_failures_of_a_sweep_are_told_with_their_reason(tmp_path: Path) -> None:
+    for name in ("failed", "mended"):
+        make_results(tmp_path / name, seed=len(name))
+    (tmp_path / "failed" / "metrics.json").unlink()
+    told = {"failed": "no memory\nleft", "never-started": "no data", "mended": "was broken once"}
+    (tmp_path / "sweep.json").write_text(json.dumps({"failed": told}))
+    found = find_runs([tmp_path])
+    assert len(found.runs) == 1
+    assert found.remarks == (
+        f"Left out: {tmp_path / 'failed'}: the run failed in its sweep: no memory left",
+        f"Left out: {tmp_path.resolve() / 'never-started'}: the run failed in its sweep: no data",
+    )
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"failed": 3}'])
+def test_a_damaged_summary_of_a_sweep_does_no_harm(tmp_path: Path, content: str) -> None:
+    make_results(tmp_path / "run")
+    (tmp_path / "sweep.json").write_text(content)
+    assert find_runs([tmp_path]).remarks == ()
+
+
 def test_a_setting_of_another_version_names_that_version(tmp_path: Path) -> None:
     run = make_results(tmp_path / "run")
     with (run / "config.yaml").open("a") as file:

@@ -7,9 +7,10 @@ from html.parser import HTMLParser
 
 import pytest
 from rich.console import Console
+from scipy import stats
 
-from prefixprop.reporting.table_formats import to_html, to_latex, to_markdown
-from prefixprop.reporting.tables import ABSENT, Better, Cell, Column, Place, Table, number_cell, ranked
+from prefixprop.reporting.table_formats import to_html, to_markdown
+from prefixprop.reporting.tables import ABSENT, Better, Cell, Column, Place, Table, interval_cell, number_cell, ranked
 from prefixprop.reporting.terminal_table import print_table
 
 COLUMNS = (
@@ -35,6 +36,14 @@ def test_a_number_is_the_mean_and_the_sample_deviation() -> None:
     assert number_cell([0.8, 0.9], 1, 100).text == "85.0 ± 7.1"  # √(2 · 5² / 1)
     assert number_cell([0.8], 1, 100).text == "80.0"
     assert number_cell([], 1) == ABSENT
+
+
+def test_the_interval_is_that_of_student() -> None:
+    values = [0.80, 0.82, 0.87]
+    low, high = stats.t.interval(0.95, 2, loc=83, scale=stats.sem([100 * value for value in values]))
+    assert interval_cell(values, 1, 100).text == f"{low:.1f} to {high:.1f}"
+    assert number_cell(values, 1, 100).detail == f"3 seeds, 95 % interval {low:.1f} to {high:.1f}"
+    assert interval_cell([0.8], 1) == interval_cell([], 1) == ABSENT
 
 
 def test_best_and_second_are_marked_by_the_direction_of_the_column_and_the_papers_never() -> None:
@@ -66,14 +75,6 @@ def test_markdown() -> None:
     assert lines[-1] == "A note."
 
 
-def test_latex() -> None:
-    text = to_latex(EXAMPLE)
-    assert r"Method & F1, \% $\uparrow$ & F1, \% (paper) & ECE $\downarrow$ \\" in text
-    assert r"a\_b|\textless{}c\textgreater{} & \textbf{85.0 $\pm$ 7.1} & 99.0 & \underline{0.200} \\" in text
-    assert r"\caption{A\_title \& more. A note.}" in text
-    assert r"\begin{tabular}{lrrr}" in text
-
-
 class Cells(HTMLParser):
     def __init__(self) -> None:
         super().__init__()
@@ -98,6 +99,21 @@ def test_html_cells_carry_their_sort_key_and_the_papers_their_class() -> None:
     assert [cell.get("class") for cell in parser.cells[:4]] == ["text", None, "paper", None]
     assert parser.cells[11]["data-key"] == ""
     assert "<strong>85.0 ± 7.1</strong>" in to_html(EXAMPLE)
+
+
+def test_a_cell_tells_its_detail_where_the_pointer_is() -> None:
+    assert 'title="2 seeds, 95 % interval' in to_html(EXAMPLE)
+
+
+@pytest.mark.parametrize("width", range(44, 140, 7))
+def test_a_wide_table_keeps_to_the_terminal(width: int) -> None:
+    columns = (Column("Method", is_text=True), *(Column(f"p, test number {n}, corrected") for n in range(8)))
+    rows = ((Cell("prefix-propagation"), *(Cell(f"0.{n}12", 0.1) for n in range(8))),)
+    stream = io.StringIO()
+    print_table(Console(file=stream, width=width), Table("x", "A table", columns, rows))
+    shown = stream.getvalue()
+    assert max(map(len, shown.splitlines())) <= width
+    assert all(f"0.{n}12" in shown for n in range(8))
 
 
 @pytest.mark.parametrize("width", [200, 40, 36])

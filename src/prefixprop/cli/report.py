@@ -10,13 +10,17 @@ import typer
 from rich.console import Console
 
 from prefixprop.cli.messages import clean_errors
+from prefixprop.reporting.latex_table import to_latex
 from prefixprop.reporting.report import Report, make_report
-from prefixprop.reporting.table_formats import to_latex, to_markdown
+from prefixprop.reporting.significance_tables import DEFAULT_BASELINE
+from prefixprop.reporting.table_formats import to_markdown
 from prefixprop.reporting.terminal_table import print_table
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUNS…", help="Run directories, or folders of them.")],
+    runs: Annotated[
+        list[Path] | None, typer.Argument(metavar="RUNS…", help="Run directories, or folders of them.")
+    ] = None,
     output: Annotated[
         Path | None,
         typer.Option(metavar="FOLDER", help="Write report.html, and the tables and pictures as files, here."),
@@ -27,14 +31,28 @@ def report(
     paper: Annotated[
         bool, typer.Option("--paper", help="Show the paper's values beside the measured ones, marked as such.")
     ] = False,
+    split: Annotated[
+        str | None,
+        typer.Option(metavar="dev|test", help="Show this split alone.", show_default="both, each in its own tables"),
+    ] = None,
+    baseline: Annotated[
+        str, typer.Option(metavar="METHOD", help="The method that the others are tested against.")
+    ] = DEFAULT_BASELINE,
+    bench: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FILE", help="What `prefixprop bench … --json FILE` wrote; may be repeated."),
+    ] = None,
 ) -> None:
-    """Compare finished runs: per task a table of quality, of calibration and of time; pictures with --output."""
+    """Compare finished runs: per task tables of quality, significance, calibration and time; pictures with --output.
+
+    Every seed counts once, at the learning rate that was chosen on dev.
+    """
     with clean_errors():
         if format_name not in _FORMATS:
             raise ValueError(f"--format {format_name!r} is unknown; choose one of {', '.join(_FORMATS)}.")
         if output is not None and output.exists() and not output.is_dir():
             raise ValueError(f"--output {output} is a file; give a folder.")
-        found = make_report(runs, paper)
+        found = make_report(runs or (), paper, split=split, baseline=baseline, benchmarks=bench or ())
         messages = Console(stderr=True, highlight=False, soft_wrap=True)
         for remark in found.remarks:
             messages.print(f"Note: {remark}", markup=False)

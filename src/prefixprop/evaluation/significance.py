@@ -5,6 +5,7 @@ For two runs on the same documents see `prefixprop.evaluation.paired_tests`.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -92,6 +93,7 @@ def _seeds_test(
     if np.ptp(one) == 0 and np.ptp(other) == 0:
         return SignificanceTest(name, difference, None, "the seeds of neither vary, so t is undefined")
     # scipy warns of nearly equal values; what comes out is still the best that the numbers allow.
-    with np.errstate(all="ignore"):
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
         p_value = float(stats.ttest_ind(one, other, equal_var=equal_variances, alternative=alternative).pvalue)
     return SignificanceTest(name, difference, p_value)

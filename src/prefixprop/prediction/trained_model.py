@@ -20,6 +20,7 @@ from transformers import AutoTokenizer, LongformerModel, PreTrainedTokenizerBase
 
 from prefixprop.attention import install
 from prefixprop.evaluation import Temperature
+from prefixprop.models.precision import hold_frozen_in_bfloat16
 from prefixprop.prediction import run_files
 from prefixprop.prediction.predictor import Prediction, PredictionOptions, predict_window, windows
 from prefixprop.prediction.preparation import preparation_of
@@ -150,7 +151,10 @@ def load_run(run_dir: str | Path, device: str | torch.device | None = None) -> T
     # Which of the fast backends the run used says nothing about this machine.
     if settings.attention_backend != "huggingface" and _has_longformer(model):
         install(model)
-    model.to(_device(device))
+    place = _device(device)
+    if place.type == "cuda" and settings.precision != "fp32":
+        hold_frozen_in_bfloat16(model.requires_grad_(False))
+    model.to(place)
     return TrainedModel(
         run_dir=run_dir,
         model=model,

@@ -6,8 +6,9 @@ import statistics
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from prefixprop.reporting.canvas import new_figure, plain, saved, style_of
+from prefixprop.reporting.canvas import legend_below, new_figure, plain, saved
 from prefixprop.reporting.groups import Comparison, Trial
+from prefixprop.reporting.method_styles import method_styles, picture_name
 from prefixprop.reporting.runs import as_number
 
 if TYPE_CHECKING:
@@ -22,12 +23,13 @@ def plot_calibration_course(comparison: Comparison, path: str | Path | None = No
     courses = {place: _course(row.best) for place, row in enumerate(comparison.contenders)}
     if all(len(course) < 2 for course in courses.values()):
         return None
-    figure = new_figure(width=6.4, height=4.0)
+    figure = new_figure(width=5.2, height=3.6)
     axis = figure.subplots()
+    styles = method_styles(comparison)
     for place, course in courses.items():
         if not course:
             continue
-        style, name = style_of(place), comparison.short_name(comparison.contenders[place])
+        style, name = styles[place], picture_name(comparison, comparison.contenders[place])
         epochs = sorted(course)
         means = [statistics.fmean(course[epoch]) for epoch in epochs]
         axis.plot(epochs, means, markersize=4, linewidth=1.6, label=plain(name), **style)  # type: ignore[arg-type]
@@ -37,7 +39,7 @@ def plot_calibration_course(comparison: Comparison, path: str | Path | None = No
     axis.locator_params(axis="x", integer=True)
     axis.grid(alpha=0.3)
     axis.set_title(plain(comparison.title), fontsize=10)
-    figure.legend(fontsize=8, loc="outside lower center", ncols=2, frameon=False)
+    legend_below(figure)
     return saved(figure, path)
 
 

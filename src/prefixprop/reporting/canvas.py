@@ -12,16 +12,18 @@ if TYPE_CHECKING:
 
 # Of the palette of Okabe & Ito (2008), which colour-blind readers can tell apart.
 BLUE, VERMILION, GREEN = "#0072B2", "#D55E00", "#009E73"
-PALETTE = (BLUE, VERMILION, GREEN, "#CC79A7", "#56B4E9", "#E69F00", "#000000")
+PINK, ORANGE, SKY = "#CC79A7", "#E69F00", "#56B4E9"
+PALETTE = (BLUE, VERMILION, GREEN, PINK, ORANGE, SKY, "#000000")
 # Beside the colours, for who prints in grey and for more lines than colours.
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+_LONGEST_BESIDE = 34  # letters of a legend's name that leave room for another beside it
 
 # Without dates and random names, the same picture is the same file.
 _METADATA: dict[str, dict[str, Any]] = {".png": {}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
 
 
 def style_of(place: int) -> dict[str, str]:
-    """Colour and marker of the method in this place, the same in every picture.
+    """Colour and marker of a place; more places than colours still differ in their markers.
 
     >>> style_of(0)
     {'color': '#0072B2', 'marker': 'o'}
@@ -36,6 +38,13 @@ def new_figure(width: float, height: float) -> Figure:
     except ImportError as error:
         raise ImportError("Pictures need matplotlib: pip install 'prefixprop[plots]'.") from error
     return Figure(figsize=(max(width, 4.0), height), layout="constrained", dpi=150)
+
+
+def legend_below(figure: Figure) -> None:
+    """A legend under the axes, where it hides no data; in one column where names are long."""
+    names = [name for axis in figure.axes for name in axis.get_legend_handles_labels()[1]]
+    columns = 2 if max(map(len, names), default=0) <= _LONGEST_BESIDE else 1
+    figure.legend(fontsize=8, loc="outside lower center", ncols=columns, frameon=False)
 
 
 def saved(figure: Figure, path: str | Path | None) -> Figure:

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _LONGEST_NAME = 24
+# Not quite black and white: the page turns these two round in dark mode, but the cells behind the numbers stay.
+ON_LIGHT, ON_DARK = "#111111", "#FEFEFE"
 
 
 def plot_confusion(
@@ -34,7 +36,7 @@ def plot_confusion(
         )
     shares = table / table.sum(axis=1, keepdims=True).clip(min=1)
 
-    side = max(2.6, 0.36 * classes)
+    side = max(2.4, 0.27 * classes)
     figure = new_figure(width=side + 2.4, height=side + 1.6)
     axis = figure.subplots()
     image = axis.imshow(shares, cmap="Blues", vmin=0, vmax=1)
@@ -42,8 +44,8 @@ def plot_confusion(
     for row, column in np.argwhere(table > 0):
         share = shares[row, column]
         text = f"{table[row, column]:,}\n{share:.0%}" if few else str(table[row, column])
-        colour = "white" if share > 0.55 else "black"
-        cell = axis.text(column, row, text, ha="center", va="center", fontsize=10 if few else 7, color=colour)
+        colour = ON_DARK if share > 0.55 else ON_LIGHT
+        cell = axis.text(column, row, text, ha="center", va="center", fontsize=10 if few else 6, color=colour)
         cell.set_in_layout(False)  # the layout need not measure hundreds of texts that lie inside the axes
 
     names = [plain(_shortened(name)) for name in label_names]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +14,7 @@ from prefixprop.reporting.confusion import plot_confusion
 from prefixprop.reporting.file_names import file_name
 from prefixprop.reporting.groups import Comparison, Contender
 from prefixprop.reporting.length_figure import plot_lengths
+from prefixprop.reporting.method_styles import picture_name
 from prefixprop.reporting.rate_figure import plot_learning_rates
 from prefixprop.reporting.reliability import plot_reliability
 from prefixprop.reporting.seed_figure import plot_seeds
@@ -83,6 +82,7 @@ def _of_one_run(comparison: Comparison, contender: Contender, prefix: str) -> It
         return
     after, labels = before.with_temperature(run.temperature), before.known_labels
     what = f"{comparison.title}, {contender.name}, seed {run.settings.seed}, {split}"
+    title = f"{comparison.title}, {split}, seed {run.settings.seed}\n{picture_name(comparison, contender)}"
     yield Picture(
         file_name(f"{prefix}-reliability"),
         f"{what}: reliability before and after scaling.",
@@ -90,24 +90,10 @@ def _of_one_run(comparison: Comparison, contender: Contender, prefix: str) -> It
             reliability(before.probabilities, labels),
             reliability(after.probabilities, labels),
             temperature=run.temperature.value,
-            title=comparison.short_name(contender),
+            title=title,
         ),
     )
     if before.label_names is not None:
         counts = confusion_counts(before.probabilities, labels)
-        figure = plot_confusion(counts, before.label_names, title=comparison.short_name(contender))
+        figure = plot_confusion(counts, before.label_names, title=title)
         yield Picture(file_name(f"{prefix}-confusion"), f"{what}: which label is taken for which.", figure)
-
-
-def svg_of(picture: Picture) -> str:
-    """The picture as an SVG element to stand among others in one page, without ids that they have too."""
-    from matplotlib import rc_context
-
-    stream = io.BytesIO()
-    with rc_context({"svg.hashsalt": "prefixprop"}):
-        picture.figure.savefig(stream, format="svg", metadata={"Date": None})
-    text = stream.getvalue().decode("utf-8")
-    text = text[text.index("<svg") :]
-    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
-    # A page may have an id once only, and every picture of matplotlib has a `figure_1`.
-    return re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{picture.name}-", text)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from prefixprop.reporting.protocol import PROTOCOL_SETTINGS, is_on_fold, keeps_last_epoch
 from prefixprop.reporting.runs import DECISIVE_SETTINGS, Run
 from prefixprop.training import RunSettings
 
@@ -15,6 +16,7 @@ from prefixprop.training import RunSettings
 # another method.
 SEARCHED = ("learning_rate", "alpha")
 _SHOWN_ANYWAY = ("task", "hub_dataset", "hub_config", "model", "method", "kernel", "seed")
+_FIXED = tuple(name for name in DECISIVE_SETTINGS if name not in (*SEARCHED, *_SHOWN_ANYWAY, *PROTOCOL_SETTINGS))
 
 
 @dataclass(frozen=True)
@@ -50,11 +52,13 @@ class Contender:
         model: The name of the model.
         method: The method, with its kernel, and with settings that other rows of the same method have otherwise.
         trials: All values that were tried, those that stand for the method first.
+        folds: The runs of a cross-validation by the values they tried; they help to choose and are no results.
     """
 
     model: str
     method: str
     trials: tuple[Trial, ...]
+    folds: tuple[Trial, ...] = ()
 
     @property
     def best(self) -> Trial:
@@ -67,7 +71,7 @@ class Contender:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The runs that were judged on the same documents."""
+    """The runs that were judged on the same documents by the same protocol."""
 
     title: str
     documents: dict[str, int]
@@ -97,13 +101,29 @@ class Comparison:
         """The method alone where all rows have the same model."""
         return contender.method if len({other.model for other in self.contenders}) == 1 else contender.name
 
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Every model once, in the order of the rows."""
+        return tuple(dict.fromkeys(contender.model for contender in self.contenders))
+
+    @property
+    def has_several_seeds(self) -> bool:
+        return any(len(contender.best.runs) > 1 for contender in self.contenders)
+
 
 def compare(runs: Iterable[Run]) -> tuple[Comparison, ...]:
-    """Sort runs into comparisons, their rows and their trials, all in a fixed order."""
+    """Sort runs into comparisons, their rows and their trials, all in a fixed order.
+
+    Runs on folds go to the rows that they helped to choose, and make no rows of their own.
+    """
     by_documents: dict[Any, list[Run]] = {}
+    on_folds: dict[Any, list[Run]] = {}
     for run in runs:
-        by_documents.setdefault(_documents_key(run), []).append(run)
-    found = [_comparison(together) for together in by_documents.values()]
+        if is_on_fold(run.settings):
+            on_folds.setdefault(_row_key(run), []).append(run)
+        else:
+            by_documents.setdefault(_documents_key(run), []).append(run)
+    found = [_comparison(together, on_folds) for together in by_documents.values()]
     titles = [comparison.title for comparison in found]
     # Two sets of documents of one name, such as a sample and the whole, are told apart by their numbers.
     found = [
@@ -115,35 +135,49 @@ def compare(runs: Iterable[Run]) -> tuple[Comparison, ...]:
 
 def _documents_key(run: Run) -> Any:
     settings = run.settings
-    return settings.data_name, settings.hub_config, run.identity_of_documents
+    return settings.data_name, settings.hub_config, run.identity_of_documents, keeps_last_epoch(settings)
 
 
-def _comparison(runs: Sequence[Run]) -> Comparison:
+def _row_key(run: Run) -> Any:
+    """What the runs of a row have in common with those on folds, whose documents and epochs may be others."""
+    settings = run.settings
+    shown = settings.data_name, settings.hub_config, settings.model, _method_name(settings)
+    return (*shown, _fixed_values(run))
+
+
+def _fixed_values(run: Run) -> tuple[Any, ...]:
+    return tuple(getattr(run.settings, name) for name in _FIXED)
+
+
+def _comparison(runs: Sequence[Run], on_folds: Mapping[Any, Sequence[Run]]) -> Comparison:
     model_names = _model_names(runs)
     rows: dict[tuple[str, str], list[Run]] = {}
     for run in runs:
         rows.setdefault((model_names[run.settings.model], _method_name(run.settings)), []).append(run)
     contenders: list[Contender] = []
     for (model, method), together in sorted(rows.items()):
-        contenders += _contenders(model, method, together)
+        contenders += _contenders(model, method, together, on_folds)
     first = runs[0]
-    return Comparison(first.settings.data_name, first.documents, first.labels, tuple(contenders))
+    protocol = ", last epoch" if keeps_last_epoch(first.settings) else ""
+    return Comparison(first.settings.data_name + protocol, first.documents, first.labels, tuple(contenders))
 
 
-def _contenders(model: str, method: str, runs: Sequence[Run]) -> list[Contender]:
+def _contenders(
+    model: str, method: str, runs: Sequence[Run], on_folds: Mapping[Any, Sequence[Run]]
+) -> list[Contender]:
     """A row, or several where runs differ in settings that are not searched on dev."""
     by_settings: dict[tuple[Any, ...], list[Run]] = {}
-    fixed = [name for name in DECISIVE_SETTINGS if name not in (*SEARCHED, *_SHOWN_ANYWAY)]
     for run in runs:
-        by_settings.setdefault(tuple(getattr(run.settings, name) for name in fixed), []).append(run)
+        by_settings.setdefault(_fixed_values(run), []).append(run)
     contenders = []
     for values, together in by_settings.items():
         told = [
             f"{name.replace('_', ' ')} {value}"
-            for place, (name, value) in enumerate(zip(fixed, values, strict=True))
+            for place, (name, value) in enumerate(zip(_FIXED, values, strict=True))
             if any(other[place] != value for other in by_settings)
         ]
-        contenders.append(Contender(model, ", ".join([method, *told]), _trials(together)))
+        folds = _trials(on_folds.get(_row_key(together[0]), ()))
+        contenders.append(Contender(model, ", ".join([method, *told]), _trials(together), folds))
     return contenders
 
 

@@ -13,19 +13,21 @@ from prefixprop.reporting.groups import Comparison
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-ROBERTA_LIMIT = 512
+# How many tokens RoBERTa and Longformer read.
+LIMITS = {"RoBERTa": 512, "Longformer": 4096}
 
 
 def plot_lengths(comparisons: Sequence[Comparison], path: str | Path | None = None) -> Figure | None:
-    """Draw the tokens of every task's train documents, on a logarithmic scale, with RoBERTa's limit.
+    """Draw the tokens of every task's train documents, on a logarithmic scale, with the limits of models.
 
     None where no run recorded lengths. The figure is written to `path` if given; its ending says how.
     """
-    named = [(comparison, _lengths(comparison)) for comparison in comparisons]
-    named = [(comparison, lengths) for comparison, lengths in named if len(lengths) > 1]
+    # Two protocols on one task have the same documents.
+    first = {(one.settings.data_name, _lengths(one)): one for one in reversed(comparisons)}
+    named = [(one, lengths) for (_, lengths), one in reversed(first.items()) if len(lengths) > 1]
     if not named:
         return None
-    figure = new_figure(width=6.4, height=1.6 + 0.7 * len(named))
+    figure = new_figure(width=5.6, height=1.2 + 0.7 * len(named))
     axis = figure.subplots()
     for place, (_, lengths) in enumerate(named):
         # The density is that of the logarithms, because the axis shows these.
@@ -36,18 +38,36 @@ def plot_lengths(comparisons: Sequence[Comparison], path: str | Path | None = No
                 body.set(facecolor=BLUE, alpha=0.4)
         middle = sorted(logarithms)[len(logarithms) // 2]
         axis.plot([middle] * 2, [place - 0.3, place + 0.3], color=BLUE, linewidth=2)
-    axis.axvline(math.log10(ROBERTA_LIMIT), color=VERMILION, linestyle="--", linewidth=1)
+    for model, limit in LIMITS.items():
+        axis.axvline(math.log10(limit), color=VERMILION, linestyle="--", linewidth=1)
+        axis.annotate(
+            f"{model}: {limit:,}",
+            (math.log10(limit), 1),
+            (0, 3),
+            xycoords=("data", "axes fraction"),
+            textcoords="offset points",
+            ha="center",
+            fontsize=8,
+            color=VERMILION,
+        )
     powers = range(0, math.ceil(math.log10(max(max(lengths) for _, lengths in named))) + 1)
     ticks = [base * 10**power for power in powers for base in (1, 2, 5)]
     shown = axis.get_xlim()
     ticks = [tick for tick in ticks if shown[0] <= math.log10(tick) <= shown[1]]
     axis.set_xticks([math.log10(tick) for tick in ticks], [f"{tick:,}" for tick in ticks], fontsize=8)
-    names = [f"{plain(comparison.title)}\n({len(lengths):,} {comparison.items})" for comparison, lengths in named]
+    names = [plain(f"{comparison.title}\n{_description(comparison, lengths)}") for comparison, lengths in named]
     axis.set_yticks(range(len(named)), names, fontsize=8)
     axis.invert_yaxis()
-    axis.set_xlabel(f"tokens as the model reads them (dashed: RoBERTa's limit, {ROBERTA_LIMIT})", fontsize=9)
+    axis.set_xlabel("tokens, as the model reads them", fontsize=9)
     axis.grid(axis="x", alpha=0.3)
     return saved(figure, path)
+
+
+def _description(comparison: Comparison, lengths: Sequence[int]) -> str:
+    """How many documents there are, and how many of them a short model cannot read whole."""
+    limit = LIMITS["RoBERTa"]
+    over = sum(length > limit for length in lengths) / len(lengths)
+    return f"{len(lengths):,} {comparison.items}\n{over:.0%} over {limit}"
 
 
 def _lengths(comparison: Comparison) -> tuple[int, ...]:

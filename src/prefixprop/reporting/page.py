@@ -5,28 +5,38 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from prefixprop.reporting.gallery import Picture, svg_of
+from prefixprop.reporting.gallery import Picture
+from prefixprop.reporting.inline_svg import colour_style, svg_of
 from prefixprop.reporting.table_formats import to_html
 from prefixprop.reporting.tables import Table
 
+_COLOURS = f"""
+:root {{ color-scheme: light dark;
+  --ink: #1a1a1a; --paper: #ffffff; --line: #d0d0d0; --soft: #f3f5f7; --dim: #5a5a5a; {colour_style(dark=False)} }}
+@media (prefers-color-scheme: dark) {{
+  :root {{ --ink: #e8e8e8; --paper: #15181b; --line: #3c4146; --soft: #20252a; --dim: #a8a8a8;
+    {colour_style(dark=True)} }}
+}}
+"""
 _STYLE = """
-:root { color-scheme: light dark;
-  --ink: #1a1a1a; --paper: #ffffff; --line: #d0d0d0; --soft: #f3f5f7; --dim: #5a5a5a; }
-@media (prefers-color-scheme: dark) {
-  :root { --ink: #e8e8e8; --paper: #15181b; --line: #3c4146; --soft: #20252a; --dim: #a8a8a8; }
-}
 body { margin: 0 auto; max-width: 72rem; padding: 1rem; background: var(--paper); color: var(--ink);
   font: 16px/1.5 system-ui, sans-serif; }
 h1, h2, h3 { line-height: 1.2; overflow-wrap: anywhere; }
 h2 { margin-top: 2.5rem; border-bottom: 1px solid var(--line); }
+h3 { margin-top: 2rem; }
+a { color: inherit; }
 .wide { overflow-x: auto; }
+.contents { margin-top: 1rem; }
+.contents ul { columns: 20rem; padding-left: 1.2rem; font-size: 0.9rem; }
+summary { cursor: pointer; font-weight: 600; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 0.9rem; }
 th, td { padding: 0.3rem 0.6rem; text-align: right; white-space: nowrap; border-bottom: 1px solid var(--line); }
 th { background: var(--soft); vertical-align: bottom; white-space: normal; }
 th.text, td.text { text-align: left; }
-th:first-child, td:first-child { position: sticky; left: 0; }
+th:first-child, td:first-child { position: sticky; left: 0; z-index: 1; }
 td:first-child { background: var(--paper); }
-td.text { white-space: normal; min-width: 7rem; }
+td.text { white-space: normal; }
+td:first-child { min-width: 7rem; }
 th.paper, td.paper { color: var(--dim); font-style: italic; border-left: 1px dashed var(--line); }
 th button { all: unset; cursor: pointer; }
 th button:focus-visible { outline: 2px solid currentColor; }
@@ -35,8 +45,8 @@ th[aria-sort=descending] button::after { content: " ▼"; }
 .note { margin: 0.4rem 0; color: var(--dim); font-size: 0.85rem; }
 .remarks { background: var(--soft); padding: 0.6rem 1rem; overflow-wrap: anywhere; }
 .pictures { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 24rem), 1fr)); gap: 1rem; }
-figure { margin: 0; padding: 0.5rem; border: 1px solid var(--line); background: #ffffff; color: #1a1a1a; }
-figure svg { display: block; width: 100%; height: auto; max-height: 36rem; }
+figure { margin: 0; padding: 0.5rem; border: 1px solid var(--line); min-width: 0; }
+figure svg { display: block; width: 100%; height: auto; max-height: 36rem; fill: currentColor; }
 figcaption { font-size: 0.85rem; overflow-wrap: anywhere; }
 """
 
@@ -74,23 +84,32 @@ def html_page(
     if remarks:
         items = "".join(f"<li>{escape(remark)}</li>" for remark in remarks)
         parts.append(f'<div class="remarks"><strong>To know</strong><ul>{items}</ul></div>')
+    parts.append(_contents(measured, paper, pictures))
     parts.append(f"<h2>Measured</h2>\n{_joined(measured)}")
     if pictures:
         drawn = "\n".join(_figure(picture) for picture in pictures)
-        parts.append(f'<h2>Pictures</h2>\n<div class="pictures">\n{drawn}\n</div>')
+        parts.append(f'<h2 id="pictures">Pictures</h2>\n<div class="pictures">\n{drawn}\n</div>')
     if paper:
         parts.append(f"<h2>What the paper reports (not measured here)</h2>\n{_joined(paper)}")
     content = "\n".join(parts)
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n<title>Report on runs</title>\n'
-        f"<style>{_STYLE}</style>\n</head>\n<body>\n<main>\n{content}\n</main>\n<script>{_SCRIPT}</script>\n"
+        f"<style>{_COLOURS}{_STYLE}</style>\n</head>\n<body>\n<main>\n{content}\n</main>\n<script>{_SCRIPT}</script>\n"
         "</body>\n</html>\n"
     )
 
 
 def _joined(tables: Sequence[Table]) -> str:
-    return "\n".join(f"<section>{to_html(table)}</section>" for table in tables)
+    return "\n".join(f'<section id="{escape(table.name)}">{to_html(table)}</section>' for table in tables)
+
+
+def _contents(measured: Sequence[Table], paper: Sequence[Table], pictures: Sequence[Picture]) -> str:
+    links = [(table.name, table.title) for table in measured]
+    links += [("pictures", f"Pictures ({len(pictures)})")] * bool(pictures)
+    links += [(table.name, table.title) for table in paper]
+    items = "".join(f'<li><a href="#{escape(name)}">{escape(title)}</a></li>' for name, title in links)
+    return f'<details class="contents"><summary>Contents</summary><ul>{items}</ul></details>'
 
 
 def _figure(picture: Picture) -> str:

@@ -10,7 +10,7 @@ from prefixprop.reporting.paper_values import (
     TUNED_PERCENT,
     paper_value,
 )
-from prefixprop.reporting.tables import ABSENT, Cell, Column, Table
+from prefixprop.reporting.tables import Cell, Column, Table, plain_cell
 
 _SHORT = {"macro_precision": "P", "macro_recall": "R", "micro_f1": "F1", "binary_f1": "F1", "accuracy": "Acc"}
 
@@ -26,7 +26,7 @@ def _main_results() -> Table:
     rows = []
     for row in PAPER_METHODS:
         values = [paper_value(task, REPORTED_SPLITS[task], row, measure) for task, measure in wanted]
-        rows.append((Cell(row.title), _cell(TUNED_PERCENT[row], 2), *(_cell(value, 1) for value in values)))
+        rows.append((Cell(row.title), plain_cell(TUNED_PERCENT[row], 2), *(plain_cell(value, 1) for value in values)))
     note = "Test, but dev for Hyperpartisan, where it is the mean of 5 runs. RoBERTa PT is prefix-tuning on RoBERTa."
     return Table("paper-table-2", "The paper's Table 2: main results", _columns(titles), tuple(rows), (note,))
 
@@ -42,7 +42,7 @@ def _calibration() -> Table:
     rows = tuple(
         (
             Cell(row.title),
-            *(_cell(paper_value(task, REPORTED_SPLITS[task], row, "ece"), 3) for task in tasks),
+            *(plain_cell(paper_value(task, REPORTED_SPLITS[task], row, "ece"), 3) for task in tasks),
         )
         for row in PAPER_METHODS
     )
@@ -51,7 +51,9 @@ def _calibration() -> Table:
 
 
 def _inference_time() -> Table:
-    rows = tuple((Cell(name), _cell(seconds, 0), _cell(percent, 1)) for name, seconds, percent in INFERENCE_SECONDS)
+    rows = tuple(
+        (Cell(name), plain_cell(seconds, 0), plain_cell(percent, 1)) for name, seconds, percent in INFERENCE_SECONDS
+    )
     note = (
         "Prediction of 8,000 sequences of 4,096 tokens on a GTX 1080 Ti. Runs record their training time, which is "
         "another thing; `prefixprop bench runtime` measures this one."
@@ -62,7 +64,3 @@ def _inference_time() -> Table:
 
 def _columns(titles: list[str]) -> tuple[Column, ...]:
     return (Column("Method", is_text=True), *(Column(title, from_paper=True) for title in titles))
-
-
-def _cell(value: float | None, decimals: int) -> Cell:
-    return ABSENT if value is None else Cell(f"{value:,.{decimals}f}", float(value))

@@ -6,8 +6,9 @@ import statistics
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from prefixprop.reporting.canvas import new_figure, plain, saved, style_of
+from prefixprop.reporting.canvas import legend_below, new_figure, plain, saved
 from prefixprop.reporting.groups import Comparison, Contender
+from prefixprop.reporting.method_styles import method_styles, picture_name
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -22,10 +23,11 @@ def plot_learning_rates(comparison: Comparison, path: str | Path | None = None) 
     tried = {place: rates for place, rates in tried.items() if len(rates) > 1}
     if not tried:
         return None
-    figure = new_figure(width=6.4, height=4.0)
+    figure = new_figure(width=5.2, height=3.6)
     axis = figure.subplots()
+    styles = method_styles(comparison)
     for place, rates in tried.items():
-        style, name = style_of(place), comparison.short_name(comparison.contenders[place])
+        style, name = styles[place], picture_name(comparison, comparison.contenders[place])
         means = [statistics.fmean(values) for values in rates.values()]
         axis.plot(list(rates), means, linewidth=1.6, label=plain(name), **style)  # type: ignore[arg-type]
         for rate, values in rates.items():
@@ -35,15 +37,16 @@ def plot_learning_rates(comparison: Comparison, path: str | Path | None = None) 
     axis.set(xlabel="learning rate", ylabel=f"{measure} on dev, %")
     axis.grid(alpha=0.3)
     axis.set_title(plain(comparison.title), fontsize=10)
-    figure.legend(fontsize=8, loc="outside lower center", ncols=2, frameon=False)
+    legend_below(figure)
     return saved(figure, path)
 
 
 def _by_rate(contender: Contender) -> dict[float, list[float]]:
-    """The dev measure of every seed in percent, by learning rate; at the alpha of the row."""
+    """The dev measure of every seed or fold in percent, by learning rate; at the alpha of the row."""
     rates: dict[float, list[float]] = {}
     chosen = contender.best.settings
-    for trial in contender.trials:
+    # Where a cross-validation tried the rates, the runs of the chosen one are no comparison.
+    for trial in contender.folds or contender.trials:
         settings = trial.settings
         values = trial.values("dev", settings.metric)
         if values and settings.learning_rate is not None and settings.alpha == chosen.alpha:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from prefixprop.atomic_files import write_text
+from prefixprop.reporting.bench_tables import bench_tables
 from prefixprop.reporting.gallery import Picture, pictures
 from prefixprop.reporting.groups import Comparison, compare
+from prefixprop.reporting.latex_table import to_latex
 from prefixprop.reporting.page import html_page
 from prefixprop.reporting.paper_tables import paper_tables
+from prefixprop.reporting.protocol import is_on_fold
 from prefixprop.reporting.result_tables import result_tables
-from prefixprop.reporting.runs import find_runs
-from prefixprop.reporting.table_formats import to_latex, to_markdown
+from prefixprop.reporting.runs import SPLITS, FoundRuns, find_runs
+from prefixprop.reporting.significance_tables import DEFAULT_BASELINE
+from prefixprop.reporting.table_formats import to_markdown
 from prefixprop.reporting.tables import Table
+from prefixprop.training.settings import METHOD_NAMES
 
 PAGE, TABLES, FIGURES = "report.html", "tables", "figures"
 
@@ -63,24 +68,73 @@ class Report:
         return html_page(self.measured, self.paper, drawn, (*self.remarks, *complaints), self.summary)
 
 
-def make_report(paths: Iterable[str | Path], with_paper: bool = False) -> Report:
+def make_report(
+    paths: Iterable[str | Path] = (),
+    with_paper: bool = False,
+    *,
+    split: str | None = None,
+    baseline: str = DEFAULT_BASELINE,
+    benchmarks: Sequence[str | Path] = (),
+) -> Report:
     """Read all runs at and below the paths; `ValueError` where none of them is finished.
+
+    `split` shows only dev or only test, `baseline` is the method that the others are tested against, and `benchmarks`
+    are files that `prefixprop bench … --json` wrote.
 
     >>> report = make_report(["runs"])
     >>> report.write(Path("report"))
     """
+    if split is not None and split not in SPLITS:
+        raise ValueError(f"--split {split!r} is unknown; choose one of {', '.join(SPLITS)}, or none for both.")
+    if baseline not in METHOD_NAMES:
+        raise ValueError(f"--baseline {baseline!r} is unknown; choose one of {', '.join(METHOD_NAMES)}.")
     given = list(paths)
+    if not given and not benchmarks:
+        raise ValueError("There is nothing to report on; give run directories, or files of benchmarks with --bench.")
+    speed = bench_tables(benchmarks, with_paper)
     found = find_runs(given)
+    comparisons = _comparisons(given, found, split) if given else ()
+    return Report(
+        comparisons=comparisons,
+        measured=(*result_tables(comparisons, with_paper, baseline), *speed),
+        paper=tuple(paper_tables()) if with_paper else (),
+        remarks=(*found.remarks, *_fold_remarks(found)),
+        summary=_summary(comparisons, found, len(speed)),
+    )
+
+
+def _comparisons(given: Sequence[str | Path], found: FoundRuns, split: str | None) -> tuple[Comparison, ...]:
+    places = ", ".join(map(str, given))
     if not found.runs:
-        places = ", ".join(map(str, given))
         lines = [f"There is no finished run at or below {places}; `prefixprop train` makes runs.", *found.remarks]
         raise ValueError("\n".join(lines))
     comparisons = compare(found.runs)
-    titles = ", ".join(comparison.title for comparison in comparisons)
-    return Report(
-        comparisons=comparisons,
-        measured=tuple(result_tables(comparisons, with_paper)),
-        paper=tuple(paper_tables()) if with_paper else (),
-        remarks=found.remarks,
-        summary=f"{len(found.runs)} finished {'run' if len(found.runs) == 1 else 'runs'} on {titles}.",
+    if not comparisons:
+        raise ValueError(
+            f"All finished runs at or below {places} are on folds of a cross-validation, which only serve to choose; "
+            "run the chosen settings without --fold."
+        )
+    if split is None:
+        return comparisons
+    narrowed = tuple(
+        replace(one, documents={split: one.documents[split]}) for one in comparisons if split in one.documents
     )
+    if not narrowed:
+        raise ValueError(f"No run at or below {places} was judged on {split}; choose another --split.")
+    return narrowed
+
+
+def _fold_remarks(found: FoundRuns) -> list[str]:
+    count = sum(is_on_fold(run.settings) for run in found.runs)
+    told = f"{count} of the runs are on folds of a cross-validation: they chose, and are no results."
+    return [told] if count else []
+
+
+def _summary(comparisons: Sequence[Comparison], found: FoundRuns, benchmarks: int) -> str:
+    parts = []
+    if comparisons:
+        titles = ", ".join(comparison.title for comparison in comparisons)
+        parts.append(f"{len(found.runs)} finished {'run' if len(found.runs) == 1 else 'runs'} on {titles}.")
+    if benchmarks:
+        parts.append(f"{benchmarks} {'benchmark' if benchmarks == 1 else 'benchmarks'}.")
+    return " ".join(parts)

@@ -1,9 +1,9 @@
-"""The tables of a report: quality per task (as Table 2), calibration (as Table 3) and time."""
+"""The tables of a report: quality per task (as Table 2), calibration (as Table 3), significance and time."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from prefixprop.reporting.file_names import file_name
 from prefixprop.reporting.groups import Comparison, Contender, Trial
@@ -15,7 +15,27 @@ from prefixprop.reporting.paper_values import (
     paper_value,
 )
 from prefixprop.reporting.runs import Run, as_number
-from prefixprop.reporting.tables import ABSENT, Better, Cell, Column, Table, number_cell, ranked
+from prefixprop.reporting.significance_tables import DEFAULT_BASELINE, significance_tables
+from prefixprop.reporting.table_notes import (
+    ONE_SEED,
+    choice_notes,
+    has_lone_seeds,
+    is_lone_seed,
+    paper_notes,
+    protocol_notes,
+    spread_note,
+)
+from prefixprop.reporting.tables import (
+    ABSENT,
+    Better,
+    Cell,
+    Column,
+    Table,
+    interval_cell,
+    number_cell,
+    plain_cell,
+    ranked,
+)
 
 
 @dataclass(frozen=True)
@@ -38,13 +58,10 @@ _QUALITY = (
     _Measure("F1 binary, %", "binary_f1", *_PERCENT),
     _Measure("Accuracy, %", "accuracy", *_PERCENT),
 )
-_ECE = (
-    _Measure("ECE", "ece", 3, 1.0, Better.LOWER),
-    _Measure("ECE after scaling", "ece", 3, 1.0, Better.LOWER, calibrated=True),
-)
 _SCALING = "Scaling: by the temperature fitted on dev."
 _CALIBRATION = (
-    *_ECE,
+    _Measure("ECE", "ece", 3, 1.0, Better.LOWER),
+    _Measure("ECE after scaling", "ece", 3, 1.0, Better.LOWER, calibrated=True),
     _Measure("Adaptive ECE", "adaptive_ece", 3, 1.0, Better.LOWER),
     _Measure("MCE", "mce", 3, 1.0, Better.LOWER),
     _Measure("Brier", "brier", 3, 1.0, Better.LOWER),
@@ -53,14 +70,21 @@ _CALIBRATION = (
 )
 
 
-def result_tables(comparisons: Sequence[Comparison], with_paper: bool = False) -> list[Table]:
-    """All tables of these comparisons; `with_paper` puts the paper's values beside, in columns of their own."""
+def result_tables(
+    comparisons: Sequence[Comparison], with_paper: bool = False, baseline: str = DEFAULT_BASELINE
+) -> list[Table]:
+    """All tables of these comparisons.
+
+    `with_paper` puts the paper's values beside, in columns of their own; `baseline` is the method that the others are
+    tested against.
+    """
     tables: list[Table] = []
     for number, comparison in enumerate(comparisons, start=1):
         # Two comparisons may share their title, but not the names of their files.
         name = f"{number}-{file_name(comparison.settings.data_name)}"
         for split in comparison.splits:
             tables.append(_main_table(comparison, split, f"{name}-{split}", with_paper))
+        tables += significance_tables(comparison, name, baseline)
         for split in comparison.splits:
             tables.append(_calibration_table(comparison, split, f"{name}-{split}-calibration", with_paper))
         tables.append(_time_table(comparison, f"{name}-time"))
@@ -69,12 +93,22 @@ def result_tables(comparisons: Sequence[Comparison], with_paper: bool = False) -
 
 def _main_table(comparison: Comparison, split: str, name: str, with_paper: bool) -> Table:
     columns, rows = _start(comparison)
-    for measure in (*_QUALITY, *_ECE):
+    for measure in _QUALITY:
         _add_measure(comparison, split, measure, with_paper, columns, rows)
+        if measure.name == comparison.settings.metric:
+            _add_interval(comparison, split, measure, columns, rows)
     _add_tuned(comparison, split, with_paper, columns, rows)
+    rates = [contender.best.settings.learning_rate for contender in comparison.contenders]
+    cells = [ABSENT if rate is None else Cell(f"{rate:g}", rate) for rate in rates]
+    _add(columns, rows, Column("Learning rate"), cells)
     _add(columns, rows, Column("Seeds"), [_count(contender.best) for contender in comparison.contenders])
     title = f"{comparison.title}, {split}: quality"
-    notes = (_spread_note(comparison, split), *_choice_notes(comparison), *_paper_notes(comparison, columns))
+    notes = (
+        spread_note(comparison, split),
+        *protocol_notes(comparison, split),
+        *choice_notes(comparison),
+        *paper_notes(comparison, columns),
+    )
     return ranked(Table(name, title, tuple(columns), tuple(map(tuple, rows)), notes))
 
 
@@ -88,7 +122,7 @@ def _calibration_table(comparison: Comparison, split: str, name: str, with_paper
     ]
     _add(columns, rows, Column("Temperature"), temperatures)
     title = f"{comparison.title}, {split}: calibration"
-    notes = (_spread_note(comparison, split), _SCALING, *_paper_notes(comparison, columns))
+    notes = (spread_note(comparison, split), _SCALING, *paper_notes(comparison, columns))
     return ranked(Table(name, title, tuple(columns), tuple(map(tuple, rows)), notes))
 
 
@@ -109,8 +143,11 @@ def _time_table(comparison: Comparison, name: str) -> Table:
 
 
 def _start(comparison: Comparison) -> tuple[list[Column], list[list[Cell]]]:
-    columns = [Column("Method", is_text=True), Column("Model", is_text=True)]
-    rows = [[Cell(contender.method), Cell(contender.model)] for contender in comparison.contenders]
+    columns = [Column("Method", is_text=True)]
+    rows = [[Cell(contender.method)] for contender in comparison.contenders]
+    if len(comparison.models) > 1:
+        models = [Cell(contender.model) for contender in comparison.contenders]
+        _add(columns, rows, Column("Model", is_text=True), models)
     return columns, rows
 
 
@@ -136,6 +173,11 @@ def _add_measure(
         number_cell(contender.best.values(part, measure.name), measure.decimals, measure.scale)
         for contender in comparison.contenders
     ]
+    if has_lone_seeds(comparison):
+        cells = [
+            replace(cell, text=cell.text + ONE_SEED) if is_lone_seed(contender) and cell != ABSENT else cell
+            for contender, cell in zip(comparison.contenders, cells, strict=True)
+        ]
     _add(columns, rows, Column(measure.title, measure.better), cells)
     if with_paper and not measure.calibrated:
         theirs = [
@@ -143,6 +185,18 @@ def _add_measure(
             for contender in comparison.contenders
         ]
         _add(columns, rows, Column(measure.title, from_paper=True), theirs)
+
+
+def _add_interval(
+    comparison: Comparison, split: str, measure: _Measure, columns: list[Column], rows: list[list[Cell]]
+) -> None:
+    """The interval of the measure that methods are compared by; of the others it is the detail of each cell."""
+    cells = [
+        interval_cell(contender.best.values(split, measure.name), measure.decimals, measure.scale)
+        for contender in comparison.contenders
+    ]
+    title = measure.title.removesuffix(", %")
+    _add(columns, rows, Column(f"{title}, 95 % interval"), cells)
 
 
 def _add_tuned(
@@ -155,7 +209,7 @@ def _add_tuned(
         _add(columns, rows, Column(title), cells)
     if with_paper and REPORTED_SPLITS.get(comparison.settings.task or "") == split:
         found = [_paper_row(contender) for contender in contenders]
-        cells = [ABSENT if row is None else _plain_cell(TUNED_PERCENT[row], 2) for row in found]
+        cells = [plain_cell(None if row is None else TUNED_PERCENT[row], 2) for row in found]
         _add(columns, rows, Column("Tuned without head, %", from_paper=True), cells)
 
 
@@ -164,22 +218,18 @@ def _tuned_cell(run: Run, with_head: bool) -> Cell:
     head = 0.0 if with_head else run.measure("parameters", "head")
     if not backbone or trainable is None or head is None:
         return ABSENT
-    return _plain_cell(100 * (trainable - head) / backbone, 3)
+    return plain_cell(100 * (trainable - head) / backbone, 3)
 
 
 def _paper_cell(comparison: Comparison, contender: Contender, split: str, measure: str, decimals: int) -> Cell:
     row = _paper_row(contender)
     value = None if row is None else paper_value(comparison.settings.task, split, row, measure)
-    return ABSENT if value is None else _plain_cell(value, decimals)
+    return plain_cell(value, decimals)
 
 
 def _paper_row(contender: Contender) -> PaperMethod | None:
     settings = contender.best.settings
     return find_paper_method(settings.method, settings.kernel, settings.model)
-
-
-def _plain_cell(value: float, decimals: int) -> Cell:
-    return Cell(f"{value:.{decimals}f}", value)
 
 
 def _count(trial: Trial) -> Cell:
@@ -193,44 +243,3 @@ def _seconds_per_epoch(run: Run) -> float | None:
 
 def _present(values: Iterable[float | None]) -> list[float]:
     return [value for value in values if value is not None]
-
-
-def _spread_note(comparison: Comparison, split: str) -> str:
-    seeds = "mean ± standard deviation over seeds" if _has_seeds(comparison) else "one seed each"
-    marks = "; best bold, second best underlined" if len(comparison.contenders) > 1 else ""
-    return f"{comparison.documents[split]:,} {comparison.items}; {seeds}{marks}."
-
-
-def _has_seeds(comparison: Comparison) -> bool:
-    return any(len(contender.best.runs) > 1 for contender in comparison.contenders)
-
-
-def _choice_notes(comparison: Comparison) -> list[str]:
-    """Which of several searched values stand in the table."""
-    notes = []
-    for contender in comparison.contenders:
-        if len(contender.trials) > 1:
-            chosen = contender.best.settings
-            is_best = contender.best.dev_score == max(trial.dev_score for trial in contender.trials)
-            reason = "the best on dev" if is_best else "the one with the most seeds"
-            alpha = f", alpha {chosen.alpha:g}" if chosen.kernel else ""
-            notes.append(
-                f"{comparison.short_name(contender)}: learning rate {chosen.learning_rate:g}{alpha}, {reason} of "
-                f"{len(contender.trials)} tried."
-            )
-    return notes
-
-
-def _paper_notes(comparison: Comparison, columns: Sequence[Column]) -> list[str]:
-    if not any(column.from_paper for column in columns):
-        return []
-    notes = [
-        "Columns marked (paper) are what the paper reports for Longformer-base or RoBERTa-base by that method; they "
-        "were not measured here, and the models in these rows may be others."
-    ]
-    if comparison.settings.task == "hyperpartisan" and any("F1" in column.title for column in columns):
-        notes.append(
-            "The paper calls its F1 of Hyperpartisan micro, but its released code computes that of the positive "
-            "class, and its P and R fit that, not macro averages: their harmonic mean is about its F1."
-        )
-    return notes

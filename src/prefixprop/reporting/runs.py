@@ -13,6 +13,7 @@ from typing import Any
 
 from prefixprop.evaluation import PredictionSet, Temperature, read_predictions
 from prefixprop.prediction import run_files
+from prefixprop.reporting.sweep_failures import read_failures
 from prefixprop.tasks.json_lines import read_json_lines
 from prefixprop.training import RunDirectory, RunSettings
 from prefixprop.training.paper import with_paper_defaults
@@ -81,8 +82,15 @@ class Run:
 
     def predictions(self, split: str) -> PredictionSet | None:
         """What the run said about the documents of a split, uncalibrated; None where it kept nothing."""
-        path = RunDirectory(self.path).predictions(split)
-        return read_predictions(path) if path.is_file() else None
+        if split not in self._read:
+            path = RunDirectory(self.path).predictions(split)
+            self._read[split] = read_predictions(path) if path.is_file() else None
+        return self._read[split]
+
+    @cached_property
+    def _read(self) -> dict[str, PredictionSet | None]:
+        """What was read before: tests and pictures ask for the same predictions."""
+        return {}
 
 
 @dataclass(frozen=True)
@@ -101,11 +109,16 @@ def find_runs(paths: Iterable[str | Path]) -> FoundRuns:
     """
     runs: list[Run] = []
     remarks: list[str] = []
-    for directory in _directories([Path(path) for path in paths]):
+    failures: dict[Path, str] = {}
+    for directory in _directories([Path(path) for path in paths], failures):
         try:
             runs.append(read_run(directory))
         except (ValueError, OSError) as error:
-            remarks += [f"Left out: {line}" for line in str(error).splitlines()]
+            told = failures.pop(directory.resolve(), None)
+            problem = str(error) if told is None else f"{directory}: the run failed in its sweep: {told}"
+            remarks += [f"Left out: {line}" for line in problem.splitlines()]
+    # A run of a sweep that failed at its very start has no directory.
+    remarks += [f"Left out: {place}: the run failed in its sweep: {told}" for place, told in failures.items()]
     kept = _without_repetitions(runs, remarks)
     remarks += _version_remarks(kept)
     return FoundRuns(tuple(kept), tuple(remarks))
@@ -142,8 +155,8 @@ def as_number(value: Any) -> float | None:
     return float(value)
 
 
-def _directories(paths: Sequence[Path]) -> list[Path]:
-    """All run directories at and below the paths, each once, however often it is named."""
+def _directories(paths: Sequence[Path], failures: dict[Path, str]) -> list[Path]:
+    """All run directories at and below the paths, each once; `failures` gets what sweeps there say of failed runs."""
     found: dict[Path, Path] = {}
     for path in paths:
         if not path.is_dir():
@@ -153,6 +166,7 @@ def _directories(paths: Sequence[Path]) -> list[Path]:
             if RunDirectory(directory).is_run():
                 found.setdefault(directory.resolve(), directory)
                 below.clear()  # a run has no runs inside, but may have many files
+            failures |= read_failures(directory)
             below.sort()
     return list(found.values())
 

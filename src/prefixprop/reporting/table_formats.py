@@ -1,4 +1,4 @@
-"""Writing a table as Markdown, LaTeX (booktabs) and HTML."""
+"""Writing a table as Markdown and HTML."""
 
 from __future__ import annotations
 
@@ -9,11 +9,6 @@ from html import escape
 from prefixprop.reporting.tables import Cell, Column, Place, Table
 
 _ARROWS = {"higher": "↑", "lower": "↓", "neither": ""}
-_LATEX = {
-    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
-    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "—": "---", "↑": r"$\uparrow$",
-    "↓": r"$\downarrow$", "×": r"$\times$", "α": r"$\alpha$", "<": r"\textless{}", ">": r"\textgreater{}",
-}  # fmt: skip
 _MARKDOWN_SPECIAL = re.compile(r"([\\`*_\[\]<>|])")
 
 
@@ -29,7 +24,7 @@ def to_markdown(table: Table) -> str:
     lines.append("| " + " | ".join(_markdown_text(heading(column)) for column in table.columns) + " |")
     lines.append("| " + " | ".join("---" if column.is_text else "---:" for column in table.columns) + " |")
     lines += [
-        "| " + " | ".join(_marked(cell, _markdown_text, "**{}**", "<u>{}</u>") for cell in row) + " |"
+        "| " + " | ".join(marked(cell, _markdown_text, "**{}**", "<u>{}</u>") for cell in row) + " |"
         for row in table.rows
     ]
     for note in table.notes:
@@ -37,26 +32,11 @@ def to_markdown(table: Table) -> str:
     return "\n".join(lines) + "\n"
 
 
-def to_latex(table: Table) -> str:
-    """A LaTeX table; needs the package booktabs."""
-    alignment = "".join("l" if column.is_text else "r" for column in table.columns)
-    lines = [r"% needs \usepackage{booktabs}", r"\begin{table}", r"\centering", rf"\begin{{tabular}}{{{alignment}}}"]
-    lines += [r"\toprule", " & ".join(_latex_text(heading(column)) for column in table.columns) + r" \\", r"\midrule"]
-    lines += [
-        " & ".join(_marked(cell, _latex_text, r"\textbf{{{}}}", r"\underline{{{}}}") for cell in row) + r" \\"
-        for row in table.rows
-    ]
-    caption = " ".join([f"{table.title}.", *table.notes])
-    lines += [r"\bottomrule", r"\end{tabular}", rf"\caption{{{_latex_text(caption)}}}"]
-    lines += [rf"\label{{tab:{table.name}}}", r"\end{table}"]
-    return "\n".join(lines) + "\n"
-
-
 def to_html(table: Table) -> str:
     """An HTML table; cells carry what a column is sorted by."""
     head = "".join(
         f'<th scope="col" aria-sort="none"{_css_class(column)}>'
-        f'<button type="button">{escape(heading(column))}</button></th>'
+        f'<button type="button">{_html_heading(column)}</button></th>'
         for column in table.columns
     )
     body = "\n".join(f"<tr>{_html_cells(table, row)}</tr>" for row in table.rows)
@@ -67,12 +47,18 @@ def to_html(table: Table) -> str:
     )
 
 
+def _html_heading(column: Column) -> str:
+    """The heading with its unit and arrow kept on the line of the word before."""
+    return escape(heading(column)).replace(" %", "\u00a0%").replace(" ↑", "\u00a0↑").replace(" ↓", "\u00a0↓")
+
+
 def _html_cells(table: Table, row: tuple[Cell, ...]) -> str:
     cells = []
     for column, cell in zip(table.columns, row, strict=True):
         key = cell.text if column.is_text else "" if cell.value is None else repr(cell.value)
-        text = _marked(cell, escape, "<strong>{}</strong>", "<u>{}</u>")
-        cells.append(f'<td data-key="{escape(key)}"{_css_class(column)}>{text}</td>')
+        text = marked(cell, escape, "<strong>{}</strong>", "<u>{}</u>")
+        detail = f' title="{escape(cell.detail)}"' if cell.detail else ""
+        cells.append(f'<td data-key="{escape(key)}"{_css_class(column)}{detail}>{text}</td>')
     return "".join(cells)
 
 
@@ -81,14 +67,10 @@ def _css_class(column: Column) -> str:
     return f' class="{" ".join(names)}"' if names else ""
 
 
-def _marked(cell: Cell, escaped: Callable[[str], str], first: str, second: str) -> str:
+def marked(cell: Cell, escaped: Callable[[str], str], first: str, second: str) -> str:
     patterns = {Place.FIRST: first, Place.SECOND: second, Place.OTHER: "{}"}
     return patterns[cell.place].format(escaped(cell.text))
 
 
 def _markdown_text(text: str) -> str:
     return _MARKDOWN_SPECIAL.sub(r"\\\1", text)
-
-
-def _latex_text(text: str) -> str:
-    return "".join(_LATEX.get(character, character) for character in text)

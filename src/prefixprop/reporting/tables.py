@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+
+from prefixprop.evaluation.seed_summary import summarise_seeds
 
 
 class Better(Enum):
@@ -36,11 +37,12 @@ class Column:
 
 @dataclass(frozen=True)
 class Cell:
-    """What stands in a table: words, or a number with its spread over seeds."""
+    """What stands in a table: words, or a number with its spread over seeds; `detail` is told where there is room."""
 
     text: str
     value: float | None = None
     place: Place = Place.OTHER
+    detail: str = ""
 
 
 @dataclass(frozen=True)
@@ -72,11 +74,34 @@ def number_cell(values: Sequence[float], decimals: int, scale: float = 1.0) -> C
     """
     if not values:
         return ABSENT
-    scaled = [scale * value for value in values]
-    mean = statistics.fmean(scaled)
-    spread = f" ± {statistics.stdev(scaled):.{decimals}f}" if len(scaled) > 1 else ""
+    summary = summarise_seeds([scale * value for value in values])
     # As it is printed, so that equal prints are equal ranks.
-    return Cell(f"{mean:.{decimals}f}{spread}", round(mean, decimals))
+    value = round(summary.mean, decimals)
+    if summary.deviation is None or summary.interval is None:
+        return Cell(f"{summary.mean:.{decimals}f}", value, detail="one seed")
+    low, high = summary.interval
+    detail = f"{summary.count} seeds, 95 % interval {low:.{decimals}f} to {high:.{decimals}f}"
+    return Cell(f"{summary.mean:.{decimals}f} ± {summary.deviation:.{decimals}f}", value, detail=detail)
+
+
+def interval_cell(values: Sequence[float], decimals: int, scale: float = 1.0) -> Cell:
+    """The 95 % interval of the mean over seeds, by Student's t; absent for a single seed, which has none.
+
+    >>> interval_cell([0.5, 0.6, 0.7], decimals=1, scale=100).text
+    '35.2 to 84.8'
+    """
+    interval = summarise_seeds([scale * value for value in values]).interval if values else None
+    return ABSENT if interval is None else range_cell(*interval, decimals=decimals)
+
+
+def range_cell(low: float, high: float, decimals: int, sign: str = "") -> Cell:
+    """From one number to another; sorted by the lower."""
+    return Cell(f"{low:{sign}.{decimals}f} to {high:{sign}.{decimals}f}", low)
+
+
+def plain_cell(value: float | None, decimals: int, sign: str = "") -> Cell:
+    """A single number; absent where there is none."""
+    return ABSENT if value is None else Cell(f"{value:{sign},.{decimals}f}", float(value))
 
 
 def ranked(table: Table) -> Table:

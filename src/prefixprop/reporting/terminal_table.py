@@ -19,26 +19,41 @@ _PAPER_STYLE = "dim italic"
 def print_table(console: Console, table: Table) -> None:
     """Print the table; where the terminal is too narrow for it, turned round, some rows at a time."""
     console.print(Text(table.title, style="bold"))
-    upright = _upright(table)
-    if _fits(console, upright):
-        console.print(upright)
-    else:
+    widths = _widths(table, console.width)
+    if widths is None:
         _print_turned(console, table)
+    else:
+        console.print(_upright(table, widths))
     for note in table.notes:
         console.print(Text(note, style="dim"))
     console.print()
 
 
-def _upright(table: Table) -> RichTable:
+def _upright(table: Table, widths: Sequence[int]) -> RichTable:
     shown = RichTable()
-    for place, column in enumerate(table.columns):
+    for column, width in zip(table.columns, widths, strict=True):
         justify = "left" if column.is_text else "right"
-        width = max((len(row[place].text) for row in table.rows), default=0)
         style = _PAPER_STYLE if column.from_paper else ""
-        shown.add_column(Text(heading(column)), justify=justify, style=style, min_width=width)  # type: ignore[arg-type]
+        shown.add_column(Text(heading(column)), justify=justify, style=style, min_width=width, max_width=width)  # type: ignore[arg-type]
     for row in table.rows:
         shown.add_row(*map(_text, row))
     return shown
+
+
+def _widths(table: Table, available: int) -> list[int] | None:
+    """How wide the columns are so that all fit: titles may take several lines, cells one; None where they do not."""
+    titles = [heading(column) for column in table.columns]
+    cells = [max((len(row[place].text) for row in table.rows), default=0) for place in range(len(titles))]
+    least = [max(cell, *map(len, title.split())) for cell, title in zip(cells, titles, strict=True)]
+    widths = [max(cell, len(title)) for cell, title in zip(cells, titles, strict=True)]
+    borders = 3 * len(titles) + 1
+    while sum(widths) + borders > available:
+        # Rich narrows columns in proportion, and then cuts numbers.
+        place = max(range(len(widths)), key=lambda place: widths[place] - least[place])
+        if widths[place] == least[place]:
+            return None
+        widths[place] -= 1
+    return widths
 
 
 def _print_turned(console: Console, table: Table) -> None:
@@ -54,7 +69,8 @@ def _print_turned(console: Console, table: Table) -> None:
 def _turned(columns: Sequence[Column], rows: Sequence[tuple[Cell, ...]]) -> RichTable:
     """The rows as columns, with the titles at the left."""
     shown = RichTable(show_header=False)
-    shown.add_column(min_width=max(len(heading(column)) for column in columns))
+    titles = [heading(column) for column in columns]
+    shown.add_column(min_width=max(len(word) for title in titles for word in title.split()))
     for row in rows:
         numbers = (cell.text for column, cell in zip(columns, row, strict=True) if not column.is_text)
         # Long names may take several lines.

@@ -1,0 +1,81 @@
+"""Whether one row of a table is really better than another: over its seeds, and over documents."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from prefixprop.evaluation import (
+    McNemarTest,
+    PairedBootstrap,
+    SignificanceTest,
+    mcnemar_test,
+    paired_bootstrap,
+    paired_scores,
+    t_test,
+    welch_test,
+)
+from prefixprop.evaluation.significance import Alternative
+from prefixprop.reporting.groups import Contender
+from prefixprop.reporting.runs import Run
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two rows on one split; the question is whether the first is better than the second."""
+
+    first: Contender
+    second: Contender
+    split: str
+
+
+@dataclass(frozen=True)
+class SeedTests:
+    """What the seeds of two rows say; `seeds` are their numbers."""
+
+    seeds: tuple[int, int]
+    student: SignificanceTest
+    welch: SignificanceTest
+
+
+@dataclass(frozen=True)
+class DocumentTests:
+    """What two runs on the same documents say; `runs` are the two, `documents` is how many they share."""
+
+    runs: tuple[Run, Run]
+    documents: int
+    bootstrap: PairedBootstrap
+    mcnemar: McNemarTest
+
+
+def seed_tests(pair: Pair, measure: str, alternative: Alternative) -> SeedTests:
+    """Compare two rows by one number per seed; `ValueError` where a row has none at all."""
+    first, second = (row.best.values(pair.split, measure) for row in (pair.first, pair.second))
+    return SeedTests(
+        (len(first), len(second)),
+        t_test(first, second, alternative),
+        welch_test(first, second, alternative),
+    )
+
+
+def document_tests(pair: Pair, alternative: Alternative) -> DocumentTests:
+    """Compare one run of each row, by which documents it gets right; `ValueError` where documents differ or lack."""
+    runs = _runs_of_one_seed(pair)
+    predictions = []
+    for run in runs:
+        found = run.predictions(pair.split)
+        if found is None:
+            raise ValueError(f"{run.path} has no predictions of {pair.split}.")
+        predictions.append(found)
+    first, second = paired_scores(*predictions)
+    return DocumentTests(
+        runs, len(first), paired_bootstrap(first, second, alternative), mcnemar_test(first, second, alternative)
+    )
+
+
+def _runs_of_one_seed(pair: Pair) -> tuple[Run, Run]:
+    """The runs of the first seed that both rows have, otherwise the first of each."""
+    second = {run.settings.seed: run for run in pair.second.best.runs}
+    for run in pair.first.best.runs:
+        if run.settings.seed in second:
+            return run, second[run.settings.seed]
+    return pair.first.best.runs[0], pair.second.best.runs[0]

@@ -1,0 +1,203 @@
+"""Tables of significance: every method against a baseline, and all pairs, with test, split and n of every p-value.
+
+The paper asks whether prefix-propagation is better than prefix-tuning, by a one-tailed t-test over seeds (Results and
+Discussion); so the default baseline is prefix-tuning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import combinations
+
+from prefixprop.evaluation import SignificanceTest, holm_correction
+from prefixprop.evaluation.significance import Alternative
+from prefixprop.reporting.groups import Comparison, Contender
+from prefixprop.reporting.pair_tests import DocumentTests, Pair, SeedTests, document_tests, seed_tests
+from prefixprop.reporting.tables import ABSENT, Cell, Column, Place, Table, plain_cell, range_cell
+
+DEFAULT_BASELINE = "prefix-tuning"
+SIGNIFICANT = 0.05
+_SMALLEST_SHOWN = 0.001
+_MEASURES = {"micro_f1": "micro-F1", "accuracy": "accuracy"}
+_HOLM = "Holm: corrected for the several methods compared on one split by one test"
+_BOLD = f"bold: below {SIGNIFICANT}"
+
+Filled = tuple[Column, list[Cell]]
+
+
+def significance_tables(comparison: Comparison, name: str, baseline: str = DEFAULT_BASELINE) -> list[Table]:
+    """The tables of a task, for every model that several methods were tried on."""
+    tables: list[Table] = []
+    for number, model in enumerate(comparison.models, start=1):
+        several = len(comparison.models) > 1
+        rows = [contender for contender in comparison.contenders if contender.model == model]
+        title = f"{comparison.title}, {model}" if several else comparison.title
+        file = f"{name}-model{number}-tests" if several else f"{name}-tests"
+        tables += _tables_of_model(comparison, rows, title, file, baseline)
+    return tables
+
+
+def _tables_of_model(
+    comparison: Comparison, rows: Sequence[Contender], title: str, name: str, baseline: str
+) -> Iterator[Table]:
+    is_base = [row.best.settings.method == baseline and row.best.settings.kernel is None for row in rows]
+    bases = [row for row, base in zip(rows, is_base, strict=True) if base]
+    others = [row for row, base in zip(rows, is_base, strict=True) if not base]
+    against = [Pair(row, base, split) for split in comparison.splits for base in bases for row in others]
+    if against:
+        yield _over_seeds(comparison, against, f"{title}: better than {baseline}? Over seeds", f"{name}-seeds")
+        documents = f"{title}: better than {baseline}? Over {comparison.items}"
+        yield _over_documents(comparison, against, documents, f"{name}-documents")
+    if len(rows) > 2 or not against:
+        pairs = [Pair(*two, split) for split in comparison.splits for two in combinations(rows, 2)]
+        if pairs:
+            yield _all_pairs(comparison, pairs, f"{title}: all pairs", f"{name}-pairs")
+
+
+def _over_seeds(comparison: Comparison, pairs: Sequence[Pair], title: str, name: str) -> Table:
+    problems = _Problems()
+    found = [_seed_tests(comparison, pair, "greater", problems) for pair in pairs]
+    columns = [*_pair_columns(pairs), *_seed_columns(comparison, found)]
+    columns += _p_columns("Student's t", [None if tests is None else tests.student for tests in found], pairs)
+    columns += _p_columns("Welch's t", [None if tests is None else tests.welch for tests in found], pairs)
+    notes = (
+        f"One-tailed t-tests of {_measure(comparison)}, n = the seeds of either method; the paper's is Student's, "
+        f"which takes both to vary alike. {_HOLM}; {_BOLD}.",
+        *problems.notes("No p-value over seeds"),
+    )
+    return _table(name, title, columns, notes)
+
+
+def _over_documents(comparison: Comparison, pairs: Sequence[Pair], title: str, name: str) -> Table:
+    problems = _Problems()
+    found = [_document_tests(pair, "greater", problems) for pair in pairs]
+    columns = [*_pair_columns(pairs), *_document_columns(comparison, found)]
+    differences = [None if tests is None else tests.bootstrap for tests in found]
+    columns.append((Column("Difference, points"), [_points(test) for test in differences]))
+    intervals = [ABSENT if test is None else _points_range(*test.interval) for test in differences]
+    columns.append((Column("95 % interval"), intervals))
+    columns += _p_columns("bootstrap", differences, pairs)
+    columns += _p_columns("McNemar", [None if tests is None else tests.mcnemar for tests in found], pairs)
+    notes = (
+        f"One run of each method, n = the {comparison.items} that both judged; the difference is that of accuracy. "
+        "One-tailed paired bootstrap with its interval, and exact McNemar. They tell of these two runs, not of other "
+        f"seeds. {_HOLM}; {_BOLD}.",
+        *problems.notes("No paired test"),
+    )
+    return _table(name, title, columns, notes)
+
+
+def _all_pairs(comparison: Comparison, pairs: Sequence[Pair], title: str, name: str) -> Table:
+    over_seeds, over_documents = _Problems(), _Problems()
+    seeds = [_seed_tests(comparison, pair, "two-sided", over_seeds) for pair in pairs]
+    documents = [_document_tests(pair, "two-sided", over_documents) for pair in pairs]
+    columns = [*_pair_columns(pairs, both=True), *_seed_columns(comparison, seeds)]
+    columns += _p_columns("Welch's t", [None if tests is None else tests.welch for tests in seeds], pairs)
+    columns += _document_columns(comparison, documents)
+    columns += _p_columns("McNemar", [None if tests is None else tests.mcnemar for tests in documents], pairs)
+    notes = (
+        f"Two-sided tests: Welch's of {_measure(comparison)} with n = the seeds of either method, exact McNemar of "
+        f"one run each with n = the {comparison.items} that both judged. {_HOLM}; {_BOLD}.",
+        *over_seeds.notes("No p-value over seeds"),
+        *over_documents.notes("No paired test"),
+    )
+    return _table(name, title, columns, notes)
+
+
+class _Problems:
+    """Why tests are undefined, the same reasons told once."""
+
+    def __init__(self) -> None:
+        self._pairs: dict[str, list[str]] = {}
+
+    def add(self, pair: Pair, reason: str) -> None:
+        self._pairs.setdefault(reason, []).append(f"{pair.first.method} and {pair.second.method} on {pair.split}")
+
+    def notes(self, start: str) -> list[str]:
+        return [f"{start} for {'; '.join(pairs)}: {reason.rstrip('.')}." for reason, pairs in self._pairs.items()]
+
+
+def _seed_tests(
+    comparison: Comparison, pair: Pair, alternative: Alternative, problems: _Problems
+) -> SeedTests | None:
+    try:
+        found = seed_tests(pair, comparison.settings.metric, alternative)
+    except ValueError:
+        problems.add(pair, f"runs without {comparison.settings.metric}")
+        return None
+    if found.student.reason is not None:
+        problems.add(pair, found.student.reason)
+    return found
+
+
+def _document_tests(pair: Pair, alternative: Alternative, problems: _Problems) -> DocumentTests | None:
+    try:
+        return document_tests(pair, alternative)
+    except (ValueError, OSError) as error:
+        problems.add(pair, str(error))
+        return None
+
+
+def _pair_columns(pairs: Sequence[Pair], both: bool = False) -> list[Filled]:
+    columns = [(Column("Method", is_text=True), [Cell(pair.first.method) for pair in pairs])]
+    if both or len({pair.second.method for pair in pairs}) > 1:
+        columns.append((Column("Against", is_text=True), [Cell(pair.second.method) for pair in pairs]))
+    columns.append((Column("Split", is_text=True), [Cell(pair.split) for pair in pairs]))
+    return columns
+
+
+def _seed_columns(comparison: Comparison, found: Sequence[SeedTests | None]) -> list[Filled]:
+    counts = [ABSENT if tests is None else _two(*tests.seeds) for tests in found]
+    differences = [_points(None if tests is None else tests.welch) for tests in found]
+    title = f"{_measure(comparison)} difference, points"
+    return [(Column("n seeds"), counts), (Column(title[0].upper() + title[1:]), differences)]
+
+
+def _document_columns(comparison: Comparison, found: Sequence[DocumentTests | None]) -> list[Filled]:
+    counts = [plain_cell(None if tests is None else tests.documents, 0) for tests in found]
+    seeds = [ABSENT if tests is None else _two(*(run.settings.seed for run in tests.runs)) for tests in found]
+    return [(Column(f"n {comparison.items}"), counts), (Column("Runs of seed"), seeds)]
+
+
+def _p_columns(test: str, found: Sequence[SignificanceTest | None], pairs: Sequence[Pair]) -> list[Filled]:
+    """The p-values of a test, and where several methods are compared also the corrected ones."""
+    values = [None if one is None else one.p_value for one in found]
+    corrected: list[float | None] = [None] * len(values)
+    for split in {pair.split for pair in pairs}:
+        places = [place for place, pair in enumerate(pairs) if pair.split == split]
+        for place, value in zip(places, holm_correction([values[place] for place in places]), strict=True):
+            corrected[place] = value
+    if corrected == values:
+        return [(Column(f"p, {test}"), [_p_cell(value, may_be_bold=True) for value in values])]
+    return [
+        (Column(f"p, {test}"), [_p_cell(value, may_be_bold=False) for value in values]),
+        (Column(f"p, {test}, Holm"), [_p_cell(value, may_be_bold=True) for value in corrected]),
+    ]
+
+
+def _p_cell(value: float | None, may_be_bold: bool) -> Cell:
+    if value is None:
+        return ABSENT
+    text = f"< {_SMALLEST_SHOWN}" if value < _SMALLEST_SHOWN else f"{value:.3f}"
+    return Cell(text, value, Place.FIRST if may_be_bold and value < SIGNIFICANT else Place.OTHER)
+
+
+def _points(test: SignificanceTest | None) -> Cell:
+    return plain_cell(None if test is None else 100 * test.difference, 1, sign="+")
+
+
+def _points_range(low: float, high: float) -> Cell:
+    return range_cell(100 * low, 100 * high, decimals=1, sign="+")
+
+
+def _two(first: int, second: int) -> Cell:
+    return Cell(f"{first} and {second}", float(first))
+
+
+def _measure(comparison: Comparison) -> str:
+    return _MEASURES.get(comparison.settings.metric, comparison.settings.metric)
+
+
+def _table(name: str, title: str, columns: Iterable[Filled], notes: tuple[str, ...]) -> Table:
+    heads, cells = zip(*columns, strict=True)
+    return Table(name, title, heads, tuple(zip(*cells, strict=True)), notes)

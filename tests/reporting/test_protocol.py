@@ -1,0 +1,76 @@
+"""Runs of other protocols: folds of a cross-validation choose, and last epochs have tables of their own."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import pytest
+
+import prefixprop.reporting.report as report_module
+from prefixprop.reporting import make_report
+from prefixprop.reporting.groups import compare
+from prefixprop.reporting.rate_figure import plot_learning_rates
+from prefixprop.reporting.runs import FoundRuns, Run, read_run
+from prefixprop.reporting.table_notes import choice_notes
+from prefixprop.training import RunSettings
+
+from tiny_runs import make_results
+
+
+@dataclass(frozen=True)
+class Settings(RunSettings):
+    """Settings with a protocol, whether or not this version's own have one."""
+
+    fold: int | None = None
+    folds: int | None = None
+    keep: str = "best"
+
+
+def a_run(folder: Path, fold: int | None = None, keep: str = "best", **settings: object) -> Run:
+    run = read_run(make_results(folder / f"run{len(list(folder.iterdir()))}", **settings))  # type: ignore[arg-type]
+    known = asdict(run.settings) | {"fold": fold, "folds": None if fold is None else 3, "keep": keep}
+    return replace(run, settings=Settings(**known))
+
+
+def test_runs_on_folds_are_in_no_row_but_in_the_choice(tmp_path: Path) -> None:
+    folds = [
+        a_run(tmp_path, fold, skill=skill, learning_rate=rate, documents=30 + fold)
+        for rate, skill in ((5e-3, 3.0), (1e-2, 0.5))
+        for fold in range(3)
+    ]
+    final = [a_run(tmp_path, seed=seed, learning_rate=5e-3) for seed in (1, 2)]
+    (comparison,) = compare([*folds, *final])
+    (row,) = comparison.contenders
+    assert row.best.runs == tuple(final)
+    assert len(row.trials) == 1
+    assert [len(trial.runs) for trial in row.folds] == [3, 3]
+    (note,) = choice_notes(comparison)
+    assert "learning rate 0.005, the best of 2 tried in cross-validation (6 runs on folds)" in note
+    figure = plot_learning_rates(comparison)
+    assert figure is not None
+    assert list(figure.axes[0].lines[0].get_xdata()) == [5e-3, 1e-2]
+
+
+def test_a_choice_against_the_cross_validation_is_told(tmp_path: Path) -> None:
+    folds = [a_run(tmp_path, 0, skill=3.0, learning_rate=1e-2), a_run(tmp_path, 0, skill=0.2, learning_rate=5e-3)]
+    (comparison,) = compare([*folds, a_run(tmp_path, learning_rate=5e-3)])
+    assert "while 0.01 was the best in cross-validation (2 runs on folds)" in choice_notes(comparison)[0]
+
+
+def test_folds_alone_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = FoundRuns((a_run(tmp_path, 0),), ())
+    monkeypatch.setattr(report_module, "find_runs", lambda paths: found)
+    with pytest.raises(ValueError, match="are on folds of a cross-validation, which only serve to choose"):
+        make_report([tmp_path])
+
+
+def test_the_last_epoch_is_another_section(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = tuple(a_run(tmp_path, keep=keep, seed=seed) for keep in ("best", "last") for seed in (1, 2))
+    monkeypatch.setattr(report_module, "find_runs", lambda paths: FoundRuns(runs, ()))
+    report = make_report([tmp_path])
+    assert [one.title for one in report.comparisons] == ["hyperpartisan", "hyperpartisan, last epoch"]
+    assert [len(one.contenders[0].best.runs) for one in report.comparisons] == [2, 2]
+    notes = {table.title: " ".join(table.notes) for table in report.measured}
+    assert "The weights of the last epoch were judged" in notes["hyperpartisan, last epoch, dev: quality"]
+    assert "last epoch" not in notes["hyperpartisan, dev: quality"]
