@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 from transformers import TrainerCallback
 
-from prefixprop.training import TrainingError, claim as claims, train
+from prefixprop.training import TrainingError, train
+from prefixprop.training import claim as claims
 from prefixprop.training.checkpoints import list_checkpoints
 from prefixprop.training.claim import LOCK, FolderInUse, claim, wait_until_free
 
