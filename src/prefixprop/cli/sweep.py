@@ -118,9 +118,7 @@ def _check_options(engine: str, **options_of: dict[str, object]) -> None:
     for other, options in options_of.items():
         for name, value in options.items():
             if other != engine and value is not None:
-                raise ValueError(
-                    f"{name} is for --engine {other}, and this sweep has --engine {engine}: leave it out."
-                )
+                raise ValueError(f"{name} is for --engine {other}, and this is --engine {engine}: leave it out.")
 
 
 def _folders(options: list[str]) -> dict[str, str]:

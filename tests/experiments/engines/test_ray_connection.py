@@ -34,7 +34,7 @@ def test_gpus_are_used_where_there_are_any() -> None:
 
 
 def test_what_no_single_node_has() -> None:
-    with pytest.raises(ValueError, match="no node has 4 CPUs and 1 GPUs together.*8 CPUs and 0 GPUs, 2 CPUs and 1 "):
+    with pytest.raises(ValueError, match=r"no node has 4 CPUs and 1 GPUs together\. .*8 CPUs and 0 GPUs, 2 "):
         Resources(4, 1).check_room([{"CPU": 8.0}, {"CPU": 2.0, "GPU": 1.0}])
 
 
