@@ -95,6 +95,17 @@ def test_ray_missing_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     expect_error(run(plan, "--engine", "ray", "--ray-address", "127.0.0.1:1"), "no Ray cluster at 127.0.0.1:1")
 
 
+def test_ctrl_c(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("prefixprop.cli.sweep.run_sweep", interrupted)
+    plan = tmp_path / "plan.yaml"
+    plan.write_text("task: hyperpartisan\n")
+    result = run(plan)
+    assert result.exit_code == 130 and result.stderr.endswith("Stopped. The same command goes on from here.\n")
+
+
 def start(plan: Path, runs: Path) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "prefixprop", "sweep", str(plan), "--runs-dir", str(runs), "--processes", "2"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
