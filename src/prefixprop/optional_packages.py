@@ -6,8 +6,10 @@ import importlib
 from typing import Any
 
 
-def import_optional(module: str, purpose: str) -> Any:
+def import_optional(module: str, purpose: str, extra: str | None = None) -> Any:
     """Import `module`; where its package is not installed, say what it is needed for and how to get it.
+
+    `extra` is the extra of this package that brings it, in a version that works.
 
     >>> parquet = import_optional("pyarrow.parquet", "Parquet files")
     """
@@ -15,4 +17,5 @@ def import_optional(module: str, purpose: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise ImportError(f"{purpose} need the package {package}: pip install {package} ({error}).") from error
+        wanted = package if extra is None else f"'prefixprop[{extra}]'"
+        raise ImportError(f"{purpose} need the package {package}: pip install {wanted} ({error}).") from error

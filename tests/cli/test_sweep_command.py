@@ -87,6 +87,38 @@ def test_bad_input(tmp_path: Path) -> None:
     expect_error(run(plan, "--processes", 0), "--processes: must be at least 1")
 
 
+def test_options_of_the_other_engine(tmp_path: Path) -> None:
+    plan = tmp_path / "plan.yaml"
+    plan.write_text("task: hyperpartisan\n")
+    for option in ("--ray-address", "--cpus-per-run", "--gpus-per-run"):
+        expect_error(run(plan, option, 1), f"{option} is for --engine ray, and this is --engine local")
+    expect_error(run(plan, "--engine", "ray", "--processes", 2), "--processes is for --engine local")
+    expect_error(run(plan, "--engine", "ray", "--cpus-per-run", 0), "--cpus-per-run: must be at least 1")
+    unknown = run(plan, "--engine", "slurm")
+    assert unknown.exit_code == 2 and "'local', 'ray'" in unknown.stderr
+
+
+def test_ray_missing_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = tmp_path / "plan.yaml"
+    plan.write_text("task: hyperpartisan\n")
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "ray", None)
+        expect_error(run(plan, "--engine", "ray"), "pip install 'prefixprop[ray]'")
+    pytest.importorskip("ray", reason="the extra ray is not installed")
+    expect_error(run(plan, "--engine", "ray", "--ray-address", "127.0.0.1:1"), "no Ray cluster at 127.0.0.1:1")
+
+
+def test_ctrl_c(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("prefixprop.cli.sweep.run_sweep", interrupted)
+    plan = tmp_path / "plan.yaml"
+    plan.write_text("task: hyperpartisan\n")
+    result = run(plan)
+    assert result.exit_code == 130 and result.stderr.endswith("Stopped. The same command goes on from here.\n")
+
+
 def start(plan: Path, runs: Path) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "prefixprop", "sweep", str(plan), "--runs-dir", str(runs), "--processes", "2"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}

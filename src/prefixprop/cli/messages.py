@@ -19,8 +19,8 @@ def clean_errors(resumable: bool = False) -> Iterator[None]:
     console = Console(stderr=True)
     try:
         yield
-    except BrokenPipeError:
-        raise  # nobody reads any more, so there is nobody to tell
+    except (BrokenPipeError, typer.Exit):
+        raise  # nobody reads any more, or a command has said itself why it ends
     except EXPECTED as error:
         for line in describe(error).splitlines():
             console.print(f"[bold red]Error:[/] {_escaped(line)}", soft_wrap=True, highlight=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -12,7 +12,16 @@ from rich.text import Text
 
 from prefixprop.cli.messages import clean_errors
 from prefixprop.cli.sweep_tables import plan_table, progress_table, result_table
-from prefixprop.experiments import LocalEngine, Outcome, SweepState, read_plan, run_sweep, settle_finished
+from prefixprop.experiments import (
+    Engine,
+    LocalEngine,
+    Outcome,
+    RayEngine,
+    SweepState,
+    read_plan,
+    run_sweep,
+    settle_finished,
+)
 
 
 def sweep(
@@ -21,7 +30,23 @@ def sweep(
     runs_dir: Annotated[
         Path | None, typer.Option("--runs-dir", "-o", help="Where run directories are. Default: runs/NAME-OF-PLAN.")
     ] = None,
-    processes: Annotated[int, typer.Option(help="Runs at once; on a GPU they share it, if they fit.")] = 1,
+    engine: Annotated[
+        Literal["local", "ray"], typer.Option(help="Processes of this machine, or the nodes of a Ray cluster.")
+    ] = "local",
+    processes: Annotated[
+        int | None, typer.Option(help="local: runs at once; on a GPU they share it, if they fit. Default: 1.")
+    ] = None,
+    ray_address: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT", help="ray: the cluster, or auto. Default: one that is started on this machine."
+        ),
+    ] = None,
+    cpus_per_run: Annotated[int | None, typer.Option(help="ray: CPUs, and threads, of a run. Default: 1.")] = None,
+    gpus_per_run: Annotated[
+        float | None,
+        typer.Option(help="ray: GPUs of a run; with 0.5 two share one. Default: 1 if the cluster has any, else 0."),
+    ] = None,
     data_dir: Annotated[
         list[str] | None, typer.Option(metavar="TASK=FOLDER", help="A local copy of a task's data.")
     ] = None,
@@ -31,6 +56,11 @@ def sweep(
     console, messages = Console(), Console(stderr=True)
     with clean_errors():
         wanted = read_plan(plan, _folders(data_dir or []))
+        _check_options(
+            engine,
+            local={"--processes": processes},
+            ray={"--ray-address": ray_address, "--cpus-per-run": cpus_per_run, "--gpus-per-run": gpus_per_run},
+        )
         folder = runs_dir or Path("runs", wanted.name)
         if dry_run:
             state = SweepState(wanted, folder)
@@ -39,10 +69,15 @@ def sweep(
             finished = sum(cell.size - state.remaining(cell) for cell in wanted.cells)
             console.print(f"{wanted.size} runs in {folder}, {finished} of them finished.", highlight=False)
             return
-        engine = LocalEngine(processes, _modules(context))
+        computing: Engine
+        if engine == "ray":
+            cpus = 1 if cpus_per_run is None else cpus_per_run
+            computing = RayEngine(ray_address, cpus, gpus_per_run, _modules(context))
+        else:
+            computing = LocalEngine(1 if processes is None else processes, _modules(context))
         try:
             with Live(console=messages, auto_refresh=False) as live:
-                state = run_sweep(wanted, folder, engine, _Watch(live, engine.slots))
+                state = run_sweep(wanted, folder, computing, _Watch(live, computing))
         except KeyboardInterrupt:
             messages.print("[bold red]Stopped.[/] The same command goes on from here.", highlight=False)
             raise typer.Exit(130) from None
@@ -59,8 +94,8 @@ def sweep(
 class _Watch:
     """Shows the table anew, and above it a line for every run that has ended."""
 
-    def __init__(self, live: Live, slots: int) -> None:
-        self.live, self.slots = live, slots
+    def __init__(self, live: Live, engine: Engine) -> None:
+        self.live, self.engine = live, engine
         self.told: set[str] = set()
 
     def __call__(self, state: SweepState) -> None:
@@ -68,7 +103,7 @@ class _Watch:
             if name not in self.told:
                 self.told.add(name)
                 self.live.console.print(Text(_line(outcome, name)), soft_wrap=True)
-        self.live.update(progress_table(state, self.slots), refresh=True)
+        self.live.update(progress_table(state, self.engine.slots), refresh=True)
 
 
 def _line(outcome: Outcome, name: str) -> str:
@@ -76,6 +111,14 @@ def _line(outcome: Outcome, name: str) -> str:
         return f"failed    {name}: {outcome.error}"
     state = "finished" if outcome.is_new else "was there"
     return f"{state:<9} {name}: dev {outcome.settings.metric} {outcome.score:.4f}"
+
+
+def _check_options(engine: str, **options_of: dict[str, object]) -> None:
+    """Raise for options of the other engine, which would have no effect."""
+    for other, options in options_of.items():
+        for name, value in options.items():
+            if other != engine and value is not None:
+                raise ValueError(f"{name} is for --engine {other}, and this is --engine {engine}: leave it out.")
 
 
 def _folders(options: list[str]) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """Grids of runs: the plan, the sweep that runs it, and the engines that compute."""
 
 from prefixprop.experiments.cells import Axis, Candidate, Cell, CellProgress, cell_progress, run_name
-from prefixprop.experiments.engines import Engine, Job, JobEnd, LocalEngine, run_job
+from prefixprop.experiments.engines import Engine, Job, JobEnd, LocalEngine, RayEngine, run_job
 from prefixprop.experiments.plan import SweepPlan, read_plan
 from prefixprop.experiments.sweep import Outcome, SweepState, run_sweep, settle_finished
 
@@ -15,6 +15,7 @@ __all__ = [
     "JobEnd",
     "LocalEngine",
     "Outcome",
+    "RayEngine",
     "SweepPlan",
     "SweepState",
     "cell_progress",

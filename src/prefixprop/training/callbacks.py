@@ -10,6 +10,7 @@ from typing import Any
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from prefixprop.atomic_files import write_text
+from prefixprop.training.claim import Claim
 from prefixprop.training.trainer import RunTrainer
 
 
@@ -74,6 +75,22 @@ class EarlyStopping(TrainerCallback):
         if is_exhausted(state.log_history, self.metric, self.patience):
             control.should_training_stop = True
         return control
+
+
+class ClaimCheck(TrainerCallback):
+    """Ends a run whose directory another process has taken over, before the next write: checkpoint or results."""
+
+    def __init__(self, claim: Claim) -> None:
+        self.claim = claim
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self.claim.check()
+
+    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self.claim.check()
+
+    def on_predict(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self.claim.check()
 
 
 def is_exhausted(log_history: Sequence[dict[str, Any]], metric: str, patience: int) -> bool:

@@ -22,16 +22,16 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from prefixprop.atomic_files import clear_leftovers, write_text
+from prefixprop.training.claim import Claim, claim
 from prefixprop.training.settings import RunSettings
 from prefixprop.training.settings_file import differences, override, read_settings, settings_to_yaml
-
-LOCK = ".prefixprop-lock"
 
 
 @dataclass(frozen=True)
@@ -141,35 +141,9 @@ class RunDirectory:
         clear_leftovers(self.path)
         write_text(self.config, settings_to_yaml(settings))
 
-    @contextlib.contextmanager
-    def claimed(self) -> Iterator[None]:
+    def claimed(self, tell: Callable[[str], None] = warnings.warn) -> contextlib.AbstractContextManager[Claim]:
         """Keep other processes from training here; the claim ends with the process, however that ends."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        lock = self.path / LOCK
-        with lock.open("w") as file:
-            if not _lock(file):
-                raise ValueError(
-                    f"Another process is training in {self.path}; wait for it or choose another --run-dir."
-                )
-            try:
-                yield
-            finally:
-                lock.unlink(missing_ok=True)
+        return claim(self.path, tell)
 
     def _content(self) -> list[Path]:
         return [entry for entry in self.path.iterdir() if not entry.name.startswith(".prefixprop-")]
-
-
-def _lock(file: IO[str]) -> bool:
-    """Lock an open file, unless another process has locked it; Windows has no such locks, and none is taken there."""
-    try:
-        import fcntl
-    except ImportError:
-        return True
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        pass  # some network file systems have no locks either
-    return True

@@ -24,6 +24,7 @@ from prefixprop.evaluation import PredictionSet, fit_temperature, write_predicti
 from prefixprop.models.precision import hold_frozen_in_bfloat16
 from prefixprop.training.base_model import BaseModel, choose_max_length, load_base_model
 from prefixprop.training.callbacks import (
+    ClaimCheck,
     EarlyStopping,
     EpochWatch,
     ExtraCheckpoints,
@@ -107,7 +108,7 @@ def train(
     if going_on and directory.is_finished():
         directory.check_same_settings(_comparable(settings, directory))
         if is_main_process():
-            with directory.claimed():  # a kill may have come between the results and the tidying up
+            with directory.claimed(tell):  # a kill may have come between the results and the tidying up
                 _tidy_up(directory)
         return RunResult(directory.path, directory.read_metrics())
     run = plan(settings)
@@ -116,7 +117,9 @@ def train(
         directory.check_same_settings(run.settings)
     # Every process has looked at the folder before the first one writes there.
     arguments.distributed_state.wait_for_everyone()
-    with directory.claimed() if arguments.should_save else contextlib.nullcontext():
+    with directory.claimed(tell) if arguments.should_save else contextlib.nullcontext() as claim:
+        if claim is not None:
+            callbacks = (*callbacks, ClaimCheck(claim))
         return _train(run, directory, arguments, overwrite, callbacks, tell)
 
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
+import os
+import sys
 import traceback
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -61,3 +65,19 @@ def run_job(job: Job) -> str | None:
         expected = isinstance(error, (ValueError, RuntimeError)) and str(error)
         return str(error) if expected else f"{type(error).__name__}: {error}"
     return None
+
+
+def import_modules(modules: Sequence[str], folder: str) -> None:
+    """Import what the sweep was told to import, in a process that computes; its own folder comes first."""
+    if modules and folder not in sys.path:
+        sys.path.insert(0, folder)
+    for module in modules:
+        importlib.import_module(module)
+
+
+def write_output_to(log: Path) -> None:
+    """From here on, whatever this process and its libraries print is appended to `log`."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("a", encoding="utf-8") as file:
+        for descriptor in (1, 2):
+            os.dup2(file.fileno(), descriptor)

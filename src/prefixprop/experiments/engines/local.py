@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import importlib
 import multiprocessing
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from prefixprop.experiments.engines.base import Job, JobEnd, run_job
+from prefixprop.experiments.engines.base import Job, JobEnd, import_modules, run_job, write_output_to
 
 # A server that has imported everything once forks a process in milliseconds, and unlike this process it has never
 # used threads or a GPU, which do not survive a fork. Windows has none.
@@ -128,15 +125,12 @@ def _work(
     os.chdir(folder)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the sweep, which then closes the engine
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    _write_output_to(job.log)
+    write_output_to(job.log)
     if device is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = device
     if threads is not None:
         torch.set_num_threads(threads)
-    if modules:
-        sys.path.insert(0, folder)
-    for module in modules:
-        importlib.import_module(module)
+    import_modules(modules, folder)
     sender.send(run_job(job))
 
 
@@ -146,10 +140,3 @@ def _end_with_parent() -> None:
     assert parent is not None
     wait([parent.sentinel])
     os._exit(1)
-
-
-def _write_output_to(log: Path) -> None:
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("a", encoding="utf-8") as file:
-        for descriptor in (1, 2):
-            os.dup2(file.fileno(), descriptor)
