@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from prefixprop.models.attention_plans import without_cudnn
 from prefixprop.tasks.document_batches import pad_documents
 from prefixprop.tasks.encoding import TokenIds
 
@@ -56,7 +57,7 @@ def inference(device: torch.device, bf16: bool, lower: str) -> Iterator[None]:
     # On the CPU bf16 is slower than float32 by far.
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=bf16 and device.type == "cuda")
     try:
-        with torch.inference_mode(), autocast:
+        with torch.inference_mode(), autocast, without_cudnn():
             yield
     except torch.OutOfMemoryError as error:
         raise RuntimeError(

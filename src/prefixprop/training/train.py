@@ -21,6 +21,7 @@ from transformers.integrations import get_available_reporting_integrations
 from prefixprop.atomic_files import clear_leftovers, replacing_folder, write_json, write_text
 from prefixprop.counting import ParameterCount, count_parameters
 from prefixprop.evaluation import PredictionSet, fit_temperature, write_predictions
+from prefixprop.models.attention_plans import without_cudnn
 from prefixprop.models.precision import hold_frozen_in_bfloat16
 from prefixprop.training.base_model import BaseModel, choose_max_length, load_base_model
 from prefixprop.training.callbacks import (
@@ -149,9 +150,10 @@ def _train(
     arguments.distributed_state.wait_for_everyone()
     trainer = _trainer(run, arguments, directory, callbacks)
     assert run.settings.max_length is not None
-    with explained_memory_errors(
+    explained = explained_memory_errors(
         run.settings.device_batch_size, run.settings.max_length, run.settings.gradient_checkpointing
-    ):
+    )
+    with explained, without_cudnn():
         _fit(trainer, run.settings, directory, tell)
         predictions = {name: trainer.predict_split(split) for name, split in run.data.evaluated.items()}
     metrics = _metrics(trainer, run, predictions)
