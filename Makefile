@@ -6,7 +6,8 @@ INSTALLED := $(VENV)/.installed
 .PHONY: demo test lint format clean
 
 demo: $(INSTALLED)
-	$(BIN)/python examples/hyperpartisan.py
+	$(BIN)/prefixprop train --config recipes/demo.yaml --run-dir runs/demo --overwrite
+	$(BIN)/prefixprop report runs/demo --output runs/demo-report
 
 test: lint
 	$(BIN)/python -m pytest -n 2 --dist loadfile

@@ -8,6 +8,7 @@ import pytest
 
 from prefixprop.experiments import Axis, SweepPlan, read_plan
 from prefixprop.training import SettingsError
+from prefixprop.training.settings import METHOD_NAMES
 
 RECIPES = sorted((Path(__file__).parents[2] / "recipes" / "sweeps").glob("*.yaml"))
 PREFIX_RATES, ALPHAS = {1e-2, 5e-2, 1e-3, 5e-3, 5e-4}, {1e-2, 4e-2, 1e-3, 3e-3, 5e-3, 7e-3}
@@ -148,6 +149,16 @@ def test_recipes_have_the_papers_grids() -> None:
             alphas = {"alpha": ALPHAS} if cell.settings.kernel else {}
             assert searched == {"learning_rate": rates, **alphas}
             assert cell.settings.batch_size == 32 and cell.settings.early_stopping > 0
+
+
+def test_recipes_of_the_embedded_model() -> None:
+    plans = {path.stem: read_plan(path) for path in sorted((RECIPES[0].parent / "embedded").glob("*.yaml"))}
+    sizes = {"arxiv": 62, "hyperpartisan": 62, "hyperpartisan-clean": 205, "newsgroups": 48}
+    assert {name: plan.size for name, plan in plans.items()} == sizes
+    methods = {name: {cell.settings.method for cell in plan.cells} for name, plan in plans.items()}
+    assert set(map(frozenset, methods.values())) == {frozenset(METHOD_NAMES)}, "every method in each"
+    assert {cell.settings.keep for cell in plans["hyperpartisan-clean"].cells} == {"last"}
+    assert {len(cell.judges) for cell in plans["hyperpartisan-clean"].cells} == {5}
 
 
 def test_recipes_compare_what_the_paper_does() -> None:
