@@ -58,7 +58,10 @@ def write_questions(folder: Path) -> Path:
 
 
 def tiny_settings(folder: Path, family: str = "longformer", **changes: Any) -> RunSettings:
-    """Settings of a run on 24 train, 10 dev and 8 test documents, all of which are written to `folder`."""
+    """Settings of a run on 24 train, 10 dev and 8 test documents, all of which are written to `folder`.
+
+    There is a checkpoint after each of the three epochs of three steps.
+    """
     model = folder / family
     if not model.is_dir():
         save_tiny_model(model, family)
@@ -75,6 +78,7 @@ def tiny_settings(folder: Path, family: str = "longformer", **changes: Any) -> R
         batch_size=8,
         device_batch_size=4,
         learning_rate=1e-2,
+        checkpoint_seconds=0.0,
     )
     return replace(settings, **changes)
 
@@ -83,7 +87,7 @@ def write_plan(folder: Path, **entries: Any) -> Path:
     """A sweep of tiny runs, of one epoch unless `entries` say otherwise, as `folder`/plan.yaml."""
     settings = asdict(tiny_settings(folder, epochs=1))
     needed = ("train_files", "dev_files", "test_files", "model", "id_column", "num_virtual_tokens")
-    needed += ("epochs", "batch_size", "device_batch_size")
+    needed += ("epochs", "batch_size", "device_batch_size", "checkpoint_seconds")
     plain = {name: list(value) if isinstance(value := settings[name], tuple) else value for name in needed}
     path = folder / "plan.yaml"
     path.write_text(yaml.safe_dump(plain | entries, sort_keys=False), encoding="utf-8")

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from transformers import Trainer
 
-from prefixprop.training import RunDirectory, TrainingError, train
+from prefixprop.training import RunDirectory, TrainingError, checkpoints, train
 from prefixprop.training.checkpoints import list_checkpoints
 
 from tiny_training import comparable, tiny_settings
@@ -22,16 +23,16 @@ def full_disk(path: Path, data: bytes) -> int:
 
 def test_a_full_disk_at_a_checkpoint_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings, run_dir = tiny_settings(tmp_path), tmp_path / "run"
-    written = Path.write_bytes
+    written = checkpoints.save_file
 
-    def full_after_the_first(path: Path, data: bytes) -> int:
-        if path.name == "tensors.safetensors" and list_checkpoints(run_dir / "checkpoints"):
-            written(path, data[:100])
-            full_disk(path, data)
-        return written(path, data)
+    def full_after_the_first(tensors: dict[str, torch.Tensor], path: Path) -> None:
+        if list_checkpoints(run_dir / "checkpoints"):
+            path.write_bytes(b"half")
+            raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+        written(tensors, path)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Path, "write_bytes", full_after_the_first)
+        patched.setattr(checkpoints, "save_file", full_after_the_first)
         with pytest.raises(TrainingError, match=r"checkpoint of step 6 cannot be written .*No space left.*--resume"):
             train(settings, run_dir)
     assert [path.name for path in list_checkpoints(run_dir / "checkpoints")] == ["step-00000003"]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import multiprocessing
 import os
 import signal
 from collections.abc import Callable
@@ -15,10 +13,11 @@ from typing import Any
 import pytest
 from transformers import TrainerCallback
 
-from prefixprop.training import RunDirectory, RunResult, RunSettings, train
+from killed_runs import KillAt, assert_same_end, killed
+from prefixprop.training import RunDirectory, RunResult, RunSettings, checkpoints, train
 from prefixprop.training.checkpoints import damage, list_checkpoints
 
-from tiny_training import comparable, tiny_settings
+from tiny_training import tiny_settings
 
 # The package has a function of the same name.
 TRAIN_MODULE = import_module("prefixprop.training.train")
@@ -43,43 +42,11 @@ def whole(documents: Path) -> Callable[[RunSettings], RunResult]:
     return run
 
 
-class KillAt(TrainerCallback):
-    """kill -9 at the end of a step, before its checkpoint."""
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if state.global_step == self.step:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-
 class KillAtTheEndOfAnEpoch(TrainerCallback):
     """kill -9 after the first epoch's last step, before its evaluation."""
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
-
-
-def killed(work: Callable[[], Any]) -> None:
-    """Do the work in another process, which must be killed by it."""
-    process = multiprocessing.get_context("fork").Process(target=work)
-    process.start()
-    process.join(120)
-    assert process.exitcode == -signal.SIGKILL
-
-
-def assert_same_end(resumed: RunResult, whole: RunResult) -> None:
-    """Both runs ended in the same, in every file that is kept."""
-    assert comparable(resumed.metrics) == comparable(whole.metrics)
-    for file in ("predictions/dev.jsonl", "predictions/test.jsonl", "temperature.json", "labels.json"):
-        assert (resumed.run_dir / file).read_bytes() == (whole.run_dir / file).read_bytes(), file
-    histories = [
-        [{**json.loads(line), "seconds": None} for line in (run.run_dir / "history.jsonl").read_text().splitlines()]
-        for run in (resumed, whole)
-    ]
-    assert histories[0] == histories[1] and len(histories[0]) == 3
-    assert not list(resumed.run_dir.rglob(".prefixprop-*")), "nothing half-written is left"
 
 
 @pytest.mark.parametrize(
@@ -115,15 +82,24 @@ def test_killed_while_a_checkpoint_is_written(
     documents: Path, whole: Any, tmp_path: Path, file: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = tiny_settings(documents)
-    written = Path.write_bytes
+    saved, written = checkpoints.save_file, Path.write_bytes
+
+    def halve(path: Path) -> None:
+        if path.name == file and len(list_checkpoints(tmp_path / "killed" / "checkpoints")) == 1:
+            os.truncate(path, path.stat().st_size // 2)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def save_half(tensors: Any, path: Path) -> None:
+        saved(tensors, path)
+        halve(path)
 
     def write_half(path: Path, data: bytes) -> int:
-        if path.name == file and len(list_checkpoints(tmp_path / "killed" / "checkpoints")) == 1:
-            written(path, data[: len(data) // 2])
-            os.kill(os.getpid(), signal.SIGKILL)
-        return written(path, data)
+        count = written(path, data)
+        halve(path)
+        return count
 
     with monkeypatch.context() as patched:
+        patched.setattr(checkpoints, "save_file", save_half)
         patched.setattr(Path, "write_bytes", write_half)
         killed(lambda: train(settings, tmp_path / "killed"))
     assert len(list_checkpoints(tmp_path / "killed" / "checkpoints")) == 1
@@ -223,19 +199,17 @@ def test_without_any_good_checkpoint_the_run_starts_again(documents: Path, whole
     assert_same_end(resumed, whole(settings))
 
 
-@pytest.mark.parametrize("keep", ["best", "last"])
-def test_a_checkpoint_is_of_no_use_without_the_best_that_is_to_be_kept(
-    documents: Path, whole: Any, tmp_path: Path, keep: str
-) -> None:
-    settings, (first, _) = damaged_run(
-        documents, tmp_path, method="head-only", learning_rate=1e-9, keep=keep
-    )  # the first is the best
-    (first / "tensors.safetensors").write_bytes(b"")
-    notes: list[str] = []
-    resumed = train(settings, tmp_path / "killed", resume=True, tell=notes.append)
-    told = any("the best checkpoint it refers to, step 3, is damaged" in note for note in notes)
-    assert told == (keep == "best")
-    assert_same_end(resumed, whole(settings))
+def test_damaged_ones_do_not_push_out_good_ones(documents: Path, whole: Any, tmp_path: Path) -> None:
+    settings, found = damaged_run(documents, tmp_path)
+    for folder in found:
+        (folder / "tensors.safetensors").write_bytes(b"")
+    every_step = replace(settings, checkpoint_every=1)
+    killed(lambda: train(every_step, tmp_path / "killed", True, callbacks=[KillAt(3)], tell=lambda _: None))
+    assert [path.name for path in list_checkpoints(tmp_path / "killed" / "checkpoints")] == [
+        "step-00000001",
+        "step-00000002",
+    ]
+    assert_same_end(train(settings, tmp_path / "killed", resume=True, tell=pytest.fail), whole(settings))
 
 
 def test_other_settings_cannot_be_resumed(documents: Path, tmp_path: Path) -> None:
@@ -244,13 +218,6 @@ def test_other_settings_cannot_be_resumed(documents: Path, tmp_path: Path) -> No
         train(replace(settings, seed=2), tmp_path / "killed", resume=True)
     smaller = replace(settings, device_batch_size=2, gradient_checkpointing=True)
     assert train(smaller, tmp_path / "killed", resume=True).metrics["status"] == "finished"
-
-
-def test_old_checkpoints_are_removed_but_for_the_best(documents: Path, tmp_path: Path) -> None:
-    settings = tiny_settings(documents, method="head-only", learning_rate=1e-9, epochs=5, keep_checkpoints=True)
-    run = train(settings, tmp_path / "run")
-    names = [path.name for path in list_checkpoints(run.run_dir / "checkpoints")]
-    assert run.metrics["best_epoch"] == 1 and names == ["step-00000003", "step-00000012", "step-00000015"]
 
 
 def test_nothing_in_a_checkpoint_is_a_pickle(documents: Path, tmp_path: Path) -> None:

@@ -1,12 +1,14 @@
-"""What happens besides training: the epoch's number, its history, extra checkpoints and an early end."""
+"""What happens besides training: the epoch's number, its history, the times of checkpoints and an early end."""
 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from accelerate.utils import broadcast_object_list
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from prefixprop.atomic_files import write_text
@@ -41,15 +43,16 @@ class History(TrainerCallback):
             write_text(self.path, "".join(lines))
 
 
-class ExtraCheckpoints(TrainerCallback):
-    """A checkpoint every so many steps, beside those of the epochs.
+class CheckpointTimes(TrainerCallback):
+    """A checkpoint every `every` steps, and at the end of an epoch if the last is at least `seconds` old.
 
-    None at an epoch's last step: a run killed between such a checkpoint and the epoch's evaluation would go on with
-    the next epoch, and this one would never be judged.
+    None of the first kind at an epoch's last step: a run killed between such a checkpoint and the epoch's evaluation
+    would go on with the next epoch, and this one would never be judged.
     """
 
-    def __init__(self, every: int) -> None:
-        self.every = every
+    def __init__(self, every: int, seconds: float) -> None:
+        self.every, self.seconds = every, seconds
+        self.last = time.monotonic()
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
@@ -58,6 +61,17 @@ class ExtraCheckpoints(TrainerCallback):
         if self.every and state.global_step % self.every == 0 and state.global_step % steps_per_epoch:
             control.should_save = True
         return control
+
+    def on_evaluate(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> TrainerControl:
+        # All processes take part in a checkpoint, so the first one's clock decides for all.
+        (is_due,) = broadcast_object_list([time.monotonic() - self.last >= self.seconds])
+        control.should_save = control.should_save and is_due
+        return control
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self.last = time.monotonic()
 
 
 class EarlyStopping(TrainerCallback):

@@ -1,25 +1,28 @@
 """Checkpoints that survive a killed process: complete or absent, checked before they are trusted, free of pickles.
 
 A checkpoint is a folder `step-00000012` with everything that training needs to go on as if it had never stopped: the
-trained tensors by name (for a reparameterised prefix, its network), the optimizer, the schedule, the random
-generators of every process and the Trainer's own state. `manifest.json` has the checksum of every other file.
+trained tensors by name (for a reparameterised prefix, its network), those of the best epoch so far, the optimizer,
+the schedule, the random generators of every process and the Trainer's own state. None refers to another.
+`manifest.json` has the checksum of every other file.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import random
 import re
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from prefixprop.atomic_files import replacing_folder
@@ -28,14 +31,17 @@ TENSORS, STATE, TRAINER_STATE, MANIFEST = "tensors.safetensors", "state.json", "
 _FOLDER = re.compile(r"step-(\d+)")
 # Two, so that there is one to go back to where the latest is damaged.
 _LATEST_KEPT = 2
+_HASHED_AT_ONCE = 2**20
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What a checkpoint holds; all tensors are on the CPU.
+    """What a checkpoint holds.
 
     Attributes:
         trained: The trained tensors by name.
+        best: Those of the best epoch so far, which are stored once where they are the very same object as `trained`;
+            None where there is none yet, or the run does not end with it.
         optimizer: The optimizer's `state_dict()`.
         scheduler: The schedule's `state_dict()`.
         generators: Of every process, what `generator_states` returned there.
@@ -43,10 +49,14 @@ class Snapshot:
     """
 
     trained: Mapping[str, Tensor]
+    best: Mapping[str, Tensor] | None
     optimizer: dict[str, Any]
     scheduler: dict[str, Any]
     generators: list[dict[str, Any]]
     progress: dict[str, float]
+
+
+_PARTS = tuple(declared.name for declared in fields(Snapshot))
 
 
 def folder_of_step(checkpoints: Path, step: int) -> Path:
@@ -56,31 +66,22 @@ def folder_of_step(checkpoints: Path, step: int) -> Path:
 def write_checkpoint(folder: Path, snapshot: Snapshot, trainer_state: str) -> None:
     """Write a checkpoint, wholly or not at all; `trainer_state` is the Trainer's state as JSON."""
     tensors: dict[str, Tensor] = {}
-    state = {
-        "trained": _flatten("trained", dict(snapshot.trained), tensors),
-        "optimizer": _flatten("optimizer", snapshot.optimizer, tensors),
-        "scheduler": _flatten("scheduler", snapshot.scheduler, tensors),
-        "generators": _flatten("generators", snapshot.generators, tensors),
-        "progress": snapshot.progress,
-    }
-    contents = {
-        TENSORS: save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}),
-        STATE: json.dumps(state).encode(),
-        TRAINER_STATE: trainer_state.encode(),
-    }
-    manifest = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
-    contents[MANIFEST] = json.dumps(manifest, indent=2).encode()
+    state = {name: _flatten(name, getattr(snapshot, name), tensors) for name in _PARTS if name != "best"}
+    is_of_best = snapshot.best is snapshot.trained
+    state["best"] = state["trained"] if is_of_best else _flatten("best", snapshot.best, tensors)
     with replacing_folder(folder) as temporary:
-        for name, content in contents.items():
-            (temporary / name).write_bytes(content)
+        _write_tensors(temporary / TENSORS, tensors)
+        (temporary / STATE).write_bytes(json.dumps(state).encode())
+        (temporary / TRAINER_STATE).write_bytes(trainer_state.encode())
+        manifest = {name: _checksum(temporary / name) for name in (TENSORS, STATE, TRAINER_STATE)}
+        (temporary / MANIFEST).write_bytes(json.dumps(manifest, indent=2).encode())
 
 
 def read_checkpoint(folder: Path) -> Snapshot:
     """Read a checkpoint that `damage` finds nothing wrong with."""
     tensors = load_file(folder / TENSORS)
     state = json.loads((folder / STATE).read_bytes())
-    parts = {name: _unflatten(state[name], tensors) for name in ("trained", "optimizer", "scheduler", "generators")}
-    return Snapshot(**parts, progress=state["progress"])
+    return Snapshot(**{name: _unflatten(state[name], tensors) for name in _PARTS})
 
 
 def damage(folder: Path) -> str | None:
@@ -88,8 +89,11 @@ def damage(folder: Path) -> str | None:
     try:
         manifest = json.loads((folder / MANIFEST).read_bytes())
         for name in (TENSORS, STATE, TRAINER_STATE):
-            if hashlib.sha256((folder / name).read_bytes()).hexdigest() != manifest[name]:
+            if _checksum(folder / name) != manifest[name]:
                 return f"{name} is truncated or changed"
+        missing = [name for name in _PARTS if name not in json.loads((folder / STATE).read_bytes())]
+        if missing:
+            return f"{STATE} has no {', '.join(missing)}; another version of this package wrote it"
     except FileNotFoundError as error:
         return f"{Path(str(error.filename)).name} is missing"
     except OSError as error:
@@ -99,18 +103,11 @@ def damage(folder: Path) -> str | None:
     return None
 
 
-def find_checkpoint(checkpoints: Path, needs_best: bool = True) -> tuple[Path | None, list[str]]:
-    """The latest checkpoint that can be trusted, and what is wrong with later ones.
-
-    A run that ends with the best of its checkpoints has no use for one without the best that it knows of.
-    """
+def find_checkpoint(checkpoints: Path) -> tuple[Path | None, list[str]]:
+    """The latest checkpoint that can be trusted, and what is wrong with later ones."""
     complaints: list[str] = []
     for folder in reversed(list_checkpoints(checkpoints)):
         problem = damage(folder)
-        if problem is None and needs_best:
-            best = best_step(folder)
-            if best is not None and (of_best := damage(folder_of_step(checkpoints, best))) is not None:
-                problem = f"the best checkpoint it refers to, step {best}, is damaged: {of_best}"
         if problem is None:
             return folder, complaints
         complaints.append(f"{folder}: {problem}")
@@ -124,18 +121,16 @@ def list_checkpoints(checkpoints: Path) -> list[Path]:
     return sorted(folder for folder in checkpoints.iterdir() if _FOLDER.fullmatch(folder.name))
 
 
-def remove_old(checkpoints: Path, best: int | None) -> None:
-    """Remove all checkpoints but the latest ones and the best."""
-    kept = {folder_of_step(checkpoints, best)} if best is not None else set()
-    for folder in list_checkpoints(checkpoints)[:-_LATEST_KEPT]:
+def remove_old(checkpoints: Path, newest: Path) -> None:
+    """Remove all checkpoints but the newest and the one before it.
+
+    Those of later steps are damaged: a resumed run has passed them over, and would count them as its latest.
+    """
+    found = list_checkpoints(checkpoints)
+    kept = [folder for folder in found if folder <= newest][-_LATEST_KEPT:]
+    for folder in found:
         if folder not in kept:
             shutil.rmtree(folder, ignore_errors=True)
-
-
-def best_step(folder: Path) -> int | None:
-    """The step of the best checkpoint, as far as this one knows."""
-    step: int | None = json.loads((folder / TRAINER_STATE).read_bytes()).get("best_global_step")
-    return step or None
 
 
 def generator_states() -> dict[str, Any]:
@@ -159,12 +154,29 @@ def restore_generators(states: Mapping[str, Any]) -> None:
         torch.cuda.set_rng_state(states["cuda"])
 
 
+def _write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    try:
+        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, path)
+    except SafetensorError as error:
+        # The library tells of a full disk, and of whatever else the system refuses, by an error of its own.
+        raise OSError(errno.EIO, str(error), str(path)) from error
+
+
+def _checksum(path: Path) -> str:
+    """Of a file that may be too large to be read at once."""
+    checksum = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(_HASHED_AT_ONCE):
+            checksum.update(block)
+    return checksum.hexdigest()
+
+
 def _flatten(path: str, value: Any, tensors: dict[str, Tensor]) -> Any:
     """The value as JSON can hold it, with tensors put aside under the path they are at."""
     if isinstance(value, Tensor):
         tensors[path] = value
         return {"tensor": path}
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         # JSON's keys are texts, and the optimizer counts parameters by numbers.
         return {"items": [[key, _flatten(f"{path}.{key}", item, tensors)] for key, item in value.items()]}
     if isinstance(value, (list, tuple)):

@@ -13,7 +13,7 @@
 | `adapter/`, `model/` or `head/` | what was trained, see `prefixprop.training.methods` |
 | `tokenizer/` | the tokenizer |
 | `README.md` | the model card |
-| `checkpoints/` | while the run is going on |
+| `checkpoints/` | the last two, while the run is going on; with `keep_checkpoints` also after it |
 | `runs/` | what TensorBoard reads, with `report_to: tensorboard` |
 """
 

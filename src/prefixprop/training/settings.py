@@ -153,7 +153,7 @@ class RunSettings:
         0, OPTIMISATION, "Stop after so many epochs without a better dev metric; 0: never.", Limits(low=0)
     )
     keep: str = _option(
-        "best", OPTIMISATION, "The checkpoint a run ends with: the best by the dev metric, or the last.",
+        "best", OPTIMISATION, "The epoch a run ends with: the best by the dev metric, or the last.",
         _one_of(*KEPT_CHECKPOINTS),
     )  # fmt: skip
     seed: int = _option(1, OPTIMISATION, "Of everything random.", Limits(low=0, high=2**32 - 1))
@@ -171,10 +171,23 @@ class RunSettings:
         False, MACHINE, "Compute activations twice instead of keeping them: less memory, more time.", resumable=True
     )
     checkpoint_every: int = _option(
-        0, MACHINE, "Checkpoints every so many steps, beside those at the end of each epoch; 0: none.", Limits(low=0),
+        0, MACHINE, "Checkpoints every so many steps, beside those at the ends of epochs; 0: none.", Limits(low=0),
         resumable=True,
     )  # fmt: skip
-    keep_checkpoints: bool = _option(False, MACHINE, "Keep the checkpoints when the run has ended.", resumable=True)
+    checkpoint_seconds: float = _option(
+        30.0,
+        MACHINE,
+        "A checkpoint at the end of an epoch only if the last one (or the start) is at least so many seconds old; 0: "
+        "at every epoch's end.",
+        Limits(low=0),
+        resumable=True,
+    )
+    keep_checkpoints: bool = _option(
+        False,
+        MACHINE,
+        "Keep the last two checkpoints when the run has ended; one over within --checkpoint-seconds has none.",
+        resumable=True,
+    )
     report_to: tuple[str, ...] = _option((), MACHINE, "Trackers, such as tensorboard or wandb.", resumable=True)
 
     @property

@@ -25,15 +25,15 @@ from prefixprop.models.attention_plans import without_cudnn
 from prefixprop.models.precision import hold_frozen_in_bfloat16
 from prefixprop.training.base_model import BaseModel, choose_max_length, load_base_model
 from prefixprop.training.callbacks import (
+    CheckpointTimes,
     ClaimCheck,
     EarlyStopping,
     EpochWatch,
-    ExtraCheckpoints,
     History,
     epoch_lines,
     is_exhausted,
 )
-from prefixprop.training.checkpoints import find_checkpoint, folder_of_step, read_checkpoint
+from prefixprop.training.checkpoints import find_checkpoint
 from prefixprop.training.data import RunData, encode_task, load_run_task
 from prefixprop.training.environment import describe_environment
 from prefixprop.training.errors import TrainingError, explained_memory_errors
@@ -221,7 +221,7 @@ def _trainer(
     own = (
         EpochWatch(trainer),
         History(trainer, directory.history),
-        ExtraCheckpoints(run.settings.checkpoint_every),
+        CheckpointTimes(run.settings.checkpoint_every, run.settings.checkpoint_seconds),
         EarlyStopping(run.settings.metric, run.settings.early_stopping),
     )
     for callback in (*own, *callbacks):
@@ -230,8 +230,8 @@ def _trainer(
 
 
 def _fit(trainer: RunTrainer, settings: RunSettings, directory: RunDirectory, tell: Callable[[str], None]) -> None:
-    """Train, from the latest checkpoint if there is one, and end with the one that is kept in the model."""
-    checkpoint, complaints = find_checkpoint(directory.checkpoints, trainer.keeps_best)
+    """Train, from the latest checkpoint if there is one, and end with the epoch that is kept in the model."""
+    checkpoint, complaints = find_checkpoint(directory.checkpoints)
     if trainer.args.should_save:
         for complaint in complaints:
             instead = f"goes on from {checkpoint.name}" if checkpoint else "starts from the beginning"
@@ -240,9 +240,8 @@ def _fit(trainer: RunTrainer, settings: RunSettings, directory: RunDirectory, te
         trainer.restore_finished(checkpoint)
     if checkpoint is None or not is_exhausted(trainer.state.log_history, settings.metric, settings.early_stopping):
         trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
-    kept = trainer.state.best_global_step if trainer.keeps_best else trainer.state.global_step
-    assert kept is not None
-    trainer.load_trained(read_checkpoint(folder_of_step(directory.checkpoints, kept)))
+    if trainer.best_trained is not None:
+        trainer.load_trained(trainer.best_trained)
 
 
 def _metrics(trainer: RunTrainer, run: RunPlan, predictions: dict[str, PredictionSet]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +37,8 @@ from prefixprop.training.settings import RunSettings
 class RunTrainer(Trainer):
     """Trains one run; checkpoints are those of `prefixprop.training.checkpoints`.
 
-    What is overridden of the Trainer is how batches are drawn and how checkpoints are written and read; the loop, the
-    optimizer and the schedule are its own.
+    What is overridden of the Trainer is how batches are drawn, how checkpoints are written and read, and how the best
+    epoch's tensors are held, which is in memory; the loop, the optimizer and the schedule are its own.
     """
 
     compute_metrics: Any
@@ -48,6 +49,7 @@ class RunTrainer(Trainer):
         self.checkpoints = checkpoints
         self.keeps_best = settings.keep == "best"
         self.order = LengthGroupedOrder(data.train_lengths, arguments.per_device_train_batch_size, settings.seed)
+        self.best_trained: Mapping[str, Tensor] | None = None
         self.epoch_loss: Tensor | float = 0.0
         self.unchecked: tuple[int, float, Tensor] | None = None
         self.seconds_before = 0.0
@@ -119,12 +121,21 @@ class RunTrainer(Trainer):
 
     # --- checkpoints ----------------------------------------------------------------------------------------------
 
+    def _determine_best_metric(self, metrics: dict[str, float], trial: Any = None) -> bool:
+        is_best: bool = super()._determine_best_metric(metrics, trial)
+        if is_best and self.keeps_best:
+            self.best_trained = _copies(trained_tensors(self.model))
+        return is_best
+
     def _save_checkpoint(self, model: nn.Module, trial: Any = None) -> None:
         self._check_loss()
         generators = gather_object([generator_states()])
         if self.args.should_save:
+            trained = trained_tensors(self.model)
+            is_of_best = self.keeps_best and self.state.best_global_step == self.state.global_step
             snapshot = Snapshot(
-                trained_tensors(self.model),
+                trained,
+                trained if is_of_best else self.best_trained,
                 self.optimizer.state_dict(),
                 self.lr_scheduler.state_dict(),
                 generators,
@@ -139,12 +150,13 @@ class RunTrainer(Trainer):
                     f"({error.strerror}). Earlier checkpoints are untouched: make room or mend the folder, then go "
                     "on with --resume."
                 ) from error
-            remove_old(self.checkpoints, self.state.best_global_step if self.keeps_best else None)
+            remove_old(self.checkpoints, folder)
         self.args.distributed_state.wait_for_everyone()
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         snapshot = read_checkpoint(Path(resume_from_checkpoint))
-        self.load_trained(snapshot)
+        self.load_trained(snapshot.trained)
+        self.best_trained = None if snapshot.best is None else _copies(snapshot.best)
         self.epoch_loss = snapshot.progress["epoch_loss"]
         self.seconds_before = snapshot.progress["seconds"]
 
@@ -161,22 +173,27 @@ class RunTrainer(Trainer):
             if len(generators) == self.args.world_size:
                 restore_generators(generators[self.args.process_index])
 
-    def load_trained(self, snapshot: Snapshot) -> None:
-        """Put the trained tensors of a checkpoint into the model."""
+    def load_trained(self, tensors: Mapping[str, Tensor]) -> None:
+        """Put trained tensors, of a checkpoint or of the best epoch, into the model."""
         own = trained_tensors(self.model)
-        if own.keys() != snapshot.trained.keys():
+        if own.keys() != tensors.keys():
             raise TrainingError(
                 f"The checkpoint in {self.checkpoints} holds other tensors than this model trains; the base model or "
                 "a package has changed since: start again with --overwrite."
             )
         with torch.no_grad():
             for name, tensor in own.items():
-                tensor.copy_(snapshot.trained[name])
+                tensor.copy_(tensors[name])
 
     def restore_finished(self, checkpoint: Path) -> None:
         """Take up a run whose training has ended, without training."""
         self.state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
         self._load_from_checkpoint(str(checkpoint))
+
+
+def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """In the CPU's memory, where neither training nor a checkpoint that is removed can change them."""
+    return {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()}
 
 
 def document_loss(outputs: Any, labels: Tensor, num_items_in_batch: Tensor | int | None = None) -> Tensor:
