@@ -13,10 +13,10 @@ import torch
 from peft import load_peft_weights
 from transformers import TrainerCallback
 
-from killed_runs import KillAt, assert_same_end, killed
 from prefixprop.training import RunResult, RunSettings, callbacks, train
 from prefixprop.training.checkpoints import list_checkpoints, read_checkpoint
 
+from killed_runs import KillAt, assert_same_end, killed
 from tiny_training import tiny_settings
 
 NEVER = 1e6

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from transformers import TrainerCallback
 
-from killed_runs import KillAt, assert_same_end, killed
 from prefixprop.training import RunDirectory, RunResult, RunSettings, checkpoints, train
 from prefixprop.training.checkpoints import damage, list_checkpoints
 
+from killed_runs import KillAt, assert_same_end, killed
 from tiny_training import tiny_settings
 
 # The package has a function of the same name.
