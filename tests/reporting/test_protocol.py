@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,24 +13,13 @@ from prefixprop.reporting.groups import compare
 from prefixprop.reporting.rate_figure import plot_learning_rates
 from prefixprop.reporting.runs import FoundRuns, Run, read_run
 from prefixprop.reporting.table_notes import choice_notes
-from prefixprop.training import RunSettings
 
 from tiny_runs import make_results
 
 
-@dataclass(frozen=True)
-class Settings(RunSettings):
-    """Settings with a protocol, whether or not this version's own have one."""
-
-    fold: int | None = None
-    folds: int | None = None
-    keep: str = "best"
-
-
-def a_run(folder: Path, fold: int | None = None, keep: str = "best", **settings: object) -> Run:
-    run = read_run(make_results(folder / f"run{len(list(folder.iterdir()))}", **settings))  # type: ignore[arg-type]
-    known = asdict(run.settings) | {"fold": fold, "folds": None if fold is None else 3, "keep": keep}
-    return replace(run, settings=Settings(**known))
+def a_run(folder: Path, fold: int | None = None, **settings: Any) -> Run:
+    folds = None if fold is None else 3
+    return read_run(make_results(folder / f"run{len(list(folder.iterdir()))}", fold=fold, folds=folds, **settings))
 
 
 def test_runs_on_folds_are_in_no_row_but_in_the_choice(tmp_path: Path) -> None:
@@ -50,6 +39,16 @@ def test_runs_on_folds_are_in_no_row_but_in_the_choice(tmp_path: Path) -> None:
     figure = plot_learning_rates(comparison)
     assert figure is not None
     assert list(figure.axes[0].lines[0].get_xdata()) == [5e-3, 1e-2]
+
+
+def test_learning_rates_are_shown_at_the_alpha_at_which_they_were_tried(tmp_path: Path) -> None:
+    search = [a_run(tmp_path, kernel="exp", alpha=5e-3, learning_rate=rate) for rate in (1e-2, 5e-3, 1e-3)]
+    chosen = [a_run(tmp_path, kernel="exp", alpha=4e-2, learning_rate=5e-3, seed=seed) for seed in (1, 2)]
+    (comparison,) = compare([*search, *chosen])
+    assert comparison.contenders[0].best.settings.alpha == 4e-2
+    figure = plot_learning_rates(comparison)
+    assert figure is not None
+    assert list(figure.axes[0].lines[0].get_xdata()) == [1e-3, 5e-3, 1e-2]
 
 
 def test_a_choice_against_the_cross_validation_is_told(tmp_path: Path) -> None:

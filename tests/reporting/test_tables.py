@@ -116,6 +116,18 @@ def test_a_wide_table_keeps_to_the_terminal(width: int) -> None:
     assert all(f"0.{n}12" in shown for n in range(8))
 
 
+@pytest.mark.parametrize("width", range(60, 120, 3))
+def test_a_turned_table_of_rows_of_different_widths_keeps_to_the_terminal(width: int) -> None:
+    columns = (Column("Method", is_text=True), *(Column(f"Measure number {n}, %") for n in range(20)))
+    names = ("fine-tuning", "lora", "prefix-propagation", "prefix-propagation, exp kernel", "head-only")
+    rows = tuple((Cell(name), *(Cell(f"7{n}.4 to 81.{n}") for n in range(20))) for name in names)
+    stream = io.StringIO()
+    print_table(Console(file=stream, width=width), Table("x", "A table", columns, rows))
+    shown = stream.getvalue()
+    assert max(map(len, shown.splitlines())) <= width
+    assert all(shown.count(f"7{n}.4 to 81.{n}") == len(names) for n in range(20))
+
+
 @pytest.mark.parametrize("width", [200, 40, 36])
 def test_numbers_are_not_cut_in_a_narrow_terminal(width: int) -> None:
     stream = io.StringIO()

@@ -1,7 +1,4 @@
-"""By which protocol a run was judged: on dev or on a fold of train, and at its best or its last epoch.
-
-Settings of runs of a version without these are read as that version's protocol: no folds, the best epoch.
-"""
+"""By which protocol a run was judged: on dev or on a fold of train, and at its best or its last epoch."""
 
 from __future__ import annotations
 
@@ -12,9 +9,9 @@ PROTOCOL_SETTINGS = ("fold", "folds", "keep")
 
 def is_on_fold(settings: RunSettings) -> bool:
     """Whether the run belongs to a cross-validation: it helps to choose, and is no result itself."""
-    return getattr(settings, "fold", None) is not None
+    return settings.fold is not None
 
 
 def keeps_last_epoch(settings: RunSettings) -> bool:
     """Whether the weights of the last epoch were judged, rather than those of the best on dev."""
-    return getattr(settings, "keep", "best") == "last"
+    return settings.keep == "last"

@@ -42,13 +42,17 @@ def plot_learning_rates(comparison: Comparison, path: str | Path | None = None) 
 
 
 def _by_rate(contender: Contender) -> dict[float, list[float]]:
-    """The dev measure of every seed or fold in percent, by learning rate; at the alpha of the row."""
-    rates: dict[float, list[float]] = {}
-    chosen = contender.best.settings
+    """The dev measure of every seed or fold in percent, by learning rate.
+
+    At the alpha with the most rates, for a search tries rates at one alpha and then alphas at one rate; among equals
+    at the row's.
+    """
+    by_alpha: dict[float, dict[float, list[float]]] = {contender.best.settings.alpha: {}}
     # Where a cross-validation tried the rates, the runs of the chosen one are no comparison.
     for trial in contender.folds or contender.trials:
         settings = trial.settings
         values = trial.values("dev", settings.metric)
-        if values and settings.learning_rate is not None and settings.alpha == chosen.alpha:
+        if values and settings.learning_rate is not None:
+            rates = by_alpha.setdefault(settings.alpha, {})
             rates[settings.learning_rate] = [100 * value for value in values]
-    return dict(sorted(rates.items()))
+    return dict(sorted(max(by_alpha.values(), key=len).items()))

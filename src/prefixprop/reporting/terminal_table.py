@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich.console import Console
-from rich.measure import Measurement
 from rich.table import Table as RichTable
 from rich.text import Text
 
@@ -57,27 +56,26 @@ def _widths(table: Table, available: int) -> list[int] | None:
 
 
 def _print_turned(console: Console, table: Table) -> None:
+    """Print the rows as columns, with the titles at the left, as many at a time as there is room for."""
+    titles = [heading(column) for column in table.columns]
+    longest_word = max(len(word) for title in titles for word in title.split())
     rows = list(table.rows)
     while rows:
         count = len(rows)
-        while count > 1 and not _fits(console, _turned(table.columns, rows[:count])):
+        while count > 1 and _room_for_titles(console.width, table.columns, rows[:count]) < longest_word:
             count -= 1
-        console.print(_turned(table.columns, rows[:count]))
+        room = max(longest_word, _room_for_titles(console.width, table.columns, rows[:count]))
+        console.print(_turned(table.columns, rows[:count], min(room, max(map(len, titles)))))
         rows = rows[count:]
 
 
-def _turned(columns: Sequence[Column], rows: Sequence[tuple[Cell, ...]]) -> RichTable:
-    """The rows as columns, with the titles at the left."""
+def _turned(columns: Sequence[Column], rows: Sequence[tuple[Cell, ...]], width_of_titles: int) -> RichTable:
     shown = RichTable(show_header=False)
-    titles = [heading(column) for column in columns]
-    shown.add_column(min_width=max(len(word) for title in titles for word in title.split()))
+    # Widths are fixed: Rich narrows columns in proportion, and then cuts numbers.
+    shown.add_column(min_width=width_of_titles, max_width=width_of_titles)
     for row in rows:
-        numbers = (cell.text for column, cell in zip(columns, row, strict=True) if not column.is_text)
-        # Long names may take several lines.
-        words = (
-            word for column, cell in zip(columns, row, strict=True) if column.is_text for word in cell.text.split()
-        )
-        shown.add_column(justify="right", min_width=max(map(len, [*numbers, *words])), overflow="fold")
+        width = _width_of_row(columns, row)
+        shown.add_column(justify="right", min_width=width, max_width=width, overflow="fold")
     for place, column in enumerate(columns):
         style = _PAPER_STYLE if column.from_paper else ""
         cells = (_text(row[place]) for row in rows)
@@ -85,8 +83,16 @@ def _turned(columns: Sequence[Column], rows: Sequence[tuple[Cell, ...]]) -> Rich
     return shown
 
 
-def _fits(console: Console, shown: RichTable) -> bool:
-    return Measurement.get(console, console.options.update(width=10_000), shown).minimum <= console.width
+def _room_for_titles(available: int, columns: Sequence[Column], rows: Sequence[tuple[Cell, ...]]) -> int:
+    borders = 3 * (len(rows) + 1) + 1
+    return available - borders - sum(_width_of_row(columns, row) for row in rows)
+
+
+def _width_of_row(columns: Sequence[Column], row: tuple[Cell, ...]) -> int:
+    """Of a row that is turned into a column: numbers in one line, long names in several."""
+    numbers = [cell.text for column, cell in zip(columns, row, strict=True) if not column.is_text]
+    words = [word for column, cell in zip(columns, row, strict=True) if column.is_text for word in cell.text.split()]
+    return max(map(len, [*numbers, *words]))
 
 
 def _text(cell: Cell) -> Text:
