@@ -110,7 +110,8 @@ def _line(outcome: Outcome, name: str) -> str:
     if outcome.error is not None:
         return f"failed    {name}: {outcome.error}"
     state = "finished" if outcome.is_new else "was there"
-    return f"{state:<9} {name}: dev {outcome.settings.metric} {outcome.score:.4f}"
+    judged_on = "dev" if outcome.settings.fold is None else f"fold {outcome.settings.fold}"
+    return f"{state:<9} {name}: {judged_on} {outcome.settings.metric} {outcome.score:.4f}"
 
 
 def _check_options(engine: str, **options_of: dict[str, object]) -> None:
