@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gzip
+import io
 import json
 import os
 import secrets
@@ -23,10 +25,12 @@ _DISK_FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Write a UTF-8 text file, making its folder where there is none."""
+    """Write a UTF-8 text file, making its folder where there is none; gzipped if its name ends in `.gz`."""
     # Half of a surrogate pair, which broken JSON input can hold, has no UTF-8 form. As a backslash escape it does not
     # stop the writing, and inside JSON that escape is the very same character again.
     content = text.encode("utf-8", errors="backslashreplace")
+    if Path(path).suffix == ".gz":
+        content = _gzipped(content)
     with replacing_file(path) as temporary:
         temporary.write_bytes(content)
 
@@ -93,6 +97,19 @@ def clear_leftovers(folder: str | Path) -> None:
             _remove(leftover)
     for leftover in sorted(Path(folder).rglob(_TEMPORARY_PREFIX + "*")):
         _remove(leftover)
+
+
+def is_temporary(name: str) -> bool:
+    """Whether a file or folder of this name is unfinished or on its way out: for its writer alone."""
+    return name.startswith((_TEMPORARY_PREFIX, _REPLACED_PREFIX))
+
+
+def _gzipped(content: bytes) -> bytes:
+    """The same bytes for the same content: no time, no name, and no operating system, unlike `gzip.compress`."""
+    compressed = io.BytesIO()
+    with gzip.GzipFile(filename="", mode="wb", compresslevel=9, fileobj=compressed, mtime=0) as file:
+        file.write(content)
+    return compressed.getvalue()
 
 
 def _make_parent(target: Path) -> None:

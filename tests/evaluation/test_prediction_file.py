@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import errno
+import gzip
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prefixprop.evaluation import PredictionSet, read_predictions, write_predictions
+from prefixprop.evaluation import PredictionSet, read_predictions, stored_predictions, write_predictions
 
 NAMES = ("sport", "art & café", "law")
 LINE = {
@@ -96,8 +98,9 @@ def test_full_disk_keeps_the_old_predictions(tmp_path: Path, monkeypatch: pytest
 
 
 def test_only_json_lines_are_written(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"a name that ends in \.jsonl"):
-        write_predictions(tmp_path / "dev.jsonl.gz", classifier())
+    for name in ("dev.json", "dev.json.gz"):
+        with pytest.raises(ValueError, match=r"a name that ends in \.jsonl or \.jsonl\.gz"):
+            write_predictions(tmp_path / name, classifier())
     assert not list(tmp_path.iterdir())
 
 
@@ -174,3 +177,42 @@ def test_broken_and_empty_files(tmp_path: Path) -> None:
         read_predictions(path)
     with pytest.raises(FileNotFoundError, match="absent"):
         read_predictions(tmp_path / "absent.jsonl")
+
+
+def test_the_gzipped_form_is_read_where_the_plain_file_is_not_there(tmp_path: Path) -> None:
+    plain, compressed = tmp_path / "dev.jsonl", tmp_path / "dev.jsonl.gz"
+    write_predictions(compressed, classifier())
+    assert compressed.read_bytes()[:10] == b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x02\xff", "no name, no time, no system"
+    for path in (plain, compressed):
+        read = read_predictions(path)
+        assert read.ids == classifier().ids
+        np.testing.assert_array_equal(read.logits, classifier().logits)
+    assert stored_predictions(plain) == compressed
+    write_predictions(plain, questions())
+    assert stored_predictions(plain) == plain and read_predictions(plain).candidates is not None
+    assert stored_predictions(tmp_path / "test.jsonl") is None
+
+
+def test_errors_in_a_gzipped_file_name_it_and_the_line(tmp_path: Path) -> None:
+    compressed = tmp_path / "dev.jsonl.gz"
+    compressed.write_bytes(gzip.compress((json.dumps(LINE) + "\n" + json.dumps({"id": "b"}) + "\n").encode()))
+    with pytest.raises(ValueError, match=rf"^{re.escape(str(compressed))}:2: the field 'label' is missing"):
+        read_predictions(tmp_path / "dev.jsonl")
+    compressed.write_bytes(gzip.compress(json.dumps(LINE).encode())[:-12])
+    with pytest.raises(ValueError, match=rf"^{re.escape(str(compressed))}:1: the gzip data is damaged"):
+        read_predictions(tmp_path / "dev.jsonl")
+
+
+def test_rounding_never_changes_what_is_predicted(tmp_path: Path) -> None:
+    logits = np.array([[1.234567, -0.00001], [0.123442, 0.123444], [0.5, 0.5], [-np.inf, 2.00004]])
+    predictions = PredictionSet(("a", "b", "c", "d"), (0, 1, 0, 1), logits, label_names=NAMES[:2])
+    write_predictions(tmp_path / "dev.jsonl", predictions, decimals=4)
+    read = read_predictions(tmp_path / "dev.jsonl")
+    expected = [[1.2346, 0.0], [0.123442, 0.123444], [0.5, 0.5], [-np.inf, 2.0]]
+    np.testing.assert_array_equal(read.logits, expected)
+    lines = [json.loads(line) for line in (tmp_path / "dev.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert [line["predicted"] for line in lines] == [NAMES[0], NAMES[1], NAMES[0], NAMES[1]]
+    assert list(lines[0]["probabilities"].values()) == [0.7746, 0.2254]
+    content = (tmp_path / "dev.jsonl").read_bytes()
+    write_predictions(tmp_path / "dev.jsonl", read, decimals=4)
+    assert (tmp_path / "dev.jsonl").read_bytes() == content

@@ -12,7 +12,14 @@ from rich.console import Console
 from rich.table import Table
 
 from prefixprop.cli.messages import clean_errors
-from prefixprop.evaluation import PredictionSet, Temperature, confusion_counts, read_predictions, reliability
+from prefixprop.evaluation import (
+    PredictionSet,
+    Temperature,
+    confusion_counts,
+    read_predictions,
+    reliability,
+    stored_predictions,
+)
 from prefixprop.prediction import load_run, run_files
 from prefixprop.prediction.run_data import predict_file, predict_split
 from prefixprop.prediction.token_batches import DEFAULT_BATCH_TOKENS
@@ -95,9 +102,10 @@ def evaluate(
 
 
 def _stored(path: Path, run: Path | None) -> _Judged:
-    if not path.is_file():
+    found = stored_predictions(path)
+    if found is None:
         raise FileNotFoundError(f"{path}: there is no such file of predictions.")
-    before = read_predictions(path)
+    before = read_predictions(found)
     if run is None:
         return _Judged(str(path), before, None, None)
     run_files.check_run(run)

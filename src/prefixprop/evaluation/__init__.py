@@ -29,7 +29,7 @@ from prefixprop.evaluation.paired_tests import (
     paired_bootstrap,
     paired_scores,
 )
-from prefixprop.evaluation.prediction_file import read_predictions, write_predictions
+from prefixprop.evaluation.prediction_file import read_predictions, stored_predictions, write_predictions
 from prefixprop.evaluation.prediction_set import PredictionSet
 from prefixprop.evaluation.predictions import checked_predictions, checked_probabilities, softmax
 from prefixprop.evaluation.questions import question_predictions
@@ -70,6 +70,7 @@ __all__ = [
     "read_predictions",
     "reliability",
     "softmax",
+    "stored_predictions",
     "summarise_seeds",
     "t_test",
     "tfidf_baseline",

@@ -5,14 +5,14 @@
 
 The first form is classification, whose classes are the same on every line; the second is a question, whose classes
 are its candidates. The label is null where it is not known, and a logit is null where it is minus infinity. Numbers
-are written so that reading gives the very same floats.
+are written so that reading gives the very same floats, unless fewer decimals are asked for. A file may be gzipped.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,20 +24,41 @@ from prefixprop.evaluation.predictions import PROBABILITY_TOLERANCE, softmax
 from prefixprop.tasks.json_lines import iterate_json_lines
 
 
-def write_predictions(path: str | Path, predictions: PredictionSet) -> None:
-    """Write the predictions to `path`, a `.jsonl` file, wholly or not at all."""
-    if Path(path).suffix != ".jsonl":
-        raise ValueError(f"{path}: predictions are written as JSON lines; choose a name that ends in .jsonl.")
+def write_predictions(path: str | Path, predictions: PredictionSet, decimals: int | None = None) -> None:
+    """Write the predictions to `path`, a `.jsonl` or `.jsonl.gz` file, wholly or not at all.
+
+    With `decimals`, logits and probabilities are rounded to so many, without changing what is predicted.
+    """
+    if not Path(path).name.endswith((".jsonl", ".jsonl.gz")):
+        raise ValueError(
+            f"{path}: predictions are written as JSON lines; choose a name that ends in .jsonl or .jsonl.gz."
+        )
+    if decimals is not None:
+        predictions = _rounded(predictions, decimals)
     probabilities = predictions.probabilities
-    lines = [
-        json.dumps(_record(predictions, row, probabilities[row].tolist()), ensure_ascii=False, allow_nan=False) + "\n"
+    winners = probabilities.argmax(axis=1)
+    if decimals is not None:
+        probabilities = probabilities.round(decimals)
+    records = (
+        _record(predictions, row, int(winners[row]), probabilities[row].tolist())
         for row in range(len(predictions.ids))
-    ]
+    )
+    lines = [json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n" for record in records]
     write_text(path, "".join(lines))
 
 
+def stored_predictions(path: str | Path) -> Path | None:
+    """The file of this name, or where there is none its gzipped form, `.gz`, as in archives; None without both."""
+    plain = Path(path)
+    return next((file for file in (plain, plain.with_name(f"{plain.name}.gz")) if file.is_file()), None)
+
+
 def read_predictions(path: str | Path) -> PredictionSet:
-    """Read what `write_predictions` wrote; anything else raises a `ValueError` beginning with `file:line`."""
+    """Read what `write_predictions` wrote; anything else raises a `ValueError` beginning with `file:line`.
+
+    Where `path` is not there, its gzipped form is read, see `stored_predictions`.
+    """
+    path = stored_predictions(path) or path
     lines = [_Line.parsed(record, f"{path}:{number}") for number, record in iterate_json_lines(Path(path))]
     if not lines:
         raise ValueError(f"{path}:1: there are no predictions in the file.")
@@ -57,14 +78,21 @@ def read_predictions(path: str | Path) -> PredictionSet:
     return PredictionSet(ids, labels, np.array(logits), label_names=lines[0].names)
 
 
-def _record(predictions: PredictionSet, row: int, probabilities: list[float]) -> dict[str, Any]:
+def _rounded(predictions: PredictionSet, decimals: int) -> PredictionSet:
+    """The predictions with rounded logits; a document of which another class would then win keeps its own."""
+    rounded = replace(predictions, logits=predictions.logits.round(decimals) + 0.0)  # no -0.0
+    changed = rounded.probabilities.argmax(axis=1) != predictions.probabilities.argmax(axis=1)
+    return replace(rounded, logits=np.where(changed[:, None], predictions.logits, rounded.logits))
+
+
+def _record(predictions: PredictionSet, row: int, winner: int, probabilities: list[float]) -> dict[str, Any]:
     names, label = predictions.class_names(row), predictions.labels[row]
     kept = probabilities[: len(names)]
     logits = predictions.logits[row, : len(names)].tolist()
     record: dict[str, Any] = {
         "id": predictions.ids[row],
         "label": None if label is None else names[label],
-        "predicted": names[int(np.argmax(kept))],
+        "predicted": names[winner],
     }
     if predictions.candidates is None:
         record["probabilities"] = dict(zip(names, kept, strict=True))

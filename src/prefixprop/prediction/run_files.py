@@ -14,6 +14,7 @@ from prefixprop.evaluation import Temperature
 
 CONFIG, LABELS, METRICS = "config.yaml", "labels.json", "metrics.json"
 ENVIRONMENT, LENGTHS = "environment.json", "lengths.json"
+ARCHIVED = "archived"  # what the environment of an archived run says beside its own
 _FINISH = "finish it with `prefixprop train … --resume`"
 _AGAIN = "train it again with `prefixprop train … --overwrite`"
 
@@ -29,6 +30,25 @@ def check_run(run_dir: Path) -> None:
     status = read_metrics(run_dir).get("status")
     if status != "finished":
         raise ValueError(f"{run_dir}: the run is not finished (its status is {status!r}); {_FINISH}.")
+
+
+def check_weights_kept(run_dir: Path, keep_weights: bool) -> None:
+    """Raise if the run has no weights by intent: it was told so by its settings, or this is an archive."""
+    if is_archived(run_dir):
+        raise ValueError(
+            f"{run_dir}: this is an archive of a run, which has no weights; use the run directory that it was made "
+            "of, or train it again with `prefixprop train … --keep-weights`."
+        )
+    if not keep_weights:
+        raise ValueError(
+            f"{run_dir}: this run was told not to keep its weights; train it again with `prefixprop train … "
+            "--overwrite --keep-weights`."
+        )
+
+
+def is_archived(run_dir: Path) -> bool:
+    """Whether `prefixprop archive` made this copy of a run."""
+    return read_environment(run_dir).get(ARCHIVED) is True
 
 
 def read_labels(run_dir: Path) -> tuple[str, ...]:

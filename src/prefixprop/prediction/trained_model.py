@@ -140,6 +140,7 @@ def load_run(run_dir: str | Path, device: str | torch.device | None = None) -> T
     run_files.check_run(run_dir)
     directory = RunDirectory(run_dir)
     settings = directory.read_settings()
+    run_files.check_weights_kept(run_dir, settings.keep_weights)
     if settings.max_length is None:
         raise ValueError(
             f"{directory.config}: a finished run has a max_length, and this one has none; train the run again."

@@ -11,7 +11,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from prefixprop.evaluation import PredictionSet, Temperature, read_predictions
+from prefixprop.atomic_files import is_temporary
+from prefixprop.evaluation import PredictionSet, Temperature, read_predictions, stored_predictions
 from prefixprop.prediction import run_files
 from prefixprop.reporting.sweep_failures import read_failures
 from prefixprop.tasks.json_lines import read_json_lines
@@ -83,8 +84,8 @@ class Run:
     def predictions(self, split: str) -> PredictionSet | None:
         """What the run said about the documents of a split, uncalibrated; None where it kept nothing."""
         if split not in self._read:
-            path = RunDirectory(self.path).predictions(split)
-            self._read[split] = read_predictions(path) if path.is_file() else None
+            path = stored_predictions(RunDirectory(self.path).predictions(split))
+            self._read[split] = None if path is None else read_predictions(path)
         return self._read[split]
 
     @cached_property
@@ -110,7 +111,7 @@ def find_runs(paths: Iterable[str | Path]) -> FoundRuns:
     runs: list[Run] = []
     remarks: list[str] = []
     failures: dict[Path, str] = {}
-    for directory in _directories([Path(path) for path in paths], failures):
+    for directory in run_directories(paths, failures):
         try:
             runs.append(read_run(directory))
         except (ValueError, OSError) as error:
@@ -155,10 +156,10 @@ def as_number(value: Any) -> float | None:
     return float(value)
 
 
-def _directories(paths: Sequence[Path], failures: dict[Path, str]) -> list[Path]:
+def run_directories(paths: Iterable[str | Path], failures: dict[Path, str]) -> list[Path]:
     """All run directories at and below the paths, each once; `failures` gets what sweeps there say of failed runs."""
     found: dict[Path, Path] = {}
-    for path in paths:
+    for path in map(Path, paths):
         if not path.is_dir():
             raise FileNotFoundError(f"{path}: there is no such folder; give run directories or folders of them.")
         for folder, below, _ in os.walk(path):
@@ -167,7 +168,8 @@ def _directories(paths: Sequence[Path], failures: dict[Path, str]) -> list[Path]
                 found.setdefault(directory.resolve(), directory)
                 below.clear()  # a run has no runs inside, but may have many files
             failures |= read_failures(directory)
-            below.sort()
+            # A killed process may have left half a run under a temporary name.
+            below[:] = sorted(name for name in below if not is_temporary(name))
     return list(found.values())
 
 

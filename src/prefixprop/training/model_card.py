@@ -50,13 +50,7 @@ def model_card(
 
 {_table(metrics)}
 
-## How to load it
-
-```python
-{_loading(settings, labels)}
-```
-
-`prefixprop predict` and `prefixprop evaluate` take this folder as it is.
+{_use(settings, labels)}
 """
 
 
@@ -70,6 +64,21 @@ def _table(metrics: Mapping[str, Any]) -> str:
             cells = [f"{value:,}" if measure == "documents" else f"{value:.4f}" for value in values]
             lines.append(f"| {measure} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
+
+
+def _use(settings: RunSettings, labels: int | None) -> str:
+    if not settings.keep_weights:
+        return """## Weights
+
+The run was told not to keep its weights, so there is nothing to load here. `prefixprop train --keep-weights` with the
+settings in `config.yaml` makes them again."""
+    return f"""## How to load it
+
+```python
+{_loading(settings, labels)}
+```
+
+`prefixprop predict` and `prefixprop evaluate` take this folder as it is."""
 
 
 def _loading(settings: RunSettings, labels: int | None) -> str:

@@ -11,10 +11,12 @@
 | `temperature.json` | the temperature fitted on dev |
 | `metrics.json` | all measures, before and after calibration; its presence says that the run is finished |
 | `adapter/`, `model/` or `head/` | what was trained, see `prefixprop.training.methods` |
-| `tokenizer/` | the tokenizer |
+| `tokenizer/` | the tokenizer; neither it nor what was trained is there with `keep_weights: false` |
 | `README.md` | the model card |
 | `checkpoints/` | the last two, while the run is going on; with `keep_checkpoints` also after it |
 | `runs/` | what TensorBoard reads, with `report_to: tensorboard` |
+
+`prefixprop.reporting.archive` makes copies that have no weights, and predictions as `.jsonl.gz`.
 """
 
 from __future__ import annotations

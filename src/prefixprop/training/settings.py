@@ -188,6 +188,12 @@ class RunSettings:
         "Keep the last two checkpoints when the run has ended; one over within --checkpoint-seconds has none.",
         resumable=True,
     )
+    keep_weights: bool = _option(
+        True,
+        MACHINE,
+        "Keep what was trained, and the tokenizer; without them a run can be reported on, but cannot predict.",
+        resumable=True,
+    )
     report_to: tuple[str, ...] = _option((), MACHINE, "Trackers, such as tensorboard or wandb.", resumable=True)
 
     @property

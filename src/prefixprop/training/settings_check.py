@@ -107,6 +107,8 @@ def _joint_problems(settings: RunSettings, processes: int) -> Iterator[str]:
     yield from _source_problems(settings)
     yield from _fold_problems(settings)
     yield from _method_problems(settings)
+    if settings.keep_checkpoints and not settings.keep_weights:
+        yield "--keep-checkpoints: checkpoints are weights, and --no-keep-weights keeps none; leave one of them out."
     at_once = settings.device_batch_size * processes
     if settings.batch_size % at_once:
         several = f" on each of {processes} processes" if processes > 1 else ""

@@ -108,6 +108,8 @@ def train(
     going_on = resume and directory.is_run()
     if going_on and directory.is_finished():
         directory.check_same_settings(_comparable(settings, directory))
+        if settings.keep_weights and not directory.read_settings().keep_weights:
+            tell(f"{directory.path} has a finished run without its weights; --overwrite trains it again")
         if is_main_process():
             with directory.claimed(tell):  # a kill may have come between the results and the tidying up
                 _tidy_up(directory)
@@ -276,10 +278,16 @@ def _write_results(
         write_predictions(directory.predictions(name), split)
     temperature = fit_temperature(predictions["dev"].logits, predictions["dev"].known_labels)
     write_json(directory.temperature, asdict(temperature) | {"at_bound": temperature.at_bound})
-    with replacing_folder(directory.path / method.folder) as folder:
-        method.save(trainer.accelerator.unwrap_model(trainer.model), folder)
-    with replacing_folder(directory.tokenizer) as folder:
-        run.base.tokenizer.save_pretrained(str(folder))
+    weights = directory.path / method.folder
+    if settings.keep_weights:
+        with replacing_folder(weights) as folder:
+            method.save(trainer.accelerator.unwrap_model(trainer.model), folder)
+        with replacing_folder(directory.tokenizer) as folder:
+            run.base.tokenizer.save_pretrained(str(folder))
+    else:
+        # A run that was to keep them may have been killed here, and resumed with other wishes.
+        for folder in (weights, directory.tokenizer):
+            shutil.rmtree(folder, ignore_errors=True)
     labels = None if run.data.label_names is None else len(run.data.label_names)
     write_text(directory.model_card, model_card(settings, run.base.name, metrics, run.parameters, labels))
     write_json(directory.metrics, metrics)

@@ -1,0 +1,34 @@
+"""`prefixprop archive`: finished runs without their weights, to keep and to publish."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from prefixprop.cli.messages import clean_errors
+from prefixprop.reporting.archive import archive_runs
+
+
+def archive(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUNS…", help="Run directories, or folders of them.")],
+    output: Annotated[
+        Path, typer.Option(metavar="FOLDER", help="Where the copies go; runs that are there already are left alone.")
+    ],
+) -> None:
+    """Copy finished runs without weights: report makes the same tables of them, and sweep does not repeat them.
+
+    Predictions are rounded and gzipped; paths of this machine are shortened.
+    """
+    with clean_errors():
+        result = archive_runs(runs, output)
+        messages = Console(stderr=True, highlight=False, soft_wrap=True)
+        for skipped in result.skipped:
+            messages.print(f"Skipped: {skipped}", markup=False)
+        size = sum(file.stat().st_size for file in output.rglob("*") if file.is_file())
+        typer.echo(
+            f"{output}: {len(result.added)} runs added, {len(result.present)} were there already; "
+            f"{size / 1e6:.2f} MB in all."
+        )

@@ -1,0 +1,51 @@
+"""`prefixprop archive`."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from click.testing import Result
+from typer.testing import CliRunner
+
+from prefixprop.cli import app
+
+from tiny_runs import make_results
+
+
+def call(*arguments: object) -> Result:
+    result = CliRunner(env={"COLUMNS": "200", "NO_COLOR": "1"}).invoke(app, list(map(str, arguments)))
+    assert "Traceback" not in result.output
+    return result
+
+
+def test_archive_then_report_and_evaluate(tmp_path: Path) -> None:
+    for seed in (1, 2):
+        make_results(tmp_path / "runs" / f"run{seed}", seed=seed)
+    (make_results(tmp_path / "runs" / "unfinished", seed=3) / "metrics.json").unlink()
+    result = call("archive", tmp_path / "runs", "--output", tmp_path / "archive")
+    assert result.exit_code == 0
+    assert re.search(r"archive: 2 runs added, 0 were there already; 0\.\d\d MB in all\.", result.stdout)
+    assert f"Skipped: {tmp_path / 'runs' / 'unfinished'}: the run is not finished" in result.stderr
+    again = call("archive", tmp_path / "runs", "--output", tmp_path / "archive")
+    assert "0 runs added, 2 were there already" in again.stdout
+    assert "hyperpartisan, dev: quality" in call("report", tmp_path / "archive").stdout
+    # The name that a run directory would have is enough.
+    stored = tmp_path / "archive" / "run1" / "predictions" / "test.jsonl"
+    judged = call("evaluate", tmp_path / "archive" / "run1", "--predictions", stored)
+    assert judged.exit_code == 0 and "after scaling" in judged.stdout
+    refused = call("evaluate", tmp_path / "archive" / "run1")
+    assert refused.exit_code == 1 and "this is an archive of a run" in refused.stderr
+
+
+def test_bad_input(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("")
+    for runs, output, told in (
+        ("nowhere", "archive", "nowhere: there is no such folder"),
+        ("empty", "archive", "There is no finished run at or below"),
+        ("empty", "file", "is a file; give a folder"),
+        ("empty", "empty/archive", "give a folder outside of it"),
+    ):
+        result = call("archive", tmp_path / runs, "--output", tmp_path / output)
+        assert result.exit_code == 1 and told in result.stderr
