@@ -23,7 +23,7 @@ def describe_environment(settings: RunSettings, device: torch.device, processes:
         "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "python": platform.python_version(),
         "packages": {package: _version(package) for package in PACKAGES},
-        "platform": platform.platform(),
+        "platform": f"{platform.system()} {platform.machine()}",
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "threads": torch.get_num_threads(),
         "processes": processes,
