@@ -5,12 +5,12 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from prefixprop.attention import sliding_window
+from prefixprop.attention import compiled, sliding_window
 
 BACKENDS = ("sdpa", "triton")
 HAS_TRITON = importlib.util.find_spec("triton") is not None
@@ -45,10 +45,6 @@ class Backend(NamedTuple):
     whole_layer: Callable[..., Tensor | None]
 
 
-def _backend(module: Any) -> Backend:
-    return Backend(module.longformer_self_attention, module.residual_output, module.whole_layer)
-
-
 def choose(name: str | None, device: torch.device) -> Backend:
     """The backend of this name, or for `auto` and None the best one, for tensors on `device`."""
     if name == "triton" and (reason := why_not(name, device)) is not None:
@@ -57,7 +53,7 @@ def choose(name: str | None, device: torch.device) -> Backend:
             "prefixprop.attention.install(model, backend='auto')."
         )
     if name == "sdpa" or (name != "triton" and (device.type != "cuda" or why_not("triton", device) is not None)):
-        return _backend(sliding_window)
-    from prefixprop.attention.gpu import self_attention  # where there is Triton
+        return Backend(compiled.longformer_self_attention, sliding_window.residual_output, sliding_window.whole_layer)
+    from prefixprop.attention.gpu import self_attention as gpu  # where there is Triton
 
-    return _backend(self_attention)
+    return Backend(gpu.longformer_self_attention, gpu.residual_output, gpu.whole_layer)

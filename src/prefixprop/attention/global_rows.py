@@ -8,7 +8,7 @@ W_v (Σ p x) + b_v Σ p. That saves two of the layer's projections.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -101,9 +101,21 @@ def _key_value(module: Any) -> tuple[Any, Any]:
     return module.key_global, module.value_global
 
 
-def is_plain(linear: nn.Module) -> bool:
+class Affine(NamedTuple):
+    """An `nn.Linear` of tensors that are no parameters."""
+
+    weight: Tensor
+    bias: Tensor
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        return F.linear(rows, self.weight, self.bias)
+
+
+def is_plain(linear: nn.Module | Affine) -> bool:
     """Nothing but its weight and bias: no adapter around it, and nobody who waits for it to be called."""
-    return type(linear) is nn.Linear and not linear._forward_hooks and not linear._forward_pre_hooks
+    if type(linear) is nn.Linear:
+        return not linear._forward_hooks and not linear._forward_pre_hooks
+    return type(linear) is Affine
 
 
 def split_heads(rows: Tensor, heads: int) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from prefixprop.attention.pattern import AttentionPattern
@@ -26,6 +27,26 @@ def outside_softmax(
     """Keys and values of the prefix where it is in no softmax: trained ones, or those of the hidden rows."""
     rows = pattern.hidden_rows
     return (key[:, :, :rows], value[:, :, :rows]) if prefix is None else (prefix.keys, prefix.values)
+
+
+def add_prefix_part(
+    output: Tensor,
+    prefix_part: PrefixPart,
+    by_head: list[Tensor],
+    prefix: PrefixedKeys | None,
+    pattern: AttentionPattern,
+    dropout: float,
+) -> Tensor:
+    """Attention with the second part of Eq. 3, from what was projected for all rows, split into heads.
+
+    That is: each row's own query, the plain key and value, and those that are for global rows.
+    """
+    query, key, value, far_key, far_value = by_head
+    part = prefix_part(query, *outside_softmax(key, value, prefix, pattern), dropout)
+    if prefix is None:
+        theirs = prefix_part(query, *outside_softmax(far_key, far_value, prefix, pattern), dropout)
+        part = torch.where(pattern.is_global[:, None, :, None], theirs, part)
+    return (output + part.transpose(1, 2).flatten(2)).masked_fill(pattern.is_masked[..., None], 0.0)
 
 
 def for_batch(prefix: Tensor, rows: Tensor) -> Tensor:

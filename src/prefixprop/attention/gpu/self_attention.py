@@ -15,7 +15,7 @@ from prefixprop.attention.gpu.operator import attend, longformer_attention
 from prefixprop.attention.gpu.pattern import DevicePattern
 from prefixprop.attention.gpu.residual_norm import residual_norm
 from prefixprop.attention.pattern import AttentionPattern
-from prefixprop.attention.prefix import PrefixedKeys, PrefixPart, outside_softmax
+from prefixprop.attention.prefix import PrefixedKeys, PrefixPart, add_prefix_part
 from prefixprop.attention.sliding_window import longformer_self_attention as with_weights
 
 PROJECTIONS = ("query", "key", "value", "key_global", "value_global")
@@ -57,12 +57,7 @@ def longformer_self_attention(
     output = attend(near, far, *_arguments(module, pattern, in_softmax, dropout))
     if prefix_part is not None:
         by_head = [split_heads(rows, module.num_heads) for rows in (query, key, value, far_key, far_value)]
-        part = prefix_part(by_head[0], *outside_softmax(by_head[1], by_head[2], prefix, pattern), dropout)
-        if prefix is None:
-            theirs = prefix_part(by_head[0], *outside_softmax(by_head[3], by_head[4], prefix, pattern), dropout)
-            part = torch.where(pattern.is_global[:, None, :, None], theirs, part)
-        output = output + part.transpose(1, 2).flatten(2)
-        output = output.masked_fill(pattern.is_masked[..., None], 0.0)
+        output = add_prefix_part(output, prefix_part, by_head, prefix, pattern, dropout)
     return (output,)
 
 
