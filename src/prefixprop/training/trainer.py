@@ -50,7 +50,8 @@ class RunTrainer(Trainer):
         self.keeps_best = settings.keep == "best"
         self.order = LengthGroupedOrder(data.train_lengths, arguments.per_device_train_batch_size, settings.seed)
         self.best_trained: Mapping[str, Tensor] | None = None
-        self.epoch_loss: Tensor | float = 0.0
+        self.epoch_loss = 0.0
+        self.uncounted: list[Tensor] = []  # losses that are still on the device
         self.unchecked: tuple[int, float, Tensor] | None = None
         self.seconds_before = 0.0
         self.started = time.monotonic()
@@ -90,8 +91,15 @@ class RunTrainer(Trainer):
         loss = super().training_step(model, inputs, num_items_in_batch)
         self._check_loss()
         self.unchecked = (self.state.global_step + 1, self._get_learning_rate(), loss.detach())
-        self.epoch_loss = self.epoch_loss + loss.detach().double()
+        self.uncounted.append(loss.detach())
         return loss
+
+    def _count_losses(self) -> float:
+        """The sum of the epoch's losses so far; one after the other, so that a resumed run has the same bits."""
+        for value in torch.stack(self.uncounted).tolist() if self.uncounted else ():
+            self.epoch_loss += value
+        self.uncounted.clear()
+        return self.epoch_loss
 
     def _check_loss(self) -> None:
         """Look at the loss of the step before: to look at this one's would be to wait for the device."""
@@ -114,7 +122,7 @@ class RunTrainer(Trainer):
         if "loss" in logs:
             # The Trainer's own mean forgets, on resumption, the steps before.
             steps = self.state.max_steps // int(self.args.num_train_epochs)
-            losses = gather_object([float(self.epoch_loss)])
+            losses = gather_object([self._count_losses()])
             logs = {**logs, "loss": sum(losses) / len(losses) / steps}
             self.epoch_loss = 0.0
         super().log(logs, start_time)
@@ -139,7 +147,7 @@ class RunTrainer(Trainer):
                 self.optimizer.state_dict(),
                 self.lr_scheduler.state_dict(),
                 generators,
-                {"epoch_loss": float(self.epoch_loss), "seconds": self.seconds},
+                {"epoch_loss": self._count_losses(), "seconds": self.seconds},
             )
             folder = folder_of_step(self.checkpoints, self.state.global_step)
             try:
