@@ -91,6 +91,19 @@ def test_every_method_gives_its_own_predictions_again_when_loaded(tmp_path: Path
             assert logits.tolist() == pytest.approx(stored.logits[row].tolist(), abs=1e-4)
 
 
+@pytest.mark.parametrize("method", [method for method in METHOD_NAMES if method != "fine-tuning"])  # freezes nothing
+def test_half_precision_is_of_what_is_frozen_alone(tmp_path: Path, method: str) -> None:
+    """What was trained is stored in float32, and the predictions are near those of the whole run in float32."""
+    exact = train(tiny_settings(tmp_path, method=method, epochs=1, precision="fp32"), tmp_path / "fp32").run_dir
+    half = train(tiny_settings(tmp_path, method=method, epochs=1, precision="bf16"), tmp_path / "bf16").run_dir
+    stored = [load_file(path) for path in half.glob("[amh]*/*.safetensors")]
+    assert len(stored) == 1
+    assert {tensor.dtype for tensor in stored[0].values() if tensor.is_floating_point()} == {torch.float32}
+    right, left = (read_predictions(folder / "predictions" / "dev.jsonl").logits for folder in (exact, half))
+    difference = float(abs(left - right).max())
+    assert 0 < difference < 0.1, "bf16 was used, and rounds"
+
+
 def test_training_learns(tmp_path: Path) -> None:
     metrics = train(
         tiny_settings(tmp_path, method="fine-tuning", epochs=8, learning_rate=5e-3), tmp_path / "r"
