@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -44,7 +45,11 @@ def told() -> list[str]:
 
 def leave_claim(folder: Path, beats: int = 1, machine: str = "another") -> None:
     record = {"token": "theirs", "machine": machine, "host": "node-7", "process": 123, "beats": f"{beats:012d}"}
-    (folder / LOCK).write_text(json.dumps(record))
+    content = json.dumps(record).encode()
+    descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT)
+    os.write(descriptor, content)  # over the last one, as a holder does, so that no reader finds an empty file
+    os.ftruncate(descriptor, len(content))
+    os.close(descriptor)
 
 
 def test_a_claim_is_seen_by_others_and_leaves_nothing(tmp_path: Path, told: list[str]) -> None:
@@ -90,6 +95,16 @@ def test_a_counting_claim_of_another_machine_is_respected(
         pass
     timer.join()
     assert json.loads((tmp_path / LOCK).read_text())["token"] == "theirs"
+
+
+def test_a_claim_that_another_machine_lets_go_of_is_free(tmp_path: Path, told: list[str]) -> None:
+    leave_claim(tmp_path)
+    timer = threading.Timer(0.2, os.truncate, (tmp_path / LOCK, 0))
+    timer.start()
+    with claim(tmp_path, told.append) as held:
+        held.check()
+    timer.join()
+    assert len(told) == 1
 
 
 def test_a_lock_that_outlives_its_machine(tmp_path: Path, told: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

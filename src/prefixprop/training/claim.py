@@ -167,7 +167,9 @@ def _may_take(path: Path, descriptor: int, tell: Callable[[str], None]) -> bool:
     if is_elsewhere or (lock is _Lock.UNSUPPORTED and content):
         tell(f"{path.parent} was last claimed by {holder}; waiting up to {SILENT_SECONDS:g} s for a sign of life")
         if _is_changing(path, content):
-            raise _in_use(path, _holder(_read(path)))
+            if not (now := _read(path)):  # its holder has just let go of it
+                return False
+            raise _in_use(path, _holder(now))
     if lock is _Lock.REFUSED:
         # The file server still keeps the lock of a machine that is gone; a new file has no lock on it.
         path.unlink(missing_ok=True)
