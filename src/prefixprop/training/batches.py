@@ -1,7 +1,7 @@
-"""The order of training documents: shuffled, but with documents of like length in one batch.
+"""The order of training documents: shuffled, but with documents of like length in one step.
 
-The reference pads every document to 4088 tokens; here a batch is padded to its own longest, and batches are made of
-documents of like length, so that little of it is padding.
+The reference pads every document to 4088 tokens; here a batch is padded to its own longest, and the documents of a
+step are of like length, so that little of it is padding.
 """
 
 from __future__ import annotations
@@ -11,18 +11,19 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch.utils.data import Sampler
 
-# Documents are sorted within random groups of so many batches: long enough for batches of almost equal lengths, short
-# enough that other documents meet in every epoch.
-BATCHES_PER_GROUP = 50
+# Documents are sorted by their length times a random factor, e^(0.15 z) with z normal. Sorted by length alone, a
+# small data set would have the same batches in every epoch, which costs two points of accuracy on Hyperpartisan.
+_LENGTH_BLUR = 0.15
 
 
 class LengthGroupedOrder(Sampler[int]):
     """Places of documents, in an order that depends on seed and epoch alone.
 
-    It does not depend on what else was drawn at random or on how many processes there are, so that a resumed run and
-    a run on several devices read the very same batches. Consecutive `batch_size` places are one batch; the batches
-    themselves are shuffled, so that a step of several accumulated batches has long and short documents. The first
-    batch of all is the one with the longest document: if memory is too small, that is known at once.
+    It does not depend on what else was drawn at random, on how many processes there are, or on how many documents a
+    device takes at once, so that a resumed run and a run on several devices take the very same steps. Consecutive
+    `batch_size` places are one step, longest document first, so that the parts of it that are computed one after the
+    other are of like length too; steps themselves are in random order. The first step of the first epoch is the one
+    with the longest document of all: if memory is too small, that is known at once.
     """
 
     def __init__(self, lengths: Sequence[int], batch_size: int, seed: int) -> None:
@@ -37,17 +38,16 @@ class LengthGroupedOrder(Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
+        size = self.batch_size
         places = torch.randperm(len(self.lengths), generator=generator).tolist()
-        size, group_size = self.batch_size, self.batch_size * BATCHES_PER_GROUP
-        batches: list[list[int]] = []
-        for start in range(0, len(places), group_size):
-            group = sorted(places[start : start + group_size], key=lambda place: -self.lengths[place])
-            batches += [group[first : first + size] for first in range(0, len(group), size)]
-        # Only the very last batch can be short, and must stay last: the others are told apart by their size alone.
-        last = [batches.pop()] if batches and len(batches[-1]) < size else []
-        shuffled = [batches[index] for index in torch.randperm(len(batches), generator=generator).tolist()]
-        if shuffled:
-            longest = max(range(len(shuffled)), key=lambda index: self.lengths[shuffled[index][0]])
-            shuffled[0], shuffled[longest] = shuffled[longest], shuffled[0]
-        for batch in shuffled + last:
-            yield from batch
+        # What is left over makes a short step, which must be the last one; it is of any documents.
+        full = len(places) - len(places) % size
+        blur = torch.randn(len(places), generator=generator, dtype=torch.float64).mul(_LENGTH_BLUR).exp().tolist()
+        sorted_places = sorted(places[:full], key=lambda place: self.lengths[place] * blur[place])
+        steps = [sorted_places[start : start + size] for start in range(0, full, size)]
+        steps = [steps[index] for index in torch.randperm(len(steps), generator=generator).tolist()]
+        if self.epoch == 0 and steps:
+            longest = max(range(len(steps)), key=lambda index: max(self.lengths[place] for place in steps[index]))
+            steps[0], steps[longest] = steps[longest], steps[0]
+        for step in (*steps, places[full:]):
+            yield from sorted(step, key=lambda place: -self.lengths[place])

@@ -48,7 +48,7 @@ class RunTrainer(Trainer):
     ) -> None:
         self.checkpoints = checkpoints
         self.keeps_best = settings.keep == "best"
-        self.order = LengthGroupedOrder(data.train_lengths, arguments.per_device_train_batch_size, settings.seed)
+        self.order = LengthGroupedOrder(data.train_lengths, settings.batch_size, settings.seed)
         self.best_trained: Mapping[str, Tensor] | None = None
         self.epoch_loss = 0.0
         self.uncounted: list[Tensor] = []  # losses that are still on the device
