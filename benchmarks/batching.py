@@ -73,7 +73,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--task", default="hyperpartisan")
     parser.add_argument("--data-dir", type=Path)
-    parser.add_argument("--batch-size", type=int, default=8)
+    parser.add_argument("--batch-size", type=int, default=8, help="documents at once, of a step of 32")
     parser.add_argument("--tokens", type=int, default=30_000, help="how many are timed in each way")
     choices = parser.parse_args()
     task = load_task(choices.task, choices.data_dir)
@@ -88,7 +88,7 @@ def main() -> None:
         "padded to 4088 (reference)": (batches_in_order(shuffled, size), REFERENCE_LENGTH),
         "padded to the longest, random": (batches_in_order(shuffled, size), None),
         "padded to the longest, grouped": (
-            batches_in_order(list(LengthGroupedOrder(lengths, size, seed=1)), size),
+            batches_in_order(list(LengthGroupedOrder(lengths, RunSettings().batch_size, seed=1)), size),
             None,
         ),
     }
