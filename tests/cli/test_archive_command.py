@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -36,6 +37,18 @@ def test_archive_then_report_and_evaluate(tmp_path: Path) -> None:
     assert judged.exit_code == 0 and "after scaling" in judged.stdout
     refused = call("evaluate", tmp_path / "archive" / "run1")
     assert refused.exit_code == 1 and "this is an archive of a run" in refused.stderr
+
+
+def test_runs_that_became_results_are_counted(tmp_path: Path) -> None:
+    for number in (1, 2):
+        make_results(tmp_path / "runs" / f"run{number}", learning_rate=number / 100)
+    counted = []
+    for final in ("run1", "run2"):
+        cell = {"runs": {"run1": 0.5, "run2": 0.6}, "final_runs": [final]}
+        (tmp_path / "runs" / "sweep.json").write_text(json.dumps({"cells": [cell], "failed": {}}))
+        counted.append(call("archive", tmp_path / "runs", "--output", tmp_path / "archive").stdout)
+    assert "2 runs added, 0 were there already" in counted[0]
+    assert "0 runs added, 1 got predictions that they lacked, 1 were there already" in counted[1]
 
 
 def test_bad_input(tmp_path: Path) -> None:

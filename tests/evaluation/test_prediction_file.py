@@ -13,7 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prefixprop.evaluation import PredictionSet, read_predictions, stored_predictions, write_predictions
+from prefixprop.evaluation import (
+    PredictionSet,
+    read_predictions,
+    stored_predictions,
+    write_compact_predictions,
+    write_predictions,
+)
 
 NAMES = ("sport", "art & café", "law")
 LINE = {
@@ -24,6 +30,7 @@ LINE = {
     "logits": [0.0, 0.0, 0.6931471805599453],
 }
 QUESTION = LINE | {"candidates": ["sport", "art", "law"], "probabilities": [0.25, 0.25, 0.5]}
+COMPACT = {name: value for name, value in LINE.items() if name != "probabilities"}
 
 
 def classifier() -> PredictionSet:
@@ -206,13 +213,65 @@ def test_errors_in_a_gzipped_file_name_it_and_the_line(tmp_path: Path) -> None:
 def test_rounding_never_changes_what_is_predicted(tmp_path: Path) -> None:
     logits = np.array([[1.234567, -0.00001], [0.123442, 0.123444], [0.5, 0.5], [-np.inf, 2.00004]])
     predictions = PredictionSet(("a", "b", "c", "d"), (0, 1, 0, 1), logits, label_names=NAMES[:2])
-    write_predictions(tmp_path / "dev.jsonl", predictions, decimals=4)
+    write_compact_predictions(tmp_path / "dev.jsonl", predictions, decimals=4)
     read = read_predictions(tmp_path / "dev.jsonl")
     expected = [[1.2346, 0.0], [0.123442, 0.123444], [0.5, 0.5], [-np.inf, 2.0]]
     np.testing.assert_array_equal(read.logits, expected)
     lines = [json.loads(line) for line in (tmp_path / "dev.jsonl").read_text(encoding="utf-8").splitlines()]
     assert [line["predicted"] for line in lines] == [NAMES[0], NAMES[1], NAMES[0], NAMES[1]]
-    assert list(lines[0]["probabilities"].values()) == [0.7746, 0.2254]
     content = (tmp_path / "dev.jsonl").read_bytes()
-    write_predictions(tmp_path / "dev.jsonl", read, decimals=4)
+    write_compact_predictions(tmp_path / "dev.jsonl", read, decimals=4)
     assert (tmp_path / "dev.jsonl").read_bytes() == content
+
+
+@pytest.mark.parametrize("predictions", [classifier(), questions()], ids=["classifier", "questions"])
+@pytest.mark.parametrize("name", ["dev.jsonl", "dev.jsonl.gz"])
+def test_the_compact_form_is_read_like_the_other(tmp_path: Path, predictions: PredictionSet, name: str) -> None:
+    write_compact_predictions(tmp_path / name, predictions, decimals=3)
+    read = read_predictions(tmp_path / name)
+    assert (read.ids, read.labels) == (predictions.ids, predictions.labels)
+    assert (read.label_names, read.candidates) == (predictions.label_names, predictions.candidates)
+    np.testing.assert_array_equal(read.logits, predictions.logits.round(3))
+    np.testing.assert_allclose(read.probabilities, predictions.probabilities, rtol=0, atol=0.00025)
+    # In the other form the rounded predictions are the same again.
+    write_predictions(tmp_path / "full.jsonl", read)
+    np.testing.assert_array_equal(read_predictions(tmp_path / "full.jsonl").logits, read.logits)
+
+
+def test_compact_lines_have_no_more_than_is_needed(tmp_path: Path) -> None:
+    write_compact_predictions(tmp_path / "dev.jsonl", classifier(), decimals=3)
+    first, second, *_ = map(json.loads, (tmp_path / "dev.jsonl").read_text(encoding="utf-8").splitlines())
+    assert list(first) == ["id", "label", "predicted", "classes", "logits"] and first["classes"] == list(NAMES)
+    assert list(second) == ["id", "label", "predicted", "logits"]
+    assert (second["id"], second["label"], second["logits"][2]) == ("zwei", None, None)
+    assert second["predicted"] == NAMES[int(classifier().logits[1].argmax())]
+    write_compact_predictions(tmp_path / "questions.jsonl", questions(), decimals=3)
+    for line in map(json.loads, (tmp_path / "questions.jsonl").read_text().splitlines()):
+        assert list(line) == ["id", "label", "predicted", "candidates", "logits"]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "place", "complaint"),
+    [
+        ({}, {}, 1, "the field 'probabilities' is missing"),
+        ({"classes": "law"}, {}, 1, "the classes that the first line names must be a list of at least 2 strings"),
+        ({"classes": ["law"]}, {}, 1, "the classes that the first line names must be a list of at least 2 strings"),
+        ({"classes": ["sport", "law", "law"]}, {}, 1, "the classes that the first line names must differ"),
+        ({"classes": ["sport", "law"]}, {}, 1, "2 classes have 3 logits"),
+        ({"classes": ["sport", "art", "law"]}, {"logits": [0.0, 1.0]}, 2, "3 classes have 2 logits"),
+        ({"classes": ["sport", "art", "law"]}, {"predicted": "art"}, 2, "'art' is not the most probable class"),
+        ({"classes": ["sport", "art", "law"]}, {"label": "tax"}, 2, "label is 'tax', but must be one of 'sport', "),
+        ({"classes": ["sport", "art", "law"]}, QUESTION | {"id": "b"}, 2, "lines with and without candidates"),
+        ({"candidates": ["sport", "art", "law"]}, {}, 2, "the field 'probabilities' is missing"),
+        ({"candidates": ["sport", "law"]}, {}, 1, "2 classes have 3 logits"),
+        (LINE, {}, 2, "the field 'probabilities' is missing"),
+    ],
+)
+def test_errors_in_compact_lines(
+    tmp_path: Path, first: dict[str, Any], second: dict[str, Any], place: int, complaint: str
+) -> None:
+    path = tmp_path / "dev.jsonl"
+    path.write_text(f"{json.dumps(COMPACT | first)}\n{json.dumps(COMPACT | {'id': 'b'} | second)}\n")
+    with pytest.raises(ValueError, match=complaint) as caught:
+        read_predictions(path)
+    assert str(caught.value).startswith(f"{path}:{place}: ")

@@ -157,12 +157,17 @@ def test_the_page_is_whole_and_needs_nothing_else(written: Path, report: Report)
     assert 'name="viewport"' in text
 
 
-def test_what_runs_do_not_have_is_left_out(tmp_path: Path) -> None:
+def test_what_runs_do_not_have_is_left_out_and_told(tmp_path: Path) -> None:
     run = make_results(tmp_path / "run")
     for name in ("history.jsonl", "lengths.json", "predictions/dev.jsonl", "predictions/test.jsonl"):
         (run / name).unlink()
     drawn, complaints = make_report([run]).draw()
-    assert (drawn, complaints) == ([], [])
+    assert not drawn
+    assert complaints == [
+        "No lengths of the documents of hyperpartisan: no run that stands for a method has a lengths.json.",
+        "No reliability diagram and confusion matrix of prefix-propagation, embedded: "
+        f"{run} has no predictions of test.",
+    ]
 
 
 def test_damaged_predictions_cost_their_pictures_alone(tmp_path: Path) -> None:

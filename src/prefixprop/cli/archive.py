@@ -20,7 +20,8 @@ def archive(
 ) -> None:
     """Copy finished runs without weights: report makes the same tables of them, and sweep does not repeat them.
 
-    Predictions are rounded and gzipped; paths of this machine are shortened.
+    Predictions are rounded and gzipped, and left out of runs by which a sweep only chose; paths of this machine are
+    shortened.
     """
     with clean_errors():
         result = archive_runs(runs, output)
@@ -28,7 +29,8 @@ def archive(
         for skipped in result.skipped:
             messages.print(f"Skipped: {skipped}", markup=False)
         size = sum(file.stat().st_size for file in output.rglob("*") if file.is_file())
+        completed = f"{len(result.completed)} got predictions that they lacked, " if result.completed else ""
         typer.echo(
-            f"{output}: {len(result.added)} runs added, {len(result.present)} were there already; "
+            f"{output}: {len(result.added)} runs added, {completed}{len(result.present)} were there already; "
             f"{size / 1e6:.2f} MB in all."
         )

@@ -29,7 +29,12 @@ from prefixprop.evaluation.paired_tests import (
     paired_bootstrap,
     paired_scores,
 )
-from prefixprop.evaluation.prediction_file import read_predictions, stored_predictions, write_predictions
+from prefixprop.evaluation.prediction_file import (
+    read_predictions,
+    stored_predictions,
+    write_compact_predictions,
+    write_predictions,
+)
 from prefixprop.evaluation.prediction_set import PredictionSet
 from prefixprop.evaluation.predictions import checked_predictions, checked_probabilities, softmax
 from prefixprop.evaluation.questions import question_predictions
@@ -76,5 +81,6 @@ __all__ = [
     "tfidf_baseline",
     "tfidf_classifier",
     "welch_test",
+    "write_compact_predictions",
     "write_predictions",
 ]

@@ -4,8 +4,10 @@ An archived run is a run directory like any other, from which `prefixprop report
 `prefixprop sweep` takes as finished, but:
 
 - what was trained, the tokenizer and the model card are not there;
-- predictions are gzipped, with logits and probabilities rounded, and those of runs on folds of a cross-validation,
-  which only choose, are left out;
+- predictions are in their compact form (`prefixprop.evaluation.prediction_file`), gzipped: rounded logits, of which
+  the probabilities follow;
+- a run that only served to choose, on a fold of a cross-validation or at values that its sweep did not choose, has no
+  predictions and no lengths of the train documents, for a report needs them of results alone;
 - paths of the machine are shortened to their last component, and `environment.json` says that it is an archive.
 """
 
@@ -19,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from prefixprop.atomic_files import replacing_folder, write_json, write_text
-from prefixprop.evaluation import read_predictions, stored_predictions, write_predictions
+from prefixprop.evaluation import stored_predictions, write_compact_predictions
 from prefixprop.experiments.sweep import SUMMARY
 from prefixprop.prediction.run_files import ARCHIVED
 from prefixprop.reporting.archived_paths import (
@@ -29,19 +31,22 @@ from prefixprop.reporting.archived_paths import (
 )
 from prefixprop.reporting.protocol import is_on_fold
 from prefixprop.reporting.runs import SPLITS, Run, read_run, run_directories
+from prefixprop.reporting.sweep_notes import runs_that_only_chose
 from prefixprop.training import RunDirectory, settings_to_yaml
 from prefixprop.training.settings_file import differences
 
-# Four decimals of a logit change a probability by less than 0.0001.
-DECIMALS = 4
+# Rounding moves a logit by up to 0.0005, hence the log-odds of a class by up to 0.001 and its probability by no more
+# than 0.00025; what is predicted stays as it was.
+DECIMALS = 3
 
 
 @dataclass
 class ArchiveResult:
-    """What became of the runs: the folders that are new in the archive, those left as they were, and in a line each
-    what was skipped, with the reason."""
+    """What became of the runs: the folders that are new in the archive, those written anew with the predictions that
+    they lacked, those left as they were, and in a line each what was skipped, with the reason."""
 
     added: list[Path] = field(default_factory=list)
+    completed: list[Path] = field(default_factory=list)
     present: list[Path] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
 
@@ -54,13 +59,21 @@ class _Found:
     place: Path
     was_named: bool
 
+    @property
+    def is_result(self) -> bool:
+        """Whether it keeps its predictions; a run that was asked for by its name does, whatever a sweep chose."""
+        if is_on_fold(self.run.settings):
+            return False
+        return self.was_named or self.run.path.name not in runs_that_only_chose(self.run.path.parent)
+
 
 def archive_runs(paths: Iterable[str | Path], output: str | Path) -> ArchiveResult:
     """Copy the finished runs at and below the paths to `output`; originals are only read.
 
     A run keeps its place below the path that it was found at, because its folder's name is what a sweep knows it by.
-    One that `output` has already is left as it is, so a repeated call adds what is new. `ValueError` where there is
-    nothing to archive.
+    One that `output` has already is left as it is, so a repeated call adds what is new; but one that is there without
+    predictions, and has become a result of its sweep since, is written anew. `ValueError` where there is nothing to
+    archive.
 
     >>> archive_runs(["runs/hyperpartisan"], "results/hyperpartisan").added
     """
@@ -70,9 +83,9 @@ def archive_runs(paths: Iterable[str | Path], output: str | Path) -> ArchiveResu
     found = _find(given, result)
     _check_models([one.run for one in found])
     for one in found:
-        _archive(one.run, output / one.place, result)
+        _archive(one, output / one.place, result)
     _copy_summaries(found, output, result)
-    if not result.added and not result.present:
+    if not (result.added or result.completed or result.present):
         places = ", ".join(map(str, given))
         lines = [f"There is no finished run at or below {places} that can be archived.", *result.skipped]
         raise ValueError("\n".join(lines))
@@ -118,15 +131,17 @@ def _check_models(runs: list[Run]) -> None:
             )
 
 
-def _archive(run: Run, target: Path, result: ArchiveResult) -> None:
+def _archive(found: _Found, target: Path, result: ArchiveResult) -> None:
     try:
-        if target.exists():
-            _check_is_same(run, target)
-            result.present.append(target)
-            return
+        is_new, is_result = not target.exists(), found.is_result
+        if not is_new:
+            _check_is_same(found.run, target)
+            if not (is_result and _lacks_predictions(found.run, target)):
+                result.present.append(target)
+                return
         with replacing_folder(target) as folder:
-            _write(run, RunDirectory(folder))
-        result.added.append(target)
+            _write(found.run, RunDirectory(folder), is_result)
+        (result.added if is_new else result.completed).append(target)
     except ValueError as error:  # of damaged predictions, among others
         result.skipped.append(str(error))
 
@@ -145,20 +160,26 @@ def _check_is_same(run: Run, target: Path) -> None:
         )
 
 
-def _write(run: Run, archived: RunDirectory) -> None:
+def _lacks_predictions(run: Run, target: Path) -> bool:
+    """Whether the run has predictions that its archived form has not."""
+    return any(
+        run.has_predictions(split) and stored_predictions(RunDirectory(target).predictions(split)) is None
+        for split in SPLITS
+    )
+
+
+def _write(run: Run, archived: RunDirectory, is_result: bool) -> None:
     original = RunDirectory(run.path)
     write_text(archived.config, settings_to_yaml(settings_without_folders(original.read_settings())))
     write_json(archived.environment, _environment(run.environment))
-    for file in (original.metrics, original.history, original.labels, original.lengths, original.temperature):
+    copied = [original.metrics, original.history, original.labels, original.temperature]
+    for file in [*copied, original.lengths] if is_result else copied:
         if file.is_file():
             shutil.copyfile(file, archived.path / file.name)
-    if is_on_fold(run.settings):
-        return
     for split in SPLITS:
-        stored = stored_predictions(original.predictions(split))
-        if stored is not None:
+        if is_result and run.has_predictions(split):
             name = archived.predictions(split)
-            write_predictions(name.with_name(f"{name.name}.gz"), read_predictions(stored), DECIMALS)
+            write_compact_predictions(name.with_name(f"{name.name}.gz"), run.predictions(split), DECIMALS)
 
 
 def _environment(environment: dict[str, Any]) -> dict[str, Any]:
@@ -173,7 +194,8 @@ def _copy_summaries(found: list[_Found], output: Path, result: ArchiveResult) ->
     folders = {one.run.path.parent: (output / one.place).parent for one in found if not one.was_named}
     for folder, target in folders.items():
         source = folder / SUMMARY
-        is_old = (target / SUMMARY).is_file() and not any(added.parent == target for added in result.added)
+        written = [*result.added, *result.completed]
+        is_old = (target / SUMMARY).is_file() and not any(run.parent == target for run in written)
         if not source.is_file() or is_old:
             continue
         try:

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prefixprop.evaluation import confusion_counts, reliability
+from prefixprop.prediction.run_files import LENGTHS
 from prefixprop.reporting.calibration_course import plot_calibration_course
 from prefixprop.reporting.canvas import saved
 from prefixprop.reporting.confusion import plot_confusion
 from prefixprop.reporting.file_names import file_name
 from prefixprop.reporting.groups import Comparison, Contender
-from prefixprop.reporting.length_figure import plot_lengths
+from prefixprop.reporting.length_figure import plot_lengths, train_lengths
 from prefixprop.reporting.method_styles import picture_name
 from prefixprop.reporting.rate_figure import plot_learning_rates
 from prefixprop.reporting.reliability import plot_reliability
@@ -43,9 +44,13 @@ class Picture:
 
 
 def pictures(comparisons: Sequence[Comparison], tell: Callable[[str], None]) -> Iterator[Picture]:
-    """Draw one after the other; `tell` gets what keeps a picture from being drawn, such as damaged predictions."""
+    """Draw one after the other; `tell` gets what keeps a picture from being drawn, such as lacking predictions."""
     try:
         lengths = plot_lengths(comparisons)
+        for comparison in comparisons:
+            if not train_lengths(comparison):
+                lack = f"no run that stands for a method has a {LENGTHS}"
+                tell(f"No lengths of the documents of {comparison.title}: {lack}.")
     except ValueError as error:
         lengths = None
         tell(f"No picture of the documents' lengths: {error}")
@@ -76,10 +81,9 @@ def _of_all_methods(comparison: Comparison) -> Iterator[tuple[str, str, Figure |
 
 def _of_one_run(comparison: Comparison, contender: Contender, prefix: str) -> Iterator[Picture]:
     """The pictures of one seed, because the mean of several would be of no model."""
-    run, split = contender.best.runs[0], comparison.splits[-1]
+    split = comparison.splits[-1]
+    run = contender.best.with_predictions(split)[0]
     before = run.predictions(split)
-    if before is None:
-        return
     after, labels = before.with_temperature(run.temperature), before.known_labels
     what = f"{comparison.title}, {contender.name}, seed {run.settings.seed}, {split}"
     title = f"{comparison.title}, {split}, seed {run.settings.seed}\n{picture_name(comparison, contender)}"

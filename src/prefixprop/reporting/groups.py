@@ -34,6 +34,10 @@ class Trial:
         found = (run.measure(part, measure) for run in self.runs)
         return [value for value in found if value is not None]
 
+    def with_predictions(self, split: str) -> tuple[Run, ...]:
+        """The runs that kept their predictions of a split; all of them where none did, to tell of their lack."""
+        return tuple(run for run in self.runs if run.has_predictions(split)) or self.runs
+
     @property
     def dev_score(self) -> float:
         """The mean over seeds of the measure on dev that checkpoints are chosen by."""

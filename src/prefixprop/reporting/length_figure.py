@@ -23,7 +23,7 @@ def plot_lengths(comparisons: Sequence[Comparison], path: str | Path | None = No
     None where no run recorded lengths. The figure is written to `path` if given; its ending says how.
     """
     # Two protocols on one task have the same documents.
-    first = {(one.settings.data_name, _lengths(one)): one for one in reversed(comparisons)}
+    first = {(one.settings.data_name, train_lengths(one)): one for one in reversed(comparisons)}
     named = [(one, lengths) for (_, lengths), one in reversed(first.items()) if len(lengths) > 1]
     if not named:
         return None
@@ -63,14 +63,14 @@ def plot_lengths(comparisons: Sequence[Comparison], path: str | Path | None = No
     return saved(figure, path)
 
 
+def train_lengths(comparison: Comparison) -> tuple[int, ...]:
+    """Those of the run that reads the most of its documents; empty where no run recorded them."""
+    found = [run.lengths for contender in comparison.contenders for run in contender.best.runs]
+    return max(found, key=sum, default=())
+
+
 def _description(comparison: Comparison, lengths: Sequence[int]) -> str:
     """How many documents there are, and how many of them a short model cannot read whole."""
     limit = LIMITS["RoBERTa"]
     over = sum(length > limit for length in lengths) / len(lengths)
     return f"{len(lengths):,} {comparison.items}\n{over:.0%} over {limit}"
-
-
-def _lengths(comparison: Comparison) -> tuple[int, ...]:
-    """Those of the run that reads the most of its documents."""
-    found = [run.lengths for contender in comparison.contenders for run in contender.best.runs]
-    return max(found, key=sum, default=())

@@ -60,22 +60,17 @@ def seed_tests(pair: Pair, measure: str, alternative: Alternative) -> SeedTests:
 def document_tests(pair: Pair, alternative: Alternative) -> DocumentTests:
     """Compare one run of each row, by which documents it gets right; `ValueError` where documents differ or lack."""
     runs = _runs_of_one_seed(pair)
-    predictions = []
-    for run in runs:
-        found = run.predictions(pair.split)
-        if found is None:
-            raise ValueError(f"{run.path} has no predictions of {pair.split}.")
-        predictions.append(found)
-    first, second = paired_scores(*predictions)
+    first, second = paired_scores(*(run.predictions(pair.split) for run in runs))
     return DocumentTests(
         runs, len(first), paired_bootstrap(first, second, alternative), mcnemar_test(first, second, alternative)
     )
 
 
 def _runs_of_one_seed(pair: Pair) -> tuple[Run, Run]:
-    """The runs of the first seed that both rows have, otherwise the first of each."""
-    second = {run.settings.seed: run for run in pair.second.best.runs}
-    for run in pair.first.best.runs:
-        if run.settings.seed in second:
-            return run, second[run.settings.seed]
-    return pair.first.best.runs[0], pair.second.best.runs[0]
+    """The runs of the first seed that both rows have predictions of, otherwise the first of each."""
+    first, second = (row.best.with_predictions(pair.split) for row in (pair.first, pair.second))
+    by_seed = {run.settings.seed: run for run in second}
+    for run in first:
+        if run.settings.seed in by_seed:
+            return run, by_seed[run.settings.seed]
+    return first[0], second[0]

@@ -14,7 +14,7 @@ from typing import Any
 from prefixprop.atomic_files import is_temporary
 from prefixprop.evaluation import PredictionSet, Temperature, read_predictions, stored_predictions
 from prefixprop.prediction import run_files
-from prefixprop.reporting.sweep_failures import read_failures
+from prefixprop.reporting.sweep_notes import read_failures
 from prefixprop.tasks.json_lines import read_json_lines
 from prefixprop.training import RunDirectory, RunSettings
 from prefixprop.training.paper import with_paper_defaults
@@ -81,15 +81,23 @@ class Run:
         """How many tokens every train document has, as the model reads it; empty where the run did not say."""
         return run_files.read_lengths(self.path)
 
-    def predictions(self, split: str) -> PredictionSet | None:
-        """What the run said about the documents of a split, uncalibrated; None where it kept nothing."""
+    def has_predictions(self, split: str) -> bool:
+        """Whether the run kept what it said about the documents of a split; not all of an archive did."""
+        return stored_predictions(RunDirectory(self.path).predictions(split)) is not None
+
+    def predictions(self, split: str) -> PredictionSet:
+        """What the run said about the documents of a split, uncalibrated; `ValueError` where it kept nothing."""
         if split not in self._read:
             path = stored_predictions(RunDirectory(self.path).predictions(split))
-            self._read[split] = None if path is None else read_predictions(path)
+            if path is None:
+                kept_elsewhere = self.environment.get(run_files.ARCHIVED) is True
+                hint = "; archive the run by its name to add them" if kept_elsewhere else ""
+                raise ValueError(f"{self.path} has no predictions of {split}{hint}.")
+            self._read[split] = read_predictions(path)
         return self._read[split]
 
     @cached_property
-    def _read(self) -> dict[str, PredictionSet | None]:
+    def _read(self) -> dict[str, PredictionSet]:
         """What was read before: tests and pictures ask for the same predictions."""
         return {}
 

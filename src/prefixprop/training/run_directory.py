@@ -16,7 +16,8 @@
 | `checkpoints/` | the last two, while the run is going on; with `keep_checkpoints` also after it |
 | `runs/` | what TensorBoard reads, with `report_to: tensorboard` |
 
-`prefixprop.reporting.archive` makes copies that have no weights, and predictions as `.jsonl.gz`.
+`prefixprop.reporting.archive` makes copies that have no weights, and predictions as `.jsonl.gz` or, of runs that only
+served to choose, no predictions and lengths.
 """
 
 from __future__ import annotations
