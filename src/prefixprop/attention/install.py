@@ -218,9 +218,10 @@ def _layer_forward(
     if fast.running is None or layer.chunk_size_feed_forward > 0:
         return original(hidden_states, attention_mask, output_attentions=output_attentions, **others)
     source = fast.active_source()
-    if not output_attentions and (source is None or source.prefix_part(index) is None):
+    if not output_attentions:
         prefix = partial(_prefixed_keys, source, index, hidden_states)  # drawn once, dropout and all
-        output = fast.running.whole_layer(layer, hidden_states, attention_mask, prefix)
+        part = None if source is None else source.prefix_part(index)
+        output = fast.running.whole_layer(layer, hidden_states, attention_mask, prefix, part)
         if output is not None:
             return (output,)
     # Hugging Face's own goes through a helper that inspects a signature at every call.

@@ -69,7 +69,11 @@ def longformer_self_attention(
 
 
 def whole_layer(
-    layer: Any, hidden_states: Tensor, pattern: AttentionPattern, prefixed_keys: Callable[[], PrefixedKeys | None]
+    layer: Any,
+    hidden_states: Tensor,
+    pattern: AttentionPattern,
+    prefixed_keys: Callable[[], PrefixedKeys | None],
+    prefix_part: PrefixPart | None = None,
 ) -> Tensor | None:
     """The output of a whole layer at once, where a backend has a faster way than part by part."""
     return None

@@ -9,13 +9,27 @@ part, the kernel `exp` gives Eq. 1 again.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from prefixprop.config import PrefixConfig
-from prefixprop.kernels import build_kernel
+from prefixprop.kernels import Exponential, build_kernel
+
+
+@dataclass(frozen=True)
+class LayerPart:
+    """The second part of Eq. 3 in one layer; a `prefixprop.attention.prefix.PrefixPart`."""
+
+    attention: PrefixAttention
+    layer: int
+    softmax_weight: float | None
+
+    def __call__(self, query: Tensor, keys: Tensor, values: Tensor, dropout: float) -> Tensor:
+        part: Tensor = self.attention(self.layer, query, keys, values, dropout)
+        return part
 
 
 class PrefixAttention(nn.Module):
@@ -41,6 +55,11 @@ class PrefixAttention(nn.Module):
             rows = query.float()
             weights = F.dropout(self.kernel.weights(rows, keys.float()), dropout)
             return (self.alpha(layer, rows) * (weights @ values.float())).to(query.dtype)
+
+    def of_layer(self, layer: int) -> LayerPart:
+        """What attention calls in one layer."""
+        is_softmax = type(self.kernel) is Exponential and self.mode == "fixed"
+        return LayerPart(self, layer, self.start if is_softmax else None)
 
     def alpha(self, layer: int, query: Tensor) -> Tensor | float:
         """A number, or a tensor that broadcasts to [batch, heads, rows, 1]."""

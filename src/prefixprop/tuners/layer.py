@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -148,7 +147,7 @@ class PrefixLayer(nn.Module, BaseTunerLayer):
 
     def prefix_part(self, layer: int) -> PrefixPart | None:
         name = self.active_name()
-        return partial(self.kernels[name], layer) if name is not None and name in self.kernels else None
+        return self.kernels[name].of_layer(layer) if name is not None and name in self.kernels else None
 
     # --- hooks ----------------------------------------------------------------------------------------------------
 

@@ -20,11 +20,16 @@ def outcome(model: Any, inputs: dict[str, Any]) -> tuple[torch.Tensor, dict[str,
     return output.logits.detach(), {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
-@pytest.mark.parametrize(("method", "training"), [("propagation", False), ("tuning", True)])
-def test_in_one_piece_and_in_parts(method: str, training: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("method", "training", "options"),
+    [("propagation", False, {}), ("tuning", True, {}), ("propagation", False, {"kernel": "exp", "alpha": 0.7})],
+)
+def test_in_one_piece_and_in_parts(
+    method: str, training: bool, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     from prefixprop.attention.gpu import self_attention
 
-    model = adapt(tiny_model(), method)
+    model = adapt(tiny_model(), method, **options)
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.3

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.activations import GELUActivation
 
-from prefixprop.attention.gpu import launch, residual_norm
+from prefixprop.attention.gpu import hidden_rows, launch, residual_norm
 from prefixprop.attention.gpu.dropout import draw_words
 from prefixprop.attention.gpu.kernel import function
 from prefixprop.attention.gpu.launch import Shape, Words
@@ -84,14 +84,17 @@ def weights_of(layer: Any, dtype: torch.dtype) -> Weights | None:
     )
 
 
-def frozen_layer(layer: Any, states: Tensor, weights: Weights, pattern: tuple, prefix: Tensor) -> Tensor:
-    """`pattern` is what the attention's operators take: a DevicePattern, Words and a Shape, spelt out."""
+def frozen_layer(
+    layer: Any, states: Tensor, weights: Weights, pattern: tuple, prefix: Tensor, part_weight: float = 0.0
+) -> Tensor:
+    """`pattern` is what the attention's operators take: a DevicePattern, Words and a Shape, spelt out; `part_weight`
+    is the α of a part for hidden rows (see `hidden_rows`), if there is one."""
     rows = states.shape[0] * states.shape[1]
     probability = layer.output.dropout.p if layer.output.dropout.training else 0.0
     counts = (rows, states.shape[2], rows, states.shape[2])
     words = [draw_words(count, weights.outer_shift, probability) for count in counts]
     keeps = torch.is_grad_enabled() and (states.requires_grad or prefix.requires_grad)
-    numbers = (layer.output.LayerNorm.eps, keeps)
+    numbers = (layer.output.LayerNorm.eps, keeps, part_weight)
     run = _layer if keeps else _forward
     return run(states.contiguous(), prefix, *pattern, *weights, probability, *words, *numbers)[0]
 
@@ -104,15 +107,16 @@ def _unpack(arguments: tuple) -> tuple[DevicePattern, Words, Shape, Weights, Dro
 def _forward(states: Tensor, prefix: Tensor, *arguments: Any) -> tuple[Tensor, tuple[Tensor, ...]]:
     """The layer's output, and what backward needs."""
     pattern, words, shape, weights, dropout = _unpack(arguments)
-    epsilon, keeps = arguments[32:]
+    epsilon, keeps, part_weight = arguments[32:]
     width = states.shape[-1]
     near = project(states, weights.projections[: 3 * width], weights.projections_bias[: 3 * width], prefix)
     launch.project_rows(states, weights.query_global, weights.query_global_bias, pattern.tokens, pattern.facts, near)
     far = project(states, weights.projections[3 * width :], weights.projections_bias[3 * width :], prefix)
     rows, log_totals = launch.forward(near, far, pattern, words, shape)
+    summed = rows if not part_weight else hidden_rows.add_part(rows, near, far, pattern, words, shape, part_weight)
     del far  # backward makes it again
     attended, attended_sum, attended_moments = residual_norm.normalise(
-        F.linear(rows, weights.attended, weights.attended_bias),
+        F.linear(summed, weights.attended, weights.attended_bias),
         states,
         weights.attended_scale,
         weights.attended_shift,
@@ -174,6 +178,9 @@ def _backward(ctx: Any, gradient: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
     for_near, for_far, for_query = launch.backward(
         for_rows.view_as(rows), rows, log_totals, near, far, pattern, words, shape
     )
+    if part_weight := ctx.numbers[-1]:
+        results = for_near, for_far, for_query
+        hidden_rows.add_gradients(for_rows, near, far, pattern, words, shape, part_weight, results)
     count = states.shape[0] * states.shape[1]
     result = for_states.view(flat)
     result.addmm_(for_near[:count], weights.projections[: 3 * width])
@@ -182,7 +189,7 @@ def _backward(ctx: Any, gradient: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
     for_prefix = None
     if ctx.needs_input_grad[1]:
         for_prefix = (for_near[count:, width:] + for_far[count:]).view(prefix.shape)
-    return (for_states, for_prefix, *(None,) * 34)
+    return (for_states, for_prefix, *(None,) * 35)
 
 
 def _keep(ctx: Any, inputs: tuple, output: tuple[Tensor, tuple[Tensor, ...]]) -> None:

@@ -84,7 +84,7 @@ def _local_rows(
     _LOCAL_ROWS(
         (_tiles_of(length, constants["BLOCK_M"]), batch * shape.heads),
         (near, pattern.kind, pattern.listed, pattern.facts, *words, *tensors),
-        (length, pattern.listed.shape[1], shape.reach, *_factors(shape)),
+        (length, pattern.listed.shape[1], shape.reach, *factors(shape)),
         BACKWARD=backward,
         **constants,
     )
@@ -100,7 +100,7 @@ def _global_rows(
     _GLOBAL_ROWS(
         (shares, lanes),
         (near, far, *pattern[:4], *words, *tensors, parts, pattern.arrivals),
-        (pattern.kind.shape[1], pattern.listed.shape[1], shape.prefix, shape.hidden, *_factors(shape)),
+        (pattern.kind.shape[1], pattern.listed.shape[1], shape.prefix, shape.hidden, *factors(shape)),
         BACKWARD=backward,
         SHARES=shares,
         **constants,
@@ -113,7 +113,7 @@ def _band_keys(near: Tensor, pattern: DevicePattern, words: Words, shape: Shape,
     _BAND_KEYS(
         (_tiles_of(length, constants["BLOCK_N"]), batch * shape.heads),
         (near, pattern.kind, pattern.facts, *words, *tensors),
-        (length, shape.hidden, shape.reach, *_factors(shape)),
+        (length, shape.hidden, shape.reach, *factors(shape)),
         **constants,
     )
 
@@ -126,7 +126,7 @@ def _listed_keys(near: Tensor, pattern: DevicePattern, words: Words, shape: Shap
     _LISTED_KEYS(
         (shares, lanes),
         (near, pattern.kind, pattern.listed, pattern.facts, *words, *tensors, parts, pattern.arrivals),
-        (pattern.kind.shape[1], pattern.listed.shape[1], *_factors(shape)),
+        (pattern.kind.shape[1], pattern.listed.shape[1], *factors(shape)),
         SHARES=shares,
         **constants,
     )
@@ -141,7 +141,7 @@ def _far_keys(
     _FAR_KEYS(
         (key_tiles, batch * shape.heads),
         (near, far, pattern.kind, pattern.tokens, pattern.facts, *words, *tensors),
-        (length, shape.prefix, batch * length, shape.hidden, *_factors(shape)),
+        (length, shape.prefix, batch * length, shape.hidden, *factors(shape)),
         **constants,
     )
 
@@ -168,7 +168,7 @@ def project_rows(
         BLOCK_G=16,
         BLOCK_C=64,
         BLOCK_K=64,
-        PRECISION=_precision(states.dtype),
+        PRECISION=precision(states.dtype),
     )
 
 
@@ -189,19 +189,19 @@ def _constants(kernel: str, shape: Shape, dtype: torch.dtype, on_gpu: bool) -> d
         "HEADS": shape.heads,
         "SIZE": shape.size,
         "BLOCK_D": max(16, 1 << (shape.size - 1).bit_length()),
-        "PRECISION": _precision(dtype),
+        "PRECISION": precision(dtype),
         "DROPOUT": shape.dropout > 0,
         **tiles,
     }
 
 
-def _precision(dtype: torch.dtype) -> str:
+def precision(dtype: torch.dtype) -> str:
     # The matrix units' own float32 is too coarse for "the same numbers".
     return "ieee" if dtype == torch.float32 else "tf32"
 
 
 @lru_cache
-def _factors(shape: Shape) -> tuple[float, int, float, float]:
+def factors(shape: Shape) -> tuple[float, int, float, float]:
     """Of scores (in units of log 2), dropout's least and growth, and of the scores' gradient."""
     return math.log2(math.e) / math.sqrt(shape.size), *levels(shape.dropout), 1 / math.sqrt(shape.size)
 

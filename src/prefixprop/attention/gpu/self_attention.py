@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from prefixprop.attention.global_rows import is_plain, split_heads
 from prefixprop.attention.gpu.dropout import draw_words
 from prefixprop.attention.gpu.frozen_layer import frozen_layer, weights_of
+from prefixprop.attention.gpu.hidden_rows import MOST_ROWS
 from prefixprop.attention.gpu.operator import attend, longformer_attention
 from prefixprop.attention.gpu.pattern import DevicePattern
 from prefixprop.attention.gpu.residual_norm import residual_norm
@@ -62,11 +63,21 @@ def longformer_self_attention(
 
 
 def whole_layer(
-    layer: Any, hidden_states: Tensor, pattern: AttentionPattern, prefixed_keys: Callable[[], PrefixedKeys | None]
+    layer: Any,
+    hidden_states: Tensor,
+    pattern: AttentionPattern,
+    prefixed_keys: Callable[[], PrefixedKeys | None],
+    prefix_part: PrefixPart | None = None,
 ) -> Tensor | None:
     """The output of a layer whose weights are all frozen; None where its parts must be called one by one."""
     if torch.compiler.is_compiling():
         return None
+    part_weight = 0.0
+    if prefix_part is not None:
+        # Outside the softmax, only rows of the sequence are met in one piece, no trained keys.
+        if prefix_part.softmax_weight is None or not 0 < pattern.hidden_rows <= MOST_ROWS:
+            return None
+        part_weight = prefix_part.softmax_weight
     dtype = _compute_type(hidden_states)
     weights = weights_of(layer, dtype)
     if weights is None:
@@ -75,7 +86,7 @@ def whole_layer(
     prefix, own = prefixed_keys(), layer.attention.self
     dropout = own.dropout if own.training else 0.0
     arguments = _arguments(own, pattern, prefix, dropout)
-    return frozen_layer(layer, hidden_states, weights, arguments, _as_rows(prefix, hidden_states))
+    return frozen_layer(layer, hidden_states, weights, arguments, _as_rows(prefix, hidden_states), part_weight)
 
 
 def residual_output(
