@@ -57,11 +57,38 @@ def test_a_choice_against_the_cross_validation_is_told(tmp_path: Path) -> None:
     assert "while 0.01 was the best in cross-validation (2 runs on folds)" in choice_notes(comparison)[0]
 
 
-def test_folds_alone_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = FoundRuns((a_run(tmp_path, 0),), ())
-    monkeypatch.setattr(report_module, "find_runs", lambda paths: found)
-    with pytest.raises(ValueError, match="are on folds of a cross-validation, which only serve to choose"):
-        make_report([tmp_path])
+def test_folds_at_another_epoch_chose_nothing_of_a_row(tmp_path: Path) -> None:
+    folds = [a_run(tmp_path, 0, learning_rate=rate, keep="last") for rate in (1e-2, 5e-3)]
+    (comparison,) = compare([*folds, a_run(tmp_path, learning_rate=5e-3, keep="best")])
+    assert comparison.contenders[0].folds == ()
+
+
+def test_folds_alone_have_a_report_but_no_split(tmp_path: Path) -> None:
+    a_run(tmp_path, 0)
+    a_run(tmp_path, 1)
+    report = make_report([tmp_path])
+    assert report.comparisons == ()
+    assert [table.title for table in report.measured] == ["hyperpartisan: cross-validation on train"]
+    assert report.summary == "2 finished runs on hyperpartisan."
+    assert report.remarks == (
+        "2 of the runs are on folds of a cross-validation: they serve to choose, and are no results.",
+    )
+    assert report.draw() == ([], [])
+    assert "hyperpartisan: cross-validation on train</h3>" in report.page()
+    with pytest.raises(ValueError, match=r"No run at or below .* was judged on dev; leave --split out"):
+        make_report([tmp_path], split="dev")
+
+
+def test_learning_rates_tried_on_folds_are_not_shown_as_those_of_dev(tmp_path: Path) -> None:
+    folds = [a_run(tmp_path, 0, learning_rate=rate) for rate in (1e-2, 5e-3)]
+    final = a_run(tmp_path, learning_rate=5e-3)
+    searched = [a_run(tmp_path, learning_rate=rate, method="lora") for rate in (1e-3, 5e-4)]
+    labels = []
+    for runs in ([*folds, final], searched, [*folds, final, *searched]):
+        figure = plot_learning_rates(*compare(runs))
+        assert figure is not None
+        labels.append(figure.axes[0].get_ylabel())
+    assert labels == ["micro-F1 on left-out folds, %", "micro-F1 on dev, %", "micro-F1 on dev or left-out folds, %"]
 
 
 def test_the_last_epoch_is_another_section(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,7 +45,7 @@ def report(
 ) -> None:
     """Compare finished runs: per task tables of quality, significance, calibration and time; pictures with --output.
 
-    Every seed counts once, at the learning rate that was chosen on dev.
+    Every seed counts once, at the learning rate that was chosen on dev or by cross-validation.
     """
     with clean_errors():
         if format_name not in _FORMATS:

@@ -15,3 +15,12 @@ def is_on_fold(settings: RunSettings) -> bool:
 def keeps_last_epoch(settings: RunSettings) -> bool:
     """Whether the weights of the last epoch were judged, rather than those of the best on dev."""
     return settings.keep == "last"
+
+
+def protocol_title(settings: RunSettings) -> str:
+    """The name of the data, with the protocol where it is not the paper's.
+
+    >>> protocol_title(RunSettings(task="arxiv", keep="last"))
+    'arxiv, last epoch'
+    """
+    return settings.data_name + (", last epoch" if keeps_last_epoch(settings) else "")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def plot_learning_rates(comparison: Comparison, path: str | Path | None = None) -> Figure | None:
-    """Draw the measure on dev that checkpoints are chosen by, over the learning rates that were tried.
+    """Draw the measure on dev, or on folds, that checkpoints are chosen by, over the learning rates that were tried.
 
     None where no method was tried at two. The figure is written to `path` if given; its ending says how.
     """
@@ -34,7 +34,9 @@ def plot_learning_rates(comparison: Comparison, path: str | Path | None = None) 
             axis.scatter([rate] * len(values), values, s=10, color=style["color"], alpha=0.5)
     axis.set_xscale("log")
     measure = comparison.settings.metric.replace("micro_f1", "micro-F1")
-    axis.set(xlabel="learning rate", ylabel=f"{measure} on dev, %")
+    by_folds = [bool(comparison.contenders[place].folds) for place in tried]
+    where = "left-out folds" if all(by_folds) else "dev or left-out folds" if any(by_folds) else "dev"
+    axis.set(xlabel="learning rate", ylabel=f"{measure} on {where}, %")
     axis.grid(alpha=0.3)
     axis.set_title(plain(comparison.title), fontsize=10)
     legend_below(figure)

@@ -8,12 +8,14 @@ from pathlib import Path
 
 from prefixprop.atomic_files import write_text
 from prefixprop.reporting.bench_tables import bench_tables
+from prefixprop.reporting.fold_tables import fold_tables
 from prefixprop.reporting.gallery import Picture, pictures
 from prefixprop.reporting.groups import Comparison, compare
 from prefixprop.reporting.latex_table import to_latex
 from prefixprop.reporting.page import html_page
 from prefixprop.reporting.paper_tables import paper_tables
-from prefixprop.reporting.protocol import is_on_fold
+from prefixprop.reporting.protocol import is_on_fold, protocol_title
+from prefixprop.reporting.protocol_tables import protocol_tables
 from prefixprop.reporting.result_tables import result_tables
 from prefixprop.reporting.runs import SPLITS, FoundRuns, find_runs
 from prefixprop.reporting.significance_tables import DEFAULT_BASELINE
@@ -78,8 +80,8 @@ def make_report(
 ) -> Report:
     """Read all runs at and below the paths; `ValueError` where none of them is finished.
 
-    `split` shows only dev or only test, `baseline` is the method that the others are tested against, and `benchmarks`
-    are files that `prefixprop bench … --json` wrote.
+    `split` shows only dev or only test, and so no cross-validation, which is on train; `baseline` is the method that
+    the others are tested against, and `benchmarks` are files that `prefixprop bench … --json` wrote.
 
     >>> report = make_report(["runs"])
     >>> report.write(Path("report"))
@@ -96,10 +98,15 @@ def make_report(
     comparisons = _comparisons(given, found, split) if given else ()
     return Report(
         comparisons=comparisons,
-        measured=(*result_tables(comparisons, with_paper, baseline), *speed),
+        measured=(
+            *result_tables(comparisons, with_paper, baseline),
+            *protocol_tables(comparisons),
+            *(fold_tables(found.runs, comparisons) if split is None else ()),
+            *speed,
+        ),
         paper=tuple(paper_tables()) if with_paper else (),
         remarks=(*found.remarks, *_fold_remarks(found)),
-        summary=_summary(comparisons, found, len(speed)),
+        summary=_summary(found, len(speed)),
     )
 
 
@@ -109,31 +116,26 @@ def _comparisons(given: Sequence[str | Path], found: FoundRuns, split: str | Non
         lines = [f"There is no finished run at or below {places}; `prefixprop train` makes runs.", *found.remarks]
         raise ValueError("\n".join(lines))
     comparisons = compare(found.runs)
-    if not comparisons:
-        raise ValueError(
-            f"All finished runs at or below {places} are on folds of a cross-validation, which only serve to choose; "
-            "run the chosen settings without --fold."
-        )
     if split is None:
         return comparisons
     narrowed = tuple(
         replace(one, documents={split: one.documents[split]}) for one in comparisons if split in one.documents
     )
     if not narrowed:
-        raise ValueError(f"No run at or below {places} was judged on {split}; choose another --split.")
+        raise ValueError(f"No run at or below {places} was judged on {split}; leave --split out, or choose another.")
     return narrowed
 
 
 def _fold_remarks(found: FoundRuns) -> list[str]:
     count = sum(is_on_fold(run.settings) for run in found.runs)
-    told = f"{count} of the runs are on folds of a cross-validation: they chose, and are no results."
+    told = f"{count} of the runs are on folds of a cross-validation: they serve to choose, and are no results."
     return [told] if count else []
 
 
-def _summary(comparisons: Sequence[Comparison], found: FoundRuns, benchmarks: int) -> str:
+def _summary(found: FoundRuns, benchmarks: int) -> str:
     parts = []
-    if comparisons:
-        titles = ", ".join(comparison.title for comparison in comparisons)
+    if found.runs:
+        titles = "; ".join(sorted({protocol_title(run.settings) for run in found.runs}))
         parts.append(f"{len(found.runs)} finished {'run' if len(found.runs) == 1 else 'runs'} on {titles}.")
     if benchmarks:
         parts.append(f"{benchmarks} {'benchmark' if benchmarks == 1 else 'benchmarks'}.")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from prefixprop.reporting.file_names import file_name
 from prefixprop.reporting.groups import Comparison, Contender, Trial
+from prefixprop.reporting.measures import CALIBRATION, QUALITY, Measure
 from prefixprop.reporting.paper_values import (
     REPORTED_SPLITS,
     TUNED_PERCENT,
@@ -18,12 +19,14 @@ from prefixprop.reporting.runs import Run, as_number
 from prefixprop.reporting.significance_tables import DEFAULT_BASELINE, significance_tables
 from prefixprop.reporting.table_notes import (
     ONE_SEED,
+    TUNED,
     choice_notes,
     has_lone_seeds,
     is_lone_seed,
     paper_notes,
     protocol_notes,
     spread_note,
+    tuned_notes,
 )
 from prefixprop.reporting.tables import (
     ABSENT,
@@ -31,43 +34,14 @@ from prefixprop.reporting.tables import (
     Cell,
     Column,
     Table,
-    interval_cell,
+    name_columns,
     number_cell,
     plain_cell,
     ranked,
+    setting_cell,
 )
 
-
-@dataclass(frozen=True)
-class _Measure:
-    """A measure of a run: where `metrics.json` has it, and how it is shown."""
-
-    title: str
-    name: str
-    decimals: int
-    scale: float
-    better: Better
-    calibrated: bool = False
-
-
-_PERCENT = (1, 100.0, Better.HIGHER)
-_QUALITY = (
-    _Measure("P macro, %", "macro_precision", *_PERCENT),
-    _Measure("R macro, %", "macro_recall", *_PERCENT),
-    _Measure("F1 micro, %", "micro_f1", *_PERCENT),
-    _Measure("F1 binary, %", "binary_f1", *_PERCENT),
-    _Measure("Accuracy, %", "accuracy", *_PERCENT),
-)
 _SCALING = "Scaling: by the temperature fitted on dev."
-_CALIBRATION = (
-    _Measure("ECE", "ece", 3, 1.0, Better.LOWER),
-    _Measure("ECE after scaling", "ece", 3, 1.0, Better.LOWER, calibrated=True),
-    _Measure("Adaptive ECE", "adaptive_ece", 3, 1.0, Better.LOWER),
-    _Measure("MCE", "mce", 3, 1.0, Better.LOWER),
-    _Measure("Brier", "brier", 3, 1.0, Better.LOWER),
-    _Measure("NLL", "nll", 3, 1.0, Better.LOWER),
-    _Measure("NLL after scaling", "nll", 3, 1.0, Better.LOWER, calibrated=True),
-)
 
 
 def result_tables(
@@ -93,20 +67,20 @@ def result_tables(
 
 def _main_table(comparison: Comparison, split: str, name: str, with_paper: bool) -> Table:
     columns, rows = _start(comparison)
-    for measure in _QUALITY:
+    for measure in QUALITY:
         _add_measure(comparison, split, measure, with_paper, columns, rows)
         if measure.name == comparison.settings.metric:
             _add_interval(comparison, split, measure, columns, rows)
     _add_tuned(comparison, split, with_paper, columns, rows)
-    rates = [contender.best.settings.learning_rate for contender in comparison.contenders]
-    cells = [ABSENT if rate is None else Cell(f"{rate:g}", rate) for rate in rates]
-    _add(columns, rows, Column("Learning rate"), cells)
+    rates = [setting_cell(contender.best.settings.learning_rate) for contender in comparison.contenders]
+    _add(columns, rows, Column("Learning rate"), rates)
     _add(columns, rows, Column("Seeds"), [_count(contender.best) for contender in comparison.contenders])
     title = f"{comparison.title}, {split}: quality"
     notes = (
         spread_note(comparison, split),
         *protocol_notes(comparison, split),
         *choice_notes(comparison),
+        *tuned_notes(columns),
         *paper_notes(comparison, columns),
     )
     return ranked(Table(name, title, tuple(columns), tuple(map(tuple, rows)), notes))
@@ -114,7 +88,7 @@ def _main_table(comparison: Comparison, split: str, name: str, with_paper: bool)
 
 def _calibration_table(comparison: Comparison, split: str, name: str, with_paper: bool) -> Table:
     columns, rows = _start(comparison)
-    for measure in _CALIBRATION:
+    for measure in CALIBRATION:
         _add_measure(comparison, split, measure, with_paper, columns, rows)
     temperatures = [
         number_cell(_present(as_number(run.metrics.get("temperature")) for run in contender.best.runs), 2)
@@ -143,12 +117,10 @@ def _time_table(comparison: Comparison, name: str) -> Table:
 
 
 def _start(comparison: Comparison) -> tuple[list[Column], list[list[Cell]]]:
-    columns = [Column("Method", is_text=True)]
-    rows = [[Cell(contender.method)] for contender in comparison.contenders]
-    if len(comparison.models) > 1:
-        models = [Cell(contender.model) for contender in comparison.contenders]
-        _add(columns, rows, Column("Model", is_text=True), models)
-    return columns, rows
+    contenders = comparison.contenders
+    named = name_columns([row.method for row in contenders], [row.model for row in contenders])
+    rows = [list(cells) for cells in zip(*(cells for _, cells in named), strict=True)]
+    return [column for column, _ in named], rows
 
 
 def _add(columns: list[Column], rows: list[list[Cell]], column: Column, cells: Sequence[Cell]) -> None:
@@ -163,16 +135,12 @@ def _add(columns: list[Column], rows: list[list[Cell]], column: Column, cells: S
 def _add_measure(
     comparison: Comparison,
     split: str,
-    measure: _Measure,
+    measure: Measure,
     with_paper: bool,
     columns: list[Column],
     rows: list[list[Cell]],
 ) -> None:
-    part = f"{split}_calibrated" if measure.calibrated else split
-    cells = [
-        number_cell(contender.best.values(part, measure.name), measure.decimals, measure.scale)
-        for contender in comparison.contenders
-    ]
+    cells = [measure.cell(contender.best, split) for contender in comparison.contenders]
     if has_lone_seeds(comparison):
         cells = [
             replace(cell, text=cell.text + ONE_SEED) if is_lone_seed(contender) and cell != ABSENT else cell
@@ -188,15 +156,11 @@ def _add_measure(
 
 
 def _add_interval(
-    comparison: Comparison, split: str, measure: _Measure, columns: list[Column], rows: list[list[Cell]]
+    comparison: Comparison, split: str, measure: Measure, columns: list[Column], rows: list[list[Cell]]
 ) -> None:
     """The interval of the measure that methods are compared by; of the others it is the detail of each cell."""
-    cells = [
-        interval_cell(contender.best.values(split, measure.name), measure.decimals, measure.scale)
-        for contender in comparison.contenders
-    ]
-    title = measure.title.removesuffix(", %")
-    _add(columns, rows, Column(f"{title}, 95 % interval"), cells)
+    cells = [measure.interval(contender.best, split) for contender in comparison.contenders]
+    _add(columns, rows, Column(measure.interval_title), cells)
 
 
 def _add_tuned(
@@ -204,7 +168,7 @@ def _add_tuned(
 ) -> None:
     """Trained parameters in percent of the encoder's; the paper's numbers leave the head out."""
     contenders = comparison.contenders
-    for title, head in (("Tuned, %", True), ("Tuned without head, %", False)):
+    for title, head in ((TUNED, True), ("Tuned without head, %", False)):
         cells = [_tuned_cell(contender.best.runs[0], head) for contender in contenders]
         _add(columns, rows, Column(title), cells)
     if with_paper and REPORTED_SPLITS.get(comparison.settings.task or "") == split:

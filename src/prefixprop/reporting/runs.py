@@ -57,9 +57,13 @@ class Run:
     @property
     def identity_of_documents(self) -> tuple[Any, ...]:
         """What runs on the same documents have in common."""
+        return self.names_of_files, self.labels, tuple(self.documents.items())
+
+    @property
+    def names_of_files(self) -> tuple[str, ...]:
+        """Those of documents of one's own, without the folders they lie in."""
         settings = self.settings
-        files = (*settings.train_files, *settings.dev_files, *settings.test_files)
-        return tuple(Path(file).name for file in files), self.labels, tuple(self.documents.items())
+        return tuple(Path(file).name for file in (*settings.train_files, *settings.dev_files, *settings.test_files))
 
     @property
     def made_by(self) -> str | None:

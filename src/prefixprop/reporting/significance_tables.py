@@ -6,14 +6,24 @@ Discussion); so the default baseline is prefix-tuning.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import combinations
 
 from prefixprop.evaluation import SignificanceTest, holm_correction
 from prefixprop.evaluation.significance import Alternative
 from prefixprop.reporting.groups import Comparison, Contender
 from prefixprop.reporting.pair_tests import DocumentTests, Pair, SeedTests, document_tests, seed_tests
-from prefixprop.reporting.tables import ABSENT, Cell, Column, Place, Table, plain_cell, range_cell
+from prefixprop.reporting.tables import (
+    ABSENT,
+    Cell,
+    Column,
+    Filled,
+    Place,
+    Table,
+    plain_cell,
+    range_cell,
+    table_of_columns,
+)
 
 DEFAULT_BASELINE = "prefix-tuning"
 SIGNIFICANT = 0.05
@@ -21,8 +31,6 @@ _SMALLEST_SHOWN = 0.001
 _MEASURES = {"micro_f1": "micro-F1", "accuracy": "accuracy"}
 _HOLM = "Holm: corrected for the several methods compared on one split by one test"
 _BOLD = f"bold: below {SIGNIFICANT}"
-
-Filled = tuple[Column, list[Cell]]
 
 
 def significance_tables(comparison: Comparison, name: str, baseline: str = DEFAULT_BASELINE) -> list[Table]:
@@ -65,7 +73,7 @@ def _over_seeds(comparison: Comparison, pairs: Sequence[Pair], title: str, name:
         f"which takes both to vary alike. {_HOLM}; {_BOLD}.",
         *problems.notes("No p-value over seeds"),
     )
-    return _table(name, title, columns, notes)
+    return table_of_columns(name, title, columns, notes)
 
 
 def _over_documents(comparison: Comparison, pairs: Sequence[Pair], title: str, name: str) -> Table:
@@ -84,7 +92,7 @@ def _over_documents(comparison: Comparison, pairs: Sequence[Pair], title: str, n
         f"seeds. {_HOLM}; {_BOLD}.",
         *problems.notes("No paired test"),
     )
-    return _table(name, title, columns, notes)
+    return table_of_columns(name, title, columns, notes)
 
 
 def _all_pairs(comparison: Comparison, pairs: Sequence[Pair], title: str, name: str) -> Table:
@@ -101,7 +109,7 @@ def _all_pairs(comparison: Comparison, pairs: Sequence[Pair], title: str, name: 
         *over_seeds.notes("No p-value over seeds"),
         *over_documents.notes("No paired test"),
     )
-    return _table(name, title, columns, notes)
+    return table_of_columns(name, title, columns, notes)
 
 
 class _Problems:
@@ -139,7 +147,7 @@ def _document_tests(pair: Pair, alternative: Alternative, problems: _Problems) -
 
 
 def _pair_columns(pairs: Sequence[Pair], both: bool = False) -> list[Filled]:
-    columns = [(Column("Method", is_text=True), [Cell(pair.first.method) for pair in pairs])]
+    columns: list[Filled] = [(Column("Method", is_text=True), [Cell(pair.first.method) for pair in pairs])]
     if both or len({pair.second.method for pair in pairs}) > 1:
         columns.append((Column("Against", is_text=True), [Cell(pair.second.method) for pair in pairs]))
     columns.append((Column("Split", is_text=True), [Cell(pair.split) for pair in pairs]))
@@ -196,8 +204,3 @@ def _two(first: int, second: int) -> Cell:
 
 def _measure(comparison: Comparison) -> str:
     return _MEASURES.get(comparison.settings.metric, comparison.settings.metric)
-
-
-def _table(name: str, title: str, columns: Iterable[Filled], notes: tuple[str, ...]) -> Table:
-    heads, cells = zip(*columns, strict=True)
-    return Table(name, title, heads, tuple(zip(*cells, strict=True)), notes)

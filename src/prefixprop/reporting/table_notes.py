@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from prefixprop.reporting.groups import Comparison, Contender
+from prefixprop.reporting.groups import Comparison, Contender, Trial
+from prefixprop.reporting.method_rows import searched_values
 from prefixprop.reporting.paper_values import REPORTED_SPLITS
 from prefixprop.reporting.protocol import keeps_last_epoch
 from prefixprop.reporting.tables import Column
 
 ONE_SEED = "†"
+TUNED = "Tuned, %"
 
 
 def spread_note(comparison: Comparison, split: str) -> str:
@@ -34,14 +36,38 @@ def protocol_notes(comparison: Comparison, split: str) -> list[str]:
     """What the split is for, and by which protocol it was judged."""
     notes = []
     if split == "dev":
-        reported = REPORTED_SPLITS.get(comparison.settings.task or "") == "dev"
-        start = "This is the split that the paper reports; but it" if reported else "Dev"
-        notes.append(f"{start} also chose the learning rate and the epoch, so its numbers flatter. Test did not.")
+        notes.append(_dev_note(comparison))
     if keeps_last_epoch(comparison.settings):
         notes.append("The weights of the last epoch were judged, not those of the epoch that is best on dev.")
     if len(comparison.models) == 1:
         notes.append(f"Model: {comparison.models[0]}.")
     return notes
+
+
+def _dev_note(comparison: Comparison) -> str:
+    """What dev chose, which its numbers are then too good for."""
+    is_papers = REPORTED_SPLITS.get(comparison.settings.task or "") == "dev"
+    start = "This is the split that the paper reports; " if is_papers else ""
+    chosen = _chosen_on_dev(comparison)
+    if chosen:
+        it = "but it" if is_papers else "Dev"
+        return f"{start}{it} also chose {' and '.join(chosen)}, so its numbers flatter. Test did not."
+    it = "here it" if is_papers else "Dev"
+    return (
+        f"{start}{it} chose nothing: a cross-validation on train chose the learning rate, and the epoch is the last."
+    )
+
+
+def _chosen_on_dev(comparison: Comparison) -> list[str]:
+    by_folds = [bool(contender.folds) for contender in comparison.contenders]
+    chosen = ["the learning rate"] if not any(by_folds) else []
+    if not keeps_last_epoch(comparison.settings):
+        chosen.append("the epoch")
+    elif any(contender.best.settings.early_stopping for contender in comparison.contenders):
+        chosen.append("when to stop")
+    if any(by_folds) and not all(by_folds):
+        chosen.append("the learning rate where no cross-validation did")
+    return chosen
 
 
 def choice_notes(comparison: Comparison) -> list[str]:
@@ -50,24 +76,33 @@ def choice_notes(comparison: Comparison) -> list[str]:
     for contender in comparison.contenders:
         reason = _choice(contender)
         if reason is not None:
-            chosen = contender.best.settings
-            alpha = f", alpha {chosen.alpha:g}" if chosen.kernel else ""
-            rate = f"learning rate {chosen.learning_rate:g}{alpha}"
-            notes.append(f"{comparison.short_name(contender)}: {rate}, {reason}")
+            values = _values(contender.best)
+            notes.append(f"{comparison.short_name(contender)}: learning rate {values}, {reason}")
     return [f"Chosen values: {'; '.join(notes)}."] if notes else []
 
 
 def _choice(contender: Contender) -> str | None:
     if contender.folds:
-        best = max(contender.folds, key=lambda trial: trial.dev_score).settings
-        chosen, runs = contender.best.settings, sum(len(trial.runs) for trial in contender.folds)
-        if (best.learning_rate, best.alpha) == (chosen.learning_rate, chosen.alpha):
+        best, runs = contender.folds[0], sum(len(trial.runs) for trial in contender.folds)
+        if searched_values(best.settings) == searched_values(contender.best.settings):
             return f"the best of {len(contender.folds)} tried in cross-validation ({runs} runs on folds)"
-        return f"while {best.learning_rate:g} was the best in cross-validation ({runs} runs on folds)"
+        return f"while {_values(best)} was the best in cross-validation ({runs} runs on folds)"
     if len(contender.trials) == 1:
         return None
     is_best = contender.best.dev_score == max(trial.dev_score for trial in contender.trials)
     return f"{'the best on dev' if is_best else 'the one with the most seeds'} of {len(contender.trials)} tried"
+
+
+def _values(trial: Trial) -> str:
+    rate, alpha = searched_values(trial.settings)
+    return f"{rate:g}" + ("" if alpha is None else f", alpha {alpha:g}")
+
+
+def tuned_notes(columns: Sequence[Column]) -> list[str]:
+    """Of what the trained parameters are a share, where a column has that."""
+    if not any(column.title == TUNED for column in columns):
+        return []
+    return ["Tuned: in percent of the encoder's parameters; the head is none of these and counts on top."]
 
 
 def paper_notes(comparison: Comparison, columns: Sequence[Column]) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -64,6 +64,28 @@ class Table:
 
 
 ABSENT = Cell("—")
+
+# A column with its cells, from the first row to the last.
+Filled = tuple[Column, Sequence[Cell]]
+
+
+def table_of_columns(name: str, title: str, columns: Iterable[Filled], notes: Sequence[str] = ()) -> Table:
+    """A table that was put together column by column."""
+    heads, cells = zip(*columns, strict=True)
+    return Table(name, title, heads, tuple(zip(*cells, strict=True)), tuple(notes))
+
+
+def name_columns(methods: Sequence[str], models: Sequence[str]) -> list[Filled]:
+    """The columns that say what a row is: its method, and its model where there are several."""
+    columns: list[Filled] = [(Column("Method", is_text=True), [Cell(method) for method in methods])]
+    if len(set(models)) > 1:
+        columns.append((Column("Model", is_text=True), [Cell(model) for model in models]))
+    return columns
+
+
+def setting_cell(value: float | None) -> Cell:
+    """A number that was set, such as a learning rate, as it was written; absent where there is none."""
+    return ABSENT if value is None else Cell(f"{value:g}", value)
 
 
 def number_cell(values: Sequence[float], decimals: int, scale: float = 1.0) -> Cell:
