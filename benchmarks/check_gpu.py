@@ -14,6 +14,7 @@ import argparse
 import copy
 import sys
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,7 +29,11 @@ from prefixprop import PrefixPropagationConfig, PrefixTuningConfig, attention
 
 SLACK, FLOAT32_LIMIT = 1.2, 1e-5
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-PREFIXES = {"prefix-propagation": PrefixPropagationConfig, "prefix-tuning": PrefixTuningConfig}
+PREFIXES = {
+    "prefix-propagation": PrefixPropagationConfig,
+    "prefix-tuning": PrefixTuningConfig,
+    "kernel prefix-propagation": partial(PrefixPropagationConfig, kernel="exp", alpha=0.5),
+}
 
 
 @dataclass(frozen=True)
@@ -204,10 +209,10 @@ def check_no_sync(model: Any) -> str | None:
 
 
 def compiled_kernels() -> int:
-    from prefixprop.attention.gpu import launch, residual_norm
+    from prefixprop.attention.gpu import hidden_rows, launch, residual_norm
     from prefixprop.attention.gpu.kernel import Kernel
 
-    modules = (launch, residual_norm)
+    modules = (launch, residual_norm, hidden_rows)
     found = [value for module in modules for value in vars(module).values() if isinstance(value, Kernel)]
     return sum(len(kernel._compiled) for kernel in found)
 

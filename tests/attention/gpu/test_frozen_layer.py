@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 
 from prefixprop import attention
 
@@ -20,6 +21,38 @@ def outcome(model: Any, inputs: dict[str, Any]) -> tuple[torch.Tensor, dict[str,
     return output.logits.detach(), {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
+def one_layer(training: bool) -> Any:
+    model = tiny_model(num_hidden_layers=1, attention_window=[8]).train(training)
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.3
+    model.longformer.encoder.layer[0].attention.self.dropout = 0.3
+    return model
+
+
+def assert_same_as_in_parts(model: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That the one layer goes through the function of this name, with what its parts give one by one."""
+    from prefixprop.attention.gpu import self_attention
+
+    attention.install(model, "triton")
+    inputs = batch(model, [13, 6])
+    pieces = []
+    whole = getattr(self_attention, name)
+    monkeypatch.setattr(self_attention, name, lambda *given: pieces.append(1) or whole(*given))
+    logits, gradients = outcome(model, inputs)
+    assert len(pieces) == 1
+    # Somebody who waits for a part to be called gets what it is called with.
+    seen = []
+    (layer,) = model.base_model.model.longformer.encoder.layer
+    layer.intermediate.register_forward_hook(lambda *_: seen.append(1))
+    expected, expected_gradients = outcome(model, inputs)
+    assert len(pieces) == 1 and len(seen) == 1
+    torch.testing.assert_close(logits, expected, atol=1e-5, rtol=1e-5)
+    assert gradients.keys() == expected_gradients.keys()
+    for key, gradient in expected_gradients.items():
+        torch.testing.assert_close(gradients[key], gradient, atol=1e-5, rtol=1e-4)
+
+
 @pytest.mark.parametrize(
     ("method", "training", "options"),
     [("propagation", False, {}), ("tuning", True, {}), ("propagation", False, {"kernel": "exp", "alpha": 0.7})],
@@ -27,32 +60,23 @@ def outcome(model: Any, inputs: dict[str, Any]) -> tuple[torch.Tensor, dict[str,
 def test_in_one_piece_and_in_parts(
     method: str, training: bool, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from prefixprop.attention.gpu import self_attention
+    model = adapt(one_layer(training), method, **options).train(training)
+    assert_same_as_in_parts(model, "frozen_layer", monkeypatch)
 
-    model = adapt(tiny_model(), method, **options)
-    for module in model.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.3
-    for layer in model.base_model.model.longformer.encoder.layer:
-        layer.attention.self.dropout = 0.3
-    model.train(training)
-    attention.install(model, "triton")
-    inputs = batch(model, [13, 6])
-    pieces = []
-    whole = self_attention.frozen_layer
-    monkeypatch.setattr(self_attention, "frozen_layer", lambda *given: pieces.append(1) or whole(*given))
-    logits, gradients = outcome(model, inputs)
-    assert len(pieces) == 3, "every layer went through in one piece"
-    # Somebody who waits for a part to be called gets what it is called with.
-    seen = []
-    for layer in model.base_model.model.longformer.encoder.layer:
-        layer.intermediate.register_forward_hook(lambda *_: seen.append(1))
-    expected, expected_gradients = outcome(model, inputs)
-    assert len(pieces) == 3 and len(seen) == 3
-    torch.testing.assert_close(logits, expected, atol=1e-5, rtol=1e-5)
-    assert gradients.keys() == expected_gradients.keys()
-    for name, gradient in expected_gradients.items():
-        torch.testing.assert_close(gradients[name], gradient, atol=1e-5, rtol=1e-4)
+
+@pytest.mark.parametrize("training", [False, True])
+def test_what_follows_attention_in_one_piece_where_attention_is_wrapped(
+    training: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = LoraConfig(task_type="SEQ_CLS", target_modules=["query", "value"], lora_dropout=0.0)
+    model = get_peft_model(one_layer(training), config).train(training)
+    assert_same_as_in_parts(model, "frozen_tail", monkeypatch)
+
+
+def test_kernels_that_are_no_fixed_softmax(monkeypatch: pytest.MonkeyPatch) -> None:
+    for options in ({"kernel": "linear"}, {"kernel": "exp", "alpha_mode": "layer"}):
+        model = adapt(one_layer(False), "propagation", **options)
+        assert_same_as_in_parts(model, "frozen_tail", monkeypatch)
 
 
 def test_layers_that_are_trained_or_uneven_go_in_parts() -> None:

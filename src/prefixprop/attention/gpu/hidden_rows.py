@@ -205,8 +205,9 @@ def _hidden_part_backward(
         store_rows(target, row, is_local, by_query, 3 * WIDTH, SIZE, BLOCK_D)
         if tl.max(is_global.to(tl.int32), axis=0) > 0:
             by_query, by_key, by_value = _differentiate(
-                query, tl.where(is_global[:, None], upstream, 0.0).to(query.dtype), far + here * 2 * WIDTH + head * SIZE,
-                words, column_words + here, hidden, scale, least, growth, plain_scale,
+                query, tl.where(is_global[:, None], upstream, 0.0).to(query.dtype),
+                far + here * 2 * WIDTH + head * SIZE, words,
+                column_words + here, hidden, scale, least, growth, plain_scale,
                 2 * WIDTH, WIDTH, SIZE, BLOCK_D, BLOCK_J, PRECISION, DROPOUT,
             )  # fmt: skip
             for_far_key += by_key

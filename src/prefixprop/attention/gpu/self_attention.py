@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from prefixprop.attention.global_rows import is_plain, split_heads
 from prefixprop.attention.gpu.dropout import draw_words
 from prefixprop.attention.gpu.frozen_layer import frozen_layer, weights_of
+from prefixprop.attention.gpu.frozen_tail import frozen_tail, tail_weights_of
 from prefixprop.attention.gpu.hidden_rows import MOST_ROWS
 from prefixprop.attention.gpu.operator import attend, longformer_attention
 from prefixprop.attention.gpu.pattern import DevicePattern
@@ -69,24 +70,31 @@ def whole_layer(
     prefixed_keys: Callable[[], PrefixedKeys | None],
     prefix_part: PrefixPart | None = None,
 ) -> Tensor | None:
-    """The output of a layer whose weights are all frozen; None where its parts must be called one by one."""
+    """The output of a layer whose weights are all frozen, or all but those of attention; None for other layers."""
     if torch.compiler.is_compiling():
         return None
-    part_weight = 0.0
-    if prefix_part is not None:
-        # Outside the softmax, only rows of the sequence are met in one piece, no trained keys.
-        if prefix_part.softmax_weight is None or not 0 < pattern.hidden_rows <= MOST_ROWS:
-            return None
-        part_weight = prefix_part.softmax_weight
     dtype = _compute_type(hidden_states)
-    weights = weights_of(layer, dtype)
-    if weights is None:
-        return None
     hidden_states = hidden_states.to(dtype)  # autocast has float32 in front of the first layer
-    prefix, own = prefixed_keys(), layer.attention.self
-    dropout = own.dropout if own.training else 0.0
-    arguments = _arguments(own, pattern, prefix, dropout)
-    return frozen_layer(layer, hidden_states, weights, arguments, _as_rows(prefix, hidden_states), part_weight)
+    part_weight = _weight_in_one_piece(prefix_part, pattern)
+    weights = weights_of(layer, dtype)
+    if weights is not None and part_weight is not None:
+        prefix, own = prefixed_keys(), layer.attention.self
+        dropout = own.dropout if own.training else 0.0
+        arguments = _arguments(own, pattern, prefix, dropout)
+        return frozen_layer(layer, hidden_states, weights, arguments, _as_rows(prefix, hidden_states), part_weight)
+    tail = tail_weights_of(layer, dtype)
+    if tail is None:
+        return None
+    (rows,) = layer.attention.self(hidden_states, attention_mask=pattern)
+    return frozen_tail(layer, rows.to(dtype), hidden_states, tail)
+
+
+def _weight_in_one_piece(prefix_part: PrefixPart | None, pattern: AttentionPattern) -> float | None:
+    """The weight of a part of Eq. 3 that a layer in one piece has: 0 if there is no part, None if it cannot be."""
+    if prefix_part is None:
+        return 0.0
+    # Only rows of the sequence are met there, no trained keys (Eq. 2).
+    return prefix_part.softmax_weight if 0 < pattern.hidden_rows <= MOST_ROWS else None
 
 
 def residual_output(
