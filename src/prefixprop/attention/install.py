@@ -40,6 +40,9 @@ class PrefixSource(Protocol):
     def prefix_part(self, layer: int) -> PrefixPart | None:
         """What attention to the prefix becomes when it leaves the softmax (Eq. 3)."""
 
+    def part_weight(self) -> float | None:
+        """A fixed number, if that part is a softmax attention times it: 0 without a part, None for other parts."""
+
 
 def install(model: nn.Module, backend: str = "auto") -> None:
     """Let every Longformer in `model` compute its attention with `backend`: same weights, same calls, same numbers.
@@ -220,8 +223,8 @@ def _layer_forward(
     source = fast.active_source()
     if not output_attentions:
         prefix = partial(_prefixed_keys, source, index, hidden_states)  # drawn once, dropout and all
-        part = None if source is None else source.prefix_part(index)
-        output = fast.running.whole_layer(layer, hidden_states, attention_mask, prefix, part)
+        part_weight = 0.0 if source is None else source.part_weight()
+        output = fast.running.whole_layer(layer, hidden_states, attention_mask, prefix, part_weight)
         if output is not None:
             return (output,)
     # Hugging Face's own goes through a helper that inspects a signature at every call.

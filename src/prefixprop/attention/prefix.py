@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from prefixprop.attention.pattern import AttentionPattern
 
-
-class PrefixPart(Protocol):
-    """What is added to the rows' attention (Eq. 3).
-
-    Attributes:
-        softmax_weight: A fixed number, where the part is that times a softmax attention to the prefix; else None.
-    """
-
-    softmax_weight: float | None
-
-    def __call__(self, query: Tensor, keys: Tensor, values: Tensor, dropout: float) -> Tensor: ...
+# (query, prefix keys, prefix values, dropout) -> what is added to the rows' attention (Eq. 3)
+PrefixPart = Callable[[Tensor, Tensor, Tensor, float], Tensor]
 
 
 class PrefixedKeys(NamedTuple):

@@ -73,9 +73,13 @@ def whole_layer(
     hidden_states: Tensor,
     pattern: AttentionPattern,
     prefixed_keys: Callable[[], PrefixedKeys | None],
-    prefix_part: PrefixPart | None = None,
+    part_weight: float | None,
 ) -> Tensor | None:
-    """The output of a whole layer at once, where a backend has a faster way than part by part."""
+    """The output of a whole layer at once, where a backend has a faster way than part by part.
+
+    `part_weight` is α, where a part outside the softmax (Eq. 3) is α times a softmax: 0 if there is no part, None if
+    it is something else.
+    """
     return None
 
 

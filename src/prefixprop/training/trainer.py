@@ -33,6 +33,9 @@ from prefixprop.training.errors import TrainingError
 from prefixprop.training.methods import trained_tensors
 from prefixprop.training.settings import RunSettings
 
+# Without activations that wait for backward, so many times the documents of training take no more memory.
+_EVALUATED_AT_ONCE = 4
+
 
 class RunTrainer(Trainer):
     """Trains one run; checkpoints are those of `prefixprop.training.checkpoints`.
@@ -219,7 +222,7 @@ def training_arguments(settings: RunSettings, folder: Path, accumulation: int, u
         output_dir=str(folder),
         num_train_epochs=settings.epochs,
         per_device_train_batch_size=settings.device_batch_size,
-        per_device_eval_batch_size=settings.device_batch_size,
+        per_device_eval_batch_size=_EVALUATED_AT_ONCE * settings.device_batch_size,
         gradient_accumulation_steps=accumulation,
         learning_rate=settings.learning_rate,
         lr_scheduler_type="linear",

@@ -9,7 +9,6 @@ part, the kernel `exp` gives Eq. 1 again.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -17,19 +16,6 @@ from torch import Tensor, nn
 
 from prefixprop.config import PrefixConfig
 from prefixprop.kernels import Exponential, build_kernel
-
-
-@dataclass(frozen=True)
-class LayerPart:
-    """The second part of Eq. 3 in one layer; a `prefixprop.attention.prefix.PrefixPart`."""
-
-    attention: PrefixAttention
-    layer: int
-    softmax_weight: float | None
-
-    def __call__(self, query: Tensor, keys: Tensor, values: Tensor, dropout: float) -> Tensor:
-        part: Tensor = self.attention(self.layer, query, keys, values, dropout)
-        return part
 
 
 class PrefixAttention(nn.Module):
@@ -56,10 +42,10 @@ class PrefixAttention(nn.Module):
             weights = F.dropout(self.kernel.weights(rows, keys.float()), dropout)
             return (self.alpha(layer, rows) * (weights @ values.float())).to(query.dtype)
 
-    def of_layer(self, layer: int) -> LayerPart:
-        """What attention calls in one layer."""
-        is_softmax = type(self.kernel) is Exponential and self.mode == "fixed"
-        return LayerPart(self, layer, self.start if is_softmax else None)
+    @property
+    def softmax_weight(self) -> float | None:
+        """α, where it is fixed and the kernel's attention is a softmax, which backends may compute themselves."""
+        return self.start if type(self.kernel) is Exponential and self.mode == "fixed" else None
 
     def alpha(self, layer: int, query: Tensor) -> Tensor | float:
         """A number, or a tensor that broadcasts to [batch, heads, rows, 1]."""

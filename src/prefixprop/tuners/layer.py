@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -147,7 +148,12 @@ class PrefixLayer(nn.Module, BaseTunerLayer):
 
     def prefix_part(self, layer: int) -> PrefixPart | None:
         name = self.active_name()
-        return self.kernels[name].of_layer(layer) if name is not None and name in self.kernels else None
+        return partial(self.kernels[name], layer) if name is not None and name in self.kernels else None
+
+    def part_weight(self) -> float | None:
+        name = self.active_name()
+        weight: float | None = self.kernels[name].softmax_weight if name in self.kernels else 0.0
+        return weight
 
     # --- hooks ----------------------------------------------------------------------------------------------------
 

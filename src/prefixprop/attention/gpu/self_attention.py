@@ -68,16 +68,17 @@ def whole_layer(
     hidden_states: Tensor,
     pattern: AttentionPattern,
     prefixed_keys: Callable[[], PrefixedKeys | None],
-    prefix_part: PrefixPart | None = None,
+    part_weight: float | None,
 ) -> Tensor | None:
     """The output of a layer whose weights are all frozen, or all but those of attention; None for other layers."""
     if torch.compiler.is_compiling():
         return None
     dtype = _compute_type(hidden_states)
     hidden_states = hidden_states.to(dtype)  # autocast has float32 in front of the first layer
-    part_weight = _weight_in_one_piece(prefix_part, pattern)
+    # Outside the softmax, only rows of the sequence are met in one piece, no trained keys (Eq. 2).
+    part_is_met = part_weight == 0 or 0 < pattern.hidden_rows <= MOST_ROWS
     weights = weights_of(layer, dtype)
-    if weights is not None and part_weight is not None:
+    if weights is not None and part_weight is not None and part_is_met:
         prefix, own = prefixed_keys(), layer.attention.self
         dropout = own.dropout if own.training else 0.0
         arguments = _arguments(own, pattern, prefix, dropout)
@@ -87,14 +88,6 @@ def whole_layer(
         return None
     (rows,) = layer.attention.self(hidden_states, attention_mask=pattern)
     return frozen_tail(layer, rows.to(dtype), hidden_states, tail)
-
-
-def _weight_in_one_piece(prefix_part: PrefixPart | None, pattern: AttentionPattern) -> float | None:
-    """The weight of a part of Eq. 3 that a layer in one piece has: 0 if there is no part, None if it cannot be."""
-    if prefix_part is None:
-        return 0.0
-    # Only rows of the sequence are met there, no trained keys (Eq. 2).
-    return prefix_part.softmax_weight if 0 < pattern.hidden_rows <= MOST_ROWS else None
 
 
 def residual_output(
