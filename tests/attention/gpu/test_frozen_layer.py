@@ -73,10 +73,9 @@ def test_what_follows_attention_in_one_piece_where_attention_is_wrapped(
     assert_same_as_in_parts(model, "frozen_tail", monkeypatch)
 
 
-def test_kernels_that_are_no_fixed_softmax(monkeypatch: pytest.MonkeyPatch) -> None:
-    for options in ({"kernel": "linear"}, {"kernel": "exp", "alpha_mode": "layer"}):
-        model = adapt(one_layer(False), "propagation", **options)
-        assert_same_as_in_parts(model, "frozen_tail", monkeypatch)
+def test_a_kernel_with_a_trained_alpha(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = adapt(one_layer(False), "propagation", kernel="exp", alpha_mode="layer")
+    assert_same_as_in_parts(model, "frozen_tail", monkeypatch)
 
 
 def test_layers_that_are_trained_or_uneven_go_in_parts() -> None:
