@@ -124,7 +124,7 @@ def main() -> None:
             f"{seconds / 3600:.2f}",
             f"{reference_seconds / seconds:.1f}",
         )
-    Console().print(table)
+    Console(width=120).print(table)
 
 
 if __name__ == "__main__":
