@@ -52,10 +52,7 @@ def build(options: argparse.Namespace) -> tuple[Callable[[], object], Callable[[
     mask[:, :9] = 10000.0
     pattern = DevicePattern.of(AttentionPattern.from_mask(mask, 0), 0, heads)
     shape = Shape(heads, size, options.window // 2, 0, 0, options.dropout)
-    words = Words(
-        draw_words(batch * heads * length, pattern.arrivals, options.dropout),
-        draw_words(batch * length, pattern.arrivals, options.dropout),
-    )
+    words = Words(*draw_words((batch * heads * length, batch * length), pattern.arrivals, options.dropout))
     near, far = (torch.randn(batch * length, places * heads * size, device="cuda").bfloat16() for places in (3, 2))
     output, log_totals = launch.forward(near, far, pattern, words, shape)
     gradient = torch.randn_like(output)

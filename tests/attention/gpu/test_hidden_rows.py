@@ -52,10 +52,7 @@ def test_rows_and_gradients(hidden: int, dropout: float) -> None:
     pattern = AttentionPattern.from_mask(attention_mask, hidden)
     on_device = DevicePattern.of(pattern, 0, HEADS)
     shape = Shape(HEADS, SIZE, 4, 0, hidden, dropout)
-    words = Words(
-        draw_words(BATCH * HEADS * LENGTH, on_device.arrivals, dropout),
-        draw_words(BATCH * LENGTH, on_device.arrivals, dropout),
-    )
+    words = Words(*draw_words((BATCH * HEADS * LENGTH, BATCH * LENGTH), on_device.arrivals, dropout))
     near = torch.randn(BATCH * LENGTH, 3 * WIDTH, requires_grad=True)
     far = torch.randn(BATCH * LENGTH, 2 * WIDTH, requires_grad=True)
     rows, gradient = torch.randn(2, BATCH, LENGTH, WIDTH)

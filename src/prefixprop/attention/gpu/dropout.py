@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 import triton
 import triton.language as tl  # noqa: F401 (Triton's interpreter looks for it wherever a kernel is written)
@@ -10,11 +12,14 @@ from torch import Tensor
 LEVELS = 2**32
 
 
-def draw_words(count: int, like: Tensor, dropout: float) -> Tensor:
-    """A random 32-bit word for each row or column, from PyTorch's generator; `like` where nothing is dropped."""
+def draw_words(counts: tuple[int, ...], like: Tensor, dropout: float) -> list[Tensor]:
+    """Random 32-bit words for so many rows or columns each, from PyTorch's generator; `like` where none is needed."""
     if not dropout:
-        return like  # kernels want an address, though they will not look there
-    return torch.randint(-LEVELS // 2, LEVELS // 2, (count,), dtype=torch.int32, device=like.device)
+        return [like] * len(counts)  # kernels want an address, though they will not look there
+    # One draw for all, each beginning at 16 bytes, which kernels are compiled for.
+    ends = list(itertools.accumulate(-(-count // 4) * 4 for count in counts))
+    words = torch.randint(-LEVELS // 2, LEVELS // 2, (ends[-1],), dtype=torch.int32, device=like.device)
+    return [words[start : start + count] for start, count in zip([0, *ends], counts, strict=False)]
 
 
 def levels(probability: float) -> tuple[int, float]:

@@ -44,8 +44,7 @@ class Dropout(NamedTuple):
     def draw(cls, layer: Any, states: Tensor) -> Dropout:
         rows, width = states.shape[0] * states.shape[1], states.shape[2]
         probability = layer.output.dropout.p if layer.output.dropout.training else 0.0
-        like = layer.output.LayerNorm.bias
-        return cls(probability, *(draw_words(count, like, probability) for count in (rows, width, rows, width)))
+        return cls(probability, *draw_words((rows, width, rows, width), layer.output.LayerNorm.bias, probability))
 
 
 class KeptTail(NamedTuple):

@@ -19,8 +19,7 @@ ROWS = 4  # per program
 def residual_norm(update: Tensor, residual: Tensor, norm: torch.nn.LayerNorm, dropout: float) -> Tensor:
     """What `norm(dropout(update) + residual)` is, for a frozen `norm`."""
     width = residual.shape[-1]
-    row_words = draw_words(residual.numel() // width, norm.weight, dropout)
-    column_words = draw_words(width, norm.weight, dropout)
+    row_words, column_words = draw_words((residual.numel() // width, width), norm.weight, dropout)
     keeps_sum = torch.is_grad_enabled() and (update.requires_grad or residual.requires_grad)
     run: Any = _residual_norm if keeps_sum else normalise
     if torch.compiler.is_compiling():

@@ -114,8 +114,7 @@ def _arguments(module: Any, pattern: AttentionPattern, prefix: PrefixedKeys | No
     device_pattern = pattern.prepared(DevicePattern.of, prefix_keys, heads)
     return (
         *device_pattern,
-        draw_words(batch * heads * length, device_pattern.arrivals, dropout),
-        draw_words(batch * (length + prefix_keys), device_pattern.arrivals, dropout),
+        *draw_words((batch * heads * length, batch * (length + prefix_keys)), device_pattern.arrivals, dropout),
         heads,
         module.head_dim,
         module.one_sided_attn_window_size,
