@@ -44,8 +44,12 @@ class PrefixAttention(nn.Module):
 
     @property
     def softmax_weight(self) -> float | None:
-        """α, where it is fixed and the kernel's attention is a softmax, which backends may compute themselves."""
-        return self.start if type(self.kernel) is Exponential and self.mode == "fixed" else None
+        """α, where it is fixed and the kernel's attention is a softmax, which backends may compute themselves.
+
+        Not if it is 0, which would be no part at all.
+        """
+        is_softmax = type(self.kernel) is Exponential and self.mode == "fixed"
+        return self.start if is_softmax and self.start else None
 
     def alpha(self, layer: int, query: Tensor) -> Tensor | float:
         """A number, or a tensor that broadcasts to [batch, heads, rows, 1]."""

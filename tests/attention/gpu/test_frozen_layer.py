@@ -78,14 +78,28 @@ def test_a_kernel_with_a_trained_alpha(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_same_as_in_parts(model, "frozen_tail", monkeypatch)
 
 
+@pytest.mark.parametrize("method", ["propagation", "tuning"])
+def test_alpha_zero_is_no_prefix_in_the_softmax(method: str) -> None:
+    model = adapt(one_layer(False), method, kernel="exp", alpha=0.0)
+    inputs = batch(model, [13, 6])
+    with torch.no_grad():
+        expected = model(**inputs).logits
+        attention.install(model, "triton")
+        torch.testing.assert_close(model(**inputs).logits, expected, atol=1e-5, rtol=1e-5)
+
+
 def test_layers_that_are_trained_or_uneven_go_in_parts() -> None:
-    from prefixprop.attention.gpu.frozen_layer import weights_of
+    from prefixprop.attention.gpu.frozen_layer import attention_weights_of
+    from prefixprop.attention.gpu.frozen_tail import tail_weights_of
 
     layer = tiny_model().requires_grad_(False).longformer.encoder.layer[0]
-    assert weights_of(layer, torch.float32) is not None
-    assert weights_of(layer, torch.float16) is None
+    for weights_of in (attention_weights_of, tail_weights_of):
+        assert weights_of(layer, torch.float32) is not None
+        assert weights_of(layer, torch.float16) is None
+    layer.attention.self.key_global.weight.requires_grad_(True)
+    assert attention_weights_of(layer, torch.float32) is None
     layer.output.dropout.p = 0.9
-    assert weights_of(layer, torch.float32) is None
+    assert tail_weights_of(layer, torch.float32) is None
     layer.output.dropout.p = layer.attention.output.dropout.p
     layer.output.LayerNorm.bias.requires_grad_(True)
-    assert weights_of(layer, torch.float32) is None
+    assert tail_weights_of(layer, torch.float32) is None

@@ -28,24 +28,24 @@ class AttentionWeights(NamedTuple):
     query_global_bias: Tensor
 
 
-def weights_of(layer: Any, dtype: torch.dtype) -> tuple[AttentionWeights, TailWeights] | None:
-    """The layer's weights, or None where it is not frozen, or somebody waits for one of its parts to be called."""
+def attention_weights_of(layer: Any, dtype: torch.dtype) -> AttentionWeights | None:
+    """The weights, or None where they are not frozen, or somebody waits for one of the parts to be called."""
     own = layer.attention.self
     linears = (own.query, own.key, own.value, own.key_global, own.value_global, own.query_global)
-    tail = frozen_tail.tail_weights_of(layer, dtype)
-    if tail is None or any(is_watched(part) for part in (own, *linears)):
+    if any(is_watched(part) for part in (own, *linears)):
         return None
     if any(type(linear) is not nn.Linear or not is_frozen(linear, dtype) for linear in linears):
         return None
     projections = torch.cat([linear.weight for linear in linears[:5]])
     projections_bias = torch.cat([linear.bias for linear in linears[:5]])
-    return AttentionWeights(projections, projections_bias, own.query_global.weight, own.query_global.bias), tail
+    return AttentionWeights(projections, projections_bias, own.query_global.weight, own.query_global.bias)
 
 
 def frozen_layer(
     layer: Any,
     states: Tensor,
-    weights: tuple[AttentionWeights, TailWeights],
+    weights: AttentionWeights,
+    tail: TailWeights,
     pattern: tuple,
     prefix: Tensor,
     part_weight: float = 0.0,
@@ -56,7 +56,7 @@ def frozen_layer(
     dropout = Dropout.draw(layer, states)
     numbers = (layer.output.LayerNorm.eps, keeps, part_weight)
     run = _layer if keeps else _forward
-    return run(states.contiguous(), prefix, *pattern, *weights[0], *weights[1], *dropout, *numbers)[0]
+    return run(states.contiguous(), prefix, *pattern, *weights, *tail, *dropout, *numbers)[0]
 
 
 def _unpack(arguments: tuple) -> tuple[DevicePattern, Words, Shape, AttentionWeights, TailWeights, Dropout]:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from prefixprop.attention.global_rows import is_plain, split_heads
 from prefixprop.attention.gpu.dropout import draw_words
-from prefixprop.attention.gpu.frozen_layer import frozen_layer, weights_of
+from prefixprop.attention.gpu.frozen_layer import attention_weights_of, frozen_layer
 from prefixprop.attention.gpu.frozen_tail import frozen_tail, tail_weights_of
 from prefixprop.attention.gpu.hidden_rows import MOST_ROWS
 from prefixprop.attention.gpu.operator import attend, longformer_attention
@@ -74,18 +74,18 @@ def whole_layer(
     if torch.compiler.is_compiling():
         return None
     dtype = _compute_type(hidden_states)
-    hidden_states = hidden_states.to(dtype)  # autocast has float32 in front of the first layer
-    # Outside the softmax, only rows of the sequence are met in one piece, no trained keys (Eq. 2).
-    part_is_met = part_weight == 0 or 0 < pattern.hidden_rows <= MOST_ROWS
-    weights = weights_of(layer, dtype)
-    if weights is not None and part_weight is not None and part_is_met:
-        prefix, own = prefixed_keys(), layer.attention.self
-        dropout = own.dropout if own.training else 0.0
-        arguments = _arguments(own, pattern, prefix, dropout)
-        return frozen_layer(layer, hidden_states, weights, arguments, _as_rows(prefix, hidden_states), part_weight)
     tail = tail_weights_of(layer, dtype)
     if tail is None:
         return None
+    hidden_states = hidden_states.to(dtype)  # autocast has float32 in front of the first layer
+    # Outside the softmax, only rows of the sequence are met in one piece, no trained keys (Eq. 2).
+    if part_weight == 0 or (part_weight is not None and 0 < pattern.hidden_rows <= MOST_ROWS):
+        weights = attention_weights_of(layer, dtype)
+        if weights is not None:
+            prefix, own = prefixed_keys(), layer.attention.self
+            arguments = _arguments(own, pattern, prefix, own.dropout if own.training else 0.0)
+            rows = _as_rows(prefix, hidden_states)
+            return frozen_layer(layer, hidden_states, weights, tail, arguments, rows, part_weight)
     (rows,) = layer.attention.self(hidden_states, attention_mask=pattern)
     return frozen_tail(layer, rows.to(dtype), hidden_states, tail)
 
