@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -69,7 +70,7 @@ def test_the_papers_test_is_one_tailed() -> None:
 
 @pytest.mark.parametrize("test", [t_test, welch_test])
 @given(first=SEEDS, second=SEEDS)
-def test_p_values_mirror_each_other(test, first, second) -> None:  # type: ignore[no-untyped-def]
+def test_p_values_mirror_each_other(test: Any, first: list[float], second: list[float]) -> None:
     assume(len(set(first)) > 1 and len(set(second)) > 1)
     ahead, behind = test(first, second), test(second, first)
     assert 0 <= ahead.p_value <= 1 and ahead.p_value + behind.p_value == pytest.approx(1)
@@ -78,7 +79,7 @@ def test_p_values_mirror_each_other(test, first, second) -> None:  # type: ignor
 
 
 @pytest.mark.parametrize("test", [t_test, welch_test])
-def test_too_few_seeds_have_a_reason_and_no_p_value(test) -> None:  # type: ignore[no-untyped-def]
+def test_too_few_seeds_have_a_reason_and_no_p_value(test: Any) -> None:
     result = test([0.9], TUNING)
     assert result.p_value is None and result.difference == pytest.approx(0.12)
     assert result.reason == "too few seeds: a t-test needs 2 of each, got 1 and 5"
@@ -88,7 +89,7 @@ def test_too_few_seeds_have_a_reason_and_no_p_value(test) -> None:  # type: igno
 
 def test_unknown_alternative() -> None:
     with pytest.raises(ValueError, match="'less'; choose one of greater, two-sided"):
-        t_test(PROPAGATION, TUNING, "less")  # type: ignore[arg-type]
+        t_test(PROPAGATION, TUNING, "less")
 
 
 def test_holm_by_hand() -> None:
@@ -103,13 +104,13 @@ def test_holm_by_hand() -> None:
 @given(P_VALUES)
 def test_holm_keeps_the_order_and_never_lowers(p_values: list[float]) -> None:
     corrected = holm_correction(p_values)
-    assert all(p <= new <= min(1, p * len(p_values)) for p, new in zip(p_values, corrected, strict=True))  # type: ignore[operator]
+    assert all(p <= new <= min(1, p * len(p_values)) for p, new in zip(p_values, corrected, strict=True))
     by_size = [corrected[place] for place in np.argsort(p_values, kind="stable")]
-    assert all(smaller <= larger for smaller, larger in pairwise(by_size))  # type: ignore[operator]
+    assert all(smaller <= larger for smaller, larger in pairwise(by_size))
 
 
 @given(P_VALUES, st.randoms())
-def test_holm_does_not_hang_on_the_order(p_values: list[float], generator) -> None:  # type: ignore[no-untyped-def]
+def test_holm_does_not_hang_on_the_order(p_values: list[float], generator) -> None:
     places = list(range(len(p_values)))
     generator.shuffle(places)
     corrected = holm_correction(p_values)

@@ -164,7 +164,7 @@ def test_candidates_are_judged_by_folds(tmp_path: Path) -> None:
 def _text(table: Table) -> str:
     console = Console(width=200, file=io.StringIO(), color_system=None)
     console.print(table)
-    return console.file.getvalue()  # type: ignore[attr-defined]
+    return console.file.getvalue()
 
 
 def test_real_folds(tmp_path: Path) -> None:

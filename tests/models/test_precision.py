@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 
 from prefixprop.models.precision import hold_frozen_in_bfloat16
@@ -48,6 +49,17 @@ def test_a_model_that_only_predicts_is_held_whole(method: str) -> None:
     with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
         found = exact(**inputs).logits.float()
     assert (found - expected).norm() <= 0.05 * expected.norm()
+
+
+def test_the_input_of_lora_stays_in_half_precision() -> None:
+    model = get_peft_model(tiny_model("longformer"), LoraConfig(task_type="SEQ_CLS", target_modules=["query"]))
+    hold_frozen_in_bfloat16(model)
+    seen: list[torch.dtype] = []
+    for name, module in model.named_modules():
+        if name.endswith("lora_A.default") and "layer.0." not in name:  # the embeddings are in float32
+            module.register_forward_pre_hook(lambda _, given: seen.append(given[0].dtype))
+    step(model, True)
+    assert seen and set(seen) == {torch.bfloat16}
 
 
 def step(model: Any, autocast: bool) -> list[Tensor]:

@@ -132,7 +132,7 @@ def test_inputs_that_are_no_texts(trained: TrainedModel) -> None:
     with pytest.raises(TypeError, match="Give a list of texts"):
         trained.predict("w4 w5")
     with pytest.raises(TypeError, match=r"Document 1 of the list must be a text .*, got NoneType"):
-        trained.predict(["w4", None])  # type: ignore[list-item]
+        trained.predict(["w4", None])
     with pytest.raises(ValueError, match=r"long='cut' is unknown; choose one of truncate, chunk-average"):
         trained.predict(["w4"], long="cut")
     with pytest.raises(ValueError, match="batch_tokens=0 must be at least 1"):

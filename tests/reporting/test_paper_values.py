@@ -28,12 +28,12 @@ def test_values_are_those_of_the_reported_split_only() -> None:
 @pytest.mark.parametrize("row", [PROPAGATION, FINE_TUNING])
 def test_hyperpartisan_is_of_the_positive_class(row: object) -> None:
     precision, recall, f1 = (
-        paper_value("hyperpartisan", "dev", row, measure)  # type: ignore[arg-type]
+        paper_value("hyperpartisan", "dev", row, measure)
         for measure in ("macro_precision", "macro_recall", "binary_f1")
     )
     assert precision and recall
     assert f1 == pytest.approx(2 * precision * recall / (precision + recall), abs=0.1)
-    assert paper_value("hyperpartisan", "dev", row, "micro_f1") is None  # type: ignore[arg-type]
+    assert paper_value("hyperpartisan", "dev", row, "micro_f1") is None
 
 
 def test_rows_are_found_by_method_and_family() -> None:

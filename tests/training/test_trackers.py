@@ -40,7 +40,7 @@ class Writer:
 def tensorboard(monkeypatch: pytest.MonkeyPatch) -> None:
     """TensorBoard, as far as the Trainer's own callback looks at it."""
     module = ModuleType("torch.utils.tensorboard")
-    module.SummaryWriter = Writer  # type: ignore[attr-defined]
+    module.SummaryWriter = Writer
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
     monkeypatch.setattr(integration_utils, "is_tensorboard_available", lambda: True)
     monkeypatch.delenv("TENSORBOARD_LOGGING_DIR", raising=False)

@@ -33,9 +33,6 @@ from prefixprop.training.errors import TrainingError
 from prefixprop.training.methods import trained_tensors
 from prefixprop.training.settings import RunSettings
 
-# Without activations that wait for backward, so many times the documents of training take no more memory.
-_EVALUATED_AT_ONCE = 4
-
 
 class RunTrainer(Trainer):
     """Trains one run; checkpoints are those of `prefixprop.training.checkpoints`.
@@ -216,13 +213,23 @@ def document_loss(outputs: Any, labels: Tensor, num_items_in_batch: Tensor | int
     return F.cross_entropy(outputs.logits.float(), labels, reduction="sum") / documents
 
 
+def evaluated_at_once(settings: RunSettings) -> int:
+    """How many documents a device reads at once where nothing is trained: twice as many, without more memory.
+
+    What training keeps of a layer for backward is about what computing the layer takes, so that models of several
+    layers have room for more. Where training keeps next to nothing, there is none.
+    """
+    keeps_activations = settings.method != "head-only" and not settings.gradient_checkpointing
+    return settings.device_batch_size * (2 if keeps_activations else 1)
+
+
 def training_arguments(settings: RunSettings, folder: Path, accumulation: int, use_bf16: bool) -> TrainingArguments:
     """The Trainer's arguments for settings whose numbers are all set; `folder` is where trackers write."""
     return TrainingArguments(
         output_dir=str(folder),
         num_train_epochs=settings.epochs,
         per_device_train_batch_size=settings.device_batch_size,
-        per_device_eval_batch_size=_EVALUATED_AT_ONCE * settings.device_batch_size,
+        per_device_eval_batch_size=evaluated_at_once(settings),
         gradient_accumulation_steps=accumulation,
         learning_rate=settings.learning_rate,
         lr_scheduler_type="linear",
