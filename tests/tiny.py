@@ -72,6 +72,13 @@ def batch(model: PreTrainedModel, lengths: list[int], seed: int = 0, left: bool 
     return {"input_ids": input_ids, "attention_mask": mask.long()}
 
 
+def for_all_rows(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The same with [CLS] made global by hand, where the last layer cannot be left out for the rows nobody reads."""
+    mask = torch.zeros_like(inputs["input_ids"])
+    mask[:, 0] = 1
+    return dict(inputs, global_attention_mask=mask)
+
+
 both_methods = pytest.mark.parametrize("method", METHODS)
 every_family = pytest.mark.parametrize("family", FAMILIES)
 

@@ -8,6 +8,7 @@ W_v (Σ p x) + b_v Σ p. That saves two of the layer's projections.
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -27,15 +28,23 @@ def attend_globally(
     prefix: PrefixedKeys | None,
     prefix_part: PrefixPart | None,
     dropout: float,
+    exact: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Attention of the global tokens, [batch, globals, hidden], and its weights on the sequence."""
+    """Attention of the global tokens, [batch, globals, hidden], and its weights on the sequence.
+
+    `exact` computes it in float32 where states have 16 bits, as the Triton kernels do: cheap for few rows alone.
+    """
     heads = module.num_heads
     rows = hidden_states.gather(1, tokens.index[..., None].expand(-1, -1, hidden_states.shape[2]))
     query = split_heads(module.query_global(rows), heads)
     in_softmax = prefix if prefix_part is None else None
     few = query.shape[2] * heads <= hidden_states.shape[2]
     if few and is_plain(module.key_global) and is_plain(module.value_global):
-        output, weights = _absorbed(module, hidden_states, query, pattern, in_softmax, dropout)
+        asked = query.to(wide(query.dtype)) if exact else query
+        # Inside autocast, products would have 16 bits again.
+        with torch.autocast(query.device.type, enabled=False) if exact else nullcontext():
+            output, weights = _absorbed(module, hidden_states, asked, pattern, in_softmax, dropout)
+        output = output.to(query.dtype)
     else:
         output, weights = _projected(module, hidden_states, query, pattern, in_softmax, dropout)
     if prefix_part is not None:

@@ -21,6 +21,7 @@ from transformers.models.longformer.modeling_longformer import (
 from prefixprop.attention.backends import Backend, check_backend, choose
 from prefixprop.attention.pattern import AttentionPattern
 from prefixprop.attention.prefix import PrefixedKeys, PrefixPart
+from prefixprop.attention.read_row import is_read_by_others, read_row_of_layer, reads_first_row_alone
 
 Undo = Callable[[], None]
 ATTRIBUTE = "fast_attention"  # of a LongformerModel
@@ -36,6 +37,9 @@ class PrefixSource(Protocol):
 
     def prefix_rows(self) -> int:
         """How many rows in front of the sequence are the prefix (Eq. 1)."""
+
+    def pooled_row(self) -> int:
+        """Which row a head that pools the first one gets to see, counted with these."""
 
     def prefix_part(self, layer: int) -> PrefixPart | None:
         """What attention to the prefix becomes when it leaves the softmax (Eq. 3)."""
@@ -74,6 +78,7 @@ class FastAttention:
         self.backend: str | None = None
         self.source: PrefixSource | None = None
         self.running: Backend | None = None  # in the present pass; None where Hugging Face's runs
+        self.cls_mask: Tensor | None = None  # of a head that reads [CLS] alone, between its call and ours
         self._serves_head = False
         self._undo: list[Undo] = [
             replace_forward(longformer, partial(_model_forward, self)),
@@ -98,7 +103,8 @@ class FastAttention:
         """Make [CLS] global for this head before it does so itself: it stops a compiler, and fails on embeddings."""
         if not self._serves_head:
             self._serves_head = True
-            self._undo.append(head.register_forward_pre_hook(_make_cls_global, with_kwargs=True).remove)
+            hook = partial(_make_cls_global, self)
+            self._undo.append(head.register_forward_pre_hook(hook, with_kwargs=True).remove)
 
     def is_on(self) -> bool:
         return self.backend is not None or self.active_source() is not None
@@ -148,13 +154,19 @@ def _model_forward(
     seen = embedded.new_ones(embedded.shape[:2]) if attention_mask is None else attention_mask
     if global_attention_mask is not None:
         seen = seen * (global_attention_mask + 1)
+    # No other mask will do: whether it makes the first token global, only its values could tell.
+    reads_cls, fast.cls_mask = global_attention_mask is not None and global_attention_mask is fast.cls_mask, None
     # As the encoder has it: negative for padding (0), zero for local (1), positive for global tokens (2).
     mask = (seen - 1).to(embedded.dtype) * torch.finfo(embedded.dtype).max
 
     config = longformer.config
     flags = {"output_attentions": output_attentions, "output_hidden_states": output_hidden_states}
     flags = {name: getattr(config, name) if value is None else value for name, value in flags.items()}
-    states = longformer.encoder(embedded, attention_mask=mask, padding_len=0, return_dict=True, **flags)
+    source = fast.active_source()
+    row = None
+    if reads_cls and not any(flags.values()) and not is_read_by_others(longformer, source):
+        row = 0 if source is None else source.pooled_row()
+    states = longformer.encoder(embedded, attention_mask=mask, padding_len=0, return_dict=True, read_row=row, **flags)
     pooled = None if longformer.pooler is None else longformer.pooler(states[0])
     output = LongformerBaseModelOutputWithPooling(
         last_hidden_state=states.last_hidden_state,
@@ -177,6 +189,7 @@ def _encoder_forward(
     padding_len: int = 0,
     output_attentions: bool = False,
     output_hidden_states: bool = False,
+    read_row: int | None = None,
     **others: Any,
 ) -> Any:
     """`LongformerEncoder.forward`, with the pattern found once, and without the padding that only its own needs."""
@@ -190,7 +203,7 @@ def _encoder_forward(
     length = hidden_states.shape[1] - padding_len
     hidden_states, attention_mask = hidden_states[:, :length], attention_mask[:, :length]
     hidden_rows = source.prefix_rows() if source is not None and source.prefix_part(0) is not None else 0
-    pattern = AttentionPattern.from_mask(attention_mask, hidden_rows)
+    pattern = AttentionPattern.from_mask(attention_mask, hidden_rows, read_row)
 
     states, local_weights, global_weights = [hidden_states], [], []
     for layer in encoder.layer:
@@ -221,6 +234,10 @@ def _layer_forward(
     if fast.running is None or layer.chunk_size_feed_forward > 0:
         return original(hidden_states, attention_mask, output_attentions=output_attentions, **others)
     source = fast.active_source()
+    if attention_mask.read_row is not None and index == len(fast.longformer.encoder.layer) - 1:
+        part = None if source is None else source.prefix_part(index)
+        prefixed_keys = _prefixed_keys(source, index, hidden_states)
+        return (read_row_of_layer(layer, hidden_states, attention_mask, prefixed_keys, part),)
     if not output_attentions:
         prefix = partial(_prefixed_keys, source, index, hidden_states)  # drawn once, dropout and all
         part_weight = 0.0 if source is None else source.part_weight()
@@ -277,13 +294,16 @@ def _output_forward(
     return fast.running.residual_output(original, module, hidden_states, input_tensor)
 
 
-def _make_cls_global(_: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
+def _make_cls_global(fast: FastAttention, head: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
     tokens = args[0] if args else kwargs.get("input_ids")
     tokens = kwargs.get("inputs_embeds") if tokens is None else tokens
     if len(args) > 2 or tokens is None or kwargs.get("global_attention_mask") is not None:
         return None
     first = torch.arange(tokens.shape[1], device=tokens.device) == 0
-    return args, dict(kwargs, global_attention_mask=first.long().expand(tokens.shape[0], -1))
+    mask = first.long().expand(tokens.shape[0], -1)
+    if not torch.compiler.is_compiling() and reads_first_row_alone(head):
+        fast.cls_mask = mask
+    return args, dict(kwargs, global_attention_mask=mask)
 
 
 def _longformers(model: nn.Module) -> list[Any]:

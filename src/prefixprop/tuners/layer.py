@@ -146,6 +146,9 @@ class PrefixLayer(nn.Module, BaseTunerLayer):
     def prefix_rows(self) -> int:
         return 0
 
+    def pooled_row(self) -> int:
+        return 0
+
     def prefix_part(self, layer: int) -> PrefixPart | None:
         name = self.active_name()
         return partial(self.kernels[name], layer) if name is not None and name in self.kernels else None

@@ -51,6 +51,10 @@ class PropagationLayer(PrefixLayer):
         active = self.active_prefix()
         return 0 if active is None else active[1].num_virtual_tokens
 
+    def pooled_row(self) -> int:
+        active = self.active_prefix()
+        return 0 if active is None or active[1].pooling == "prefix" else active[1].num_virtual_tokens
+
     def _enter_encoder(self, _: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
         active = self.active_prefix()
         if active is None:

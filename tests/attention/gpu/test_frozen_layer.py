@@ -10,7 +10,7 @@ from peft import LoraConfig, get_peft_model
 
 from prefixprop import attention
 
-from tiny import adapt, batch, tiny_model
+from tiny import adapt, batch, for_all_rows, tiny_model
 
 
 def outcome(model: Any, inputs: dict[str, Any]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
@@ -35,7 +35,7 @@ def assert_same_as_in_parts(model: Any, name: str, monkeypatch: pytest.MonkeyPat
     from prefixprop.attention.gpu import self_attention
 
     attention.install(model, "triton")
-    inputs = batch(model, [13, 6])
+    inputs = for_all_rows(batch(model, [13, 6]))
     pieces = []
     whole = getattr(self_attention, name)
     monkeypatch.setattr(self_attention, name, lambda *given: pieces.append(1) or whole(*given))
@@ -81,7 +81,7 @@ def test_a_kernel_with_a_trained_alpha(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("method", ["propagation", "tuning"])
 def test_alpha_zero_is_no_prefix_in_the_softmax(method: str) -> None:
     model = adapt(one_layer(False), method, kernel="exp", alpha=0.0)
-    inputs = batch(model, [13, 6])
+    inputs = for_all_rows(batch(model, [13, 6]))
     with torch.no_grad():
         expected = model(**inputs).logits
         attention.install(model, "triton")

@@ -1,0 +1,192 @@
+"""The last layer for the one row that a classification head reads: same numbers, and all rows for other readers."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from torch import Tensor, nn
+
+from prefixprop import attention
+
+from tiny import adapt, batch, for_all_rows, tiny_model
+
+LORA = {"target_modules": ["query", "value", "value_global"], "lora_dropout": 0.0, "init_lora_weights": False}
+INSTALL = importlib.import_module("prefixprop.attention.install")  # not the function of this name
+METHODS: dict[str, tuple[str, dict[str, Any]]] = {
+    "fine-tuning": ("none", {}),
+    "lora": ("lora", LORA),
+    "propagation": ("propagation", {}),
+    "layout reference": ("propagation", {"layout": "reference"}),
+    "pooling prefix": ("propagation", {"pooling": "prefix"}),
+    "kernel": ("propagation", {"kernel": "exp", "alpha": 0.7}),
+    "kernel, alpha by query": ("propagation", {"kernel": "rbf", "alpha_mode": "query"}),
+    "tuning": ("tuning", {}),
+    "tuning, kernel": ("tuning", {"kernel": "linear", "alpha": 0.7}),
+}
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The rows that were asked for of the last layer, one for each pass that did."""
+    rows: list[int] = []
+    whole = INSTALL.read_row_of_layer
+
+    def counted(layer: Any, states: Tensor, pattern: Any, *others: Any) -> Tensor:
+        rows.append(pattern.read_row)
+        return whole(layer, states, pattern, *others)
+
+    monkeypatch.setattr(INSTALL, "read_row_of_layer", counted)
+    return rows
+
+
+def model_of(name: str, **config: Any) -> Any:
+    method, options = METHODS[name]
+    model = tiny_model(**config)
+    if method == "none":
+        return model
+    if method == "lora":
+        return get_peft_model(model, LoraConfig(task_type="SEQ_CLS", **options)).eval()
+    return adapt(model, method, prefix_dropout=0.0, **options)
+
+
+def outcome(model: Any, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Logits, and the gradient of every parameter that has one."""
+    model.zero_grad()
+    output = model(**inputs, labels=torch.tensor([0, 2]))
+    output.loss.backward()
+    return {"logits": output.logits.detach()} | {
+        name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None
+    }
+
+
+def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    scale = max(float(tensor.abs().max()) for tensor in expected.values())
+    for name, tensor in expected.items():
+        torch.testing.assert_close(found[name] / scale, tensor / scale, atol=1e-5, rtol=1e-4, msg=name)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_same_logits_and_gradients(name: str, read: list[int]) -> None:
+    model = model_of(name)
+    attention.install(model, "sdpa")
+    inputs = batch(model, [29, 17])
+    expected = outcome(model, for_all_rows(inputs))
+    assert read == []
+    assert_same(outcome(model, inputs), expected)
+    assert read == [4 if METHODS[name][0] == "propagation" and name != "pooling prefix" else 0]
+
+
+def test_behind_a_layer_of_the_other_backend(read: list[int]) -> None:
+    model = model_of("propagation", num_hidden_layers=2, attention_window=[8, 8])
+    attention.install(model, "triton")
+    inputs = batch(model, [13, 6])
+    expected = outcome(model, for_all_rows(inputs))
+    assert_same(outcome(model, inputs), expected)
+    assert read == [4]
+
+
+@pytest.mark.parametrize("name", ["fine-tuning", "propagation", "tuning"])
+def test_padding_in_front_of_the_row(name: str, read: list[int]) -> None:
+    """Hugging Face's head reads the first row even if it is padding, which attends to nothing."""
+    model = model_of(name)
+    attention.install(model)
+    inputs = batch(model, [29, 17], left=True)
+    assert_same(outcome(model, inputs), outcome(model, for_all_rows(inputs)))
+    assert len(read) == 1
+
+
+def test_checkpointed_layers(read: list[int]) -> None:
+    model = model_of("propagation").train()
+    inputs = batch(model, [29, 17])
+    expected = outcome(model, for_all_rows(inputs))
+    model.gradient_checkpointing_enable()
+    assert_same(outcome(model, inputs), expected)
+    assert read == [4, 4]  # forward, and again for backward
+
+
+def test_dropout_of_the_attention(read: list[int]) -> None:
+    model = model_of("propagation").train()
+    model.base_model.model.longformer.encoder.layer[-1].attention.self.dropout = 0.5
+    inputs = batch(model, [29, 17])
+    with torch.no_grad():
+        draws = torch.stack([model(**inputs).logits for _ in range(3)])
+        assert draws.var(dim=0).min() > 0
+        model.eval()
+        assert torch.equal(model(**inputs).logits, model(**inputs).logits)
+    assert len(read) == 5
+
+
+def test_parameters_without_a_say_keep_a_gradient_of_zero() -> None:
+    """DistributedDataParallel waits for the gradient of each parameter that is trained."""
+    model = tiny_model()
+    attention.install(model)
+    gradients = outcome(model, batch(model, [29, 17]))
+    for part in ("query", "key", "value"):
+        assert not gradients[f"longformer.encoder.layer.2.attention.self.{part}.weight"].any()
+    assert gradients.keys() - {"logits"} == {name for name, _ in model.named_parameters()}
+
+
+def test_half_precision_is_as_exact_as_with_all_rows() -> None:
+    model = model_of("propagation")
+    attention.install(model)
+    inputs = batch(model, [60, 33])
+    with torch.no_grad():
+        exact = copy.deepcopy(model).double()(**inputs).logits
+        with torch.autocast("cpu", torch.bfloat16):
+            error, error_of_all = (
+                (model(**given).logits.double() - exact).abs().mean() for given in (inputs, for_all_rows(inputs))
+            )
+    assert 0 < error < 1.5 * error_of_all
+
+
+@pytest.mark.parametrize("name", ["fine-tuning", "propagation"])
+def test_all_rows_for_whoever_reads_them(name: str, read: list[int]) -> None:
+    model = model_of(name)
+    attention.install(model)
+    inputs = batch(model, [29, 17])
+    bare = model.base_model.model if name == "propagation" else model
+    encoder = bare.longformer.encoder
+    states = model(**inputs, output_hidden_states=True).hidden_states[-1]
+    assert states[0].abs().sum(dim=-1).min() > 0
+    model(**inputs, output_attentions=True)
+    seen: list[Any] = []
+    layer = encoder.layer[-1]
+    watched = [
+        bare.longformer,
+        encoder,
+        layer,
+        layer.intermediate,
+        layer.attention.self.query_global,
+        bare.classifier,
+    ]
+    for module in watched:
+        handle = module.register_forward_hook(lambda *given: seen.append(given))
+        model(**inputs)
+        handle.remove()
+    assert len(seen) == len(watched) and read == []
+    model(**inputs)
+    assert len(read) == 1
+    # The encoder by itself, after a head that read one row of it.
+    alone = bare.longformer(**for_all_rows(inputs)).last_hidden_state
+    torch.testing.assert_close(alone, states)
+    assert len(read) == 1
+
+
+def test_a_head_of_ones_own(read: list[int]) -> None:
+    class Mean(nn.Module):
+        def forward(self, states: Tensor) -> Tensor:
+            return states.mean(dim=1)[:, :3]
+
+    model = tiny_model()
+    inputs = batch(model, [29, 29])
+    model.classifier = Mean()
+    expected = model(**inputs).logits
+    attention.install(model)
+    torch.testing.assert_close(model(**inputs).logits, expected, atol=1e-5, rtol=1e-5)
+    assert read == []
