@@ -7,10 +7,13 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from scipy.stats import combine_pvalues
 
 from prefixprop.reporting import make_report
 
 ROOT = Path(__file__).parents[1]
+RESULTS, README = ROOT / "docs" / "results.md", ROOT / "README.md"
+NOTHING = "\u2014"
 # What the documents call a row of the report: its method and its model.
 NAMES = {
     ("fine-tuning", "embedded"): "fine-tuning",
@@ -21,9 +24,9 @@ NAMES = {
     ("prefix-tuning", "embedded-512"): "prefix-tuning, 512 tokens",
     ("head-only", "embedded"): "head only",
 }
-DEV, FOLDS = "hyperpartisan", "hyperpartisan, last epoch"
+DEV, FOLDS, NEWSGROUPS = "hyperpartisan", "hyperpartisan, last epoch", "newsgroups"
 # Of a column in the documents: the table of the report, and its column there.
-COLUMNS = {
+HYPERPARTISAN_COLUMNS = {
     "rate (dev)": (f"{DEV}, test: quality", "Learning rate"),
     "micro-F1 (dev)": (f"{DEV}, test: quality", "F1 micro, %"),
     "ECE (dev)": (f"{DEV}, test: calibration", "ECE"),
@@ -36,12 +39,21 @@ COLUMNS = {
     "scaled ECE (folds)": (f"{FOLDS}, test: calibration", "ECE after scaling"),
     "after scaling": (f"{FOLDS}, test: calibration", "ECE after scaling"),
 }
+NEWSGROUPS_COLUMNS = {
+    "rate": (f"{NEWSGROUPS}, test: quality", "Learning rate"),
+    "dev micro-F1": (f"{NEWSGROUPS}, dev: quality", "F1 micro, %"),
+    "test micro-F1": (f"{NEWSGROUPS}, test: quality", "F1 micro, %"),
+    "95 % interval": (f"{NEWSGROUPS}, test: quality", "F1 micro, 95 % interval"),
+    "ECE": (f"{NEWSGROUPS}, test: calibration", "ECE"),
+    "scaled ECE": (f"{NEWSGROUPS}, test: calibration", "ECE after scaling"),
+}
+Row = dict[str, str]
 
 
 @cache
-def reported() -> dict[str, list[dict[str, str]]]:
+def reported(*folders: str) -> dict[str, list[Row]]:
     """The rows of all tables, by title."""
-    report = make_report([ROOT / "results" / "hyperpartisan", ROOT / "results" / "hyperpartisan-clean"])
+    report = make_report([ROOT / "results" / folder for folder in folders])
     return {
         table.title: [
             dict(zip((column.title for column in table.columns), (cell.text for cell in row), strict=True))
@@ -51,54 +63,96 @@ def reported() -> dict[str, list[dict[str, str]]]:
     }
 
 
-def row_of(table: str, name: str) -> dict[str, str] | None:
-    found = [row for row in reported()[table] if NAMES[row["Method"], row.get("Model", "embedded")] == name]
+def results(title: str) -> list[Row]:
+    of_newsgroups = title.startswith(NEWSGROUPS)
+    return reported(*(("newsgroups",) if of_newsgroups else ("hyperpartisan", "hyperpartisan-clean")))[title]
+
+
+def row_of(table: str, name: str) -> Row | None:
+    found = [row for row in results(table) if NAMES[row["Method"], row.get("Model", "embedded")] == name]
     assert len(found) <= 1
     return found[0] if found else None
 
 
-def documented(path: Path) -> list[dict[str, str]]:
-    """The rows of the first table of methods."""
-    lines = [line.strip("| ").split(" | ") for line in path.read_text(encoding="utf-8").splitlines()]
-    start = next(number for number, cells in enumerate(lines) if cells[0] == "method")
-    rows = []
+def documented(path: Path, first: str, number: int = 0) -> list[Row]:
+    """The rows of one of the tables whose first column is called so."""
+    lines = [
+        [cell.strip("* ") for cell in line.strip("|").split("|")]
+        for line in path.read_text(encoding="utf-8").splitlines()
+    ]
+    start = [place for place, cells in enumerate(lines) if cells[0] == first][number]
+    rows: list[Row] = []
     for cells in lines[start + 2 :]:
         if len(cells) == 1:
-            return rows
-        rows.append(dict(zip(lines[start], (cell.strip("* ") for cell in cells), strict=True)))
+            break
+        rows.append(dict(zip(lines[start], cells, strict=True)))
     return rows
 
 
-@pytest.mark.parametrize("name", ["docs/results.md", "README.md"])
-def test_documents_say_what_the_report_says(name: str) -> None:
-    rows = documented(ROOT / name)
-    assert len(rows) >= 6
+@pytest.mark.parametrize(
+    ("path", "number", "columns"),
+    [(RESULTS, 0, HYPERPARTISAN_COLUMNS), (RESULTS, 1, NEWSGROUPS_COLUMNS), (README, 0, HYPERPARTISAN_COLUMNS)],
+    ids=["hyperpartisan", "newsgroups", "README"],
+)
+def test_documents_say_what_the_report_says(path: Path, number: int, columns: dict[str, tuple[str, str]]) -> None:
+    rows = documented(path, "method", number)
+    assert len(rows) == len(NAMES)
     compared = 0
     for row in rows:
-        for title, (table, column) in COLUMNS.items():
+        for title, (table, column) in columns.items():
             if title not in row:
                 continue
             found = row_of(table, row["method"])
             # The documents give some means without their deviation.
-            expected = ("\u2014",) if found is None else (found[column], found[column].split(" \u00b1 ")[0])
+            expected = (NOTHING,) if found is None else (found[column], found[column].split(" \u00b1 ")[0])
             assert row[title] in expected, (row["method"], title)
             compared += 1
     assert compared >= 3 * len(rows)
 
 
+def test_the_trials_of_other_settings() -> None:
+    (rows,) = reported("ablations-hyperpartisan").values()
+    found = {row["Method"]: row for row in rows}
+    compared = set()
+    for row in documented(RESULTS, "change"):
+        for method in ("prefix-propagation", "prefix-tuning"):
+            if row["change"] == "(none)":
+                compared.add(method)
+                assert row[method] == found[method]["F1 micro, %"]
+            elif row[method]:
+                compared.add(f"{method}, {row['change']}")
+                assert row[method] == found[f"{method}, {row['change']}"]["Difference, points (95 % interval)"]
+    assert compared == found.keys()
+
+
 @pytest.mark.parametrize(
-    ("table", "method", "said"),
+    ("table", "split", "method", "said"),
     [
-        (FOLDS, "prefix-propagation", "+0.9 points on test (p = 0.053)"),
-        (DEV, "prefix-propagation", "\u22121.5 on test (p = 0.82)"),
-        (FOLDS, "fine-tuning", "by 2.0 points (p = 0.001)"),
+        (FOLDS, "test", "prefix-propagation", "+0.9 points on test (p = 0.053)"),
+        (DEV, "test", "prefix-propagation", "\u22121.5 on test (p = 0.82)"),
+        (FOLDS, "test", "fine-tuning", "by 2.0 points (p = 0.001)"),
+        (FOLDS, "test", "lora", "1.8 (p = 0.006)"),
+        (NEWSGROUPS, "test", "prefix-propagation", "+0.5 points on test (p = 0.051)"),
+        (NEWSGROUPS, "dev", "prefix-propagation", "+0.3 on dev (p = 0.043)"),
     ],
 )
-def test_p_values(table: str, method: str, said: str) -> None:
-    text = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
-    assert said in re.sub(r"\s+", " ", text)
-    rows = reported()[f"{table}, embedded: better than prefix-tuning? Over seeds"]
-    (row,) = (row for row in rows if (row["Method"], row["Split"]) == (method, "test"))
+def test_p_values(table: str, split: str, method: str, said: str) -> None:
+    assert said in re.sub(r"\s+", " ", RESULTS.read_text(encoding="utf-8"))
+    row = against_tuning(table, split, method)
     difference, p = re.findall(r"[\d.]+", said)
     assert row["Micro-F1 difference, points"].lstrip("+-") == difference
     assert float(row["p, Student's t"]) == pytest.approx(float(p), abs=0.005)
+
+
+def against_tuning(table: str, split: str, method: str) -> Row:
+    rows = results(f"{table}, embedded: better than prefix-tuning? Over seeds")
+    (row,) = (row for row in rows if (row["Method"], row["Split"]) == (method, split))
+    return row
+
+
+def test_both_tasks_together() -> None:
+    values = [
+        float(against_tuning(table, "test", "prefix-propagation")["p, Student's t"]) for table in (FOLDS, NEWSGROUPS)
+    ]
+    text = RESULTS.read_text(encoding="utf-8")
+    assert f"p = {combine_pvalues(values, method='stouffer').pvalue:.3f}, Stouffer's method" in text

@@ -53,3 +53,10 @@ def test_methods_do_not_tell_what_only_others_vary() -> None:
         "prefix-propagation, layout reference",
         "prefix-propagation",
     ]
+
+
+def test_a_length_is_told_where_another_row_reads_more() -> None:
+    """Layout `reference` leaves fewer tokens of the same model to the text."""
+    whole, shifted = {"max_length": 4096}, {"max_length": 4088, "layout": "reference", "num_virtual_tokens": 8}
+    assert names(whole, shifted) == ["prefix-propagation", "prefix-propagation, layout reference"]
+    assert names(whole, {"max_length": 512}) == ["prefix-propagation", "prefix-propagation, max length 512"]

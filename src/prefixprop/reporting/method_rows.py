@@ -52,8 +52,9 @@ def method_rows(runs: Sequence[Run]) -> list[MethodRow]:
     for (model, method), by_settings in sorted(by_method.items()):
         columns = zip(_FIXED, zip(*by_settings, strict=True), strict=True)
         differing = [name for name, values in columns if any(value != values[0] for value in values)]
+        longest = max(_positions(together[0].settings) for together in by_settings.values())
         for together in by_settings.values():
-            own = _own_settings(together[0].settings, differing)
+            own = _own_settings(together[0].settings, differing, longest)
             rows.append(MethodRow(model, method, own, tuple(together)))
     return rows
 
@@ -74,10 +75,23 @@ def _fixed_values(run: Run) -> tuple[Any, ...]:
     return tuple(getattr(run.settings, name) for name in _FIXED)
 
 
-def _own_settings(settings: RunSettings, differing: Sequence[str]) -> tuple[tuple[str, Any], ...]:
-    """Those of the differing settings that are not the defaults; two rows never have the same."""
-    values = ((name, getattr(settings, name)) for name in differing)
-    return tuple((name, value) for name, value in values if value != _default(settings, name))
+def _own_settings(settings: RunSettings, differing: Sequence[str], longest: int) -> tuple[tuple[str, Any], ...]:
+    """Those of the differing settings that are not the defaults; two rows never have the same.
+
+    How much of a document is read has no default but the model's, which runs do not record: it is a row's own where
+    another row takes more positions.
+    """
+    values = {name: getattr(settings, name) for name in differing}
+    own = {name: value for name, value in values.items() if value != _default(settings, name)}
+    if _positions(settings) == longest:
+        own.pop("max_length", None)
+    return tuple(own.items())
+
+
+def _positions(settings: RunSettings) -> int:
+    """Positions of the model that a document can take; layout `reference` gives some to the prefix."""
+    reserved = settings.num_virtual_tokens if settings.is_prefix_method and settings.layout == "reference" else 0
+    return (settings.max_length or 0) + (reserved or 0)
 
 
 def _default(settings: RunSettings, name: str) -> Any:
