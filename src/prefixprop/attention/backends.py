@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Callable
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -14,6 +15,7 @@ from prefixprop.attention import compiled, sliding_window
 
 BACKENDS = ("sdpa", "triton")
 HAS_TRITON = importlib.util.find_spec("triton") is not None
+LEAST_CAPABILITY = (8, 0)  # Ampere: what Triton supports, and the first with bfloat16
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # Triton on the CPU: slow, for tests
 
 
@@ -33,8 +35,14 @@ def why_not(name: str, device: torch.device | None = None) -> str | None:
         return None
     if not HAS_TRITON:
         return "the package triton, which PyTorch for CUDA brings along (pip install triton)"
-    has_gpu = torch.cuda.is_available() if device is None else device.type == "cuda"
-    return None if has_gpu or INTERPRETED else "an NVIDIA GPU"
+    return None if INTERPRETED or is_modern_gpu(device) else "an NVIDIA GPU of compute capability 8.0 or later"
+
+
+@cache
+def is_modern_gpu(device: torch.device | None = None) -> bool:
+    """Whether `device`, or the one that this machine would use, is a GPU since NVIDIA's Ampere generation."""
+    has_gpu = torch.cuda.is_available() and (device is None or device.type == "cuda")
+    return has_gpu and torch.cuda.get_device_capability(device) >= LEAST_CAPABILITY
 
 
 class Backend(NamedTuple):

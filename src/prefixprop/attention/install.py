@@ -51,8 +51,8 @@ class PrefixSource(Protocol):
 def install(model: nn.Module, backend: str = "auto") -> None:
     """Let every Longformer in `model` compute its attention with `backend`: same weights, same calls, same numbers.
 
-    Backends are `triton` (NVIDIA GPUs) and `sdpa` (plain PyTorch, everywhere); `auto` takes the first that suits the
-    device the model is on when it runs. `uninstall` puts Hugging Face's attention back.
+    Backends are `triton` (NVIDIA GPUs since Ampere) and `sdpa` (plain PyTorch, everywhere); `auto` takes the first
+    that suits the device the model is on when it runs. `uninstall` puts Hugging Face's attention back.
     """
     check_backend(backend)
     for longformer in _longformers(model):

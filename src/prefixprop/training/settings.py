@@ -162,7 +162,11 @@ class RunSettings:
         8, MACHINE, "Documents at once on a device; the rest of the batch is accumulated.", _COUNT, resumable=True
     )
     precision: str = _option(
-        "auto", MACHINE, "'auto' is bf16 on CUDA and fp32 elsewhere.", _one_of(*PRECISIONS), resumable=True
+        "auto",
+        MACHINE,
+        "'auto' is bf16 on GPUs that have it (since Ampere), fp32 elsewhere.",
+        _one_of(*PRECISIONS),
+        resumable=True,
     )
     attention_backend: str = _option(
         "auto", MACHINE, "What computes Longformer's attention.", _one_of(*ATTENTION_BACKENDS), resumable=True

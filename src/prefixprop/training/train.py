@@ -12,13 +12,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError
 from torch import nn
 from transformers import TrainerCallback, TrainingArguments, set_seed
 from transformers.integrations import get_available_reporting_integrations
 
 from prefixprop.atomic_files import clear_leftovers, replacing_folder, write_json, write_text
+from prefixprop.attention.backends import is_modern_gpu
 from prefixprop.counting import ParameterCount, count_parameters
 from prefixprop.evaluation import PredictionSet, fit_temperature, write_predictions
 from prefixprop.models.attention_plans import without_cudnn
@@ -193,8 +193,8 @@ def _check_trackers(settings: RunSettings) -> None:
 
 def _arguments(settings: RunSettings, directory: RunDirectory) -> TrainingArguments:
     accumulation = settings.batch_size // (settings.device_batch_size * process_count())
-    # bf16 on a CPU without instructions for it is some thirty times slower than fp32.
-    use_bf16 = settings.precision == "bf16" or (settings.precision == "auto" and torch.cuda.is_available())
+    # bf16 without instructions for it is slower than fp32, on a CPU some thirty times.
+    use_bf16 = settings.precision == "bf16" or (settings.precision == "auto" and is_modern_gpu())
     arguments = training_arguments(settings, directory.path, accumulation, use_bf16)
     if arguments.world_size != process_count():
         raise TrainingError(

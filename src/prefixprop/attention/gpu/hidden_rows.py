@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from prefixprop.attention.backends import INTERPRETED
 from prefixprop.attention.gpu import launch
 from prefixprop.attention.gpu.dropout import is_kept
 from prefixprop.attention.gpu.kernel import Kernel
@@ -74,7 +75,7 @@ def _constants(shape: Shape, near: Tensor) -> dict[str, Any]:
         "HEADS": shape.heads,
         "SIZE": shape.size,
         "BLOCK_D": max(16, 1 << (shape.size - 1).bit_length()),
-        "BLOCK_M": 64 if near.is_cuda else 16,
+        "BLOCK_M": 16 if INTERPRETED else 64,
         "BLOCK_J": max(16, 1 << (shape.hidden - 1).bit_length()),
         "PRECISION": launch.precision(near.dtype),
         "DROPOUT": shape.dropout > 0,

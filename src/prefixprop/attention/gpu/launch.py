@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from prefixprop.attention.backends import INTERPRETED
 from prefixprop.attention.gpu import keys, rows
 from prefixprop.attention.gpu.dropout import levels
 from prefixprop.attention.gpu.kernel import Kernel
@@ -80,7 +81,7 @@ def _local_rows(
     near: Tensor, pattern: DevicePattern, words: Words, shape: Shape, *tensors: Tensor, backward: bool
 ) -> None:
     batch, length = pattern.kind.shape
-    constants = _constants("local_rows_backward" if backward else "local_rows", shape, near.dtype, near.is_cuda)
+    constants = _constants("local_rows_backward" if backward else "local_rows", shape, near.dtype)
     _LOCAL_ROWS(
         (_tiles_of(length, constants["BLOCK_M"]), batch * shape.heads),
         (near, pattern.kind, pattern.listed, pattern.facts, *words, *tensors),
@@ -94,7 +95,7 @@ def _global_rows(
     near: Tensor, far: Tensor, pattern: DevicePattern, words: Words, shape: Shape, *tensors: Tensor, backward: bool
 ) -> None:
     lanes, shares = pattern.arrivals.shape
-    constants = _constants("global_rows_backward" if backward else "global_rows", shape, near.dtype, near.is_cuda)
+    constants = _constants("global_rows_backward" if backward else "global_rows", shape, near.dtype)
     slab = constants["BLOCK_G"] * (constants["BLOCK_D"] + 2)
     parts = near.new_empty(lanes * shares * slab, dtype=torch.float32)
     _GLOBAL_ROWS(
@@ -109,7 +110,7 @@ def _global_rows(
 
 def _band_keys(near: Tensor, pattern: DevicePattern, words: Words, shape: Shape, *tensors: Tensor) -> None:
     batch, length = pattern.kind.shape
-    constants = _constants("band_keys", shape, near.dtype, near.is_cuda)
+    constants = _constants("band_keys", shape, near.dtype)
     _BAND_KEYS(
         (_tiles_of(length, constants["BLOCK_N"]), batch * shape.heads),
         (near, pattern.kind, pattern.facts, *words, *tensors),
@@ -120,7 +121,7 @@ def _band_keys(near: Tensor, pattern: DevicePattern, words: Words, shape: Shape,
 
 def _listed_keys(near: Tensor, pattern: DevicePattern, words: Words, shape: Shape, *tensors: Tensor) -> None:
     lanes, shares = pattern.arrivals.shape
-    constants = _constants("listed_keys", shape, near.dtype, near.is_cuda)
+    constants = _constants("listed_keys", shape, near.dtype)
     slab = 2 * constants["BLOCK_G"] * constants["BLOCK_D"]
     parts = near.new_empty(lanes * shares * slab, dtype=torch.float32)
     _LISTED_KEYS(
@@ -136,7 +137,7 @@ def _far_keys(
     near: Tensor, far: Tensor, pattern: DevicePattern, words: Words, shape: Shape, *tensors: Tensor
 ) -> None:
     batch, length = pattern.kind.shape
-    constants = _constants("far_keys", shape, near.dtype, near.is_cuda)
+    constants = _constants("far_keys", shape, near.dtype)
     key_tiles = _tiles_of(length, constants["BLOCK_N"]) + _tiles_of(shape.prefix, constants["BLOCK_N"])
     _FAR_KEYS(
         (key_tiles, batch * shape.heads),
@@ -177,10 +178,10 @@ def _tiles_of(count: int, size: int) -> int:
 
 
 @lru_cache
-def _constants(kernel: str, shape: Shape, dtype: torch.dtype, on_gpu: bool) -> dict[str, Any]:
+def _constants(kernel: str, shape: Shape, dtype: torch.dtype) -> dict[str, Any]:
     """What a kernel is compiled for."""
     tiles = (TILES_WITH_DROPOUT if shape.dropout else TILES)[kernel]
-    if not on_gpu:  # the interpreter: small tiles, so that small inputs have several
+    if INTERPRETED:  # small tiles, so that small inputs have several
         tiles = {name: 16 if name.startswith("BLOCK") else value for name, value in tiles.items()}
     elif dtype == torch.float32 or shape.size > 64:  # twice the bytes per row
         tiles = {name: min(value, 32) if name.startswith("BLOCK") else value for name, value in tiles.items()}

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from prefixprop.attention.backends import INTERPRETED
 from prefixprop.attention.gpu.kernel import Kernel, operator
 from prefixprop.attention.gpu.tiles import FACTS, FIRST, GLOBAL, LAST, LEADING, LISTED, LOCAL, MASKED, TOKENS
 from prefixprop.attention.pattern import AttentionPattern
@@ -46,7 +47,7 @@ def _make(
         (batch,),
         (is_masked.contiguous().view(torch.int8), is_global.contiguous().view(torch.int8), *made[:4]),
         (batch, length, prefix_keys, hidden_rows),
-        BLOCK=1024 if is_masked.is_cuda else 16,
+        BLOCK=16 if INTERPRETED else 1024,
     )
     return made
 
@@ -55,7 +56,7 @@ def _shapes(
     is_masked: Tensor, is_global: Tensor, prefix_keys: int, hidden_rows: int, heads: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     batch, length = is_masked.shape
-    shares = SHARES if is_masked.is_cuda else 3  # the interpreter runs one after the other
+    shares = 3 if INTERPRETED else SHARES  # the interpreter runs one after the other
     return (
         is_masked.new_empty(batch, length, dtype=torch.int8),
         is_masked.new_empty(batch, length + 1, dtype=torch.int32),

@@ -149,38 +149,52 @@ def global_rows(
             column_words + here, kind + here, low, high, 0, 0, hidden, 0, scale, least, growth,
             2 * WIDTH, WIDTH, SIZE, BLOCK_D, BLOCK_N, False, PRECISION, DROPOUT, BACKWARD,
         )  # fmt: skip
-        finished = True
-        if parts > 1:
+        # Each branch writes for itself: Triton 3.9 fails to compile tensors that come out of nested branches.
+        written = for_query if BACKWARD else output
+        rows = written + here * WIDTH + head * SIZE
+        if parts == 1:
+            finish_rows(
+                result, carried, carried_too, rows, log_totals + there, row, is_row, growth, plain_scale,
+                WIDTH, SIZE, BLOCK_D, BACKWARD,
+            )  # fmt: skip
+        else:
             tl.store(slab + place[:, None] * BLOCK_D + dimension[None, :], result)
             tl.store(slab + BLOCK_G * BLOCK_D + place, carried)
             tl.store(slab + BLOCK_G * (BLOCK_D + 1) + place, carried_too)
-            finished = is_last(arrivals + lane * SHARES + tile, parts)
-            if finished:
-                result = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
+            if is_last(arrivals + lane * SHARES + tile, parts):
+                summed = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
                 total = tl.zeros([BLOCK_G], tl.float32)
                 highest = tl.full([BLOCK_G], UNSEEN, tl.float32)
                 for other in range(0, parts):
                     left = parts_left + (lane.to(tl.int64) * SHARES + tile * parts + other) * SLAB
                     theirs = tl.load(left + place[:, None] * BLOCK_D + dimension[None, :], cache_modifier=".cg")
                     if BACKWARD:
-                        result += theirs
+                        summed += theirs
                     else:
                         their_total = tl.load(left + BLOCK_G * BLOCK_D + place, cache_modifier=".cg")
                         their_highest = tl.load(left + BLOCK_G * (BLOCK_D + 1) + place, cache_modifier=".cg")
                         new = tl.maximum(highest, their_highest)
                         shrink, grow = tl.exp2(highest - new), tl.exp2(their_highest - new)
-                        result = result * shrink[:, None] + theirs * grow[:, None]
+                        summed = summed * shrink[:, None] + theirs * grow[:, None]
                         total = total * shrink + their_total * grow
                         highest = new
-                if not BACKWARD:
-                    carried, carried_too = total, highest
-        if finished:
-            if BACKWARD:
-                rows_of_query = for_query + here * WIDTH + head * SIZE
-                store_rows(rows_of_query, row, is_row, result * plain_scale, WIDTH, SIZE, BLOCK_D)
-            else:
-                store_rows(outputs, row, is_row, result * (growth / carried)[:, None], WIDTH, SIZE, BLOCK_D)
-                tl.store(log_totals + there + row, carried_too + tl.log2(carried), mask=is_row)
+                finish_rows(
+                    summed, total, highest, rows, log_totals + there, row, is_row, growth, plain_scale,
+                    WIDTH, SIZE, BLOCK_D, BACKWARD,
+                )  # fmt: skip
+
+
+@triton.jit
+def finish_rows(
+    result, total, highest, rows, log_totals, row, is_row, growth, plain_scale,
+    WIDTH: tl.constexpr, SIZE: tl.constexpr, BLOCK_D: tl.constexpr, BACKWARD: tl.constexpr,
+):  # fmt: skip
+    """Write what rows have met altogether; of their totals only forward knows."""
+    if BACKWARD:
+        store_rows(rows, row, is_row, result * plain_scale, WIDTH, SIZE, BLOCK_D)
+    else:
+        store_rows(rows, row, is_row, result * (growth / total)[:, None], WIDTH, SIZE, BLOCK_D)
+        tl.store(log_totals + row, highest + tl.log2(total), mask=is_row)
 
 
 @triton.jit(do_not_specialize=["length"])

@@ -1,0 +1,99 @@
+"""Compiles all kernels of a training step for an NVIDIA GPU, without one: `python compile_kernels.py 90 bfloat16 64`.
+
+Arguments are the compute capability, the type and the size of a head. It is a process of its own, because Triton
+decides at its import whether kernels are compiled or interpreted. A step runs on the CPU with kernels that are
+compiled and not started, so its numbers mean nothing, but every kernel is asked for as on a GPU. Prints the kernels,
+one per line, each with its shared memory in bytes.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from typing import Any
+
+import torch
+from peft import get_peft_model
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForSequenceClassification
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.compiler import compile as compile_source
+
+from prefixprop import PrefixPropagationConfig, PrefixTuningConfig, attention
+from prefixprop.attention import backends
+from prefixprop.attention.gpu.kernel import Kernel
+
+TYPES = {
+    torch.bfloat16: "bf16",
+    torch.float16: "fp16",
+    torch.float32: "fp32",
+    torch.int8: "i8",
+    torch.int32: "i32",
+    torch.int64: "i64",
+    torch.bool: "i1",
+    torch.uint8: "u8",
+}
+LAUNCH_OPTIONS = ("num_warps", "num_stages")
+compiled: dict[tuple, str] = {}
+
+
+def compile_instead(
+    kernel: Kernel, grid: tuple, tensors: tuple[Tensor, ...], numbers: tuple[int | float, ...], **constants: Any
+) -> None:
+    """Stands for Kernel.__call__."""
+    function: Any = kernel.function
+    options = {name: value for name, value in constants.items() if name in LAUNCH_OPTIONS}
+    constants = {name: value for name, value in constants.items() if name not in LAUNCH_OPTIONS}
+    names = [name for name in function.arg_names if name not in constants]
+    types = [f"*{TYPES[tensor.dtype]}" for tensor in tensors]
+    types += ["i32" if isinstance(number, int) else "fp32" for number in numbers]
+    signature = dict(zip(names, types, strict=True))
+    key = (function.__name__, *signature.values(), *constants.items(), *options.items())
+    if key in compiled:
+        return
+    aligned = {(function.arg_names.index(name),): [["tt.divisibility", 16]] for name in names[: len(tensors)]}
+    source = ASTSource(function, signature | dict.fromkeys(constants, "constexpr"), constants, aligned)
+    made = compile_source(source, target=GPUTarget("cuda", int(sys.argv[1]), 32), options=options)
+    told = {name: constants[name] for name in ("BACKWARD", "DROPOUT", "ADD") if name in constants}
+    name = " ".join([function.__name__, *(f"{name}={value}" for name, value in told.items())])
+    compiled[key] = f"{name}: {made.metadata.shared}"
+
+
+def step(config: Any, dtype: torch.dtype, heads: int, size: int) -> None:
+    """Forward and backward with dropout, then forward without."""
+    shape = AutoConfig.for_model(
+        "longformer",
+        vocab_size=50,
+        hidden_size=heads * size,
+        num_attention_heads=heads,
+        num_hidden_layers=2,
+        intermediate_size=64,
+        attention_window=[64, 64],
+        max_position_embeddings=300,
+        num_labels=2,
+    )
+    model = AutoModelForSequenceClassification.from_config(shape).to(dtype)
+    model = get_peft_model(model, config)
+    attention.install(model, "triton")
+    ids = torch.randint(4, 50, (2, 200))
+    mask = (torch.arange(200)[None] == 0).long().expand(2, -1)  # all rows of the last layer too
+    model.train()(input_ids=ids, global_attention_mask=mask).logits.float().sum().backward()
+    with torch.no_grad():
+        model.eval()(input_ids=ids, global_attention_mask=mask)
+
+
+def main() -> None:
+    warnings.simplefilter("ignore")
+    Kernel.__call__ = compile_instead
+    backends.INTERPRETED = True  # nobody asks for a GPU then
+    for config in (
+        PrefixPropagationConfig(task_type="SEQ_CLS", num_virtual_tokens=4, kernel="exp"),
+        PrefixTuningConfig(task_type="SEQ_CLS", num_virtual_tokens=4),
+    ):
+        step(config, getattr(torch, sys.argv[2]), heads=2, size=int(sys.argv[3]))
+    print("\n".join(sorted(compiled.values())))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""Kernels compile for NVIDIA GPUs with the Triton that is installed: the interpreter does not tell."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+
+SCRIPT = Path(__file__).with_name("compile_kernels.py")
+KERNELS = """
+_differentiate DROPOUT=True
+_hidden_part DROPOUT=False
+_hidden_part DROPOUT=True
+_hidden_part_backward DROPOUT=True
+_list_tokens
+_normalise DROPOUT=False
+_normalise DROPOUT=True
+band_keys DROPOUT=True
+far_keys DROPOUT=True
+global_rows BACKWARD=False DROPOUT=False
+global_rows BACKWARD=False DROPOUT=True
+global_rows BACKWARD=True DROPOUT=True
+listed_keys DROPOUT=True
+local_rows BACKWARD=False DROPOUT=False
+local_rows BACKWARD=False DROPOUT=True
+local_rows BACKWARD=True DROPOUT=True
+project_rows ADD=False
+project_rows ADD=True
+""".strip().splitlines()
+LEAST_SHARED = 99 * 1024  # what a block may have on a GeForce since Ampere; data centre cards have more
+
+
+@pytest.mark.parametrize("capability", [86, 90])
+def test_all_kernels_compile(capability: int, tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment |= {"TRITON_CACHE_DIR": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, str(SCRIPT), str(capability), "bfloat16", "64"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    shared = dict(line.split(": ") for line in done.stdout.splitlines())
+    assert list(shared) == KERNELS
+    assert max(map(int, shared.values())) <= LEAST_SHARED
