@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 import yaml
 
 from prefixprop.training.settings_check import SettingsError
+
+FAST_LOADER: Any = getattr(yaml, "CSafeLoader", None)  # where PyYAML was built with libyaml
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,19 @@ def read_entries(path: Path) -> tuple[YamlEntry, ...]:
         raise SettingsError([f"{path}: the file cannot be read ({error.strerror}); check its path."]) from error
     except UnicodeDecodeError as error:
         raise SettingsError([f"{path}: the text is not UTF-8 ({error}); save the file as UTF-8."]) from error
-    loader = yaml.SafeLoader(text)
+    if FAST_LOADER is not None:
+        # Thousands of runs are read for a report. What is wrong with a file, the other one tells better.
+        with contextlib.suppress(yaml.YAMLError):
+            return _parse(FAST_LOADER(text), path)
+    try:
+        return _parse(yaml.SafeLoader(text), path)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f":{mark.line + 1}" if mark else ""
+        raise SettingsError([f"{path}{line}: broken YAML: {getattr(error, 'problem', None) or error}."]) from error
+
+
+def _parse(loader: Any, path: Path) -> tuple[YamlEntry, ...]:
     try:
         node = loader.get_single_node()
         if node is None:
@@ -46,22 +61,18 @@ def read_entries(path: Path) -> tuple[YamlEntry, ...]:
         if not isinstance(node, yaml.MappingNode):
             raise SettingsError([f"{path}:{node.start_mark.line + 1}: expected lines such as 'epochs: 10'."])
         return _entries(loader, node)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f":{mark.line + 1}" if mark else ""
-        raise SettingsError([f"{path}{line}: broken YAML: {getattr(error, 'problem', None) or error}."]) from error
     finally:
         loader.dispose()
 
 
-def _entries(loader: yaml.SafeLoader, node: yaml.MappingNode) -> tuple[YamlEntry, ...]:
+def _entries(loader: Any, node: yaml.MappingNode) -> tuple[YamlEntry, ...]:
     return tuple(
         YamlEntry(key.start_mark.line + 1, loader.construct_object(key, deep=True), _value(loader, value))
         for key, value in node.value
     )
 
 
-def _value(loader: yaml.SafeLoader, node: yaml.Node) -> YamlValue:
+def _value(loader: Any, node: yaml.Node) -> YamlValue:
     # Before its parts, because this refuses a list or mapping that contains itself.
     plain = loader.construct_object(node, deep=True)
     return YamlValue(
