@@ -7,7 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 import torch
 from peft import PeftModel
 from safetensors.torch import load_file
@@ -15,39 +14,43 @@ from safetensors.torch import load_file
 from tiny import HEADS, adapt, assert_same_bits, batch, both_methods, every_family, tensors, tiny_model
 
 RELOAD = """
-import sys, torch
-import peft, prefixprop
-folder, task = sys.argv[1:3]
-auto = {"SEQ_CLS": peft.AutoPeftModelForSequenceClassification, "TOKEN_CLS": peft.AutoPeftModelForTokenClassification,
-        "QUESTION_ANS": peft.AutoPeftModelForQuestionAnswering,
-        "FEATURE_EXTRACTION": peft.AutoPeftModelForFeatureExtraction}[task]
+import sys, torch, peft, prefixprop
 torch.set_num_threads(1)
-model = auto.from_pretrained(folder + "/adapter", **({"num_labels": 3} if task in ("SEQ_CLS", "TOKEN_CLS") else {}))
-inputs = torch.load(folder + "/inputs.pt", weights_only=True)
-output = model(**inputs)
-torch.save({k: v for k, v in output.items() if isinstance(v, torch.Tensor)}, folder + "/outputs.pt")
+for folder in sys.argv[1:]:
+    task = folder.rsplit("/", 1)[1]
+    auto = {"SEQ_CLS": peft.AutoPeftModelForSequenceClassification,
+            "TOKEN_CLS": peft.AutoPeftModelForTokenClassification,
+            "QUESTION_ANS": peft.AutoPeftModelForQuestionAnswering,
+            "FEATURE_EXTRACTION": peft.AutoPeftModelForFeatureExtraction}[task]
+    labels = {"num_labels": 3} if task in ("SEQ_CLS", "TOKEN_CLS") else {}
+    model = auto.from_pretrained(folder + "/adapter", **labels)
+    output = model(**torch.load(folder + "/inputs.pt", weights_only=True))
+    torch.save({k: v for k, v in output.items() if isinstance(v, torch.Tensor)}, folder + "/outputs.pt")
 """
 
 
-@pytest.mark.parametrize("task", HEADS)
 @both_methods
-def test_a_fresh_process_loads_the_same_bits(method: str, task: str, tmp_path: Path) -> None:
-    family = {"SEQ_CLS": "longformer", "TOKEN_CLS": "roberta", "QUESTION_ANS": "bert"}.get(task, "longformer")
-    tiny_model(family, task).save_pretrained(tmp_path / "base")
-    base = HEADS[task].from_pretrained(tmp_path / "base")
-    model = adapt(base, method, task)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.requires_grad:
-                parameter.normal_(std=0.3)
-    inputs = batch(base, [20, 11])
-    torch.save(inputs, tmp_path / "inputs.pt")
-    model.save_pretrained(tmp_path / "adapter")
-    subprocess.run([sys.executable, "-c", RELOAD, str(tmp_path), task], check=True, timeout=300)
-    expected = tensors(model(**inputs))
-    found = torch.load(tmp_path / "outputs.pt", weights_only=True)
-    assert found.keys() == expected.keys()
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
+def test_a_fresh_process_loads_the_same_bits(method: str, tmp_path: Path) -> None:
+    expected = {}
+    for task in HEADS:
+        folder = tmp_path / task
+        family = {"SEQ_CLS": "longformer", "TOKEN_CLS": "roberta", "QUESTION_ANS": "bert"}.get(task, "longformer")
+        tiny_model(family, task).save_pretrained(folder / "base")
+        base = HEADS[task].from_pretrained(folder / "base")
+        model = adapt(base, method, task)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.requires_grad:
+                    parameter.normal_(std=0.3)
+        inputs = batch(base, [20, 11])
+        torch.save(inputs, folder / "inputs.pt")
+        model.save_pretrained(folder / "adapter")
+        expected[folder] = tensors(model(**inputs))
+    subprocess.run([sys.executable, "-c", RELOAD, *map(str, expected)], check=True, timeout=300)
+    for folder, outputs in expected.items():
+        found = torch.load(folder / "outputs.pt", weights_only=True)
+        assert found.keys() == outputs.keys()
+        assert all(torch.equal(found[name], outputs[name]) for name in outputs), folder.name
 
 
 @both_methods

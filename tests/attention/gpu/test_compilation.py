@@ -32,14 +32,13 @@ local_rows BACKWARD=True DROPOUT=True
 project_rows ADD=False
 project_rows ADD=True
 """.strip().splitlines()
-LEAST_SHARED = 99 * 1024  # what a block may have on a GeForce since Ampere; data centre cards have more
+LEAST_SHARED = 99 * 1024  # what a block may have on a GeForce since Ampere (8.6); data centre cards have more
 
 
-@pytest.mark.parametrize("capability", [86, 90])
-def test_all_kernels_compile(capability: int, tmp_path: Path) -> None:
+def test_all_kernels_compile(tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment |= {"TRITON_CACHE_DIR": str(tmp_path), "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, str(SCRIPT), str(capability), "bfloat16", "64"]
+    command = [sys.executable, str(SCRIPT), "86", "bfloat16", "64"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     shared = dict(line.split(": ") for line in done.stdout.splitlines())
