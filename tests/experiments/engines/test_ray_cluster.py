@@ -90,7 +90,7 @@ class KillsANode:
     def __init__(self, cluster: Any, node: Any) -> None:
         self.cluster, self.node = cluster, node
         self.hit: Job | None = None
-        self.deadline = time.monotonic() + 120
+        self.deadline = time.monotonic() + 300
 
     def __call__(self, state: SweepState) -> None:
         assert time.monotonic() < self.deadline, "the sweep does not end"
@@ -106,7 +106,7 @@ class KillsANode:
         return bool(saved) and self.node.node_id in job.log.read_text()
 
 
-def finish(engine: RayEngine, seconds: float = 60) -> JobEnd:
+def finish(engine: RayEngine, seconds: float = 300) -> JobEnd:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         for end in engine.collect(1):
