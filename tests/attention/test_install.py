@@ -69,6 +69,17 @@ def test_full_fine_tuning_has_the_same_gradients(checkpointing: bool) -> None:
         torch.testing.assert_close(found[name] / scale, gradient / scale, atol=1e-5, rtol=1e-4)
 
 
+def test_a_layer_that_is_called_by_itself() -> None:
+    model = tiny_model()
+    layer, states = model.longformer.encoder.layer[1], torch.randn(2, 32, 32)  # of two windows: as the encoder pads
+    mask = torch.zeros(2, 32)
+    arguments = {"is_index_masked": mask < 0, "is_index_global_attn": mask > 0, "is_global_attn": False}
+    expected = layer(states, attention_mask=mask, **arguments)
+    attention.install(model)
+    model(**batch(model, [29, 17]))
+    assert torch.equal(layer(states, attention_mask=mask, **arguments)[0], expected[0])
+
+
 def test_uninstall_leaves_nothing_behind() -> None:
     model = tiny_model()
     inputs = batch(model, [29, 17])

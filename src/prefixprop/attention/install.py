@@ -231,7 +231,9 @@ def _layer_forward(
     **others: Any,
 ) -> tuple[Tensor, ...]:
     """`LongformerLayer.forward`, in one piece where the backend can."""
-    if fast.running is None or layer.chunk_size_feed_forward > 0:
+    # Somebody may call a layer himself, with a mask of Hugging Face's.
+    found = isinstance(attention_mask, AttentionPattern)
+    if fast.running is None or not found or layer.chunk_size_feed_forward > 0:
         return original(hidden_states, attention_mask, output_attentions=output_attentions, **others)
     source = fast.active_source()
     if attention_mask.read_row is not None and index == len(fast.longformer.encoder.layer) - 1:
