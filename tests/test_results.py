@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from functools import cache
 from pathlib import Path
@@ -13,6 +14,7 @@ from prefixprop.reporting import make_report
 
 ROOT = Path(__file__).parents[1]
 RESULTS, README = ROOT / "docs" / "results.md", ROOT / "README.md"
+PERFORMANCE, BENCH = ROOT / "docs" / "performance.md", ROOT / "results" / "bench"
 NOTHING = "\u2014"
 # What the documents call a row of the report: its method and its model.
 NAMES = {
@@ -156,3 +158,35 @@ def test_both_tasks_together() -> None:
     ]
     text = RESULTS.read_text(encoding="utf-8")
     assert f"p = {combine_pvalues(values, method='stouffer').pvalue:.3f}, Stouffer's method" in text
+
+
+def test_the_attention_benchmark() -> None:
+    results = json.loads((BENCH / "attention.json").read_text(encoding="utf-8"))["results"]
+    lines = [line for line in PERFORMANCE.read_text(encoding="utf-8").splitlines() if "GiB |" in line]
+    assert len(lines) == len(results) / 2 > 0
+    for line, forward, step in zip(lines, results[::2], results[1::2], strict=True):
+        case = f"| {forward['batch']} \u00d7 {forward['length']} | {forward['global']} | {forward['dropout']:g} |"
+        shown = [
+            f"{milliseconds(one, 'hugging_face')} \u2192 {milliseconds(one, 'prefixprop')} ms | "
+            f"{one['ratio']:.1f}\u00d7"
+            for one in (forward, step)
+        ]
+        memory = f"{step['hugging_face']['peak_gib']:.1f} \u2192 {step['prefixprop']['peak_gib']:.1f} GiB |"
+        assert line == " ".join([case, *(f"{text} |" for text in shown), memory])
+
+
+def milliseconds(result: dict, whose: str) -> str:
+    value = 1000 * result[whose]["median_s"]
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}"
+
+
+def test_the_run_time_table() -> None:
+    results = json.loads((BENCH / "runtime.json").read_text(encoding="utf-8"))["results"]
+    rows = {row["method"]: row for row in documented(PERFORMANCE, "method")}
+    assert rows.keys() == {result["method"] for result in results}
+    for result in results:
+        row = rows[result["method"]]
+        assert row["time of a batch"] == f"{1000 * result['median_s']:.1f} ms"
+        if row["over no PEFT"]:
+            low, high = (f"{100 * (result[end] - 1):.1f}" for end in ("low", "high"))
+            assert row["over no PEFT"] == f"+{100 * (result['relative'] - 1):.1f} % ({low} to {high})"

@@ -169,6 +169,9 @@ def test_all_rows_for_whoever_reads_them(name: str, read: list[int]) -> None:
         handle = module.register_forward_hook(lambda *given: seen.append(given))
         model(**inputs)
         handle.remove()
+        handle = module.register_full_backward_hook(lambda *_: None)
+        model(**inputs)
+        handle.remove()
     assert len(seen) == len(watched) and read == []
     model(**inputs)
     assert len(read) == 1

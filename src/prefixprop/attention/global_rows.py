@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from prefixprop.attention.dropout import dropout_weights, wide
 from prefixprop.attention.pattern import AttentionPattern, GlobalTokens, as_bias
 from prefixprop.attention.prefix import PrefixedKeys, PrefixPart, for_batch, outside_softmax
+from prefixprop.attention.watching import is_watched
 
 
 def attend_globally(
@@ -123,7 +124,7 @@ class Affine(NamedTuple):
 def is_plain(linear: nn.Module | Affine) -> bool:
     """Nothing but its weight and bias: no adapter around it, and nobody who waits for it to be called."""
     if type(linear) is nn.Linear:
-        return not linear._forward_hooks and not linear._forward_pre_hooks
+        return not is_watched(linear)
     return type(linear) is Affine
 
 

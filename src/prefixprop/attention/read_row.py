@@ -17,22 +17,26 @@ from transformers.models.longformer.modeling_longformer import LongformerClassif
 from prefixprop.attention.global_rows import attend_globally
 from prefixprop.attention.pattern import AttentionPattern, GlobalTokens
 from prefixprop.attention.prefix import PrefixedKeys, PrefixPart
+from prefixprop.attention.watching import is_watched
 
 
 def reads_first_row_alone(head: Any) -> bool:
     """Whether this LongformerForSequenceClassification reads nothing but the first row of the last hidden state."""
     classifier = head.classifier  # peft may have wrapped it, to train a copy
     inner = getattr(classifier, "original_module", classifier)
-    return type(inner) is LongformerClassificationHead and not _is_watched(classifier) and not _is_watched(inner)
+    return type(inner) is LongformerClassificationHead and not is_watched(classifier) and not is_watched(inner)
 
 
 def is_read_by_others(longformer: Any, source: Any) -> bool:
     """Whether a hook that is none of `source`, a prefix method, waits for rows of the model or in its last layer."""
     last = longformer.encoder.layer[-1]
-    returned = [hook for part in (longformer, longformer.encoder) for hook in part._forward_hooks.values()]
+    whole = (longformer, longformer.encoder)
+    returned = [hook for part in whole for hook in part._forward_hooks.values()]
     if any(source is None or getattr(hook, "__self__", None) is not source for hook in returned):
         return True
-    return bool(last._forward_hooks) or any(_is_watched(part) for part in last.modules() if part is not last)
+    if last._forward_hooks or any(part._backward_hooks for part in (*whole, last)):
+        return True
+    return any(is_watched(part) for part in last.modules() if part is not last)
 
 
 def read_row_of_layer(
@@ -73,7 +77,3 @@ def _with_idle_parameters(rows: Tensor, modules: tuple[nn.Module, ...]) -> Tenso
         return rows
     nothing = torch.stack([0.0 * parameter.sum(dtype=torch.float32) for parameter in trained]).sum()
     return rows + nothing.to(rows.dtype)
-
-
-def _is_watched(module: nn.Module) -> bool:
-    return bool(module._forward_hooks or module._forward_pre_hooks)

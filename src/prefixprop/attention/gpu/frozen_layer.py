@@ -12,11 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from prefixprop.attention.gpu import frozen_tail, hidden_rows, launch
-from prefixprop.attention.gpu.frozen_tail import Dropout, KeptTail, TailWeights, is_frozen, is_watched
+from prefixprop.attention.gpu.frozen_tail import Dropout, KeptTail, TailWeights, is_frozen
 from prefixprop.attention.gpu.kernel import function
 from prefixprop.attention.gpu.launch import Shape, Words
 from prefixprop.attention.gpu.operator import project
 from prefixprop.attention.gpu.pattern import DevicePattern
+from prefixprop.attention.watching import is_watched
 
 
 class AttentionWeights(NamedTuple):

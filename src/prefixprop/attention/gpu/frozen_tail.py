@@ -16,6 +16,7 @@ from transformers.activations import GELUActivation
 from prefixprop.attention.gpu import residual_norm
 from prefixprop.attention.gpu.dropout import draw_words
 from prefixprop.attention.gpu.kernel import function
+from prefixprop.attention.watching import is_watched
 
 
 class TailWeights(NamedTuple):
@@ -77,10 +78,6 @@ def tail_weights_of(layer: Any, dtype: torch.dtype) -> TailWeights | None:
         return None
     in_order = (linears[0], norms[0], linears[1], linears[2], norms[1])
     return TailWeights(*(tensor for part in in_order for tensor in (part.weight, part.bias)))
-
-
-def is_watched(part: Any) -> bool:
-    return bool(part._forward_hooks or part._forward_pre_hooks or part._backward_hooks)
 
 
 def is_frozen(part: Any, dtype: torch.dtype) -> bool:

@@ -149,7 +149,7 @@ def global_rows(
             column_words + here, kind + here, low, high, 0, 0, hidden, 0, scale, least, growth,
             2 * WIDTH, WIDTH, SIZE, BLOCK_D, BLOCK_N, False, PRECISION, DROPOUT, BACKWARD,
         )  # fmt: skip
-        # Each branch writes for itself: Triton 3.9 fails to compile tensors that come out of nested branches.
+        # Each branch writes for itself: Triton 3.8 and 3.9 fail to compile tensors that come out of nested branches.
         written = for_query if BACKWARD else output
         rows = written + here * WIDTH + head * SIZE
         if parts == 1:

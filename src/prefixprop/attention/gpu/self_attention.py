@@ -19,6 +19,7 @@ from prefixprop.attention.gpu.residual_norm import residual_norm
 from prefixprop.attention.pattern import AttentionPattern
 from prefixprop.attention.prefix import PrefixedKeys, PrefixPart, add_prefix_part
 from prefixprop.attention.sliding_window import longformer_self_attention as with_weights
+from prefixprop.attention.watching import is_watched
 
 PROJECTIONS = ("query", "key", "value", "key_global", "value_global")
 
@@ -96,7 +97,7 @@ def residual_output(
     """Dense, dropout, residual and LayerNorm of a LongformerSelfOutput or LongformerOutput; one pass if frozen."""
     norm, dropout = module.LayerNorm, module.dropout
     untouched = type(norm) is nn.LayerNorm and type(dropout) is nn.Dropout
-    hooked = any(part._forward_hooks or part._forward_pre_hooks for part in (norm, dropout))
+    hooked = is_watched(norm) or is_watched(dropout)
     if not untouched or hooked or norm.weight.requires_grad or norm.bias.requires_grad:
         return original(hidden_states, input_tensor)
     return residual_norm(module.dense(hidden_states), input_tensor, norm, dropout.p if dropout.training else 0.0)
