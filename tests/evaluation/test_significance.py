@@ -82,7 +82,7 @@ def test_p_values_mirror_each_other(test: Any, first: list[float], second: list[
 def test_too_few_seeds_have_a_reason_and_no_p_value(test: Any) -> None:
     result = test([0.9], TUNING)
     assert result.p_value is None and result.difference == pytest.approx(0.12)
-    assert result.reason == "too few seeds: a t-test needs 2 of each, got 1 and 5"
+    assert result.reason == "too few seeds: a t-test needs 2 of each"
     constant = test([0.1, 0.1, 0.1], [0.2, 0.2, 0.2])
     assert constant.p_value is None and constant.reason is not None and "t is undefined" in constant.reason
 

@@ -17,6 +17,7 @@ PALETTE = (BLUE, VERMILION, GREEN, PINK, ORANGE, SKY, "#000000")
 # Beside the colours, for who prints in grey and for more lines than colours.
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 _LONGEST_BESIDE = 34  # letters of a legend's name that leave room for another beside it
+_LEGEND_LINES, _LINE = 2, 0.17  # of a legend that a figure has room for, and the height of one more in inches
 
 # Without dates and random names, the same picture is the same file.
 _METADATA: dict[str, dict[str, Any]] = {".png": {}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
@@ -41,9 +42,14 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def legend_below(figure: Figure) -> None:
-    """A legend under the axes, where it hides no data; in one column where names are long."""
+    """A legend under the axes, where it hides no data; in one column where names are long.
+
+    The figure grows by what a long one takes, so that the axes keep their size.
+    """
     names = [name for axis in figure.axes for name in axis.get_legend_handles_labels()[1]]
     columns = 2 if max(map(len, names), default=0) <= _LONGEST_BESIDE else 1
+    lines = -(-len(names) // columns)
+    figure.set_figheight(figure.get_figheight() + _LINE * max(0, lines - _LEGEND_LINES))
     figure.legend(fontsize=8, loc="outside lower center", ncols=columns, frameon=False)
 
 

@@ -28,6 +28,7 @@ from prefixprop.reporting.tables import (
 DEFAULT_BASELINE = "prefix-tuning"
 SIGNIFICANT = 0.05
 _SMALLEST_SHOWN = 0.001
+_MOST_NAMED = 4  # pairs in a note
 _MEASURES = {"micro_f1": "micro-F1", "accuracy": "accuracy"}
 _HOLM = "Holm: corrected for the several methods compared on one split by one test"
 _BOLD = f"bold: below {SIGNIFICANT}"
@@ -113,7 +114,7 @@ def _all_pairs(comparison: Comparison, pairs: Sequence[Pair], title: str, name: 
 
 
 class _Problems:
-    """Why tests are undefined, the same reasons told once."""
+    """Why tests are undefined, the same reasons told once; of many pairs how many, for the table shows which."""
 
     def __init__(self) -> None:
         self._pairs: dict[str, list[str]] = {}
@@ -122,7 +123,11 @@ class _Problems:
         self._pairs.setdefault(reason, []).append(f"{pair.first.method} and {pair.second.method} on {pair.split}")
 
     def notes(self, start: str) -> list[str]:
-        return [f"{start} for {'; '.join(pairs)}: {reason.rstrip('.')}." for reason, pairs in self._pairs.items()]
+        return [f"{start} for {_listed(pairs)}: {reason.rstrip('.')}." for reason, pairs in self._pairs.items()]
+
+
+def _listed(pairs: Sequence[str]) -> str:
+    return "; ".join(pairs) if len(pairs) <= _MOST_NAMED else f"{len(pairs)} of these pairs"
 
 
 def _seed_tests(
