@@ -23,10 +23,12 @@ NAMES = {
     ("prefix-tuning", "embedded"): "prefix-tuning",
     ("prefix-propagation", "embedded"): "prefix-propagation",
     ("prefix-propagation, exp kernel", "embedded"): "prefix-propagation, kernel exp",
+    ("prefix-propagation, max length 512", "embedded"): "prefix-propagation, first 512 tokens",
+    ("prefix-propagation, num virtual tokens 32", "embedded"): "prefix-propagation, 32 rows",
     ("prefix-tuning", "embedded-512"): "prefix-tuning, 512 tokens",
     ("head-only", "embedded"): "head only",
 }
-DEV, FOLDS, NEWSGROUPS = "hyperpartisan", "hyperpartisan, last epoch", "newsgroups"
+DEV, FOLDS, NEWSGROUPS, ARXIV = "hyperpartisan", "hyperpartisan, last epoch", "newsgroups", "arxiv"
 # Of a column in the documents: the table of the report, and its column there.
 HYPERPARTISAN_COLUMNS = {
     "rate (dev)": (f"{DEV}, test: quality", "Learning rate"),
@@ -41,14 +43,19 @@ HYPERPARTISAN_COLUMNS = {
     "scaled ECE (folds)": (f"{FOLDS}, test: calibration", "ECE after scaling"),
     "after scaling": (f"{FOLDS}, test: calibration", "ECE after scaling"),
 }
-NEWSGROUPS_COLUMNS = {
-    "rate": (f"{NEWSGROUPS}, test: quality", "Learning rate"),
-    "dev micro-F1": (f"{NEWSGROUPS}, dev: quality", "F1 micro, %"),
-    "test micro-F1": (f"{NEWSGROUPS}, test: quality", "F1 micro, %"),
-    "95 % interval": (f"{NEWSGROUPS}, test: quality", "F1 micro, 95 % interval"),
-    "ECE": (f"{NEWSGROUPS}, test: calibration", "ECE"),
-    "scaled ECE": (f"{NEWSGROUPS}, test: calibration", "ECE after scaling"),
-}
+
+
+def columns_of(task: str) -> dict[str, tuple[str, str]]:
+    return {
+        "rate": (f"{task}, test: quality", "Learning rate"),
+        "dev micro-F1": (f"{task}, dev: quality", "F1 micro, %"),
+        "test micro-F1": (f"{task}, test: quality", "F1 micro, %"),
+        "95 % interval": (f"{task}, test: quality", "F1 micro, 95 % interval"),
+        "ECE": (f"{task}, test: calibration", "ECE"),
+        "scaled ECE": (f"{task}, test: calibration", "ECE after scaling"),
+    }
+
+
 Row = dict[str, str]
 
 
@@ -66,12 +73,16 @@ def reported(*folders: str) -> dict[str, list[Row]]:
 
 
 def results(title: str) -> list[Row]:
-    of_newsgroups = title.startswith(NEWSGROUPS)
-    return reported(*(("newsgroups",) if of_newsgroups else ("hyperpartisan", "hyperpartisan-clean")))[title]
+    task = title.split(",")[0]
+    return reported(*((task,) if task in (NEWSGROUPS, ARXIV) else ("hyperpartisan", "hyperpartisan-clean")))[title]
+
+
+def name_of(row: Row) -> str:
+    return NAMES[row["Method"], row.get("Model", "embedded")]
 
 
 def row_of(table: str, name: str) -> Row | None:
-    found = [row for row in results(table) if NAMES[row["Method"], row.get("Model", "embedded")] == name]
+    found = [row for row in results(table) if name_of(row) == name]
     assert len(found) <= 1
     return found[0] if found else None
 
@@ -93,12 +104,18 @@ def documented(path: Path, first: str, number: int = 0) -> list[Row]:
 
 @pytest.mark.parametrize(
     ("path", "number", "columns"),
-    [(RESULTS, 0, HYPERPARTISAN_COLUMNS), (RESULTS, 1, NEWSGROUPS_COLUMNS), (README, 0, HYPERPARTISAN_COLUMNS)],
-    ids=["hyperpartisan", "newsgroups", "README"],
+    [
+        (RESULTS, 0, HYPERPARTISAN_COLUMNS),
+        (RESULTS, 1, columns_of(NEWSGROUPS)),
+        (RESULTS, 2, columns_of(ARXIV)),
+        (README, 0, HYPERPARTISAN_COLUMNS),
+    ],
+    ids=["hyperpartisan", "newsgroups", "arxiv", "README"],
 )
 def test_documents_say_what_the_report_says(path: Path, number: int, columns: dict[str, tuple[str, str]]) -> None:
     rows = documented(path, "method", number)
-    assert len(rows) == len(NAMES)
+    tables = {table for table, _ in columns.values()}
+    assert {row["method"] for row in rows} == {name_of(row) for table in tables for row in results(table)}
     compared = 0
     for row in rows:
         for title, (table, column) in columns.items():
@@ -114,7 +131,8 @@ def test_documents_say_what_the_report_says(path: Path, number: int, columns: di
 
 def test_the_trials_of_other_settings() -> None:
     (rows,) = reported("ablations-hyperpartisan").values()
-    found = {row["Method"]: row for row in rows}
+    found = {trial_of(row): row for row in rows}
+    assert len(found) == len(rows)
     compared = set()
     for row in documented(RESULTS, "change"):
         for method in ("prefix-propagation", "prefix-tuning"):
@@ -127,6 +145,26 @@ def test_the_trials_of_other_settings() -> None:
     assert compared == found.keys()
 
 
+def trial_of(row: Row) -> str:
+    """The method with its changes; the learning rate is one where it is not that of the others."""
+    rate = row["Learning rate"]
+    return row["Method"] if rate == "0.005" else f"{row['Method']}, learning rate {rate}"
+
+
+def test_the_trials_on_newsgroups() -> None:
+    found = {row["Method"]: row for row in reported("ablations-newsgroups")["newsgroups, last epoch, test: quality"]}
+    rows = {row["propagation"]: row for row in documented(RESULTS, "propagation")}
+    assert rows.keys() == found.keys()
+    for name, row in rows.items():
+        assert (row["seeds"], row["test micro-F1"]) == (found[name]["Seeds"], found[name]["F1 micro, %"])
+        assert found[name]["Learning rate"] == "0.001"
+    pairs = reported("ablations-newsgroups")["newsgroups, last epoch: all pairs"]
+    wanted = ("prefix-propagation", "prefix-propagation, layout reference, pooling prefix", "test")
+    (pair,) = (row for row in pairs if (row["Method"], row["Against"], row["Split"]) == wanted)
+    assert pair["Micro-F1 difference, points"] == "+1.5"
+    assert (pair["p, Welch's t"], pair["p, Welch's t, Holm"]) == ("0.002", "0.020")
+
+
 @pytest.mark.parametrize(
     ("table", "split", "method", "said"),
     [
@@ -136,12 +174,14 @@ def test_the_trials_of_other_settings() -> None:
         (FOLDS, "test", "lora", "1.8 (p = 0.006)"),
         (NEWSGROUPS, "test", "prefix-propagation", "+0.5 points on test (p = 0.051)"),
         (NEWSGROUPS, "dev", "prefix-propagation", "+0.3 on dev (p = 0.043)"),
+        (ARXIV, "test", "prefix-propagation", "+0.3 points on 250 papers (p = 0.47)"),
+        (ARXIV, "dev", "prefix-propagation", "+1.1 on dev's 244 (p = 0.28)"),
     ],
 )
 def test_p_values(table: str, split: str, method: str, said: str) -> None:
     assert said in re.sub(r"\s+", " ", RESULTS.read_text(encoding="utf-8"))
     row = against_tuning(table, split, method)
-    difference, p = re.findall(r"[\d.]+", said)
+    difference, *_, p = re.findall(r"[\d.]+", said)
     assert row["Micro-F1 difference, points"].lstrip("+-") == difference
     assert float(row["p, Student's t"]) == pytest.approx(float(p), abs=0.005)
 
@@ -152,12 +192,12 @@ def against_tuning(table: str, split: str, method: str) -> Row:
     return row
 
 
-def test_both_tasks_together() -> None:
-    values = [
-        float(against_tuning(table, "test", "prefix-propagation")["p, Student's t"]) for table in (FOLDS, NEWSGROUPS)
-    ]
-    text = RESULTS.read_text(encoding="utf-8")
-    assert f"p = {combine_pvalues(values, method='stouffer').pvalue:.3f}, Stouffer's method" in text
+def test_all_tasks_together() -> None:
+    tasks = (FOLDS, NEWSGROUPS, ARXIV)
+    values = [float(against_tuning(task, "test", "prefix-propagation")["p, Student's t"]) for task in tasks]
+    combined = f"{combine_pvalues(values, method='stouffer').pvalue:.3f}"
+    assert f"p = {combined}, Stouffer's method" in RESULTS.read_text(encoding="utf-8")
+    assert f"p = {combined}." in README.read_text(encoding="utf-8")
 
 
 def test_the_attention_benchmark() -> None:
