@@ -25,5 +25,5 @@ def test_a_long_legend_leaves_the_axes_their_room() -> None:
         figure.draw_without_rendering()
         heights.append(axis.get_window_extent().height / figure.dpi)
         box = axis.yaxis.label.get_window_extent()
-        assert 0 <= box.y0 and box.y1 <= figure.bbox.height
+        assert box.y0 >= 0 and box.y1 <= figure.bbox.height
     assert heights[1] == pytest.approx(heights[0], abs=0.25)

@@ -18,6 +18,7 @@ from transformers import PrinterCallback, Trainer, TrainerState, TrainingArgumen
 
 from prefixprop.evaluation import PredictionSet
 from prefixprop.training.alpha_log import log_alpha
+from prefixprop.training.arriving import Arriving
 from prefixprop.training.batches import LengthGroupedOrder
 from prefixprop.training.checkpoints import (
     Snapshot,
@@ -52,7 +53,7 @@ class RunTrainer(Trainer):
         self.best_trained: Mapping[str, Tensor] | None = None
         self.epoch_loss = 0.0
         self.uncounted: list[Tensor] = []  # losses that are still on the device
-        self.unchecked: tuple[int, float, Tensor] | None = None
+        self.unchecked: tuple[int, float, Arriving] | None = None
         self.seconds_before = 0.0
         self.started = time.monotonic()
         dev = data.evaluated["dev"]
@@ -90,7 +91,7 @@ class RunTrainer(Trainer):
     def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
         loss = super().training_step(model, inputs, num_items_in_batch)
         self._check_loss()
-        self.unchecked = (self.state.global_step + 1, self._get_learning_rate(), loss.detach())
+        self.unchecked = (self.state.global_step + 1, self._get_learning_rate(), Arriving(loss))
         self.uncounted.append(loss.detach())
         return loss
 
@@ -105,10 +106,10 @@ class RunTrainer(Trainer):
         """Look at the loss of the step before: to look at this one's would be to wait for the device."""
         if self.unchecked is None:
             return
-        (step, rate, loss), self.unchecked = self.unchecked, None
-        if not math.isfinite(loss.item()):
+        (step, rate, arriving), self.unchecked = self.unchecked, None
+        if not math.isfinite(loss := arriving.value()):
             raise TrainingError(
-                f"The loss is {loss.item()} at step {step} of {self.state.max_steps}, at a learning rate of "
+                f"The loss is {loss} at step {step} of {self.state.max_steps}, at a learning rate of "
                 f"{rate:.3g} (--learning-rate {self.args.learning_rate:g} at its peak): start again (--overwrite) "
                 "with a lower --learning-rate, or with --precision fp32 if it is bf16."
             )
@@ -250,7 +251,9 @@ def training_arguments(settings: RunSettings, folder: Path, accumulation: int, u
         remove_unused_columns=False,
         logging_nan_inf_filter=False,
         ddp_find_unused_parameters=False,
+        # Batches go to a GPU while it still works on the one before.
         dataloader_pin_memory=torch.cuda.is_available(),
+        accelerator_config={"non_blocking": torch.cuda.is_available()},
         disable_tqdm=True,
         report_to=list(settings.report_to) or "none",
         seed=settings.seed,
