@@ -19,6 +19,7 @@ from transformers.models.longformer.modeling_longformer import (
 )
 
 from prefixprop.attention.backends import Backend, check_backend, choose
+from prefixprop.attention.first_layer import learning_rows
 from prefixprop.attention.pattern import AttentionPattern
 from prefixprop.attention.prefix import PrefixedKeys, PrefixPart
 from prefixprop.attention.read_row import is_read_by_others, read_row_of_layer, reads_first_row_alone
@@ -166,7 +167,8 @@ def _model_forward(
     row = None
     if reads_cls and not any(flags.values()) and not is_read_by_others(longformer, source):
         row = 0 if source is None else source.pooled_row()
-    states = longformer.encoder(embedded, attention_mask=mask, padding_len=0, return_dict=True, read_row=row, **flags)
+    known = {"read_row": row, "learning_rows": learning_rows(longformer, source, embedded)}
+    states = longformer.encoder(embedded, attention_mask=mask, padding_len=0, return_dict=True, **known, **flags)
     pooled = None if longformer.pooler is None else longformer.pooler(states[0])
     output = LongformerBaseModelOutputWithPooling(
         last_hidden_state=states.last_hidden_state,
@@ -190,6 +192,7 @@ def _encoder_forward(
     output_attentions: bool = False,
     output_hidden_states: bool = False,
     read_row: int | None = None,
+    learning_rows: int | None = None,
     **others: Any,
 ) -> Any:
     """`LongformerEncoder.forward`, with the pattern found once, and without the padding that only its own needs."""
@@ -203,7 +206,7 @@ def _encoder_forward(
     length = hidden_states.shape[1] - padding_len
     hidden_states, attention_mask = hidden_states[:, :length], attention_mask[:, :length]
     hidden_rows = source.prefix_rows() if source is not None and source.prefix_part(0) is not None else 0
-    pattern = AttentionPattern.from_mask(attention_mask, hidden_rows, read_row)
+    pattern = AttentionPattern.from_mask(attention_mask, hidden_rows, read_row, learning_rows)
 
     states, local_weights, global_weights = [hidden_states], [], []
     for layer in encoder.layer:
@@ -243,7 +246,8 @@ def _layer_forward(
     if not output_attentions:
         prefix = partial(_prefixed_keys, source, index, hidden_states)  # drawn once, dropout and all
         part_weight = 0.0 if source is None else source.part_weight()
-        output = fast.running.whole_layer(layer, hidden_states, attention_mask, prefix, part_weight)
+        learning = attention_mask.learning_rows if index == 0 else None
+        output = fast.running.whole_layer(layer, hidden_states, attention_mask, prefix, part_weight, learning)
         if output is not None:
             return (output,)
     # Hugging Face's own goes through a helper that inspects a signature at every call.

@@ -53,19 +53,28 @@ class AttentionPattern:
     """`is_masked` and `is_global` are [batch, length]; the first `hidden_rows` rows are keys to nobody (Eq. 3).
 
     `read_row` is the only one of the last layer that anybody reads, if that is known; it is global, or padding.
+    `learning_rows` are those at the front that want a gradient of the first layer, where others want none; they are
+    global.
     """
 
     is_masked: Tensor
     is_global: Tensor
     hidden_rows: int = 0
     read_row: int | None = None
+    learning_rows: int | None = None
     _blocks: dict[tuple, Blocks] = field(default_factory=dict, init=False)
     _prepared: dict[tuple[int, ...], Any] = field(default_factory=dict, init=False)
 
     @classmethod
-    def from_mask(cls, mask: Tensor, hidden_rows: int = 0, read_row: int | None = None) -> AttentionPattern:
+    def from_mask(
+        cls,
+        mask: Tensor,
+        hidden_rows: int = 0,
+        read_row: int | None = None,
+        learning_rows: int | None = None,
+    ) -> AttentionPattern:
         """From the mask of Hugging Face's encoder: negative for padding, 0 for local, positive for global tokens."""
-        return cls(mask < 0, mask > 0, hidden_rows, read_row)
+        return cls(mask < 0, mask > 0, hidden_rows, read_row, learning_rows)
 
     @cached_property
     def is_prefix(self) -> Tensor:

@@ -74,11 +74,12 @@ def whole_layer(
     pattern: AttentionPattern,
     prefixed_keys: Callable[[], PrefixedKeys | None],
     part_weight: float | None,
+    learning_rows: int | None,
 ) -> Tensor | None:
     """The output of a whole layer at once, where a backend has a faster way than part by part.
 
     `part_weight` is α, where a part outside the softmax (Eq. 3) is α times a softmax: 0 if there is no part, None if
-    it is something else.
+    it is something else. `learning_rows`: how many rows at the front of the states want a gradient, None for all.
     """
     return None
 

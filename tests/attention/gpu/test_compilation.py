@@ -31,6 +31,7 @@ local_rows BACKWARD=False DROPOUT=True
 local_rows BACKWARD=True DROPOUT=True
 project_rows ADD=False
 project_rows ADD=True
+row_deltas
 """.strip().splitlines()
 LEAST_SHARED = 99 * 1024  # what a block may have on a GeForce since Ampere (8.6); data centre cards have more
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from prefixprop.attention.gpu import frozen_tail, hidden_rows, launch
 from prefixprop.attention.gpu.frozen_tail import Dropout, KeptTail, TailWeights, is_frozen
 from prefixprop.attention.gpu.kernel import function
-from prefixprop.attention.gpu.launch import Shape, Words
+from prefixprop.attention.gpu.launch import ALL_ROWS, Shape, Words
 from prefixprop.attention.gpu.operator import project
 from prefixprop.attention.gpu.pattern import DevicePattern
 from prefixprop.attention.watching import is_watched
@@ -50,12 +50,14 @@ def frozen_layer(
     pattern: tuple,
     prefix: Tensor,
     part_weight: float = 0.0,
+    learning_rows: int = ALL_ROWS,
 ) -> Tensor:
     """`pattern` is what the attention's operators take: a DevicePattern, Words and a Shape, spelt out; `part_weight`
-    is the α of a part for hidden rows (see `hidden_rows`), if there is one."""
+    is the α of a part for hidden rows (see `hidden_rows`), if there is one. Of `states`, the first `learning_rows`
+    rows get their gradient, which are global then; the others get something that nobody may read."""
     keeps = torch.is_grad_enabled() and (states.requires_grad or prefix.requires_grad)
     dropout = Dropout.draw(layer, states)
-    numbers = (layer.output.LayerNorm.eps, keeps, part_weight)
+    numbers = (layer.output.LayerNorm.eps, keeps, part_weight, learning_rows)
     run = _layer if keeps else _forward
     return run(states.contiguous(), prefix, *pattern, *weights, *tail, *dropout, *numbers)[0]
 
@@ -69,7 +71,7 @@ def _unpack(arguments: tuple) -> tuple[DevicePattern, Words, Shape, AttentionWei
 def _forward(states: Tensor, prefix: Tensor, *arguments: Any) -> tuple[Tensor, tuple[Tensor, ...]]:
     """The layer's output, and what backward needs."""
     pattern, words, shape, weights, tail, dropout = _unpack(arguments)
-    epsilon, keeps, part_weight = arguments[32:]
+    epsilon, keeps, part_weight, _ = arguments[32:]
     width = states.shape[-1]
     near = project(states, weights.projections[: 3 * width], weights.projections_bias[: 3 * width], prefix)
     launch.project_rows(states, weights.query_global, weights.query_global_bias, pattern.tokens, pattern.facts, near)
@@ -84,23 +86,31 @@ def _forward(states: Tensor, prefix: Tensor, *arguments: Any) -> tuple[Tensor, t
 def _backward(ctx: Any, gradient: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
     states, prefix, near, rows, log_totals, *kept = ctx.saved_tensors
     pattern, words, shape, weights, tail, dropout = _unpack(_with_numbers(kept[5:], ctx.numbers))
-    part_weight = ctx.numbers[-1]
-    width = states.shape[-1]
+    part_weight, learning = ctx.numbers[-2:]
+    batch, length, width = states.shape
     for_rows, for_states = frozen_tail.gradients(gradient, KeptTail(*kept[:5]), tail, dropout)
     far = project(states, weights.projections[3 * width :], weights.projections_bias[3 * width :], prefix)
-    results = launch.backward(for_rows, rows, log_totals, near, far, pattern, words, shape)
+    results = launch.backward(for_rows, rows, log_totals, near, far, pattern, words, shape, learning)
     if part_weight:
         hidden_rows.add_gradients(for_rows, near, far, pattern, words, shape, part_weight, results)
     for_near, for_far, for_query = results
-    count = states.shape[0] * states.shape[1]
+    count = batch * length
     result = for_states.view(-1, width)
-    result.addmm_(for_near[:count], weights.projections[: 3 * width])
-    result.addmm_(for_far[:count], weights.projections[3 * width :])
-    launch.project_rows(for_query, weights.query_global, None, pattern.tokens, pattern.facts, result)
+    if learning == ALL_ROWS:
+        result.addmm_(for_near[:count], weights.projections[: 3 * width])
+        result.addmm_(for_far[:count], weights.projections[3 * width :])
+    elif learning:
+        near_keys, far_keys = (
+            gradients[:count].unflatten(0, (batch, length))[:, :learning] for gradients in (for_near, for_far)
+        )
+        for_states[:, :learning] += near_keys[..., width:] @ weights.projections[width : 3 * width]
+        for_states[:, :learning] += far_keys @ weights.projections[3 * width :]
+    if learning:
+        launch.project_rows(for_query, weights.query_global, None, pattern.tokens, pattern.facts, result)
     for_prefix = None
     if ctx.needs_input_grad[1]:
         for_prefix = (for_near[count:, width:] + for_far[count:]).view(prefix.shape)
-    return (for_states, for_prefix, *(None,) * 35)
+    return (for_states if ctx.needs_input_grad[0] else None, for_prefix, *(None,) * 36)
 
 
 def _keep(ctx: Any, inputs: tuple, output: tuple[Tensor, tuple[Tensor, ...]]) -> None:

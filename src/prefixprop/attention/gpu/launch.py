@@ -15,12 +15,10 @@ from prefixprop.attention.gpu.dropout import levels
 from prefixprop.attention.gpu.kernel import Kernel
 from prefixprop.attention.gpu.pattern import DevicePattern
 
-_LOCAL_ROWS, _GLOBAL_ROWS, _PROJECT_ROWS = (
-    Kernel(rows.local_rows),
-    Kernel(rows.global_rows),
-    Kernel(rows.project_rows),
-)
+_LOCAL_ROWS, _GLOBAL_ROWS = Kernel(rows.local_rows), Kernel(rows.global_rows)
+_ROW_DELTAS, _PROJECT_ROWS = Kernel(rows.row_deltas), Kernel(rows.project_rows)
 _BAND_KEYS, _LISTED_KEYS, _FAR_KEYS = Kernel(keys.band_keys), Kernel(keys.listed_keys), Kernel(keys.far_keys)
+ALL_ROWS = -1  # learn
 SHARES = 8  # programs that share an example's global rows where these are projected
 
 
@@ -62,16 +60,26 @@ def backward(
     pattern: DevicePattern,
     words: Words,
     shape: Shape,
+    learning_rows: int = ALL_ROWS,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of `near` and `far`; the third holds those of the global rows' queries, and nothing elsewhere."""
+    """Gradients of `near` and `far`; the third holds those of the global rows' queries, and nothing elsewhere.
+
+    If only so many rows at the front learn, which are global, there is nothing in `near` but the keys and values that
+    are listed, and without any nothing in the third.
+    """
     batch, length = pattern.kind.shape
     for_near, for_far, for_query = torch.empty_like(near), torch.empty_like(far), torch.empty_like(output)
     if shape.prefix:  # nobody asks with a prefix row
         for_near[batch * length :, : shape.heads * shape.size] = 0
     deltas = torch.empty_like(log_totals)
-    _local_rows(near, pattern, words, shape, output, log_totals, deltas, gradient, for_near, backward=True)
-    _global_rows(near, far, pattern, words, shape, output, log_totals, deltas, gradient, for_query, backward=True)
-    _band_keys(near, pattern, words, shape, gradient, log_totals, deltas, for_near)
+    if learning_rows == ALL_ROWS:
+        _local_rows(near, pattern, words, shape, output, log_totals, deltas, gradient, for_near, backward=True)
+    else:
+        _row_deltas(output, gradient, deltas, shape)
+    if learning_rows:
+        _global_rows(near, far, pattern, words, shape, output, log_totals, deltas, gradient, for_query, backward=True)
+    if learning_rows == ALL_ROWS:
+        _band_keys(near, pattern, words, shape, gradient, log_totals, deltas, for_near)
     _listed_keys(near, pattern, words, shape, gradient, log_totals, deltas, for_near)
     _far_keys(near, far, pattern, words, shape, gradient, log_totals, deltas, for_far)
     return for_near, for_far, for_query
@@ -89,6 +97,16 @@ def _local_rows(
         BACKWARD=backward,
         **constants,
     )
+
+
+def _row_deltas(output: Tensor, gradient: Tensor, deltas: Tensor, shape: Shape) -> None:
+    batch, length, _ = output.shape
+    constants = {name: _constants("local_rows", shape, output.dtype)[name] for name in ("HEADS", "SIZE", "BLOCK_D")}
+    block = 16 if INTERPRETED else 64
+    _ROW_DELTAS(
+        (_tiles_of(length, block), batch * shape.heads), (output, gradient, deltas), (length,), BLOCK_M=block,
+        **constants,
+    )  # fmt: skip
 
 
 def _global_rows(

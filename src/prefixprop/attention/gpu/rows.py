@@ -47,6 +47,23 @@ def start_rows(
     return gradient, carried, carried_too
 
 
+@triton.jit(do_not_specialize=["length"])
+def row_deltas(
+    output, gradient, deltas, length,
+    HEADS: tl.constexpr, SIZE: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
+):  # fmt: skip
+    """Σ dO O of all rows (see start_rows), where nobody asks for the gradient of their queries."""
+    WIDTH: tl.constexpr = HEADS * SIZE
+    lane = tl.program_id(1)
+    example, head = lane // HEADS, lane % HEADS
+    row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    inside = row < length
+    place = example.to(tl.int64) * length * WIDTH + head * SIZE
+    upstream = load_rows(gradient + place, row, inside, WIDTH, SIZE, BLOCK_D).to(tl.float32)
+    attended = load_rows(output + place, row, inside, WIDTH, SIZE, BLOCK_D).to(tl.float32)
+    tl.store(deltas + lane.to(tl.int64) * length + row, tl.sum(attended * upstream, axis=1), mask=inside)
+
+
 @triton.jit(do_not_specialize=["length", "most_listed", "reach", "least"])
 def local_rows(
     near, kind, listed, facts, row_words, column_words, output, log_totals, deltas, gradient, for_near,

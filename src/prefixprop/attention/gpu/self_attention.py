@@ -13,6 +13,7 @@ from prefixprop.attention.gpu.dropout import draw_words
 from prefixprop.attention.gpu.frozen_layer import attention_weights_of, frozen_layer
 from prefixprop.attention.gpu.frozen_tail import frozen_tail, tail_weights_of
 from prefixprop.attention.gpu.hidden_rows import MOST_ROWS
+from prefixprop.attention.gpu.launch import ALL_ROWS
 from prefixprop.attention.gpu.operator import attend, longformer_attention
 from prefixprop.attention.gpu.pattern import DevicePattern
 from prefixprop.attention.gpu.residual_norm import residual_norm
@@ -70,6 +71,7 @@ def whole_layer(
     pattern: AttentionPattern,
     prefixed_keys: Callable[[], PrefixedKeys | None],
     part_weight: float | None,
+    learning_rows: int | None,
 ) -> Tensor | None:
     """The output of a layer whose weights are all frozen, or all but those of attention; None for other layers."""
     if torch.compiler.is_compiling():
@@ -86,7 +88,8 @@ def whole_layer(
             prefix, own = prefixed_keys(), layer.attention.self
             arguments = _arguments(own, pattern, prefix, own.dropout if own.training else 0.0)
             rows = _as_rows(prefix, hidden_states)
-            return frozen_layer(layer, hidden_states, weights, tail, arguments, rows, part_weight)
+            learning = ALL_ROWS if learning_rows is None or part_weight else learning_rows
+            return frozen_layer(layer, hidden_states, weights, tail, arguments, rows, part_weight, learning)
     (rows,) = layer.attention.self(hidden_states, attention_mask=pattern)
     return frozen_tail(layer, rows.to(dtype), hidden_states, tail)
 

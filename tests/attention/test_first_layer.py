@@ -1,0 +1,139 @@
+"""The first layer's backward pass for a prefix alone: same gradients, and all of them for who asks for more."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from prefixprop import attention
+from prefixprop.attention.first_layer import learning_rows
+
+from tiny import adapt, batch, both_methods, tiny_model
+
+pytest.importorskip("triton")
+
+INSTALL = importlib.import_module("prefixprop.attention.install")  # not the function of this name
+
+
+def dropping(model: Any) -> Any:
+    """The same with much dropout, training."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.3
+    for layer in model.base_model.model.longformer.encoder.layer:
+        layer.attention.self.dropout = 0.3
+    return model.train()
+
+
+def gradients(model: Any, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    torch.manual_seed(5)
+    model.zero_grad()
+    model(**inputs, labels=torch.tensor([0, 2])).loss.backward()
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, atol=1e-6, rtol=1e-5, msg=name)
+
+
+@both_methods
+@settings(max_examples=3, deadline=None)
+@given(
+    lengths=st.tuples(st.integers(1, 24), st.integers(1, 24)),
+    left=st.booleans(),
+    further=st.integers(0, 3),
+    prefix=st.integers(1, 9),
+    training=st.booleans(),
+)
+def test_same_gradients(
+    method: str, lengths: tuple[int, int], left: bool, further: int, prefix: int, training: bool
+) -> None:
+    model = adapt(tiny_model(num_hidden_layers=1, attention_window=[8], num_attention_heads=2), method, length=prefix)
+    attention.install(model, "triton")
+    if training:
+        dropping(model)
+    inputs = batch(model, list(lengths), left=left)
+    is_global = torch.zeros_like(inputs["input_ids"])
+    is_global[:, : 1 + further] = 1
+    inputs["global_attention_mask"] = is_global * inputs["attention_mask"]
+    found = gradients(model, inputs)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(INSTALL, "learning_rows", lambda *_: None)
+        expected = gradients(model, inputs)
+    assert_same(found, expected)
+
+
+@both_methods
+def test_what_the_sequence_would_get_is_not_computed(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from prefixprop.attention.gpu import launch
+
+    started = []
+    for name in ("_band_keys", "_local_rows", "_global_rows", "_row_deltas"):
+        monkeypatch.setattr(launch, name, counted(name, getattr(launch, name), started))
+    model = adapt(tiny_model(num_hidden_layers=2, attention_window=[8, 8]), method)
+    attention.install(model, "triton")
+    inputs = batch(model, [19, 11])
+    inputs["global_attention_mask"] = torch.zeros_like(inputs["input_ids"])  # somebody's own: all rows of all layers
+    gradients(model, inputs)
+    assert started.count("_band_keys") == 1 and started.count("_local_rows backward") == 1
+    assert started.count("_row_deltas") == 1
+    assert started.count("_global_rows backward") == (2 if method == "propagation" else 1)
+
+
+def counted(name: str, start: Any, started: list[str]) -> Any:
+    def wrapped(*given: Any, **options: Any) -> None:
+        started.append(f"{name} backward" if options.get("backward") else name)
+        start(*given, **options)
+
+    return wrapped
+
+
+@pytest.mark.parametrize("backend", ["sdpa", "triton"])
+@both_methods
+def test_embeddings_that_learn_get_their_gradient(method: str, backend: str) -> None:
+    model = adapt(tiny_model(num_hidden_layers=2, attention_window=[8, 8]), method, prefix_dropout=0.0)
+    inputs = batch(model, [19, 11])
+    words = model.get_base_model().get_input_embeddings()(inputs.pop("input_ids")).detach()
+    found = []
+    for backend_here in (backend, None):
+        embedded = words.clone().requires_grad_()
+        if backend_here is None:
+            attention.uninstall(model)
+        else:
+            attention.install(model, backend_here)
+        model(inputs_embeds=embedded, **inputs).logits.square().sum().backward()
+        found.append(embedded.grad)
+    assert found[0].abs().sum() > 0
+    torch.testing.assert_close(found[0], found[1], atol=1e-5, rtol=1e-4)
+
+
+def test_who_learns() -> None:
+    model = adapt(tiny_model(), "propagation", length=5)
+    longformer = model.get_base_model().longformer
+    source = source_of(longformer)
+    still, learns = torch.zeros(1, 2, 3), torch.zeros(1, 2, 3, requires_grad=True)
+    assert learning_rows(longformer, source, still) == 5
+    assert learning_rows(longformer, source, learns) is None
+    for part, register in (
+        (longformer.encoder, "register_forward_pre_hook"),
+        (longformer.encoder.layer[0], "register_forward_pre_hook"),
+        (longformer.encoder.layer[0], "register_full_backward_hook"),
+    ):
+        hook = getattr(part, register)(lambda *_: None)
+        assert learning_rows(longformer, source, still) is None
+        hook.remove()
+    assert learning_rows(longformer, source, still) == 5
+    tuned = adapt(tiny_model(), "tuning").get_base_model().longformer
+    assert learning_rows(tuned, source_of(tuned), still) == 0
+
+
+def source_of(longformer: Any) -> Any:
+    return INSTALL.FastAttention.of(longformer).source
