@@ -18,7 +18,7 @@ from prefixprop.attention.gpu.pattern import DevicePattern
 _LOCAL_ROWS, _GLOBAL_ROWS = Kernel(rows.local_rows), Kernel(rows.global_rows)
 _ROW_DELTAS, _PROJECT_ROWS = Kernel(rows.row_deltas), Kernel(rows.project_rows)
 _BAND_KEYS, _LISTED_KEYS, _FAR_KEYS = Kernel(keys.band_keys), Kernel(keys.listed_keys), Kernel(keys.far_keys)
-ALL_ROWS = -1  # learn
+ALL_ROWS = -1  # are those that learn
 SHARES = 8  # programs that share an example's global rows where these are projected
 
 
