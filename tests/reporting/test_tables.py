@@ -101,6 +101,14 @@ def test_html_cells_carry_their_sort_key_and_the_papers_their_class() -> None:
     assert "<strong>85.0 ± 7.1</strong>" in to_html(EXAMPLE)
 
 
+def test_names_are_not_broken_at_their_hyphens() -> None:
+    names = table((Cell("prefix-propagation, <exp> kernel"), *EXAMPLE.rows[0][1:]))
+    assert "><span>prefix-propagation,</span> &lt;exp&gt; kernel</td>" in to_html(names)
+    parser = Cells()
+    parser.feed(to_html(names))
+    assert parser.texts[0] == parser.cells[0]["data-key"] == "prefix-propagation, <exp> kernel"
+
+
 def test_a_cell_tells_its_detail_where_the_pointer_is() -> None:
     assert 'title="2 seeds, 95 % interval' in to_html(EXAMPLE)
 

@@ -30,12 +30,13 @@ a { color: inherit; }
 .contents ul { columns: 20rem; padding-left: 1.2rem; font-size: 0.9rem; }
 summary { cursor: pointer; font-weight: 600; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 0.9rem; }
-th, td { padding: 0.3rem 0.6rem; text-align: right; white-space: nowrap; border-bottom: 1px solid var(--line); }
+th, td { padding: 0.3rem 0.4rem; text-align: right; white-space: nowrap; border-bottom: 1px solid var(--line); }
 th { background: var(--soft); vertical-align: bottom; white-space: normal; }
 th.text, td.text { text-align: left; }
 th:first-child, td:first-child { position: sticky; left: 0; z-index: 1; }
 td:first-child { background: var(--paper); }
 td.text { white-space: normal; }
+td.text span { white-space: nowrap; }
 td:first-child { min-width: 7rem; }
 th.paper, td.paper { color: var(--dim); font-style: italic; border-left: 1px dashed var(--line); }
 th button { all: unset; cursor: pointer; }

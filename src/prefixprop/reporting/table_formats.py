@@ -56,10 +56,15 @@ def _html_cells(table: Table, row: tuple[Cell, ...]) -> str:
     cells = []
     for column, cell in zip(table.columns, row, strict=True):
         key = cell.text if column.is_text else "" if cell.value is None else repr(cell.value)
-        text = marked(cell, escape, "<strong>{}</strong>", "<u>{}</u>")
+        text = marked(cell, _html_text if column.is_text else escape, "<strong>{}</strong>", "<u>{}</u>")
         detail = f' title="{escape(cell.detail)}"' if cell.detail else ""
         cells.append(f'<td data-key="{escape(key)}"{_css_class(column)}{detail}>{text}</td>')
     return "".join(cells)
+
+
+def _html_text(text: str) -> str:
+    """The text with its hyphenated words kept whole: browsers break a line behind any hyphen."""
+    return " ".join(f"<span>{word}</span>" if "-" in word else word for word in escape(text).split(" "))
 
 
 def _css_class(column: Column) -> str:
