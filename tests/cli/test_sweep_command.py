@@ -165,6 +165,22 @@ def test_killed_and_resumed(tmp_path: Path) -> None:
         assert comparable(RunDirectory(folder).read_metrics()) == comparable(never_killed.metrics)
 
 
+def test_stopped_with_checkpoints(tmp_path: Path) -> None:
+    plan = write_plan(tmp_path, learning_rate=[1e-2, 1e-3], seed=1, epochs=2000, checkpoint_seconds=1e6)
+    runs = tmp_path / "runs"
+    process = start(plan, runs)
+    try:
+        wait_for(lambda: len(list(runs.glob("files-*/history.jsonl"))) == 2)
+        assert not list(runs.glob("files-*/checkpoints/*")), "none is due"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 130
+    finally:
+        process.kill()
+    for folder in runs.glob("files-*"):
+        assert len(list_checkpoints(folder / "checkpoints")) == 1 and not locked(folder)
+        assert "Stopping after this step" in (runs / "logs" / f"{folder.name}.log").read_text()
+
+
 def test_modules_are_imported_by_every_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     source = "from pathlib import Path\nimport os\nPath(f'imported-{os.getpid()}').touch()\n"

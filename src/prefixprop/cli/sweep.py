@@ -22,6 +22,7 @@ from prefixprop.experiments import (
     run_sweep,
     settle_finished,
 )
+from prefixprop.training.stopping import asked_by_signals, interrupt
 
 
 def sweep(
@@ -74,9 +75,9 @@ def sweep(
             cpus = 1 if cpus_per_run is None else cpus_per_run
             computing = RayEngine(ray_address, cpus, gpus_per_run, _modules(context))
         else:
-            computing = LocalEngine(1 if processes is None else processes, _modules(context))
+            computing = LocalEngine(1 if processes is None else processes, _modules(context), messages.print)
         try:
-            with Live(console=messages, auto_refresh=False) as live:
+            with asked_by_signals(interrupt), Live(console=messages, auto_refresh=False) as live:
                 state = run_sweep(wanted, folder, computing, _Watch(live, computing))
         except KeyboardInterrupt:
             messages.print("[bold red]Stopped.[/] The same command goes on from here.", highlight=False)

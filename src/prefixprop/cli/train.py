@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 import warnings
@@ -20,6 +21,7 @@ from prefixprop.training.run_directory import RunDirectory
 from prefixprop.training.settings import RunSettings
 from prefixprop.training.settings_check import check_settings
 from prefixprop.training.settings_file import override, read_settings, settings_to_yaml
+from prefixprop.training.stopping import StopWatch, asked_by_signals
 from prefixprop.training.train import RunPlan, RunResult, is_main_process, plan, process_count
 from prefixprop.training.train import train as train_run
 
@@ -69,15 +71,16 @@ def train(
             return
         bars = ProgressBars(messages, wanted.metric)
         started = time.monotonic()
+
+        def tell(note: str) -> None:
+            messages.print(f"[yellow]Note:[/] {note}", highlight=False, soft_wrap=True)
+
+        stop = StopWatch(tell)
+        alone = process_count() == 1
         try:
-            result = train_run(
-                wanted,
-                directory,
-                resume,
-                overwrite,
-                callbacks=[bars],
-                tell=lambda note: messages.print(f"[yellow]Note:[/] {note}", highlight=False, soft_wrap=True),
-            )
+            with asked_by_signals(stop.ask) if alone else contextlib.nullcontext():
+                callbacks = [bars, stop] if alone else [bars]
+                result = train_run(wanted, directory, resume, overwrite, callbacks, tell)
         finally:
             bars.stop()
         _show_result(console, result, wanted.keep, time.monotonic() - started)

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from transformers import TrainerCallback
+
 from prefixprop.training.settings import RunSettings
 from prefixprop.training.train import train
 
@@ -53,18 +55,22 @@ class Engine(Protocol):
         """Stop whatever is under way; run directories keep their checkpoints."""
 
 
-def run_job(job: Job) -> str | None:
+def run_job(job: Job, callbacks: Sequence[TrainerCallback] = ()) -> str | None:
     """Train in this process, from the latest checkpoint if there is one; returns what went wrong, if anything did.
 
     Whatever a run raises is the end of this run only, so it is caught here, with the traceback in the log.
     """
     try:
-        train(job.settings, job.run_dir, resume=True, tell=lambda note: print(f"Note: {note}", flush=True))
+        train(job.settings, job.run_dir, resume=True, callbacks=callbacks, tell=tell_in_log)
     except Exception as error:
         traceback.print_exc()
         expected = isinstance(error, (ValueError, RuntimeError)) and str(error)
         return str(error) if expected else f"{type(error).__name__}: {error}"
     return None
+
+
+def tell_in_log(note: str) -> None:
+    print(f"Note: {note}", flush=True)
 
 
 def import_modules(modules: Sequence[str], folder: str) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -15,7 +16,15 @@ from typing import Any
 
 import torch
 
-from prefixprop.experiments.engines.base import Job, JobEnd, import_modules, run_job, write_output_to
+from prefixprop.experiments.engines.base import (
+    Job,
+    JobEnd,
+    import_modules,
+    run_job,
+    tell_in_log,
+    write_output_to,
+)
+from prefixprop.training.stopping import StopWatch, asked_by_signals
 
 # A server that has imported everything once forks a process in milliseconds, and unlike this process it has never
 # used threads or a GPU, which do not survive a fork. Windows has none.
@@ -23,6 +32,8 @@ _START_METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_me
 
 # A process that has answered has nothing left to do but to give its memory back.
 _SECONDS_TO_END = 30
+# One that is stopped ends its step and writes a checkpoint.
+_SECONDS_TO_STOP = 60
 
 
 @dataclass(frozen=True)
@@ -40,13 +51,20 @@ class LocalEngine:
     Args:
         processes: How many runs at once.
         modules: Modules that are imported first, such as one that registers a kernel.
+        tell: Gets what a user should know while he waits.
     """
 
-    def __init__(self, processes: int = 1, modules: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        processes: int = 1,
+        modules: Sequence[str] = (),
+        tell: Callable[[str], None] = lambda note: None,
+    ) -> None:
         if processes < 1:
             raise ValueError(f"--processes: must be at least 1, got {processes}.")
         self._processes = processes
         self._modules = tuple(modules)
+        self._tell = tell
         self._running: list[_Running] = []
         self._context: Any = multiprocessing.get_context(_START_METHOD)
         if _START_METHOD == "forkserver":
@@ -76,10 +94,20 @@ class LocalEngine:
         return [JobEnd(running.job, _error(running), time.monotonic() - running.started) for running in ended]
 
     def close(self) -> None:
-        for running in self._running:
-            running.process.kill()
-            running.process.join()
-        self._running = []
+        """Stop what is under way, with a checkpoint each; whoever interrupts this does not wait for them."""
+        if self._running:
+            self._tell("Stopping, with a checkpoint of every run that is under way. Once more, and it stops at once.")
+        try:
+            for running in self._running:
+                running.process.terminate()
+            deadline = time.monotonic() + _SECONDS_TO_STOP
+            for running in self._running:
+                running.process.join(max(0.0, deadline - time.monotonic()))
+        finally:
+            for running in self._running:
+                running.process.kill()
+                running.process.join()
+            self._running = []
 
 
 def _error(ended: _Running) -> str | None:
@@ -131,7 +159,12 @@ def _work(
     if threads is not None:
         torch.set_num_threads(threads)
     import_modules(modules, folder)
-    sender.send(run_job(job))
+    stop = StopWatch(tell_in_log)
+    try:
+        with asked_by_signals(stop.ask):
+            sender.send(run_job(job, [stop]))
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGTERM)
 
 
 def _end_with_parent() -> None:
