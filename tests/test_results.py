@@ -36,11 +36,15 @@ HYPERPARTISAN_COLUMNS = {
     "ECE (dev)": (f"{DEV}, test: calibration", "ECE"),
     "rate (folds)": (f"{FOLDS}, test: quality", "Learning rate"),
     "micro-F1 (folds)": (f"{FOLDS}, test: quality", "F1 micro, %"),
-    "test micro-F1, %": (f"{FOLDS}, test: quality", "F1 micro, %"),
     "95 % interval (folds)": (f"{FOLDS}, test: quality", "F1 micro, 95 % interval"),
     "ECE (folds)": (f"{FOLDS}, test: calibration", "ECE"),
-    "test ECE": (f"{FOLDS}, test: calibration", "ECE"),
     "scaled ECE (folds)": (f"{FOLDS}, test: calibration", "ECE after scaling"),
+}
+README_COLUMNS = {
+    "Hyperpartisan": (f"{FOLDS}, test: quality", "F1 micro, %"),
+    "20-newsgroups": (f"{NEWSGROUPS}, test: quality", "F1 micro, %"),
+    "arXiv": (f"{ARXIV}, test: quality", "F1 micro, %"),
+    "ECE": (f"{FOLDS}, test: calibration", "ECE"),
     "after scaling": (f"{FOLDS}, test: calibration", "ECE after scaling"),
 }
 
@@ -108,14 +112,14 @@ def documented(path: Path, first: str, number: int = 0) -> list[Row]:
         (RESULTS, 0, HYPERPARTISAN_COLUMNS),
         (RESULTS, 1, columns_of(NEWSGROUPS)),
         (RESULTS, 2, columns_of(ARXIV)),
-        (README, 0, HYPERPARTISAN_COLUMNS),
+        (README, 0, README_COLUMNS),
     ],
     ids=["hyperpartisan", "newsgroups", "arxiv", "README"],
 )
 def test_documents_say_what_the_report_says(path: Path, number: int, columns: dict[str, tuple[str, str]]) -> None:
     rows = documented(path, "method", number)
-    tables = {table for table, _ in columns.values()}
-    assert {row["method"] for row in rows} == {name_of(row) for table in tables for row in results(table)}
+    first, _ = next(iter(columns.values()))
+    assert {row["method"] for row in rows} == {name_of(row) for row in results(first)}
     compared = 0
     for row in rows:
         for title, (table, column) in columns.items():
