@@ -74,6 +74,19 @@ def test_search_then_seeds(tmp_path: Path, searched: Path) -> None:
     assert cell["final_runs"] == [run_name(engine.submitted[place].settings) for place in (1, 3, 4)]
 
 
+def test_a_stopped_sweep_notes_what_it_has(tmp_path: Path, searched: Path) -> None:
+    def interrupt(state: SweepState) -> None:
+        if len(state.outcomes) == 4:
+            raise KeyboardInterrupt
+
+    engine = Pretending({1e-2: 0.5, 1e-3: 0.8, 5e-4: 0.7}, slots=1)
+    with pytest.raises(KeyboardInterrupt):
+        run_sweep(read_plan(searched), tmp_path / "runs", engine, interrupt)
+    (cell,) = json.loads((tmp_path / "runs" / "sweep.json").read_text())["cells"]
+    assert engine.closed and cell["chosen"] == {"learning_rate": 1e-3}
+    assert len(cell["runs"]) == 4 and cell["remaining"] == 1
+
+
 def test_finished_runs_are_never_repeated(tmp_path: Path, searched: Path) -> None:
     plan, scores = read_plan(searched), {1e-2: 0.5, 1e-3: 0.8, 5e-4: 0.7}
     run_sweep(plan, tmp_path / "runs", Pretending(scores))

@@ -122,27 +122,38 @@ def settle_finished(state: SweepState) -> None:
 def run_sweep(
     plan: SweepPlan, runs_dir: Path, engine: Engine, watch: Callable[[SweepState], None] = lambda state: None
 ) -> SweepState:
-    """Run what is missing and return where all of it ended; `watch` is called whenever something may have changed."""
+    """Run what is missing and return where all of it ended; `watch` is called whenever something may have changed.
+
+    What was chosen and what came out so far is written in the end, of a sweep that is stopped too.
+    """
     state = SweepState(plan, runs_dir)
-    with contextlib.closing(engine):
-        while True:
-            settle_finished(state)
-            missing = {
-                name: settings
-                for name, settings in _requested(state).items()
-                if name not in state.outcomes and name not in state.running
-            }
-            for name in list(missing)[: max(0, engine.slots - len(state.running))]:
-                state.running[name] = Job(missing[name], runs_dir / name, runs_dir / LOGS / f"{name}.log")
-                engine.submit(state.running[name])
-            watch(state)
-            if not state.running:
-                break
-            for end in engine.collect(_SECONDS_BETWEEN_LOOKS):
-                del state.running[end.job.run_dir.name]
-                state.outcomes[end.job.run_dir.name] = _outcome(end)
-    write_json(runs_dir / SUMMARY, state.summary())
+    try:
+        with contextlib.closing(engine):
+            _run_missing(state, engine, watch)
+    finally:
+        if state.outcomes:
+            write_json(runs_dir / SUMMARY, state.summary())
     return state
+
+
+def _run_missing(state: SweepState, engine: Engine, watch: Callable[[SweepState], None]) -> None:
+    while True:
+        settle_finished(state)
+        missing = {
+            name: settings
+            for name, settings in _requested(state).items()
+            if name not in state.outcomes and name not in state.running
+        }
+        for name in list(missing)[: max(0, engine.slots - len(state.running))]:
+            place, log = state.runs_dir / name, state.runs_dir / LOGS / f"{name}.log"
+            state.running[name] = Job(missing[name], place, log)
+            engine.submit(state.running[name])
+        watch(state)
+        if not state.running:
+            return
+        for end in engine.collect(_SECONDS_BETWEEN_LOOKS):
+            del state.running[end.job.run_dir.name]
+            state.outcomes[end.job.run_dir.name] = _outcome(end)
 
 
 def _requested(state: SweepState) -> dict[str, RunSettings]:
