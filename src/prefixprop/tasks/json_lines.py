@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import gzip
 import json
-import sys
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    if sys.version_info >= (3, 11):
-        from importlib.resources.abc import Traversable
-    else:
-        from importlib.abc import Traversable
+    from importlib.resources.abc import Traversable
 
 
 def read_json_lines(path: Path | Traversable) -> list[dict[str, Any]]:

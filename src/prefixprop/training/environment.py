@@ -6,7 +6,7 @@ import platform
 import shlex
 import subprocess
 import sys
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -20,7 +20,7 @@ PACKAGES = ("prefixprop", "torch", "transformers", "peft", "accelerate", "numpy"
 def describe_environment(settings: RunSettings, device: torch.device, processes: int) -> dict[str, Any]:
     """Versions, machine, git commit of the working folder and command line."""
     return {
-        "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "python": platform.python_version(),
         "packages": {package: _version(package) for package in PACKAGES},
         "platform": f"{platform.system()} {platform.machine()}",
