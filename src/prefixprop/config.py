@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import dataclass, field
-from enum import StrEnum
+from enum import Enum
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -22,7 +22,7 @@ ALPHA_MODES = ("fixed", "layer", "head", "query")
 TASK_TYPES = (TaskType.SEQ_CLS, TaskType.TOKEN_CLS, TaskType.QUESTION_ANS, TaskType.FEATURE_EXTRACTION)
 
 
-class PrefixPeftType(StrEnum):
+class PrefixPeftType(str, Enum):  # noqa: UP042 (as peft's own, which it is shown beside)
     """Peft types of this package; name and value agree, as peft expects of its own."""
 
     PREFIX_PROPAGATION = "PREFIX_PROPAGATION"
