@@ -109,11 +109,9 @@ def test_ray_missing_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     expect_error(run(plan, "--engine", "ray", "--ray-address", "127.0.0.1:1"), "no Ray cluster at 127.0.0.1:1")
 
 
-def test_ctrl_c(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("prefixprop.cli.sweep.run_sweep", interrupted)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_and_kill(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("prefixprop.cli.sweep.run_sweep", lambda *_: os.kill(os.getpid(), number))
     plan = tmp_path / "plan.yaml"
     plan.write_text("task: hyperpartisan\n")
     result = run(plan)
@@ -163,22 +161,6 @@ def test_killed_and_resumed(tmp_path: Path) -> None:
     for folder in unfinished:
         never_killed = train(resumed.outcomes[folder.name].settings, tmp_path / f"alone-{folder.name}")
         assert comparable(RunDirectory(folder).read_metrics()) == comparable(never_killed.metrics)
-
-
-def test_stopped_with_checkpoints(tmp_path: Path) -> None:
-    plan = write_plan(tmp_path, learning_rate=[1e-2, 1e-3], seed=1, epochs=2000, checkpoint_seconds=1e6)
-    runs = tmp_path / "runs"
-    process = start(plan, runs)
-    try:
-        wait_for(lambda: len(list(runs.glob("files-*/history.jsonl"))) == 2)
-        assert not list(runs.glob("files-*/checkpoints/*")), "none is due"
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 130
-    finally:
-        process.kill()
-    for folder in runs.glob("files-*"):
-        assert len(list_checkpoints(folder / "checkpoints")) == 1 and not locked(folder)
-        assert "Stopping after this step" in (runs / "logs" / f"{folder.name}.log").read_text()
 
 
 def test_modules_are_imported_by_every_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ from prefixprop.experiments import (
     settle_finished,
 )
 from prefixprop.training import RunDirectory, train
+from prefixprop.training.checkpoints import list_checkpoints
 
 from tiny_training import comparable, write_plan
 
@@ -236,6 +238,21 @@ def test_local_engine_reports_errors_and_deaths(tmp_path: Path, monkeypatch: pyt
     assert error is not None and "dev.jsonl:1: there is no column 'label'" in error
     assert death is not None and "was killed by signal 9" in death and "run.log" in death
     assert "Traceback" in (tmp_path / "logs" / "run.log").read_text()
+
+
+def test_local_engine_stops_runs_with_a_checkpoint(tmp_path: Path) -> None:
+    settings = read_plan(write_plan(tmp_path, epochs=2000, checkpoint_seconds=1e6)).cells[0].settings
+    job, told = Job(settings, tmp_path / "run", tmp_path / "run.log"), []
+    engine = LocalEngine(tell=told.append)
+    engine.submit(job)
+    deadline = time.monotonic() + 90
+    while not RunDirectory(job.run_dir).history.exists():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
+    assert not list_checkpoints(job.run_dir / "checkpoints"), "none is due"
+    engine.close()
+    assert len(list_checkpoints(job.run_dir / "checkpoints")) == 1
+    assert "Stopping after this step" in job.log.read_text() and told[0].startswith("Stopping, with a checkpoint")
 
 
 def test_bugs_end_one_run_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
