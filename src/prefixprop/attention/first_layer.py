@@ -1,7 +1,7 @@
 """The first layer's backward pass, of which hardly anything is asked.
 
 Nothing learns in front of it but a prefix: the rows of the embedded sequence want no gradient. What they would get
-through attention to each other, most of the layer's backward pass, need not be computed.
+through attention to each other need not be computed.
 """
 
 from __future__ import annotations

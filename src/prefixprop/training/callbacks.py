@@ -57,8 +57,7 @@ class CheckpointTimes(TrainerCallback):
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> TrainerControl:
-        steps_per_epoch = state.max_steps // int(args.num_train_epochs)
-        if self.every and state.global_step % self.every == 0 and state.global_step % steps_per_epoch:
+        if self.every and state.global_step % self.every == 0 and not ends_epoch(args, state):
             control.should_save = True
         return control
 
@@ -105,6 +104,11 @@ class ClaimCheck(TrainerCallback):
 
     def on_predict(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self.claim.check()
+
+
+def ends_epoch(args: TrainingArguments, state: TrainerState) -> bool:
+    """Whether the last step was its epoch's last."""
+    return state.global_step % (state.max_steps // int(args.num_train_epochs)) == 0
 
 
 def is_exhausted(log_history: Sequence[dict[str, Any]], metric: str, patience: int) -> bool:

@@ -10,6 +10,8 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from prefixprop.training.callbacks import ends_epoch
+
 # Ctrl-C, and what `kill` and batch systems send before they kill.
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -41,8 +43,7 @@ class StopWatch(TrainerCallback):
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> TrainerControl:
-        steps_per_epoch = state.max_steps // int(args.num_train_epochs)
-        if self.is_asked and state.global_step % steps_per_epoch:
+        if self.is_asked and not ends_epoch(args, state):
             control.should_save = True
         return control
 
