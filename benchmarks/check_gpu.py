@@ -233,26 +233,43 @@ def check_no_recompilation(model: Any) -> str | None:
     return f"{more} more kernels for other lengths" if more else None
 
 
-def check_whole_layer(model: Any) -> str | None:
-    """Compare with the layers computed part by part, which a hook on one of them asks for."""
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    found = []
-    for watched in (False, True):
-        layers = [module for module in model.modules() if type(module).__name__ == "LongformerIntermediate"]
-        hooks = [layer.register_forward_hook(lambda *_: None) for layer in layers if watched]
-        model.zero_grad()
-        logits = step(model, 700)
-        gradients = [parameter.grad.clone() for parameter in trained if parameter.grad is not None]
-        found.append([logits, *gradients])
-        for hook in hooks:
-            hook.remove()
+def gradients_of_step(model: Any) -> list[Tensor]:
+    """The logits of a step, and the gradients of all that learns."""
+    model.zero_grad()
+    logits = step(model, 700)
+    trained = [parameter.grad for parameter in model.parameters() if parameter.requires_grad]
+    return [logits, *(gradient.clone() for gradient in trained if gradient is not None)]
+
+
+def difference(found: list[Tensor], expected: list[Tensor]) -> str | None:
+    """None, or how far a step is from another, where that is further than bfloat16 rounds."""
     # Of the biases of keys, which move all scores of a row alike, the gradient is zero but for rounding.
-    least = 1e-3 * max(float(gradient.float().norm()) for gradient in found[1][1:])
+    least = 1e-3 * max(float(gradient.float().norm()) for gradient in expected[1:])
     errors = [
         float((one - other).float().norm() / other.float().norm().clamp(min=least))
-        for one, other in zip(*found, strict=True)
+        for one, other in zip(found, expected, strict=True)
     ]
     return f"differs by {max(errors):.1e}" if not max(errors) <= 0.05 else None
+
+
+def check_whole_layer(model: Any) -> str | None:
+    """Compare with the layers computed part by part, which a hook on one of them asks for."""
+    layers = [module for module in model.modules() if type(module).__name__ == "LongformerIntermediate"]
+    found = gradients_of_step(model)
+    hooks = [layer.register_forward_hook(lambda *_: None) for layer in layers]
+    expected = gradients_of_step(model)
+    for hook in hooks:
+        hook.remove()
+    return difference(found, expected)
+
+
+def check_plain(model: Any) -> str | None:
+    """Compare with the plain PyTorch backend."""
+    found = gradients_of_step(model)
+    attention.install(model, backend="sdpa")
+    expected = gradients_of_step(model)
+    attention.install(model, backend="triton")
+    return difference(found, expected)
 
 
 def check_compile(model: Any) -> str | None:
@@ -262,8 +279,8 @@ def check_compile(model: Any) -> str | None:
         found = step(torch.compile(model, fullgraph=True, dynamic=True), 700)
     except Exception as error:  # whatever the compiler raises is the finding
         return f"{type(error).__name__}: {str(error).splitlines()[0]}"
-    difference = float((found - expected).abs().max() / expected.abs().max())
-    return f"differs by {difference:.1e}" if difference > 0.05 else None
+    error = float((found - expected).abs().max() / expected.abs().max())
+    return f"differs by {error:.1e}" if error > 0.05 else None
 
 
 class SyncWatch(TrainerCallback):
@@ -296,6 +313,7 @@ def check_behaviour(console: Console) -> bool:
         "no waiting for the device": check_no_sync,
         "no recompilation for new lengths": check_no_recompilation,
         "a frozen layer in one piece is its parts": check_whole_layer,
+        "gradients as in plain PyTorch": check_plain,
         "torch.compile(fullgraph=True)": check_compile,
     }
     all_fine = True
