@@ -57,6 +57,17 @@ def test_a_choice_against_the_cross_validation_is_told(tmp_path: Path) -> None:
     assert "while 0.01 was the best in cross-validation (2 runs on folds)" in choice_notes(comparison)[0]
 
 
+def test_dev_has_no_say_between_values_that_a_cross_validation_judged(tmp_path: Path) -> None:
+    folds = [a_run(tmp_path, 0, skill=3.0, learning_rate=1e-2), a_run(tmp_path, 0, skill=0.2, learning_rate=5e-3)]
+    good_on_dev, good_on_folds = (
+        [a_run(tmp_path, skill=skill, learning_rate=rate, seed=seed) for seed in (1, 2)]
+        for skill, rate in ((3.0, 5e-3), (0.2, 1e-2))
+    )
+    for runs, chosen in (([], 5e-3), (folds, 1e-2)):
+        (comparison,) = compare([*runs, *good_on_dev, *good_on_folds])
+        assert [trial.settings.learning_rate for trial in comparison.contenders[0].trials][0] == chosen
+
+
 def test_folds_at_another_epoch_chose_nothing_of_a_row(tmp_path: Path) -> None:
     folds = [a_run(tmp_path, 0, learning_rate=rate, keep="last") for rate in (1e-2, 5e-3)]
     (comparison,) = compare([*folds, a_run(tmp_path, learning_rate=5e-3, keep="best")])

@@ -44,7 +44,8 @@ class Contender:
     """One row of a table: a model tuned by a method, at the searched values that stand for it.
 
     The paper searches with one seed and repeats the best with more, so the values with the most seeds stand for the
-    method, and of these the best on dev; a lucky single run does not.
+    method, and of these the best of a cross-validation that judged them all, or else the best on dev; a lucky single
+    run does not.
 
     Attributes:
         model: The name of the model.
@@ -139,18 +140,26 @@ def documents_key(run: Run) -> Any:
 
 
 def _comparison(runs: Sequence[Run], on_folds: Mapping[Any, Sequence[Run]]) -> Comparison:
-    contenders = [
-        Contender(row.model, row.name, trials_of(row.runs), trials_of(on_folds.get(row_key(row.runs[0]), ())))
-        for row in method_rows(runs)
-    ]
+    contenders = []
+    for row in method_rows(runs):
+        folds = trials_of(on_folds.get(row_key(row.runs[0]), ()))
+        contenders.append(Contender(row.model, row.name, trials_of(row.runs, folds), folds))
     first = runs[0]
     return Comparison(protocol_title(first.settings), first.documents, first.labels, tuple(contenders))
 
 
-def trials_of(runs: Sequence[Run]) -> tuple[Trial, ...]:
-    """The runs of a row by their searched values: those with the most runs first, and of these the best on dev."""
+def trials_of(runs: Sequence[Run], folds: Sequence[Trial] = ()) -> tuple[Trial, ...]:
+    """The runs of a row by their searched values: those with the most runs first, and of these the best.
+
+    The best on dev, or that of a cross-validation, its `folds` by merit, which judged all that have the most runs.
+    """
     by_value: dict[Any, list[Run]] = {}
     for run in sorted(runs, key=lambda run: run.settings.seed):
         by_value.setdefault(searched_values(run.settings), []).append(run)
     trials = [Trial(tuple(together)) for together in by_value.values()]
-    return tuple(sorted(trials, key=lambda trial: (len(trial.runs), trial.dev_score), reverse=True))
+    trials.sort(key=lambda trial: (len(trial.runs), trial.dev_score), reverse=True)
+    leading = [trial for trial in trials if len(trial.runs) == len(trials[0].runs)]
+    judged = [searched_values(trial.settings) for trial in folds]
+    if all(searched_values(trial.settings) in judged for trial in leading):
+        leading.sort(key=lambda trial: judged.index(searched_values(trial.settings)))
+    return (*leading, *trials[len(leading) :])
