@@ -65,7 +65,7 @@ def test_dev_has_no_say_between_values_that_a_cross_validation_judged(tmp_path: 
     )
     for runs, chosen in (([], 5e-3), (folds, 1e-2)):
         (comparison,) = compare([*runs, *good_on_dev, *good_on_folds])
-        assert [trial.settings.learning_rate for trial in comparison.contenders[0].trials][0] == chosen
+        assert comparison.contenders[0].best.settings.learning_rate == chosen
 
 
 def test_folds_at_another_epoch_chose_nothing_of_a_row(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +150,17 @@ def test_runs_without_the_same_documents_have_no_paired_test(tmp_path: Path, dam
     assert rows["prefix-propagation", "test"]["p, McNemar"].value is None
     assert rows["prefix-propagation", "dev"]["p, McNemar"].value is not None
     assert any(note.startswith("No paired test for prefix-propagation") and told in note for note in table.notes)
+
+
+def test_no_paired_tests_where_no_run_has_predictions(tmp_path: Path) -> None:
+    for method in ("prefix-propagation", "prefix-tuning", "lora"):
+        shutil.rmtree(make_results(tmp_path / method, seed=1, method=method) / "predictions")
+    tables = tables_of(tmp_path)
+    assert set(tables) == {"x-tests-seeds", "x-tests-pairs"}
+    for table in tables.values():
+        assert table.notes[-1].startswith("No paired tests: none of these runs has its predictions")
+        assert "McNemar" not in table.notes[0]
+        assert not any("McNemar" in column.title for column in table.columns)
 
 
 def test_methods_on_different_models_are_not_tested_against_each_other(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ _SMALLEST_SHOWN = 0.001
 _MOST_NAMED = 4  # pairs in a note
 _MEASURES = {"micro_f1": "micro-F1", "accuracy": "accuracy"}
 _HOLM = "Holm: corrected for the several methods compared on one split by one test"
+_NO_PREDICTIONS = "No paired tests: none of these runs has its predictions; archive runs by their names to add them."
 _BOLD = f"bold: below {SIGNIFICANT}"
 
 
@@ -53,17 +54,20 @@ def _tables_of_model(
     bases = [row for row, base in zip(rows, is_base, strict=True) if base]
     others = [row for row, base in zip(rows, is_base, strict=True) if not base]
     against = [Pair(row, base, split) for split in comparison.splits for base in bases for row in others]
+    kept = [run for row in rows for run in row.best.runs if any(map(run.has_predictions, comparison.splits))]
+    lack = () if kept else (_NO_PREDICTIONS,)
     if against:
-        yield _over_seeds(comparison, against, f"{title}: better than {baseline}? Over seeds", f"{name}-seeds")
-        documents = f"{title}: better than {baseline}? Over {comparison.items}"
-        yield _over_documents(comparison, against, documents, f"{name}-documents")
+        yield _over_seeds(comparison, against, f"{title}: better than {baseline}? Over seeds", f"{name}-seeds", lack)
+        if kept:
+            documents = f"{title}: better than {baseline}? Over {comparison.items}"
+            yield _over_documents(comparison, against, documents, f"{name}-documents")
     if len(rows) > 2 or not against:
         pairs = [Pair(*two, split) for split in comparison.splits for two in combinations(rows, 2)]
         if pairs:
-            yield _all_pairs(comparison, pairs, f"{title}: all pairs", f"{name}-pairs")
+            yield _all_pairs(comparison, pairs, f"{title}: all pairs", f"{name}-pairs", lack)
 
 
-def _over_seeds(comparison: Comparison, pairs: Sequence[Pair], title: str, name: str) -> Table:
+def _over_seeds(comparison: Comparison, pairs: Sequence[Pair], title: str, name: str, more: Sequence[str]) -> Table:
     problems = _Problems()
     found = [_seed_tests(comparison, pair, "greater", problems) for pair in pairs]
     columns = [*_pair_columns(pairs), *_seed_columns(comparison, found)]
@@ -73,6 +77,7 @@ def _over_seeds(comparison: Comparison, pairs: Sequence[Pair], title: str, name:
         f"One-tailed t-tests of {_measure(comparison)}, n = the seeds of either method; the paper's is Student's, "
         f"which takes both to vary alike. {_HOLM}; {_BOLD}.",
         *problems.notes("No p-value over seeds"),
+        *more,
     )
     return table_of_columns(name, title, columns, notes)
 
@@ -96,21 +101,21 @@ def _over_documents(comparison: Comparison, pairs: Sequence[Pair], title: str, n
     return table_of_columns(name, title, columns, notes)
 
 
-def _all_pairs(comparison: Comparison, pairs: Sequence[Pair], title: str, name: str) -> Table:
-    over_seeds, over_documents = _Problems(), _Problems()
-    seeds = [_seed_tests(comparison, pair, "two-sided", over_seeds) for pair in pairs]
-    documents = [_document_tests(pair, "two-sided", over_documents) for pair in pairs]
+def _all_pairs(comparison: Comparison, pairs: Sequence[Pair], title: str, name: str, lack: Sequence[str]) -> Table:
+    problems = _Problems()
+    seeds = [_seed_tests(comparison, pair, "two-sided", problems) for pair in pairs]
     columns = [*_pair_columns(pairs, both=True), *_seed_columns(comparison, seeds)]
     columns += _p_columns("Welch's t", [None if tests is None else tests.welch for tests in seeds], pairs)
-    columns += _document_columns(comparison, documents)
-    columns += _p_columns("McNemar", [None if tests is None else tests.mcnemar for tests in documents], pairs)
-    notes = (
-        f"Two-sided tests: Welch's of {_measure(comparison)} with n = the seeds of either method, exact McNemar of "
-        f"one run each with n = the {comparison.items} that both judged. {_HOLM}; {_BOLD}.",
-        *over_seeds.notes("No p-value over seeds"),
-        *over_documents.notes("No paired test"),
-    )
-    return table_of_columns(name, title, columns, notes)
+    tests_told = f"Welch's of {_measure(comparison)} with n = the seeds of either method"
+    more = [*problems.notes("No p-value over seeds"), *lack]
+    if not lack:
+        problems = _Problems()
+        documents = [_document_tests(pair, "two-sided", problems) for pair in pairs]
+        columns += _document_columns(comparison, documents)
+        columns += _p_columns("McNemar", [None if tests is None else tests.mcnemar for tests in documents], pairs)
+        tests_told += f", exact McNemar of one run each with n = the {comparison.items} that both judged"
+        more += problems.notes("No paired test")
+    return table_of_columns(name, title, columns, (f"Two-sided tests: {tests_told}. {_HOLM}; {_BOLD}.", *more))
 
 
 class _Problems:
