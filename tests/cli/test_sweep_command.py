@@ -69,7 +69,7 @@ def test_a_sweep_with_a_failing_run(tmp_path: Path) -> None:
         variants={"all [of it]": {"method": "fine-tuning", "learning_rate": [1e-3, 1e30], "warmup": 0}},
     )
     result = run(plan, "--runs-dir", tmp_path / "runs", "--processes", 2)
-    expect_error(result, "failed    files-fine-tuning-", "The loss is", "1 of the runs failed", "finished  files-")
+    expect_error(result, "failed    files-fine-tuning-", "The loss is", "\n1 of the runs failed", "finished  files-")
     assert "learning_rate=0.001" in result.stdout and "micro_f1" in result.stdout
     assert "files all [of it]" in result.stdout and "files all [of it]" in result.stderr
     summary = json.loads((tmp_path / "runs" / "sweep.json").read_text())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -77,7 +79,7 @@ def sweep(
         else:
             computing = LocalEngine(1 if processes is None else processes, _modules(context), messages.print)
         try:
-            with asked_by_signals(interrupt), Live(console=messages, auto_refresh=False) as live:
+            with asked_by_signals(interrupt), _live(messages) as live:
                 state = run_sweep(wanted, folder, computing, _Watch(live, computing))
         except KeyboardInterrupt:
             messages.print("[bold red]Stopped.[/] The same command goes on from here.", highlight=False)
@@ -90,6 +92,17 @@ def sweep(
             highlight=False,
         )
         raise typer.Exit(1)
+
+
+@contextmanager
+def _live(console: Console) -> Iterator[Live]:
+    """A table that is shown anew; in a file, where rich leaves its last line open, that is ended."""
+    try:
+        with Live(console=console, auto_refresh=False) as live:
+            yield live
+    finally:
+        if not console.is_terminal:
+            console.line()
 
 
 class _Watch:
