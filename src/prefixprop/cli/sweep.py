@@ -75,7 +75,7 @@ def sweep(
         computing: Engine
         if engine == "ray":
             cpus = 1 if cpus_per_run is None else cpus_per_run
-            computing = RayEngine(ray_address, cpus, gpus_per_run, _modules(context))
+            computing = RayEngine(ray_address, cpus, gpus_per_run, _modules(context), tell=messages.print)
         else:
             computing = LocalEngine(1 if processes is None else processes, _modules(context), messages.print)
         try:

@@ -17,6 +17,7 @@ from prefixprop.experiments.engines import ray_cluster
 from prefixprop.training import RunDirectory
 from prefixprop.training.checkpoints import list_checkpoints
 from prefixprop.training.claim import claim
+from prefixprop.training.stopping import STOPPING
 
 from tiny_training import comparable, write_plan
 
@@ -178,7 +179,8 @@ def test_errors_and_deaths_are_answers(tmp_path: Path, monkeypatch: pytest.Monke
     settings = read_plan(write_plan(tmp_path)).cells[0].settings
     endless = read_plan(write_plan(tmp_path, epochs=1000)).cells[0].settings
     job = Job(settings, Path("run"), Path("logs", "run.log"))
-    engine = RayEngine(gpus_per_run=0, modules=["moody"], retries=1)
+    told: list[str] = []
+    engine = RayEngine(gpus_per_run=0, modules=["moody"], retries=1, tell=told.append)
     assert engine.slots == os.cpu_count()
 
     def answer(mood: str) -> str:
@@ -214,3 +216,5 @@ def test_errors_and_deaths_are_answers(tmp_path: Path, monkeypatch: pytest.Monke
         engine.close()
     with claim(unfinished.path, pytest.fail):  # nobody trains there any more
         assert list_checkpoints(unfinished.checkpoints) and not unfinished.is_finished()
+    assert told == [STOPPING]
+    assert "Note: Stopping after this step, with a checkpoint." in (tmp_path / "endless.log").read_text()

@@ -24,7 +24,7 @@ from prefixprop.experiments.engines.base import (
     tell_in_log,
     write_output_to,
 )
-from prefixprop.training.stopping import StopWatch, asked_by_signals
+from prefixprop.training.stopping import SECONDS_TO_STOP, STOPPING, StopWatch, asked_by_signals
 
 # A server that has imported everything once forks a process in milliseconds, and unlike this process it has never
 # used threads or a GPU, which do not survive a fork. Windows has none.
@@ -32,8 +32,6 @@ _START_METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_me
 
 # A process that has answered has nothing left to do but to give its memory back.
 _SECONDS_TO_END = 30
-# One that is stopped ends its step and writes a checkpoint.
-_SECONDS_TO_STOP = 60
 
 
 @dataclass(frozen=True)
@@ -96,11 +94,11 @@ class LocalEngine:
     def close(self) -> None:
         """Stop what is under way, with a checkpoint each; whoever interrupts this does not wait for them."""
         if self._running:
-            self._tell("Stopping, with a checkpoint of every run that is under way. Once more, and it stops at once.")
+            self._tell(STOPPING)
         try:
             for running in self._running:
                 running.process.terminate()
-            deadline = time.monotonic() + _SECONDS_TO_STOP
+            deadline = time.monotonic() + SECONDS_TO_STOP
             for running in self._running:
                 running.process.join(max(0.0, deadline - time.monotonic()))
         finally:

@@ -9,19 +9,21 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import signal
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from prefixprop.experiments.engines.base import Job, JobEnd, import_modules, run_job, write_output_to
+from prefixprop.experiments.engines.base import Job, JobEnd, import_modules, run_job, tell_in_log, write_output_to
 from prefixprop.experiments.engines.ray_connection import Resources, connect, disconnect
 from prefixprop.training.claim import wait_until_free
 from prefixprop.training.run_directory import RunDirectory
+from prefixprop.training.stopping import SECONDS_TO_STOP, STOPPING, StopWatch, asked_by_signals
 
 # A killed worker is gone at once, one whose node lost its connection ends when it notices.
 _SECONDS_TO_END = 30
@@ -49,6 +51,7 @@ class RayEngine:
             has any.
         modules: Modules that are imported first, such as one that registers a kernel.
         retries: How often a run is taken up again whose worker or node died.
+        tell: Gets what a user should know while he waits.
     """
 
     def __init__(
@@ -58,6 +61,7 @@ class RayEngine:
         gpus_per_run: float | None = None,
         modules: Sequence[str] = (),
         retries: int = 3,
+        tell: Callable[[str], None] = lambda note: None,
     ) -> None:
         resources = Resources(cpus_per_run, gpus_per_run)
         self._ray = connect(address)
@@ -69,6 +73,7 @@ class RayEngine:
             raise
         self._modules = tuple(modules)
         self._retries = retries
+        self._tell = tell
         self._task = self._ray.remote(num_cpus=cpus_per_run, num_gpus=self._resources.gpus_of_run, max_retries=0)(
             _work
         )
@@ -94,13 +99,23 @@ class RayEngine:
         return [end for running in ended if (end := self._end(running)) is not None]
 
     def close(self) -> None:
+        """Stop what is under way, with a checkpoint each; whoever interrupts this does not wait for them."""
         answers = [running.answer for running in self._running]
+        try:
+            if answers:
+                self._tell(STOPPING)
+                self._cancel(answers, SECONDS_TO_STOP)
+        finally:
+            if answers:
+                self._cancel(answers, _SECONDS_TO_END, force=True)
+            self._running = []
+            disconnect(self._ray)
+
+    def _cancel(self, answers: Sequence[Any], seconds: float, force: bool = False) -> None:
+        """Interrupt runs, or kill their workers, and wait for the end; nothing happens to those that have ended."""
         for answer in answers:
-            self._ray.cancel(answer, force=True)
-        if answers:
-            self._ray.wait(answers, num_returns=len(answers), timeout=_SECONDS_TO_END)
-        self._running = []
-        disconnect(self._ray)
+            self._ray.cancel(answer, force=force)
+        self._ray.wait(answers, num_returns=len(answers), timeout=seconds)
 
     def _start(self, running: _Running) -> None:
         threads = self._resources.cpus_per_run
@@ -182,7 +197,10 @@ def _work(job: Job, folder: str, modules: Sequence[str], threads: int, attempt: 
         if attempt > 1:
             # The worker of a node that is lost may live a little longer than its node.
             wait_until_free(job.run_dir, _SECONDS_TO_END, lambda note: print(f"Note: {note}", flush=True))
-        return run_job(job)
+        stop = StopWatch(tell_in_log)
+        # Ray interrupts a run that is cancelled as Ctrl-C would; what SIGTERM does to a worker is Ray's affair.
+        with asked_by_signals(stop.ask, [signal.SIGINT]):
+            return run_job(job, [stop])
 
 
 def _ray_node() -> str:
