@@ -29,6 +29,8 @@ def hidden_states(
     `split` computes the attention of Eq. 3 where it is given.
     """
     backbone: Any = copy.deepcopy(model.base_model).double()
+    if backbone.config.model_type == "modernbert":
+        return _modernbert(backbone, inputs, propagation, key_values, layout, split)
     is_longformer = backbone.config.model_type == "longformer"
     prefix = propagation if propagation is not None else key_values
     assert prefix is not None
@@ -56,6 +58,61 @@ def hidden_states(
     kept = 0 if propagation is None else length
     rows, states = states[:, :kept], states[:, kept:]
     return rows, states if final is None else final(states)
+
+
+def _modernbert(
+    backbone: Any,
+    inputs: dict[str, Tensor],
+    propagation: Tensor | None,
+    key_values: Tensor | None,
+    layout: str,
+    split: Split | None,
+) -> tuple[Tensor, Tensor]:
+    """Pre-norm layers, rotary positions, and windows that see the prefix and are seen by it."""
+    states = backbone.embeddings(input_ids=inputs["input_ids"])
+    batch, tokens = states.shape[:2]
+    seen = inputs.get("attention_mask", torch.ones(batch, tokens)).bool()
+    positions = inputs.get("position_ids", torch.arange(tokens)[None]).expand(batch, -1)
+    place = torch.arange(tokens)
+    kept = 0
+    if propagation is not None:
+        kept = propagation.shape[1]
+        empty = backbone.embeddings.norm(torch.zeros(1, states.shape[-1], dtype=states.dtype))
+        rows = propagation[0] if layout == "paper" else propagation[0] + empty
+        states = torch.cat([rows.double().expand(batch, -1, -1), states], dim=1)
+        seen = torch.cat([seen.new_ones(batch, kept), seen], dim=1)
+        own = torch.zeros(kept) if layout == "paper" else torch.arange(kept) - kept
+        positions = torch.cat([own.expand(batch, -1), positions], dim=1)
+    near = torch.ones(kept + tokens, kept + tokens, dtype=torch.bool)
+    near[kept:, kept:] = (place[:, None] - place[None]).abs() <= backbone.config.local_attention // 2
+    for index, layer in enumerate(backbone.layers):
+        if propagation is not None and index > 0:
+            states = torch.cat([states[:, :kept] + propagation[index].double(), states[:, kept:]], dim=1)
+        kind = backbone.config.layer_types[index]
+        theta = backbone.config.rope_parameters[kind]["rope_theta"]
+        visible = seen[:, None, :].expand(-1, kept + tokens, -1)
+        visible = visible & near if kind == "sliding_attention" else visible
+        heads = backbone.config.num_attention_heads
+        q, k, v = layer.attn.Wqkv(layer.attn_norm(states)).unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4)
+        q, k = _rotate(q, positions, theta), _rotate(k, positions, theta)
+        in_front = kept
+        if key_values is not None:
+            keys, values = key_values[index].double()[:, None].expand(-1, batch, -1, -1, -1)
+            k, v = torch.cat([keys, k], dim=2), torch.cat([values, v], dim=2)
+            in_front = keys.shape[2]
+            visible = torch.cat([visible.new_ones(batch, tokens, in_front), visible], dim=2)
+        attended = softmax_attention(q, k, v, visible) if split is None else split(index, in_front, q, k, v, visible)
+        states = states + layer.attn.Wo(attended.transpose(1, 2).flatten(2))
+        states = states + layer.mlp(layer.mlp_norm(states))
+    return states[:, :kept], backbone.final_norm(states[:, kept:])
+
+
+def _rotate(vectors: Tensor, positions: Tensor, theta: float) -> Tensor:
+    """Turn each pair (i, i + d/2) of a vector by its position times theta^(-2i/d)."""
+    half = vectors.shape[-1] // 2
+    angle = positions[:, None, :, None].double() * theta ** (-torch.arange(half, dtype=torch.float64) / half)
+    one, two = vectors[..., :half], vectors[..., half:]
+    return torch.cat([one * angle.cos() - two * angle.sin(), two * angle.cos() + one * angle.sin()], dim=-1)
 
 
 def _embed(backbone: Any, inputs: dict[str, Tensor], shift: int) -> Tensor:

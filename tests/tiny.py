@@ -15,7 +15,7 @@ from transformers import AutoModelForTokenClassification as ForTokenClassificati
 
 from prefixprop import PrefixPropagationConfig, PrefixTuningConfig
 
-FAMILIES = ("longformer", "roberta", "bert")
+FAMILIES = ("longformer", "roberta", "bert", "modernbert")
 RELATIVES = ("xlm-roberta", "camembert", "data2vec-text", "roberta-prelayernorm", "electra", "ernie")
 HEADS: dict[str, Any] = {
     "SEQ_CLS": ForSequenceClassification,
@@ -46,6 +46,9 @@ def tiny_model(
     }
     if model_type == "longformer":
         options |= {"attention_window": [8, 16, 8], "sep_token_id": 2}
+    if model_type == "modernbert":
+        options |= {"local_attention": 8, "global_attn_every_n_layers": 2, "sep_token_id": 2, "cls_token_id": 3}
+        options |= {"classifier_pooling": "cls", "eos_token_id": 2, "bos_token_id": 3}
     if model_type == "electra":
         options["embedding_size"] = 24
     config = AutoConfig.for_model(model_type, **(options | overrides))
@@ -86,6 +89,12 @@ every_family = pytest.mark.parametrize("family", FAMILIES)
 def adapt(model: Any, method: str, task: str | None = "SEQ_CLS", length: int = 4, **options: Any) -> Any:
     """The model with a new adapter, in evaluation mode."""
     return get_peft_model(model, METHODS[method](task_type=task, num_virtual_tokens=length, **options)).eval()
+
+
+def trained_head(model: Any) -> int:
+    """Parameters of the head that are trained: all of them, but for ModernBERT's pretrained dense layer."""
+    own = [parameter for name, parameter in model.named_parameters() if "classifier" in name]
+    return sum(parameter.numel() for parameter in own if parameter.requires_grad)
 
 
 def tensors(output: Any) -> dict[str, Tensor]:

@@ -25,7 +25,7 @@ QUESTIONS = invented(5)
 ADAPTERS: dict[str, Any] = {
     "propagation": lambda: PrefixPropagationConfig(num_virtual_tokens=4),
     "tuning": lambda: PrefixTuningConfig(num_virtual_tokens=4),
-    "lora": lambda: LoraConfig(target_modules=["query", "value"], r=2, init_lora_weights=False),
+    "lora": lambda: LoraConfig(target_modules=["query", "value", "Wqkv"], r=2, init_lora_weights=False),
 }
 METHODS = (*ADAPTERS, "fine-tuning", "head-only")
 
@@ -73,7 +73,7 @@ def test_neighbours_and_padding_change_nothing(family: str, asked: list[Question
 def test_padding_side_with_every_method(method: str, family: str) -> None:
     model = tuned(method, family)
     right, left = (scores(model, make_batch(side=side)) for side in ("right", "left"))
-    torch.testing.assert_close(right, left, atol=1e-5, rtol=0)
+    torch.testing.assert_close(right, left, atol=1e-5, rtol=2e-5)
     assert any(len(one) != len(right[0]) for one in right)
     assert all(one.std() > 1e-3 for one in right)
 

@@ -10,7 +10,7 @@ import torch
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
 
-from tiny import adapt, batch, both_methods, every_family, tiny_model
+from tiny import adapt, batch, both_methods, tiny_model
 
 
 def test_unsupported_family_is_named() -> None:
@@ -30,7 +30,7 @@ def test_prefix_that_leaves_no_room(method: str) -> None:
 
 @pytest.mark.parametrize("layout", ["paper", "reference"])
 @both_methods
-@every_family
+@pytest.mark.parametrize("family", ["longformer", "roberta", "bert"])
 def test_sequences_up_to_the_limit_and_no_further(family: str, method: str, layout: str) -> None:
     positions = 130 if family != "longformer" else 66
     model = tiny_model(family, max_position_embeddings=positions, attention_window=[8, 8, 8])
@@ -43,6 +43,12 @@ def test_sequences_up_to_the_limit_and_no_further(family: str, method: str, layo
             adapted(**inputs)
     with pytest.raises(ValueError, match=f"at most {room}"):
         adapted(**batch(model, [5]), position_ids=torch.full((1, 5), positions))
+
+
+@both_methods
+def test_rotary_positions_have_no_end(method: str) -> None:
+    model = tiny_model("modernbert", max_position_embeddings=20)
+    assert torch.isfinite(adapt(model, method)(**batch(model, [50, 30])).logits).all()
 
 
 @both_methods

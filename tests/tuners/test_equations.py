@@ -91,7 +91,7 @@ def test_longformer_follows_the_equations(method: str, case: dict[str, Any]) -> 
     length=st.integers(1, 9),
     layout=st.sampled_from(["paper", "reference"]),
     left=st.booleans(),
-    family=st.sampled_from(["roberta", "bert"]),
+    family=st.sampled_from(["roberta", "bert", "modernbert"]),
 )
 def test_full_attention_follows_the_equations(
     method: str, implementation: str, lengths: list[int], length: int, layout: str, left: bool, family: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -80,7 +81,11 @@ def test_vocabulary_initialisation_of_tuning_is_the_models_own_keys(family: str)
     model = tiny_model(family, "FEATURE_EXTRACTION")
     adapted = adapt(model, "tuning", "FEATURE_EXTRACTION", length=5, init="vocab")
     prefix = adapted.get_prefix().detach()
-    key = model.encoder.layer[0].attention.self.key
+    if family == "modernbert":
+        attention = model.layers[0].attn
+        key = partial(torch.nn.functional.linear, weight=attention.Wqkv.weight.chunk(3)[1])
+    else:
+        key = model.encoder.layer[0].attention.self.key
     known = torch.cat([key(model.embeddings(input_ids=torch.full((1, 5), word)))[0] for word in range(97)]).detach()
     rows = prefix[0, 0].transpose(0, 1).flatten(1)
     assert (nearest(rows, known) < 1e-5).all()

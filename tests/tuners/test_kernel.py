@@ -19,7 +19,17 @@ from torch import Tensor
 from prefixprop import count_parameters
 
 import oracle
-from tiny import FAMILIES, METHODS, adapt, assert_same_bits, batch, both_methods, every_family, tiny_model
+from tiny import (
+    FAMILIES,
+    METHODS,
+    adapt,
+    assert_same_bits,
+    batch,
+    both_methods,
+    every_family,
+    tiny_model,
+    trained_head,
+)
 
 ORACLE_ARGUMENT = {"propagation": "propagation", "tuning": "key_values"}
 
@@ -181,7 +191,7 @@ def test_trained_alpha_is_counted_saved_and_loaded(
     assert alpha.shape == shape and alpha.requires_grad
     assert torch.equal(alpha, torch.full(shape, 0.0 if mode == "query" else 0.25))
     count = count_parameters(model)
-    assert count.alpha == alpha.numel() and count.trainable == count.prefix + count.alpha + count.head
+    assert count.alpha == alpha.numel() and count.trainable == count.prefix + count.alpha + trained_head(model)
     with torch.no_grad():
         alpha.normal_()
     inputs = batch(model, [17, 12])

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, ClassVar
+from functools import partial
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -12,10 +13,29 @@ from torch import Tensor, nn
 from prefixprop.attention.install import PrefixSource, Undo
 
 
+class RowSource(Protocol):
+    """A method that puts rows in front of the sequence (Eq. 1), asked while the model runs."""
+
+    def first_rows(self, states: Tensor) -> Tensor | None:
+        """The rows in front of the embedded sequence `states`, [batch, j, hidden]; None if no adapter is active."""
+
+    def kept(self) -> tuple[int, bool]:
+        """How many rows these are, and whether the very first is kept, to be pooled."""
+
+    def reserved_positions(self) -> int:
+        """How many positions in front of the text are the prefix's own: none, but in layout `reference`."""
+
+    def enter_encoder(self, encoder: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
+        """A hook in front of an encoder: its arguments with the rows."""
+
+    def leave_encoder(self, encoder: nn.Module, args: tuple, output: Any) -> Any:
+        """A hook behind it: its output without the rows."""
+
+
 class Backbone(ABC):
     """An encoder seen through the places where prefixes enter and leave it.
 
-    It only refers to the Hugging Face module (embeddings, encoder, layers); it owns no weights.
+    It only refers to the Hugging Face module (embeddings, layers); it owns no weights.
     """
 
     model_types: ClassVar[frozenset[str]]
@@ -33,12 +53,19 @@ class Backbone(ABC):
         return self.module.embeddings
 
     @property
-    def encoder(self) -> Any:
-        return self.module.encoder
+    @abstractmethod
+    def word_embeddings(self) -> Any:
+        """The table of words."""
 
     @property
+    @abstractmethod
+    def host(self) -> Any:
+        """The module that carries the prefixes, as a child."""
+
+    @property
+    @abstractmethod
     def layers(self) -> list[Any]:
-        return list(self.encoder.layer)
+        """The layers, in their order."""
 
     @property
     def has_pooler(self) -> bool:
@@ -54,16 +81,82 @@ class Backbone(ABC):
         """Position of the first real token."""
 
     @property
+    @abstractmethod
     def max_tokens(self) -> int:
-        """How many tokens the position embeddings have room for."""
-        return self.embeddings.position_embeddings.num_embeddings - self.first_position
+        """How many tokens there are positions for."""
 
     def embed(self, input_ids: Tensor) -> Tensor:
         """The embedded sequence, as layer 1 sees it."""
+        return self.embeddings(input_ids=input_ids)
+
+    @abstractmethod
+    def embed_empty_words(self, count: int) -> Tensor:
+        """Rows of no word at positions 0 to count-1: what layout `reference` adds P(1) to."""
+
+    @abstractmethod
+    def attach_positions(self, reserved: Callable[[], int | None]) -> list[Undo]:
+        """Let real tokens stand behind `reserved()` positions, and check that these suffice; None: no prefix now."""
+
+    @abstractmethod
+    def attach(self, source: PrefixSource) -> list[Undo]:
+        """Make the attention of every layer listen to `source`; returns what undoes it."""
+
+    @abstractmethod
+    def attach_rows(self, source: RowSource) -> list[Undo]:
+        """Put the rows of `source` in front of the sequence, seen by every row, and take them off at the end."""
+
+    def finish(self, output: Any, pooled_row: bool, drop_pooled_row: bool) -> Any:
+        """The backbone's output with states and attentions of the real tokens only.
+
+        Its last hidden state starts with the pooled prefix row if `pooled_row`.
+        """
+        # transformers records states and attentions inside the encoder, where the prefix still is.
+        tokens = output[0].shape[1] - int(pooled_row)
+        if isinstance(output, tuple):
+            first, *others = output
+            return (
+                first[:, -tokens:] if drop_pooled_row else first,
+                *(last_tokens(value, tokens) for value in others),
+            )
+        for name in ("hidden_states", "attentions"):
+            if output.get(name) is not None:
+                output[name] = last_tokens(output[name], tokens)
+        if drop_pooled_row:
+            output.last_hidden_state = output.last_hidden_state[:, -tokens:]
+        return output
+
+    @abstractmethod
+    def token_key_values(self, input_ids: Tensor) -> Tensor:
+        """Keys and values that the layers compute for `input_ids` [1, j]: [layers, 2, heads, j, head size]."""
+
+
+class EncoderBackbone(Backbone):
+    """Embeddings with a table of positions, and an encoder: BERT, and what was built after it."""
+
+    @property
+    def word_embeddings(self) -> Any:
+        return self.embeddings.word_embeddings
+
+    @property
+    def encoder(self) -> Any:
+        return self.module.encoder
+
+    @property
+    def host(self) -> Any:
+        return self.encoder
+
+    @property
+    def layers(self) -> list[Any]:
+        return list(self.encoder.layer)
+
+    @property
+    def max_tokens(self) -> int:
+        return self.embeddings.position_embeddings.num_embeddings - self.first_position
+
+    def embed(self, input_ids: Tensor) -> Tensor:
         return self._project(self.embeddings(input_ids=input_ids))
 
     def embed_empty_words(self, count: int) -> Tensor:
-        """Rows of no word at positions 0 to count-1: what layout `reference` adds P(1) to."""
         embeddings = self.embeddings
         rows = embeddings.position_embeddings.weight[:count] + embeddings.token_type_embeddings.weight[0]
         return self._project(embeddings.dropout(embeddings.LayerNorm(rows)))
@@ -72,6 +165,19 @@ class Backbone(ABC):
         # ELECTRA's embeddings may be narrower than its layers.
         projection = getattr(self.module, "embeddings_project", None)
         return embedded if projection is None else projection(embedded)
+
+    def attach_positions(self, reserved: Callable[[], int | None]) -> list[Undo]:
+        check, shift = partial(self._check_places, reserved), partial(_shift, reserved)
+        return [
+            self.embeddings.register_forward_pre_hook(check, with_kwargs=True).remove,
+            self.embeddings.position_embeddings.register_forward_pre_hook(shift).remove,
+        ]
+
+    def _check_places(self, reserved: Callable[[], int | None], _: nn.Module, args: tuple, kwargs: dict) -> None:
+        places = reserved()
+        if places is not None:
+            names = ("input_ids", "position_ids", "inputs_embeds")
+            self.check_length(places, **{name: kwargs.get(name) for name in names})
 
     def check_length(
         self,
@@ -115,6 +221,12 @@ class Backbone(ABC):
     def _count_positions(self, input_ids: Tensor) -> int:
         """Positions that the model will give to `input_ids`."""
 
+    def attach_rows(self, source: RowSource) -> list[Undo]:
+        return [
+            self.encoder.register_forward_pre_hook(source.enter_encoder, with_kwargs=True).remove,
+            self.encoder.register_forward_hook(source.leave_encoder).remove,
+        ]
+
     @abstractmethod
     def prepend(self, rows: Tensor, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         """The encoder's arguments with `rows` [batch, j, hidden] in front of the sequence, seen by every row."""
@@ -123,21 +235,9 @@ class Backbone(ABC):
     def keep_tokens(self, output: Any, prefix_rows: int, pooled_row: bool) -> Any:
         """The encoder's output without its first `prefix_rows` rows; `pooled_row` keeps the very first."""
 
-    @abstractmethod
-    def finish(self, output: Any, pooled_row: bool, drop_pooled_row: bool) -> Any:
-        """The backbone's output with states and attentions of the real tokens only.
-
-        Its last hidden state starts with the pooled prefix row if `pooled_row`.
-        """
-
-    @abstractmethod
-    def attach(self, source: PrefixSource) -> list[Undo]:
-        """Make the attention of every layer listen to `source`; returns what undoes it."""
-
     def token_key_values(self, input_ids: Tensor) -> Tensor:
-        """Keys and values that the layers compute for `input_ids` [1, j]: [layers, 2, heads, j, head size]."""
         attentions = [layer.attention.self for layer in self.layers]
-        outputs = _record_outputs(
+        outputs = record_outputs(
             [projection for attention in attentions for projection in (attention.key, attention.value)],
             lambda: self.module(input_ids=input_ids),
         )
@@ -150,13 +250,29 @@ class Backbone(ABC):
         return projected[0, :count]
 
 
+def _shift(reserved: Callable[[], int | None], _: nn.Module, args: tuple) -> tuple | None:
+    """Positions behind those that are reserved."""
+    places = reserved()
+    return (args[0] + places,) if places else None
+
+
 def without_prefix(states: Tensor, prefix_rows: int, pooled_row: bool) -> Tensor:
     """States without their first `prefix_rows` rows, but for the very first if it is to be pooled."""
     tokens = states[:, prefix_rows:]
     return torch.cat([states[:, :1], tokens], dim=1) if pooled_row else tokens
 
 
-def _record_outputs(modules: list[nn.Module], run: Callable[[], Any]) -> list[Tensor]:
+def last_tokens(value: Any, tokens: int) -> Any:
+    if isinstance(value, tuple):
+        return tuple(last_tokens(item, tokens) for item in value)
+    if isinstance(value, Tensor) and value.dim() == 3:
+        return value[:, -tokens:]
+    if isinstance(value, Tensor) and value.dim() == 4:
+        return value[..., -tokens:, -tokens:]
+    return value
+
+
+def record_outputs(modules: list[nn.Module], run: Callable[[], Any]) -> list[Tensor]:
     """The outputs of `modules` during `run()`, in their order."""
     outputs: dict[int, Tensor] = {}
     handles = [

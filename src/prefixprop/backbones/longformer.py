@@ -11,12 +11,12 @@ from torch import Tensor
 from transformers import LongformerForSequenceClassification
 
 from prefixprop.attention.install import FastAttention, PrefixSource, Undo, replace_forward
-from prefixprop.backbones.base import Backbone, RobertaPositions, without_prefix
+from prefixprop.backbones.base import EncoderBackbone, RobertaPositions, without_prefix
 
 WHOLE_SEQUENCE_PROJECTIONS = ("query", "key", "value", "key_global", "value_global")
 
 
-class LongformerBackbone(RobertaPositions, Backbone):
+class LongformerBackbone(RobertaPositions, EncoderBackbone):
     model_types: ClassVar[frozenset[str]] = frozenset({"longformer"})
 
     def prepend(self, rows: Tensor, args: tuple, kwargs: dict) -> tuple[tuple, dict]:

@@ -115,6 +115,11 @@ def _adapted(base: PreTrainedModel, config: PeftConfig) -> PeftModel:
     if isinstance(base, CandidateScorer):
         return adapt_candidate_scorer(base, config)
     config.task_type = TaskType.SEQ_CLS
+    # peft trains `classifier` by itself; ModernBERT has more between the encoder and that.
+    parts = [
+        name for name, module in base.named_children() if module is not base.base_model and list(module.parameters())
+    ]
+    config.modules_to_save = [name for name in parts if name != "classifier"] or None
     return get_peft_model(base, config)
 
 

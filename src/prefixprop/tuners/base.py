@@ -85,7 +85,7 @@ class PrefixTuner(BaseTuner):
         return peft_config
 
     def _check_target_module_exists(self, peft_config: PeftConfig, key: str) -> bool:
-        return self.model.get_submodule(key) is find_backbone(self.model).encoder
+        return self.model.get_submodule(key) is find_backbone(self.model).host
 
     def _create_and_replace(
         self,
@@ -118,7 +118,7 @@ class PrefixTuner(BaseTuner):
             self._check_merge_allowed()
         layer = self.prefix_layer()
         layer.detach()
-        delattr(layer.backbone.encoder, LAYER_NAME)
+        delattr(layer.backbone.host, LAYER_NAME)
         for name, module in list(self.model.named_modules()):
             if isinstance(module, ModulesToSaveWrapper):
                 parent, _, attribute = _get_submodules(self.model, name)
@@ -223,13 +223,12 @@ def _check_fits(config: PrefixConfig, backbone: Backbone) -> None:
 
 
 def _check_pooling(config: PrefixConfig, model: nn.Module, backbone: Backbone) -> None:
-    pools = (
-        model is backbone.module or backbone.has_pooler or type(model).__name__.endswith("ForSequenceClassification")
-    )
-    if config.pooling == "prefix" and not pools:
+    takes_mean = getattr(model.config, "classifier_pooling", "cls") == "mean"  # ModernBERT's head
+    head_pools = type(model).__name__.endswith("ForSequenceClassification") and not takes_mean
+    if config.pooling == "prefix" and not (backbone.has_pooler or head_pools):
         raise ValueError(
-            f"pooling='prefix' needs a model that pools one row, and {type(model).__name__} does not; use "
-            "pooling='cls'."
+            f"pooling='prefix' needs a model that pools one row, and {type(model).__name__} does not"
+            f"{' (its classifier_pooling is mean)' if takes_mean else ''}; use pooling='cls'."
         )
 
 

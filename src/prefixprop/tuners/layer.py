@@ -72,7 +72,7 @@ class PrefixLayer(nn.Module, BaseTunerLayer):
             self.kernels[adapter] = kernel.to(start.device)
 
     def _start(self, config: PrefixConfig) -> Tensor:
-        reference = self.backbone.embeddings.word_embeddings.weight
+        reference = self.backbone.word_embeddings.weight
         shape = self.shape(config.num_virtual_tokens)
         start = torch.zeros(shape, dtype=torch.float32, device=reference.device)
         if config.inference_mode or start.is_meta or reference.is_meta:
@@ -84,7 +84,7 @@ class PrefixLayer(nn.Module, BaseTunerLayer):
     @torch.no_grad()
     def _vocabulary_start(self, config: PrefixConfig) -> Tensor:
         ids = _sample_words(self.backbone.config, config.num_virtual_tokens)
-        ids = ids.to(self.backbone.embeddings.word_embeddings.weight.device)
+        ids = ids.to(self.backbone.word_embeddings.weight.device)
         module = self.backbone.module
         was_training, was_disabled = module.training, self.disable_adapters
         module.eval()
@@ -116,7 +116,7 @@ class PrefixLayer(nn.Module, BaseTunerLayer):
         raise AttributeError("a prefix layer wraps no other layer")
 
     def _move_adapter_to_device_of_base_layer(self, adapter_name: str, device: Any = None) -> None:
-        target = device or self.backbone.embeddings.word_embeddings.weight.device
+        target = device or self.backbone.word_embeddings.weight.device
         for modules in (self.prefixes, self.kernels):
             if adapter_name in modules:
                 modules[adapter_name].to(target)
@@ -161,31 +161,20 @@ class PrefixLayer(nn.Module, BaseTunerLayer):
     # --- hooks ----------------------------------------------------------------------------------------------------
 
     def attach(self) -> None:
-        embeddings = self.backbone.embeddings
-        self._undo += [
-            embeddings.register_forward_pre_hook(self._check_length, with_kwargs=True).remove,
-            embeddings.position_embeddings.register_forward_pre_hook(self._shift_positions).remove,
-            *self.backbone.attach(self),
-        ]
+        self._undo += [*self.backbone.attach_positions(self._positions), *self.backbone.attach(self)]
 
     def detach(self) -> None:
         """Take every hook off again."""
         while self._undo:
             self._undo.pop()()
 
-    def _reserved_positions(self) -> int:
+    def reserved_positions(self) -> int:
+        """Layout `reference`: real tokens stand behind the prefix's positions."""
         active = self.active_prefix()
         return 0 if active is None or active[1].layout != "reference" else active[1].num_virtual_tokens
 
-    def _check_length(self, _: nn.Module, args: tuple, kwargs: dict) -> None:
-        if self.is_active():
-            names = ("input_ids", "position_ids", "inputs_embeds")
-            self.backbone.check_length(self._reserved_positions(), **{name: kwargs.get(name) for name in names})
-
-    def _shift_positions(self, _: nn.Module, args: tuple) -> tuple | None:
-        """Layout `reference`: real tokens stand behind the prefix's positions."""
-        reserved = self._reserved_positions()
-        return (args[0] + reserved,) if reserved else None
+    def _positions(self) -> int | None:
+        return self.reserved_positions() if self.is_active() else None
 
 
 def _sample_words(config: Any, count: int) -> Tensor:

@@ -9,11 +9,12 @@ The prefix rows pass through attention and feed-forward like any other row; in L
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from prefixprop.backbones.base import EncoderBackbone
 from prefixprop.config import PrefixConfig, PrefixPeftType
 from prefixprop.tuners.base import PrefixTuner
 from prefixprop.tuners.layer import PrefixLayer
@@ -37,10 +38,8 @@ class PropagationLayer(PrefixLayer):
 
     def attach(self) -> None:
         super().attach()
-        encoder = self.backbone.encoder
         self._undo += [
-            encoder.register_forward_pre_hook(self._enter_encoder, with_kwargs=True).remove,
-            encoder.register_forward_hook(self._leave_encoder).remove,
+            *self.backbone.attach_rows(self),
             self.backbone.module.register_forward_hook(self._leave_backbone).remove,
         ]
         for index, layer in enumerate(self.backbone.layers[1:], start=1):
@@ -55,17 +54,28 @@ class PropagationLayer(PrefixLayer):
         active = self.active_prefix()
         return 0 if active is None or active[1].pooling == "prefix" else active[1].num_virtual_tokens
 
-    def _enter_encoder(self, _: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
+    def first_rows(self, states: Tensor) -> Tensor | None:
         active = self.active_prefix()
         if active is None:
             return None
         prefix, config = active
-        hidden_states = args[0]
-        batch = hidden_states.shape[0]
-        rows = prefix.layer(0, batch).to(hidden_states.dtype)
+        rows = prefix.layer(0, states.shape[0]).to(states.dtype)
         if config.layout == "reference":
             rows = rows + self.backbone.embed_empty_words(config.num_virtual_tokens)
-        return self.backbone.prepend(rows.to(hidden_states.dtype).expand(batch, -1, -1), args, kwargs)
+        return rows.to(states.dtype).expand(states.shape[0], -1, -1)
+
+    def kept(self) -> tuple[int, bool]:
+        active = self.active_prefix()
+        return (0, False) if active is None else (active[1].num_virtual_tokens, active[1].pooling == "prefix")
+
+    def enter_encoder(self, encoder: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
+        rows = self.first_rows(args[0])
+        return None if rows is None else cast(EncoderBackbone, self.backbone).prepend(rows, args, kwargs)
+
+    def leave_encoder(self, encoder: nn.Module, args: tuple, output: Any) -> Any:
+        if not self.is_active():
+            return None
+        return cast(EncoderBackbone, self.backbone).keep_tokens(output, *self.kept())
 
     def _enter_layer(self, index: int, layer: Any, args: tuple) -> tuple | None:
         active = self.active_prefix()
@@ -77,13 +87,6 @@ class PropagationLayer(PrefixLayer):
         once = not (layer.training and getattr(layer, "gradient_checkpointing", False))
         in_place = once and not torch.compiler.is_compiling()
         return ((_add_in_place if in_place else _add)(hidden_states, rows), *others)
-
-    def _leave_encoder(self, _: nn.Module, args: tuple, output: Any) -> Any:
-        active = self.active_prefix()
-        if active is None:
-            return None
-        config = active[1]
-        return self.backbone.keep_tokens(output, config.num_virtual_tokens, config.pooling == "prefix")
 
     def _leave_backbone(self, _: nn.Module, args: tuple, output: Any) -> Any:
         active = self.active_prefix()

@@ -1,0 +1,103 @@
+"""What a prefix changes about an attention that transformers computes: its masks, and the split of Eq. 3."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from prefixprop.attention.prefix import PrefixPart
+
+FOR_DECODERS = ("past_key_values", "encoder_hidden_states")
+
+
+def attend(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, dropout: float, **others: Any
+) -> tuple[Tensor, Tensor]:
+    """The model's own attention function, as [batch, rows, heads, size], and its weights if it has any."""
+    function = ALL_ATTENTION_FUNCTIONS.get_interface(module.config._attn_implementation, _eager_attention)
+    others = {name: option for name, option in others.items() if name not in FOR_DECODERS}
+    scaling = query.shape[-1] ** -0.5
+    return function(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **others)
+
+
+def split_attention(
+    module: Any,
+    part: PrefixPart,
+    prefix: tuple[Tensor, Tensor] | None,
+    prefix_rows: int,
+    projected: tuple[Tensor, Tensor, Tensor],
+    attention_mask: Any,
+    dropout: float,
+    **others: Any,
+) -> tuple[Tensor, Tensor]:
+    """Eq. 3: softmax over the keys that are no prefix, by the model's own attention function, plus `part`.
+
+    The prefix is `prefix`, keys and values of their own, or the first `prefix_rows` of those that are `projected`.
+    """
+    if attention_mask is not None and not (isinstance(attention_mask, Tensor) and attention_mask.dim() == 4):
+        raise ValueError("A kernel needs attn_implementation='sdpa' or 'eager'; load the model with one of these.")
+    query, key, value = projected
+    if prefix is None:
+        prefix = key[:, :, :prefix_rows], value[:, :, :prefix_rows]
+        key, value = key[:, :, prefix_rows:], value[:, :, prefix_rows:]
+        attention_mask = None if attention_mask is None else attention_mask[..., prefix_rows:]
+    rows, weights = attend(module, query, key, value, attention_mask, dropout, **others)
+    return rows + part(query, *prefix, dropout).transpose(1, 2), weights
+
+
+def with_prefix(prefix: Tensor, own: Tensor) -> Tensor:
+    """Keys or values of a prefix [batch or 1, heads, j, size] in front of a layer's own (Eq. 2)."""
+    return torch.cat([prefix.to(own.dtype).expand(own.shape[0], -1, -1, -1), own], dim=2)
+
+
+def _eager_attention(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float,
+    dropout: float,
+    **_: Any,
+) -> tuple[Tensor, Tensor]:
+    scores = query @ key.transpose(-1, -2) * scaling
+    weights = (scores if attention_mask is None else scores + attention_mask).softmax(dim=-1)
+    weights = F.dropout(weights, dropout)
+    return (weights @ value).transpose(1, 2), weights
+
+
+def mask_with_keys(mask: Any, count: int) -> Any:
+    """The attention mask with `count` keys in front that every row sees."""
+    if mask is None:
+        return None
+    if not isinstance(mask, Tensor):
+        raise ValueError(
+            "Prefix methods do not work with attn_implementation='flex_attention'; load the model with 'sdpa', "
+            "'eager' or flash attention."
+        )
+    # Boolean masks say what is seen, integer ones (flash attention) likewise, float ones are added to the scores.
+    return F.pad(mask, (count, 0), value=0.0 if mask.is_floating_point() else 1)
+
+
+def mask_with_rows(mask: Any, count: int) -> Any:
+    """The attention mask with `count` rows in front that see, and are seen by, every row."""
+    mask = mask_with_keys(mask, count)
+    if mask is None or mask.dim() < 4:
+        return mask
+    return torch.cat([_seen_by_any(mask).expand(-1, -1, count, -1), mask], dim=2)
+
+
+def with_first_rows_everywhere(mask: Any, count: int) -> Any:
+    """The mask of a sliding window with its first `count` rows made to see, and to be seen by, every row."""
+    if mask is None:
+        return None
+    return mask_with_rows(mask[:, :, count:, count:], count)
+
+
+def _seen_by_any(mask: Tensor) -> Tensor:
+    """What a prefix row sees: each key that any row sees, which is all but the padding."""
+    return mask.amax(dim=2, keepdim=True) if mask.is_floating_point() else mask.any(dim=2, keepdim=True)

@@ -1,0 +1,166 @@
+"""ModernBERT: rotary positions, layers of full attention among layers of a sliding window.
+
+Prefix rows see, and are seen by, every row, in the layers of a window too. They have no position of their own: their
+keys and queries are not rotated, as if at position 0, and neither are the keys of prefix-tuning. In layout
+`reference` they stand in front of the text, at positions -j to -1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers.masking_utils import create_bidirectional_mask, create_bidirectional_sliding_window_mask
+from transformers.models.modernbert.modeling_modernbert import apply_rotary_pos_emb
+
+from prefixprop.attention.install import PrefixSource, Undo, replace_forward
+from prefixprop.backbones.base import Backbone, RowSource, record_outputs, without_prefix
+from prefixprop.backbones.dense_attention import (
+    attend,
+    mask_with_keys,
+    mask_with_rows,
+    split_attention,
+    with_first_rows_everywhere,
+    with_prefix,
+)
+
+ARGUMENTS = ("input_ids", "attention_mask", "position_ids", "inputs_embeds")
+
+
+class ModernBertBackbone(Backbone):
+    model_types: ClassVar[frozenset[str]] = frozenset({"modernbert"})
+
+    @property
+    def word_embeddings(self) -> Any:
+        return self.embeddings.tok_embeddings
+
+    @property
+    def host(self) -> Any:
+        return self.embeddings
+
+    @property
+    def layers(self) -> list[Any]:
+        return list(self.module.layers)
+
+    @property
+    def first_position(self) -> int:
+        return 0
+
+    @property
+    def max_tokens(self) -> int:
+        return self.config.max_position_embeddings
+
+    def embed_empty_words(self, count: int) -> Tensor:
+        embeddings = self.embeddings
+        return embeddings.drop(embeddings.norm(self.word_embeddings.weight.new_zeros(count, self.config.hidden_size)))
+
+    def attach_positions(self, reserved: Callable[[], int | None]) -> list[Undo]:
+        return []  # only distances count, and no table ends anywhere
+
+    def attach(self, source: PrefixSource) -> list[Undo]:
+        return [
+            replace_forward(layer.attn, partial(_prefixed_attention, source, index))
+            for index, layer in enumerate(self.layers)
+        ]
+
+    def attach_rows(self, source: RowSource) -> list[Undo]:
+        enter, leave = partial(self._make_room, source), partial(_take_rows_off, source)
+        return [
+            self.module.register_forward_pre_hook(enter, with_kwargs=True).remove,
+            self.embeddings.register_forward_hook(partial(_put_rows_in_front, source)).remove,
+            self.module.final_norm.register_forward_pre_hook(leave).remove,
+        ]
+
+    def _make_room(self, source: RowSource, _: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
+        """The model's arguments with positions and masks for the rows that `embeddings` will put in front."""
+        count, _kept = source.kept()
+        given = dict(zip(ARGUMENTS, args, strict=False)) | kwargs
+        tokens = given.get("input_ids") if given.get("inputs_embeds") is None else given["inputs_embeds"]
+        if not count or tokens is None:
+            return None
+        length, device = tokens.shape[1], tokens.device
+        positions = given.get("position_ids")
+        if positions is None:
+            positions = torch.arange(length, device=device)[None]
+        reserved = source.reserved_positions()
+        own = torch.arange(-reserved, 0, device=device) if reserved else torch.zeros(count, device=device)
+        own = own.to(positions.dtype).expand(positions.shape[0], -1)
+        given["position_ids"] = torch.cat([own, positions], dim=1)
+        given["attention_mask"] = self._masks(given.get("attention_mask"), tokens.shape[0], count, length)
+        return (), given
+
+    def _masks(self, mask: Any, batch: int, count: int, length: int) -> dict[str, Any]:
+        """The masks by kind of layer, as the model makes them, with `count` rows in front for all."""
+        _check_implementation(self.config)
+        if isinstance(mask, dict):
+            return {kind: mask_with_rows(own, count) for kind, own in mask.items()}
+        if mask is not None:
+            mask = F.pad(mask, (count, 0), value=1) if mask.dim() == 2 else mask_with_rows(mask, count)
+        # Of the states, the functions ask for shape, type and device.
+        states = self.word_embeddings.weight.new_empty(1, 1, 1).expand(batch, count + length, 1)
+        of = {"config": self.config, "inputs_embeds": states, "attention_mask": mask}
+        return {
+            "full_attention": create_bidirectional_mask(**of),
+            "sliding_attention": with_first_rows_everywhere(create_bidirectional_sliding_window_mask(**of), count),
+        }
+
+    def token_key_values(self, input_ids: Tensor) -> Tensor:
+        outputs = record_outputs([layer.attn.Wqkv for layer in self.layers], lambda: self.module(input_ids=input_ids))
+        heads = self.config.num_attention_heads
+        return torch.stack([output[0].unflatten(-1, (3, heads, -1))[:, 1:].permute(1, 2, 0, 3) for output in outputs])
+
+
+def _put_rows_in_front(source: RowSource, _: nn.Module, args: tuple, embedded: Tensor) -> Tensor | None:
+    rows = source.first_rows(embedded)
+    return None if rows is None else torch.cat([rows, embedded], dim=1)
+
+
+def _take_rows_off(source: RowSource, _: nn.Module, args: tuple) -> tuple | None:
+    count, pooled_row = source.kept()
+    return (without_prefix(args[0], count, pooled_row),) if count else None
+
+
+def _prefixed_attention(
+    source: PrefixSource,
+    index: int,
+    original: Callable[..., tuple[Tensor, ...]],
+    module: Any,
+    hidden_states: Tensor,
+    position_embeddings: tuple[Tensor, Tensor],
+    attention_mask: Any = None,
+    **others: Any,
+) -> tuple[Tensor, ...]:
+    """The forward of a layer's self-attention, with what an active prefix changes about it."""
+    prefix = source.key_values(index, hidden_states.shape[0])
+    part = source.prefix_part(index)
+    if prefix is None and part is None:
+        return original(
+            hidden_states, position_embeddings=position_embeddings, attention_mask=attention_mask, **others
+        )
+    _check_implementation(module.config)
+    projected = module.Wqkv(hidden_states).unflatten(-1, (3, -1, module.head_dim)).transpose(1, 3)
+    query, key, value = projected.unbind(dim=2)
+    query, key = apply_rotary_pos_emb(query, key, *position_embeddings)
+    dropout = module.attention_dropout if module.training else 0.0
+    if part is not None:
+        rows, weights = split_attention(
+            module, part, prefix, source.prefix_rows(), (query, key, value), attention_mask, dropout, **others
+        )
+    else:
+        assert prefix is not None
+        key, value = (with_prefix(front, own) for front, own in zip(prefix, (key, value), strict=True))
+        attention_mask = mask_with_keys(attention_mask, prefix[0].shape[2])
+        rows, weights = attend(module, query, key, value, attention_mask, dropout, **others)
+    return module.out_drop(module.Wo(rows.flatten(2))), weights
+
+
+def _check_implementation(config: Any) -> None:
+    if config._attn_implementation not in ("sdpa", "eager"):
+        raise ValueError(
+            f"On ModernBERT, prefix methods do not work with attn_implementation={config._attn_implementation!r}, "
+            "whose windows would not see the prefix; load the model with 'sdpa' or 'eager'."
+        )
