@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import accelerate
 import pytest
 import torch
 
@@ -146,3 +147,56 @@ def test_errors() -> None:
         attention.install(tiny_model(), backend="cuda")
     with pytest.raises(ValueError, match="for Longformer models, and this is 'roberta'"):
         attention.install(tiny_model("roberta"))
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.float32])
+def test_masks_of_any_type(dtype: torch.dtype) -> None:
+    model = tiny_model(task="FEATURE_EXTRACTION")
+    inputs = batch(model, [31, 20])
+    real = inputs["attention_mask"].bool()
+    expected = model(**inputs).last_hidden_state[real]
+    attention.install(model)
+    found = model(inputs["input_ids"], attention_mask=real.to(dtype)).last_hidden_state[real]
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+@both_methods
+def test_a_pass_without_the_adapter_between_a_checkpointed_one_and_its_gradient(method: str) -> None:
+    model = adapt(tiny_model(), method, prefix_dropout=0.0).train()
+    inputs = batch(model, [31, 20]) | {"labels": torch.tensor([0, 1])}
+    model(**inputs).loss.backward()
+    expected = model.get_prefix().grad.clone()
+    model.zero_grad()
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    loss = model(**inputs).loss
+    with torch.no_grad(), model.disable_adapter():
+        model(**inputs)
+    loss.backward()
+    torch.testing.assert_close(model.get_prefix().grad, expected, atol=1e-6, rtol=1e-5)
+
+
+def test_hooks_of_any_kind_fire_as_with_hugging_face() -> None:
+    def fired(model: Any) -> tuple[int, int]:
+        calls: list[Any] = []
+        linear = model.longformer.encoder.layer[1].attention.self.key_global
+        hook = linear.register_full_backward_pre_hook(lambda *_: calls.append("gradient"))
+        model(**batch(model, [31, 20])).logits.sum().backward()
+        hook.remove()
+        everywhere = torch.nn.modules.module.register_module_forward_hook(lambda module, *_: calls.append(module))
+        model(**batch(model, [31, 20]))
+        everywhere.remove()
+        return calls.count("gradient"), sum(isinstance(call, torch.nn.Linear) for call in calls)
+
+    model = tiny_model()
+    expected = fired(model)
+    attention.install(model)
+    assert fired(model) == expected and expected[0] == 1
+
+
+def test_weights_that_accelerate_fetches_for_each_call() -> None:
+    model = tiny_model()
+    inputs = batch(model, [31, 20])
+    expected = model(**inputs).logits
+    attention.install(model)
+    accelerate.cpu_offload(model, execution_device="cpu")
+    torch.testing.assert_close(model(**inputs).logits, expected, atol=1e-5, rtol=1e-5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import importlib
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
+from transformers import LongformerForSequenceClassification
 
 from prefixprop import attention
 
@@ -193,3 +195,40 @@ def test_a_head_of_ones_own(read: list[int]) -> None:
     attention.install(model)
     torch.testing.assert_close(model(**inputs).logits, expected, atol=1e-5, rtol=1e-5)
     assert read == []
+
+
+class MeanPooled(LongformerForSequenceClassification):
+    """Reads all rows, and makes no token global."""
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, **_: Any) -> Tensor:
+        states = self.longformer(input_ids, attention_mask=attention_mask)[0]
+        return self.classifier((states * attention_mask[..., None]).mean(dim=1, keepdim=True))
+
+
+def test_a_class_with_a_forward_of_its_own() -> None:
+    base = tiny_model("longformer")
+    model = MeanPooled(base.config).eval()
+    model.load_state_dict(base.state_dict())
+    inputs = batch(model, [31, 20])
+    expected = model(**inputs)
+    attention.install(model)
+    torch.testing.assert_close(model(**inputs), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_a_head_whose_forward_is_wrapped(read: list[int]) -> None:
+    """As accelerate does, for mixed precision."""
+    model = tiny_model("longformer")
+    attention.install(model)
+    forward = model.forward
+    model.forward = functools.wraps(forward)(lambda *args, **kwargs: forward(*args, **kwargs))
+    model(**batch(model, [31, 20]))
+    assert read == [0]
+
+
+def test_a_hook_on_the_copy_that_peft_trains() -> None:
+    model = adapt(tiny_model("longformer"), "propagation")
+    seen: list[Tensor] = []
+    copy_of_head = model.base_model.model.classifier.modules_to_save["default"]
+    copy_of_head.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    model(**batch(model, [31, 31]))
+    assert (seen[0].abs().sum(dim=-1) > 0).all()

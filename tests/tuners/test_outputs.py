@@ -86,7 +86,7 @@ def test_pooling_reads_the_first_prefix_row(family: str, task: str) -> None:
         whole = from_prefix.base_model.model  # BERT pools in the encoder, the others in the head
         read = whole.base_model.pooler(last) if family == "bert" else last
         if family == "modernbert":
-            read = whole.head(whole.base_model.final_norm(last[:, 0]))
+            read = whole.head(whole.base_model.final_norm.forward(last[:, 0]))
         torch.testing.assert_close(two.logits, whole.classifier(read))
 
 
@@ -123,3 +123,18 @@ def test_every_task_runs_and_learns(family: str, method: str, task: str) -> None
         output.loss = output.last_hidden_state.square().sum()
     output.loss.backward()
     assert adapted.get_prefix().grad.abs().sum() > 0
+
+
+@both_methods
+@every_family
+def test_what_a_hook_on_a_layer_holds_stays_what_it_is(family: str, method: str) -> None:
+    model = adapt(tiny_model(family), method)
+    held: list[Any] = []
+
+    def hold(_: Any, __: Any, output: Any) -> None:
+        states = output[0] if isinstance(output, tuple) else output
+        held.extend([states, states.detach().clone(), (states**2).mean()])
+
+    find_backbone(model).layers[0].register_forward_hook(hold)
+    (model(**batch(model, [16, 9])).logits.sum() + held[2]).backward()
+    assert torch.equal(held[0], held[1]) and model.get_prefix().grad.abs().sum() > 0

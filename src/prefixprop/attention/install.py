@@ -22,7 +22,12 @@ from prefixprop.attention.backends import Backend, check_backend, choose
 from prefixprop.attention.first_layer import learning_rows
 from prefixprop.attention.pattern import AttentionPattern
 from prefixprop.attention.prefix import PrefixedKeys, PrefixPart
-from prefixprop.attention.read_row import is_read_by_others, read_row_of_layer, reads_first_row_alone
+from prefixprop.attention.read_row import (
+    is_hugging_faces,
+    is_read_by_others,
+    read_row_of_layer,
+    reads_first_row_alone,
+)
 
 Undo = Callable[[], None]
 ATTRIBUTE = "fast_attention"  # of a LongformerModel
@@ -152,13 +157,15 @@ def _model_forward(
     embedded = longformer.embeddings(
         input_ids=input_ids, position_ids=position_ids, token_type_ids=token_type_ids, inputs_embeds=inputs_embeds
     )
-    seen = embedded.new_ones(embedded.shape[:2]) if attention_mask is None else attention_mask
+    # In the model's type from the start: of a boolean or unsigned mask nothing can be subtracted.
+    dtype = embedded.dtype
+    seen = embedded.new_ones(embedded.shape[:2]) if attention_mask is None else attention_mask.to(dtype)
     if global_attention_mask is not None:
-        seen = seen * (global_attention_mask + 1)
+        seen = seen * (global_attention_mask.to(dtype) + 1)
     # No other mask will do: whether it makes the first token global, only its values could tell.
     reads_cls, fast.cls_mask = global_attention_mask is not None and global_attention_mask is fast.cls_mask, None
     # As the encoder has it: negative for padding (0), zero for local (1), positive for global tokens (2).
-    mask = (seen - 1).to(embedded.dtype) * torch.finfo(embedded.dtype).max
+    mask = (seen - 1) * torch.finfo(dtype).max
 
     config = longformer.config
     flags = {"output_attentions": output_attentions, "output_hidden_states": output_hidden_states}
@@ -207,6 +214,7 @@ def _encoder_forward(
     hidden_states, attention_mask = hidden_states[:, :length], attention_mask[:, :length]
     hidden_rows = source.prefix_rows() if source is not None and source.prefix_part(0) is not None else 0
     pattern = AttentionPattern.from_mask(attention_mask, hidden_rows, read_row, learning_rows)
+    pattern.backend = fast.running
 
     states, local_weights, global_weights = [hidden_states], [], []
     for layer in encoder.layer:
@@ -236,6 +244,9 @@ def _layer_forward(
     """`LongformerLayer.forward`, in one piece where the backend can."""
     # Somebody may call a layer himself, with a mask of Hugging Face's.
     found = isinstance(attention_mask, AttentionPattern)
+    if found:
+        # Backward may compute a checkpointed layer again, after a pass without a prefix.
+        fast.running = attention_mask.backend
     if fast.running is None or not found or layer.chunk_size_feed_forward > 0:
         return original(hidden_states, attention_mask, output_attentions=output_attentions, **others)
     source = fast.active_source()
@@ -304,6 +315,8 @@ def _make_cls_global(fast: FastAttention, head: Any, args: tuple, kwargs: dict) 
     tokens = args[0] if args else kwargs.get("input_ids")
     tokens = kwargs.get("inputs_embeds") if tokens is None else tokens
     if len(args) > 2 or tokens is None or kwargs.get("global_attention_mask") is not None:
+        return None
+    if not is_hugging_faces(head):
         return None
     first = torch.arange(tokens.shape[1], device=tokens.device) == 0
     mask = first.long().expand(tokens.shape[0], -1)

@@ -54,7 +54,7 @@ class AttentionPattern:
 
     `read_row` is the only one of the last layer that anybody reads, if that is known; it is global, or padding.
     `learning_rows` are those at the front that want a gradient of the first layer, where others want none; they are
-    global.
+    global. `backend` computes it.
     """
 
     is_masked: Tensor
@@ -62,6 +62,7 @@ class AttentionPattern:
     hidden_rows: int = 0
     read_row: int | None = None
     learning_rows: int | None = None
+    backend: Any = None
     _blocks: dict[tuple, Blocks] = field(default_factory=dict, init=False)
     _prepared: dict[tuple[int, ...], Any] = field(default_factory=dict, init=False)
 

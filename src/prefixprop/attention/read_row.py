@@ -7,11 +7,14 @@ costs next to nothing: of six layers' time a sixth is saved, of twelve a twelfth
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers import LongformerForSequenceClassification
 from transformers.models.longformer.modeling_longformer import LongformerClassificationHead
 
 from prefixprop.attention.global_rows import attend_globally
@@ -20,11 +23,21 @@ from prefixprop.attention.prefix import PrefixedKeys, PrefixPart
 from prefixprop.attention.watching import is_watched
 
 
+def is_hugging_faces(head: Any) -> bool:
+    """Whether the head does what LongformerForSequenceClassification does: it may be a class made of that."""
+    return _innermost(head.forward) is _innermost(LongformerForSequenceClassification.forward)
+
+
+def _innermost(function: Callable[..., Any]) -> Any:
+    function = inspect.unwrap(function)  # accelerate wraps it, for autocast
+    return getattr(function, "__func__", function)
+
+
 def reads_first_row_alone(head: Any) -> bool:
-    """Whether this LongformerForSequenceClassification reads nothing but the first row of the last hidden state."""
+    """Whether this head, which is Hugging Face's, reads nothing but the first row of the last hidden state."""
     classifier = head.classifier  # peft may have wrapped it, to train a copy
     inner = getattr(classifier, "original_module", classifier)
-    return type(inner) is LongformerClassificationHead and not is_watched(classifier) and not is_watched(inner)
+    return type(inner) is LongformerClassificationHead and not any(map(is_watched, classifier.modules()))
 
 
 def is_read_by_others(longformer: Any, source: Any) -> bool:
@@ -34,7 +47,7 @@ def is_read_by_others(longformer: Any, source: Any) -> bool:
     returned = [hook for part in whole for hook in part._forward_hooks.values()]
     if any(source is None or getattr(hook, "__self__", None) is not source for hook in returned):
         return True
-    if last._forward_hooks or any(part._backward_hooks for part in (*whole, last)):
+    if last._forward_hooks or any(part._backward_hooks or part._backward_pre_hooks for part in (*whole, last)):
         return True
     return any(is_watched(part) for part in last.modules() if part is not last)
 

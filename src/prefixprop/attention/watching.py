@@ -3,8 +3,19 @@
 from __future__ import annotations
 
 from torch import nn
+from torch.nn.modules import module as of_all_modules
 
 
 def is_watched(module: nn.Module) -> bool:
-    """A hook would see the module's call, or the gradients of it."""
-    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
+    """A hook would see the module's call, or the gradients of it, or accelerate fetches its weights for the call."""
+    return bool(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+        or hasattr(module, "_hf_hook")
+        or of_all_modules._global_forward_hooks
+        or of_all_modules._global_forward_pre_hooks
+        or of_all_modules._global_backward_hooks
+        or of_all_modules._global_backward_pre_hooks
+    )

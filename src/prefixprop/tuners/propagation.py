@@ -14,6 +14,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from prefixprop.attention.watching import is_watched
 from prefixprop.backbones.base import EncoderBackbone
 from prefixprop.config import PrefixConfig, PrefixPeftType
 from prefixprop.tuners.base import PrefixTuner
@@ -83,10 +84,13 @@ class PropagationLayer(PrefixLayer):
             return None
         hidden_states, *others = args
         rows = active[0].layer(index, hidden_states.shape[0])
-        # A checkpointed layer enters twice with the same states, and a compiler sees to copies itself.
-        once = not (layer.training and getattr(layer, "gradient_checkpointing", False))
-        in_place = once and not torch.compiler.is_compiling()
+        in_place = not torch.compiler.is_compiling() and self._owns_states(index, layer)
         return ((_add_in_place if in_place else _add)(hidden_states, rows), *others)
+
+    def _owns_states(self, index: int, layer: Any) -> bool:
+        """Whether nobody else holds what a layer is about to be given: not one that is computed again, nor a hook."""
+        again = layer.training and getattr(layer, "gradient_checkpointing", False)
+        return not again and len(layer._forward_pre_hooks) == 1 and not is_watched(self.backbone.layers[index - 1])
 
     def _leave_backbone(self, _: nn.Module, args: tuple, output: Any) -> Any:
         active = self.active_prefix()
@@ -104,7 +108,7 @@ def _add(states: Tensor, rows: Tensor) -> Tensor:
 
 
 class _AddInPlace(torch.autograd.Function):
-    """The same without a copy of the states: whoever has them too is only shown the rows behind the prefix."""
+    """The same without a copy of the states."""
 
     @staticmethod
     def forward(ctx: Any, states: Tensor, rows: Tensor) -> Tensor:
