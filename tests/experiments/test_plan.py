@@ -173,3 +173,19 @@ def test_recipes_compare_what_the_paper_does() -> None:
     assert {cell.seeds for cell in plans["hyperpartisan-seeds"].cells} == {(1, 2, 3, 4, 5)}
     kernels = [cell.settings.kernel for cell in plans["hyperpartisan-seeds"].cells]
     assert kernels.count("exp") == 1 and kernels.count(None) == 4
+
+
+def test_alpha_counts_where_kernels_are_searched(tmp_path: Path) -> None:
+    path = tmp_path / "plan.yaml"
+    path.write_text("task: hyperpartisan\nkernel: [exp, rbf]\nalpha: [0.05, 0.5]\nsearch: [kernel, alpha]\n")
+    (cell,) = read_plan(path).cells
+    assert [axis.name for axis in cell.searched] == ["kernel", "alpha"] and cell.settings.alpha == 0.05
+    path.write_text("task: hyperpartisan\nkernel: [exp, rbf]\nalpha: 0.3\nsearch: kernel\n")
+    assert read_plan(path).cells[0].settings.alpha == 0.3
+
+
+def test_cells_that_would_be_the_same_runs(tmp_path: Path) -> None:
+    path = tmp_path / "plan.yaml"
+    path.write_text("task: hyperpartisan\nvariants:\n  one: {precision: fp32}\n  two: {precision: bf16}\n")
+    with pytest.raises(SettingsError, match="'hyperpartisan one' and 'hyperpartisan two' would be the same runs"):
+        read_plan(path)

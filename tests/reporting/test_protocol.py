@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import prefixprop.reporting.report as report_module
 from prefixprop.reporting import make_report
 from prefixprop.reporting.groups import compare
 from prefixprop.reporting.rate_figure import plot_learning_rates
-from prefixprop.reporting.runs import FoundRuns, Run, read_run
+from prefixprop.reporting.runs import FoundRuns, Run, find_runs, read_run
 from prefixprop.reporting.table_notes import choice_notes
 
 from tiny_runs import make_results
@@ -66,6 +68,43 @@ def test_dev_has_no_say_between_values_that_a_cross_validation_judged(tmp_path: 
     for runs, chosen in (([], 5e-3), (folds, 1e-2)):
         (comparison,) = compare([*runs, *good_on_dev, *good_on_folds])
         assert comparison.contenders[0].best.settings.learning_rate == chosen
+
+
+def test_folds_of_other_files_or_numbers_choose_nothing(tmp_path: Path) -> None:
+    def runs(name: str, good: float, bad: float) -> list[Run]:
+        files = {"task": None, **{f"{split}_files": (f"{name}-{split}.jsonl",) for split in ("train", "dev", "test")}}
+        folds = [a_run(tmp_path, fold, skill=3.0, learning_rate=good, **files) for fold in (0, 1)]
+        folds += [a_run(tmp_path, fold, skill=0.2, learning_rate=bad, **files) for fold in (0, 1)]
+        return [*folds, *(a_run(tmp_path, learning_rate=rate, **files) for rate in (good, bad))]
+
+    several = [*runs("a", 1e-2, 1e-3), *runs("b", 1e-3, 1e-2), *runs("c", 1e-3, 1e-2)]
+    found = {one.contenders[0].best.runs[0].names_of_files[0]: one.contenders[0] for one in compare(several)}
+    rates = [found[f"{name}-train.jsonl"].best.settings.learning_rate for name in "abc"]
+    assert rates == [1e-2, 1e-3, 1e-3]
+    one = runs("a", 1e-2, 1e-3)
+    others = [replace(run, settings=replace(run.settings, folds=9)) for run in one if run.settings.fold == 0]
+    more = [replace(run, settings=replace(run.settings, learning_rate=1e-3)) for run in others]
+    (comparison,) = compare([*one, *more])
+    assert comparison.contenders[0].best.settings.learning_rate == 1e-2
+
+
+def test_folds_that_judged_one_of_several_values_chose_nothing(tmp_path: Path) -> None:
+    tried = [a_run(tmp_path, keep="last", skill=skill, learning_rate=skill / 100) for skill in (1, 2, 3)]
+    folds = [a_run(tmp_path, fold, keep="last", learning_rate=3e-2) for fold in range(3)]
+    without, with_folds = compare(tried)[0], compare([*tried, *folds])[0]
+    assert with_folds.contenders[0].folds == ()
+    assert choice_notes(with_folds) == choice_notes(without)
+
+
+def test_among_equals_the_report_shows_what_the_sweep_chose(tmp_path: Path) -> None:
+    rates = {"a": 1e-2, "b": 1e-3, "c": 5e-3}
+    for name, rate in rates.items():
+        make_results(tmp_path / name, learning_rate=rate)
+    for chosen, rate in rates.items():
+        cell = {"name": "x", "runs": dict.fromkeys(rates, 0.5), "final_runs": [chosen]}
+        (tmp_path / "sweep.json").write_text(json.dumps({"plan": "p", "cells": [cell], "failed": {}}))
+        (comparison,) = compare(find_runs([tmp_path]).runs)
+        assert comparison.contenders[0].best.settings.learning_rate == rate
 
 
 def test_folds_at_another_epoch_chose_nothing_of_a_row(tmp_path: Path) -> None:

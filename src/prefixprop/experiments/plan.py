@@ -13,13 +13,13 @@ cross_validation: {folds: 5}        # choose by folds of train instead; see pref
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-from prefixprop.experiments.cells import Axis, Cell
+from prefixprop.experiments.cells import Axis, Cell, run_name
 from prefixprop.experiments.cross_validation import CROSS_VALIDATION, CrossValidation, read_cross_validation
 from prefixprop.tasks.registry import TASKS
 from prefixprop.training.settings import DATA, SETTING_FIELDS, RunSettings
@@ -92,9 +92,22 @@ class _Reader:
             # Values that make no sense one by one make none together.
             return ()
         cells = tuple(cell for variant in merged for cell in self._cells_of(variant, searched, data_dirs))
+        self._check_apart(cells)
         if validation is None:
             return cells
         return tuple(replace(cell, judges=validation.judges(cell.seeds[0])) for cell in cells)
+
+    def _check_apart(self, cells: Sequence[Cell]) -> None:
+        """Cells that differ, but not in what decides the outcome, would be the same runs."""
+        known: dict[Any, Cell] = {}
+        for cell in cells:
+            same = known.setdefault((run_name(cell.settings), cell.searched), cell)
+            if same.settings != cell.settings:
+                self.problems.append(
+                    f"{self.path}: {same.name!r} and {cell.name!r} would be the same runs: they differ only in how "
+                    "runs are computed, not in what they end in; keep one of them, or give them run directories of "
+                    "their own (a file each, --runs-dir)."
+                )
 
     def _problem(self, line: int, text: str) -> None:
         self.problems.append(f"{self.path}:{line}: {text}")
@@ -188,7 +201,8 @@ class _Reader:
         for values in product(*(axis.values for axis in compared)):
             chosen = {axis.name: value for axis, value in zip(compared, values, strict=True)}
             settings = override(RunSettings(), {**chosen, "seed": seeds[0]})
-            without_effect = _ONLY_WITH_KERNEL if settings.kernel is None else ()
+            kernels = axes["kernel"].values if "kernel" in searched and "kernel" in axes else (settings.kernel,)
+            without_effect = () if any(kernels) else _ONLY_WITH_KERNEL
             settings = replace(settings, **{name: getattr(RunSettings(), name) for name in without_effect})
             if settings.task is not None and settings.task in data_dirs:
                 settings = replace(settings, data_dir=data_dirs[settings.task])

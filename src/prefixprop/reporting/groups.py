@@ -142,24 +142,42 @@ def documents_key(run: Run) -> Any:
 def _comparison(runs: Sequence[Run], on_folds: Mapping[Any, Sequence[Run]]) -> Comparison:
     contenders = []
     for row in method_rows(runs):
-        folds = trials_of(on_folds.get(row_key(row.runs[0]), ()))
-        contenders.append(Contender(row.model, row.name, trials_of(row.runs, folds), folds))
+        trials = trials_of(row.runs)
+        folds = _folds_that_chose(on_folds.get(row_key(row.runs[0]), ()), trials)
+        contenders.append(Contender(row.model, row.name, _by_folds(trials, folds), folds))
     first = runs[0]
     return Comparison(protocol_title(first.settings), first.documents, first.labels, tuple(contenders))
 
 
-def trials_of(runs: Sequence[Run], folds: Sequence[Trial] = ()) -> tuple[Trial, ...]:
-    """The runs of a row by their searched values: those with the most runs first, and of these the best.
+def trials_of(runs: Sequence[Run]) -> tuple[Trial, ...]:
+    """The runs of a row by their searched values: those with the most runs first, and of these the best on dev.
 
-    The best on dev, or that of a cross-validation, its `folds` by merit, which judged all that have the most runs.
+    Among equals that which a sweep chose.
     """
     by_value: dict[Any, list[Run]] = {}
     for run in sorted(runs, key=lambda run: run.settings.seed):
         by_value.setdefault(searched_values(run.settings), []).append(run)
     trials = [Trial(tuple(together)) for together in by_value.values()]
-    trials.sort(key=lambda trial: (len(trial.runs), trial.dev_score), reverse=True)
-    leading = [trial for trial in trials if len(trial.runs) == len(trials[0].runs)]
+    return tuple(sorted(trials, key=_merit, reverse=True))
+
+
+def _merit(trial: Trial) -> tuple[float, ...]:
+    return len(trial.runs), trial.dev_score, sum(not run.only_chose for run in trial.runs)
+
+
+def _folds_that_chose(runs: Sequence[Run], trials: Sequence[Trial]) -> tuple[Trial, ...]:
+    """The runs of a cross-validation that judged whatever was tried; of one number of folds alone."""
+    by_number: dict[int | None, list[Run]] = {}
+    for run in runs:
+        by_number.setdefault(run.settings.folds, []).append(run)
+    folds = trials_of(max(by_number.values(), key=len, default=[]))
+    judged = {searched_values(trial.settings) for trial in folds}
+    return folds if all(searched_values(trial.settings) in judged for trial in trials) else ()
+
+
+def _by_folds(trials: Sequence[Trial], folds: Sequence[Trial]) -> tuple[Trial, ...]:
+    """Those with the most runs first, and of these the best of the cross-validation; dev then chooses nothing."""
+    if not folds:
+        return tuple(trials)
     judged = [searched_values(trial.settings) for trial in folds]
-    if all(searched_values(trial.settings) in judged for trial in leading):
-        leading.sort(key=lambda trial: judged.index(searched_values(trial.settings)))
-    return (*leading, *trials[len(leading) :])
+    return tuple(sorted(trials, key=lambda trial: (-len(trial.runs), judged.index(searched_values(trial.settings)))))

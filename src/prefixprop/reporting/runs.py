@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Any
 from prefixprop.atomic_files import is_temporary
 from prefixprop.evaluation import PredictionSet, Temperature, read_predictions, stored_predictions
 from prefixprop.prediction import run_files
-from prefixprop.reporting.sweep_notes import read_failures
+from prefixprop.reporting.sweep_notes import read_failures, runs_that_only_chose
 from prefixprop.tasks.json_lines import read_json_lines
 from prefixprop.training import RunDirectory, RunSettings
 from prefixprop.training.paper import with_paper_defaults
@@ -38,6 +38,7 @@ class Run:
     environment: dict[str, Any] = field(default_factory=dict)
     history: tuple[dict[str, Any], ...] = ()
     labels: tuple[str, ...] | None = None
+    only_chose: bool = False  # so says the sweep it belongs to
 
     def measure(self, part: str, name: str) -> float | None:
         """One number of `metrics.json`, such as `measure("test", "micro_f1")`; None where the run has no such one."""
@@ -123,9 +124,13 @@ def find_runs(paths: Iterable[str | Path]) -> FoundRuns:
     runs: list[Run] = []
     remarks: list[str] = []
     failures: dict[Path, str] = {}
+    chose: dict[Path, frozenset[str]] = {}
     for directory in run_directories(paths, failures):
+        folder = directory.resolve().parent
+        if folder not in chose:
+            chose[folder] = runs_that_only_chose(folder)
         try:
-            runs.append(read_run(directory))
+            runs.append(replace(read_run(directory), only_chose=directory.resolve().name in chose[folder]))
         except (ValueError, OSError) as error:
             told = failures.pop(directory.resolve(), None)
             problem = str(error) if told is None else f"{directory}: the run failed in its sweep: {told}"

@@ -82,7 +82,7 @@ def choice_notes(comparison: Comparison) -> list[str]:
 
 
 def _choice(contender: Contender) -> str | None:
-    if contender.folds:
+    if len(contender.folds) > 1:
         best, runs = contender.folds[0], sum(len(trial.runs) for trial in contender.folds)
         if searched_values(best.settings) == searched_values(contender.best.settings):
             return f"the best of {len(contender.folds)} tried in cross-validation ({runs} runs on folds)"
