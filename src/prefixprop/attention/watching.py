@@ -13,7 +13,7 @@ def is_watched(module: nn.Module) -> bool:
         or module._forward_pre_hooks
         or module._backward_hooks
         or module._backward_pre_hooks
-        or hasattr(module, "_hf_hook")
+        or "_hf_hook" in vars(module)
         or of_all_modules._global_forward_hooks
         or of_all_modules._global_forward_pre_hooks
         or of_all_modules._global_backward_hooks
