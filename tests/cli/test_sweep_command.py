@@ -70,7 +70,7 @@ def test_a_sweep_with_a_failing_run(tmp_path: Path) -> None:
     )
     result = run(plan, "--runs-dir", tmp_path / "runs", "--processes", 2)
     expect_error(result, "failed    files-fine-tuning-", "The loss is", "\n1 of the runs failed", "finished  files-")
-    assert "learning_rate=0.001" in result.stdout and "micro_f1" in result.stdout
+    assert "learning_rate 0.001" in result.stdout and "micro_f1" in result.stdout
     assert "files all [of it]" in result.stdout and "files all [of it]" in result.stderr
     summary = json.loads((tmp_path / "runs" / "sweep.json").read_text())
     assert len(summary["failed"]) == 1 and len(summary["cells"][0]["final_runs"]) == 2

@@ -139,3 +139,21 @@ def test_nan_and_trackers(tmp_path: Path, recipe: Path) -> None:
     )
     expect_error(result, "The loss is", "at step")
     expect_error(run("--config", recipe, "--report-to", "nobody"), "--report-to: 'nobody' is unknown")
+
+
+def test_brackets_are_no_markup(tmp_path: Path, recipe: Path) -> None:
+    folder = tmp_path / "[b]" / "run"
+    result = run("--config", recipe, "--run-dir", folder)
+    assert result.exit_code == 0, result.output
+    assert f"Run directory: {folder}" in result.stdout
+    judged = CliRunner().invoke(app, ["evaluate", str(folder)])
+    assert judged.exit_code == 0 and "[b]" in judged.stdout
+
+
+@pytest.mark.parametrize("is_bound", [True, False])
+def test_a_temperature_that_says_nothing_is_told(
+    is_bound: bool, tmp_path: Path, recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("prefixprop.cli.train.is_bound", lambda temperature: is_bound)
+    result = run("--config", recipe, "--run-dir", tmp_path / "run")
+    assert ("Do not trust calibrated probabilities" in result.stdout) is is_bound

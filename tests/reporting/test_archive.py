@@ -224,3 +224,10 @@ def test_a_sweep_takes_archived_runs_as_finished(tmp_path: Path) -> None:
     third = run_sweep(plan, tmp_path / "archive", InThisProcess())
     assert [name for name, outcome in third.outcomes.items() if outcome.is_new] == [lost]
     assert {name: outcome.score for name, outcome in third.outcomes.items()} == scores
+
+
+def test_a_run_of_other_results_is_not_taken_for_it(tmp_path: Path) -> None:
+    for name, skill in (("one", 3.0), ("two", 0.1)):
+        make_results(tmp_path / name / "run", skill=skill)
+    result = archive_runs([tmp_path / "one", tmp_path / "two"], tmp_path / "archive")
+    assert len(result.added) == 1 and "is another run already: its results are others" in result.skipped[0]

@@ -150,3 +150,16 @@ def test_the_last_epoch_is_another_section(tmp_path: Path, monkeypatch: pytest.M
     notes = {table.title: " ".join(table.notes) for table in report.measured}
     assert "The weights of the last epoch were judged" in notes["hyperpartisan, last epoch, dev: quality"]
     assert "last epoch" not in notes["hyperpartisan, dev: quality"]
+
+
+def test_files_of_the_same_names_are_told_apart(tmp_path: Path) -> None:
+    runs = []
+    for name in ("books", "phones"):
+        files = {"task": None, **{f"{split}_files": (f"{name}/{split}.jsonl",) for split in ("train", "dev", "test")}}
+        run = a_run(tmp_path, **files)
+        runs += [replace(run, environment={"documents": name}), replace(run, environment={"documents": name})]
+    assert len({run.identity_of_documents for run in runs}) == 2
+    titles = [comparison.title for comparison in compare(runs)]
+    assert len(titles) == 2 and "books/train.jsonl" in titles[0] and "phones/train.jsonl" in titles[1]
+    unnamed = [replace(run, settings=replace(run.settings, train_files=("train.jsonl",))) for run in runs]
+    assert [comparison.title[-5:] for comparison in compare(unnamed)] == ["no. 1", "no. 2"]

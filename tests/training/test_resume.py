@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from dataclasses import replace
@@ -225,3 +226,16 @@ def test_nothing_in_a_checkpoint_is_a_pickle(documents: Path, tmp_path: Path) ->
     endings = {path.suffix for path in run.run_dir.rglob("*") if path.is_file()}
     assert endings == {".safetensors", ".json", ".jsonl", ".yaml", ".md"}
     assert damage(list_checkpoints(run.run_dir / "checkpoints")[0]) is None
+
+
+def test_other_documents_cannot_be_resumed(documents: Path, tmp_path: Path) -> None:
+    settings, _ = damaged_run(documents, tmp_path)
+    files = [Path(shutil.copy(file, tmp_path / Path(file).name)) for file in settings.train_files]
+    moved = replace(settings, train_files=[str(file) for file in files])
+    before = (tmp_path / "killed" / "labels.json").read_bytes()
+    files[0].write_text(files[0].read_text() + '{"id": "more", "text": "w5 w6", "label": "other"}\n')
+    config = tmp_path / "killed" / "config.yaml"
+    config.write_text(config.read_text().replace(settings.train_files[0], str(files[0])))
+    with pytest.raises(ValueError, match="killed was started with other documents than there are now"):
+        train(moved, tmp_path / "killed", resume=True)
+    assert (tmp_path / "killed" / "labels.json").read_bytes() == before

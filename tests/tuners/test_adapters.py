@@ -19,7 +19,7 @@ from peft import (
 
 from prefixprop import PrefixPropagationConfig
 
-from tiny import adapt, assert_same_bits, batch, both_methods, every_family, tiny_model
+from tiny import METHODS, adapt, assert_same_bits, batch, both_methods, every_family, tiny_model
 
 
 @both_methods
@@ -207,3 +207,15 @@ def test_set_prefix_checks_what_it_gets(method: str) -> None:
     assert torch.equal(model.get_prefix(), good)
     with pytest.raises(ValueError, match="no adapter 'other'"):
         model.set_prefix(good, "other")
+
+
+@both_methods
+def test_without_a_name_it_is_the_active_adapter(method: str) -> None:
+    model = adapt(tiny_model(), method, length=4)
+    model.add_adapter("longer", METHODS[method](task_type="SEQ_CLS", num_virtual_tokens=9, kernel="exp", alpha=0.3))
+    model.set_adapter("longer")
+    assert model.get_prefix().shape[-2] == 9 and model.get_alpha() == 0.3
+    model.set_prefix(torch.zeros_like(model.get_prefix()))
+    assert not model.get_prefix("longer").any() and model.get_prefix("default").any()
+    with pytest.raises(ValueError, match=r"one adapter is active at a time; use set_adapter\(\)"):
+        model(**batch(model, [9, 9]), adapter_names=["default", "longer"])

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from prefixprop.cli.messages import clean_errors
 from prefixprop.evaluation import (
@@ -135,7 +136,7 @@ def _tell(judged: _Judged, as_json: bool) -> None:
         record = {"evaluated": judged.what, "before": before, "after": after, "temperature": temperature}
         typer.echo(json.dumps(record, ensure_ascii=False, indent=2, allow_nan=False))
         return
-    table = Table(title=judged.what, title_justify="left")
+    table = Table(title=Text(judged.what), title_justify="left")
     table.add_column("measure")
     table.add_column("before scaling" if after else "value", justify="right")
     if after is not None:

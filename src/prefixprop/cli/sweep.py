@@ -70,7 +70,8 @@ def sweep(
             settle_finished(state)
             console.print(plan_table(state))
             finished = sum(cell.size - state.remaining(cell) for cell in wanted.cells)
-            console.print(f"{wanted.size} runs in {folder}, {finished} of them finished.", highlight=False)
+            told = f"{wanted.size} runs in {folder}, {finished} of them finished."
+            console.print(told, highlight=False, markup=False)
             return
         computing: Engine
         if engine == "ray":
@@ -85,7 +86,7 @@ def sweep(
             messages.print("[bold red]Stopped.[/] The same command goes on from here.", highlight=False)
             raise typer.Exit(130) from None
         console.print(result_table(state))
-        console.print(f"Run directories: {folder}", highlight=False, soft_wrap=True)
+        console.print(f"Run directories: {folder}", highlight=False, markup=False, soft_wrap=True)
     if state.failures:
         messages.print(
             f"[bold red]{len(state.failures)} of the runs failed.[/] The same command tries them again.",

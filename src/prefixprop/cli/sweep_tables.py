@@ -64,9 +64,9 @@ def _chosen(state: SweepState, cell: Cell) -> str:
     progress = state.progress(cell)
     chosen = "nothing"
     if progress.final:
-        chosen = " ".join(f"{axis.name}={getattr(progress.final[0], axis.name)}" for axis in cell.searched) or "-"
+        chosen = "\n".join(f"{axis.name} {getattr(progress.final[0], axis.name)}" for axis in cell.searched) or "-"
     out = [f"{candidate.axis}={candidate.value}" for candidate in progress.candidates if candidate.score is None]
-    return f"{chosen}; out, as runs failed: {' '.join(out)}" if out else chosen
+    return f"{chosen}\nout, as runs failed: {' '.join(out)}" if out else chosen
 
 
 def _seeds(state: SweepState, cell: Cell) -> list[str]:
@@ -83,7 +83,7 @@ def _seeds(state: SweepState, cell: Cell) -> list[str]:
 def _table(title: str, *columns: str) -> Table:
     table = Table(title=Text(title), title_justify="left")
     for column in columns:
-        table.add_column(column)
+        table.add_column(column, overflow="fold")
     return table
 
 

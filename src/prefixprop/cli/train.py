@@ -12,11 +12,13 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 from transformers.utils import logging as transformers_logging
 
 from prefixprop.cli.messages import clean_errors
 from prefixprop.cli.progress import ProgressBars
 from prefixprop.cli.settings_options import with_settings_options
+from prefixprop.evaluation.temperature import is_bound
 from prefixprop.training.run_directory import RunDirectory
 from prefixprop.training.settings import RunSettings
 from prefixprop.training.settings_check import check_settings
@@ -73,7 +75,7 @@ def train(
         started = time.monotonic()
 
         def tell(note: str) -> None:
-            messages.print(f"[yellow]Note:[/] {note}", highlight=False, soft_wrap=True)
+            messages.print(Text.assemble(("Note:", "yellow"), f" {note}"), highlight=False, soft_wrap=True)
 
         stop = StopWatch(tell)
         alone = process_count() == 1
@@ -101,7 +103,8 @@ def _show_plan(console: Console, run: RunPlan) -> None:
     evaluated = ", ".join(f"{name} {len(split):,}" for name, split in run.data.evaluated.items())
     console.print(f"\n# Documents: train {len(run.data.train_lengths):,}, {evaluated}", highlight=False)
     console.print(f"# Steps: {run.steps:,} ({run.steps_per_epoch:,} per epoch)", highlight=False)
-    console.print(f"# Base model: {run.base.name}; parameters, in percent of its encoder:", highlight=False)
+    model = f"# Base model: {run.base.name}; parameters, in percent of its encoder:"
+    console.print(model, highlight=False, markup=False)
     for line in str(run.parameters).splitlines():
         console.print(f"#   {line}", highlight=False)
     for note in run.data.notes:
@@ -128,7 +131,14 @@ def _show_result(console: Console, result: RunResult, keep: str, seconds: float)
         f"({parameters['trainable_percent']:.3f} % of the encoder); {seconds:.0f} s.",
         highlight=False,
     )
-    console.print(f"Run directory: {result.run_dir}", highlight=False, soft_wrap=True)
+    if is_bound(metrics["temperature"]):
+        console.print(
+            "This temperature is the end of what is tried: dev has too few documents or mistakes to calibrate by. Do "
+            "not trust calibrated probabilities.",
+            highlight=False,
+            soft_wrap=True,
+        )
+    console.print(f"Run directory: {result.run_dir}", highlight=False, markup=False, soft_wrap=True)
 
 
 def _silence_libraries() -> None:

@@ -22,6 +22,11 @@ HIGHEST_TEMPERATURE = 100.0
 _LOWEST_SHIFTED = -1e290
 
 
+def is_bound(temperature: float) -> bool:
+    """Whether it is the lowest or the highest that a fit may end in."""
+    return temperature in (LOWEST_TEMPERATURE, HIGHEST_TEMPERATURE)
+
+
 @dataclass(frozen=True)
 class Temperature:
     """A fitted temperature, and the mean negative log-likelihood of the dev labels without and with it.
@@ -36,7 +41,7 @@ class Temperature:
     @property
     def at_bound(self) -> bool:
         """Whether a bound stopped the fit: dev had too few mistakes, or too few right answers, to say more."""
-        return self.value in (LOWEST_TEMPERATURE, HIGHEST_TEMPERATURE)
+        return is_bound(self.value)
 
     def scale(self, logits: ArrayLike) -> NDArray[np.float64]:
         """Return logits / T, shifted so that the largest of every document is 0."""

@@ -154,6 +154,8 @@ def _check_is_same(run: Run, target: Path) -> None:
         settings_without_folders(archived.read_settings()),
         settings_without_folders(RunDirectory(run.path).read_settings()),
     )
+    if not changed and archived.read_metrics() != run.metrics:
+        changed = ["its results are others"]
     if changed:
         raise ValueError(
             f"{run.path}: {target} is another run already: {'; '.join(changed)}; choose another --output."

@@ -86,7 +86,7 @@ def fold_tables(runs: Iterable[Run], comparisons: Sequence[Comparison] = ()) -> 
 def _cross_validation(run: Run) -> Any:
     """What runs have in common that were judged on the same folds by the same protocol."""
     settings = run.settings
-    data = settings.data_name, settings.hub_config, run.names_of_files, run.labels
+    data = settings.data_name, settings.hub_config, run.names_of_files, run.fingerprint_of_files, run.labels
     return (*data, settings.folds, keeps_last_epoch(settings))
 
 

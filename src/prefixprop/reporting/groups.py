@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any
 
 from prefixprop.reporting.method_rows import method_rows, row_key, searched_values
@@ -131,7 +132,18 @@ def compare(runs: Iterable[Run]) -> tuple[Comparison, ...]:
         replace(one, title=f"{one.title} ({one.description})") if titles.count(one.title) > 1 else one
         for one in found
     ]
-    return tuple(sorted(found, key=lambda comparison: comparison.title))
+    return tuple(_numbered(sorted(found, key=lambda comparison: comparison.title)))
+
+
+def _numbered(comparisons: Sequence[Comparison]) -> Iterator[Comparison]:
+    """Those of one's own files that are of one size too, told apart by the files, or else by a number."""
+    for title, group in groupby(comparisons, key=lambda comparison: comparison.title):
+        together = list(group)
+        names = [" ".join(comparison.contenders[0].best.settings.train_files) for comparison in together]
+        for number, (comparison, name) in enumerate(zip(together, names, strict=True), start=1):
+            is_alone = names.count(name) == 1 and name
+            told = f"{title}, {name if is_alone else f'no. {number}'}"
+            yield comparison if len(together) == 1 else replace(comparison, title=told)
 
 
 def documents_key(run: Run) -> Any:

@@ -62,7 +62,7 @@ def method_rows(runs: Sequence[Run]) -> list[MethodRow]:
 def row_key(run: Run) -> Any:
     """What the runs of a row have in common with those on folds that chose its values; their documents are others."""
     settings = run.settings
-    data = settings.data_name, settings.hub_config, run.names_of_files, run.labels
+    data = settings.data_name, settings.hub_config, run.names_of_files, run.fingerprint_of_files, run.labels
     return (*data, settings.model, _method_name(settings), keeps_last_epoch(settings), _fixed_values(run))
 
 

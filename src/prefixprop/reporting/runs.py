@@ -18,6 +18,7 @@ from prefixprop.reporting.sweep_notes import read_failures, runs_that_only_chose
 from prefixprop.tasks.json_lines import read_json_lines
 from prefixprop.training import RunDirectory, RunSettings
 from prefixprop.training.paper import with_paper_defaults
+from prefixprop.training.run_directory import DOCUMENTS
 from prefixprop.training.settings import SETTING_FIELDS
 
 SPLITS = ("dev", "test")
@@ -58,7 +59,12 @@ class Run:
     @property
     def identity_of_documents(self) -> tuple[Any, ...]:
         """What runs on the same documents have in common."""
-        return self.names_of_files, self.labels, tuple(self.documents.items())
+        return self.names_of_files, self.fingerprint_of_files, self.labels, tuple(self.documents.items())
+
+    @property
+    def fingerprint_of_files(self) -> str | None:
+        """What tells documents of one's own from others in files of the same names; None where it is not known."""
+        return str(self.environment.get(DOCUMENTS)) if self.names_of_files and DOCUMENTS in self.environment else None
 
     @property
     def names_of_files(self) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -79,7 +80,11 @@ def load_run_task(settings: RunSettings) -> Task:
 
     With `folds`, dev is the left-out fold of train, after train was cut down, and test is empty.
     """
-    task = _load(settings)
+    return cut_to_run(load_whole_task(settings), settings)
+
+
+def cut_to_run(task: Task, settings: RunSettings) -> Task:
+    """Those documents of a data set that the settings allow."""
     if not task.train:
         raise ValueError(f"Task {task.name!r} has no train documents.")
     task = _sampled(task, "train", settings)
@@ -102,8 +107,19 @@ def _sampled(task: Task, split: str, settings: RunSettings) -> Task:
     return replace(task, **{split: sample})
 
 
-def _load(settings: RunSettings) -> Task:
+def load_whole_task(settings: RunSettings) -> Task:
+    """The data set that the settings name."""
     return load_data(**{name: getattr(settings, name) for name in DATA_SETTINGS})
+
+
+def fingerprint(task: Task) -> str:
+    """What tells a data set from every other: the same for the same documents, wherever they lie."""
+    digest = hashlib.sha256()
+    for split in SPLIT_NAMES:
+        digest.update(f"{split}:".encode())
+        for document in task.split(split):
+            digest.update(repr(document).encode("utf-8", "surrogatepass"))
+    return digest.hexdigest()[:16]
 
 
 def _encode_documents(task: ClassificationTask, tokenizer: PreTrainedTokenizerBase, settings: RunSettings) -> RunData:

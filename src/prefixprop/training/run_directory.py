@@ -4,7 +4,7 @@
 | --- | --- |
 | `config.yaml` | the resolved settings |
 | `labels.json` | the names of the labels, in order; not for WikiHop |
-| `environment.json` | versions, device, git commit and command |
+| `environment.json` | versions, device, git commit and command, and a fingerprint of the documents |
 | `lengths.json` | how many tokens every train document has, as the model reads it |
 | `history.jsonl` | one line per epoch |
 | `predictions/dev.jsonl`, `predictions/test.jsonl` | every document's label, logits and uncalibrated probabilities |
@@ -35,6 +35,8 @@ from prefixprop.atomic_files import clear_leftovers, write_text
 from prefixprop.training.claim import Claim, claim
 from prefixprop.training.settings import RunSettings
 from prefixprop.training.settings_file import differences, override, read_settings, settings_to_yaml
+
+DOCUMENTS = "documents"  # of environment.json
 
 
 @dataclass(frozen=True)
@@ -129,6 +131,18 @@ class RunDirectory:
             raise ValueError(
                 f"{self.path} was started with other settings: {'; '.join(changed)}. A resumed run keeps them: leave "
                 "these flags out, choose another --run-dir, or start again with --overwrite."
+            )
+
+    def check_same_documents(self, fingerprint: str) -> None:
+        """Raise if the run here was started with other documents; nothing is known of a run of an older version."""
+        try:
+            before = json.loads(self.environment.read_text(encoding="utf-8"))[DOCUMENTS]
+        except (OSError, ValueError, KeyError, TypeError):
+            return
+        if before != fingerprint:
+            raise ValueError(
+                f"{self.path} was started with other documents than there are now; put those back to go on, choose "
+                "another --run-dir, or start again with --overwrite."
             )
 
     def start(self, settings: RunSettings, overwrite: bool) -> None:

@@ -200,6 +200,11 @@ class RunSettings:
     )
     report_to: tuple[str, ...] = _option((), MACHINE, "Trackers, such as tensorboard or wandb.", resumable=True)
 
+    def __post_init__(self) -> None:
+        for declared in fields(self):
+            if isinstance(value := getattr(self, declared.name), list):
+                object.__setattr__(self, declared.name, tuple(value))
+
     @property
     def is_question_task(self) -> bool:
         """Whether candidates are scored (WikiHop) rather than documents classified."""

@@ -34,13 +34,13 @@ from prefixprop.training.callbacks import (
     is_exhausted,
 )
 from prefixprop.training.checkpoints import find_checkpoint
-from prefixprop.training.data import RunData, encode_task, load_run_task
+from prefixprop.training.data import RunData, cut_to_run, encode_task, fingerprint, load_whole_task
 from prefixprop.training.environment import describe_environment
 from prefixprop.training.errors import TrainingError, explained_memory_errors
 from prefixprop.training.methods import METHODS, build_trainable
 from prefixprop.training.model_card import model_card
 from prefixprop.training.paper import with_paper_defaults
-from prefixprop.training.run_directory import RunDirectory
+from prefixprop.training.run_directory import DOCUMENTS, RunDirectory
 from prefixprop.training.settings import RunSettings
 from prefixprop.training.settings_check import SettingsError, check_settings
 from prefixprop.training.trainer import RunTrainer, training_arguments
@@ -66,6 +66,7 @@ class RunPlan:
     model: nn.Module
     parameters: ParameterCount
     steps_per_epoch: int
+    documents: str  # fingerprint of the data set
 
     @property
     def steps(self) -> int:
@@ -79,11 +80,12 @@ def plan(settings: RunSettings) -> RunPlan:
     settings = with_paper_defaults(settings)
     base = load_base_model(settings)
     settings = replace(settings, max_length=choose_max_length(settings, base))
-    data = encode_task(load_run_task(settings), base.tokenizer, settings)
+    task = load_whole_task(settings)
+    data = encode_task(cut_to_run(task, settings), base.tokenizer, settings)
     set_seed(settings.seed)
     model = build_trainable(base.build(data.label_names), settings)
     steps = -(-len(data.train_lengths) // settings.batch_size)
-    return RunPlan(settings, base, data, model, count_parameters(model), steps)
+    return RunPlan(settings, base, data, model, count_parameters(model), steps, fingerprint(task))
 
 
 def train(
@@ -118,6 +120,7 @@ def train(
     arguments = _arguments(run.settings, directory)
     if going_on:
         directory.check_same_settings(run.settings)
+        directory.check_same_documents(run.documents)
     # Every process has looked at the folder before the first one writes there.
     arguments.distributed_state.wait_for_everyone()
     with directory.claimed(tell) if arguments.should_save else contextlib.nullcontext() as claim:
@@ -211,7 +214,8 @@ def _write_start(directory: RunDirectory, run: RunPlan, arguments: TrainingArgum
     if run.data.label_names is not None:
         write_json(directory.labels, list(run.data.label_names))
     write_text(directory.lengths, json.dumps(list(run.data.train_lengths)) + "\n")  # a long list, on one line
-    write_json(directory.environment, describe_environment(run.settings, arguments.device, process_count()))
+    environment = describe_environment(run.settings, arguments.device, process_count())
+    write_json(directory.environment, environment | {DOCUMENTS: run.documents})
 
 
 def _trainer(

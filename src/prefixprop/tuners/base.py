@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import torch
@@ -27,15 +29,18 @@ class PrefixTuner(BaseTuner):
 
     # --- reading and writing the prefix ---------------------------------------------------------------------------
 
-    def get_prefix(self, adapter_name: str = "default") -> Tensor:
+    def get_prefix(self, adapter_name: str | None = None) -> Tensor:
         """The prefix of an adapter: [layers, j, hidden], or [layers, 2, heads, j, head size] for prefix-tuning.
+
+        Without a name it is that of the active adapter, here as below.
 
         This is the trained parameter itself, gradient and all, unless the prefix is reparameterised.
         """
-        return self._prefix(adapter_name).value()
+        return self._prefix(self._named(adapter_name)).value()
 
-    def set_prefix(self, value: Tensor, adapter_name: str = "default") -> None:
+    def set_prefix(self, value: Tensor, adapter_name: str | None = None) -> None:
         """Overwrite the prefix of an adapter; the shape must be that of `get_prefix`."""
+        adapter_name = self._named(adapter_name)
         prefix = self._prefix(adapter_name)
         expected = tuple(prefix.weight.shape)
         if not isinstance(value, Tensor) or not value.is_floating_point() or tuple(value.shape) != expected:
@@ -46,18 +51,29 @@ class PrefixTuner(BaseTuner):
             )
         prefix.assign(value.to(prefix.weight.device, prefix.weight.dtype))
 
-    def get_alpha(self, adapter_name: str = "default") -> Tensor | float:
+    def get_alpha(self, adapter_name: str | None = None) -> Tensor | float:
         """The weight of the kernel part of an adapter (Eq. 3).
 
         The number itself if it is fixed; the trained parameter, [layers] or [layers, heads], or the vectors that make
         it from queries, [layers, heads, head size].
         """
+        adapter_name = self._named(adapter_name)
         self._prefix(adapter_name)
         kernels = self.prefix_layer().kernels
         if adapter_name not in kernels:
             raise ValueError(f"Adapter {adapter_name!r} has no kernel, so no alpha; set kernel in its configuration.")
         part = kernels[adapter_name]
         return part.start if part.mode == "fixed" else part.weight
+
+    def _named(self, adapter_name: str | None) -> str:
+        return self.active_adapters[0] if adapter_name is None else adapter_name
+
+    @contextmanager
+    def _enable_peft_forward_hooks(self, *args: Any, **kwargs: Any) -> Iterator[None]:
+        """Where peft asks for an adapter per example."""
+        if kwargs.get("adapter_names") is not None:
+            raise ValueError("adapter_names is not for prefixes: one adapter is active at a time; use set_adapter().")
+        yield
 
     def _prefix(self, adapter_name: str) -> Any:
         prefixes = self.prefix_layer().prefixes
