@@ -106,8 +106,11 @@ class FastAttention:
         return getattr(longformer, ATTRIBUTE)
 
     def serve(self, head: Any) -> None:
-        """Make [CLS] global for this head before it does so itself: it stops a compiler, and fails on embeddings."""
-        if not self._serves_head:
+        """Make [CLS] global for this head before it does so itself: it stops a compiler, and fails on embeddings.
+
+        Not for a class of somebody's own, which may do otherwise.
+        """
+        if not self._serves_head and is_hugging_faces(head):
             self._serves_head = True
             hook = partial(_make_cls_global, self)
             self._undo.append(head.register_forward_pre_hook(hook, with_kwargs=True).remove)
@@ -315,8 +318,6 @@ def _make_cls_global(fast: FastAttention, head: Any, args: tuple, kwargs: dict) 
     tokens = args[0] if args else kwargs.get("input_ids")
     tokens = kwargs.get("inputs_embeds") if tokens is None else tokens
     if len(args) > 2 or tokens is None or kwargs.get("global_attention_mask") is not None:
-        return None
-    if not is_hugging_faces(head):
         return None
     first = torch.arange(tokens.shape[1], device=tokens.device) == 0
     mask = first.long().expand(tokens.shape[0], -1)
