@@ -119,3 +119,9 @@ def test_long_documents_cause_no_warning(tokenizer: PreTrainedTokenizerFast, cap
 def test_a_limit_without_room_for_text(tokenizer: PreTrainedTokenizerFast, encode: Any) -> None:
     with pytest.raises(ValueError, match="max_length=2 leaves no room for a text: the tokenizer adds 2 special"):
         encode(["text"], tokenizer, 2)
+
+
+def test_half_an_emoji_is_replaced(tokenizer: PreTrainedTokenizerFast) -> None:
+    broken, whole = (encode_documents([text], tokenizer, 16) for text in ("w1 \ud83d w2", "w1 \ufffd w2"))
+    assert list(broken.input_ids[0]) == list(whole.input_ids[0])
+    assert readable("\ud83d\ude00 a\ude00") == "\U0001f600 a\ufffd"

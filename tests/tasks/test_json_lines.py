@@ -83,9 +83,3 @@ def test_records_come_one_at_a_time_with_their_lines(tmp_path: Path) -> None:
     assert [next(lines), next(lines)] == [(2, RECORDS[0]), (3, RECORDS[1])]
     with pytest.raises(ValueError, match=r"records\.jsonl:4: broken JSON"):
         next(lines)
-
-
-def test_half_an_emoji_is_replaced(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_text('{"text": "cut \\ud83d", "whole": ["\\ud83d\\ude00", "a\\ude00b", 1]}\n')
-    assert read_json_lines(path) == [{"text": "cut \ufffd", "whole": ["\U0001f600", "a\ufffdb", 1]}]

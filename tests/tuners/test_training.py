@@ -95,7 +95,6 @@ def test_models_in_half_precision(family: str, method: str, dtype: torch.dtype) 
     ("family", "method", "layout"),
     [
         ("roberta", "propagation", "paper"),
-        ("bert", "tuning", "reference"),
         ("modernbert", "propagation", "reference"),
         ("modernbert", "tuning", "paper"),
     ],

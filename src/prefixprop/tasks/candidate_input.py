@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import AddedToken, PreTrainedTokenizerBase
 
+from prefixprop.tasks.encoding import readable
 from prefixprop.tasks.wikihop import Question
 
 SPECIAL_TOKENS = ("[question]", "[/question]", "[ent]", "[/ent]")
@@ -87,7 +88,9 @@ def tokenize_question(question: Question, tokenizer: PreTrainedTokenizerBase) ->
     begin_query, end_query, begin_candidate, end_candidate = _ids_of_special_tokens(tokenizer)
     separator: Any = tokenizer.sep_token_id
     texts = [_join_punctuation(text) for text in (question.query, *question.candidates, *question.supports)]
-    query, *others = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
+    query, *others = tokenizer([readable(text) for text in texts], add_special_tokens=False, verbose=False)[
+        "input_ids"
+    ]
     count = len(question.candidates)
     return TokenizedQuestion(
         id=question.id,

@@ -101,11 +101,16 @@ class _Frame:
         return np.concatenate([self.before, content, self.after])
 
 
+def readable(text: str) -> str:
+    """The text with a replacement character for half of a pair, such as of an emoji that was cut in two."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
 def _contents(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> Iterator[TokenIds]:
     """The token ids of every text, uncut and without special tokens."""
     for start in range(0, len(texts), _TEXTS_AT_ONCE):
         encoded = tokenizer(
-            list(texts[start : start + _TEXTS_AT_ONCE]),
+            [readable(text) for text in texts[start : start + _TEXTS_AT_ONCE]],
             add_special_tokens=False,
             return_attention_mask=False,
             return_token_type_ids=False,

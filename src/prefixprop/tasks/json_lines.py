@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import re
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,8 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
-
-_SURROGATE = re.compile(r"\\u[dD][89abAB]|\\u[dD][c-fC-F]")  # half of a pair, which may lack the other
 
 
 def read_json_lines(path: Path | Traversable) -> list[dict[str, Any]]:
@@ -55,15 +52,4 @@ def parse_object(line: bytes, place: str) -> dict[str, Any]:
         raise ValueError(f"{place}: broken JSON: {error.msg} (column {error.colno})") from error
     if not isinstance(record, dict):
         raise ValueError(f"{place}: expected a JSON object, got {type(record).__name__}")
-    return _readable(record) if _SURROGATE.search(text) else record
-
-
-def _readable(value: Any) -> Any:
-    """The value with a replacement character for half of a pair, such as of an emoji that was cut in two."""
-    if isinstance(value, str):
-        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    if isinstance(value, list):
-        return [_readable(item) for item in value]
-    if isinstance(value, dict):
-        return {_readable(key): _readable(item) for key, item in value.items()}
-    return value
+    return record
