@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from prefixprop.models import load_default
 from prefixprop.tasks import chunk_documents, encode_documents
+from prefixprop.tasks.encoding import readable
 
 TEXTS = ["", " ", "word", "one two three four five six seven eight", "naïve café\n" * 40, "the </s> sign", "x" * 300]
 

@@ -87,10 +87,8 @@ def tokenize_question(question: Question, tokenizer: PreTrainedTokenizerBase) ->
     """Tokenize the pieces of a question with a tokenizer that has the special tokens."""
     begin_query, end_query, begin_candidate, end_candidate = _ids_of_special_tokens(tokenizer)
     separator: Any = tokenizer.sep_token_id
-    texts = [_join_punctuation(text) for text in (question.query, *question.candidates, *question.supports)]
-    query, *others = tokenizer([readable(text) for text in texts], add_special_tokens=False, verbose=False)[
-        "input_ids"
-    ]
+    texts = [_join_punctuation(readable(text)) for text in (question.query, *question.candidates, *question.supports)]
+    query, *others = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
     count = len(question.candidates)
     return TokenizedQuestion(
         id=question.id,
