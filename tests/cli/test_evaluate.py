@@ -116,6 +116,9 @@ def test_faults(run: Path, wikihop_run: Path, tmp_path: Path) -> None:
     assert "Give the directory of a run, or stored predictions" in call(status=1)
     assert "--split 'train' is unknown; choose one of dev, test" in call(run, "--split", "train", status=1)
     assert "give one of the two" in call(run, "--input", path, "--predictions", path, status=1)
+    for option in ("--figure", "--confusion"):
+        told = call(run, option, tmp_path / "picture.gif", status=1)
+        assert "picture.gif: pictures are written as" in told and "accuracy" not in told
     assert "there is no such file of predictions" in call("--predictions", tmp_path / "nowhere.jsonl", status=1)
     assert "--data-dir is for runs on a task with a name" in call(run, "--data-dir", tmp_path, status=1)
     assert "has no WikiHop questions" in call(wikihop_run, "--data-dir", tmp_path, status=1)

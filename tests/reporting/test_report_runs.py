@@ -103,6 +103,13 @@ def test_a_repeated_run_counts_once(tmp_path: Path) -> None:
     assert f"{tmp_path / 'b'} has the settings and the seed of {tmp_path / 'a'}" in found.remarks[0]
 
 
+def test_alpha_without_a_kernel_makes_no_other_run(tmp_path: Path) -> None:
+    for name, alpha in (("one", 0.005), ("two", 0.3)):
+        make_results(tmp_path / name, alpha=alpha)
+    found = find_runs([tmp_path])
+    assert len(found.runs) == 1 and "has the settings and the seed of" in found.remarks[0]
+
+
 def test_tasks_and_other_documents_of_the_same_task_are_kept_apart(tmp_path: Path) -> None:
     make_results(tmp_path / "a", task="hyperpartisan", documents=40)
     make_results(tmp_path / "b", task="hyperpartisan", documents=30)

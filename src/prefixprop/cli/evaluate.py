@@ -87,6 +87,7 @@ def evaluate(
             raise ValueError(f"--split {split!r} is unknown; choose one of {', '.join(SPLITS)}.")
         if input_file is not None and predictions is not None:
             raise ValueError("--input is predicted and --predictions are stored already; give one of the two.")
+        _check_pictures(figure, confusion)
         if predictions is not None:
             judged = _stored(predictions, run)
         elif run is None:
@@ -145,6 +146,15 @@ def _tell(judged: _Judged, as_json: bool) -> None:
         values = [value] if after is None else [value, after[name]]
         table.add_row(name, *(f"{value:,}" if name == "documents" else f"{value:.4f}" for value in values))
     Console().print(table)
+
+
+def _check_pictures(*paths: Path | None) -> None:
+    """Before the work, and not after it."""
+    from prefixprop.reporting.canvas import check_ending
+
+    for path in paths:
+        if path is not None:
+            check_ending(path)
 
 
 def _draw_reliability(judged: _Judged, path: Path) -> None:

@@ -200,7 +200,9 @@ def _without_repetitions(runs: Sequence[Run], remarks: list[str]) -> list[Run]:
     """The runs without those of the same settings and seed as another, which would count as a seed more."""
     first: dict[Any, Run] = {}
     for run in runs:
-        decisive = tuple(getattr(run.settings, name) for name in DECISIVE_SETTINGS)
+        settings = run.settings
+        settings = settings if settings.kernel else replace(settings, alpha=RunSettings().alpha)  # of no effect
+        decisive = tuple(getattr(settings, name) for name in DECISIVE_SETTINGS)
         same = first.setdefault((decisive, run.identity_of_documents), run)
         if same is not run:
             remarks.append(f"Left out: {run.path} has the settings and the seed of {same.path}, which is counted.")
