@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from prefixprop.backbones import find_backbone
+from prefixprop.tuners import propagation
 
 from tiny import HEADS, adapt, batch, both_methods, every_family, tiny_model
 
@@ -138,3 +139,17 @@ def test_what_a_hook_on_a_layer_holds_stays_what_it_is(family: str, method: str)
     find_backbone(model).layers[0].register_forward_hook(hold)
     (model(**batch(model, [16, 9])).logits.sum() + held[2]).backward()
     assert torch.equal(held[0], held[1]) and model.get_prefix().grad.abs().sum() > 0
+
+
+@every_family
+def test_states_are_only_copied_where_somebody_holds_them(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    copies: list[Any] = []
+    whole = propagation._add
+    monkeypatch.setattr(propagation, "_add", lambda *given: copies.append(given) or whole(*given))
+    model = adapt(tiny_model(family), "propagation")
+    inputs = batch(model, [16, 9])
+    model(**inputs)
+    assert not copies
+    find_backbone(model).layers[0].register_forward_hook(lambda *_: None)
+    model(**inputs)
+    assert len(copies) == 1

@@ -14,7 +14,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from prefixprop.attention.watching import is_watched
+from prefixprop.attention.watching import is_output_watched
 from prefixprop.backbones.base import EncoderBackbone
 from prefixprop.config import PrefixConfig, PrefixPeftType
 from prefixprop.tuners.base import PrefixTuner
@@ -90,7 +90,8 @@ class PropagationLayer(PrefixLayer):
     def _owns_states(self, index: int, layer: Any) -> bool:
         """Whether nobody else holds what a layer is about to be given: not one that is computed again, nor a hook."""
         again = layer.training and getattr(layer, "gradient_checkpointing", False)
-        return not again and len(layer._forward_pre_hooks) == 1 and not is_watched(self.backbone.layers[index - 1])
+        is_seen = len(layer._forward_pre_hooks) > 1 or is_output_watched(self.backbone.layers[index - 1])
+        return not (again or is_seen)
 
     def _leave_backbone(self, _: nn.Module, args: tuple, output: Any) -> Any:
         active = self.active_prefix()
