@@ -117,7 +117,8 @@ class AttentionPattern:
         place = torch.arange(size + 2 * margin, device=self.is_masked.device)
         distance = place[None, :] - margin - place[:size, None]
         seen = cut_windows(~(self.is_masked | self.is_global)[:, None, :, None], size, margin, count)[..., 0]
-        shown = [(distance.abs() <= reach) & seen]  # [batch * count, size, window]
+        # Each row sees itself at least, padding too: fused attention may make NaN of a row without keys.
+        shown = [(distance.abs() <= reach) & seen | (distance == 0)]  # [batch * count, size, window]
         if self.key_tokens is not None:
             valid = self.key_tokens.valid.repeat_interleave(count, dim=0)[:, None, :]
             shown.insert(0, valid.expand(-1, size, -1))
