@@ -134,7 +134,7 @@ def build_kernel(config: PrefixConfig) -> Kernel:
     if config.kernel not in KERNELS:
         raise ValueError(
             f"kernel={config.kernel!r} is unknown; choose one of {', '.join(sorted(KERNELS))}, or register it with "
-            "prefixprop.kernels.register_kernel before."
+            "prefixprop.kernels.register_kernel before; on the command line, `prefixprop --import MODULE` does."
         )
     kernel = KERNELS[config.kernel]
     own = {parameter.name for parameter in fields(kernel)}

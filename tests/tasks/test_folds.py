@@ -27,11 +27,14 @@ def test_every_document_is_left_out_once_and_the_own_dev_and_test_never_are_read
     task = task_of({"law": 30, "art": 20})
     parts = [leave_out_fold(task, 5, fold) for fold in range(5)]
     assert sorted(name for part in parts for name in ids(part, "dev")) == sorted(ids(task, "train"))
-    for part in parts:
+    for fold, part in enumerate(parts):
         assert Counter(document.label for document in part.dev) == {0: 6, 1: 4}
         assert ids(part, "train") == [name for name in ids(task, "train") if name not in ids(part, "dev")]
         assert ids(part, "dev") == sorted(ids(part, "dev"), key=ids(task, "train").index)
-        assert part.test == () and part.remarks == ()
+        assert part.test == ()
+        (remark,) = part.remarks
+        assert remark.startswith(f"fold {fold} of 5, 10 train documents, is left out of train and judged on")
+        assert remark.endswith(f"; the {len(task.dev)} dev documents are not used")
     assert ids(parts[0], "dev") != ids(task, "train")[:6] + ids(task, "train")[30:34], "folds are shuffled"
     assert ids(parts[2], "dev") == ids(leave_out_fold(task, 5, 2), "dev"), "always the same ones"
 
@@ -43,16 +46,15 @@ def test_labels_rarer_than_folds_are_told() -> None:
         parts = [leave_out_fold(task, 4, fold) for fold in range(4)]
     assert sum(len(part.dev) for part in parts) == 17
     assert all(Counter(document.label for document in part.dev)[0] == 3 for part in parts)
-    assert parts[0].remarks == (
-        "fewer than 4 train documents have the label art, tax, so some folds have none of it",
-    )
+    rare = "fewer than 4 train documents have the label art, tax, so some folds have none of it"
+    assert parts[0].remarks[1:] == (rare,)
 
 
 def test_where_all_labels_are_rare_there_is_no_stratification() -> None:
     task = task_of({"law": 3, "art": 2, "tax": 3})
     parts = [leave_out_fold(task, 4, fold) for fold in range(4)]
     assert [len(part.dev) for part in parts] == [2, 2, 2, 2]
-    assert parts[0].remarks == ("no label has 4 train documents, so the 4 folds are not stratified by label",)
+    assert parts[0].remarks[1:] == ("no label has 4 train documents, so the 4 folds are not stratified by label",)
 
 
 def test_fewer_documents_than_folds() -> None:

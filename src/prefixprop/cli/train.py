@@ -19,6 +19,7 @@ from prefixprop.cli.messages import clean_errors
 from prefixprop.cli.progress import ProgressBars
 from prefixprop.cli.settings_options import with_settings_options
 from prefixprop.evaluation.temperature import is_bound
+from prefixprop.training.effect import check_effect
 from prefixprop.training.run_directory import RunDirectory
 from prefixprop.training.settings import RunSettings
 from prefixprop.training.settings_check import check_settings
@@ -67,6 +68,8 @@ def train(
     with clean_errors(resumable=True):
         wanted = _settings(config, settings, run_dir if resume else None)
         check_settings(wanted, process_count())
+        if not resume:
+            check_effect(wanted)
         directory = run_dir or Path("runs", f"{wanted.data_name}-{wanted.method}-{wanted.seed}")
         if dry_run:
             _show_plan(console, plan(wanted))

@@ -22,6 +22,7 @@ from typing import Any
 from prefixprop.experiments.cells import Axis, Cell, run_name
 from prefixprop.experiments.cross_validation import CROSS_VALIDATION, CrossValidation, read_cross_validation
 from prefixprop.tasks.registry import TASKS
+from prefixprop.training.effect import without_effect
 from prefixprop.training.settings import DATA, SETTING_FIELDS, RunSettings
 from prefixprop.training.settings_check import TEXTS, SettingsError, check_settings, field_type, value_problem
 from prefixprop.training.settings_file import as_declared, override, setting_name, unknown_setting
@@ -29,8 +30,6 @@ from prefixprop.training.yaml_entries import YamlEntry, YamlValue, read_entries
 
 SEARCH, VARIANTS = "search", "variants"
 _SPECIAL = (SEARCH, VARIANTS, CROSS_VALIDATION)
-# Alpha is the weight of the kernel attention (Eq. 3); without a kernel it changes nothing.
-_ONLY_WITH_KERNEL = ("alpha",)
 
 
 @dataclass(frozen=True)
@@ -201,17 +200,16 @@ class _Reader:
         for values in product(*(axis.values for axis in compared)):
             chosen = {axis.name: value for axis, value in zip(compared, values, strict=True)}
             settings = override(RunSettings(), {**chosen, "seed": seeds[0]})
-            kernels = axes["kernel"].values if "kernel" in searched and "kernel" in axes else (settings.kernel,)
-            without_effect = () if any(kernels) else _ONLY_WITH_KERNEL
-            settings = replace(settings, **{name: getattr(RunSettings(), name) for name in without_effect})
+            idle = _without_effect(settings, [axes[name] for name in searched if name in axes])
+            settings = replace(settings, **{name: getattr(RunSettings(), name) for name in idle})
             if settings.task is not None and settings.task in data_dirs:
                 settings = replace(settings, data_dir=data_dirs[settings.task])
-            own = tuple(axes[name] for name in searched if name in axes and name not in without_effect)
+            own = tuple(axes[name] for name in searched if name in axes and name not in idle)
             settings = override(settings, {axis.name: axis.values[0] for axis in own})
             if settings in known:  # told apart only by what has no effect
                 continue
             known.add(settings)
-            shown = [axis.name for axis in compared if len(axis.values) > 1 and axis.name not in without_effect]
+            shown = [axis.name for axis in compared if len(axis.values) > 1 and axis.name not in idle]
             self._check(variant.line, settings, own)
             yield Cell(_cell_name(variant, {name: chosen[name] for name in shown}, settings), settings, own, seeds)
 
@@ -223,6 +221,15 @@ class _Reader:
                 except SettingsError as error:
                     for problem in error.problems:
                         self._problem(line, problem)
+
+
+def _without_effect(settings: RunSettings, searched: list[Axis]) -> set[str]:
+    """What changes nothing, whichever of the searched values is chosen: an alpha, if no kernel is among them."""
+    possible = [
+        override(settings, dict(zip((axis.name for axis in searched), values, strict=True)))
+        for values in product(*(axis.values for axis in searched))
+    ]
+    return set.intersection(*(set(without_effect(chosen)) for chosen in possible))
 
 
 def _axis_items(name: str, value: YamlValue) -> tuple[YamlValue, ...]:

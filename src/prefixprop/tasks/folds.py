@@ -37,7 +37,9 @@ def leave_out_fold(task: Task, folds: int, fold: int) -> Task:
         return replace(task, train=questions, dev=judged, test=())
     labels = [document.label for document in task.train]
     train, dev = _divided(task.train, _places_of_fold(len(labels), labels, folds, fold))
-    return replace(task, train=train, dev=dev, test=(), remarks=(*task.remarks, *_rare_labels(task, folds)))
+    unused = f"; the {len(task.dev):,} dev documents are not used" if task.dev else ""
+    instead = f"fold {fold} of {folds}, {len(dev):,} train documents, is left out of train and judged on{unused}"
+    return replace(task, train=train, dev=dev, test=(), remarks=(*task.remarks, instead, *_rare_labels(task, folds)))
 
 
 def _places_of_fold(count: int, labels: Sequence[int] | None, folds: int, fold: int) -> set[int]:

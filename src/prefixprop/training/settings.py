@@ -35,6 +35,7 @@ class Limits:
     high: float | None = None
     above: float | None = None
     below: float | None = None
+    hint: str = ""  # what else to do where a choice is unknown
 
 
 def _option(
@@ -117,7 +118,10 @@ class RunSettings:
     init: str = _option("normal", METHOD, "How the prefix starts.", _one_of(*INITS))
     reparameterize: bool = _option(False, METHOD, "Train the prefix through an MLP.")
     kernel: str | None = _option(
-        None, METHOD, "Kernel decomposition (Eq. 3); none if not set.", Limits(choices=lambda: KERNELS)
+        None,
+        METHOD,
+        "Kernel decomposition (Eq. 3); none if not set.",
+        Limits(choices=lambda: KERNELS, hint="One of your own: prefixprop --import MODULE, which registers it."),
     )
     alpha: float = _option(0.005, METHOD, "Weight of the kernel attention, or where it starts.")
     alpha_mode: str = _option("fixed", METHOD, "Fixed, or trained per layer, head or query.", _one_of(*ALPHA_MODES))

@@ -44,7 +44,8 @@ def value_problem(name: str, value: Any) -> str | None:
         return f"must be {DESCRIPTIONS[expected]}, got {value!r}."
     limits: Limits = SETTING_FIELDS[name].metadata["limits"]
     if limits.choices is not None and value not in (choices := tuple(limits.choices())):
-        return f"{value!r} is unknown{close_match(value, choices)}; choose one of {', '.join(choices)}."
+        known = f"{value!r} is unknown{close_match(value, choices)}; choose one of {', '.join(choices)}."
+        return f"{known} {limits.hint}".rstrip()
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return _range_problem(value, limits)
     return None

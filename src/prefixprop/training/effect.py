@@ -1,0 +1,57 @@
+"""Settings that change nothing beside others: a rank without LoRA, an alpha without a kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from prefixprop.training.paper import with_paper_defaults
+from prefixprop.training.settings import RunSettings, flag_of
+from prefixprop.training.settings_check import SettingsError
+
+
+@dataclass(frozen=True)
+class _Scope:
+    """Where the fields of these names have an effect, and what that is called."""
+
+    holds: Callable[[RunSettings], bool]
+    owner: str
+    names: tuple[str, ...]
+
+
+_SCOPES = (
+    _Scope(
+        lambda settings: settings.is_prefix_method,
+        "--method prefix-propagation and prefix-tuning",
+        ("num_virtual_tokens", "prefix_dropout"),
+    ),
+    _Scope(lambda settings: settings.kernel is not None, "a --kernel, such as exp", ("alpha",)),
+    _Scope(
+        lambda settings: settings.method == "lora",
+        "--method lora",
+        ("lora_rank", "lora_alpha", "lora_dropout", "lora_targets"),
+    ),
+    _Scope(lambda settings: settings.is_question_task, "--task wikihop", ("chunk_reduction", "max_chunks")),
+    _Scope(
+        lambda settings: settings.task is None,
+        "--train-files and --hub-dataset",
+        ("text_column", "label_column", "id_column"),
+    ),
+)
+
+
+def without_effect(settings: RunSettings) -> dict[str, str]:
+    """The fields that change nothing in such a run, each with what it belongs to."""
+    return {name: scope.owner for scope in _SCOPES if not scope.holds(settings) for name in scope.names}
+
+
+def check_effect(settings: RunSettings) -> None:
+    """Raise `SettingsError` if something was set that changes nothing: whoever set it expects that it does."""
+    usual, stated = RunSettings(), with_paper_defaults(RunSettings(task=settings.task, method=settings.method))
+    problems = [
+        f"{flag_of(name)}: belongs to {owner}, and would change nothing here; leave it out."
+        for name, owner in without_effect(settings).items()
+        if getattr(settings, name) not in (getattr(usual, name), getattr(stated, name))
+    ]
+    if problems:
+        raise SettingsError(problems)
