@@ -133,6 +133,19 @@ def test_empty_documents_are_counted(tmp_path: Path, recipe: Path) -> None:
     assert json.loads((tmp_path / "run" / "metrics.json").read_text())["dev"]["documents"] == 11
 
 
+def test_settings_that_would_change_nothing(tmp_path: Path, recipe: Path) -> None:
+    """A flag is refused, as whoever gives it expects something of it; a recipe may be one for several methods."""
+    assert "num_virtual_tokens: 2" in recipe.read_text()
+    other = ("--config", recipe, "--method", "head-only", "--run-dir", tmp_path / "run")
+    expect_error(
+        run(*other, "--num-virtual-tokens", 4), "--num-virtual-tokens: belongs to --method prefix-propagation"
+    )
+    expect_error(run(*other, "--lora-rank", 4, "--alpha", 0.1), "--lora-rank: belongs to", "--alpha: belongs to")
+    assert run(*other).exit_code == 0
+    assert read_settings(tmp_path / "run" / "config.yaml")["num_virtual_tokens"] == 8, "as the paper has it"
+    assert run(*other, "--resume").exit_code == 0
+
+
 def test_nan_and_trackers(tmp_path: Path, recipe: Path) -> None:
     result = run(
         "--config", recipe, "--run-dir", tmp_path / "r", "--method", "fine-tuning", "--lr", 1e30, "--warmup", 0

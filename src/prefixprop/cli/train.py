@@ -19,7 +19,7 @@ from prefixprop.cli.messages import clean_errors
 from prefixprop.cli.progress import ProgressBars
 from prefixprop.cli.settings_options import with_settings_options
 from prefixprop.evaluation.temperature import is_bound
-from prefixprop.training.effect import check_effect
+from prefixprop.training.effect import check_effect, reset, without_effect
 from prefixprop.training.run_directory import RunDirectory
 from prefixprop.training.settings import RunSettings
 from prefixprop.training.settings_check import check_settings
@@ -67,9 +67,6 @@ def train(
     _silence_libraries()
     with clean_errors(resumable=True):
         wanted = _settings(config, settings, run_dir if resume else None)
-        check_settings(wanted, process_count())
-        if not resume:
-            check_effect(wanted)
         directory = run_dir or Path("runs", f"{wanted.data_name}-{wanted.method}-{wanted.seed}")
         if dry_run:
             _show_plan(console, plan(wanted))
@@ -93,12 +90,15 @@ def train(
 
 def _settings(config: Path | None, flags: dict[str, Any], resumed: Path | None) -> RunSettings:
     """Defaults, then the run that is resumed, then the recipe, then flags: the later win."""
-    settings = RunSettings()
+    usual = RunSettings()
     if resumed is not None and RunDirectory(resumed).is_run():
-        settings = RunDirectory(resumed).read_settings()
-    if config is not None:
-        settings = override(settings, read_settings(config))
-    return override(settings, flags)
+        usual = RunDirectory(resumed).read_settings()
+    settings = usual if config is None else override(usual, read_settings(config))
+    settings = override(settings, flags)
+    check_settings(settings, process_count())
+    check_effect(settings, flags)
+    # A recipe may be one for several methods.
+    return reset(settings, without_effect(settings), usual)
 
 
 def _show_plan(console: Console, run: RunPlan) -> None:

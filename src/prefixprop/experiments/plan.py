@@ -22,7 +22,7 @@ from typing import Any
 from prefixprop.experiments.cells import Axis, Cell, run_name
 from prefixprop.experiments.cross_validation import CROSS_VALIDATION, CrossValidation, read_cross_validation
 from prefixprop.tasks.registry import TASKS
-from prefixprop.training.effect import without_effect
+from prefixprop.training.effect import reset, without_effect
 from prefixprop.training.settings import DATA, SETTING_FIELDS, RunSettings
 from prefixprop.training.settings_check import TEXTS, SettingsError, check_settings, field_type, value_problem
 from prefixprop.training.settings_file import as_declared, override, setting_name, unknown_setting
@@ -201,7 +201,7 @@ class _Reader:
             chosen = {axis.name: value for axis, value in zip(compared, values, strict=True)}
             settings = override(RunSettings(), {**chosen, "seed": seeds[0]})
             idle = _without_effect(settings, [axes[name] for name in searched if name in axes])
-            settings = replace(settings, **{name: getattr(RunSettings(), name) for name in idle})
+            settings = reset(settings, idle)
             if settings.task is not None and settings.task in data_dirs:
                 settings = replace(settings, data_dir=data_dirs[settings.task])
             own = tuple(axes[name] for name in searched if name in axes and name not in idle)

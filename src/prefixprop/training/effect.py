@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 
-from prefixprop.training.paper import with_paper_defaults
 from prefixprop.training.settings import RunSettings, flag_of
 from prefixprop.training.settings_check import SettingsError
+
+USUAL = RunSettings()
 
 
 @dataclass(frozen=True)
@@ -45,13 +46,18 @@ def without_effect(settings: RunSettings) -> dict[str, str]:
     return {name: scope.owner for scope in _SCOPES if not scope.holds(settings) for name in scope.names}
 
 
-def check_effect(settings: RunSettings) -> None:
-    """Raise `SettingsError` if something was set that changes nothing: whoever set it expects that it does."""
-    usual, stated = RunSettings(), with_paper_defaults(RunSettings(task=settings.task, method=settings.method))
+def check_effect(settings: RunSettings, given: Iterable[str]) -> None:
+    """Raise `SettingsError` if one of the `given` fields changes nothing: whoever set it expects that it does."""
+    idle = without_effect(settings)
     problems = [
-        f"{flag_of(name)}: belongs to {owner}, and would change nothing here; leave it out."
-        for name, owner in without_effect(settings).items()
-        if getattr(settings, name) not in (getattr(usual, name), getattr(stated, name))
+        f"{flag_of(name)}: belongs to {idle[name]}, and would change nothing here; leave it out."
+        for name in given
+        if name in idle
     ]
     if problems:
         raise SettingsError(problems)
+
+
+def reset(settings: RunSettings, names: Iterable[str], usual: RunSettings = USUAL) -> RunSettings:
+    """The settings with these fields as `usual` has them."""
+    return replace(settings, **{name: getattr(usual, name) for name in names})
