@@ -11,6 +11,8 @@ from typer.testing import CliRunner
 
 from prefixprop.cli import app
 from prefixprop.evaluation import read_predictions
+from prefixprop.training import RunDirectory
+from prefixprop.training.data import fingerprint, load_whole_task
 
 from tiny_questions import invented
 from tiny_runs import make_run, make_wikihop_run, texts, write_rows
@@ -103,6 +105,33 @@ def test_figures(run: Path, tmp_path: Path) -> None:
     assert pictures[0].read_bytes().startswith(b"\x89PNG")
     assert "<svg" in pictures[1].read_text()
     assert "pictures are written as" in call(run, "--figure", tmp_path / "picture.xyz", status=1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments", "told"),
+    [
+        ("run", ("--input", "x.jsonl", "--split", "dev"), "--split would change nothing here: --input has"),
+        ("run", ("--input", "x.jsonl", "--data-dir", "."), "--data-dir would change nothing here: --input has"),
+        ("run", ("--predictions", "x.jsonl", "--batch-tokens", "9"), "--batch-tokens would change nothing here"),
+        ("run", ("--text-column", "body"), "--text-column would change nothing here: it is for --input"),
+        ("wikihop_run", ("--input", "x.jsonl", "--id-column", "n"), "questions have columns of their own"),
+    ],
+)
+def test_options_without_effect(
+    kind: str, arguments: tuple[str, ...], told: str, request: pytest.FixtureRequest
+) -> None:
+    assert told in call(request.getfixturevalue(kind), *arguments, status=1)
+
+
+def test_splits_that_are_no_longer_those_of_the_run(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    stored = fingerprint(load_whole_task(RunDirectory(run).read_settings()))
+    (run / "environment.json").write_text(json.dumps({"documents": stored}))
+    assert measured(run)["before"]["documents"] == 30
+    lines = (tmp_path / "test.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "test.jsonl").write_text("".join(lines[:-1]))
+    assert "with other documents than there are now" in call(run, status=1)
+    assert measured(run, "--input", tmp_path / "test.jsonl", "--id-column", "id")["before"]["documents"] == 29
 
 
 def test_no_confusion_of_candidates(wikihop_run: Path, tmp_path: Path) -> None:

@@ -283,5 +283,8 @@ def test_a_run_on_wikihop_is_refused(tmp_path: Path) -> None:
     run = make_wikihop_run(
         tmp_path, {split: invented(3, seed) for seed, split in enumerate(("train", "dev", "test"))}
     )
-    _, told = call(run, write_rows(tmp_path / "in.jsonl", texts(3)), status=1)
-    assert "trained on WikiHop" in told and "prefixprop evaluate" in told
+    questions = tmp_path / "questions.jsonl"
+    questions.write_text('{"id": "q", "query": "who", "candidates": ["a"], "supports": []}\n')
+    for file in (write_rows(tmp_path / "in.jsonl", texts(3)), questions):
+        _, told = call(run, file, status=1)
+        assert "trained on WikiHop" in told and "prefixprop evaluate" in told

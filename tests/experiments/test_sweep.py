@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import threading
 import time
 from pathlib import Path
 
@@ -254,6 +255,45 @@ def test_local_engine_stops_runs_with_a_checkpoint(tmp_path: Path) -> None:
     engine.close()
     assert len(list_checkpoints(job.run_dir / "checkpoints")) == 1
     assert "Stopping after this step" in job.log.read_text() and told[0].startswith("Stopping, with a checkpoint")
+
+
+def test_a_run_that_another_process_trains_is_waited_for(tmp_path: Path) -> None:
+    settings = read_plan(write_plan(tmp_path)).cells[0].settings
+    job = Job(settings, tmp_path / "run", tmp_path / "log")
+    ends: list[str | None] = []
+    waiting = threading.Thread(target=lambda: ends.append(run_job(job)))
+    with RunDirectory(job.run_dir).claimed():
+        waiting.start()
+        waiting.join(2)
+        assert waiting.is_alive() and not ends
+    waiting.join()
+    assert ends == [None] and RunDirectory(job.run_dir).is_finished()
+
+
+def test_runs_with_other_documents_are_not_compared(tmp_path: Path) -> None:
+    plan = read_plan(write_plan(tmp_path, seed=[1, 2]))
+    first = plan.cells[0].settings
+    runs = tmp_path / "runs"
+    train(first, runs / run_name(first))
+    file = Path(first.train_files[0])
+    before = file.read_text()
+    file.write_text(before.replace("w5", "w6"))
+    engine = Pretending({})
+    with pytest.raises(ValueError, match="finished run with other documents than there are now"):
+        run_sweep(plan, runs, engine)
+    assert engine.closed and not engine.submitted
+    file.write_text(before)
+    state = SweepState(plan, runs)
+    settle_finished(state)
+    assert list(state.outcomes) == [run_name(first)]
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path, searched: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    engine = Pretending({})
+    with pytest.raises(OSError):
+        run_sweep(read_plan(searched), tmp_path / "file" / "runs", engine)
+    assert not engine.submitted
 
 
 def test_bugs_end_one_run_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,6 +70,9 @@ def test_named_columns_ids_and_several_files_of_different_kinds(tmp_path: Path) 
         ([True, False], ("False", "True")),
         (["10", "9", "none"], ("10", "9", "none")),
         (["b", "B", "é"], ("B", "b", "é")),
+        (["1.10", "1.1", "1.2"], ("1.1", "1.10", "1.2")),
+        (["1", "01", "2"], ("01", "1", "2")),
+        (["9007199254740993", "9007199254740992"], ("9007199254740992", "9007199254740993")),
     ],
 )
 def test_labels_are_sorted_as_numbers_or_names(tmp_path: Path, labels: list[Any], names: tuple[str, ...]) -> None:
@@ -87,6 +90,13 @@ def test_numbers_in_a_table_with_gaps_are_the_same_labels(tmp_path: Path, dev: P
     pyarrow.parquet.write_table(pyarrow.table({"text": ["a", "b"], "label": [1.0, 0.0]}), tmp_path / "x.parquet")
     (tmp_path / "y.csv").write_text("text,label\nc,1\n")
     assert labels_of(load_files([tmp_path / "x.parquet"], [tmp_path / "y.csv"]), "dev") == ["1"]
+
+
+def test_one_number_written_in_two_ways(tmp_path: Path, dev: Path) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text("text,label\na,1\nb,0\nc,1.0\n")
+    with pytest.raises(ValueError, match=r"x\.csv:4: the label 1 has the name '1\.0' here and '1' at .*x\.csv:2"):
+        load_files([path], [dev])
 
 
 def test_without_dev_a_stratified_tenth_of_train_is_dev(tmp_path: Path) -> None:

@@ -45,6 +45,8 @@ def test_an_empty_file_has_no_records(tmp_path: Path) -> None:
     ("bad_line", "complaint"),
     [
         (b'{"id": "c",\n', "broken JSON"),
+        (b'{"id": ' + b"[" * 100_000 + b"\n", "this JSON cannot be read"),
+        (b'{"id": ' + b"1" * 5_000 + b"}\n", "this JSON cannot be read"),
         (b"[1, 2]\n", "expected a JSON object, got list"),
         (b'{"id": "\xff"}\n', "not UTF-8"),
     ],

@@ -131,6 +131,35 @@ def test_a_folder_of_someone_else_is_never_removed(tmp_path: Path) -> None:
         train(tiny_settings(tmp_path), precious, overwrite=True)
 
 
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_recipe_makes_no_run_directory(tmp_path: Path, resume: bool) -> None:
+    """The folder of a project may have a `config.yaml`, a recipe or anything else."""
+    recipe = tmp_path / "project" / "config.yaml"
+    recipe.parent.mkdir()
+    for content in ("method: head-only\nepochs: 1\n", "defaults: [hydra]\n"):
+        recipe.write_text(content)
+        with pytest.raises(ValueError, match="not empty and not a run directory"):
+            train(tiny_settings(tmp_path), recipe.parent, resume, overwrite=not resume)
+        assert recipe.read_text() == content and len(list(recipe.parent.iterdir())) == 1
+
+
+def test_what_no_run_has_written_is_never_removed(tmp_path: Path) -> None:
+    settings, run_dir = tiny_settings(tmp_path, epochs=1), tmp_path / "run"
+    train(settings, run_dir)
+    (run_dir / "notes.txt").write_text("x")
+    with pytest.raises(ValueError, match=r"run has a run, and notes\.txt, which no run has written"):
+        train(settings, run_dir, overwrite=True)
+    assert (run_dir / "notes.txt").read_text() == "x" and (run_dir / "metrics.json").is_file()
+    train(settings, run_dir, resume=True)
+
+
+def test_a_run_killed_in_its_first_instant_can_be_overwritten(tmp_path: Path) -> None:
+    settings, run_dir = tiny_settings(tmp_path, epochs=1), tmp_path / "run"
+    RunDirectory(run_dir).start(settings, overwrite=False)
+    assert [entry.name for entry in run_dir.iterdir()] == ["config.yaml"]
+    assert train(settings, run_dir, overwrite=True).metrics["status"] == "finished"
+
+
 def test_two_processes_do_not_train_in_one_folder(tmp_path: Path) -> None:
     run_dir, settings = tmp_path / "run", tiny_settings(tmp_path, epochs=1)
     with RunDirectory(run_dir).claimed(), pytest.raises(ValueError, match="Another process is training"):

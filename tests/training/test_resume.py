@@ -228,6 +228,19 @@ def test_nothing_in_a_checkpoint_is_a_pickle(documents: Path, tmp_path: Path) ->
     assert damage(list_checkpoints(run.run_dir / "checkpoints")[0]) is None
 
 
+def test_a_finished_run_of_other_documents_is_not_shown(tmp_path: Path) -> None:
+    settings = tiny_settings(tmp_path, epochs=1)
+    train(settings, tmp_path / "run")
+    file = Path(settings.train_files[0])
+    before = file.read_text()
+    file.write_text(before.replace("w5", "w6"))
+    assert file.read_text() != before
+    with pytest.raises(ValueError, match="run was started with other documents than there are now"):
+        train(settings, tmp_path / "run", resume=True)
+    file.write_text(before)
+    assert train(settings, tmp_path / "run", resume=True).metrics["status"] == "finished"
+
+
 def test_other_documents_cannot_be_resumed(documents: Path, tmp_path: Path) -> None:
     settings, _ = damaged_run(documents, tmp_path)
     files = [Path(shutil.copy(file, tmp_path / Path(file).name)) for file in settings.train_files]

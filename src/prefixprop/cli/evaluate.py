@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -21,12 +22,13 @@ from prefixprop.evaluation import (
     reliability,
     stored_predictions,
 )
-from prefixprop.prediction import load_run, run_files
+from prefixprop.prediction import TrainedModel, load_run, run_files
 from prefixprop.prediction.run_data import predict_file, predict_split
 from prefixprop.prediction.token_batches import DEFAULT_BATCH_TOKENS
 from prefixprop.tasks.labelled_rows import Columns
 
 SPLITS = ("dev", "test")
+_NO_CONFUSION = "--confusion needs labels that all documents share; the candidates of questions are none."
 
 
 @dataclass(frozen=True)
@@ -47,8 +49,9 @@ def evaluate(
         ),
     ] = None,
     split: Annotated[
-        str, typer.Option(metavar="|".join(SPLITS), help="Which split of the run's task is predicted again.")
-    ] = "test",
+        str | None,
+        typer.Option(metavar="|".join(SPLITS), help="Which split of the run's task is predicted again; test."),
+    ] = None,
     data_dir: Annotated[Path | None, typer.Option(help="A local copy of the task's data.")] = None,
     input_file: Annotated[
         Path | None,
@@ -65,14 +68,21 @@ def evaluate(
             metavar="FILE", help="Stored predictions instead, such as RUN/predictions/test.jsonl: no model."
         ),
     ] = None,
-    text_column: Annotated[str, typer.Option(help="Column of --input with the documents.")] = "text",
-    label_column: Annotated[str, typer.Option(help="Column of --input with the names of the labels.")] = "label",
+    text_column: Annotated[
+        str | None, typer.Option(help="Column of --input with the documents; text if left out.")
+    ] = None,
+    label_column: Annotated[
+        str | None, typer.Option(help="Column of --input with the names of the labels; label if left out.")
+    ] = None,
     id_column: Annotated[
         str | None, typer.Option(help="Column of --input with the ids; numbers if left out.")
     ] = None,
     batch_tokens: Annotated[
-        int, typer.Option(min=1, help="Tokens in a batch; lower it where memory is short.")
-    ] = DEFAULT_BATCH_TOKENS,
+        int | None,
+        typer.Option(
+            min=1, help=f"Tokens in a batch; lower it where memory is short. {DEFAULT_BATCH_TOKENS} if left out."
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     figure: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw the reliability diagram (png, pdf, svg).")
@@ -83,19 +93,32 @@ def evaluate(
 ) -> None:
     """Measure predictions before and after temperature scaling: of a split, of a file of yours, or stored ones."""
     with clean_errors():
-        if split not in SPLITS:
+        if split is not None and split not in SPLITS:
             raise ValueError(f"--split {split!r} is unknown; choose one of {', '.join(SPLITS)}.")
         if input_file is not None and predictions is not None:
             raise ValueError("--input is predicted and --predictions are stored already; give one of the two.")
+        of_split = {"--split": split, "--data-dir": data_dir}
+        of_input = {"--text-column": text_column, "--label-column": label_column, "--id-column": id_column}
+        if predictions is not None:
+            _refuse(of_split | of_input | {"--batch-tokens": batch_tokens}, "--predictions are stored already")
+        elif input_file is not None:
+            _refuse(of_split, "--input has the documents")
+        else:
+            _refuse(of_input, "it is for --input")
         _check_pictures(figure, confusion)
         if predictions is not None:
             judged = _stored(predictions, run)
         elif run is None:
             raise ValueError("Give the directory of a run, or stored predictions with --predictions FILE.")
         else:
-            judged = _predicted(
-                run, split, data_dir, input_file, Columns(text_column, label_column, id_column), batch_tokens
-            )
+            columns = Columns(text_column or "text", label_column or "label", id_column)
+            trained = load_run(run)
+            if trained.answers_questions:
+                _refuse(of_input, "questions have columns of their own")
+            if trained.answers_questions and confusion is not None:
+                raise ValueError(_NO_CONFUSION)
+            tokens = batch_tokens or DEFAULT_BATCH_TOKENS
+            judged = _predicted(trained, split or "test", data_dir, input_file, columns, tokens)
         _tell(judged, as_json)
         if figure is not None:
             _draw_reliability(judged, figure)
@@ -114,10 +137,22 @@ def _stored(path: Path, run: Path | None) -> _Judged:
     return _calibrated(str(path), before, run_files.read_temperature(run))
 
 
+def _refuse(options: Mapping[str, object], reason: str) -> None:
+    """Raise for options that would have no effect."""
+    for name, value in options.items():
+        if value is not None:
+            raise ValueError(f"{name} would change nothing here: {reason}. Leave it out.")
+
+
 def _predicted(
-    run: Path, split: str, data_dir: Path | None, input_file: Path | None, columns: Columns, batch_tokens: int
+    trained: TrainedModel,
+    split: str,
+    data_dir: Path | None,
+    input_file: Path | None,
+    columns: Columns,
+    batch_tokens: int,
 ) -> _Judged:
-    trained = load_run(run)
+    run = trained.run_dir
     if input_file is None:
         before = predict_split(trained, split, data_dir, batch_tokens)
         return _calibrated(f"{split} of {run}", before, trained.temperature)
@@ -172,6 +207,6 @@ def _draw_confusion(judged: _Judged, path: Path) -> None:
 
     names = judged.before.label_names
     if names is None:
-        raise ValueError("--confusion needs labels that all documents share; the candidates of questions are none.")
+        raise ValueError(_NO_CONFUSION)
     counts = confusion_counts(judged.before.probabilities, judged.before.known_labels)
     plot_confusion(counts, names, path, title=judged.what)

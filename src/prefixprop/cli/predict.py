@@ -82,9 +82,9 @@ def predict(
         format_name = _format_name(output_format, output)
         _check_output(output, resume)
         columns = InputColumns(text_column, id_column)
-        total = None if documents == STANDARD_INPUT else _count(documents, columns)
         trained = load_run(run)
         trained.check_reads_documents()
+        total = None if documents == STANDARD_INPUT else _count(documents, columns)
         form = line_format(format_name, trained.label_names)
         if output is not None and output.exists():
             drop_half_written_line(output, form)

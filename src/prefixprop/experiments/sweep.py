@@ -16,6 +16,7 @@ from prefixprop.atomic_files import write_json
 from prefixprop.experiments.cells import Candidate, Cell, CellProgress, cell_progress, run_name
 from prefixprop.experiments.engines.base import Engine, Job, JobEnd
 from prefixprop.experiments.plan import SweepPlan
+from prefixprop.training.data import DATA_SETTINGS, fingerprint, load_whole_task
 from prefixprop.training.run_directory import RunDirectory
 from prefixprop.training.settings import RunSettings
 
@@ -43,10 +44,20 @@ class SweepState:
     runs_dir: Path
     outcomes: dict[str, Outcome] = field(default_factory=dict)
     running: dict[str, Job] = field(default_factory=dict)
+    _documents: dict[RunSettings, str] = field(default_factory=dict, init=False)
 
     @property
     def failures(self) -> list[Outcome]:
         return [outcome for outcome in self.outcomes.values() if outcome.error is not None]
+
+    def has_documents(self, settings: RunSettings, directory: RunDirectory) -> bool:
+        """Whether a run has read what its files hold now; named tasks do not change by themselves."""
+        if not settings.train_files:
+            return True
+        source = RunSettings(**{name: getattr(settings, name) for name in DATA_SETTINGS})
+        if source not in self._documents:
+            self._documents[source] = fingerprint(load_whole_task(source))
+        return directory.has_documents(self._documents[source])
 
     def progress(self, cell: Cell) -> CellProgress:
         return cell_progress(cell, {name: outcome.score for name, outcome in self.outcomes.items()})
@@ -115,6 +126,11 @@ def settle_finished(state: SweepState) -> None:
         for name, settings in _requested(state).items():
             directory = RunDirectory(state.runs_dir / name)
             if name not in state.outcomes and name not in state.running and directory.is_finished():
+                if not state.has_documents(settings, directory):
+                    raise ValueError(
+                        f"{directory.path} is a finished run with other documents than there are now, which cannot "
+                        "be compared with new ones; put those back, or choose another --runs-dir."
+                    )
                 state.outcomes[name] = _finished(settings, directory, is_new=False)
                 found = True
 
@@ -127,6 +143,7 @@ def run_sweep(
     What was chosen and what came out so far is written in the end, of a sweep that is stopped too.
     """
     state = SweepState(plan, runs_dir)
+    (runs_dir / LOGS).mkdir(parents=True, exist_ok=True)
     try:
         with contextlib.closing(engine):
             _run_missing(state, engine, watch)

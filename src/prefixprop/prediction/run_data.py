@@ -23,7 +23,8 @@ from prefixprop.tasks import (
     read_rows,
 )
 from prefixprop.tasks.labelled_rows import Columns, label_documents
-from prefixprop.training.data import load_run_task
+from prefixprop.training.data import cut_to_run, fingerprint, load_run_task, load_whole_task
+from prefixprop.training.run_directory import RunDirectory
 
 
 def predict_split(
@@ -92,4 +93,12 @@ def _load_task(trained: TrainedModel, data_dir: str | Path | None) -> Task:
             f"--data-dir is for runs on a task with a name, but {trained.run_dir} was trained on files of its own; "
             "give labelled documents with --input."
         )
-    return load_run_task(settings if data_dir is None else replace(settings, data_dir=str(data_dir)))
+    if data_dir is not None:
+        return load_run_task(replace(settings, data_dir=str(data_dir)))
+    task = load_whole_task(settings)
+    if not RunDirectory(trained.run_dir).has_documents(fingerprint(task)):
+        raise ValueError(
+            f"{trained.run_dir}: the run was trained and judged with other documents than there are now, so its "
+            "splits are not what they were; put those back, or give labelled documents with --input."
+        )
+    return cut_to_run(task, settings)

@@ -50,6 +50,8 @@ def parse_object(line: bytes, place: str) -> dict[str, Any]:
         record = json.loads(text)
     except json.JSONDecodeError as error:
         raise ValueError(f"{place}: broken JSON: {error.msg} (column {error.colno})") from error
+    except (ValueError, RecursionError) as error:  # numbers of thousands of digits, lists within thousands of lists
+        raise ValueError(f"{place}: this JSON cannot be read: {error}") from error
     if not isinstance(record, dict):
         raise ValueError(f"{place}: expected a JSON object, got {type(record).__name__}")
     return record

@@ -36,8 +36,11 @@ class Columns:
 
 @dataclass(frozen=True)
 class _Label:
+    """A label; `number` is what it is sorted by, and no two names may have the same `meaning`."""
+
     name: str
     number: float | None
+    meaning: str | float | None
 
 
 @dataclass(frozen=True)
@@ -95,11 +98,10 @@ class _LabelSet:
 
     def __init__(self, train: list[_LabelledRow]) -> None:
         self._first_rows: dict[str, _LabelledRow] = {}
-        self._names_of_numbers: dict[float, str] = {}
+        self._names_by_meaning: dict[str | float | None, str] = {}
         for row in train:
             self._first_rows.setdefault(row.label.name, row)
-            if row.label.number is not None:
-                self._names_of_numbers.setdefault(row.label.number, row.label.name)
+            self._names_by_meaning.setdefault(row.label.meaning, row.label.name)
         self.names = tuple(sorted(self._first_rows, key=self._order()))
         if not train:
             raise ValueError("There are no train documents.")
@@ -131,7 +133,7 @@ class _LabelSet:
                 f"{row.place}: the label {label.name!r} has the number {_spelled(label.number)} here and "
                 f"{_spelled(first.label.number)} at {first.place}; a name must have one number."
             )
-        if label.number is not None and (other := self._names_of_numbers[label.number]) != label.name:
+        if (other := self._names_by_meaning[label.meaning]) != label.name:
             raise ValueError(
                 f"{row.place}: the label {_spelled(label.number)} has the name {label.name!r} here and {other!r} at "
                 f"{self._first_rows[other].place}; a number must have one name."
@@ -191,13 +193,13 @@ def _label(row: Row, columns: Columns) -> _Label:
     if columns.label_names is not None:
         if not (isinstance(value, int) and 0 <= value < len(columns.label_names)):
             raise ValueError(f"{subject} must be a number from 0 to {len(columns.label_names) - 1}, got {value!r}.")
-        return _Label(columns.label_names[value], value)
+        return _Label(columns.label_names[value], value, value)
     label = _plain_label(value, subject)
     name = None if columns.label_name is None else row.values.get(columns.label_name)
     if name is None:
         return label
     named = _plain_label(name, f"{row.place}: the label's name (column {columns.label_name!r})")
-    return _Label(named.name, label.number)
+    return _Label(named.name, label.number, named.name if label.number is None else label.number)
 
 
 def _plain_label(value: Any, subject: str) -> _Label:
@@ -209,7 +211,8 @@ def _plain_label(value: Any, subject: str) -> _Label:
     if not isinstance(value, str | int | float):
         raise ValueError(f"{subject} must be a name or a number, got {_described(value)}.")
     name = str(value).strip()
-    return _Label(name, _number(name))
+    # 1.1 and 1.10, 01 and 1 may be sections or codes, but 1 and 1.0 are what a table with gaps makes of one number.
+    return _Label(name, _number(name), name.removesuffix(".0"))
 
 
 def _number(name: str) -> float | None:

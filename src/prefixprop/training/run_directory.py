@@ -34,9 +34,11 @@ from typing import Any
 from prefixprop.atomic_files import clear_leftovers, write_text
 from prefixprop.training.claim import Claim, claim
 from prefixprop.training.settings import RunSettings
-from prefixprop.training.settings_file import differences, override, read_settings, settings_to_yaml
+from prefixprop.training.settings_file import differences, has_all_settings, override, read_settings, settings_to_yaml
 
 DOCUMENTS = "documents"  # of environment.json
+# Folders that no property below names: what was trained, predictions, and what TensorBoard reads.
+_FOLDERS = ("adapter", "model", "head", "predictions", "runs")
 
 
 @dataclass(frozen=True)
@@ -89,8 +91,10 @@ class RunDirectory:
         return self.path / "predictions" / f"{split}.jsonl"
 
     def is_run(self) -> bool:
-        """Whether a run has been started here."""
-        return self.config.is_file()
+        """Whether a run has been started here: a `config.yaml` alone may be anybody's, and a recipe too."""
+        if not self.config.is_file():
+            return False
+        return self.environment.is_file() or self.is_finished() or has_all_settings(self.config)
 
     def is_finished(self) -> bool:
         return self.metrics.is_file()
@@ -116,12 +120,17 @@ class RunDirectory:
         if not self.path.is_dir() or not self._content():
             return
         if not self.is_run():
-            # A run killed in its first instant has left nothing but temporary files, so these are someone's own.
+            # A run killed in its first instant has left temporary files and all settings, so these are someone's own.
             raise ValueError(f"{self.path} is not empty and not a run directory; choose another --run-dir.")
         if not resume and not overwrite:
             state = "has a finished run" if self.is_finished() else "has an unfinished run"
             raise ValueError(
                 f"{self.path} {state}: go on with --resume, remove it with --overwrite, or choose another --run-dir."
+            )
+        if overwrite and (others := self._others()):
+            raise ValueError(
+                f"{self.path} has a run, and {', '.join(others)}, which no run has written and --overwrite would "
+                "remove; move that away, or choose another --run-dir."
             )
 
     def check_same_settings(self, settings: RunSettings) -> None:
@@ -133,13 +142,17 @@ class RunDirectory:
                 "these flags out, choose another --run-dir, or start again with --overwrite."
             )
 
-    def check_same_documents(self, fingerprint: str) -> None:
-        """Raise if the run here was started with other documents; nothing is known of a run of an older version."""
+    def has_documents(self, fingerprint: str) -> bool:
+        """Whether these are the documents the run was started with; nothing is known of a run of an older version."""
         try:
             before = json.loads(self.environment.read_text(encoding="utf-8"))[DOCUMENTS]
         except (OSError, ValueError, KeyError, TypeError):
-            return
-        if before != fingerprint:
+            return True
+        return bool(before == fingerprint)
+
+    def check_same_documents(self, fingerprint: str) -> None:
+        """Raise if the run here was started with other documents."""
+        if not self.has_documents(fingerprint):
             raise ValueError(
                 f"{self.path} was started with other documents than there are now; put those back to go on, choose "
                 "another --run-dir, or start again with --overwrite."
@@ -161,6 +174,20 @@ class RunDirectory:
     def claimed(self, tell: Callable[[str], None] = warnings.warn) -> contextlib.AbstractContextManager[Claim]:
         """Keep other processes from training here; the claim ends with the process, however that ends."""
         return claim(self.path, tell)
+
+    def _others(self) -> list[str]:
+        """What is here beside the run."""
+        files = (
+            self.config,
+            self.labels,
+            self.environment,
+            self.lengths,
+            self.history,
+            self.temperature,
+            self.metrics,
+        )
+        own = {entry.name for entry in (*files, self.tokenizer, self.model_card, self.checkpoints)} | set(_FOLDERS)
+        return sorted(entry.name for entry in self._content() if entry.name not in own)
 
     def _content(self) -> list[Path]:
         return [entry for entry in self.path.iterdir() if not entry.name.startswith(".prefixprop-")]

@@ -77,6 +77,14 @@ def settings_to_yaml(settings: RunSettings) -> str:
     return "\n".join(lines) + "\n"
 
 
+def has_all_settings(path: Path) -> bool:
+    """Whether a file names every setting, as those do that `settings_to_yaml` has made, and recipes do not."""
+    try:
+        return set(read_settings(path)) >= set(SETTING_FIELDS)
+    except (OSError, ValueError):
+        return False
+
+
 def differences(one: RunSettings, other: RunSettings) -> list[str]:
     """Flags of the settings that differ, but for those that may differ when a run is resumed."""
     return [

@@ -110,6 +110,8 @@ def train(
     going_on = resume and directory.is_run()
     if going_on and directory.is_finished():
         directory.check_same_settings(_comparable(settings, directory))
+        if settings.train_files:  # those of a named task do not change by themselves, and may be far away
+            directory.check_same_documents(fingerprint(load_whole_task(settings)))
         if settings.keep_weights and not directory.read_settings().keep_weights:
             tell(f"{directory.path} has a finished run without its weights; --overwrite trains it again")
         if is_main_process():

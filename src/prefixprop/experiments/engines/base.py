@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import os
 import sys
 import traceback
@@ -13,6 +14,7 @@ from typing import Protocol
 
 from transformers import TrainerCallback
 
+from prefixprop.training.claim import FolderInUse, wait_until_free
 from prefixprop.training.settings import RunSettings
 from prefixprop.training.train import train
 
@@ -58,15 +60,21 @@ class Engine(Protocol):
 def run_job(job: Job, callbacks: Sequence[TrainerCallback] = ()) -> str | None:
     """Train in this process, from the latest checkpoint if there is one; returns what went wrong, if anything did.
 
-    Whatever a run raises is the end of this run only, so it is caught here, with the traceback in the log.
+    Whatever a run raises is the end of this run only, so it is caught here, with the traceback in the log. A run that
+    another process is training is waited for: it is no failure, and what it ends in counts here too.
     """
     try:
-        train(job.settings, job.run_dir, resume=True, callbacks=callbacks, tell=tell_in_log)
+        while True:
+            try:
+                train(job.settings, job.run_dir, resume=True, callbacks=callbacks, tell=tell_in_log)
+                return None
+            except FolderInUse as error:
+                tell_in_log(f"{error} This one waits.")
+                wait_until_free(job.run_dir, math.inf, tell_in_log)
     except Exception as error:
         traceback.print_exc()
         expected = isinstance(error, (ValueError, RuntimeError)) and str(error)
         return str(error) if expected else f"{type(error).__name__}: {error}"
-    return None
 
 
 def tell_in_log(note: str) -> None:
