@@ -65,6 +65,7 @@ def test_a_sweep_with_a_failing_run(tmp_path: Path) -> None:
     plan = write_plan(
         tmp_path,
         seed=[1, 2],
+        num_virtual_tokens=None,
         search="learning_rate",
         variants={"all [of it]": {"method": "fine-tuning", "learning_rate": [1e-3, 1e30], "warmup": 0}},
     )
@@ -167,7 +168,7 @@ def test_modules_are_imported_by_every_process(tmp_path: Path, monkeypatch: pyte
     monkeypatch.chdir(tmp_path)
     source = "from pathlib import Path\nimport os\nPath(f'imported-{os.getpid()}').touch()\n"
     (tmp_path / "leaving_a_trace.py").write_text(source)
-    plan = write_plan(tmp_path, method="head-only")
+    plan = write_plan(tmp_path, method="head-only", num_virtual_tokens=None)
     result = CliRunner().invoke(app, ["--import", "leaving_a_trace", "sweep", str(plan), "-o", "runs"])
     assert result.exit_code == 0, result.output
     assert len(list(tmp_path.glob("imported-*"))) == 2

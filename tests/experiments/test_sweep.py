@@ -187,6 +187,7 @@ def _text(table: Table) -> str:
 def test_real_folds(tmp_path: Path) -> None:
     path = write_plan(
         tmp_path,
+        num_virtual_tokens=None,
         method="head-only",
         learning_rate=[1e-2, 1e-3],
         keep="last",

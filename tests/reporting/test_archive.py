@@ -204,7 +204,14 @@ class InThisProcess:
 
 
 def test_a_sweep_takes_archived_runs_as_finished(tmp_path: Path) -> None:
-    path = write_plan(tmp_path, method="head-only", learning_rate=[1e-2, 1e-3], search="learning_rate", seed=[1, 2])
+    path = write_plan(
+        tmp_path,
+        method="head-only",
+        num_virtual_tokens=None,
+        learning_rate=[1e-2, 1e-3],
+        search="learning_rate",
+        seed=[1, 2],
+    )
     plan = read_plan(path)
     first = run_sweep(plan, tmp_path / "runs", InThisProcess())
     assert len(first.outcomes) == plan.size == 3 and not first.failures

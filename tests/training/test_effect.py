@@ -45,6 +45,17 @@ def test_what_has_an_effect_is_not(changes: dict[str, Any]) -> None:
     check_effect(replace(RunSettings(task="hyperpartisan"), **changes), changes)
 
 
+def test_what_has_no_effect_in_any_variant_of_a_sweep(tmp_path: Path) -> None:
+    path = tmp_path / "sweep.yaml"
+    path.write_text("task: hyperpartisan\nlora_rank: 4\nalpha: [0.1, 0.2]\nsearch: alpha\n")
+    with pytest.raises(SettingsError) as raised:
+        read_plan(path)
+    assert raised.value.problems == (
+        f"{path}:2: lora_rank: belongs to --method lora, which no run here has; leave it out.",
+        f"{path}:3: alpha: belongs to a --kernel, such as exp, which no run here has; leave it out.",
+    )
+
+
 def test_a_sweep_leaves_out_what_has_no_effect_in_a_variant(tmp_path: Path) -> None:
     path = tmp_path / "sweep.yaml"
     path.write_text(

@@ -73,6 +73,8 @@ class _Reader:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.problems: list[str] = []
+        self._lines: dict[str, int] = {}  # where a setting has its first value that is not the default
+        self._used: set[str] = set()  # settings that change something in some cell
 
     def cells(self, data_dirs: Mapping[str, str]) -> tuple[Cell, ...]:
         entries = read_entries(self.path)
@@ -92,6 +94,7 @@ class _Reader:
             return ()
         cells = tuple(cell for variant in merged for cell in self._cells_of(variant, searched, data_dirs))
         self._check_apart(cells)
+        self._check_used(cells)
         if validation is None:
             return cells
         return tuple(replace(cell, judges=validation.judges(cell.seeds[0])) for cell in cells)
@@ -108,6 +111,13 @@ class _Reader:
                     "their own (a file each, --runs-dir)."
                 )
 
+    def _check_used(self, cells: Sequence[Cell]) -> None:
+        """What changes something in some cells may be shared by all; what changes nothing anywhere is a mistake."""
+        owners = {name: owner for cell in cells for name, owner in without_effect(cell.settings).items()}
+        for name, line in self._lines.items():
+            if name in owners and name not in self._used:
+                self._problem(line, f"{name}: belongs to {owners[name]}, which no run here has; leave it out.")
+
     def _problem(self, line: int, text: str) -> None:
         self.problems.append(f"{self.path}:{line}: {text}")
 
@@ -123,6 +133,8 @@ class _Reader:
                 self._problem(entry.line, f"{entry.key!r} is set twice; keep one of the lines.")
             elif name is not None:
                 axes[name] = self._axis(name, entry)
+                if axes[name].values != (SETTING_FIELDS[name].default,):
+                    self._lines.setdefault(name, entry.line)
             if known is not None:
                 seen.add(known)
         return axes
@@ -202,6 +214,7 @@ class _Reader:
             settings = override(RunSettings(), {**chosen, "seed": seeds[0]})
             idle = _without_effect(settings, [axes[name] for name in searched if name in axes])
             settings = reset(settings, idle)
+            self._used |= set(axes) - idle
             if settings.task is not None and settings.task in data_dirs:
                 settings = replace(settings, data_dir=data_dirs[settings.task])
             own = tuple(axes[name] for name in searched if name in axes and name not in idle)
