@@ -50,7 +50,9 @@ def evaluate(
     ] = None,
     split: Annotated[
         str | None,
-        typer.Option(metavar="|".join(SPLITS), help="Which split of the run's task is predicted again; test."),
+        typer.Option(
+            metavar="|".join(SPLITS), help="Which split of the run's task is predicted again; test if left out."
+        ),
     ] = None,
     data_dir: Annotated[Path | None, typer.Option(help="A local copy of the task's data.")] = None,
     input_file: Annotated[
