@@ -93,8 +93,11 @@ def test_options_of_the_other_engine(tmp_path: Path) -> None:
     plan = tmp_path / "plan.yaml"
     plan.write_text("task: hyperpartisan\n")
     for option in ("--ray-address", "--cpus-per-run", "--gpus-per-run"):
-        expect_error(run(plan, option, 1), f"{option} is for --engine ray, and this is --engine local")
-    expect_error(run(plan, "--engine", "ray", "--processes", 2), "--processes is for --engine local")
+        expect_error(run(plan, option, 1), f"{option} would change nothing here: it is for --engine ray")
+    expect_error(
+        run(plan, "--engine", "ray", "--processes", 2),
+        "--processes would change nothing here: it is for --engine local",
+    )
     expect_error(run(plan, "--engine", "ray", "--cpus-per-run", 0), "--cpus-per-run: must be at least 1")
     unknown = run(plan, "--engine", "slurm")
     assert unknown.exit_code == 2 and "'local', 'ray'" in unknown.stderr

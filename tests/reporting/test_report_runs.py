@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -103,9 +104,14 @@ def test_a_repeated_run_counts_once(tmp_path: Path) -> None:
     assert f"{tmp_path / 'b'} has the settings and the seed of {tmp_path / 'a'}" in found.remarks[0]
 
 
-def test_alpha_without_a_kernel_makes_no_other_run(tmp_path: Path) -> None:
-    for name, alpha in (("one", 0.005), ("two", 0.3)):
-        make_results(tmp_path / name, alpha=alpha)
+@pytest.mark.parametrize(
+    "settings",
+    [{"alpha": 0.3}, {"lora_rank": 4}, {"method": "fine-tuning", "num_virtual_tokens": 32}],
+    ids=["no kernel", "no LoRA", "no prefix"],
+)
+def test_what_has_no_effect_makes_no_other_run(settings: dict[str, Any], tmp_path: Path) -> None:
+    make_results(tmp_path / "one", **{name: value for name, value in settings.items() if name == "method"})
+    make_results(tmp_path / "two", **settings)
     found = find_runs([tmp_path])
     assert len(found.runs) == 1 and "has the settings and the seed of" in found.remarks[0]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -13,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from prefixprop.cli.messages import clean_errors
+from prefixprop.cli.messages import clean_errors, refuse
 from prefixprop.evaluation import (
     PredictionSet,
     Temperature,
@@ -102,11 +101,11 @@ def evaluate(
         of_split = {"--split": split, "--data-dir": data_dir}
         of_input = {"--text-column": text_column, "--label-column": label_column, "--id-column": id_column}
         if predictions is not None:
-            _refuse(of_split | of_input | {"--batch-tokens": batch_tokens}, "--predictions are stored already")
+            refuse(of_split | of_input | {"--batch-tokens": batch_tokens}, "--predictions are stored already")
         elif input_file is not None:
-            _refuse(of_split, "--input has the documents")
+            refuse(of_split, "--input has the documents")
         else:
-            _refuse(of_input, "it is for --input")
+            refuse(of_input, "it is for --input")
         _check_pictures(figure, confusion)
         if predictions is not None:
             judged = _stored(predictions, run)
@@ -116,7 +115,7 @@ def evaluate(
             columns = Columns(text_column or "text", label_column or "label", id_column)
             trained = load_run(run)
             if trained.answers_questions:
-                _refuse(of_input, "questions have columns of their own")
+                refuse(of_input, "questions have columns of their own")
             if trained.answers_questions and confusion is not None:
                 raise ValueError(_NO_CONFUSION)
             tokens = batch_tokens or DEFAULT_BATCH_TOKENS
@@ -137,13 +136,6 @@ def _stored(path: Path, run: Path | None) -> _Judged:
         return _Judged(str(path), before, None, None)
     run_files.check_run(run)
     return _calibrated(str(path), before, run_files.read_temperature(run))
-
-
-def _refuse(options: Mapping[str, object], reason: str) -> None:
-    """Raise for options that would have no effect."""
-    for name, value in options.items():
-        if value is not None:
-            raise ValueError(f"{name} would change nothing here: {reason}. Leave it out.")
 
 
 def _predicted(

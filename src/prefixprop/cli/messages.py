@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import typer
 from rich.console import Console
@@ -28,6 +28,13 @@ def clean_errors(resumable: bool = False) -> Iterator[None]:
     except KeyboardInterrupt:
         console.print(f"[bold red]Stopped.[/]{' Go on with --resume.' if resumable else ''}", highlight=False)
         raise typer.Exit(130) from None
+
+
+def refuse(options: Mapping[str, object], reason: str) -> None:
+    """Raise for options that were given, are not None, and would have no effect."""
+    for name, value in options.items():
+        if value is not None:
+            raise ValueError(f"{name} would change nothing here: {reason}. Leave it out.")
 
 
 def describe(error: BaseException) -> str:

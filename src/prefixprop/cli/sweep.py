@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from prefixprop.cli.messages import clean_errors
+from prefixprop.cli.messages import clean_errors, refuse
 from prefixprop.cli.sweep_tables import plan_table, progress_table, result_table
 from prefixprop.experiments import (
     Engine,
@@ -59,11 +59,11 @@ def sweep(
     console, messages = Console(), Console(stderr=True)
     with clean_errors():
         wanted = read_plan(plan, _folders(data_dir or []))
-        _check_options(
-            engine,
-            local={"--processes": processes},
-            ray={"--ray-address": ray_address, "--cpus-per-run": cpus_per_run, "--gpus-per-run": gpus_per_run},
-        )
+        if engine == "ray":
+            refuse({"--processes": processes}, "it is for --engine local")
+        else:
+            of_ray = {"--ray-address": ray_address, "--cpus-per-run": cpus_per_run, "--gpus-per-run": gpus_per_run}
+            refuse(of_ray, "it is for --engine ray")
         folder = runs_dir or Path("runs", wanted.name)
         if dry_run:
             state = SweepState(wanted, folder)
@@ -127,14 +127,6 @@ def _line(outcome: Outcome, name: str) -> str:
     state = "finished" if outcome.is_new else "was there"
     judged_on = "dev" if outcome.settings.fold is None else f"fold {outcome.settings.fold}"
     return f"{state:<9} {name}: {judged_on} {outcome.settings.metric} {outcome.score:.4f}"
-
-
-def _check_options(engine: str, **options_of: dict[str, object]) -> None:
-    """Raise for options of the other engine, which would have no effect."""
-    for other, options in options_of.items():
-        for name, value in options.items():
-            if other != engine and value is not None:
-                raise ValueError(f"{name} is for --engine {other}, and this is --engine {engine}: leave it out.")
 
 
 def _folders(options: list[str]) -> dict[str, str]:

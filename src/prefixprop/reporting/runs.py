@@ -17,6 +17,7 @@ from prefixprop.prediction import run_files
 from prefixprop.reporting.sweep_notes import read_failures, runs_that_only_chose
 from prefixprop.tasks.json_lines import read_json_lines
 from prefixprop.training import RunDirectory, RunSettings
+from prefixprop.training.effect import reset, without_effect
 from prefixprop.training.paper import with_paper_defaults
 from prefixprop.training.run_directory import DOCUMENTS
 from prefixprop.training.settings import SETTING_FIELDS
@@ -154,12 +155,13 @@ def read_run(directory: Path) -> Run:
     files = RunDirectory(directory)
     environment = run_files.read_environment(directory)
     try:
-        settings = with_paper_defaults(files.read_settings())
+        settings = files.read_settings()
     except ValueError as error:
         raise ValueError(f"{error}{_age(environment)}") from error
     run = Run(
         path=directory,
-        settings=settings,
+        # What has no effect makes no row of its own.
+        settings=with_paper_defaults(reset(settings, without_effect(settings))),
         metrics=run_files.read_metrics(directory),
         environment=environment,
         history=tuple(read_json_lines(files.history)) if files.history.is_file() else (),
@@ -200,9 +202,7 @@ def _without_repetitions(runs: Sequence[Run], remarks: list[str]) -> list[Run]:
     """The runs without those of the same settings and seed as another, which would count as a seed more."""
     first: dict[Any, Run] = {}
     for run in runs:
-        settings = run.settings
-        settings = settings if settings.kernel else replace(settings, alpha=RunSettings().alpha)  # of no effect
-        decisive = tuple(getattr(settings, name) for name in DECISIVE_SETTINGS)
+        decisive = tuple(getattr(run.settings, name) for name in DECISIVE_SETTINGS)
         same = first.setdefault((decisive, run.identity_of_documents), run)
         if same is not run:
             remarks.append(f"Left out: {run.path} has the settings and the seed of {same.path}, which is counted.")

@@ -1,4 +1,8 @@
-"""Settings that change nothing beside others: a rank without LoRA, an alpha without a kernel."""
+"""Settings that change nothing beside others: a rank without LoRA, an alpha without a kernel.
+
+A recipe for several methods may have them, and a sweep may share them among its variants. What says how a prefix
+works (its kernel, layout, pooling, ...) is no such setting: with another method `check_settings` refuses it anywhere.
+"""
 
 from __future__ import annotations
 

@@ -33,12 +33,12 @@ from typing import Any
 
 from prefixprop.atomic_files import clear_leftovers, write_text
 from prefixprop.training.claim import Claim, claim
+from prefixprop.training.methods import METHODS
 from prefixprop.training.settings import RunSettings
 from prefixprop.training.settings_file import differences, has_all_settings, override, read_settings, settings_to_yaml
 
 DOCUMENTS = "documents"  # of environment.json
-# Folders that no property below names: what was trained, predictions, and what TensorBoard reads.
-_FOLDERS = ("adapter", "model", "head", "predictions", "runs")
+PREDICTIONS, TENSORBOARD = "predictions", "runs"
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class RunDirectory:
         return self.path / "checkpoints"
 
     def predictions(self, split: str) -> Path:
-        return self.path / "predictions" / f"{split}.jsonl"
+        return self.path / PREDICTIONS / f"{split}.jsonl"
 
     def is_run(self) -> bool:
         """Whether a run has been started here: a `config.yaml` alone may be anybody's, and a recipe too."""
@@ -177,16 +177,10 @@ class RunDirectory:
 
     def _others(self) -> list[str]:
         """What is here beside the run."""
-        files = (
-            self.config,
-            self.labels,
-            self.environment,
-            self.lengths,
-            self.history,
-            self.temperature,
-            self.metrics,
-        )
-        own = {entry.name for entry in (*files, self.tokenizer, self.model_card, self.checkpoints)} | set(_FOLDERS)
+        files = (self.config, self.labels, self.environment, self.lengths, self.history, self.temperature)
+        rest = (self.metrics, self.tokenizer, self.model_card, self.checkpoints)
+        trained = (method.folder for method in METHODS.values())
+        own = {*(entry.name for entry in (*files, *rest)), *trained, PREDICTIONS, TENSORBOARD}
         return sorted(entry.name for entry in self._content() if entry.name not in own)
 
     def _content(self) -> list[Path]:
