@@ -25,15 +25,9 @@ class Overlap(Kernel):
 '''
 
 
-def run(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "prefixprop", *arguments]
-    environment = {"COLUMNS": "160", "PATH": "", "HOME": str(folder)}
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
-
-
-def test_lists_methods_options_kernels_and_models(tmp_path: Path) -> None:
-    result = run("methods", folder=tmp_path)
-    assert result.returncode == 0, result.stderr
+def test_lists_methods_options_kernels_and_models() -> None:
+    result = CliRunner(env={"COLUMNS": "160"}).invoke(app, ["methods"])
+    assert result.exit_code == 0, result.output
     for word in ("PrefixPropagationConfig", "PREFIX_PROPAGATION", "PrefixTuningConfig", "num_virtual_tokens"):
         assert word in result.stdout
     for word in ("exp", "kernel_length_scale", "kernel_degree", "linear", "longformer", "xlm-roberta"):
@@ -44,7 +38,10 @@ def test_lists_methods_options_kernels_and_models(tmp_path: Path) -> None:
 
 def test_a_kernel_of_ones_own_is_picked_up(tmp_path: Path) -> None:
     (tmp_path / "my_kernels.py").write_text(KERNEL)
-    result = run("--import", "my_kernels", "methods", folder=tmp_path)
+    command = [sys.executable, "-m", "prefixprop", "--import", "my_kernels", "methods"]
+    environment = {"COLUMNS": "160", "PATH": "", "HOME": str(tmp_path)}
+    result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stderr
     assert "overlap" in result.stdout and "Relu of the product." in result.stdout
 
 
