@@ -15,9 +15,9 @@ from rich.console import Console
 from rich.table import Table
 
 from prefixprop.evaluation import evaluate_predictions, majority_baseline, tfidf_baseline
+from prefixprop.settings.documents import load_run_task
 from prefixprop.tasks import ClassificationTask
 from prefixprop.training import RunDirectory
-from prefixprop.training.data import load_run_task
 
 MEASURES = ("accuracy", "micro_f1", "binary_f1", "ece")
 

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from prefixprop.cli import app
 from prefixprop.evaluation import read_predictions
+from prefixprop.settings.documents import fingerprint, load_whole_task
 from prefixprop.training import RunDirectory
-from prefixprop.training.data import fingerprint, load_whole_task
 
 from tiny_questions import invented
 from tiny_runs import make_run, make_wikihop_run, texts, write_rows

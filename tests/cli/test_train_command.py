@@ -11,8 +11,8 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from prefixprop.cli import app
+from prefixprop.settings.run_settings import SETTING_FIELDS, RunSettings, flag_of
 from prefixprop.training import override, read_settings, settings_to_yaml
-from prefixprop.training.settings import SETTING_FIELDS, RunSettings, flag_of
 
 from tiny_training import tiny_settings
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from prefixprop.experiments import Axis, SweepPlan, read_plan
+from prefixprop.settings.run_settings import METHOD_NAMES
 from prefixprop.training import SettingsError
-from prefixprop.training.settings import METHOD_NAMES
 
 RECIPES = sorted((Path(__file__).parents[2] / "recipes" / "sweeps").glob("*.yaml"))
 PREFIX_RATES, ALPHAS = {1e-2, 5e-2, 1e-3, 5e-3, 5e-4}, {1e-2, 4e-2, 1e-3, 3e-3, 5e-3, 7e-3}

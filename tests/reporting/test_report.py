@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from prefixprop.reporting import Report, make_report
-from prefixprop.reporting.gallery import pictures
-from prefixprop.reporting.tables import Place, Table
+from prefixprop.reporting.figures.gallery import pictures
+from prefixprop.reporting.tables.table import Place, Table
 
 from tiny_runs import make_results
 

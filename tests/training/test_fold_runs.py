@@ -11,9 +11,9 @@ import pytest
 from prefixprop.evaluation import read_predictions
 from prefixprop.prediction import load_run
 from prefixprop.prediction.run_data import predict_split
+from prefixprop.settings.documents import load_run_task
 from prefixprop.training import RunPlan, RunSettings, plan, train
 from prefixprop.training.checkpoints import list_checkpoints
-from prefixprop.training.data import load_run_task
 
 from tiny_training import save_tiny_model, tiny_settings, write_questions
 

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from prefixprop import load_run
 from prefixprop.cli import app
+from prefixprop.settings.run_settings import METHOD_NAMES
 from prefixprop.training import RunDirectory, RunSettings, SettingsError, check_settings, settings_to_yaml, train
-from prefixprop.training.settings import METHOD_NAMES
 
 from tiny_training import comparable, tiny_settings
 

@@ -12,9 +12,9 @@ import torch
 from transformers import AutoTokenizer
 
 from prefixprop.evaluation import read_predictions
+from prefixprop.settings.run_settings import METHOD_NAMES
 from prefixprop.tasks import CandidateCollator, WikiHopDataset, load_wikihop
 from prefixprop.training import RunSettings, train
-from prefixprop.training.settings import METHOD_NAMES
 
 from tiny_training import write_documents, write_questions
 

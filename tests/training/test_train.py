@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, TrainerCallback
 
 from prefixprop.evaluation import fit_temperature, read_predictions
+from prefixprop.settings.run_settings import METHOD_NAMES
 from prefixprop.training import RunDirectory, RunSettings, plan, train
-from prefixprop.training.settings import METHOD_NAMES
 
 from tiny_training import LABELS, comparable, tiny_settings
 

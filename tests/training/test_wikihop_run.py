@@ -14,9 +14,9 @@ from transformers import AutoTokenizer, TrainerCallback
 
 from prefixprop.evaluation import read_predictions
 from prefixprop.models import CandidateScorer, candidate_scorer
+from prefixprop.settings.run_settings import METHOD_NAMES
 from prefixprop.tasks import CandidateCollator, WikiHopDataset, add_special_tokens, load_wikihop
 from prefixprop.training import RunSettings, plan, train
-from prefixprop.training.settings import METHOD_NAMES
 
 from tiny_training import save_tiny_model, write_questions
 

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from prefixprop.cli.messages import clean_errors
-from prefixprop.reporting.archive import archive_runs
+from prefixprop.runs.archive import archive_runs
 
 
 def archive(

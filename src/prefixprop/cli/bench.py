@@ -29,7 +29,7 @@ from prefixprop.benchmarking.figures import plot_attention, plot_runtime
 from prefixprop.benchmarking.records import record_of_attention, record_of_run, record_of_runtime
 from prefixprop.benchmarking.runtime import PAPER, bench_runtime, runtime_runs
 from prefixprop.benchmarking.timing import Timing
-from prefixprop.reporting.canvas import check_ending, new_figure
+from prefixprop.reporting.figures.canvas import check_ending, new_figure
 
 app = typer.Typer(no_args_is_help=True, help="Measure how fast the attention and the prefix methods are here.")
 

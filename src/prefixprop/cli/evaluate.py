@@ -21,9 +21,10 @@ from prefixprop.evaluation import (
     reliability,
     stored_predictions,
 )
-from prefixprop.prediction import TrainedModel, load_run, run_files
+from prefixprop.prediction import TrainedModel, load_run
 from prefixprop.prediction.run_data import predict_file, predict_split
 from prefixprop.prediction.token_batches import DEFAULT_BATCH_TOKENS
+from prefixprop.runs import files as run_files
 from prefixprop.tasks.labelled_rows import Columns
 
 SPLITS = ("dev", "test")
@@ -179,7 +180,7 @@ def _tell(judged: _Judged, as_json: bool) -> None:
 
 def _check_pictures(*paths: Path | None) -> None:
     """Before the work, and not after it."""
-    from prefixprop.reporting.canvas import check_ending
+    from prefixprop.reporting.figures.canvas import check_ending
 
     for path in paths:
         if path is not None:

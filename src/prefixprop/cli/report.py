@@ -10,11 +10,11 @@ import typer
 from rich.console import Console
 
 from prefixprop.cli.messages import clean_errors
-from prefixprop.reporting.latex_table import to_latex
 from prefixprop.reporting.report import Report, make_report
-from prefixprop.reporting.significance_tables import DEFAULT_BASELINE
-from prefixprop.reporting.table_formats import to_markdown
-from prefixprop.reporting.terminal_table import print_table
+from prefixprop.reporting.tables.latex import to_latex
+from prefixprop.reporting.tables.markup import to_markdown
+from prefixprop.reporting.tables.significance import DEFAULT_BASELINE
+from prefixprop.reporting.tables.terminal import print_table
 
 
 def report(

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from prefixprop.training.settings import SETTING_FIELDS, Limits, flag_of
-from prefixprop.training.settings_check import TEXTS, field_type
+from prefixprop.settings.check import TEXTS, field_type
+from prefixprop.settings.run_settings import SETTING_FIELDS, Limits, flag_of
 
 
 def with_settings_options(command: Callable[..., None]) -> Callable[..., None]:

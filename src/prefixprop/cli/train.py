@@ -19,11 +19,11 @@ from prefixprop.cli.messages import clean_errors
 from prefixprop.cli.progress import ProgressBars
 from prefixprop.cli.settings_options import with_settings_options
 from prefixprop.evaluation.temperature import is_bound
-from prefixprop.training.effect import check_effect, reset, without_effect
-from prefixprop.training.run_directory import RunDirectory
-from prefixprop.training.settings import RunSettings
-from prefixprop.training.settings_check import check_settings
-from prefixprop.training.settings_file import override, read_settings, settings_to_yaml
+from prefixprop.runs.directory import RunDirectory
+from prefixprop.settings.check import check_settings
+from prefixprop.settings.effect import check_effect, reset, without_effect
+from prefixprop.settings.recipe import override, read_settings, settings_to_yaml
+from prefixprop.settings.run_settings import RunSettings
 from prefixprop.training.stopping import StopWatch, asked_by_signals
 from prefixprop.training.train import RunPlan, RunResult, is_main_process, plan, process_count
 from prefixprop.training.train import train as train_run

@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from prefixprop.training.paper import with_paper_defaults
-from prefixprop.training.settings import SETTING_FIELDS, RunSettings
+from prefixprop.settings.paper import with_paper_defaults
+from prefixprop.settings.run_settings import SETTING_FIELDS, RunSettings
 
 SEEDS_STAGE = "seeds"
 

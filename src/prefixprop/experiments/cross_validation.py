@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from prefixprop.experiments.cells import Judge
-from prefixprop.training.settings_check import close_match, value_problem
-from prefixprop.training.yaml_entries import YamlEntry, YamlValue
+from prefixprop.settings.check import close_match, value_problem
+from prefixprop.settings.yaml_entries import YamlEntry, YamlValue
 
 CROSS_VALIDATION = "cross_validation"
 _FOLDS, _SEEDS = "folds", "seeds"

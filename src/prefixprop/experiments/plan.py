@@ -21,12 +21,12 @@ from typing import Any
 
 from prefixprop.experiments.cells import Axis, Cell, run_name
 from prefixprop.experiments.cross_validation import CROSS_VALIDATION, CrossValidation, read_cross_validation
+from prefixprop.settings.check import TEXTS, SettingsError, check_settings, field_type, value_problem
+from prefixprop.settings.effect import reset, without_effect
+from prefixprop.settings.recipe import as_declared, override, setting_name, unknown_setting
+from prefixprop.settings.run_settings import DATA, SETTING_FIELDS, RunSettings
+from prefixprop.settings.yaml_entries import YamlEntry, YamlValue, read_entries
 from prefixprop.tasks.registry import TASKS
-from prefixprop.training.effect import reset, without_effect
-from prefixprop.training.settings import DATA, SETTING_FIELDS, RunSettings
-from prefixprop.training.settings_check import TEXTS, SettingsError, check_settings, field_type, value_problem
-from prefixprop.training.settings_file import as_declared, override, setting_name, unknown_setting
-from prefixprop.training.yaml_entries import YamlEntry, YamlValue, read_entries
 
 SEARCH, VARIANTS = "search", "variants"
 _SPECIAL = (SEARCH, VARIANTS, CROSS_VALIDATION)

@@ -16,11 +16,12 @@ from prefixprop.atomic_files import write_json
 from prefixprop.experiments.cells import Candidate, Cell, CellProgress, cell_progress, run_name
 from prefixprop.experiments.engines.base import Engine, Job, JobEnd
 from prefixprop.experiments.plan import SweepPlan
-from prefixprop.training.data import DATA_SETTINGS, fingerprint, load_whole_task
-from prefixprop.training.run_directory import RunDirectory
-from prefixprop.training.settings import RunSettings
+from prefixprop.runs.directory import RunDirectory
+from prefixprop.runs.sweep_notes import SUMMARY
+from prefixprop.settings.documents import DATA_SETTINGS, fingerprint, load_whole_task
+from prefixprop.settings.run_settings import RunSettings
 
-LOGS, SUMMARY = "logs", "sweep.json"
+LOGS = "logs"
 _SECONDS_BETWEEN_LOOKS = 0.5
 
 

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from prefixprop.evaluation import PredictionSet, question_predictions
 from prefixprop.prediction.token_batches import DEFAULT_BATCH_TOKENS, batches_by_length, inference
 from prefixprop.prediction.trained_model import TrainedModel
+from prefixprop.runs.directory import RunDirectory
+from prefixprop.settings.documents import cut_to_run, fingerprint, load_run_task, load_whole_task
 from prefixprop.tasks import (
     CandidateCollator,
     Document,
@@ -23,8 +25,6 @@ from prefixprop.tasks import (
     read_rows,
 )
 from prefixprop.tasks.labelled_rows import Columns, label_documents
-from prefixprop.training.data import cut_to_run, fingerprint, load_run_task, load_whole_task
-from prefixprop.training.run_directory import RunDirectory
 
 
 def predict_split(

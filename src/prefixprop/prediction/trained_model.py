@@ -21,16 +21,16 @@ from transformers import AutoTokenizer, LongformerModel, PreTrainedTokenizerBase
 from prefixprop.attention import install
 from prefixprop.evaluation import Temperature
 from prefixprop.models.precision import hold_frozen_in_bfloat16
-from prefixprop.prediction import run_files
 from prefixprop.prediction.predictor import Prediction, PredictionOptions, predict_window, windows
 from prefixprop.prediction.preparation import preparation_of
 from prefixprop.prediction.summary import PredictionSummary
 from prefixprop.prediction.token_batches import DEFAULT_BATCH_TOKENS, classify
 from prefixprop.prediction.weights import load_trained
+from prefixprop.runs import files as run_files
+from prefixprop.runs.directory import RunDirectory
+from prefixprop.settings.run_settings import RunSettings
 from prefixprop.tasks import encode_documents
 from prefixprop.tasks.encoding import TokenIds
-from prefixprop.training.run_directory import RunDirectory
-from prefixprop.training.settings import RunSettings
 
 
 @dataclass(frozen=True, eq=False)

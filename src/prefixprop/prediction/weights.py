@@ -18,9 +18,9 @@ from transformers import AutoModelForSequenceClassification, PreTrainedModel, Pr
 from transformers.utils import logging
 
 from prefixprop.models import CandidateScorer
-from prefixprop.training.base_model import load_base_model
+from prefixprop.settings.base_model import load_base_model
+from prefixprop.settings.run_settings import RunSettings
 from prefixprop.training.methods import ADAPTER_FOLDER, HEAD_FILE, HEAD_FOLDER, MODEL_FOLDER
-from prefixprop.training.settings import RunSettings
 
 _AGAIN = "train the run again, or restore the file from a copy"
 _LONGEST_PROBLEM = 300  # characters of a library's message; some list every weight

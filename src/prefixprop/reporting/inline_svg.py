@@ -5,8 +5,8 @@ from __future__ import annotations
 import io
 import re
 
-from prefixprop.reporting.canvas import BLUE, GREEN, PALETTE, PINK, SKY, VERMILION
-from prefixprop.reporting.gallery import Picture
+from prefixprop.reporting.figures.canvas import BLUE, GREEN, PALETTE, PINK, SKY, VERMILION
+from prefixprop.reporting.figures.gallery import Picture
 
 # On a dark page the colours of the palette are lightened, in the same hue, until they are apart from it and another.
 _ON_DARK = {BLUE: "#3D9BE0", VERMILION: "#E8662A", GREEN: "#2CC79A", PINK: "#E39BC5", SKY: "#A6DCFF"}

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from prefixprop.reporting.gallery import Picture
+from prefixprop.reporting.figures.gallery import Picture
 from prefixprop.reporting.inline_svg import colour_style, svg_of
-from prefixprop.reporting.table_formats import to_html
-from prefixprop.reporting.tables import Table
+from prefixprop.reporting.tables.markup import to_html
+from prefixprop.reporting.tables.table import Table
 
 _COLOURS = f"""
 :root {{ color-scheme: light dark;

@@ -7,21 +7,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from prefixprop.atomic_files import write_text
-from prefixprop.reporting.bench_tables import bench_tables
-from prefixprop.reporting.fold_tables import fold_tables
-from prefixprop.reporting.gallery import Picture, pictures
-from prefixprop.reporting.groups import Comparison, compare
-from prefixprop.reporting.latex_table import to_latex
+from prefixprop.reporting.choose.comparisons import Comparison, compare
+from prefixprop.reporting.choose.protocol import is_on_fold, protocol_title
+from prefixprop.reporting.figures.gallery import Picture, pictures
 from prefixprop.reporting.page import html_page
-from prefixprop.reporting.paper_tables import paper_tables
-from prefixprop.reporting.protocol import is_on_fold, protocol_title
-from prefixprop.reporting.protocol_tables import protocol_tables
-from prefixprop.reporting.result_tables import result_tables
-from prefixprop.reporting.runs import SPLITS, FoundRuns, find_runs
-from prefixprop.reporting.significance_tables import DEFAULT_BASELINE
-from prefixprop.reporting.table_formats import to_markdown
-from prefixprop.reporting.tables import Table
-from prefixprop.training.settings import METHOD_NAMES
+from prefixprop.reporting.tables.bench import bench_tables
+from prefixprop.reporting.tables.folds import fold_tables
+from prefixprop.reporting.tables.latex import to_latex
+from prefixprop.reporting.tables.markup import to_markdown
+from prefixprop.reporting.tables.paper import paper_tables
+from prefixprop.reporting.tables.protocols import protocol_tables
+from prefixprop.reporting.tables.results import result_tables
+from prefixprop.reporting.tables.significance import DEFAULT_BASELINE
+from prefixprop.reporting.tables.table import Table
+from prefixprop.runs.finished import SPLITS, FoundRuns, find_runs
+from prefixprop.settings.run_settings import METHOD_NAMES
 
 PAGE, TABLES, FIGURES = "report.html", "tables", "figures"
 

@@ -1,11 +1,11 @@
 """Training of runs on Hugging Face's Trainer: settings, run directories, resumption."""
 
+from prefixprop.runs.directory import RunDirectory
+from prefixprop.settings.check import SettingsError, check_settings
+from prefixprop.settings.recipe import override, read_settings, settings_to_yaml
+from prefixprop.settings.run_settings import RunSettings
 from prefixprop.training.alpha_log import AlphaLogger, log_alpha, trained_alpha
 from prefixprop.training.errors import TrainingError
-from prefixprop.training.run_directory import RunDirectory
-from prefixprop.training.settings import RunSettings
-from prefixprop.training.settings_check import SettingsError, check_settings
-from prefixprop.training.settings_file import override, read_settings, settings_to_yaml
 from prefixprop.training.train import RunPlan, RunResult, plan, train
 
 __all__ = [

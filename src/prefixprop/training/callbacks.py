@@ -12,7 +12,7 @@ from accelerate.utils import broadcast_object_list
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from prefixprop.atomic_files import write_text
-from prefixprop.training.claim import Claim
+from prefixprop.runs.claim import Claim
 from prefixprop.training.trainer import RunTrainer
 
 

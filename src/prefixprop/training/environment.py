@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from prefixprop.training.settings import RunSettings
+from prefixprop.settings.run_settings import RunSettings
 
 PACKAGES = ("prefixprop", "torch", "transformers", "peft", "accelerate", "numpy", "scikit-learn", "safetensors")
 

@@ -16,7 +16,7 @@ from transformers import LongformerModel, PreTrainedModel
 from prefixprop.attention import install
 from prefixprop.config import PrefixPropagationConfig, PrefixTuningConfig
 from prefixprop.models import CandidateScorer, adapt_candidate_scorer
-from prefixprop.training.settings import RunSettings
+from prefixprop.settings.run_settings import RunSettings
 
 ADAPTER_FOLDER, MODEL_FOLDER, HEAD_FOLDER = "adapter", "model", "head"
 HEAD_FILE = "head.safetensors"

@@ -8,8 +8,8 @@ from typing import Any
 import yaml
 
 from prefixprop.counting import ParameterCount
+from prefixprop.settings.run_settings import EMBEDDED_MODELS, RunSettings
 from prefixprop.training.methods import ADAPTER_FOLDER, METHODS, MODEL_FOLDER
-from prefixprop.training.settings import EMBEDDED_MODELS, RunSettings
 
 _MEASURES = ("accuracy", "micro_f1", "macro_precision", "macro_recall", "binary_f1", "ece", "nll", "documents")
 

@@ -23,7 +23,12 @@ from prefixprop.counting import ParameterCount, count_parameters
 from prefixprop.evaluation import PredictionSet, fit_temperature, write_predictions
 from prefixprop.models.attention_plans import without_cudnn
 from prefixprop.models.precision import hold_frozen_in_bfloat16
-from prefixprop.training.base_model import BaseModel, choose_max_length, load_base_model
+from prefixprop.runs.directory import DOCUMENTS, RunDirectory
+from prefixprop.settings.base_model import BaseModel, choose_max_length, load_base_model
+from prefixprop.settings.check import SettingsError, check_settings
+from prefixprop.settings.documents import cut_to_run, fingerprint, load_whole_task
+from prefixprop.settings.paper import with_paper_defaults
+from prefixprop.settings.run_settings import RunSettings
 from prefixprop.training.callbacks import (
     CheckpointTimes,
     ClaimCheck,
@@ -34,15 +39,11 @@ from prefixprop.training.callbacks import (
     is_exhausted,
 )
 from prefixprop.training.checkpoints import find_checkpoint
-from prefixprop.training.data import RunData, cut_to_run, encode_task, fingerprint, load_whole_task
+from prefixprop.training.data import RunData, encode_task
 from prefixprop.training.environment import describe_environment
 from prefixprop.training.errors import TrainingError, explained_memory_errors
 from prefixprop.training.methods import METHODS, build_trainable
 from prefixprop.training.model_card import model_card
-from prefixprop.training.paper import with_paper_defaults
-from prefixprop.training.run_directory import DOCUMENTS, RunDirectory
-from prefixprop.training.settings import RunSettings
-from prefixprop.training.settings_check import SettingsError, check_settings
 from prefixprop.training.trainer import RunTrainer, training_arguments
 
 FINISHED = "finished"

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from transformers import PrinterCallback, Trainer, TrainerState, TrainingArguments
 
 from prefixprop.evaluation import PredictionSet
+from prefixprop.settings.run_settings import RunSettings
 from prefixprop.training.alpha_log import log_alpha
 from prefixprop.training.arriving import Arriving
 from prefixprop.training.batches import LengthGroupedOrder
@@ -32,7 +33,6 @@ from prefixprop.training.checkpoints import (
 from prefixprop.training.data import EvaluationSplit, RunData
 from prefixprop.training.errors import TrainingError
 from prefixprop.training.methods import trained_tensors
-from prefixprop.training.settings import RunSettings
 
 
 class RunTrainer(Trainer):

@@ -14,8 +14,8 @@ from typing import Protocol
 
 from transformers import TrainerCallback
 
-from prefixprop.training.claim import FolderInUse, wait_until_free
-from prefixprop.training.settings import RunSettings
+from prefixprop.runs.claim import FolderInUse, wait_until_free
+from prefixprop.settings.run_settings import RunSettings
 from prefixprop.training.train import train
 
 

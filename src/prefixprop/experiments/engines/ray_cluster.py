@@ -21,8 +21,8 @@ import torch
 
 from prefixprop.experiments.engines.base import Job, JobEnd, import_modules, run_job, tell_in_log, write_output_to
 from prefixprop.experiments.engines.ray_connection import Resources, connect, disconnect
-from prefixprop.training.claim import wait_until_free
-from prefixprop.training.run_directory import RunDirectory
+from prefixprop.runs.claim import wait_until_free
+from prefixprop.runs.directory import RunDirectory
 from prefixprop.training.stopping import SECONDS_TO_STOP, STOPPING, StopWatch, asked_by_signals
 
 # A killed worker is gone at once, one whose node lost its connection ends when it notices.

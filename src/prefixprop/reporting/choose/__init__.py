@@ -1,0 +1,1 @@
+"""Which runs are compared, and which of them stand for a method."""

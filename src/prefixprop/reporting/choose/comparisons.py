@@ -1,0 +1,195 @@
+"""Sorting runs: which were judged on the same documents, and which differ in nothing but the seed."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Any
+
+from prefixprop.reporting.choose.method_rows import method_rows, row_key, searched_values
+from prefixprop.reporting.choose.protocol import is_on_fold, keeps_last_epoch, protocol_title
+from prefixprop.runs.finished import Run
+from prefixprop.settings.run_settings import RunSettings
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Runs of the same settings, but for the seed and the fold."""
+
+    runs: tuple[Run, ...]
+
+    @property
+    def settings(self) -> RunSettings:
+        return self.runs[0].settings
+
+    def values(self, part: str, measure: str) -> list[float]:
+        """A measure of every run that has it, in the order of the seeds."""
+        found = (run.measure(part, measure) for run in self.runs)
+        return [value for value in found if value is not None]
+
+    def with_predictions(self, split: str) -> tuple[Run, ...]:
+        """The runs that kept their predictions of a split; all of them where none did, to tell of their lack."""
+        return tuple(run for run in self.runs if run.has_predictions(split)) or self.runs
+
+    @property
+    def dev_score(self) -> float:
+        """The mean over seeds of the measure on dev that checkpoints are chosen by."""
+        values = self.values("dev", self.settings.metric)
+        return statistics.fmean(values) if values else float("-inf")
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One row of a table: a model tuned by a method, at the searched values that stand for it.
+
+    The paper searches with one seed and repeats the best with more, so the values with the most seeds stand for the
+    method, and of these the best of a cross-validation that judged them all, or else the best on dev; a lucky single
+    run does not.
+
+    Attributes:
+        model: The name of the model.
+        method: The method, with its kernel, and with settings that only this row of the method has.
+        trials: All values that were tried, those that stand for the method first.
+        folds: The runs of a cross-validation by the values they tried, the best of them first; they help to choose
+            and are no results.
+    """
+
+    model: str
+    method: str
+    trials: tuple[Trial, ...]
+    folds: tuple[Trial, ...] = ()
+
+    @property
+    def best(self) -> Trial:
+        return self.trials[0]
+
+    @property
+    def name(self) -> str:
+        return f"{self.method}, {self.model}"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The runs that were judged on the same documents by the same protocol."""
+
+    title: str
+    documents: dict[str, int]
+    labels: tuple[str, ...] | None
+    contenders: tuple[Contender, ...]
+
+    @property
+    def settings(self) -> RunSettings:
+        return self.contenders[0].best.settings
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        return tuple(self.documents)
+
+    @property
+    def items(self) -> str:
+        """What is judged, in the plural."""
+        return "questions" if self.labels is None else "documents"
+
+    @property
+    def description(self) -> str:
+        """Which documents they are, in a few words."""
+        counts = " and ".join(f"{count:,} {split}" for split, count in self.documents.items())
+        return f"{counts} {self.items}" + ("" if self.labels is None else f", {len(self.labels)} labels")
+
+    def short_name(self, contender: Contender) -> str:
+        """The method alone where all rows have the same model."""
+        return contender.method if len({other.model for other in self.contenders}) == 1 else contender.name
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Every model once, in the order of the rows."""
+        return tuple(dict.fromkeys(contender.model for contender in self.contenders))
+
+    @property
+    def has_several_seeds(self) -> bool:
+        return any(len(contender.best.runs) > 1 for contender in self.contenders)
+
+
+def compare(runs: Iterable[Run]) -> tuple[Comparison, ...]:
+    """Sort runs into comparisons, their rows and their trials, all in a fixed order.
+
+    Runs on folds go to the rows that they helped to choose, judged at the same epoch, and make no rows of their own.
+    """
+    by_documents: dict[Any, list[Run]] = {}
+    on_folds: dict[Any, list[Run]] = {}
+    for run in runs:
+        if is_on_fold(run.settings):
+            on_folds.setdefault(row_key(run), []).append(run)
+        else:
+            judged = documents_key(run), keeps_last_epoch(run.settings)
+            by_documents.setdefault(judged, []).append(run)
+    found = [_comparison(together, on_folds) for together in by_documents.values()]
+    titles = [comparison.title for comparison in found]
+    # Two sets of documents of one name, such as a sample and the whole, are told apart by their numbers.
+    found = [
+        replace(one, title=f"{one.title} ({one.description})") if titles.count(one.title) > 1 else one
+        for one in found
+    ]
+    return tuple(_numbered(sorted(found, key=lambda comparison: comparison.title)))
+
+
+def _numbered(comparisons: Sequence[Comparison]) -> Iterator[Comparison]:
+    """Those of one's own files that are of one size too, told apart by the files, or else by a number."""
+    for title, group in groupby(comparisons, key=lambda comparison: comparison.title):
+        together = list(group)
+        names = [" ".join(comparison.contenders[0].best.settings.train_files) for comparison in together]
+        for number, (comparison, name) in enumerate(zip(together, names, strict=True), start=1):
+            is_alone = names.count(name) == 1 and name
+            told = f"{title}, {name if is_alone else f'no. {number}'}"
+            yield comparison if len(together) == 1 else replace(comparison, title=told)
+
+
+def documents_key(run: Run) -> Any:
+    """What runs that were judged on the same documents have in common, whatever their protocol."""
+    return run.settings.data_name, run.settings.hub_config, run.identity_of_documents
+
+
+def _comparison(runs: Sequence[Run], on_folds: Mapping[Any, Sequence[Run]]) -> Comparison:
+    contenders = []
+    for row in method_rows(runs):
+        trials = trials_of(row.runs)
+        folds = _folds_that_chose(on_folds.get(row_key(row.runs[0]), ()), trials)
+        contenders.append(Contender(row.model, row.name, _by_folds(trials, folds), folds))
+    first = runs[0]
+    return Comparison(protocol_title(first.settings), first.documents, first.labels, tuple(contenders))
+
+
+def trials_of(runs: Sequence[Run]) -> tuple[Trial, ...]:
+    """The runs of a row by their searched values: those with the most runs first, and of these the best on dev.
+
+    Among equals that which a sweep chose.
+    """
+    by_value: dict[Any, list[Run]] = {}
+    for run in sorted(runs, key=lambda run: run.settings.seed):
+        by_value.setdefault(searched_values(run.settings), []).append(run)
+    trials = [Trial(tuple(together)) for together in by_value.values()]
+    return tuple(sorted(trials, key=_merit, reverse=True))
+
+
+def _merit(trial: Trial) -> tuple[float, ...]:
+    return len(trial.runs), trial.dev_score, sum(not run.only_chose for run in trial.runs)
+
+
+def _folds_that_chose(runs: Sequence[Run], trials: Sequence[Trial]) -> tuple[Trial, ...]:
+    """The runs of a cross-validation that judged whatever was tried; of one number of folds alone."""
+    by_number: dict[int | None, list[Run]] = {}
+    for run in runs:
+        by_number.setdefault(run.settings.folds, []).append(run)
+    folds = trials_of(max(by_number.values(), key=len, default=[]))
+    judged = {searched_values(trial.settings) for trial in folds}
+    return folds if all(searched_values(trial.settings) in judged for trial in trials) else ()
+
+
+def _by_folds(trials: Sequence[Trial], folds: Sequence[Trial]) -> tuple[Trial, ...]:
+    """Those with the most runs first, and of these the best of the cross-validation; dev then chooses nothing."""
+    if not folds:
+        return tuple(trials)
+    judged = [searched_values(trial.settings) for trial in folds]
+    return tuple(sorted(trials, key=lambda trial: (-len(trial.runs), judged.index(searched_values(trial.settings)))))

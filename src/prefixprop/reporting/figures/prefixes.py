@@ -1,0 +1,88 @@
+"""The two pictures that say what prefixes do: alpha over training, and the share of attention they get."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from prefixprop.reporting.figures.canvas import BLUE, VERMILION, new_figure, saved
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+LOGGED = re.compile(r"(?P<name>alpha|alpha_query)/layer_(?P<layer>\d+)(?:/head_(?P<head>\d+))?")
+Series = dict[int, list[tuple[int, float]]]  # by head (0: the whole layer): steps and values
+
+
+def plot_alpha(history: Iterable[Mapping[str, Any]], path: str | Path | None = None) -> Figure:
+    """Draw alpha per layer, and per head where there is one each, over training.
+
+    `history` is `trainer.state.log_history` of a training that logged alpha (`prefixprop.training.log_alpha`). The
+    figure is written to `path` if given; its ending says how (png, pdf, svg).
+    """
+    layers, name = _read(history)
+    columns = 3 if len(layers) in (3, 5, 6, 9) else min(len(layers), 4)
+    rows = math.ceil(len(layers) / columns)
+    figure = new_figure(width=3.0 * columns, height=2.4 * rows)
+    axes = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+    for axis, (layer, heads) in zip(axes.flat, sorted(layers.items()), strict=False):
+        several = len(heads) > 1
+        for place, points in enumerate(heads.values()):
+            steps, values = zip(*points, strict=True)
+            style = {"linewidth": 0.8, "alpha": 0.5} if several else {"linewidth": 1.8}
+            axis.plot(steps, values, color=BLUE, label="one head" if place == 0 else None, **style)
+        if several:
+            means = [sum(values) / len(values) for values in zip(*(_values(p) for p in heads.values()), strict=True)]
+            axis.plot([step for step, _ in points], means, color=VERMILION, linewidth=1.8, label="mean of the heads")
+        axis.set_title(f"layer {layer}", fontsize=9)
+        axis.grid(alpha=0.3)
+    for axis in axes.flat[len(layers) :]:
+        axis.set_visible(False)
+    for axis in axes.flat[len(layers) - columns : len(layers)]:
+        axis.tick_params(labelbottom=True)
+    if len(next(iter(layers.values()))) > 1:
+        axes.flat[0].legend(fontsize=7, frameon=False)
+    figure.supxlabel("training step", fontsize=9)
+    figure.supylabel("α" if name == "alpha" else "length of the query vector", fontsize=9)
+    return saved(figure, path)
+
+
+def plot_prefix_share(share: Tensor, path: str | Path | None = None) -> Figure:
+    """Draw the share of attention that the prefix gets in every layer, from `prefix_share`."""
+    figure = new_figure(width=1.6 + 0.6 * len(share), height=3.2)
+    axis = figure.subplots()
+    layers = list(range(1, len(share) + 1))
+    rows = share.flatten(1)
+    low, high = rows.quantile(0.1, dim=1).tolist(), rows.quantile(0.9, dim=1).tolist()
+    axis.fill_between(layers, low, high, color=BLUE, alpha=0.2, label="80 % of tokens and heads")
+    for place, head_means in zip(layers, share.mean(dim=2), strict=True):
+        label = "one head" if place == 1 else None
+        axis.scatter([place] * len(head_means), head_means.tolist(), s=10, color=BLUE, label=label)
+    axis.plot(layers, rows.mean(dim=1).tolist(), color=VERMILION, linewidth=1.8, label="mean")
+    axis.set(xlabel="layer", ylabel="share of attention on the prefix, λ", xticks=layers, ylim=(0, None))
+    axis.grid(alpha=0.3)
+    axis.legend(fontsize=8, frameon=False)
+    return saved(figure, path)
+
+
+def _read(history: Iterable[Mapping[str, Any]]) -> tuple[dict[int, Series], str]:
+    layers: dict[int, Series] = {}
+    name = "alpha"
+    for entry in history:
+        for key, value in entry.items():
+            if found := LOGGED.fullmatch(key):
+                name = found["name"]
+                series = layers.setdefault(int(found["layer"]), {})
+                series.setdefault(int(found["head"] or 0), []).append((int(entry.get("step", 0)), float(value)))
+    if not layers:
+        raise ValueError("The history holds no alpha; train with prefixprop.training.log_alpha(trainer).")
+    return layers, name
+
+
+def _values(points: list[tuple[int, float]]) -> list[float]:
+    return [value for _, value in points]

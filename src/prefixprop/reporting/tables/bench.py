@@ -1,0 +1,136 @@
+"""Tables of measured speed, from the files that `prefixprop bench … --json FILE` writes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from prefixprop.reporting.tables.paper_values import INFERENCE_SECONDS
+from prefixprop.reporting.tables.table import ABSENT, Better, Cell, Column, Table, plain_cell, range_cell
+from prefixprop.runs.finished import as_number
+
+_AGAIN = "write it again with `prefixprop bench runtime --json FILE` or `prefixprop bench attention --json FILE`"
+_PAPER_PERCENT = {name.lower(): percent for name, _, percent in INFERENCE_SECONDS}
+_PAPER_NOTE = (
+    "The column marked (paper) is inference on a GTX 1080 Ti with Hugging Face's attention, Longformer-base and "
+    "4,096 tokens; it was not measured here."
+)
+
+
+def bench_tables(paths: Sequence[str | Path], with_paper: bool = False) -> list[Table]:
+    """A table for each file; `ValueError` names a file that is not a benchmark's."""
+    return [_table(Path(path), number, with_paper) for number, path in enumerate(paths, start=1)]
+
+
+def _table(path: Path, number: int, with_paper: bool) -> Table:
+    record = _read(path)
+    kind = record.get("benchmark")
+    name = f"bench-{number}-{kind}"
+    try:
+        if kind == "runtime":
+            return _runtime_table(record, name, with_paper)
+        if kind == "attention":
+            return _attention_table(record, name)
+    except (KeyError, TypeError, AttributeError) as error:
+        problem = f"lacks {error}" if isinstance(error, KeyError) else "is not as it was written"
+        raise ValueError(f"{path}: the file of the benchmark {problem}; {_AGAIN}.") from error
+    raise ValueError(f"{path}: there is no benchmark {kind!r}, only runtime and attention; {_AGAIN}.")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path}:{error.lineno}: broken JSON ({error.msg}); {_AGAIN}.") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: the text is not UTF-8; {_AGAIN}.") from error
+    if not isinstance(record, dict) or not isinstance(record.get("results"), list):
+        raise ValueError(f"{path}: this is no file of a benchmark, it has no list of results; {_AGAIN}.")
+    return record
+
+
+def _runtime_table(record: dict[str, Any], name: str, with_paper: bool) -> Table:
+    """The paper's run-time table (appendix, Runtime Performance), as it was measured."""
+    is_inference = record["pass"] == "inference"
+    columns = [
+        Column("Method", is_text=True),
+        Column("Time, ms", Better.NEITHER),
+        Column("More than no PEFT, %"),
+        Column("95 % interval"),
+        Column("Peak memory, GiB"),
+    ]
+    rows = []
+    for result in record["results"]:
+        row = [Cell(result["method"]), _milliseconds(result), *_relative(result), _memory(result)]
+        if with_paper and is_inference:
+            row.append(plain_cell(_PAPER_PERCENT.get(result["method"].lower()), 1, sign="+"))
+        rows.append(tuple(row))
+    notes = [
+        f"Median of {record['repeats']} batches of {record['batch']} × {record['length']:,} tokens, j = "
+        f"{record['prefix']}; {_circumstances(record)}. The interval is a bootstrap over the rounds."
+    ]
+    if with_paper and is_inference:
+        columns.append(Column("More than no PEFT, %", from_paper=True))
+        notes.append(_PAPER_NOTE)
+    what = "inference" if is_inference else "training step"
+    return Table(name, f"Run time, {what}: {record['device']}", tuple(columns), tuple(rows), tuple(notes))
+
+
+def _attention_table(record: dict[str, Any], name: str) -> Table:
+    columns = (
+        Column("Documents × tokens", is_text=True),
+        Column("Global tokens"),
+        Column("Dropout"),
+        Column("Pass", is_text=True),
+        Column("Hugging Face, ms"),
+        Column("prefixprop, ms"),
+        Column("Times as fast"),
+        Column("Hugging Face, GiB"),
+        Column("prefixprop, GiB"),
+    )
+    rows = []
+    for result in record["results"]:
+        theirs, ours = result["hugging_face"], result["prefixprop"]
+        rows.append(
+            (
+                Cell(f"{result['batch']} × {result['length']:,}"),
+                plain_cell(as_number(result["global"]), 0),
+                Cell(f"{result['dropout']:g}", as_number(result["dropout"])),
+                Cell(result["pass"]),
+                ABSENT if theirs is None else _milliseconds(theirs),
+                _milliseconds(ours),
+                plain_cell(as_number(result["ratio"]), 1),
+                ABSENT if theirs is None else _memory(theirs),
+                _memory(ours),
+            )
+        )
+    note = f"Median of {record['repeats']} measurements, and peak memory; {_circumstances(record)}."
+    return Table(name, f"Longformer's attention: {record['device']}", columns, tuple(rows), (note,))
+
+
+def _relative(result: dict[str, Any]) -> tuple[Cell, Cell]:
+    relative, low, high = (as_number(result[name]) for name in ("relative", "low", "high"))
+    if relative is None or low is None or high is None:
+        return ABSENT, ABSENT
+    change, lowest, highest = (100 * (value - 1) for value in (relative, low, high))
+    return plain_cell(change, 1, sign="+"), range_cell(lowest, highest, decimals=1, sign="+")
+
+
+def _milliseconds(timing: dict[str, Any]) -> Cell:
+    if timing["out_of_memory"]:
+        return Cell("out of memory")
+    seconds = as_number(timing["median_s"])
+    return ABSENT if seconds is None else plain_cell(1000 * seconds, 1)
+
+
+def _memory(timing: dict[str, Any]) -> Cell:
+    return plain_cell(as_number(timing["peak_gib"]), 1)
+
+
+def _circumstances(record: dict[str, Any]) -> str:
+    return (
+        f"{record['size']} size, {record['dtype']}, backend {record['backend']}, torch {record['torch']}, "
+        f"transformers {record['transformers']}"
+    )

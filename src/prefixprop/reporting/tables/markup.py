@@ -1,0 +1,81 @@
+"""Writing a table as Markdown and HTML."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from html import escape
+
+from prefixprop.reporting.tables.table import Cell, Column, Place, Table
+
+_ARROWS = {"higher": "↑", "lower": "↓", "neither": ""}
+_MARKDOWN_SPECIAL = re.compile(r"([\\`*_\[\]<>|])")
+
+
+def heading(column: Column) -> str:
+    """The column's title, with whose values it has and which of them are better."""
+    title = f"{column.title} (paper)" if column.from_paper else column.title
+    return f"{title} {_ARROWS[column.better.value]}".rstrip()
+
+
+def to_markdown(table: Table) -> str:
+    """Markdown as GitHub shows it; it has no underline of its own, so the second best is in HTML's."""
+    lines = [f"### {_markdown_text(table.title)}", ""]
+    lines.append("| " + " | ".join(_markdown_text(heading(column)) for column in table.columns) + " |")
+    lines.append("| " + " | ".join("---" if column.is_text else "---:" for column in table.columns) + " |")
+    lines += [
+        "| " + " | ".join(marked(cell, _markdown_text, "**{}**", "<u>{}</u>") for cell in row) + " |"
+        for row in table.rows
+    ]
+    for note in table.notes:
+        lines += ["", _markdown_text(note)]
+    return "\n".join(lines) + "\n"
+
+
+def to_html(table: Table) -> str:
+    """An HTML table; cells carry what a column is sorted by."""
+    head = "".join(
+        f'<th scope="col" aria-sort="none"{_css_class(column)}>'
+        f'<button type="button">{_html_heading(column)}</button></th>'
+        for column in table.columns
+    )
+    body = "\n".join(f"<tr>{_html_cells(table, row)}</tr>" for row in table.rows)
+    notes = "".join(f'<p class="note">{escape(note)}</p>' for note in table.notes)
+    return (
+        f'<h3>{escape(table.title)}</h3>\n<div class="wide"><table class="sortable">\n'
+        f"<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody></table></div>\n{notes}"
+    )
+
+
+def _html_heading(column: Column) -> str:
+    """The heading with its unit and arrow kept on the line of the word before."""
+    return escape(heading(column)).replace(" %", "\u00a0%").replace(" ↑", "\u00a0↑").replace(" ↓", "\u00a0↓")
+
+
+def _html_cells(table: Table, row: tuple[Cell, ...]) -> str:
+    cells = []
+    for column, cell in zip(table.columns, row, strict=True):
+        key = cell.text if column.is_text else "" if cell.value is None else repr(cell.value)
+        text = marked(cell, _html_text if column.is_text else escape, "<strong>{}</strong>", "<u>{}</u>")
+        detail = f' title="{escape(cell.detail)}"' if cell.detail else ""
+        cells.append(f'<td data-key="{escape(key)}"{_css_class(column)}{detail}>{text}</td>')
+    return "".join(cells)
+
+
+def _html_text(text: str) -> str:
+    """The text with its hyphenated words kept whole: browsers break a line behind any hyphen."""
+    return " ".join(f"<span>{word}</span>" if "-" in word else word for word in escape(text).split(" "))
+
+
+def _css_class(column: Column) -> str:
+    names = ["text"] * column.is_text + ["paper"] * column.from_paper
+    return f' class="{" ".join(names)}"' if names else ""
+
+
+def marked(cell: Cell, escaped: Callable[[str], str], first: str, second: str) -> str:
+    patterns = {Place.FIRST: first, Place.SECOND: second, Place.OTHER: "{}"}
+    return patterns[cell.place].format(escaped(cell.text))
+
+
+def _markdown_text(text: str) -> str:
+    return _MARKDOWN_SPECIAL.sub(r"\\\1", text)

@@ -1,0 +1,132 @@
+"""The pretrained model that a run starts from: embedded, of the hub, or in a folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers import (
+    AutoConfig,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from prefixprop.backbones import FAMILIES
+from prefixprop.backbones.base import RobertaPositions
+from prefixprop.models import candidate_scorer, load_default
+from prefixprop.models.embedded import EmbeddedModel
+from prefixprop.settings.run_settings import EMBEDDED_MODELS, RunSettings
+from prefixprop.tasks import TASKS, add_special_tokens
+
+
+@dataclass(frozen=True)
+class BaseModel:
+    """A pretrained encoder that heads can be put on.
+
+    Attributes:
+        name: What it is called in reports.
+        tokenizer: Its tokenizer, with WikiHop's special tokens where the task is WikiHop.
+        limit: The longest text that it reads, in tokens.
+        build: Makes a fresh model with a new head; the names of the labels, or None for candidate scoring.
+    """
+
+    name: str
+    tokenizer: PreTrainedTokenizerBase
+    limit: int
+    build: Callable[[tuple[str, ...] | None], PreTrainedModel]
+
+
+def load_base_model(settings: RunSettings, tokenizer: PreTrainedTokenizerBase | None = None) -> BaseModel:
+    """Find the model of the settings, and its tokenizer unless one is given; weights are only read when it is built.
+
+    A run keeps its tokenizer, so that to build its model again takes no more than the weights of the base model.
+    """
+    source: EmbeddedModel | str
+    if settings.model in EMBEDDED_MODELS:
+        source, its_own = load_default(long=settings.model == EMBEDDED_MODELS[0])
+        tokenizer = its_own if tokenizer is None else tokenizer
+        name, limit = source.name, source.max_length
+        overrides = _dropout(settings)
+    else:
+        source = name = settings.model
+        config = _load_remote(AutoConfig, source)
+        if tokenizer is None:
+            tokenizer = _load_remote(AutoTokenizer, source)
+        limit = _token_limit(config, tokenizer)
+        overrides = {key: value for key, value in _dropout(settings).items() if hasattr(config, key)}
+    if settings.is_prefix_method and settings.layout == "reference" and settings.num_virtual_tokens:
+        limit -= settings.num_virtual_tokens  # the released code shifts real tokens behind the prefix
+    first_special_token = add_special_tokens(tokenizer) if settings.is_question_task else 0
+
+    def build(label_names: tuple[str, ...] | None) -> PreTrainedModel:
+        if label_names is None:
+            safe = {} if isinstance(source, EmbeddedModel) else {"use_safetensors": True}
+            return candidate_scorer(source, first_special_token, settings.chunk_reduction, **overrides, **safe)
+        numbers = {name: number for number, name in enumerate(label_names)}
+        labels = {"id2label": dict(enumerate(label_names)), "label2id": numbers}
+        if isinstance(source, EmbeddedModel):
+            return source("SEQ_CLS", **labels, **overrides)
+        return _classifier(source, labels, overrides)
+
+    return BaseModel(name, tokenizer, limit, build)
+
+
+def choose_max_length(settings: RunSettings, base: BaseModel) -> int:
+    """The longest document: as set, or what the paper reads of the task as far as the model goes."""
+    if settings.max_length is None:
+        return min(TASKS[settings.task].max_length if settings.task else base.limit, base.limit)
+    if settings.max_length > base.limit:
+        raise ValueError(
+            f"--max-length: {settings.max_length} tokens are more than the {base.limit} that {base.name} reads here; "
+            "lower it, or choose a longer model (prefixprop.models.lengthen makes one)."
+        )
+    return settings.max_length
+
+
+def _dropout(settings: RunSettings) -> dict[str, Any]:
+    attention = settings.dropout if settings.attention_dropout is None else settings.attention_dropout
+    return {"hidden_dropout_prob": settings.dropout, "attention_probs_dropout_prob": attention}
+
+
+def _load_remote(kind: Any, name: str) -> Any:
+    try:
+        return kind.from_pretrained(name)
+    except (OSError, ValueError, KeyError) as error:
+        raise _cannot_load(name, error) from error
+
+
+def _classifier(name: str, labels: dict[str, Any], overrides: dict[str, Any]) -> PreTrainedModel:
+    try:
+        # A checkpoint that has a head for other labels gets a new one.
+        return AutoModelForSequenceClassification.from_pretrained(
+            name, ignore_mismatched_sizes=True, use_safetensors=True, **labels, **overrides
+        )
+    except (OSError, ValueError, KeyError) as error:
+        raise _cannot_load(name, error) from error
+
+
+def _cannot_load(name: str, error: Exception) -> ValueError:
+    kind = "folder" if Path(name).is_dir() else "model of the hub"
+    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    return ValueError(
+        f"--model: {name!r} cannot be loaded as a {kind} ({reason}); give {', '.join(EMBEDDED_MODELS)}, the name of "
+        "a model of the hub, or a folder with config.json, model.safetensors and a tokenizer."
+    )
+
+
+def _token_limit(config: Any, tokenizer: PreTrainedTokenizerBase) -> int:
+    positions = getattr(config, "max_position_embeddings", None)
+    limits = [tokenizer.model_max_length]
+    if positions is not None:
+        # Families after RoBERTa count positions from behind the padding token's id.
+        offset = (config.pad_token_id or 0) + 1 if _counts_from_padding(config) else 0
+        limits.append(positions - offset)
+    return min(limits)
+
+
+def _counts_from_padding(config: Any) -> bool:
+    return any(config.model_type in family.model_types for family in FAMILIES if issubclass(family, RobertaPositions))

@@ -1,0 +1,64 @@
+"""The documents that settings name: loaded, cut down to what a run reads, and told apart from others."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from typing import Any
+
+from prefixprop.settings.run_settings import RunSettings
+from prefixprop.tasks import SPLIT_NAMES, Task, draw_sample, leave_out_fold, load_data
+
+# Which of a run's settings say where its data are: the arguments of `load_data`.
+DATA_SETTINGS = (
+    "task",
+    "data_dir",
+    "hub_dataset",
+    "hub_config",
+    "train_files",
+    "dev_files",
+    "test_files",
+    "text_column",
+    "label_column",
+    "id_column",
+)
+
+
+def load_run_task(settings: RunSettings) -> Task:
+    """Load the data set that the settings name, cut down to the documents that they allow.
+
+    With `folds`, dev is the left-out fold of train, after train was cut down, and test is empty.
+    """
+    return cut_to_run(load_whole_task(settings), settings)
+
+
+def cut_to_run(task: Task, settings: RunSettings) -> Task:
+    """Those documents of a data set that the settings allow."""
+    if not task.train:
+        raise ValueError(f"Task {task.name!r} has no train documents.")
+    task = _sampled(task, "train", settings)
+    if settings.folds is not None and settings.fold is not None:
+        task = leave_out_fold(task, settings.folds, settings.fold)
+    if not task.dev:
+        raise ValueError(f"Task {task.name!r} has no dev documents, by which runs are judged; give some.")
+    return _sampled(_sampled(task, "dev", settings), "test", settings)
+
+
+def _sampled(task: Task, split: str, settings: RunSettings) -> Task:
+    sample: Any = draw_sample(task.split(split), getattr(settings, f"max_{split}_documents"), settings.seed)
+    return replace(task, **{split: sample})
+
+
+def load_whole_task(settings: RunSettings) -> Task:
+    """The data set that the settings name."""
+    return load_data(**{name: getattr(settings, name) for name in DATA_SETTINGS})
+
+
+def fingerprint(task: Task) -> str:
+    """What tells a data set from every other: the same for the same documents, wherever they lie."""
+    digest = hashlib.sha256()
+    for split in SPLIT_NAMES:
+        digest.update(f"{split}:".encode())
+        for document in task.split(split):
+            digest.update(repr(document).encode("utf-8", "surrogatepass"))
+    return digest.hexdigest()[:16]

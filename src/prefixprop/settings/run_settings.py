@@ -1,0 +1,241 @@
+"""What one run is: every choice that decides its outcome, with the paper's hyperparameters as defaults.
+
+A field is declared once, here. Its flag, its key in a recipe, its help and its check all come from the declaration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import Field, dataclass, field, fields
+from typing import Any
+
+from prefixprop.attention.backends import BACKENDS
+from prefixprop.config import ALPHA_MODES, INITS, LAYOUTS, POOLINGS
+from prefixprop.kernels import KERNELS
+from prefixprop.models.candidate_scoring import CHUNK_REDUCTIONS
+from prefixprop.tasks.registry import TASKS
+
+METHOD_NAMES = ("prefix-propagation", "prefix-tuning", "fine-tuning", "head-only", "lora")
+PREFIX_METHODS = ("prefix-propagation", "prefix-tuning")
+PRECISIONS = ("auto", "fp32", "bf16")
+ATTENTION_BACKENDS = ("auto", *BACKENDS, "huggingface")
+KEPT_CHECKPOINTS = ("best", "last")
+EMBEDDED_MODELS = ("embedded", "embedded-512")
+
+# Groups of fields, as help shows them.
+DATA, MODEL, METHOD, OPTIMISATION, MACHINE = "Data", "Model", "Method", "Optimisation", "Machine"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a field's value may be, beyond its type."""
+
+    choices: Callable[[], Iterable[str]] | None = None
+    low: float | None = None
+    high: float | None = None
+    above: float | None = None
+    below: float | None = None
+    hint: str = ""  # what else to do where a choice is unknown
+
+
+def _option(
+    default: Any,
+    group: str,
+    help: str,
+    limits: Limits | None = None,
+    alias: str | None = None,
+    resumable: bool = False,
+) -> Any:
+    """A field; `resumable` ones may differ when a run is resumed, because the outcome does not hang on them."""
+    details = {"group": group, "help": help, "limits": limits or Limits(), "alias": alias, "resumable": resumable}
+    return field(default=default, metadata=details)
+
+
+def _one_of(*choices: str) -> Limits:
+    return Limits(choices=lambda: choices)
+
+
+_COUNT = Limits(low=1)
+_RATE = Limits(low=0, below=1)
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """One run. None means "as the paper does for this task and method", see `prefixprop.settings.paper`."""
+
+    task: str | None = _option(
+        None, DATA, "A data set that goes by a name.", Limits(choices=lambda: TASKS), resumable=False
+    )
+    data_dir: str | None = _option(None, DATA, "A local copy of the task's data.")
+    train_files: tuple[str, ...] = _option((), DATA, "Train documents of your own: .jsonl, .csv, .tsv, .parquet.")
+    dev_files: tuple[str, ...] = _option((), DATA, "Dev documents; without them a tenth of train is dev.")
+    test_files: tuple[str, ...] = _option((), DATA, "Test documents, if there are any.")
+    hub_dataset: str | None = _option(None, DATA, "A data set of the Hugging Face hub.")
+    hub_config: str | None = _option(None, DATA, "Its configuration.")
+    text_column: str = _option("text", DATA, "Column of the text, in files or a hub data set.")
+    label_column: str = _option("label", DATA, "Column of the label, a name or a number.")
+    id_column: str | None = _option(None, DATA, "Column of the document's id; its number if not set.")
+    max_train_documents: int | None = _option(
+        None, DATA, "Train on so many, drawn by the seed: small trials.", _COUNT
+    )
+    max_dev_documents: int | None = _option(None, DATA, "Judge on so many dev documents, drawn by the seed.", _COUNT)
+    max_test_documents: int | None = _option(
+        None, DATA, "Judge on so many test documents, drawn by the seed.", _COUNT
+    )
+    folds: int | None = _option(
+        None,
+        DATA,
+        "Divide train in so many folds, and judge on one of them, not on the task's dev.",
+        Limits(low=2),
+    )
+    fold: int | None = _option(
+        None, DATA, "Which of the --folds is left out of train and judged on, from 0.", Limits(low=0)
+    )
+
+    model: str = _option(
+        "embedded",
+        MODEL,
+        "'embedded' (longformer-mini-4096, in the package), 'embedded-512' (the same as RoBERTa), a model of the "
+        "hub, or a local folder.",
+    )
+    max_length: int | None = _option(
+        None, MODEL, "Longest document in tokens; if not set, the task's 4096 or the model's limit.", Limits(low=4)
+    )
+    chunk_reduction: str = _option(
+        "mean", MODEL, "WikiHop: how a candidate's scores over chunks become one.", _one_of(*CHUNK_REDUCTIONS)
+    )
+    max_chunks: int | None = _option(
+        None, MODEL, "WikiHop: read so many chunks of a question; all if not set.", _COUNT
+    )
+
+    method: str = _option("prefix-propagation", METHOD, "What is trained.", _one_of(*METHOD_NAMES))
+    num_virtual_tokens: int | None = _option(
+        None, METHOD, "Prefix length j; if not set, the paper's: 8, and 32 for WikiHop.", _COUNT
+    )
+    layout: str = _option("paper", METHOD, "Where the prefix stands.", _one_of(*LAYOUTS))
+    pooling: str = _option("cls", METHOD, "Which row the head reads.", _one_of(*POOLINGS))
+    prefix_dropout: float = _option(0.1, METHOD, "Dropout on the prefix.", _RATE)
+    init: str = _option("normal", METHOD, "How the prefix starts.", _one_of(*INITS))
+    reparameterize: bool = _option(False, METHOD, "Train the prefix through an MLP.")
+    kernel: str | None = _option(
+        None,
+        METHOD,
+        "Kernel decomposition (Eq. 3); none if not set.",
+        Limits(choices=lambda: KERNELS, hint="One of your own: prefixprop --import MODULE, which registers it."),
+    )
+    alpha: float = _option(0.005, METHOD, "Weight of the kernel attention, or where it starts.")
+    alpha_mode: str = _option("fixed", METHOD, "Fixed, or trained per layer, head or query.", _one_of(*ALPHA_MODES))
+    lora_rank: int = _option(8, METHOD, "LoRA: its rank.", _COUNT)
+    lora_alpha: float = _option(16.0, METHOD, "LoRA: its scale is this divided by the rank.", Limits(above=0))
+    lora_dropout: float = _option(0.1, METHOD, "LoRA: its dropout.", _RATE)
+    lora_targets: tuple[str, ...] = _option(
+        ("query", "value", "query_global", "value_global"),
+        METHOD,
+        "LoRA: names of the layers it changes; those that the model lacks are left out.",
+    )
+
+    learning_rate: float | None = _option(
+        None,
+        OPTIMISATION,
+        "Peak of the schedule; if not set, 5e-3 for prefixes, 3e-5 for fine-tuning (of the paper's grid), 1e-3 for "
+        "head-only, 5e-4 for LoRA.",
+        Limits(above=0),
+        alias="lr",
+    )
+    epochs: int | None = _option(
+        None, OPTIMISATION, "Passes over train; if not set, the paper's: 20 for Hyperpartisan, otherwise 10.", _COUNT
+    )
+    batch_size: int = _option(32, OPTIMISATION, "Documents per step, over all accumulation and processes.", _COUNT)
+    warmup: float = _option(0.1, OPTIMISATION, "Share of the steps in which the learning rate rises.", _RATE)
+    dropout: float = _option(0.1, OPTIMISATION, "Dropout of the model.", _RATE)
+    attention_dropout: float | None = _option(
+        None, OPTIMISATION, "Dropout of the attention weights; as dropout if not set.", _RATE
+    )
+    weight_decay: float = _option(0.01, OPTIMISATION, "AdamW's weight decay.", Limits(low=0))
+    max_grad_norm: float = _option(1.0, OPTIMISATION, "Gradients are clipped to this norm; 0: never.", Limits(low=0))
+    early_stopping: int = _option(
+        0, OPTIMISATION, "Stop after so many epochs without a better dev metric; 0: never.", Limits(low=0)
+    )
+    keep: str = _option(
+        "best", OPTIMISATION, "The epoch a run ends with: the best by the dev metric, or the last.",
+        _one_of(*KEPT_CHECKPOINTS),
+    )  # fmt: skip
+    seed: int = _option(1, OPTIMISATION, "Of everything random.", Limits(low=0, high=2**32 - 1))
+
+    device_batch_size: int = _option(
+        8, MACHINE, "Documents at once on a device; the rest of the batch is accumulated.", _COUNT, resumable=True
+    )
+    precision: str = _option(
+        "auto",
+        MACHINE,
+        "'auto' is bf16 on GPUs that have it (since Ampere), fp32 elsewhere.",
+        _one_of(*PRECISIONS),
+        resumable=True,
+    )
+    attention_backend: str = _option(
+        "auto", MACHINE, "What computes Longformer's attention.", _one_of(*ATTENTION_BACKENDS), resumable=True
+    )
+    gradient_checkpointing: bool = _option(
+        False, MACHINE, "Compute activations twice instead of keeping them: less memory, more time.", resumable=True
+    )
+    checkpoint_every: int = _option(
+        0, MACHINE, "Checkpoints every so many steps, beside those at the ends of epochs; 0: none.", Limits(low=0),
+        resumable=True,
+    )  # fmt: skip
+    checkpoint_seconds: float = _option(
+        30.0,
+        MACHINE,
+        "A checkpoint at the end of an epoch only if the last one (or the start) is at least so many seconds old; 0: "
+        "at every epoch's end.",
+        Limits(low=0),
+        resumable=True,
+    )
+    keep_checkpoints: bool = _option(
+        False,
+        MACHINE,
+        "Keep the last two checkpoints when the run has ended; one over within --checkpoint-seconds has none.",
+        resumable=True,
+    )
+    keep_weights: bool = _option(
+        True,
+        MACHINE,
+        "Keep what was trained, and the tokenizer; without them a run can be reported on, but cannot predict.",
+        resumable=True,
+    )
+    report_to: tuple[str, ...] = _option((), MACHINE, "Trackers, such as tensorboard or wandb.", resumable=True)
+
+    def __post_init__(self) -> None:
+        for declared in fields(self):
+            if isinstance(value := getattr(self, declared.name), list):
+                object.__setattr__(self, declared.name, tuple(value))
+
+    @property
+    def is_question_task(self) -> bool:
+        """Whether candidates are scored (WikiHop) rather than documents classified."""
+        return self.task == "wikihop"
+
+    @property
+    def is_prefix_method(self) -> bool:
+        return self.method in PREFIX_METHODS
+
+    @property
+    def data_name(self) -> str:
+        """What the data is called in reports and in the names of run directories."""
+        return self.task or (self.hub_dataset or "files").replace("/", "-")
+
+    @property
+    def metric(self) -> str:
+        """The measure on dev by which checkpoints and settings are chosen."""
+        return TASKS[self.task].metric if self.task else "micro_f1"
+
+
+SETTING_FIELDS: dict[str, Field] = {declared.name: declared for declared in fields(RunSettings)}
+
+
+def flag_of(name: str) -> str:
+    """The flag of a field: `--learning-rate` for `learning_rate`.
+
+    >>> flag_of("learning_rate")
+    '--learning-rate'
+    """
+    return "--" + name.replace("_", "-")

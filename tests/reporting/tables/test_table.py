@@ -1,0 +1,156 @@
+"""One table structure, four ways to write it."""
+
+from __future__ import annotations
+
+import io
+from html.parser import HTMLParser
+
+import pytest
+from rich.console import Console
+from scipy import stats
+
+from prefixprop.reporting.tables.markup import to_html, to_markdown
+from prefixprop.reporting.tables.table import (
+    ABSENT,
+    Better,
+    Cell,
+    Column,
+    Place,
+    Table,
+    interval_cell,
+    number_cell,
+    ranked,
+)
+from prefixprop.reporting.tables.terminal import print_table
+
+COLUMNS = (
+    Column("Method", is_text=True),
+    Column("F1, %", Better.HIGHER),
+    Column("F1, %", from_paper=True),
+    Column("ECE", Better.LOWER),
+)
+
+
+def table(*rows: tuple[Cell, ...]) -> Table:
+    return ranked(Table("name", "A_title & more", COLUMNS, rows, ("A note.",)))
+
+
+EXAMPLE = table(
+    (Cell("a_b|<c>"), number_cell([0.8, 0.9], 1, 100), Cell("99.0", 99.0), number_cell([0.2], 3)),
+    (Cell("second"), number_cell([0.7], 1, 100), Cell("50.0", 50.0), number_cell([0.1], 3)),
+    (Cell("third"), number_cell([0.6], 1, 100), ABSENT, ABSENT),
+)
+
+
+def test_a_number_is_the_mean_and_the_sample_deviation() -> None:
+    assert number_cell([0.8, 0.9], 1, 100).text == "85.0 ± 7.1"  # √(2 · 5² / 1)
+    assert number_cell([0.8], 1, 100).text == "80.0"
+    assert number_cell([], 1) == ABSENT
+
+
+def test_the_interval_is_that_of_student() -> None:
+    values = [0.80, 0.82, 0.87]
+    low, high = stats.t.interval(0.95, 2, loc=83, scale=stats.sem([100 * value for value in values]))
+    assert interval_cell(values, 1, 100).text == f"{low:.1f} to {high:.1f}"
+    assert number_cell(values, 1, 100).detail == f"3 seeds, 95 % interval {low:.1f} to {high:.1f}"
+    assert interval_cell([0.8], 1) == interval_cell([], 1) == ABSENT
+
+
+def test_best_and_second_are_marked_by_the_direction_of_the_column_and_the_papers_never() -> None:
+    assert [row[1].place for row in EXAMPLE.rows] == [Place.FIRST, Place.SECOND, Place.OTHER]
+    assert [row[2].place for row in EXAMPLE.rows] == [Place.OTHER] * 3
+    assert [row[3].place for row in EXAMPLE.rows] == [Place.SECOND, Place.FIRST, Place.OTHER]
+
+
+def test_what_is_printed_alike_is_ranked_alike() -> None:
+    cells = [number_cell([value], 1, 100) for value in (0.8331, 0.8334, 0.827, 0.7)]
+    marked = table(*((Cell("x"), cell, ABSENT, ABSENT) for cell in cells))
+    assert [row[1].place for row in marked.rows] == [Place.FIRST, Place.FIRST, Place.SECOND, Place.OTHER]
+    same = table(*((Cell("x"), cells[0], ABSENT, ABSENT) for _ in range(2)))
+    assert {row[1].place for row in same.rows} == {Place.OTHER}
+
+
+def test_a_row_of_the_wrong_length_is_refused() -> None:
+    with pytest.raises(ValueError, match="Row 1 of 'A_title & more' has 1 cells for 4 columns"):
+        table((ABSENT,))
+
+
+def test_markdown() -> None:
+    lines = to_markdown(EXAMPLE).splitlines()
+    assert lines[0] == r"### A\_title & more"
+    assert lines[2] == "| Method | F1, % ↑ | F1, % (paper) | ECE ↓ |"
+    assert lines[3] == "| --- | ---: | ---: | ---: |"
+    assert lines[4] == r"| a\_b\|\<c\> | **85.0 ± 7.1** | 99.0 | <u>0.200</u> |"
+    assert lines[6] == "| third | 60.0 | — | — |"
+    assert lines[-1] == "A note."
+
+
+class Cells(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cells: list[dict[str, str | None]] = []
+        self.texts: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag == "td":
+            self.cells.append(dict(attrs))
+            self.texts.append("")
+
+    def handle_data(self, data: str) -> None:
+        if self.texts:
+            self.texts[-1] += data.strip("\n")
+
+
+def test_html_cells_carry_their_sort_key_and_the_papers_their_class() -> None:
+    parser = Cells()
+    parser.feed(to_html(EXAMPLE))
+    assert parser.texts[:4] == ["a_b|<c>", "85.0 ± 7.1", "99.0", "0.200"]
+    assert [cell["data-key"] for cell in parser.cells[:4]] == ["a_b|<c>", "85.0", "99.0", "0.2"]
+    assert [cell.get("class") for cell in parser.cells[:4]] == ["text", None, "paper", None]
+    assert parser.cells[11]["data-key"] == ""
+    assert "<strong>85.0 ± 7.1</strong>" in to_html(EXAMPLE)
+
+
+def test_names_are_not_broken_at_their_hyphens() -> None:
+    names = table((Cell("prefix-propagation, <exp> kernel"), *EXAMPLE.rows[0][1:]))
+    assert "><span>prefix-propagation,</span> &lt;exp&gt; kernel</td>" in to_html(names)
+    parser = Cells()
+    parser.feed(to_html(names))
+    assert parser.texts[0] == parser.cells[0]["data-key"] == "prefix-propagation, <exp> kernel"
+
+
+def test_a_cell_tells_its_detail_where_the_pointer_is() -> None:
+    assert 'title="2 seeds, 95 % interval' in to_html(EXAMPLE)
+
+
+@pytest.mark.parametrize("width", range(44, 140, 7))
+def test_a_wide_table_keeps_to_the_terminal(width: int) -> None:
+    columns = (Column("Method", is_text=True), *(Column(f"p, test number {n}, corrected") for n in range(8)))
+    rows = ((Cell("prefix-propagation"), *(Cell(f"0.{n}12", 0.1) for n in range(8))),)
+    stream = io.StringIO()
+    print_table(Console(file=stream, width=width), Table("x", "A table", columns, rows))
+    shown = stream.getvalue()
+    assert max(map(len, shown.splitlines())) <= width
+    assert all(f"0.{n}12" in shown for n in range(8))
+
+
+@pytest.mark.parametrize("width", range(60, 120, 3))
+def test_a_turned_table_of_rows_of_different_widths_keeps_to_the_terminal(width: int) -> None:
+    columns = (Column("Method", is_text=True), *(Column(f"Measure number {n}, %") for n in range(20)))
+    names = ("fine-tuning", "lora", "prefix-propagation", "prefix-propagation, exp kernel", "head-only")
+    rows = tuple((Cell(name), *(Cell(f"7{n}.4 to 81.{n}") for n in range(20))) for name in names)
+    stream = io.StringIO()
+    print_table(Console(file=stream, width=width), Table("x", "A table", columns, rows))
+    shown = stream.getvalue()
+    assert max(map(len, shown.splitlines())) <= width
+    assert all(shown.count(f"7{n}.4 to 81.{n}") == len(names) for n in range(20))
+
+
+@pytest.mark.parametrize("width", [200, 40, 36])
+def test_numbers_are_not_cut_in_a_narrow_terminal(width: int) -> None:
+    stream = io.StringIO()
+    print_table(Console(file=stream, width=width), EXAMPLE)
+    shown = stream.getvalue()
+    assert "…" not in shown
+    for number in ("85.0 ± 7.1", "99.0", "0.200", "70.0", "0.100", "60.0"):
+        assert number in shown

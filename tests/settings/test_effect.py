@@ -1,0 +1,72 @@
+"""Flags that would change nothing are refused; sweeps and recipes may have settings for other methods."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prefixprop.experiments import read_plan
+from prefixprop.settings.effect import check_effect
+from prefixprop.settings.run_settings import SETTING_FIELDS
+from prefixprop.training import RunSettings, SettingsError
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"lora_rank": 4}, "--lora-rank: belongs to --method lora, and would change nothing here; leave it out."),
+        ({"alpha": 0.01}, "--alpha: belongs to a --kernel, such as exp"),
+        ({"method": "lora", "prefix_dropout": 0.0}, "--prefix-dropout: belongs to --method prefix-propagation and"),
+        ({"method": "fine-tuning", "num_virtual_tokens": 16}, "--num-virtual-tokens: belongs to --method prefix-"),
+        ({"max_chunks": 2}, "--max-chunks: belongs to --task wikihop"),
+        ({"text_column": "body"}, "--text-column: belongs to --train-files and --hub-dataset"),
+    ],
+)
+def test_what_has_no_effect_is_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(SettingsError) as raised:
+        check_effect(RunSettings(task="hyperpartisan", **changes), changes)
+    assert [problem.startswith(words) for problem in raised.value.problems] == [True]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"method": "lora", "lora_rank": 4},
+        {"kernel": "exp", "alpha": 0.01},
+        {"prefix_dropout": 0.0, "num_virtual_tokens": 16},
+        {"task": "wikihop", "max_chunks": 2},
+        {"task": None, "train_files": ("a.csv",), "text_column": "body"},
+    ],
+)
+def test_what_has_an_effect_is_not(changes: dict[str, Any]) -> None:
+    check_effect(replace(RunSettings(task="hyperpartisan"), **changes), changes)
+
+
+def test_what_has_no_effect_in_any_variant_of_a_sweep(tmp_path: Path) -> None:
+    path = tmp_path / "sweep.yaml"
+    path.write_text("task: hyperpartisan\nlora_rank: 4\nalpha: [0.1, 0.2]\nsearch: alpha\n")
+    with pytest.raises(SettingsError) as raised:
+        read_plan(path)
+    assert raised.value.problems == (
+        f"{path}:2: lora_rank: belongs to --method lora, which no run here has; leave it out.",
+        f"{path}:3: alpha: belongs to a --kernel, such as exp, which no run here has; leave it out.",
+    )
+
+
+def test_a_sweep_leaves_out_what_has_no_effect_in_a_variant(tmp_path: Path) -> None:
+    path = tmp_path / "sweep.yaml"
+    path.write_text(
+        "task: hyperpartisan\nnum_virtual_tokens: [8, 16]\nlora_rank: 4\n"
+        "variants:\n  prefix: {}\n  all of it: {method: fine-tuning}\n  lora: {method: lora}\n"
+    )
+    cells = [(cell.name, cell.settings.num_virtual_tokens, cell.settings.lora_rank) for cell in read_plan(path).cells]
+    usual = SETTING_FIELDS["lora_rank"].default
+    assert cells == [
+        ("hyperpartisan prefix num_virtual_tokens=8", 8, usual),
+        ("hyperpartisan prefix num_virtual_tokens=16", 16, usual),
+        ("hyperpartisan all of it", None, usual),
+        ("hyperpartisan lora", None, 4),
+    ]

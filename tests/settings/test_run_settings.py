@@ -1,0 +1,96 @@
+"""Settings: their checks, and the paper's values where none are given."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prefixprop.settings.paper import with_paper_defaults
+from prefixprop.settings.run_settings import SETTING_FIELDS
+from prefixprop.training import RunSettings, SettingsError, check_settings
+
+GOOD = RunSettings(task="hyperpartisan")
+
+
+def problems(processes: int = 1, **changes: Any) -> tuple[str, ...]:
+    with pytest.raises(SettingsError) as raised:
+        check_settings(replace(GOOD, **changes), processes)
+    return raised.value.problems
+
+
+def test_defaults_are_the_papers() -> None:
+    check_settings(GOOD)
+    run = with_paper_defaults(GOOD)
+    assert (run.epochs, run.num_virtual_tokens, run.learning_rate, run.attention_dropout) == (20, 8, 5e-3, 0.1)
+    assert (run.batch_size, run.warmup, run.dropout, run.prefix_dropout) == (32, 0.1, 0.1, 0.1)
+    questions = with_paper_defaults(RunSettings(task="wikihop", method="fine-tuning"))
+    assert (questions.epochs, questions.num_virtual_tokens, questions.learning_rate) == (10, 32, 3e-5)
+    assert questions.metric == "accuracy" and run.metric == "micro_f1"
+
+
+def test_what_is_set_stays() -> None:
+    run = with_paper_defaults(replace(GOOD, epochs=2, learning_rate=1.0, attention_dropout=0.0))
+    assert (run.epochs, run.learning_rate, run.attention_dropout) == (2, 1.0, 0.0)
+
+
+def test_every_setting_has_help_and_a_group() -> None:
+    assert all(declared.metadata["help"].endswith(".") for declared in SETTING_FIELDS.values())
+    assert {declared.metadata["group"] for declared in SETTING_FIELDS.values()} == {
+        "Data", "Model", "Method", "Optimisation", "Machine",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"epochs": 0}, "--epochs: must be at least 1, got 0."),
+        ({"epochs": "3"}, "--epochs: must be a whole number, got '3'."),
+        ({"seed": True}, "--seed: must be a whole number, got True."),
+        ({"warmup": 1.0}, "--warmup: must be at least 0 and less than 1, got 1.0."),
+        ({"learning_rate": 0.0}, "--learning-rate: must be more than 0"),
+        ({"learning_rate": float("nan")}, "--learning-rate: must be a number, got nan."),
+        ({"method": "prefix-tunning"}, "(did you mean 'prefix-tuning'?); choose one of prefix-propagation"),
+        ({"kernel": "gauss"}, "--kernel: 'gauss' is unknown; choose one of exp, rbf, poly, linear."),
+        ({"precision": None}, "--precision: needs text."),
+        ({"report_to": "wandb"}, "--report-to: must be a list of texts"),
+        ({"batch_size": 12}, "choose a multiple of 8."),
+        ({"alpha_mode": "layer"}, "--alpha-mode: layer needs a --kernel"),
+        ({"method": "lora", "kernel": "exp"}, "--kernel: is for prefix methods, and --method is lora."),
+        ({"method": "prefix-tuning", "pooling": "prefix"}, "--pooling: prefix-tuning adds no rows"),
+        ({"method": "lora", "lora_targets": ()}, "--lora-targets: name at least one layer"),
+        ({"train_files": ("x.csv",)}, "got --task and --train-files."),
+        ({"task": None}, "Give one source of data, one of --task, --train-files, --hub-dataset."),
+        ({"dev_files": ("x.csv",)}, "--dev-files: belongs to --train-files"),
+        ({"folds": 1, "fold": 0}, "--folds: must be at least 2, got 1."),
+        ({"folds": 5}, "--fold: --folds is 5, so say which is left out: 0 to 4."),
+        ({"fold": 0}, "--folds: --fold is given, so say how many there are: at least 2."),
+        ({"folds": 5, "fold": 5}, "--fold: of 5 --folds the last is 4, got 5."),
+        ({"folds": 5, "fold": -1}, "--fold: must be at least 0, got -1."),
+        ({"keep": "first"}, "--keep: 'first' is unknown; choose one of best, last."),
+        ({"data_dir": "/no/such/folder"}, "--data-dir: /no/such/folder is not a folder."),
+    ],
+)
+def test_problems_name_the_flag_and_what_is_allowed(changes: dict[str, Any], words: str) -> None:
+    assert any(words in problem for problem in problems(**changes)), problems(**changes)
+
+
+def test_all_problems_are_told_at_once() -> None:
+    assert len(problems(epochs=0, seed=-1, dropout=2.0)) == 3
+
+
+def test_processes_share_a_batch() -> None:
+    check_settings(GOOD, processes=4)
+    (problem,) = problems(processes=3)
+    assert "--device-batch-size 8 on each of 3 processes; choose a multiple of 24." in problem
+
+
+def test_missing_files_are_found_before_anything_starts(tmp_path: Path) -> None:
+    (problem,) = problems(task=None, train_files=(str(tmp_path / "none.csv"),))
+    assert "none.csv is not a file" in problem
+
+
+def test_lists_are_taken_for_tuples() -> None:
+    assert RunSettings(train_files=["a.jsonl"]) == RunSettings(train_files=("a.jsonl",))
