@@ -25,7 +25,7 @@ from prefixprop.models import load_default
 from prefixprop.tasks import ClassificationTask, encode_documents, load_task
 from prefixprop.training import RunSettings
 from prefixprop.training.batches import LengthGroupedOrder
-from prefixprop.training.methods import build_trainable
+from prefixprop.training.trainable import build_trainable
 
 REFERENCE_LENGTH = 4088  # the authors' released code pads every document to this
 MAX_LENGTH = 4096

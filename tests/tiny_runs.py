@@ -108,7 +108,7 @@ def make_wikihop_run(folder: Path, questions: dict[str, list[Question]], method:
 def make_results(run: Path, skill: float = 1.0, documents: int = 40, **settings: Any) -> Path:
     """A finished run without a model, whose invented predictions are better the more `skill` it has."""
     resolved = RunSettings(**({"task": "hyperpartisan", "epochs": 3, "max_length": 64} | settings))
-    questions, generator = resolved.is_question_task, np.random.default_rng([resolved.seed, int(100 * skill)])
+    questions, generator = resolved.answers_questions, np.random.default_rng([resolved.seed, int(100 * skill)])
     run.mkdir(parents=True)
     (run / "config.yaml").write_text(settings_to_yaml(resolved), encoding="utf-8")
     if not questions:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import os
 from dataclasses import dataclass, field
@@ -13,12 +14,9 @@ from peft import PeftConfig, TaskType
 from peft.utils import SAFETENSORS_WEIGHTS_NAME, WEIGHTS_NAME
 from safetensors import SafetensorError, safe_open
 
+from prefixprop.choices import ALPHA_MODES, INITS, LAYOUTS, POOLINGS
 from prefixprop.kernels import build_kernel
 
-LAYOUTS = ("paper", "reference")
-POOLINGS = ("cls", "prefix")
-INITS = ("normal", "vocab")
-ALPHA_MODES = ("fixed", "layer", "head", "query")
 TASK_TYPES = (TaskType.SEQ_CLS, TaskType.TOKEN_CLS, TaskType.QUESTION_ANS, TaskType.FEATURE_EXTRACTION)
 
 
@@ -198,3 +196,7 @@ def _check_choice(owner: str, option: str, value: object, allowed: tuple[str, ..
 def _check_count(owner: str, option: str, value: object) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ValueError(f"{owner}: {option}={value!r} must be a whole number of at least 1.")
+
+
+# Whoever has a configuration can use it with peft: the tuners, made of what stands above, make themselves known.
+importlib.import_module("prefixprop.tuners")

@@ -12,11 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor
-
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from prefixprop.config import PrefixConfig
 
 
@@ -32,6 +30,8 @@ class Kernel(ABC):
 
     def weights(self, query: Tensor, key: Tensor) -> Tensor:
         """Similarities normalised over the keys."""
+        import torch  # not above: the command line lists kernels before it loads PyTorch
+
         similarity = self.similarity(query, key)
         total = similarity.sum(dim=-1, keepdim=True)
         return similarity / total.clamp(min=torch.finfo(similarity.dtype).tiny)
@@ -121,6 +121,8 @@ class Linear(Kernel):
     """φ(q) · φ(k) with φ(x) = elu(x / d^¼) + 1 (Katharopoulos et al., 2020)."""
 
     def similarity(self, query: Tensor, key: Tensor) -> Tensor:
+        from torch.nn import functional as F
+
         root = query.shape[-1] ** 0.25
         return (F.elu(query / root) + 1) @ (F.elu(key / root) + 1).transpose(-1, -2)
 

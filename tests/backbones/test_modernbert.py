@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from prefixprop.training import RunSettings
-from prefixprop.training.methods import build_trainable
+from prefixprop.training.trainable import build_trainable
 
 from tiny import adapt, batch, both_methods, tiny_model
 

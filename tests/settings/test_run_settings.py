@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from prefixprop.settings.paper import with_paper_defaults
+from prefixprop.settings.resolve import resolve
 from prefixprop.settings.run_settings import SETTING_FIELDS
 from prefixprop.training import RunSettings, SettingsError, check_settings
 
@@ -23,16 +23,16 @@ def problems(processes: int = 1, **changes: Any) -> tuple[str, ...]:
 
 def test_defaults_are_the_papers() -> None:
     check_settings(GOOD)
-    run = with_paper_defaults(GOOD)
+    run = resolve(GOOD)
     assert (run.epochs, run.num_virtual_tokens, run.learning_rate, run.attention_dropout) == (20, 8, 5e-3, 0.1)
     assert (run.batch_size, run.warmup, run.dropout, run.prefix_dropout) == (32, 0.1, 0.1, 0.1)
-    questions = with_paper_defaults(RunSettings(task="wikihop", method="fine-tuning"))
+    questions = resolve(RunSettings(task="wikihop", method="fine-tuning"))
     assert (questions.epochs, questions.num_virtual_tokens, questions.learning_rate) == (10, 32, 3e-5)
     assert questions.metric == "accuracy" and run.metric == "micro_f1"
 
 
 def test_what_is_set_stays() -> None:
-    run = with_paper_defaults(replace(GOOD, epochs=2, learning_rate=1.0, attention_dropout=0.0))
+    run = resolve(replace(GOOD, epochs=2, learning_rate=1.0, attention_dropout=0.0))
     assert (run.epochs, run.learning_rate, run.attention_dropout) == (2, 1.0, 0.0)
 
 
@@ -57,9 +57,6 @@ def test_every_setting_has_help_and_a_group() -> None:
         ({"precision": None}, "--precision: needs text."),
         ({"report_to": "wandb"}, "--report-to: must be a list of texts"),
         ({"batch_size": 12}, "choose a multiple of 8."),
-        ({"alpha_mode": "layer"}, "--alpha-mode: layer needs a --kernel"),
-        ({"method": "lora", "kernel": "exp"}, "--kernel: is for prefix methods, and --method is lora."),
-        ({"method": "prefix-tuning", "pooling": "prefix"}, "--pooling: prefix-tuning adds no rows"),
         ({"method": "lora", "lora_targets": ()}, "--lora-targets: name at least one layer"),
         ({"train_files": ("x.csv",)}, "got --task and --train-files."),
         ({"task": None}, "Give one source of data, one of --task, --train-files, --hub-dataset."),

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from prefixprop.settings.paper import with_paper_defaults
-from prefixprop.settings.run_settings import METHOD_NAMES
+from prefixprop.settings.methods import METHODS
+from prefixprop.settings.resolve import resolve
 from prefixprop.training import RunSettings, override, plan, read_settings
 
 from tiny_training import save_tiny_model, write_documents, write_questions
@@ -39,7 +39,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_there_are_recipes_for_every_task_and_method() -> None:
     settings = [override(RunSettings(), read_settings(recipe)) for recipe in RECIPES]
     assert {run.task for run in settings} == {"hyperpartisan", "newsgroups", "arxiv", "wikihop"}
-    assert {run.method for run in settings} == set(METHOD_NAMES)
+    assert {run.method for run in settings} == set(METHODS)
     assert any(run.kernel for run in settings)
 
 
@@ -67,5 +67,5 @@ def test_recipe_has_the_papers_values(recipe: Path) -> None:
     settings = override(RunSettings(), read_settings(recipe))
     assert settings.early_stopping > 0
     bare = RunSettings(task=settings.task, method=settings.method, kernel=settings.kernel, early_stopping=5)
-    assert with_paper_defaults(settings) == with_paper_defaults(bare)
+    assert resolve(settings) == resolve(bare)
     assert settings.batch_size == 32 and settings.epochs == (20 if settings.task == "hyperpartisan" else 10)

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from prefixprop.attention import compiled, sliding_window
+from prefixprop.choices import BACKENDS
 
-BACKENDS = ("sdpa", "triton")
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 LEAST_CAPABILITY = (8, 0)  # Ampere: what Triton supports, and the first with bfloat16
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # Triton on the CPU: slow, for tests

@@ -11,7 +11,7 @@ from rich.table import Table
 from prefixprop.backbones import SUPPORTED_MODEL_TYPES
 from prefixprop.config import PrefixConfig
 from prefixprop.kernels import KERNELS
-from prefixprop.registration import METHODS
+from prefixprop.tuners.registration import METHODS
 
 
 def methods() -> None:

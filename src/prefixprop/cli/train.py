@@ -21,7 +21,7 @@ from prefixprop.cli.settings_options import with_settings_options
 from prefixprop.evaluation.temperature import is_bound
 from prefixprop.runs.directory import RunDirectory
 from prefixprop.settings.check import check_settings
-from prefixprop.settings.effect import check_effect, reset, without_effect
+from prefixprop.settings.idle import refuse_idle
 from prefixprop.settings.recipe import override, read_settings, settings_to_yaml
 from prefixprop.settings.run_settings import RunSettings
 from prefixprop.training.stopping import StopWatch, asked_by_signals
@@ -96,9 +96,8 @@ def _settings(config: Path | None, flags: dict[str, Any], resumed: Path | None) 
     settings = usual if config is None else override(usual, read_settings(config))
     settings = override(settings, flags)
     check_settings(settings, process_count())
-    check_effect(settings, flags)
-    # A recipe may be one for several methods.
-    return reset(settings, without_effect(settings), usual)
+    refuse_idle(settings, flags)
+    return settings
 
 
 def _show_plan(console: Console, run: RunPlan) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from prefixprop.settings.paper import with_paper_defaults
+from prefixprop.settings.resolve import resolve
 from prefixprop.settings.run_settings import SETTING_FIELDS, RunSettings
 
 SEEDS_STAGE = "seeds"
@@ -135,7 +135,7 @@ def run_name(settings: RunSettings) -> str:
 
     Only what differs from the defaults is hashed, so that a setting added in a later version leaves old names alone.
     """
-    resolved, defaults = with_paper_defaults(settings), RunSettings()
+    resolved, defaults = resolve(settings), RunSettings()
     decisive = {
         name: getattr(resolved, name)
         for name, declared in SETTING_FIELDS.items()

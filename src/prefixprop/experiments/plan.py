@@ -22,7 +22,7 @@ from typing import Any
 from prefixprop.experiments.cells import Axis, Cell, run_name
 from prefixprop.experiments.cross_validation import CROSS_VALIDATION, CrossValidation, read_cross_validation
 from prefixprop.settings.check import TEXTS, SettingsError, check_settings, field_type, value_problem
-from prefixprop.settings.effect import reset, without_effect
+from prefixprop.settings.idle import idle_settings, with_defaults
 from prefixprop.settings.recipe import as_declared, override, setting_name, unknown_setting
 from prefixprop.settings.run_settings import DATA, SETTING_FIELDS, RunSettings
 from prefixprop.settings.yaml_entries import YamlEntry, YamlValue, read_entries
@@ -38,6 +38,7 @@ class SweepPlan:
 
     name: str
     cells: tuple[Cell, ...]
+    notes: tuple[str, ...] = ()  # what a user should know: settings that no run uses
 
     @property
     def size(self) -> int:
@@ -64,7 +65,7 @@ def read_plan(path: str | Path, data_dirs: Mapping[str, str] | None = None) -> S
     cells = reader.cells(data_dirs or {})
     if reader.problems:
         raise SettingsError(list(dict.fromkeys(reader.problems)))
-    return SweepPlan(Path(path).stem, cells)
+    return SweepPlan(Path(path).stem, cells, tuple(reader.notes))
 
 
 class _Reader:
@@ -73,6 +74,7 @@ class _Reader:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.problems: list[str] = []
+        self.notes: list[str] = []
         self._lines: dict[str, int] = {}  # where a setting has its first value that is not the default
         self._used: set[str] = set()  # settings that change something in some cell
 
@@ -94,7 +96,7 @@ class _Reader:
             return ()
         cells = tuple(cell for variant in merged for cell in self._cells_of(variant, searched, data_dirs))
         self._check_apart(cells)
-        self._check_used(cells)
+        self._note_unused(cells)
         if validation is None:
             return cells
         return tuple(replace(cell, judges=validation.judges(cell.seeds[0])) for cell in cells)
@@ -111,12 +113,12 @@ class _Reader:
                     "their own (a file each, --runs-dir)."
                 )
 
-    def _check_used(self, cells: Sequence[Cell]) -> None:
-        """What changes something in some cells may be shared by all; what changes nothing anywhere is a mistake."""
-        owners = {name: owner for cell in cells for name, owner in without_effect(cell.settings).items()}
+    def _note_unused(self, cells: Sequence[Cell]) -> None:
+        """What changes something in some cells may be shared by all; what changes nothing anywhere is told."""
+        owners = {name: owner for cell in cells for name, owner in idle_settings(cell.settings).items()}
         for name, line in self._lines.items():
             if name in owners and name not in self._used:
-                self._problem(line, f"{name}: belongs to {owners[name]}, which no run here has; leave it out.")
+                self.notes.append(f"{self.path}:{line}: {name} belongs to {owners[name]}, which no run here has.")
 
     def _problem(self, line: int, text: str) -> None:
         self.problems.append(f"{self.path}:{line}: {text}")
@@ -212,8 +214,8 @@ class _Reader:
         for values in product(*(axis.values for axis in compared)):
             chosen = {axis.name: value for axis, value in zip(compared, values, strict=True)}
             settings = override(RunSettings(), {**chosen, "seed": seeds[0]})
-            idle = _without_effect(settings, [axes[name] for name in searched if name in axes])
-            settings = reset(settings, idle)
+            idle = _always_idle(settings, [axes[name] for name in searched if name in axes])
+            settings = with_defaults(settings, idle)
             self._used |= set(axes) - idle
             if settings.task is not None and settings.task in data_dirs:
                 settings = replace(settings, data_dir=data_dirs[settings.task])
@@ -236,13 +238,13 @@ class _Reader:
                         self._problem(line, problem)
 
 
-def _without_effect(settings: RunSettings, searched: list[Axis]) -> set[str]:
+def _always_idle(settings: RunSettings, searched: list[Axis]) -> set[str]:
     """What changes nothing, whichever of the searched values is chosen: an alpha, if no kernel is among them."""
     possible = [
         override(settings, dict(zip((axis.name for axis in searched), values, strict=True)))
         for values in product(*(axis.values for axis in searched))
     ]
-    return set.intersection(*(set(without_effect(chosen)) for chosen in possible))
+    return set.intersection(*(set(idle_settings(chosen)) for chosen in possible))
 
 
 def _axis_items(name: str, value: YamlValue) -> tuple[YamlValue, ...]:

@@ -22,10 +22,10 @@ from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedMode
 from transformers.modeling_outputs import MultipleChoiceModelOutput
 
 from prefixprop.backbones import find_backbone
+from prefixprop.choices import CHUNK_REDUCTIONS
 from prefixprop.models.embedded import EmbeddedModel
 from prefixprop.models.special_tokens import SpecialTokenEmbedding
 
-CHUNK_REDUCTIONS = ("mean", "sum")
 NUM_SPECIAL_TOKENS = 4
 
 # Names of the modules that every method trains, and every adapter saves, beside what is the method's own.

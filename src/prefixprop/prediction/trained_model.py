@@ -22,7 +22,6 @@ from prefixprop.attention import install
 from prefixprop.evaluation import Temperature
 from prefixprop.models.precision import hold_frozen_in_bfloat16
 from prefixprop.prediction.predictor import Prediction, PredictionOptions, predict_window, windows
-from prefixprop.prediction.preparation import preparation_of
 from prefixprop.prediction.summary import PredictionSummary
 from prefixprop.prediction.token_batches import DEFAULT_BATCH_TOKENS, classify
 from prefixprop.prediction.weights import load_trained
@@ -97,7 +96,7 @@ class TrainedModel:
     @property
     def answers_questions(self) -> bool:
         """Whether this is a run on WikiHop, for questions with candidates."""
-        return self.settings.is_question_task
+        return self.settings.answers_questions
 
     @property
     def pad_token_id(self) -> int:
@@ -147,7 +146,7 @@ def load_run(run_dir: str | Path, device: str | torch.device | None = None) -> T
         )
     temperature = run_files.read_temperature(run_dir)
     tokenizer = _load_tokenizer(directory.tokenizer)
-    label_names = None if settings.is_question_task else run_files.read_labels(run_dir)
+    label_names = None if settings.answers_questions else run_files.read_labels(run_dir)
     model = load_trained(run_dir, settings, tokenizer, label_names)
     # Which of the fast backends the run used says nothing about this machine.
     if settings.attention_backend != "huggingface" and _has_longformer(model):
@@ -164,7 +163,7 @@ def load_run(run_dir: str | Path, device: str | torch.device | None = None) -> T
         max_length=settings.max_length,
         temperature=temperature,
         settings=settings,
-        prepare=preparation_of(settings.task),
+        prepare=settings.task_row.prepare,
     )
 
 

@@ -19,8 +19,8 @@ from transformers.utils import logging
 
 from prefixprop.models import CandidateScorer
 from prefixprop.settings.base_model import load_base_model
+from prefixprop.settings.methods import ADAPTER, HEAD, HEAD_FILE, MODEL
 from prefixprop.settings.run_settings import RunSettings
-from prefixprop.training.methods import ADAPTER_FOLDER, HEAD_FILE, HEAD_FOLDER, MODEL_FOLDER
 
 _AGAIN = "train the run again, or restore the file from a copy"
 _LONGEST_PROBLEM = 300  # characters of a library's message; some list every weight
@@ -33,7 +33,7 @@ def load_trained(
 
     Without label names it is one for questions with candidates (WikiHop). `tokenizer` is the run's own.
     """
-    places = (ADAPTER_FOLDER, MODEL_FOLDER, HEAD_FOLDER)
+    places = (ADAPTER, MODEL, HEAD)
     parts = [part for part in places if (run_dir / part).is_dir()]
     if len(parts) != 1:
         found = " and ".join(parts) or "none of them"
@@ -42,11 +42,11 @@ def load_trained(
             f"there is {found}; {_AGAIN}."
         )
     with _quiet():
-        if parts == [MODEL_FOLDER]:
+        if parts == [MODEL]:
             model_class = CandidateScorer if label_names is None else AutoModelForSequenceClassification
-            model = _whole_model(run_dir / MODEL_FOLDER, model_class)
+            model = _whole_model(run_dir / MODEL, model_class)
         else:
-            put_on = {ADAPTER_FOLDER: _with_adapter, HEAD_FOLDER: _with_head}[parts[0]]
+            put_on = {ADAPTER: _with_adapter, HEAD: _with_head}[parts[0]]
             model = put_on(_base_model(run_dir, settings, tokenizer, label_names), run_dir / parts[0])
     if label_names is not None and model.config.num_labels != len(label_names):
         raise ValueError(

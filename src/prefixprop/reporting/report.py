@@ -21,7 +21,7 @@ from prefixprop.reporting.tables.results import result_tables
 from prefixprop.reporting.tables.significance import DEFAULT_BASELINE
 from prefixprop.reporting.tables.table import Table
 from prefixprop.runs.finished import SPLITS, FoundRuns, find_runs
-from prefixprop.settings.run_settings import METHOD_NAMES
+from prefixprop.settings.methods import METHODS
 
 PAGE, TABLES, FIGURES = "report.html", "tables", "figures"
 
@@ -88,8 +88,8 @@ def make_report(
     """
     if split is not None and split not in SPLITS:
         raise ValueError(f"--split {split!r} is unknown; choose one of {', '.join(SPLITS)}, or none for both.")
-    if baseline not in METHOD_NAMES:
-        raise ValueError(f"--baseline {baseline!r} is unknown; choose one of {', '.join(METHOD_NAMES)}.")
+    if baseline not in METHODS:
+        raise ValueError(f"--baseline {baseline!r} is unknown; choose one of {', '.join(METHODS)}.")
     given = list(paths)
     if not given and not benchmarks:
         raise ValueError("There is nothing to report on; give run directories, or files of benchmarks with --bench.")

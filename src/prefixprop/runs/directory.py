@@ -10,7 +10,7 @@
 | `predictions/dev.jsonl`, `predictions/test.jsonl` | every document's label, logits and uncalibrated probabilities |
 | `temperature.json` | the temperature fitted on dev |
 | `metrics.json` | all measures, before and after calibration; its presence says that the run is finished |
-| `adapter/`, `model/` or `head/` | what was trained, see `prefixprop.training.methods` |
+| `adapter/`, `model/` or `head/` | what was trained, see `prefixprop.settings.methods` |
 | `tokenizer/` | the tokenizer; neither it nor what was trained is there with `keep_weights: false` |
 | `README.md` | the model card |
 | `checkpoints/` | the last two, while the run is going on; with `keep_checkpoints` also after it |
@@ -32,8 +32,8 @@ from pathlib import Path
 from typing import Any
 
 from prefixprop.atomic_files import clear_leftovers, write_text
-from prefixprop.runs.claim import Claim, claim
-from prefixprop.training.methods import METHODS
+from prefixprop.runs.claim import claim
+from prefixprop.settings.methods import METHODS
 from prefixprop.settings.run_settings import RunSettings
 from prefixprop.settings.recipe import differences, has_all_settings, override, read_settings, settings_to_yaml
 
@@ -171,9 +171,9 @@ class RunDirectory:
         clear_leftovers(self.path)
         write_text(self.config, settings_to_yaml(settings))
 
-    def claimed(self, tell: Callable[[str], None] = warnings.warn) -> contextlib.AbstractContextManager[Claim]:
+    def claimed(self) -> contextlib.AbstractContextManager[None]:
         """Keep other processes from training here; the claim ends with the process, however that ends."""
-        return claim(self.path, tell)
+        return claim(self.path)
 
     def _others(self) -> list[str]:
         """What is here beside the run."""

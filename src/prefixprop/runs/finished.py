@@ -18,8 +18,7 @@ from prefixprop.runs.sweep_notes import read_failures, runs_that_only_chose
 from prefixprop.tasks.json_lines import read_json_lines
 from prefixprop.runs.directory import RunDirectory
 from prefixprop.settings.run_settings import RunSettings
-from prefixprop.settings.effect import reset, without_effect
-from prefixprop.settings.paper import with_paper_defaults
+from prefixprop.settings.resolve import resolve
 from prefixprop.runs.directory import DOCUMENTS
 from prefixprop.settings.run_settings import SETTING_FIELDS
 
@@ -162,7 +161,7 @@ def read_run(directory: Path) -> Run:
     run = Run(
         path=directory,
         # What has no effect makes no row of its own.
-        settings=with_paper_defaults(reset(settings, without_effect(settings))),
+        settings=resolve(settings),
         metrics=run_files.read_metrics(directory),
         environment=environment,
         history=tuple(read_json_lines(files.history)) if files.history.is_file() else (),

@@ -17,10 +17,11 @@ from transformers import (
 
 from prefixprop.backbones import FAMILIES
 from prefixprop.backbones.base import RobertaPositions
+from prefixprop.choices import EMBEDDED_MODELS
 from prefixprop.models import candidate_scorer, load_default
 from prefixprop.models.embedded import EmbeddedModel
-from prefixprop.settings.run_settings import EMBEDDED_MODELS, RunSettings
-from prefixprop.tasks import TASKS, add_special_tokens
+from prefixprop.settings.run_settings import RunSettings
+from prefixprop.tasks import add_special_tokens
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ def load_base_model(settings: RunSettings, tokenizer: PreTrainedTokenizerBase | 
         overrides = {key: value for key, value in _dropout(settings).items() if hasattr(config, key)}
     if settings.is_prefix_method and settings.layout == "reference" and settings.num_virtual_tokens:
         limit -= settings.num_virtual_tokens  # the released code shifts real tokens behind the prefix
-    first_special_token = add_special_tokens(tokenizer) if settings.is_question_task else 0
+    first_special_token = add_special_tokens(tokenizer) if settings.answers_questions else 0
 
     def build(label_names: tuple[str, ...] | None) -> PreTrainedModel:
         if label_names is None:
@@ -78,7 +79,7 @@ def load_base_model(settings: RunSettings, tokenizer: PreTrainedTokenizerBase | 
 def choose_max_length(settings: RunSettings, base: BaseModel) -> int:
     """The longest document: as set, or what the paper reads of the task as far as the model goes."""
     if settings.max_length is None:
-        return min(TASKS[settings.task].max_length if settings.task else base.limit, base.limit)
+        return min(settings.task_row.max_length or base.limit, base.limit)
     if settings.max_length > base.limit:
         raise ValueError(
             f"--max-length: {settings.max_length} tokens are more than the {base.limit} that {base.name} reads here; "

@@ -107,7 +107,8 @@ def _range_problem(value: float, limits: Limits) -> str | None:
 def _joint_problems(settings: RunSettings, processes: int) -> Iterator[str]:
     yield from _source_problems(settings)
     yield from _fold_problems(settings)
-    yield from _method_problems(settings)
+    if settings.method == "lora" and not settings.lora_targets:
+        yield "--lora-targets: name at least one layer, such as query."
     if settings.keep_checkpoints and not settings.keep_weights:
         yield "--keep-checkpoints: checkpoints are weights, and --no-keep-weights keeps none; leave one of them out."
     at_once = settings.device_batch_size * processes
@@ -149,19 +150,3 @@ def _fold_problems(settings: RunSettings) -> Iterator[str]:
         yield "--folds: --fold is given, so say how many there are: at least 2."
     if settings.folds is not None and settings.fold is not None and settings.fold >= settings.folds:
         yield f"--fold: of {settings.folds} --folds the last is {settings.folds - 1}, got {settings.fold}."
-
-
-def _method_problems(settings: RunSettings) -> Iterator[str]:
-    if not settings.is_prefix_method:
-        defaults = {"kernel": None, "layout": "paper", "pooling": "cls", "init": "normal", "reparameterize": False}
-        for name, default in defaults.items():
-            if getattr(settings, name) != default:
-                yield f"{flag_of(name)}: is for prefix methods, and --method is {settings.method}."
-    if settings.pooling == "prefix" and settings.method == "prefix-tuning":
-        yield "--pooling: prefix-tuning adds no rows that could be pooled; use cls."
-    if settings.pooling == "prefix" and settings.is_question_task:
-        yield "--pooling: WikiHop scores candidates and pools nothing; use cls."
-    if settings.alpha_mode != "fixed" and settings.kernel is None:
-        yield f"--alpha-mode: {settings.alpha_mode} needs a --kernel, such as exp."
-    if settings.method == "lora" and not settings.lora_targets:
-        yield "--lora-targets: name at least one layer, such as query."

@@ -9,18 +9,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import Field, dataclass, field, fields
 from typing import Any
 
-from prefixprop.attention.backends import BACKENDS
-from prefixprop.config import ALPHA_MODES, INITS, LAYOUTS, POOLINGS
+from prefixprop.choices import ALPHA_MODES, BACKENDS, CHUNK_REDUCTIONS, INITS, LAYOUTS, POOLINGS
 from prefixprop.kernels import KERNELS
-from prefixprop.models.candidate_scoring import CHUNK_REDUCTIONS
-from prefixprop.tasks.registry import TASKS
+from prefixprop.settings.methods import METHODS, Method
+from prefixprop.tasks.registry import OWN_DOCUMENTS, TASKS, TaskSource
 
-METHOD_NAMES = ("prefix-propagation", "prefix-tuning", "fine-tuning", "head-only", "lora")
-PREFIX_METHODS = ("prefix-propagation", "prefix-tuning")
 PRECISIONS = ("auto", "fp32", "bf16")
 ATTENTION_BACKENDS = ("auto", *BACKENDS, "huggingface")
 KEPT_CHECKPOINTS = ("best", "last")
-EMBEDDED_MODELS = ("embedded", "embedded-512")
 
 # Groups of fields, as help shows them.
 DATA, MODEL, METHOD, OPTIMISATION, MACHINE = "Data", "Model", "Method", "Optimisation", "Machine"
@@ -55,13 +51,25 @@ def _one_of(*choices: str) -> Limits:
     return Limits(choices=lambda: choices)
 
 
+def _by_task(name: str) -> str:
+    """What the paper has for every task: `10, and 20 for hyperpartisan`."""
+    usual = getattr(OWN_DOCUMENTS, name)
+    others = [f"{getattr(task, name)} for {task.name}" for task in TASKS.values() if getattr(task, name) != usual]
+    return ", and ".join([str(usual), *others])
+
+
+def _rates() -> str:
+    """The learning rate of every method: `0.005 for prefix-propagation, ...`."""
+    return ", ".join(f"{method.learning_rate:g} for {method.name}" for method in METHODS.values())
+
+
 _COUNT = Limits(low=1)
 _RATE = Limits(low=0, below=1)
 
 
 @dataclass(frozen=True)
 class RunSettings:
-    """One run. None means "as the paper does for this task and method", see `prefixprop.settings.paper`."""
+    """One run. None means "as the paper does for this task and method", see `prefixprop.settings.resolve`."""
 
     task: str | None = _option(
         None, DATA, "A data set that goes by a name.", Limits(choices=lambda: TASKS), resumable=False
@@ -108,9 +116,9 @@ class RunSettings:
         None, MODEL, "WikiHop: read so many chunks of a question; all if not set.", _COUNT
     )
 
-    method: str = _option("prefix-propagation", METHOD, "What is trained.", _one_of(*METHOD_NAMES))
+    method: str = _option("prefix-propagation", METHOD, "What is trained.", _one_of(*METHODS))
     num_virtual_tokens: int | None = _option(
-        None, METHOD, "Prefix length j; if not set, the paper's: 8, and 32 for WikiHop.", _COUNT
+        None, METHOD, f"Prefix length j; if not set, the paper's: {_by_task('num_virtual_tokens')}.", _COUNT
     )
     layout: str = _option("paper", METHOD, "Where the prefix stands.", _one_of(*LAYOUTS))
     pooling: str = _option("cls", METHOD, "Which row the head reads.", _one_of(*POOLINGS))
@@ -137,13 +145,12 @@ class RunSettings:
     learning_rate: float | None = _option(
         None,
         OPTIMISATION,
-        "Peak of the schedule; if not set, 5e-3 for prefixes, 3e-5 for fine-tuning (of the paper's grid), 1e-3 for "
-        "head-only, 5e-4 for LoRA.",
+        f"Peak of the schedule; if not set, {_rates()}.",
         Limits(above=0),
         alias="lr",
     )
     epochs: int | None = _option(
-        None, OPTIMISATION, "Passes over train; if not set, the paper's: 20 for Hyperpartisan, otherwise 10.", _COUNT
+        None, OPTIMISATION, f"Passes over train; if not set, the paper's: {_by_task('epochs')}.", _COUNT
     )
     batch_size: int = _option(32, OPTIMISATION, "Documents per step, over all accumulation and processes.", _COUNT)
     warmup: float = _option(0.1, OPTIMISATION, "Share of the steps in which the learning rate rises.", _RATE)
@@ -210,13 +217,22 @@ class RunSettings:
                 object.__setattr__(self, declared.name, tuple(value))
 
     @property
-    def is_question_task(self) -> bool:
+    def task_row(self) -> TaskSource:
+        """What is known of the task; for documents of one's own, what holds for all of them."""
+        return OWN_DOCUMENTS if self.task is None else TASKS[self.task]
+
+    @property
+    def method_row(self) -> Method:
+        return METHODS[self.method]
+
+    @property
+    def answers_questions(self) -> bool:
         """Whether candidates are scored (WikiHop) rather than documents classified."""
-        return self.task == "wikihop"
+        return self.task_row.answers_questions
 
     @property
     def is_prefix_method(self) -> bool:
-        return self.method in PREFIX_METHODS
+        return self.method_row.is_prefix
 
     @property
     def data_name(self) -> str:
@@ -226,7 +242,7 @@ class RunSettings:
     @property
     def metric(self) -> str:
         """The measure on dev by which checkpoints and settings are chosen."""
-        return TASKS[self.task].metric if self.task else "micro_f1"
+        return self.task_row.metric
 
 
 SETTING_FIELDS: dict[str, Field] = {declared.name: declared for declared in fields(RunSettings)}

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from prefixprop.tasks.candidate_input import QuestionInput
 from prefixprop.tasks.document_batches import PADDING_SIDES
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,8 @@ class CandidateCollator:
             raise ValueError(f"padding_side={self.padding_side!r} is unknown; choose right or left.")
 
     def __call__(self, questions: Sequence[QuestionInput]) -> dict[str, Tensor]:
+        import torch
+
         rows = [(place, chunk) for place, question in enumerate(questions) for chunk in question.chunks]
         length = max(len(questions[place].candidate_part) + len(chunk) for place, chunk in rows)
         width = max(len(question.candidate_positions) for question in questions)

@@ -11,14 +11,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from transformers import AddedToken, PreTrainedTokenizerBase
 
 from prefixprop.tasks.encoding import readable
 from prefixprop.tasks.wikihop import Question
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 SPECIAL_TOKENS = ("[question]", "[/question]", "[ent]", "[/ent]")
 
@@ -70,6 +72,8 @@ class QuestionInput:
 
 def add_special_tokens(tokenizer: PreTrainedTokenizerBase) -> int:
     """Add the four special tokens to a tokenizer, unless it has them; returns the first of their consecutive ids."""
+    from transformers import AddedToken
+
     for role in ("cls_token", "sep_token", "pad_token"):
         if getattr(tokenizer, role) is None:
             raise ValueError(f"The tokenizer has no {role}, which WikiHop's input needs; use one of an encoder.")

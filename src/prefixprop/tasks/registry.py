@@ -1,4 +1,7 @@
-"""The data sets that go by a name: `load_task("newsgroups")`."""
+"""The data sets that go by a name, one row each: `load_task("newsgroups")`.
+
+A new task is its loader, in a file of its own, and a row here.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from typing import Any
 from prefixprop.tasks.arxiv import load_arxiv
 from prefixprop.tasks.documents import ClassificationTask
 from prefixprop.tasks.files import load_files, load_hub
-from prefixprop.tasks.hyperpartisan import load_hyperpartisan
+from prefixprop.tasks.hyperpartisan import clean_text, load_hyperpartisan
 from prefixprop.tasks.newsgroups import load_newsgroups
 from prefixprop.tasks.wikihop import QuestionTask, load_wikihop
 
@@ -27,7 +30,11 @@ class TaskSource:
         origin: Where its documents come from when no data directory is given.
         metric: The measure on dev by which the best checkpoint is chosen.
         load: Loads it, from a data directory if one is given.
-        max_length: How many tokens of a document the paper reads with Longformer.
+        max_length: How many tokens of a document the paper reads with Longformer; None: as many as the model does.
+        epochs: How many the paper trains for (Appendix A).
+        num_virtual_tokens: How long the paper's prefix is.
+        prepare: What is done to a text of any origin before a model that was trained on this task reads it.
+        answers_questions: Whether candidates of questions are scored, rather than documents classified.
     """
 
     name: str
@@ -35,7 +42,11 @@ class TaskSource:
     origin: str
     metric: str
     load: Callable[[Path | None], Task]
-    max_length: int = 4096
+    max_length: int | None = 4096
+    epochs: int = 10
+    num_virtual_tokens: int = 8
+    prepare: Callable[[str], str] = str
+    answers_questions: bool = False
 
 
 # The paper chooses by the F1-score on dev (Appendix, Training), and reports micro-F1.
@@ -46,12 +57,15 @@ _SOURCES = (
         origin="shipped with the package",
         metric="micro_f1",
         load=load_hyperpartisan,
+        epochs=20,
+        prepare=clean_text,
     ),
     TaskSource(
         name="newsgroups",
         summary="20-newsgroups by date: 20 classes, 11,314 / 3,766 / 3,766 posts",
         origin="scikit-learn's fetch_20newsgroups",
         metric="micro_f1",
+        # No `prepare`: what removes the headers of a post would remove the first paragraph of any other document.
         load=load_newsgroups,
     ),
     TaskSource(
@@ -67,9 +81,26 @@ _SOURCES = (
         origin="QAngaroo, as a data directory",
         metric="accuracy",
         load=load_wikihop,
+        num_virtual_tokens=32,
+        answers_questions=True,
     ),
 )
 TASKS: dict[str, TaskSource] = {source.name: source for source in _SOURCES}
+
+
+def _own_documents(data_dir: Path | None) -> Task:
+    raise ValueError("Documents of your own have files, not a name; see load_files and load_hub.")
+
+
+# What holds for documents of one's own, from files or the hub.
+OWN_DOCUMENTS = TaskSource(
+    name="files",
+    summary="Documents of your own",
+    origin="files, or a data set of the hub",
+    metric="micro_f1",
+    load=_own_documents,
+    max_length=None,
+)
 
 
 def load_task(name: str, data_dir: str | Path | None = None) -> Task:

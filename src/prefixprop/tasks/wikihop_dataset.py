@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import ceil
 from random import Random
-
-import torch
-from torch.utils.data import Dataset
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING
 
 from prefixprop.tasks.candidate_input import (
     CandidatePartTooLong,
@@ -21,10 +18,13 @@ from prefixprop.tasks.candidate_input import (
 )
 from prefixprop.tasks.wikihop import Question
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 OVERSIZED = ("raise", "skip")
 
 
-class WikiHopDataset(Dataset[QuestionInput]):
+class WikiHopDataset:
     """Questions as the encoder reads them, in the order given.
 
     Args:
@@ -55,6 +55,8 @@ class WikiHopDataset(Dataset[QuestionInput]):
         max_chunks: int | None = None,
         oversized: str = "raise",
     ) -> None:
+        import torch
+
         if oversized not in OVERSIZED:
             raise ValueError(f"oversized={oversized!r} is unknown; choose one of {', '.join(OVERSIZED)}.")
         if max_chunks is not None and max_chunks < 1:

@@ -12,7 +12,6 @@ from accelerate.utils import broadcast_object_list
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from prefixprop.atomic_files import write_text
-from prefixprop.runs.claim import Claim
 from prefixprop.training.trainer import RunTrainer
 
 
@@ -88,22 +87,6 @@ class EarlyStopping(TrainerCallback):
         if is_exhausted(state.log_history, self.metric, self.patience):
             control.should_training_stop = True
         return control
-
-
-class ClaimCheck(TrainerCallback):
-    """Ends a run whose directory another process has taken over, before the next write: checkpoint or results."""
-
-    def __init__(self, claim: Claim) -> None:
-        self.claim = claim
-
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self.claim.check()
-
-    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self.claim.check()
-
-    def on_predict(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self.claim.check()
 
 
 def ends_epoch(args: TrainingArguments, state: TrainerState) -> bool:

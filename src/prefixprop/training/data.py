@@ -140,7 +140,7 @@ def _encode_questions(task: QuestionTask, tokenizer: PreTrainedTokenizerBase, se
             notes.append(f"{len(dataset.cut):,} {name} questions lose supports to --max-chunks {settings.max_chunks}")
     return RunData(
         label_names=None,
-        train=datasets["train"],
+        train=datasets["train"],  # type: ignore[arg-type]
         train_lengths=datasets["train"].lengths,
         evaluated={name: _question_split(name, task, datasets[name]) for name in ("dev", "test") if task.split(name)},
         collator=CandidateCollator(_pad_token(tokenizer), tokenizer.padding_side),
@@ -156,7 +156,7 @@ def _question_split(name: str, task: QuestionTask, dataset: WikiHopDataset) -> E
     def predictions(logits: NDArray[np.float64]) -> PredictionSet:
         return question_predictions(questions, {question.id: row for question, row in zip(read, logits, strict=True)})
 
-    return EvaluationSplit(name, Subset(dataset, order), predictions)
+    return EvaluationSplit(name, Subset(dataset, order), predictions)  # type: ignore[arg-type]
 
 
 def _pad_token(tokenizer: PreTrainedTokenizerBase) -> int:

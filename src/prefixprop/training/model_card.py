@@ -7,9 +7,10 @@ from typing import Any
 
 import yaml
 
+from prefixprop.choices import EMBEDDED_MODELS
 from prefixprop.counting import ParameterCount
-from prefixprop.settings.run_settings import EMBEDDED_MODELS, RunSettings
-from prefixprop.training.methods import ADAPTER_FOLDER, METHODS, MODEL_FOLDER
+from prefixprop.settings.methods import ADAPTER, MODEL
+from prefixprop.settings.run_settings import RunSettings
 
 _MEASURES = ("accuracy", "micro_f1", "macro_precision", "macro_recall", "binary_f1", "ece", "nll", "documents")
 
@@ -18,9 +19,9 @@ def model_card(
     settings: RunSettings, base_name: str, metrics: Mapping[str, Any], count: ParameterCount, labels: int | None
 ) -> str:
     """Markdown with a YAML head, as the Hugging Face hub reads it."""
-    method = METHODS[settings.method]
+    method = settings.method_row
     head = {
-        "library_name": "peft" if method.folder == ADAPTER_FOLDER else "transformers",
+        "library_name": "peft" if method.folder == ADAPTER else "transformers",
         "base_model": base_name,
         "tags": ["prefixprop", settings.method],
         "datasets": [settings.data_name],
@@ -82,14 +83,14 @@ settings in `config.yaml` makes them again."""
 
 
 def _loading(settings: RunSettings, labels: int | None) -> str:
-    folder = METHODS[settings.method].folder
-    if folder == MODEL_FOLDER:
+    folder = settings.method_row.folder
+    if folder == MODEL:
         module, name = ("prefixprop.models", "CandidateScorer")
-        if not settings.is_question_task:
+        if not settings.answers_questions:
             module, name = ("transformers", "AutoModelForSequenceClassification")
         return f'from {module} import {name}\n\nmodel = {name}.from_pretrained("{folder}")'
     imports, base = _base(settings, labels)
-    if folder == ADAPTER_FOLDER:
+    if folder == ADAPTER:
         imports = ["from peft import PeftModel", *imports, "import prefixprop"]
         loaded = f'model = PeftModel.from_pretrained(model, "{folder}")'
     else:
@@ -101,7 +102,7 @@ def _loading(settings: RunSettings, labels: int | None) -> str:
 def _base(settings: RunSettings, labels: int | None) -> tuple[list[str], list[str]]:
     """Imports and lines that build the base model, named `model`."""
     embedded = settings.model in EMBEDDED_MODELS
-    if settings.is_question_task:
+    if settings.answers_questions:
         imports = ["from prefixprop.models import candidate_scorer" + (", load_default" if embedded else "")]
         imports += ["from prefixprop.tasks import add_special_tokens"]
         if embedded:

@@ -27,11 +27,11 @@ from prefixprop.runs.directory import DOCUMENTS, RunDirectory
 from prefixprop.settings.base_model import BaseModel, choose_max_length, load_base_model
 from prefixprop.settings.check import SettingsError, check_settings
 from prefixprop.settings.documents import cut_to_run, fingerprint, load_whole_task
-from prefixprop.settings.paper import with_paper_defaults
+from prefixprop.settings.idle import idle_notes
+from prefixprop.settings.resolve import resolve
 from prefixprop.settings.run_settings import RunSettings
 from prefixprop.training.callbacks import (
     CheckpointTimes,
-    ClaimCheck,
     EarlyStopping,
     EpochWatch,
     History,
@@ -42,8 +42,8 @@ from prefixprop.training.checkpoints import find_checkpoint
 from prefixprop.training.data import RunData, encode_task
 from prefixprop.training.environment import describe_environment
 from prefixprop.training.errors import TrainingError, explained_memory_errors
-from prefixprop.training.methods import METHODS, build_trainable
 from prefixprop.training.model_card import model_card
+from prefixprop.training.trainable import build_trainable, save_trained
 from prefixprop.training.trainer import RunTrainer, training_arguments
 
 FINISHED = "finished"
@@ -78,11 +78,13 @@ def plan(settings: RunSettings) -> RunPlan:
     """Check the settings, load data and model, and count parameters and steps; nothing is written."""
     check_settings(settings, process_count())
     _check_trackers(settings)
-    settings = with_paper_defaults(settings)
+    notes = idle_notes(settings)
+    settings = resolve(settings)
     base = load_base_model(settings)
     settings = replace(settings, max_length=choose_max_length(settings, base))
     task = load_whole_task(settings)
     data = encode_task(cut_to_run(task, settings), base.tokenizer, settings)
+    data = replace(data, notes=(*notes, *data.notes))
     set_seed(settings.seed)
     model = build_trainable(base.build(data.label_names), settings)
     steps = -(-len(data.train_lengths) // settings.batch_size)
@@ -116,7 +118,7 @@ def train(
         if settings.keep_weights and not directory.read_settings().keep_weights:
             tell(f"{directory.path} has a finished run without its weights; --overwrite trains it again")
         if is_main_process():
-            with directory.claimed(tell):  # a kill may have come between the results and the tidying up
+            with directory.claimed():  # a kill may have come between the results and the tidying up
                 _tidy_up(directory)
         return RunResult(directory.path, directory.read_metrics())
     run = plan(settings)
@@ -126,9 +128,7 @@ def train(
         directory.check_same_documents(run.documents)
     # Every process has looked at the folder before the first one writes there.
     arguments.distributed_state.wait_for_everyone()
-    with directory.claimed(tell) if arguments.should_save else contextlib.nullcontext() as claim:
-        if claim is not None:
-            callbacks = (*callbacks, ClaimCheck(claim))
+    with directory.claimed() if arguments.should_save else contextlib.nullcontext():
         return _train(run, directory, arguments, overwrite, callbacks, tell)
 
 
@@ -178,7 +178,7 @@ def _train(
 
 def _comparable(settings: RunSettings, directory: RunDirectory) -> RunSettings:
     """The settings with `max_length` as stored if it is left to the model, which is not loaded for a finished run."""
-    settings = with_paper_defaults(settings)
+    settings = resolve(settings)
     if settings.max_length is None:
         settings = replace(settings, max_length=directory.read_settings().max_length)
     return settings
@@ -280,15 +280,15 @@ def _write_results(
     metrics: dict[str, Any],
 ) -> None:
     """Write everything that is kept; `metrics.json`, which says that the run is finished, after all the rest."""
-    settings, method = run.settings, METHODS[run.settings.method]
+    settings = run.settings
     for name, split in predictions.items():
         write_predictions(directory.predictions(name), split)
     temperature = fit_temperature(predictions["dev"].logits, predictions["dev"].known_labels)
     write_json(directory.temperature, asdict(temperature) | {"at_bound": temperature.at_bound})
-    weights = directory.path / method.folder
+    weights = directory.path / settings.method_row.folder
     if settings.keep_weights:
         with replacing_folder(weights) as folder:
-            method.save(trainer.accelerator.unwrap_model(trainer.model), folder)
+            save_trained(trainer.accelerator.unwrap_model(trainer.model), settings, folder)
         with replacing_folder(directory.tokenizer) as folder:
             run.base.tokenizer.save_pretrained(str(folder))
     else:

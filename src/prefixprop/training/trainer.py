@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from transformers import PrinterCallback, Trainer, TrainerState, TrainingArguments
 
 from prefixprop.evaluation import PredictionSet
+from prefixprop.settings.methods import HEAD
 from prefixprop.settings.run_settings import RunSettings
 from prefixprop.training.alpha_log import log_alpha
 from prefixprop.training.arriving import Arriving
@@ -32,7 +33,7 @@ from prefixprop.training.checkpoints import (
 )
 from prefixprop.training.data import EvaluationSplit, RunData
 from prefixprop.training.errors import TrainingError
-from prefixprop.training.methods import trained_tensors
+from prefixprop.training.trainable import trained_tensors
 
 
 class RunTrainer(Trainer):
@@ -220,7 +221,7 @@ def evaluated_at_once(settings: RunSettings) -> int:
     What training keeps of a layer for backward is about what computing the layer takes, so that models of several
     layers have room for more. Where training keeps next to nothing, there is none.
     """
-    keeps_activations = settings.method != "head-only" and not settings.gradient_checkpointing
+    keeps_activations = settings.method_row.folder != HEAD and not settings.gradient_checkpointing
     return settings.device_batch_size * (2 if keeps_activations else 1)
 
 

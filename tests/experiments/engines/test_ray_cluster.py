@@ -214,7 +214,7 @@ def test_errors_and_deaths_are_answers(tmp_path: Path, monkeypatch: pytest.Monke
             assert time.monotonic() < deadline and not engine.collect(0.1)
     finally:
         engine.close()
-    with claim(unfinished.path, pytest.fail):  # nobody trains there any more
+    with claim(unfinished.path):  # nobody trains there any more
         assert list_checkpoints(unfinished.checkpoints) and not unfinished.is_finished()
     assert told == [STOPPING]
     assert "Note: Stopping after this step, with a checkpoint." in (tmp_path / "endless.log").read_text()

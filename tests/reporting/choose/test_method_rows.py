@@ -7,12 +7,12 @@ from typing import Any
 
 from prefixprop.reporting.choose.method_rows import method_rows
 from prefixprop.runs.finished import Run
-from prefixprop.settings.paper import with_paper_defaults
+from prefixprop.settings.resolve import resolve
 from prefixprop.training import RunSettings
 
 
 def names(*settings: dict[str, Any]) -> list[str]:
-    runs = [Run(Path("run"), with_paper_defaults(RunSettings(task="arxiv", **one)), {}) for one in settings]
+    runs = [Run(Path("run"), resolve(RunSettings(task="arxiv", **one)), {}) for one in settings]
     return [row.name for row in method_rows(runs)]
 
 

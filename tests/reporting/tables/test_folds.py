@@ -14,7 +14,7 @@ from prefixprop.reporting.choose.comparisons import compare
 from prefixprop.reporting.tables.folds import fold_tables
 from prefixprop.reporting.tables.table import Place, Table
 from prefixprop.runs.finished import Run
-from prefixprop.settings.paper import with_paper_defaults
+from prefixprop.settings.resolve import resolve
 from prefixprop.training import RunSettings
 
 
@@ -22,7 +22,7 @@ def a_run(score: float, fold: int | None = None, **settings: Any) -> Run:
     folds = None if fold is None else settings.pop("folds", 3)
     chosen = RunSettings(**({"task": "hyperpartisan", "keep": "last", "fold": fold, "folds": folds} | settings))
     dev = {"micro_f1": score, "accuracy": score, "ece": score / 10, "documents": 10 + (fold or 0)}
-    return Run(Path("run"), with_paper_defaults(chosen), {"dev": dev}, labels=("no", "yes"))
+    return Run(Path("run"), resolve(chosen), {"dev": dev}, labels=("no", "yes"))
 
 
 def on_folds(scores: Sequence[float], **settings: Any) -> list[Run]:

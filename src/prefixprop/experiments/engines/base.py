@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import math
 import os
 import sys
 import traceback
@@ -68,9 +67,8 @@ def run_job(job: Job, callbacks: Sequence[TrainerCallback] = ()) -> str | None:
             try:
                 train(job.settings, job.run_dir, resume=True, callbacks=callbacks, tell=tell_in_log)
                 return None
-            except FolderInUse as error:
-                tell_in_log(f"{error} This one waits.")
-                wait_until_free(job.run_dir, math.inf, tell_in_log)
+            except FolderInUse:
+                wait_until_free(job.run_dir, tell_in_log)
     except Exception as error:
         traceback.print_exc()
         expected = isinstance(error, (ValueError, RuntimeError)) and str(error)

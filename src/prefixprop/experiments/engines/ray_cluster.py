@@ -21,7 +21,6 @@ import torch
 
 from prefixprop.experiments.engines.base import Job, JobEnd, import_modules, run_job, tell_in_log, write_output_to
 from prefixprop.experiments.engines.ray_connection import Resources, connect, disconnect
-from prefixprop.runs.claim import wait_until_free
 from prefixprop.runs.directory import RunDirectory
 from prefixprop.training.stopping import SECONDS_TO_STOP, STOPPING, StopWatch, asked_by_signals
 
@@ -194,9 +193,6 @@ def _work(job: Job, folder: str, modules: Sequence[str], threads: int, attempt: 
         except Exception as error:
             traceback.print_exc()
             return f"The modules of --import cannot be imported on {platform.node()} ({error})."
-        if attempt > 1:
-            # The worker of a node that is lost may live a little longer than its node.
-            wait_until_free(job.run_dir, _SECONDS_TO_END, lambda note: print(f"Note: {note}", flush=True))
         stop = StopWatch(tell_in_log)
         # Ray interrupts a run that is cancelled as Ctrl-C would; what SIGTERM does to a worker is Ray's affair.
         with asked_by_signals(stop.ask, [signal.SIGINT]):

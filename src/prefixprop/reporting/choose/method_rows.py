@@ -9,7 +9,7 @@ from typing import Any
 
 from prefixprop.reporting.choose.protocol import PROTOCOL_SETTINGS, keeps_last_epoch
 from prefixprop.runs.finished import DECISIVE_SETTINGS, Run
-from prefixprop.settings.paper import with_paper_defaults
+from prefixprop.settings.resolve import resolve
 from prefixprop.settings.run_settings import SETTING_FIELDS, RunSettings
 
 # These are searched before the seeds are run (Section 4 and Appendix A of the paper), so they do not make another
@@ -96,7 +96,7 @@ def _positions(settings: RunSettings) -> int:
 def _default(settings: RunSettings, name: str) -> Any:
     """What the setting would be if it had not been given; that may hang on the task and on other settings."""
     untouched: dict[str, Any] = {name: SETTING_FIELDS[name].default}
-    return getattr(with_paper_defaults(replace(settings, **untouched)), name)
+    return getattr(resolve(replace(settings, **untouched)), name)
 
 
 def _method_name(settings: RunSettings) -> str:

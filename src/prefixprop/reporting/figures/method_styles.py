@@ -6,7 +6,7 @@ from collections import Counter
 
 from prefixprop.reporting.choose.comparisons import Comparison, Contender
 from prefixprop.reporting.figures.canvas import style_of
-from prefixprop.settings.run_settings import METHOD_NAMES
+from prefixprop.settings.methods import METHODS
 
 
 def method_styles(comparison: Comparison) -> list[dict[str, str]]:
@@ -19,8 +19,8 @@ def method_styles(comparison: Comparison) -> list[dict[str, str]]:
     most = Counter(row.model for row in rows).most_common(1)[0][0]
     places: dict[int, int] = {}
     for number in sorted(range(len(rows)), key=lambda number: rows[number].model != most):
-        own = METHOD_NAMES.index(rows[number].best.settings.method)
-        places[number] = own if own not in places.values() else max(len(METHOD_NAMES) - 1, *places.values()) + 1
+        own = list(METHODS).index(rows[number].best.settings.method)
+        places[number] = own if own not in places.values() else max(len(METHODS) - 1, *places.values()) + 1
     return [style_of(places[number]) for number in range(len(rows))]
 
 

@@ -1,4 +1,4 @@
-"""Makes peft know the prefix methods; importing `prefixprop` runs it once."""
+"""Makes peft know the prefix methods; importing the tuners runs it once."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from peft.mapping import (
 )
 
 from prefixprop.config import PrefixConfig, PrefixPropagationConfig, PrefixTuningConfig
-from prefixprop.tuners import PrefixPropagationModel, PrefixTuningModel
 from prefixprop.tuners.base import PrefixTuner
+from prefixprop.tuners.propagation import PrefixPropagationModel
+from prefixprop.tuners.tuning import PrefixTuningModel
 
 METHODS: tuple[tuple[type[PrefixConfig], type[PrefixTuner]], ...] = (
     (PrefixPropagationConfig, PrefixPropagationModel),

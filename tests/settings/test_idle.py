@@ -1,4 +1,4 @@
-"""Flags that would change nothing are refused; sweeps and recipes may have settings for other methods."""
+"""Flags that change nothing are refused; in recipes and sweeps, which may serve several methods, they are told."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from prefixprop.experiments import read_plan
-from prefixprop.settings.effect import check_effect
+from prefixprop.settings.idle import idle_notes, refuse_idle, without_idle
 from prefixprop.settings.run_settings import SETTING_FIELDS
 from prefixprop.training import RunSettings, SettingsError
 
@@ -21,13 +21,16 @@ from prefixprop.training import RunSettings, SettingsError
         ({"alpha": 0.01}, "--alpha: belongs to a --kernel, such as exp"),
         ({"method": "lora", "prefix_dropout": 0.0}, "--prefix-dropout: belongs to --method prefix-propagation and"),
         ({"method": "fine-tuning", "num_virtual_tokens": 16}, "--num-virtual-tokens: belongs to --method prefix-"),
+        ({"method": "lora", "kernel": "exp"}, "--kernel: belongs to --method prefix-propagation and prefix-tuning"),
+        ({"method": "prefix-tuning", "pooling": "prefix"}, "--pooling: belongs to --method prefix-propagation,"),
+        ({"alpha_mode": "layer"}, "--alpha-mode: belongs to a --kernel, such as exp"),
         ({"max_chunks": 2}, "--max-chunks: belongs to --task wikihop"),
         ({"text_column": "body"}, "--text-column: belongs to --train-files and --hub-dataset"),
     ],
 )
 def test_what_has_no_effect_is_refused(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(SettingsError) as raised:
-        check_effect(RunSettings(task="hyperpartisan", **changes), changes)
+        refuse_idle(RunSettings(task="hyperpartisan", **changes), changes)
     assert [problem.startswith(words) for problem in raised.value.problems] == [True]
 
 
@@ -42,17 +45,24 @@ def test_what_has_no_effect_is_refused(changes: dict[str, Any], words: str) -> N
     ],
 )
 def test_what_has_an_effect_is_not(changes: dict[str, Any]) -> None:
-    check_effect(replace(RunSettings(task="hyperpartisan"), **changes), changes)
+    refuse_idle(replace(RunSettings(task="hyperpartisan"), **changes), changes)
 
 
-def test_what_has_no_effect_in_any_variant_of_a_sweep(tmp_path: Path) -> None:
+def test_in_a_recipe_it_is_told_and_left_out() -> None:
+    shared = RunSettings(task="hyperpartisan", method="fine-tuning", kernel="exp", lora_rank=4)
+    assert idle_notes(shared) == [
+        "kernel belongs to --method prefix-propagation and prefix-tuning, and changes nothing here",
+        "lora_rank belongs to --method lora, and changes nothing here",
+    ]
+    assert without_idle(shared) == RunSettings(task="hyperpartisan", method="fine-tuning")
+
+
+def test_a_sweep_tells_what_no_run_uses(tmp_path: Path) -> None:
     path = tmp_path / "sweep.yaml"
     path.write_text("task: hyperpartisan\nlora_rank: 4\nalpha: [0.1, 0.2]\nsearch: alpha\n")
-    with pytest.raises(SettingsError) as raised:
-        read_plan(path)
-    assert raised.value.problems == (
-        f"{path}:2: lora_rank: belongs to --method lora, which no run here has; leave it out.",
-        f"{path}:3: alpha: belongs to a --kernel, such as exp, which no run here has; leave it out.",
+    assert read_plan(path).notes == (
+        f"{path}:2: lora_rank belongs to --method lora, which no run here has.",
+        f"{path}:3: alpha belongs to a --kernel, such as exp, which no run here has.",
     )
 
 

@@ -1,0 +1,41 @@
+"""Does something as soon as peft is imported, so that `import prefixprop` alone need not load it."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+
+class _Finder(MetaPathFinder):
+    """Stands in front of the usual finders until peft is asked for; then it takes itself out."""
+
+    def __init__(self, module: str) -> None:
+        self.module = module
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name != "peft" or self not in sys.meta_path:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            load: Any = spec.loader.exec_module
+
+            def load_and_follow(peft: ModuleType) -> None:
+                load(peft)
+                importlib.import_module(self.module)
+
+            spec.loader.exec_module = load_and_follow  # type: ignore[assignment, method-assign]
+        return spec
+
+
+def after_peft(module: str) -> None:
+    """Import `module` right after peft."""
+    sys.meta_path.insert(0, _Finder(module))

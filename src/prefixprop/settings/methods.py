@@ -1,0 +1,111 @@
+"""What can be trained: one row per method, from which flags, checks, defaults, folders and reports follow.
+
+A new method is its peft configuration, its tuner, and a row here.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from peft import PeftConfig
+
+    from prefixprop.settings.run_settings import RunSettings
+
+# What is trained, by the folder of a run directory that it is kept in.
+ADAPTER, MODEL, HEAD = "adapter", "model", "head"
+HEAD_FILE = "head.safetensors"
+
+
+@dataclass(frozen=True)
+class Method:
+    """A row of the table of methods.
+
+    Attributes:
+        name: What it is called on the command line.
+        summary: What is trained, in a few words.
+        learning_rate: The peak that is used if none is given.
+        folder: What is trained: an `ADAPTER`, the whole `MODEL`, or the `HEAD` alone.
+        config: The peft configuration of an adapter, as `module:class`; imported when it is needed.
+        options: The settings that only mean something with this method, and the fields of `config` they become.
+        is_prefix: Whether it is a prefix method.
+    """
+
+    name: str
+    summary: str
+    learning_rate: float
+    folder: str
+    config: str | None = None
+    options: Mapping[str, str] = field(default_factory=dict)
+    is_prefix: bool = False
+
+    def peft_config(self, settings: RunSettings) -> PeftConfig:
+        """The configuration of a run's adapter."""
+        assert self.config is not None
+        module, _, name = self.config.partition(":")
+        values: dict[str, Any] = {option: getattr(settings, setting) for setting, option in self.options.items()}
+        config: PeftConfig = getattr(importlib.import_module(module), name)(**values)
+        return config
+
+
+_PREFIX = {
+    name: name
+    for name in (
+        "num_virtual_tokens",
+        "layout",
+        "prefix_dropout",
+        "init",
+        "reparameterize",
+        "kernel",
+        "alpha",
+        "alpha_mode",
+    )
+}
+_LORA = {
+    "lora_rank": "r",
+    "lora_alpha": "lora_alpha",
+    "lora_dropout": "lora_dropout",
+    "lora_targets": "target_modules",
+}
+
+# The paper searches {1e-2, 5e-2, 1e-3, 5e-3, 5e-4} for prefixes and {3e-5, 5e-5} for fine-tuning. It has neither
+# head-only training nor LoRA; theirs are usual values.
+_ROWS = (
+    Method(
+        "prefix-propagation",
+        "rows put in front of the text, with a trained vector added to them at every layer (Eq. 1), and the head",
+        learning_rate=5e-3,
+        folder=ADAPTER,
+        config="prefixprop.config:PrefixPropagationConfig",
+        options=_PREFIX | {"pooling": "pooling"},
+        is_prefix=True,
+    ),
+    Method(
+        "prefix-tuning",
+        "keys and values put in front of those of every layer (Eq. 2), and the head",
+        learning_rate=5e-3,
+        folder=ADAPTER,
+        config="prefixprop.config:PrefixTuningConfig",
+        options=_PREFIX,
+        is_prefix=True,
+    ),
+    Method("fine-tuning", "the whole model", learning_rate=3e-5, folder=MODEL),
+    Method("head-only", "the head alone, on a frozen encoder", learning_rate=1e-3, folder=HEAD),
+    Method(
+        "lora",
+        "low-rank changes of the attention projections, and the head",
+        learning_rate=5e-4,
+        folder=ADAPTER,
+        config="peft:LoraConfig",
+        options=_LORA,
+    ),
+)
+METHODS: dict[str, Method] = {method.name: method for method in _ROWS}
+
+
+def owners(setting: str) -> tuple[str, ...]:
+    """The methods that a setting belongs to; none where it is not a method's own."""
+    return tuple(name for name, method in METHODS.items() if setting in method.options)
