@@ -76,8 +76,8 @@ def predict(
 ) -> None:
     """Predict documents with the model of a run: label, calibrated confidence and all probabilities, in order.
 
-    Predictions are written every few seconds, for standard input as it arrives. What made an output file is kept beside
-    it, and --resume refuses another run or other options.
+    Predictions are written every few seconds, for standard input as it arrives. What made an output file is kept
+    beside it, and --resume refuses another run or other options.
 
     Documents over the limit, empty ones and repeated ids are counted and named at the end; repeated ids are predicted
     like all others.
