@@ -113,7 +113,8 @@ class _Job:
         try:
             with self._opened_output() as file, self._progress() as progress:
                 bar = progress.add_task("predicting", total=total)
-                for document, prediction in self._stored(documents):
+                stored = () if self.output is None else read_stored(self.output, self.form)
+                for document, prediction in take_stored(documents, stored, self.form):
                     self._count(document, prediction)
                 progress.advance(bar, self.summary.documents)
                 for window in windows(documents, text_of=lambda document: document.text):
@@ -128,11 +129,6 @@ class _Job:
                 self._tell(f"{self.output} has {self.summary.documents:,} predictions; --resume goes on from there.")
             raise
         self._tell_summary(time.perf_counter() - started)
-
-    def _stored(self, documents: Iterator[InputDocument]) -> Iterator[tuple[InputDocument, Prediction]]:
-        if self.output is None:
-            return iter(())
-        return take_stored(documents, read_stored(self.output, self.form), self.form)
 
     def _predict(self, window: list[InputDocument], file: BinaryIO) -> None:
         predictions = predict_together(self.trained, [document.text for document in window], self.options)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from prefixprop.prediction.inputs import InputDocument
 from prefixprop.prediction.outputs import LineFormat, StoredPrediction
@@ -10,7 +10,7 @@ from prefixprop.prediction.predictor import Prediction
 
 
 def take_stored(
-    documents: Iterator[InputDocument], stored: Iterator[StoredPrediction], form: LineFormat
+    documents: Iterator[InputDocument], stored: Iterable[StoredPrediction], form: LineFormat
 ) -> Iterator[tuple[InputDocument, Prediction]]:
     """Take the documents that are `stored`, whose ids must be the same, and leave the others in `documents`."""
     for earlier in stored:
