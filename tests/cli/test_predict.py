@@ -6,21 +6,25 @@ import csv
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import transformers
 from typer.testing import CliRunner
 
 from prefixprop import load_run
 from prefixprop.cli import app
-from prefixprop.prediction import outputs, predictor
+from prefixprop.prediction import windows
+from prefixprop.prediction.outputs import StoredPrediction, line_format, read_stored
 
 from tiny_questions import invented
 from tiny_runs import LABEL_NAMES, make_run, make_wikihop_run, texts, write_rows
@@ -33,7 +37,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(predictor, "WINDOW_DOCUMENTS", 8)
+    monkeypatch.setattr(windows, "MOST_DOCUMENTS", 8)
 
 
 def call(*arguments: object, status: int = 0, stdin: bytes | None = None) -> tuple[str, str]:
@@ -48,16 +52,29 @@ def lines_of(text: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
+def assert_same(output: Path, expected: Path) -> None:
+    """The same predictions but for the last digits, which depend on the batches."""
+    found, other = _stored(output), _stored(expected)
+    assert [(line.id, line.prediction.label) for line in found] == [
+        (line.id, line.prediction.label) for line in other
+    ]
+    for line, same in zip(found, other, strict=True):
+        assert line.prediction.probabilities == pytest.approx(same.prediction.probabilities, abs=1e-5)
+
+
+def _stored(path: Path) -> list[StoredPrediction]:
+    return list(read_stored(path, line_format(path.suffix[1:], LABEL_NAMES)))
+
+
 def test_predictions_in_order_and_a_summary(run: Path, tmp_path: Path) -> None:
     documents = [*texts(30, seed=4), "", "w4 " * 50]
     printed, told = call(run, write_rows(tmp_path / "in.jsonl", documents))
     found = lines_of(printed)
     assert [line["id"] for line in found] == [f"d{number}" for number in range(32)]
     expected = list(load_run(run).predict_stream(documents))
-    assert [line["probabilities"] for line in found] == [prediction.probabilities for prediction in expected]
-    assert [(line["label"], line["confidence"]) for line in found] == [
-        (prediction.label, prediction.confidence) for prediction in expected
-    ]
+    for line, prediction in zip(found, expected, strict=True):
+        assert line["probabilities"] == pytest.approx(prediction.probabilities, abs=1e-5)
+        assert line["label"] == prediction.label and line["confidence"] == max(line["probabilities"].values())
     counts = Counter(prediction.label for prediction in expected)
     assert "32 documents: " + ", ".join(f"{name} {count}" for name, count in counts.most_common()) in told
     assert "Warning: 1 document is longer than the limit of 32 tokens and cut there" in told and ": d31" in told
@@ -81,7 +98,8 @@ def test_the_same_documents_in_every_way_they_come(run: Path, tmp_path: Path) ->
         call(run, "-", stdin=plain)[0],
         call(run, "-", stdin=(tmp_path / "in.jsonl").read_bytes())[0],
     ):
-        assert [line["probabilities"] for line in lines_of(printed)] == probabilities
+        found = [line["probabilities"] for line in lines_of(printed)]
+        assert found == [pytest.approx(expected, abs=1e-5) for expected in probabilities]
     assert [line["id"] for line in lines_of(call(run, folder)[0])][:2] == ["00.txt", "01.txt"]
 
 
@@ -89,13 +107,13 @@ def test_csv_output(run: Path, tmp_path: Path) -> None:
     path = write_rows(tmp_path / "in.jsonl", texts(10))
     call(run, path, "--output", tmp_path / "out" / "labels.csv")
     written = (tmp_path / "out" / "labels.csv").read_text()
-    assert call(run, path, "--format", "csv")[0] == written
+    assert call(run, path, "--format", "csv")[0].splitlines()[0] == written.splitlines()[0]
     rows = list(csv.DictReader(io.StringIO(written)))
     expected = lines_of(call(run, path)[0])
     assert [row["label"] for row in rows] == [line["label"] for line in expected]
     for name in LABEL_NAMES:
         found = [float(row[f"probability of {name}"]) for row in rows]
-        assert found == [line["probabilities"][name] for line in expected]
+        assert found == pytest.approx([line["probabilities"][name] for line in expected], abs=1e-5)
 
 
 def test_chunks_instead_of_cutting(run: Path, tmp_path: Path) -> None:
@@ -117,6 +135,8 @@ def test_resume_after_any_loss_gives_the_same_file(run: Path, tmp_path: Path, en
     path, output = write_rows(tmp_path / "in.jsonl", [*texts(28, seed=9), "", "w4 " * 60]), tmp_path / f"out.{ending}"
     _, told = call(run, path, "--output", output)
     whole = output.read_bytes()
+    uninterrupted = tmp_path / f"whole.{ending}"
+    uninterrupted.write_bytes(whole)
     summary = told.splitlines()[:-1]  # without the speed
     assert len(summary) == 3
     ends = [place + 1 for place, byte in enumerate(whole) if byte == ord("\n")]
@@ -134,7 +154,8 @@ def test_resume_after_any_loss_gives_the_same_file(run: Path, tmp_path: Path, en
     ):
         output.write_bytes(whole[:length])
         _, told = call(run, path, "--output", output, "--resume")
-        assert output.read_bytes() == whole
+        assert output.read_bytes().startswith(whole[:length].rpartition(b"\n")[0])
+        assert_same(output, uninterrupted)
         assert told.splitlines()[:-1] == summary
 
 
@@ -142,40 +163,98 @@ def test_resume_does_not_predict_again(run: Path, tmp_path: Path, monkeypatch: p
     path, output = write_rows(tmp_path / "in.jsonl", texts(30, seed=9)), tmp_path / "out.jsonl"
     call(run, path, "--output", output)
     lines = output.read_bytes().splitlines(keepends=True)
-    output.write_bytes(b"".join(lines[:16]))
-    predicted: list[int] = []
-    original = outputs.JsonLines.line
-    monkeypatch.setattr(outputs.JsonLines, "line", lambda self, *given: predicted.append(1) or original(self, *given))
+    output.write_bytes(b"".join(lines[:13]))
+    read: list[int] = []
+    watch_model(monkeypatch, lambda documents: read.append(documents))
     call(run, path, "--output", output, "--resume")
-    assert len(predicted) == 14
+    assert sum(read) == 17
 
 
-def test_killed_in_the_middle_and_resumed(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.undo()  # the killed process has windows of the usual size
-    documents = texts(predictor.WINDOW_DOCUMENTS + 80, seed=11)
-    path = write_rows(tmp_path / "in.jsonl", documents)
+def watch_model(monkeypatch: pytest.MonkeyPatch, seen: Callable[[int], object]) -> None:
+    """Call `seen` with the number of documents whenever the model reads some."""
+    original = transformers.RobertaModel.forward
+
+    def forward(self: Any, input_ids: Any = None, **given: Any) -> Any:
+        seen(len(given["inputs_embeds"] if input_ids is None else input_ids))
+        return original(self, input_ids, **given)
+
+    monkeypatch.setattr(transformers.RobertaModel, "forward", forward)
+
+
+def test_lines_are_written_every_few_seconds(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, output = write_rows(tmp_path / "in.jsonl", texts(12)), tmp_path / "out.jsonl"
+    clock, read, unwritten = [0.0], [0], []
+
+    def slow(documents: int) -> None:
+        read[0] += documents
+        clock[0] += 0.9 * documents
+        unwritten.append(read[0] - output.read_bytes().count(b"\n"))
+
+    monkeypatch.setattr(windows, "perf_counter", lambda: clock[0])
+    watch_model(monkeypatch, slow)
+    call(run, path, "--output", output)
+    assert read == [12] and max(unwritten) == 2  # 1.8 seconds
+
+
+_SLOW = """
+import time, transformers
+original = transformers.RobertaModel.forward
+def forward(self, *given, **named):
+    time.sleep(0.3)
+    return original(self, *given, **named)
+transformers.RobertaModel.forward = forward
+from prefixprop.prediction import windows
+windows.SECONDS = 0.5
+from prefixprop.cli import app
+app()
+"""
+
+
+def test_killed_in_the_middle_and_resumed(run: Path, tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "in.jsonl", texts(400, seed=11))
     killed, uninterrupted = tmp_path / "killed.jsonl", tmp_path / "whole.jsonl"
-    content = path.read_bytes()
-    command = [sys.executable, "-m", "prefixprop", "predict", str(run), "-", "--output", str(killed)]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ | {"OMP_NUM_THREADS": "1"}
-    ) as process:
-        assert process.stdin is not None
-        process.stdin.write(content[:-1000])  # the pipe stays open: the process waits for the rest
-        process.stdin.flush()
-        deadline = time.monotonic() + 120
-        while not killed.exists() or killed.read_bytes().count(b"\n") < predictor.WINDOW_DOCUMENTS:
-            assert process.poll() is None and time.monotonic() < deadline
-            time.sleep(0.05)
+    command = [sys.executable, "-c", _SLOW, "predict", str(run), str(path), "--output", str(killed)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, env=os.environ | {"OMP_NUM_THREADS": "1"}) as process:
+        wait_for(lambda: killed.exists() and killed.read_bytes().count(b"\n") >= 3, process)
         process.send_signal(signal.SIGKILL)
         process.wait()
     assert process.returncode == -signal.SIGKILL
-    assert killed.read_bytes().count(b"\n") == predictor.WINDOW_DOCUMENTS
+    lines = killed.read_bytes().splitlines(keepends=True)
+    assert 3 <= len(lines) < 400
     with killed.open("ab") as file:
-        file.write(b'{"id": "d512", "label": "a')  # as far as the disk got
+        file.write(b'{"id": "d3", "label": "a')  # as far as the disk got
     call(run, path, "--output", uninterrupted)
     call(run, path, "--output", killed, "--resume")
-    assert killed.read_bytes() == uninterrupted.read_bytes()
+    assert killed.read_bytes().startswith(b"".join(lines))
+    assert_same(killed, uninterrupted)
+
+
+def wait_for(condition: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_standard_input_is_answered_before_it_ends(run: Path, tmp_path: Path) -> None:
+    answers = tmp_path / "answers.jsonl"
+    with (
+        answers.open("wb") as stdout,
+        subprocess.Popen(
+            [sys.executable, "-m", "prefixprop", "predict", str(run), "-"],
+            bufsize=0, stdin=subprocess.PIPE, stdout=stdout, stderr=subprocess.PIPE,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        ) as process,
+    ):  # fmt: skip
+        assert process.stdin is not None and process.stderr is not None
+        process.stdin.write(b"w4 w5\nw4 and half")
+        wait_for(lambda: answers.read_bytes().count(b"\n") == 1, process)
+        process.stdin.write(b" of a line\nw6\nw7\nw8 and half")
+        wait_for(lambda: answers.read_bytes().count(b"\n") == 4, process)
+        process.send_signal(signal.SIGINT)  # while it waits for more
+        told = process.stderr.read().decode()
+    assert process.returncode == 130 and told.startswith("Stopped.") and "Fatal" not in told, told
+    assert [line["id"] for line in lines_of(answers.read_text())] == ["1", "2", "3", "4"]
 
 
 def test_another_input_cannot_be_resumed(run: Path, tmp_path: Path) -> None:
@@ -190,8 +269,51 @@ def test_another_input_cannot_be_resumed(run: Path, tmp_path: Path) -> None:
     assert output.read_bytes() == before
 
 
+def test_another_run_or_other_options_cannot_be_resumed(run: Path, tmp_path: Path) -> None:
+    path, output = write_rows(tmp_path / "in.jsonl", texts(6)), tmp_path / "out.jsonl"
+    call(run, path, "--output", output)
+    output.write_bytes(before := b"".join(output.read_bytes().splitlines(keepends=True)[:3]))
+
+    def refused(*arguments: object, by: Path = run) -> str:
+        _, told = call(by, path, "--output", output, "--resume", *arguments, status=1)
+        assert output.read_bytes() == before
+        assert told.startswith(f"Error: {output}: --resume cannot go on") and "choose another --output" in told
+        return told
+
+    other = make_run(tmp_path / "other", "head-only", family="roberta").rename(tmp_path / "second")
+    assert "the run was run, now second. Give the same run and options" in refused(by=other)
+    changed = Path(shutil.copytree(run, tmp_path / "run"))
+    (changed / "metrics.json").write_text(
+        (run / "metrics.json").read_text().replace('"temperature": ', '"temperature": 1')
+    )
+    assert "the run was run, which has changed since." in refused(by=changed)
+    assert "--long was truncate, now chunk-average." in refused("--long", "chunk-average")
+    told = refused("--format", "csv", "--id-column", "id", "--text-column", "label")
+    assert (
+        "--format was jsonl, now csv; --text-column was text, now label; --id-column was not given, now id." in told
+    )
+    call(Path(shutil.copytree(run, tmp_path / "moved")), path, "--output", output, "--resume", "--batch-tokens", 64)
+    assert [line["id"] for line in lines_of(output.read_text())] == [f"d{number}" for number in range(6)]
+
+
+def test_an_output_of_unknown_origin_cannot_be_resumed(run: Path, tmp_path: Path) -> None:
+    path, output = write_rows(tmp_path / "in.jsonl", texts(6)), tmp_path / "out.jsonl"
+    call(run, path, "--output", output)
+    before, origin = output.read_bytes(), tmp_path / "out.jsonl.origin.json"
+    for damage in (lambda: origin.write_text('{"run": "ru'), lambda: origin.write_text("[]"), origin.unlink):
+        damage()
+        _, told = call(run, path, "--output", output, "--resume", status=1)
+        assert "because out.jsonl.origin.json, which says what made the file, is missing or damaged" in told
+        assert "choose another --output, or remove the file" in told
+        assert output.read_bytes() == before
+    output.unlink()
+    call(run, path, "--output", output, "--resume")
+    assert origin.exists() and len(_stored(output)) == 6
+
+
 def test_an_output_that_is_there_is_not_overwritten(run: Path, tmp_path: Path) -> None:
     path, output = write_rows(tmp_path / "in.jsonl", texts(3)), tmp_path / "out.jsonl"
+    call(run, path, "--output", output)
     output.write_text("precious")
     _, told = call(run, path, "--output", output, status=1)
     assert "out.jsonl: the file is there already; go on with --resume" in told
@@ -225,18 +347,18 @@ def test_a_fault_in_the_stream_leaves_what_was_predicted(run: Path, tmp_path: Pa
     broken = b"".join(good[:18]) + b'{"id": \n' + b"".join(good[18:])
     _, told = call(run, "-", "--output", output, stdin=broken, status=1)
     assert "Error: standard input:19: broken JSON" in told
-    assert f"{output} has 16 predictions; --resume goes on from there." in told
-    assert [line["id"] for line in lines_of(output.read_text())] == [f"d{number}" for number in range(16)]
+    assert f"{output} has 18 predictions; --resume goes on from there." in told
+    assert [line["id"] for line in lines_of(output.read_text())] == [f"d{number}" for number in range(18)]
     call(run, "-", "--output", output, "--resume", stdin=b"".join(good))
-    assert output.read_text() == call(run, path)[0]
+    assert [line["id"] for line in lines_of(output.read_text())] == [f"d{number}" for number in range(20)]
 
 
 def test_a_disk_that_takes_no_more(run: Path, tmp_path: Path) -> None:
     resource = pytest.importorskip("resource")
-    path, output = write_rows(tmp_path / "in.jsonl", texts(20)), tmp_path / "out.jsonl"
-    whole, _ = call(run, path)
-    lines = whole.splitlines(keepends=True)
-    room = len("".join(lines[:10])) + 30
+    path, output, whole = write_rows(tmp_path / "in.jsonl", texts(20)), tmp_path / "out.jsonl", tmp_path / "all.jsonl"
+    call(run, path, "--output", whole)
+    lines = whole.read_bytes().splitlines(keepends=True)
+    room = len(b"".join(lines[:10])) + 30
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (room, limits[1]))
     try:
@@ -244,10 +366,10 @@ def test_a_disk_that_takes_no_more(run: Path, tmp_path: Path) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert f"Error: {output}: cannot be written (File too large)" in told
-    assert "has 8 predictions; --resume goes on from there" in told
-    assert output.read_text() == whole[:room]  # with half a line at the end
+    assert "has 7 predictions; --resume goes on from there" in told
+    assert output.stat().st_size == room  # with half a line at the end
     call(run, path, "--output", output, "--resume")
-    assert output.read_text() == whole
+    assert_same(output, whole)
 
 
 def test_out_of_memory(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,7 +64,7 @@ def test_chunks_are_averaged_by_their_tokens(trained: TrainedModel) -> None:
     assert long.chunks == len(chunks) and long.tokens == len(words) + 2 and not long.truncated
     assert short.chunks == 1
     assert short.probabilities == pytest.approx(trained.predict(["w4 w5"])[0].probabilities, abs=1e-6)
-    cut = predictor.predict_window(trained, [" ".join(words)], PredictionOptions())[0]
+    cut = predictor.predict_together(trained, [" ".join(words)], PredictionOptions())[0]
     assert cut.probabilities != pytest.approx(long.probabilities, abs=1e-4)
 
 
@@ -92,8 +92,7 @@ def test_nothing_to_warn_of(trained: TrainedModel) -> None:
         assert trained.predict([]) == []
 
 
-def test_a_stream_is_read_window_by_window(trained: TrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(predictor, "WINDOW_DOCUMENTS", 8)
+def test_a_stream_is_read_window_by_window(trained: TrainedModel) -> None:
     documents, taken = texts(30, seed=2), []
 
     def stream() -> Iterator[str]:
@@ -104,18 +103,21 @@ def test_a_stream_is_read_window_by_window(trained: TrainedModel, monkeypatch: p
     predictions = trained.predict_stream(stream())
     assert not taken
     first = next(predictions)
-    assert len(taken) == 8
-    found = [first, *predictions]
+    assert len(taken) == 1
+    next_two = [next(predictions), next(predictions)]
+    assert len(taken) == 3
+    found = [first, *next_two, *predictions]
     assert len(taken) == 30
-    assert found == [
-        prediction for start in range(0, 30, 8) for prediction in trained.predict(documents[start : start + 8])
-    ]
+    for prediction, expected in zip(found, trained.predict(documents), strict=True):
+        assert prediction.probabilities == pytest.approx(expected.probabilities, abs=1e-5)
+        assert (prediction.label, prediction.tokens) == (expected.label, expected.tokens)
 
 
-def test_very_long_documents_fill_a_window(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(predictor, "_WINDOW_CHARACTERS", 10)
-    found = list(predictor.windows(["aaaa", "bbbbbbbbbbbbb", "c", "dd"], text_of=str))
-    assert found == [["aaaa", "bbbbbbbbbbbbb"], ["c", "dd"]]
+def test_a_stream_with_a_fault_gives_what_comes_before_it(trained: TrainedModel) -> None:
+    predictions = trained.predict_stream(["w4", "w5", "w6", "w7", None])
+    assert [next(predictions).tokens for _ in range(4)] == [3] * 4
+    with pytest.raises(TypeError, match=r"Document 4 of the list must be a text .*, got NoneType"):
+        next(predictions)
 
 
 @given(lengths=st.lists(st.integers(1, 50)), budget=st.integers(1, 200))

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from prefixprop.cli.messages import clean_errors
 from prefixprop.prediction import PredictionOptions, PredictionSummary, TrainedModel, load_run
-from prefixprop.prediction.documents import PredictedWindow, predict_documents
+from prefixprop.prediction.documents import take_stored
 from prefixprop.prediction.inputs import (
     STANDARD_INPUT,
     InputColumns,
@@ -24,16 +24,18 @@ from prefixprop.prediction.inputs import (
     read_inputs,
     read_standard_input,
 )
+from prefixprop.prediction.origin import Origin
 from prefixprop.prediction.outputs import (
     FORMATS,
     LineFormat,
-    StoredPrediction,
     drop_half_written_line,
     line_format,
     read_stored,
 )
-from prefixprop.prediction.predictor import LONG
+from prefixprop.prediction.predictor import LONG, Prediction, predict_together
+from prefixprop.prediction.run_fingerprint import run_fingerprint
 from prefixprop.prediction.token_batches import DEFAULT_BATCH_TOKENS
+from prefixprop.prediction.windows import ReadAhead, windows
 
 
 def predict(
@@ -74,6 +76,9 @@ def predict(
 ) -> None:
     """Predict documents with the model of a run: label, calibrated confidence and all probabilities, in order.
 
+    Predictions are written every few seconds, for standard input as it arrives. What made an output file is kept
+    beside it, and --resume refuses another run or other options.
+
     Documents over the limit, empty ones and repeated ids are counted and named at the end; repeated ids are predicted
     like all others.
     """
@@ -86,8 +91,9 @@ def predict(
         trained.check_reads_documents()
         total = None if documents == STANDARD_INPUT else _count(documents, columns)
         form = line_format(format_name, trained.label_names)
-        if output is not None and output.exists():
-            drop_half_written_line(output, form)
+        if output is not None:
+            origin = Origin(run.resolve().name, run_fingerprint(run), long, format_name, text_column, id_column)
+            _begin_or_check(output, origin, form)
         _Job(trained, form, options, output).run(_read(documents, columns), total)
 
 
@@ -107,9 +113,13 @@ class _Job:
         try:
             with self._opened_output() as file, self._progress() as progress:
                 bar = progress.add_task("predicting", total=total)
-                for window in self._predicted(documents):
-                    self._write(file, window)
-                    progress.advance(bar, len(window.documents))
+                stored = () if self.output is None else read_stored(self.output, self.form)
+                for document, prediction in take_stored(documents, stored, self.form):
+                    self._count(document, prediction)
+                progress.advance(bar, self.summary.documents)
+                for window in windows(documents, text_of=lambda document: document.text):
+                    self._predict(window, file)
+                    progress.advance(bar, len(window))
         except BrokenPipeError:
             # The reader has left, as `head` does. Python would complain once more when it closes standard output.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -120,23 +130,19 @@ class _Job:
             raise
         self._tell_summary(time.perf_counter() - started)
 
-    def _predicted(self, documents: Iterator[InputDocument]) -> Iterator[PredictedWindow]:
-        stored: Iterator[StoredPrediction] = iter(())
-        if self.output is not None:
-            stored = read_stored(self.output, self.form)
-        return predict_documents(self.trained, documents, self.options, stored, self.form.written_id)
-
-    def _write(self, file: BinaryIO, window: PredictedWindow) -> None:
-        pairs = list(zip(window.documents, window.predictions, strict=True))
-        lines = [self.form.line(document.id, prediction) for document, prediction in pairs[window.stored :]]
-        file.write(b"".join(lines))
+    def _predict(self, window: list[InputDocument], file: BinaryIO) -> None:
+        predictions = predict_together(self.trained, [document.text for document in window], self.options)
+        pairs = list(zip(window, predictions, strict=True))
+        file.write(b"".join(self.form.line(document.id, prediction) for document, prediction in pairs))
         file.flush()
-        for _, prediction in pairs[window.stored :]:
-            self.tokens_read += self.trained.max_length if prediction.truncated else prediction.tokens
         for document, prediction in pairs:
-            self.summary.add(document.id, document.text, prediction)
-            if document.has_own_id:
-                self.summary.see_id(document.id)
+            self.tokens_read += self.trained.max_length if prediction.truncated else prediction.tokens
+            self._count(document, prediction)
+
+    def _count(self, document: InputDocument, prediction: Prediction) -> None:
+        self.summary.add(document.id, document.text, prediction)
+        if document.has_own_id:
+            self.summary.see_id(document.id)
 
     @contextlib.contextmanager
     def _opened_output(self) -> Iterator[BinaryIO]:
@@ -144,7 +150,6 @@ class _Job:
             sys.stdout.buffer.write(self.form.header())
             yield sys.stdout.buffer
             return
-        self.output.parent.mkdir(parents=True, exist_ok=True)
         try:
             with self.output.open("ab") as file:
                 if file.tell() == 0:
@@ -173,7 +178,9 @@ class _Job:
 
 def _read(documents: str, columns: InputColumns) -> Iterator[InputDocument]:
     if documents == STANDARD_INPUT:
-        return read_standard_input(sys.stdin.buffer, columns)
+        # Detached: Python closes sys.stdin when it ends, and would fail while the thread still reads from it.
+        stream: BinaryIO = sys.stdin.detach()  # type: ignore[union-attr]
+        return ReadAhead(read_standard_input(stream, columns))
     return read_inputs(documents, columns)
 
 
@@ -190,6 +197,14 @@ def _check_output(output: Path | None, resume: bool) -> None:
         raise ValueError(f"{output}: this is a folder; give --output the name of a file.")
     elif output.exists() and not resume:
         raise ValueError(f"{output}: the file is there already; go on with --resume, or choose another --output.")
+
+
+def _begin_or_check(output: Path, origin: Origin, form: LineFormat) -> None:
+    if output.exists() and output.stat().st_size > 0:
+        origin.check(output)
+        drop_half_written_line(output, form)
+    else:
+        origin.write(output)
 
 
 def _format_name(chosen: str | None, output: Path | None) -> str:

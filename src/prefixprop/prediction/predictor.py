@@ -1,7 +1,6 @@
-"""From texts to labels with calibrated confidence: in the order given, in memory that does not grow.
+"""From texts to labels with calibrated confidence, in the order given.
 
-A stream is worked through in windows of some hundred documents. Inside a window documents of like length are batched;
-the windows depend on the documents alone, so that a run that was interrupted can go on with the very same batches.
+Documents of like length are batched. In other batches the last digits of a prediction may be others.
 
 A document over the model's limit is cut there (`truncate`), or read in chunks whose probabilities are averaged
 (`chunk-average`). Every chunk is calibrated by itself, because the temperature was fitted on texts of that length,
@@ -10,9 +9,8 @@ and weighted by its number of tokens, so that a short remainder counts for littl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,10 +23,6 @@ if TYPE_CHECKING:
     from prefixprop.prediction.trained_model import TrainedModel
 
 LONG = ("truncate", "chunk-average")
-WINDOW_DOCUMENTS = 512
-_WINDOW_CHARACTERS = 8_000_000  # a few very long documents fill a window too
-
-Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -80,23 +74,9 @@ class _Pieces:
     lengths: list[int]
 
 
-def windows(items: Iterable[Item], text_of: Callable[[Item], str]) -> Iterator[list[Item]]:
-    """Consecutive items in lists of up to `WINDOW_DOCUMENTS`, fewer where their texts are very long."""
-    window: list[Item] = []
-    characters = 0
-    for item in items:
-        window.append(item)
-        characters += len(text_of(item))
-        if len(window) == WINDOW_DOCUMENTS or characters >= _WINDOW_CHARACTERS:
-            yield window
-            window, characters = [], 0
-    if window:
-        yield window
-
-
-def predict_window(trained: TrainedModel, texts: list[str], options: PredictionOptions) -> list[Prediction]:
-    """Predict the texts of one window, at least one, together."""
-    prepared = [trained.prepare(_checked_text(text, place)) for place, text in enumerate(texts)]
+def predict_together(trained: TrainedModel, texts: list[str], options: PredictionOptions) -> list[Prediction]:
+    """Predict texts, at least one, batched with one another."""
+    prepared = [trained.prepare(text) for text in texts]
     pieces = _cut(trained, prepared) if options.long == "truncate" else _chunked(trained, prepared)
     logits = classify(trained.model, pieces.input_ids, trained.pad_token_id, options.batch_tokens, trained.uses_bf16)
     weights = np.array([[len(ids)] for ids in pieces.input_ids], dtype=np.float64)
@@ -117,12 +97,6 @@ def _prediction(
     by_name = dict(zip(names, probabilities.tolist(), strict=True))
     label = names[int(probabilities.argmax())]
     return Prediction(label, by_name[label], by_name, tokens, truncated, chunks)
-
-
-def _checked_text(text: object, place: int) -> str:
-    if not isinstance(text, str):
-        raise TypeError(f"Document {place} of the list must be a text (str), got {type(text).__name__}.")
-    return text
 
 
 def _cut(trained: TrainedModel, texts: list[str]) -> _Pieces:

@@ -21,10 +21,11 @@ from transformers import AutoTokenizer, LongformerModel, PreTrainedTokenizerBase
 from prefixprop.attention import install
 from prefixprop.evaluation import Temperature
 from prefixprop.models.precision import hold_frozen_in_bfloat16
-from prefixprop.prediction.predictor import Prediction, PredictionOptions, predict_window, windows
+from prefixprop.prediction.predictor import Prediction, PredictionOptions, predict_together
 from prefixprop.prediction.summary import PredictionSummary
 from prefixprop.prediction.token_batches import DEFAULT_BATCH_TOKENS, classify
 from prefixprop.prediction.weights import load_trained
+from prefixprop.prediction.windows import windows
 from prefixprop.runs import files as run_files
 from prefixprop.runs.directory import RunDirectory
 from prefixprop.settings.run_settings import RunSettings
@@ -59,8 +60,9 @@ class TrainedModel:
             long: What to do with one over the limit: "truncate" cuts it, "chunk-average" reads all of it in chunks.
             batch_tokens: The size of a batch in tokens; lower it where the GPU's memory is short.
         """
+        options = PredictionOptions(long, batch_tokens)
         texts = list(self._checked(texts))
-        predictions = list(self.predict_stream(texts, long=long, batch_tokens=batch_tokens))
+        predictions = predict_together(self, texts, options) if texts else []
         summary = PredictionSummary(self.max_length)
         for place, (text, prediction) in enumerate(zip(texts, predictions, strict=True)):
             summary.add(str(place), text, prediction)
@@ -73,25 +75,23 @@ class TrainedModel:
     ) -> Iterator[Prediction]:
         """Like `predict`, one prediction at a time, from any number of texts in memory that does not grow.
 
-        Takes some hundred texts before it gives the first prediction; `truncated`, `chunks` and `tokens` of each say
-        what `predict` warns of.
+        The first text is answered by itself. Then as many are taken together as the model does in about two seconds,
+        so the last digits of a prediction may differ from call to call. `truncated`, `chunks` and `tokens` of each
+        say what `predict` warns of.
         """
         options = PredictionOptions(long, batch_tokens)
         checked = self._checked(texts)
         return (
             prediction
             for window in windows(checked, text_of=str)
-            for prediction in predict_window(self, window, options)
+            for prediction in predict_together(self, window, options)
         )
 
     def logits(self, texts: Iterable[str], *, batch_tokens: int = DEFAULT_BATCH_TOKENS) -> NDArray[np.float64]:
         """The uncalibrated logits [texts, labels] of texts that are prepared already, cut at the limit."""
-        return np.concatenate(
-            [
-                classify(self.model, self._encoded(window), self.pad_token_id, batch_tokens, self.uses_bf16)
-                for window in windows(texts, text_of=str)
-            ]
-        )
+        encoded = encode_documents(list(texts), self.tokenizer, self.max_length)
+        input_ids = [self.readable(ids) for ids in encoded.input_ids]
+        return classify(self.model, input_ids, self.pad_token_id, batch_tokens, self.uses_bf16)
 
     @property
     def answers_questions(self) -> bool:
@@ -120,14 +120,11 @@ class TrainedModel:
         """The ids, or one token of padding for an empty text where the tokenizer adds no special tokens."""
         return input_ids if len(input_ids) else np.array([self.pad_token_id], dtype=np.int32)
 
-    def _encoded(self, texts: list[str]) -> list[TokenIds]:
-        return [self.readable(ids) for ids in encode_documents(texts, self.tokenizer, self.max_length).input_ids]
-
-    def _checked(self, texts: Iterable[str]) -> Iterable[str]:
+    def _checked(self, texts: Iterable[str]) -> Iterator[str]:
         if isinstance(texts, str):
             raise TypeError("Give a list of texts, even for a single one: predict([text]).")
         self.check_reads_documents()
-        return texts
+        return (_checked_text(text, place) for place, text in enumerate(texts))
 
 
 def load_run(run_dir: str | Path, device: str | torch.device | None = None) -> TrainedModel:
@@ -165,6 +162,12 @@ def load_run(run_dir: str | Path, device: str | torch.device | None = None) -> T
         settings=settings,
         prepare=settings.task_row.prepare,
     )
+
+
+def _checked_text(text: object, place: int) -> str:
+    if not isinstance(text, str):
+        raise TypeError(f"Document {place} of the list must be a text (str), got {type(text).__name__}.")
+    return text
 
 
 def _has_longformer(model: Any) -> bool:

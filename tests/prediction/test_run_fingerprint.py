@@ -1,0 +1,45 @@
+"""What tells one trained model from another."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from prefixprop.prediction.run_fingerprint import run_fingerprint
+
+from tiny_runs import make_run
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_run(tmp_path_factory.mktemp("fingerprint"), family="roberta")
+
+
+@pytest.fixture
+def run(made: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(made, tmp_path / "elsewhere"))
+
+
+@pytest.mark.parametrize("folder", ["adapter", "model", "head"])
+def test_whatever_decides_predictions_changes_it(made: Path, run: Path, folder: str) -> None:
+    if folder != "adapter":
+        (run / "adapter").rename(run / folder)
+    seen = {run_fingerprint(run)}
+    for part in (f"{folder}/adapter_model.safetensors", "tokenizer/tokenizer.json", "labels.json", "config.yaml"):
+        path = run / part
+        path.write_bytes(path.read_bytes().replace(b"0", b"1").replace(b"a", b"b"))
+        seen.add(run_fingerprint(run))
+    metrics = json.loads((run / "metrics.json").read_text())
+    (run / "metrics.json").write_text(json.dumps(metrics | {"temperature": 1.25}))
+    assert len(seen | {run_fingerprint(run)}) == 6
+
+
+def test_nothing_else_does(made: Path, run: Path) -> None:
+    (run / "README.md").write_text("a card")
+    (run / "adapter" / "README.md").write_text("a card")
+    metrics = json.loads((run / "metrics.json").read_text())
+    (run / "metrics.json").write_text(json.dumps(metrics | {"seconds": 3}))
+    assert run_fingerprint(run) == run_fingerprint(made)
