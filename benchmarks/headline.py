@@ -58,11 +58,10 @@ def evidence(folder: str, splits: str) -> Evidence:
     return Evidence(first.shape[1], 100 * test.difference, test.p_value, seeds_and_documents(first, second))
 
 
-def together(tasks: Sequence[Evidence]) -> tuple[float, float]:
+def together(tasks: Sequence[Evidence]) -> tuple[float, ...]:
     """The p-values of several tasks combined: over seeds, and over seeds and documents."""
-    p_values = ([one.over_seeds for one in tasks], [one.over_seeds_and_documents for one in tasks])
-    seeds, documents = (float(combine_pvalues(values, method="stouffer").pvalue) for values in p_values)
-    return seeds, documents
+    p_values = zip(*((one.over_seeds, one.over_seeds_and_documents) for one in tasks), strict=True)
+    return tuple(float(combine_pvalues(values, method="stouffer").pvalue) for values in p_values)
 
 
 def seeds_and_documents(first: NDArray[Any], second: NDArray[Any], resamples: int = RESAMPLES) -> float:
@@ -112,8 +111,8 @@ def main() -> None:
             for folder, one in tasks.items():
                 p_values = f"{one.over_seeds:.3f}", f"{one.over_seeds_and_documents:.3f}"
                 table.add_row(splits, folder, f"{one.documents:,}", f"{one.points:+.1f}", *p_values)
-            combined = (f"{p_value:.3f}" for p_value in together([*tasks.values()]))
-            table.add_row(splits, "all three", "", "", *combined, end_section=True)
+            combined = together([*tasks.values()])
+            table.add_row(splits, "all three", "", "", *(f"{p:.3f}" for p in combined), end_section=True)
         Console().print(table)
 
 

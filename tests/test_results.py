@@ -224,7 +224,7 @@ def test_the_runs_are_there(folder: str, said: str, tmp_path: Path, monkeypatch:
     monkeypatch.chdir(tmp_path)
     for data in DATA.values():
         Path(data).mkdir(parents=True)
-    assert f"`recipes/sweeps/embedded/{said}" in RESULTS.read_text(encoding="utf-8")
+    assert f"`recipes/sweeps/embedded/{said}" in words(RESULTS)
     plan = read_plan(ROOT / "recipes" / "sweeps" / "embedded" / f"{folder}.yaml", DATA)
     state = SweepState(plan, ROOT / "results" / folder)
     settle_finished(state)
