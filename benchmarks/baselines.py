@@ -1,8 +1,9 @@
-"""What a run has to beat: the majority class, and TF-IDF with logistic regression, on the run's own documents.
+"""What a method has to beat: the majority class, and TF-IDF with logistic regression, on the documents of a recipe.
 
-    python benchmarks/baselines.py runs/demo
+    python benchmarks/baselines.py recipes/demo.yaml
+    python benchmarks/baselines.py recipes/arxiv-fine-tuning.yaml --data-dir FOLDER
 
-An archived run does not say where its data lay: --data-dir FOLDER does.
+A recipe says which documents these are; the `config.yaml` of a run does so too.
 """
 
 from __future__ import annotations
@@ -16,19 +17,20 @@ from rich.table import Table
 
 from prefixprop.evaluation import evaluate_predictions, majority_baseline, tfidf_baseline
 from prefixprop.settings.documents import load_run_task
+from prefixprop.settings.recipe import override, read_settings
 from prefixprop.tasks import ClassificationTask
-from prefixprop.training import RunDirectory
+from prefixprop.training import RunSettings
 
 MEASURES = ("accuracy", "micro_f1", "binary_f1", "ece")
+BASELINES = {"majority class": majority_baseline, "TF-IDF + logistic regression": tfidf_baseline}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", type=Path, help="directory of a finished run on a classification task")
-    parser.add_argument("--data-dir", help="where the run's data are now, if they were in a folder")
+    parser.add_argument("recipe", type=Path, help="a YAML file of settings, on a classification task")
+    parser.add_argument("--data-dir", help="the folder that holds the documents, if the package does not")
     options = parser.parse_args()
-    run = RunDirectory(options.run)
-    settings = run.read_settings()
+    settings = override(RunSettings(), read_settings(options.recipe))
     if options.data_dir is not None:
         settings = replace(settings, data_dir=options.data_dir)
     try:
@@ -36,18 +38,14 @@ def main() -> None:
     except FileNotFoundError as error:
         parser.error(f"{error} Name it with --data-dir FOLDER.")
     if not isinstance(task, ClassificationTask):
-        parser.error("the run is not on a classification task")
+        parser.error("the recipe is not for a classification task")
     labels = [document.label for document in task.test]
-    rows = {
-        "majority class": evaluate_predictions(majority_baseline(task, task.test), labels),
-        "TF-IDF + logistic regression": evaluate_predictions(tfidf_baseline(task, task.test), labels),
-        settings.method: run.read_metrics()["test"],
-    }
     table = Table(title=f"{task.name}, {len(labels)} test documents", title_justify="left")
     table.add_column("model")
     for measure in MEASURES:
         table.add_column(measure, justify="right")
-    for name, metrics in rows.items():
+    for name, baseline in BASELINES.items():
+        metrics = evaluate_predictions(baseline(task, task.test), labels)
         table.add_row(name, *(f"{metrics[measure]:.3f}" if measure in metrics else "" for measure in MEASURES))
     Console().print(table)
 

@@ -1,19 +1,24 @@
-"""The numbers of docs/results.md and of the README are those that `prefixprop report results/...` makes."""
+"""The numbers of docs/results.md and of the README are those of `prefixprop report` and benchmarks/headline.py."""
 
 from __future__ import annotations
 
 import json
 import re
+import sys
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import pytest
-from scipy.stats import combine_pvalues
 
 from prefixprop.experiments import SweepState, read_plan, settle_finished
 from prefixprop.reporting import make_report
+from prefixprop.runs.finished import find_runs
 
 ROOT = Path(__file__).parents[1]
+sys.path.append(str(ROOT / "benchmarks"))
+import headline  # noqa: E402
+
 RESULTS, README = ROOT / "docs" / "results.md", ROOT / "README.md"
 PERFORMANCE, BENCH = ROOT / "docs" / "performance.md", ROOT / "results" / "bench"
 NOTHING = "\u2014"
@@ -219,7 +224,7 @@ def test_the_runs_are_there(folder: str, said: str, tmp_path: Path, monkeypatch:
     monkeypatch.chdir(tmp_path)
     for data in DATA.values():
         Path(data).mkdir(parents=True)
-    assert f"`recipes/sweeps/embedded/{said}" in RESULTS.read_text(encoding="utf-8")
+    assert f"`recipes/sweeps/embedded/{said}" in words(RESULTS)
     plan = read_plan(ROOT / "recipes" / "sweeps" / "embedded" / f"{folder}.yaml", DATA)
     state = SweepState(plan, ROOT / "results" / folder)
     settle_finished(state)
@@ -228,19 +233,58 @@ def test_the_runs_are_there(folder: str, said: str, tmp_path: Path, monkeypatch:
     assert said.endswith(f"`, {there}")
 
 
-def test_all_tasks_together() -> None:
-    folds, dev = (
-        combine_pvalues([p_over_tuning(task) for task in tasks], method="stouffer").pvalue
-        for tasks in ((FOLDS, NEWSGROUPS, ARXIV), (DEV, NEWSGROUPS, ARXIV))
-    )
-    assert f"p = {folds:.3f}, Stouffer's method" in RESULTS.read_text(encoding="utf-8")
-    assert f"p = {folds:.3f}." in README.read_text(encoding="utf-8")
-    for path in (RESULTS, README):
-        assert f"together have p = {dev:.2f}." in words(path) or f"all together p = {dev:.2f}." in words(path)
+# What the documents call a sweep, by what chose and the task.
+SWEEPS = {
+    ("folds of train", "Hyperpartisan"): "hyperpartisan-clean",
+    ("dev", "Hyperpartisan"): "hyperpartisan",
+    ("dev", "20-newsgroups"): "newsgroups",
+    ("dev", "arXiv"): "arxiv",
+}
+TOGETHER = {
+    "the three together": ("hyperpartisan-clean", "test"),
+    "the three together, with this row": ("hyperpartisan", "test"),
+    "the three together, on dev and test": ("hyperpartisan-clean", "dev and test"),
+}
 
 
-def p_over_tuning(task: str) -> float:
-    return float(against_tuning(task, "test", "prefix-propagation")["p, Student's t"])
+def test_the_headline() -> None:
+    rows = documented(RESULTS, "what chooses")
+    for row in rows:
+        if row["task"] in TOGETHER:
+            first, judged = TOGETHER[row["task"]]
+            p_values = headline.together([headline.evidence(task, judged) for task in (first, "newsgroups", "arxiv")])
+        else:
+            found = headline.evidence(SWEEPS[row["what chooses"], row["task"]], row["judged on"])
+            assert row["documents"] == f"{found.documents:,}"
+            assert row["points"] == f"{found.points:+.1f}".replace("-", "\u2212")
+            p_values = found.over_seeds, found.over_seeds_and_documents
+        for column, p_value in zip(("p, seeds", "p, seeds and documents"), p_values, strict=True):
+            assert row[column] == f"{p_value:.{len(row[column]) - 2}f}", row
+    # The README shows the rows of test, with the same numbers.
+    judged_on_test = [row for row in rows if row["judged on"] in ("test", "") and "dev and test" not in row["task"]]
+    shown = documented(README, "propagation minus prefix-tuning, test")
+    columns = ("points", "p, seeds", "p, seeds and documents")
+    assert [[row[name] for name in columns] for row in shown] == [
+        [row[name] for name in columns] for row in judged_on_test
+    ]
+
+
+def test_a_bootstrap_over_seeds_and_documents() -> None:
+    nothing = np.zeros((2, 10))
+    one_document = np.concatenate([np.ones((2, 1)), np.zeros((2, 9))], axis=1)
+    one_seed = np.concatenate([np.ones((1, 10)), np.zeros((1, 10))])
+    # Not ahead where the one document, or the one seed, is not drawn.
+    assert headline.seeds_and_documents(one_document, nothing) == pytest.approx(0.9**10, abs=0.01)
+    assert headline.seeds_and_documents(one_seed, nothing) == pytest.approx(0.5**2, abs=0.01)
+    assert headline.seeds_and_documents(nothing, one_seed) == 1
+    assert headline.seeds_and_documents(np.ones((2, 10)), nothing) < 0.001
+
+
+def test_runs_of_a_changed_tree() -> None:
+    folders = [folder for folder in sorted((ROOT / "results").iterdir()) if folder != BENCH]
+    runs = [run for folder in folders for run in find_runs([folder]).runs]
+    changed = sum(run.environment["git"]["changed"] for run in runs)
+    assert f"**{changed} of the {len(runs)} runs record a changed tree**" in words(RESULTS)
 
 
 def words(path: Path) -> str:

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import importlib
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from prefixprop.lazy_names import lazy_names
+from prefixprop.peft_import import after_peft
 
 if TYPE_CHECKING:
     from prefixprop import attention, models
@@ -28,29 +31,22 @@ __all__ = [
     "models",
 ]
 
-# Loaded when they are asked for: PyTorch and peft take seconds that a command's help can do without.
-_HOMES = {
-    "ParameterCount": "prefixprop.counting",
-    "PrefixPropagationConfig": "prefixprop.config",
-    "PrefixTuningConfig": "prefixprop.config",
-    "count_parameters": "prefixprop.counting",
-    "load_run": "prefixprop.prediction",
-}
-_SUBMODULES = ("attention", "models")
-
-
-def __getattr__(name: str) -> Any:
-    if name in _SUBMODULES:
-        return importlib.import_module(f"prefixprop.{name}")
-    if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "ParameterCount": "counting",
+        "PrefixPropagationConfig": "config",
+        "PrefixTuningConfig": "config",
+        "attention": None,
+        "count_parameters": "counting",
+        "load_run": "prediction",
+        "models": None,
+    },
+)
 
 
 def _make_known_to_peft() -> None:
     """Let peft know the methods: now if it is there, otherwise as soon as somebody imports it."""
-    from prefixprop.peft_import import after_peft
-
     if "peft" in sys.modules:
         importlib.import_module("prefixprop.config")
     else:

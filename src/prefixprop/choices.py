@@ -10,3 +10,7 @@ ALPHA_MODES = ("fixed", "layer", "head", "query")
 BACKENDS = ("sdpa", "triton")  # that compute the fast attention
 CHUNK_REDUCTIONS = ("mean", "sum")  # of a candidate's scores (WikiHop)
 EMBEDDED_MODELS = ("embedded", "embedded-512")
+MODEL_SIZES = ("mini", "base")  # of the benchmarks
+LONG_DOCUMENTS = ("truncate", "chunk-average")  # what `predict` does with those over the limit
+PREDICTION_FORMATS = ("jsonl", "csv")
+DEFAULT_BATCH_TOKENS = 16_384  # of a batch of `predict` and `evaluate`

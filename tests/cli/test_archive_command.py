@@ -9,7 +9,7 @@ from pathlib import Path
 from click.testing import Result
 from typer.testing import CliRunner
 
-from prefixprop.cli import app
+from prefixprop.cli.app import app
 
 from tiny_runs import make_results
 

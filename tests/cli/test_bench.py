@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 
 from prefixprop.attention import backends
 from prefixprop.benchmarking import encoders
-from prefixprop.cli import app
+from prefixprop.cli.app import app
 
 TINY = encoders.EncoderSize(hidden=32, layers=1, heads=2, window=8)
 
@@ -71,11 +71,11 @@ def test_attention_without_hugging_face_and_with_dropout(monkeypatch: pytest.Mon
 
 
 def test_targets_are_the_cases_of_the_documentation(monkeypatch: pytest.MonkeyPatch) -> None:
-    from prefixprop.benchmarking.attention import AttentionCase
-    from prefixprop.cli import bench
+    from prefixprop.benchmarking.attention import REPORTED_CASES, AttentionCase
+    from prefixprop.benchmarking.encoders import find_device
 
     monkeypatch.setenv("COLUMNS", "120")
-    monkeypatch.setitem(bench.REPORTED_CASES, bench.find_device(), (AttentionCase(1, 24, 2, 0.1),))
+    monkeypatch.setitem(REPORTED_CASES, find_device(), (AttentionCase(1, 24, 2, 0.1),))
     result = run("attention", "--size", "mini", "--targets", "--repeats", "1")
     assert result.exit_code == 0, result.output
     assert "1 × 24, 2 global, dropout 0.1" in result.output

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from prefixprop.cli import app
+from prefixprop.cli.app import app
 from prefixprop.evaluation import read_predictions
 from prefixprop.settings.documents import fingerprint, load_whole_task
 from prefixprop.training import RunDirectory

@@ -22,7 +22,7 @@ import transformers
 from typer.testing import CliRunner
 
 from prefixprop import load_run
-from prefixprop.cli import app
+from prefixprop.cli.app import app
 from prefixprop.prediction import windows
 from prefixprop.prediction.outputs import StoredPrediction, line_format, read_stored
 
@@ -205,7 +205,7 @@ def forward(self, *given, **named):
 transformers.RobertaModel.forward = forward
 from prefixprop.prediction import windows
 windows.SECONDS = 0.5
-from prefixprop.cli import app
+from prefixprop.cli.app import app
 app()
 """
 

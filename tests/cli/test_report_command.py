@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from prefixprop.cli import app
+from prefixprop.cli.app import app
 
 from tiny_runs import make_results
 

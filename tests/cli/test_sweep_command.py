@@ -15,7 +15,7 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from prefixprop.cli import app
+from prefixprop.cli.app import app
 from prefixprop.experiments import LocalEngine, read_plan, run_sweep
 from prefixprop.training import RunDirectory, train
 from prefixprop.training.checkpoints import list_checkpoints
@@ -115,7 +115,7 @@ def test_ray_missing_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_and_kill(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("prefixprop.cli.sweep.run_sweep", lambda *_: os.kill(os.getpid(), number))
+    monkeypatch.setattr("prefixprop.experiments.sweep.run_sweep", lambda *_: os.kill(os.getpid(), number))
     plan = tmp_path / "plan.yaml"
     plan.write_text("task: hyperpartisan\n")
     result = run(plan)

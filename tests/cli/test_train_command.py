@@ -10,7 +10,7 @@ import yaml
 from click.testing import Result
 from typer.testing import CliRunner
 
-from prefixprop.cli import app
+from prefixprop.cli.app import app
 from prefixprop.settings.run_settings import SETTING_FIELDS, RunSettings, flag_of
 from prefixprop.training import override, read_settings, settings_to_yaml
 
@@ -167,6 +167,6 @@ def test_brackets_are_no_markup(tmp_path: Path, recipe: Path) -> None:
 def test_a_temperature_that_says_nothing_is_told(
     is_bound: bool, tmp_path: Path, recipe: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("prefixprop.cli.train.is_bound", lambda temperature: is_bound)
+    monkeypatch.setattr("prefixprop.evaluation.temperature.is_bound", lambda temperature: is_bound)
     result = run("--config", recipe, "--run-dir", tmp_path / "run")
     assert ("Do not trust calibrated probabilities" in result.stdout) is is_bound

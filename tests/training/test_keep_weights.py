@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from prefixprop import load_run
-from prefixprop.cli import app
+from prefixprop.cli.app import app
 from prefixprop.settings.run_settings import METHOD_NAMES
 from prefixprop.training import RunDirectory, RunSettings, SettingsError, check_settings, settings_to_yaml, train
 

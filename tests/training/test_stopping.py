@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 from transformers import TrainerCallback
 
+from prefixprop.signals import asked_by_signals, interrupt
 from prefixprop.training import RunDirectory, train
 from prefixprop.training.checkpoints import list_checkpoints
-from prefixprop.training.stopping import StopWatch, asked_by_signals, interrupt
+from prefixprop.training.stopping import StopWatch
 
 from killed_runs import assert_same_end
 from tiny_training import tiny_settings

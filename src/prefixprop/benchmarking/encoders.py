@@ -10,6 +10,8 @@ import torch
 from torch import nn
 from transformers import LongformerConfig
 
+from prefixprop.choices import MODEL_SIZES
+
 VOCABULARY = 50_265
 FIRST_WORD = 5  # below are special tokens
 
@@ -41,10 +43,9 @@ class EncoderSize:
         )
 
 
-SIZES = {
-    "mini": EncoderSize(hidden=384, layers=6, heads=12),  # the embedded model's
-    "base": EncoderSize(hidden=768, layers=12, heads=12),  # longformer-base's
-}
+_MINI = EncoderSize(hidden=384, layers=6, heads=12)  # the embedded model's
+_BASE = EncoderSize(hidden=768, layers=12, heads=12)  # longformer-base's
+SIZES = dict(zip(MODEL_SIZES, (_MINI, _BASE), strict=True))
 
 
 def find_device() -> str:

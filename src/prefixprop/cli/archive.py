@@ -9,7 +9,6 @@ import typer
 from rich.console import Console
 
 from prefixprop.cli.messages import clean_errors
-from prefixprop.runs.archive import archive_runs
 
 
 def archive(
@@ -24,6 +23,8 @@ def archive(
     shortened.
     """
     with clean_errors():
+        from prefixprop.runs.archive import archive_runs
+
         result = archive_runs(runs, output)
         messages = Console(stderr=True, highlight=False, soft_wrap=True)
         for skipped in result.skipped:

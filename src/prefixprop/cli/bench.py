@@ -5,35 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich import box
 from rich.console import Console
 from rich.table import Table
-from transformers.utils import logging
 
 from prefixprop.atomic_files import write_json
-from prefixprop.attention.backends import check_backend
-from prefixprop.benchmarking.attention import (
-    REPORTED_CASES,
-    AttentionCase,
-    AttentionResult,
-    bench_attention,
-    cases_of_lengths,
-    doubling_lengths,
-)
-from prefixprop.benchmarking.device_profile import KINDS, DeviceProfile, profile_on_device
-from prefixprop.benchmarking.encoders import SIZES, EncoderSize, device_name, find_device
-from prefixprop.benchmarking.figures import plot_attention, plot_runtime
-from prefixprop.benchmarking.records import record_of_attention, record_of_run, record_of_runtime
-from prefixprop.benchmarking.runtime import PAPER, bench_runtime, runtime_runs
-from prefixprop.benchmarking.timing import Timing
-from prefixprop.reporting.figures.canvas import check_ending, new_figure
+from prefixprop.choices import MODEL_SIZES
+
+if TYPE_CHECKING:
+    from prefixprop.benchmarking.attention import AttentionCase, AttentionResult
+    from prefixprop.benchmarking.device_profile import DeviceProfile
+    from prefixprop.benchmarking.encoders import EncoderSize
+    from prefixprop.benchmarking.timing import Timing
 
 app = typer.Typer(no_args_is_help=True, help="Measure how fast the attention and the prefix methods are here.")
 
-Size = Annotated[str, typer.Option(help=f"Dimensions of the model: {' or '.join(SIZES)}.")]
+Size = Annotated[str, typer.Option(help=f"Dimensions of the model: {' or '.join(MODEL_SIZES)}.")]
 Backend = Annotated[str, typer.Option(help="How our attention is computed: auto, sdpa or triton.")]
 Repeats = Annotated[int, typer.Option(min=1, help="Measurements of everything; the table shows their median.")]
 Json = Annotated[Path | None, typer.Option("--json", help="Write all numbers to this file.")]
@@ -69,6 +59,11 @@ def attention(
     equal time per token. The backbone is frozen and a step goes back to the embeddings.
     """
     dimensions = _checked(size, backend, figure)
+
+    from prefixprop.benchmarking.attention import bench_attention
+    from prefixprop.benchmarking.figures import plot_attention
+    from prefixprop.benchmarking.records import record_of_attention, record_of_run
+
     chosen = _cases(lengths, tokens, global_tokens, dropout, targets)
     if targets and figure is not None:
         raise typer.BadParameter(
@@ -119,9 +114,16 @@ def runtime(
 
     Methods take turns, so that a drift of the machine meets them all; the interval is a bootstrap over the rounds.
     """
-    dimensions = _checked(size, backend, figure)
     if prefix >= length:
         raise typer.BadParameter(f"{prefix} leaves no room in sequences of {length} tokens.", param_hint="--prefix")
+    dimensions = _checked(size, backend, figure)
+
+    from prefixprop.benchmarking.device_profile import profile_on_device
+    from prefixprop.benchmarking.encoders import find_device
+    from prefixprop.benchmarking.figures import plot_runtime
+    from prefixprop.benchmarking.records import record_of_run, record_of_runtime
+    from prefixprop.benchmarking.runtime import PAPER, bench_runtime, runtime_runs
+
     console, title = Console(), f"{_title(size)}, {batch} × {length} tokens, j = {prefix}"
     what = "training step" if train else "inference"
     batches = batches or (10 if find_device() == "cuda" else 1)
@@ -160,8 +162,15 @@ def runtime(
 
 def _checked(size: str, backend: str, figure: Path | None) -> EncoderSize:
     """Refuse before anything is measured what could not be used afterwards."""
-    if size not in SIZES:
-        raise typer.BadParameter(f"{size!r} is unknown; choose one of {', '.join(SIZES)}.", param_hint="--size")
+    if size not in MODEL_SIZES:
+        raise typer.BadParameter(f"{size!r} is unknown; choose one of {', '.join(MODEL_SIZES)}.", param_hint="--size")
+
+    from transformers.utils import logging
+
+    from prefixprop.attention.backends import check_backend
+    from prefixprop.benchmarking.encoders import SIZES
+    from prefixprop.reporting.figures.canvas import check_ending, new_figure
+
     try:
         check_backend(backend)
     except ValueError as error:
@@ -179,6 +188,9 @@ def _checked(size: str, backend: str, figure: Path | None) -> EncoderSize:
 def _cases(
     lengths: str | None, tokens: int | None, global_tokens: int, dropout: float, targets: bool
 ) -> tuple[AttentionCase, ...]:
+    from prefixprop.benchmarking.attention import REPORTED_CASES, cases_of_lengths, doubling_lengths
+    from prefixprop.benchmarking.encoders import find_device
+
     device = find_device()
     if targets:
         if lengths is not None or tokens is not None:
@@ -219,6 +231,8 @@ def _attention_table(results: list[AttentionResult], title: str) -> Table:
 
 
 def _profile_table(profiles: Mapping[str, DeviceProfile]) -> Table:
+    from prefixprop.benchmarking.device_profile import KINDS
+
     table = _table(
         "Where the time of a call goes, in ms", ("", *(name.replace("prefix-", "prefix-\n") for name in profiles))
     )
@@ -246,6 +260,8 @@ def _table(title: str, columns: tuple[str, ...]) -> Table:
 
 
 def _title(size: str) -> str:
+    from prefixprop.benchmarking.encoders import device_name, find_device
+
     device = find_device()
     return f"{size} size, {'bfloat16' if device == 'cuda' else 'float32'}, {device_name(device)}"
 

@@ -5,27 +5,20 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from prefixprop.choices import DEFAULT_BATCH_TOKENS
 from prefixprop.cli.messages import clean_errors, refuse
-from prefixprop.evaluation import (
-    PredictionSet,
-    Temperature,
-    confusion_counts,
-    read_predictions,
-    reliability,
-    stored_predictions,
-)
-from prefixprop.prediction import TrainedModel, load_run
-from prefixprop.prediction.run_data import predict_file, predict_split
-from prefixprop.prediction.token_batches import DEFAULT_BATCH_TOKENS
-from prefixprop.runs import files as run_files
 from prefixprop.tasks.labelled_rows import Columns
+
+if TYPE_CHECKING:
+    from prefixprop.evaluation import PredictionSet, Temperature
+    from prefixprop.prediction import TrainedModel
 
 SPLITS = ("dev", "test")
 _NO_CONFUSION = "--confusion needs labels that all documents share; the candidates of questions are none."
@@ -114,6 +107,9 @@ def evaluate(
             raise ValueError("Give the directory of a run, or stored predictions with --predictions FILE.")
         else:
             columns = Columns(text_column or "text", label_column or "label", id_column)
+
+            from prefixprop.prediction import load_run
+
             trained = load_run(run)
             if trained.answers_questions:
                 refuse(of_input, "questions have columns of their own")
@@ -129,6 +125,9 @@ def evaluate(
 
 
 def _stored(path: Path, run: Path | None) -> _Judged:
+    from prefixprop.evaluation import read_predictions, stored_predictions
+    from prefixprop.runs import files as run_files
+
     found = stored_predictions(path)
     if found is None:
         raise FileNotFoundError(f"{path}: there is no such file of predictions.")
@@ -147,6 +146,8 @@ def _predicted(
     columns: Columns,
     batch_tokens: int,
 ) -> _Judged:
+    from prefixprop.prediction.run_data import predict_file, predict_split
+
     run = trained.run_dir
     if input_file is None:
         before = predict_split(trained, split, data_dir, batch_tokens)
@@ -188,6 +189,7 @@ def _check_pictures(*paths: Path | None) -> None:
 
 
 def _draw_reliability(judged: _Judged, path: Path) -> None:
+    from prefixprop.evaluation import reliability
     from prefixprop.reporting import plot_reliability
 
     labels = judged.before.known_labels
@@ -198,6 +200,7 @@ def _draw_reliability(judged: _Judged, path: Path) -> None:
 
 
 def _draw_confusion(judged: _Judged, path: Path) -> None:
+    from prefixprop.evaluation import confusion_counts
     from prefixprop.reporting import plot_confusion
 
     names = judged.before.label_names

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from dataclasses import MISSING, Field, fields
 
-from peft import PeftConfig
 from rich.console import Console
 from rich.table import Table
 
-from prefixprop.backbones import SUPPORTED_MODEL_TYPES
-from prefixprop.config import PrefixConfig
 from prefixprop.kernels import KERNELS
-from prefixprop.tuners.registration import METHODS
 
 
 def methods() -> None:
     """List the methods, their options, the kernels and the models they work on."""
+    from peft import PeftConfig
+
+    from prefixprop.backbones import SUPPORTED_MODEL_TYPES
+    from prefixprop.config import PrefixConfig
+    from prefixprop.tuners.registration import METHODS
+
     console = Console()
     table = Table(title="Methods", title_justify="left")
     for column in ("configuration", "peft type", "what it is"):

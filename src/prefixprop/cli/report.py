@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
 from prefixprop.cli.messages import clean_errors
-from prefixprop.reporting.report import Report, make_report
-from prefixprop.reporting.tables.latex import to_latex
-from prefixprop.reporting.tables.markup import to_markdown
-from prefixprop.reporting.tables.significance import DEFAULT_BASELINE
-from prefixprop.reporting.tables.terminal import print_table
+from prefixprop.settings.methods import BASELINE
+
+if TYPE_CHECKING:
+    from prefixprop.reporting import Report
 
 
 def report(
@@ -37,7 +36,7 @@ def report(
     ] = None,
     baseline: Annotated[
         str, typer.Option(metavar="METHOD", help="The method that the others are tested against.")
-    ] = DEFAULT_BASELINE,
+    ] = BASELINE,
     bench: Annotated[
         list[Path] | None,
         typer.Option(metavar="FILE", help="What `prefixprop bench … --json FILE` wrote; may be repeated."),
@@ -52,6 +51,9 @@ def report(
             raise ValueError(f"--format {format_name!r} is unknown; choose one of {', '.join(_FORMATS)}.")
         if output is not None and output.exists() and not output.is_dir():
             raise ValueError(f"--output {output} is a file; give a folder.")
+
+        from prefixprop.reporting import make_report
+
         found = make_report(runs or (), paper, split=split, baseline=baseline, benchmarks=bench or ())
         messages = Console(stderr=True, highlight=False, soft_wrap=True)
         for remark in found.remarks:
@@ -63,16 +65,22 @@ def report(
 
 
 def _print_tables(found: Report) -> None:
+    from prefixprop.reporting.tables.terminal import print_table
+
     console = Console()
     for table in found.tables:
         print_table(console, table)
 
 
 def _print_markdown(found: Report) -> None:
+    from prefixprop.reporting.tables.markup import to_markdown
+
     typer.echo("\n".join(map(to_markdown, found.tables)), nl=False)
 
 
 def _print_latex(found: Report) -> None:
+    from prefixprop.reporting.tables.latex import to_latex
+
     typer.echo("\n".join(map(to_latex, found.tables)), nl=False)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -13,18 +13,10 @@ from rich.live import Live
 from rich.text import Text
 
 from prefixprop.cli.messages import clean_errors, refuse
-from prefixprop.cli.sweep_tables import plan_table, progress_table, result_table
-from prefixprop.experiments import (
-    Engine,
-    LocalEngine,
-    Outcome,
-    RayEngine,
-    SweepState,
-    read_plan,
-    run_sweep,
-    settle_finished,
-)
-from prefixprop.training.stopping import asked_by_signals, interrupt
+from prefixprop.signals import asked_by_signals, interrupt
+
+if TYPE_CHECKING:
+    from prefixprop.experiments import Engine, Outcome, SweepState
 
 
 def sweep(
@@ -58,6 +50,8 @@ def sweep(
     """Run a grid: choose on dev what is searched, then run the seeds. The same command goes on where it stopped."""
     console, messages = Console(), Console(stderr=True)
     with clean_errors():
+        from prefixprop.experiments.plan import read_plan
+
         wanted = read_plan(plan, _folders(data_dir or []))
         if engine == "ray":
             refuse({"--processes": processes}, "it is for --engine local")
@@ -67,6 +61,11 @@ def sweep(
         for note in wanted.notes:
             messages.print(f"Note: {note}", highlight=False, markup=False, soft_wrap=True)
         folder = runs_dir or Path("runs", wanted.name)
+
+        from prefixprop.cli.sweep_tables import plan_table, result_table
+        from prefixprop.experiments.engines import LocalEngine, RayEngine
+        from prefixprop.experiments.sweep import SweepState, run_sweep, settle_finished
+
         if dry_run:
             state = SweepState(wanted, folder)
             settle_finished(state)
@@ -116,6 +115,8 @@ class _Watch:
         self.told: set[str] = set()
 
     def __call__(self, state: SweepState) -> None:
+        from prefixprop.cli.sweep_tables import progress_table
+
         for name, outcome in state.outcomes.items():
             if name not in self.told:
                 self.told.add(name)

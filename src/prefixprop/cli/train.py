@@ -7,26 +7,25 @@ import logging
 import time
 import warnings
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
-from transformers.utils import logging as transformers_logging
 
 from prefixprop.cli.messages import clean_errors
-from prefixprop.cli.progress import ProgressBars
 from prefixprop.cli.settings_options import with_settings_options
-from prefixprop.evaluation.temperature import is_bound
+from prefixprop.processes import is_main_process, process_count
 from prefixprop.runs.directory import RunDirectory
 from prefixprop.settings.check import check_settings
 from prefixprop.settings.idle import refuse_idle
 from prefixprop.settings.recipe import override, read_settings, settings_to_yaml
 from prefixprop.settings.run_settings import RunSettings
-from prefixprop.training.stopping import StopWatch, asked_by_signals
-from prefixprop.training.train import RunPlan, RunResult, is_main_process, plan, process_count
-from prefixprop.training.train import train as train_run
+from prefixprop.signals import asked_by_signals
+
+if TYPE_CHECKING:
+    from prefixprop.training.train import RunPlan, RunResult
 
 _SHOWN = (
     "accuracy",
@@ -64,9 +63,15 @@ def train(
     # Bars and remarks go where they do not mix with what a command prints for others to read.
     messages = Console(stderr=True, quiet=not is_main_process())
     console = Console(quiet=not is_main_process())
-    _silence_libraries()
     with clean_errors(resumable=True):
         wanted = _settings(config, settings, run_dir if resume else None)
+
+        from prefixprop.cli.progress import ProgressBars
+        from prefixprop.training.stopping import StopWatch
+        from prefixprop.training.train import plan
+        from prefixprop.training.train import train as train_run
+
+        _silence_libraries()
         directory = run_dir or Path("runs", f"{wanted.data_name}-{wanted.method}-{wanted.seed}")
         if dry_run:
             _show_plan(console, plan(wanted))
@@ -114,6 +119,8 @@ def _show_plan(console: Console, run: RunPlan) -> None:
 
 
 def _show_result(console: Console, result: RunResult, keep: str, seconds: float) -> None:
+    from prefixprop.evaluation.temperature import is_bound
+
     metrics = result.metrics
     title = f"Best checkpoint: epoch {metrics['best_epoch']} of {metrics['epochs']}"
     if keep == "last":
@@ -145,6 +152,8 @@ def _show_result(console: Console, result: RunResult, keep: str, seconds: float)
 
 def _silence_libraries() -> None:
     """What libraries warn of is for programmers; what a user should know is told by this command."""
+    from transformers.utils import logging as transformers_logging
+
     warnings.filterwarnings("ignore")
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()

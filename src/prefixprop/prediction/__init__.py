@@ -2,8 +2,24 @@
 
 from __future__ import annotations
 
-from prefixprop.prediction.predictor import Prediction, PredictionOptions
-from prefixprop.prediction.summary import PredictionSummary
-from prefixprop.prediction.trained_model import TrainedModel, load_run
+from typing import TYPE_CHECKING
+
+from prefixprop.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from prefixprop.prediction.predictor import Prediction, PredictionOptions
+    from prefixprop.prediction.summary import PredictionSummary
+    from prefixprop.prediction.trained_model import TrainedModel, load_run
 
 __all__ = ["Prediction", "PredictionOptions", "PredictionSummary", "TrainedModel", "load_run"]
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "Prediction": "predictor",
+        "PredictionOptions": "predictor",
+        "PredictionSummary": "summary",
+        "TrainedModel": "trained_model",
+        "load_run": "trained_model",
+    },
+)

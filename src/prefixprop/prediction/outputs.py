@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from prefixprop.choices import PREDICTION_FORMATS
 from prefixprop.prediction.predictor import Prediction
 
-FORMATS = ("jsonl", "csv")
 _PROBABILITY = "probability of "
 
 
@@ -120,7 +120,7 @@ class CommaSeparated(LineFormat):
 
 def line_format(name: str, label_names: tuple[str, ...]) -> LineFormat:
     """The format of that name, for predictions of these labels."""
-    formats: dict[str, type[LineFormat]] = {"jsonl": JsonLines, "csv": CommaSeparated}
+    formats = dict(zip(PREDICTION_FORMATS, (JsonLines, CommaSeparated), strict=True))
     return formats[name](label_names)
 
 

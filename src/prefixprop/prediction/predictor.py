@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from prefixprop.prediction.token_batches import DEFAULT_BATCH_TOKENS, classify
+from prefixprop.choices import DEFAULT_BATCH_TOKENS, LONG_DOCUMENTS
+from prefixprop.prediction.token_batches import classify
 from prefixprop.tasks import chunk_documents, encode_documents
 from prefixprop.tasks.encoding import TokenIds
 
 if TYPE_CHECKING:
     from prefixprop.prediction.trained_model import TrainedModel
-
-LONG = ("truncate", "chunk-average")
 
 
 @dataclass(frozen=True)
@@ -59,8 +58,8 @@ class PredictionOptions:
     batch_tokens: int = DEFAULT_BATCH_TOKENS
 
     def __post_init__(self) -> None:
-        if self.long not in LONG:
-            raise ValueError(f"long={self.long!r} is unknown; choose one of {', '.join(LONG)}.")
+        if self.long not in LONG_DOCUMENTS:
+            raise ValueError(f"long={self.long!r} is unknown; choose one of {', '.join(LONG_DOCUMENTS)}.")
         if self.batch_tokens < 1:
             raise ValueError(f"batch_tokens={self.batch_tokens} must be at least 1.")
 

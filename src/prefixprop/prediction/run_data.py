@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from prefixprop.choices import DEFAULT_BATCH_TOKENS
 from prefixprop.evaluation import PredictionSet, question_predictions
-from prefixprop.prediction.token_batches import DEFAULT_BATCH_TOKENS, batches_by_length, inference
+from prefixprop.prediction.token_batches import batches_by_length, inference
 from prefixprop.prediction.trained_model import TrainedModel
 from prefixprop.runs.directory import RunDirectory
 from prefixprop.settings.documents import cut_to_run, fingerprint, load_run_task, load_whole_task

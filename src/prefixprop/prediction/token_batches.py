@@ -14,8 +14,6 @@ from prefixprop.models.attention_plans import without_cudnn
 from prefixprop.tasks.document_batches import pad_documents
 from prefixprop.tasks.encoding import TokenIds
 
-DEFAULT_BATCH_TOKENS = 16_384
-
 
 def batches_by_length(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
     """The places of all texts, longest first, in batches of at most `batch_tokens` tokens, padding included.

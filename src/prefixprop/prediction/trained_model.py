@@ -19,11 +19,12 @@ from numpy.typing import NDArray
 from transformers import AutoTokenizer, LongformerModel, PreTrainedTokenizerBase
 
 from prefixprop.attention import install
+from prefixprop.choices import DEFAULT_BATCH_TOKENS
 from prefixprop.evaluation import Temperature
 from prefixprop.models.precision import hold_frozen_in_bfloat16
 from prefixprop.prediction.predictor import Prediction, PredictionOptions, predict_together
 from prefixprop.prediction.summary import PredictionSummary
-from prefixprop.prediction.token_batches import DEFAULT_BATCH_TOKENS, classify
+from prefixprop.prediction.token_batches import classify
 from prefixprop.prediction.weights import load_trained
 from prefixprop.prediction.windows import windows
 from prefixprop.runs import files as run_files

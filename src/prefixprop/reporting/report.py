@@ -18,10 +18,9 @@ from prefixprop.reporting.tables.markup import to_markdown
 from prefixprop.reporting.tables.paper import paper_tables
 from prefixprop.reporting.tables.protocols import protocol_tables
 from prefixprop.reporting.tables.results import result_tables
-from prefixprop.reporting.tables.significance import DEFAULT_BASELINE
 from prefixprop.reporting.tables.table import Table
 from prefixprop.runs.finished import SPLITS, FoundRuns, find_runs
-from prefixprop.settings.methods import METHODS
+from prefixprop.settings.methods import BASELINE, METHODS
 
 PAGE, TABLES, FIGURES = "report.html", "tables", "figures"
 
@@ -75,7 +74,7 @@ def make_report(
     with_paper: bool = False,
     *,
     split: str | None = None,
-    baseline: str = DEFAULT_BASELINE,
+    baseline: str = BASELINE,
     benchmarks: Sequence[str | Path] = (),
 ) -> Report:
     """Read all runs at and below the paths; `ValueError` where none of them is finished.

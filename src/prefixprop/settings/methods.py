@@ -104,6 +104,7 @@ _ROWS = (
     ),
 )
 METHODS: dict[str, Method] = {method.name: method for method in _ROWS}
+BASELINE = "prefix-tuning"  # which the paper compares prefix-propagation with
 
 
 def owners(setting: str) -> tuple[str, ...]:

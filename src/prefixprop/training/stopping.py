@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-import signal
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from prefixprop.training.callbacks import ends_epoch
-
-# Ctrl-C, and what `kill` and batch systems send before they kill.
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-STOPPING = "Stopping, with a checkpoint of every run that is under way. Once more, and it stops at once."
-SECONDS_TO_STOP = 60  # in which a run ends its step and writes a checkpoint
 
 
 class StopWatch(TrainerCallback):
@@ -59,23 +51,3 @@ class StopWatch(TrainerCallback):
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if self.is_asked:
             raise KeyboardInterrupt
-
-
-@contextmanager
-def asked_by_signals(ask: Callable[..., None], signals: Sequence[signal.Signals] = _SIGNALS) -> Iterator[None]:
-    """Let signals call `ask` meanwhile; those that are ignored stay so. Threads other than the main one get none."""
-    before: dict[int, Any] = {}
-    if threading.current_thread() is threading.main_thread():
-        for number in signals:
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                before[number] = signal.signal(number, ask) or signal.SIG_DFL
-    try:
-        yield
-    finally:
-        for changed, handler in before.items():
-            signal.signal(changed, handler)
-
-
-def interrupt(*_: Any) -> None:
-    """The handler of a signal that means what Ctrl-C means."""
-    raise KeyboardInterrupt

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
 import warnings
 from collections.abc import Callable, Sequence
@@ -23,6 +22,7 @@ from prefixprop.counting import ParameterCount, count_parameters
 from prefixprop.evaluation import PredictionSet, fit_temperature, write_predictions
 from prefixprop.models.attention_plans import without_cudnn
 from prefixprop.models.precision import hold_frozen_in_bfloat16
+from prefixprop.processes import is_main_process, process_count
 from prefixprop.runs.directory import DOCUMENTS, RunDirectory
 from prefixprop.settings.base_model import BaseModel, choose_max_length, load_base_model
 from prefixprop.settings.check import SettingsError, check_settings
@@ -130,16 +130,6 @@ def train(
     arguments.distributed_state.wait_for_everyone()
     with directory.claimed() if arguments.should_save else contextlib.nullcontext():
         return _train(run, directory, arguments, overwrite, callbacks, tell)
-
-
-def process_count() -> int:
-    """How many processes train together, as `accelerate launch` and `torchrun` tell."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
-
-
-def is_main_process() -> bool:
-    """Whether this process is the one that writes and speaks."""
-    return os.environ.get("RANK", "0") == "0"
 
 
 def _train(

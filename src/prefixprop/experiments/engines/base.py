@@ -9,13 +9,13 @@ import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
-
-from transformers import TrainerCallback
+from typing import TYPE_CHECKING, Protocol
 
 from prefixprop.runs.claim import FolderInUse, wait_until_free
 from prefixprop.settings.run_settings import RunSettings
-from prefixprop.training.train import train
+
+if TYPE_CHECKING:
+    from transformers import TrainerCallback
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,8 @@ def run_job(job: Job, callbacks: Sequence[TrainerCallback] = ()) -> str | None:
     Whatever a run raises is the end of this run only, so it is caught here, with the traceback in the log. A run that
     another process is training is waited for: it is no failure, and what it ends in counts here too.
     """
+    from prefixprop.training.train import train
+
     try:
         while True:
             try:

@@ -14,8 +14,6 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-import torch
-
 from prefixprop.experiments.engines.base import (
     Job,
     JobEnd,
@@ -24,7 +22,7 @@ from prefixprop.experiments.engines.base import (
     tell_in_log,
     write_output_to,
 )
-from prefixprop.training.stopping import SECONDS_TO_STOP, STOPPING, StopWatch, asked_by_signals
+from prefixprop.signals import SECONDS_TO_STOP, STOPPING, asked_by_signals
 
 # A server that has imported everything once forks a process in milliseconds, and unlike this process it has never
 # used threads or a GPU, which do not survive a fork. Windows has none.
@@ -66,7 +64,7 @@ class LocalEngine:
         self._running: list[_Running] = []
         self._context: Any = multiprocessing.get_context(_START_METHOD)
         if _START_METHOD == "forkserver":
-            self._context.set_forkserver_preload(["prefixprop.experiments.engines.local"])
+            self._context.set_forkserver_preload(["prefixprop.experiments.engines.local", "prefixprop.training"])
 
     @property
     def slots(self) -> int:
@@ -137,6 +135,8 @@ def _threads(processes: int) -> int | None:
 
 def _device(slot: int) -> str | None:
     """The GPU of a slot, as CUDA_VISIBLE_DEVICES names it; None where there is nothing to choose."""
+    import torch
+
     count = torch.cuda.device_count()
     if count < 2:
         return None
@@ -154,6 +154,10 @@ def _work(
     write_output_to(job.log)
     if device is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = device
+    import torch
+
+    from prefixprop.training.stopping import StopWatch
+
     if threads is not None:
         torch.set_num_threads(threads)
     import_modules(modules, folder)

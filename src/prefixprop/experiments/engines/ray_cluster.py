@@ -17,12 +17,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from prefixprop.experiments.engines.base import Job, JobEnd, import_modules, run_job, tell_in_log, write_output_to
 from prefixprop.experiments.engines.ray_connection import Resources, connect, disconnect
 from prefixprop.runs.directory import RunDirectory
-from prefixprop.training.stopping import SECONDS_TO_STOP, STOPPING, StopWatch, asked_by_signals
+from prefixprop.signals import SECONDS_TO_STOP, STOPPING, asked_by_signals
 
 # A killed worker is gone at once, one whose node lost its connection ends when it notices.
 _SECONDS_TO_END = 30
@@ -187,6 +185,10 @@ def _work(job: Job, folder: str, modules: Sequence[str], threads: int, attempt: 
     with _output_in(job.log):
         node = _ray_node()
         print(f"Attempt {attempt}, process {os.getpid()} on {platform.node()}, node {node}.", flush=True)
+        import torch
+
+        from prefixprop.training.stopping import StopWatch
+
         torch.set_num_threads(threads)
         try:
             import_modules(modules, folder)

@@ -26,7 +26,7 @@ from prefixprop.reporting.tables.paper_values import (
     find_paper_method,
     paper_value,
 )
-from prefixprop.reporting.tables.significance import DEFAULT_BASELINE, significance_tables
+from prefixprop.reporting.tables.significance import significance_tables
 from prefixprop.reporting.tables.table import (
     ABSENT,
     Better,
@@ -40,12 +40,13 @@ from prefixprop.reporting.tables.table import (
     setting_cell,
 )
 from prefixprop.runs.finished import Run, as_number
+from prefixprop.settings.methods import BASELINE
 
 _SCALING = "Scaling: by the temperature fitted on dev."
 
 
 def result_tables(
-    comparisons: Sequence[Comparison], with_paper: bool = False, baseline: str = DEFAULT_BASELINE
+    comparisons: Sequence[Comparison], with_paper: bool = False, baseline: str = BASELINE
 ) -> list[Table]:
     """All tables of these comparisons.
 

@@ -24,8 +24,8 @@ from prefixprop.reporting.tables.table import (
     range_cell,
     table_of_columns,
 )
+from prefixprop.settings.methods import BASELINE
 
-DEFAULT_BASELINE = "prefix-tuning"
 SIGNIFICANT = 0.05
 _SMALLEST_SHOWN = 0.001
 _MOST_NAMED = 4  # pairs in a note
@@ -35,7 +35,7 @@ _NO_PREDICTIONS = "No paired tests: none of these runs has its predictions; arch
 _BOLD = f"bold: below {SIGNIFICANT}"
 
 
-def significance_tables(comparison: Comparison, name: str, baseline: str = DEFAULT_BASELINE) -> list[Table]:
+def significance_tables(comparison: Comparison, name: str, baseline: str = BASELINE) -> list[Table]:
     """The tables of a task, for every model that several methods were tried on."""
     tables: list[Table] = []
     for number, model in enumerate(comparison.models, start=1):

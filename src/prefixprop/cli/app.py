@@ -1,0 +1,46 @@
+"""All commands together."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from prefixprop.cli import archive, bench, evaluate, methods, predict, report, sweep, tasks, train
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app.command("train")(train.train)
+app.command("evaluate")(evaluate.evaluate)
+app.command("predict")(predict.predict)
+app.command("sweep")(sweep.sweep)
+app.command("report")(report.report)
+app.command("archive")(archive.archive)
+app.add_typer(bench.app, name="bench")
+app.command("tasks")(tasks.tasks)
+app.command("methods")(methods.methods)
+
+
+@app.callback()
+def prefixprop(
+    modules: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--import", metavar="MODULE", help="Import a module first, such as one that registers a kernel."
+        ),
+    ] = None,
+) -> None:
+    """Prefix methods for long-document encoders."""
+    if modules:
+        sys.path.insert(0, str(Path.cwd()))
+    for module in modules or []:
+        try:
+            importlib.import_module(module)
+        except Exception as error:  # whatever a user's module raises is theirs to read, in one line
+            raise typer.BadParameter(
+                f"module {module!r} cannot be imported ({type(error).__name__}: {error}); give a module in this "
+                "folder or an installed one.",
+                param_hint="--import",
+            ) from error
