@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 from collections.abc import Callable
@@ -179,6 +180,20 @@ def test_unfinished_and_damaged_runs(damage: Callable[[Path], None], message: st
     with pytest.raises((ValueError, FileNotFoundError), match=message) as caught:
         load_run(run)
     assert str(tmp_path) in str(caught.value)
+
+
+@pytest.mark.parametrize(("method", "part"), [("lora", "tokenizer"), ("fine-tuning", "model")])
+def test_code_in_a_run_is_never_run(method: str, part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_run(tmp_path, method, "roberta")
+    (run / part / "code.py").write_text(f"open({str(tmp_path / 'code-ran')!r}, 'w').close()\n")
+    file = run / part / ("config.json" if part == "model" else "tokenizer_config.json")
+    own = {"auto_map": {"AutoConfig": "code.Own", "AutoTokenizer": [None, "code.Own"]}}
+    own |= {"tokenizer_class": "Own", "model_type": "own"}
+    file.write_text(json.dumps(json.loads(file.read_text()) | own))
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n" * 9))
+    with pytest.raises(ValueError, match=r"cannot be read \(.*contains custom code"):
+        load_run(run)
+    assert not (tmp_path / "code-ran").exists()
 
 
 def test_lora_weights_that_are_not_there(tmp_path: Path) -> None:

@@ -176,7 +176,7 @@ def _load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder}: the run's tokenizer is missing; train the run again.")
     try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # the tokenizers library raises nothing more specific
         problem = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ValueError(f"{folder}: the run's tokenizer cannot be read ({problem}); train the run again.") from error

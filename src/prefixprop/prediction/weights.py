@@ -72,7 +72,9 @@ def _base_model(
 
 def _whole_model(folder: Path, model_class: Any) -> PreTrainedModel:
     with _explained_damage(folder):
-        return model_class.from_pretrained(folder, use_safetensors=True, local_files_only=True)
+        return model_class.from_pretrained(
+            folder, use_safetensors=True, local_files_only=True, trust_remote_code=False
+        )
 
 
 def _with_adapter(model: PreTrainedModel, folder: Path) -> PeftModel:

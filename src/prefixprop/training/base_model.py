@@ -94,7 +94,7 @@ def _dropout(settings: RunSettings) -> dict[str, Any]:
 
 def _load_remote(kind: Any, name: str) -> Any:
     try:
-        return kind.from_pretrained(name)
+        return kind.from_pretrained(name, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         raise _cannot_load(name, error) from error
 
@@ -103,7 +103,7 @@ def _classifier(name: str, labels: dict[str, Any], overrides: dict[str, Any]) ->
     try:
         # A checkpoint that has a head for other labels gets a new one.
         return AutoModelForSequenceClassification.from_pretrained(
-            name, ignore_mismatched_sizes=True, use_safetensors=True, **labels, **overrides
+            name, ignore_mismatched_sizes=True, use_safetensors=True, trust_remote_code=False, **labels, **overrides
         )
     except (OSError, ValueError, KeyError) as error:
         raise _cannot_load(name, error) from error
@@ -114,7 +114,8 @@ def _cannot_load(name: str, error: Exception) -> ValueError:
     reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     return ValueError(
         f"--model: {name!r} cannot be loaded as a {kind} ({reason}); give {', '.join(EMBEDDED_MODELS)}, the name of "
-        "a model of the hub, or a folder with config.json, model.safetensors and a tokenizer."
+        "a model of the hub, or a folder with config.json, model.safetensors and a tokenizer. Code that comes with a "
+        "model is never run."
     )
 
 
