@@ -1,4 +1,4 @@
-"""Reading what `prefixprop train` left in a run directory: labels, metrics, temperature and circumstances.
+"""Reading what `prefixprop train` left in a run directory: labels, temperature and circumstances.
 
 Every complaint names the file, and says what to do about it.
 """
@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from prefixprop.evaluation import Temperature
+from prefixprop.training.run_directory import TRAIN_AGAIN, RunDirectory
 
-CONFIG, LABELS, METRICS = "config.yaml", "labels.json", "metrics.json"
+CONFIG, LABELS = "config.yaml", "labels.json"
 ENVIRONMENT, LENGTHS = "environment.json", "lengths.json"
 ARCHIVED = "archived"  # what the environment of an archived run says beside its own
-_FINISH = "finish it with `prefixprop train … --resume`"
-_AGAIN = "train it again with `prefixprop train … --overwrite`"
 
 
 def check_run(run_dir: Path) -> None:
@@ -27,9 +26,7 @@ def check_run(run_dir: Path) -> None:
         raise FileNotFoundError(
             f"{run_dir}: this is not a run directory, it has no {CONFIG}; give one that `prefixprop train` made."
         )
-    status = read_metrics(run_dir).get("status")
-    if status != "finished":
-        raise ValueError(f"{run_dir}: the run is not finished (its status is {status!r}); {_FINISH}.")
+    RunDirectory(run_dir).read_metrics()
 
 
 def check_weights_kept(run_dir: Path, keep_weights: bool) -> None:
@@ -56,21 +53,10 @@ def read_labels(run_dir: Path) -> tuple[str, ...]:
     path = run_dir / LABELS
     names = _read_json(path)
     if not isinstance(names, list) or len(names) < 2 or not all(isinstance(name, str) for name in names):
-        raise ValueError(f"{path}:1: the labels must be a list of at least two names; {_AGAIN}.")
+        raise ValueError(f"{path}:1: the labels must be a list of at least two names; {TRAIN_AGAIN}.")
     if len(set(names)) < len(names):
-        raise ValueError(f"{path}:1: the names of the labels must differ, got {names}; {_AGAIN}.")
+        raise ValueError(f"{path}:1: the names of the labels must differ, got {names}; {TRAIN_AGAIN}.")
     return tuple(names)
-
-
-def read_metrics(run_dir: Path) -> dict[str, Any]:
-    """What the run measured at its end; a run without it has not come so far."""
-    path = run_dir / METRICS
-    if not path.is_file():
-        raise ValueError(f"{run_dir}: the run is not finished, it has no {METRICS}; {_FINISH}.")
-    metrics = _read_json(path)
-    if not isinstance(metrics, dict):
-        raise ValueError(f"{path}:1: the metrics must be an object, got {type(metrics).__name__}; {_FINISH}.")
-    return metrics
 
 
 def read_environment(run_dir: Path) -> dict[str, Any]:
@@ -80,7 +66,9 @@ def read_environment(run_dir: Path) -> dict[str, Any]:
         return {}
     environment = _read_json(path)
     if not isinstance(environment, dict):
-        raise ValueError(f"{path}:1: the environment must be an object, got {type(environment).__name__}; {_AGAIN}.")
+        raise ValueError(
+            f"{path}:1: the environment must be an object, got {type(environment).__name__}; {TRAIN_AGAIN}."
+        )
     return environment
 
 
@@ -91,18 +79,17 @@ def read_lengths(run_dir: Path) -> tuple[int, ...]:
         return ()
     lengths = _read_json(path)
     if not isinstance(lengths, list) or not all(type(length) is int and length > 0 for length in lengths):
-        raise ValueError(f"{path}:1: the lengths must be a list of whole numbers above 0; {_AGAIN}.")
+        raise ValueError(f"{path}:1: the lengths must be a list of whole numbers above 0; {TRAIN_AGAIN}.")
     return tuple(lengths)
 
 
 def read_temperature(run_dir: Path) -> Temperature:
     """The temperature that the run fitted on dev."""
-    metrics = read_metrics(run_dir)
+    directory = RunDirectory(run_dir)
+    metrics = directory.read_metrics()
     value = metrics.get("temperature")
     if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and value > 0):
-        raise ValueError(
-            f"{run_dir / METRICS}:1: the temperature must be a number above 0, got {value!r}; {_FINISH}."
-        )
+        raise directory.broken_metrics(f"the temperature must be a number above 0, got {value!r}")
     before, after = (_dev_nll(metrics, measured) for measured in ("dev", "dev_calibrated"))
     return Temperature(float(value), before, after)
 
@@ -119,14 +106,14 @@ def _read_json(path: Path) -> Any:
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
-        raise ValueError(f"{path}:{error.lineno}: broken JSON ({error.msg}); {_AGAIN}.") from error
+        raise ValueError(f"{path}:{error.lineno}: broken JSON ({error.msg}); {TRAIN_AGAIN}.") from error
 
 
 def _read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise FileNotFoundError(f"{path}: the file is missing, so the run is damaged; {_AGAIN}.") from None
+        raise FileNotFoundError(f"{path}: the file is missing, so the run is damaged; {TRAIN_AGAIN}.") from None
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
-        raise ValueError(f"{path}:{line}: the text is not UTF-8, so the run is damaged; {_AGAIN}.") from error
+        raise ValueError(f"{path}:{line}: the text is not UTF-8, so the run is damaged; {TRAIN_AGAIN}.") from error

@@ -145,6 +145,7 @@ def load_run(run_dir: str | Path, device: str | torch.device | None = None) -> T
         raise ValueError(
             f"{directory.config}: a finished run has a max_length, and this one has none; train the run again."
         )
+    directory.check_parts()
     temperature = run_files.read_temperature(run_dir)
     tokenizer = _load_tokenizer(directory.tokenizer)
     label_names = None if settings.is_question_task else run_files.read_labels(run_dir)

@@ -3,7 +3,7 @@
 An archived run is a run directory like any other, from which `prefixprop report` makes the same tables and which
 `prefixprop sweep` takes as finished, but:
 
-- what was trained, the tokenizer and the model card are not there;
+- what was trained, the tokenizer, the manifest and the model card are not there;
 - predictions are in their compact form (`prefixprop.evaluation.prediction_file`), gzipped: rounded logits, of which
   the probabilities follow;
 - a run that only served to choose, on a fold of a cross-validation or at values that its sweep did not choose, has no

@@ -162,15 +162,13 @@ def read_run(directory: Path) -> Run:
         path=directory,
         # What has no effect makes no row of its own.
         settings=with_paper_defaults(reset(settings, without_effect(settings))),
-        metrics=run_files.read_metrics(directory),
+        metrics=files.read_metrics(),
         environment=environment,
         history=tuple(read_json_lines(files.history)) if files.history.is_file() else (),
         labels=run_files.read_labels(directory) if files.labels.is_file() else None,
     )
     if "dev" not in run.splits:
-        raise ValueError(
-            f"{files.metrics}: the measures of dev are missing; finish the run with `prefixprop train … --resume`."
-        )
+        raise files.broken_metrics("the measures of dev are missing")
     return run
 
 

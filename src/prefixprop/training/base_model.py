@@ -56,7 +56,7 @@ def load_base_model(settings: RunSettings, tokenizer: PreTrainedTokenizerBase | 
         config = _load_remote(AutoConfig, source)
         if tokenizer is None:
             tokenizer = _load_remote(AutoTokenizer, source)
-        limit = _token_limit(config, tokenizer)
+        limit = token_limit(config, tokenizer)
         overrides = {key: value for key, value in _dropout(settings).items() if hasattr(config, key)}
     if settings.is_prefix_method and settings.layout == "reference" and settings.num_virtual_tokens:
         limit -= settings.num_virtual_tokens  # the released code shifts real tokens behind the prefix
@@ -119,7 +119,8 @@ def _cannot_load(name: str, error: Exception) -> ValueError:
     )
 
 
-def _token_limit(config: Any, tokenizer: PreTrainedTokenizerBase) -> int:
+def token_limit(config: Any, tokenizer: PreTrainedTokenizerBase) -> int:
+    """The longest text that an encoder with this configuration reads, in tokens."""
     positions = getattr(config, "max_position_embeddings", None)
     limits = [tokenizer.model_max_length]
     if positions is not None:

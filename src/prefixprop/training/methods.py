@@ -31,12 +31,14 @@ class Method:
         adapt: Makes the trainable model of a base model.
         folder: Where in a run directory the trained part is stored.
         save: Stores it in that folder.
+        peft_config: The class of its peft configuration; None for what is no peft method.
     """
 
     summary: str
     adapt: Callable[[PreTrainedModel, RunSettings], nn.Module]
     folder: str
     save: Callable[[Any, Path], None]
+    peft_config: type[PeftConfig] | None = None
 
 
 def build_trainable(base: PreTrainedModel, settings: RunSettings) -> nn.Module:
@@ -140,15 +142,16 @@ def _save_head(model: nn.Module, folder: Path) -> None:
 METHODS: dict[str, Method] = {
     "prefix-propagation": Method(
         "rows put in front of the text, with a trained vector added to them at every layer (Eq. 1), and the head",
-        _prefix_propagation, ADAPTER_FOLDER, _save_adapter,
+        _prefix_propagation, ADAPTER_FOLDER, _save_adapter, PrefixPropagationConfig,
     ),
     "prefix-tuning": Method(
         "keys and values put in front of those of every layer (Eq. 2), and the head",
-        _prefix_tuning, ADAPTER_FOLDER, _save_adapter,
+        _prefix_tuning, ADAPTER_FOLDER, _save_adapter, PrefixTuningConfig,
     ),
     "fine-tuning": Method("the whole model", _fine_tuning, MODEL_FOLDER, _save_model),
     "head-only": Method("the head alone, on a frozen encoder", _head_only, HEAD_FOLDER, _save_head),
     "lora": Method(
-        "low-rank changes of the attention projections, and the head", _lora, ADAPTER_FOLDER, _save_adapter
+        "low-rank changes of the attention projections, and the head",
+        _lora, ADAPTER_FOLDER, _save_adapter, LoraConfig,
     ),
 }  # fmt: skip

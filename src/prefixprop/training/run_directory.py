@@ -9,6 +9,7 @@
 | `history.jsonl` | one line per epoch |
 | `predictions/dev.jsonl`, `predictions/test.jsonl` | every document's label, logits and uncalibrated probabilities |
 | `temperature.json` | the temperature fitted on dev |
+| `manifest.json` | checksums of the labels, the trained part, the tokenizer and the settings that decide |
 | `metrics.json` | all measures, before and after calibration; its presence says that the run is finished |
 | `adapter/`, `model/` or `head/` | what was trained, see `prefixprop.training.methods` |
 | `tokenizer/` | the tokenizer; neither it nor what was trained is there with `keep_weights: false` |
@@ -23,22 +24,28 @@ served to choose, no predictions and lengths.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import shutil
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from prefixprop.atomic_files import clear_leftovers, write_text
+from prefixprop.atomic_files import clear_leftovers, write_json, write_text
+from prefixprop.manifest import MANIFEST, checksums, mismatch
+from prefixprop.training.checkpoints import list_checkpoints
 from prefixprop.training.claim import Claim, claim
 from prefixprop.training.methods import METHODS
-from prefixprop.training.settings import RunSettings
+from prefixprop.training.settings import SETTING_FIELDS, RunSettings
 from prefixprop.training.settings_file import differences, has_all_settings, override, read_settings, settings_to_yaml
 
 DOCUMENTS = "documents"  # of environment.json
 PREDICTIONS, TENSORBOARD = "predictions", "runs"
+FINISHED = "finished"  # the status in metrics.json
+TRAIN_AGAIN = "train it again with `prefixprop train … --overwrite`"
+_PLACES = ("model", "data_dir", "train_files", "dev_files", "test_files")  # which may be moved after a run
 
 
 @dataclass(frozen=True)
@@ -72,6 +79,10 @@ class RunDirectory:
         return self.path / "temperature.json"
 
     @property
+    def manifest(self) -> Path:
+        return self.path / MANIFEST
+
+    @property
     def metrics(self) -> Path:
         return self.path / "metrics.json"
 
@@ -103,13 +114,63 @@ class RunDirectory:
         return override(RunSettings(), read_settings(self.config))
 
     def read_metrics(self) -> dict[str, Any]:
+        """What the run measured at its end; a run without it has not come so far."""
         try:
-            metrics: dict[str, Any] = json.loads(self.metrics.read_text(encoding="utf-8"))
-        except ValueError as error:
+            metrics = json.loads(self.metrics.read_bytes())
+        except FileNotFoundError:
             raise ValueError(
-                f"{self.metrics}: broken JSON ({error}); remove the file and finish the run again with --resume."
-            ) from error
+                f"{self.path}: the run is not finished, it has no {self.metrics.name}; finish it with `prefixprop "
+                "train … --resume`."
+            ) from None
+        except json.JSONDecodeError as error:
+            raise self.broken_metrics(f"broken JSON ({error.msg})", error.lineno) from error
+        except UnicodeDecodeError as error:
+            raise self.broken_metrics("the text is not UTF-8") from error
+        if not isinstance(metrics, dict):
+            raise self.broken_metrics(f"the metrics must be an object, got {type(metrics).__name__}")
+        if metrics.get("status") != FINISHED:
+            raise self.broken_metrics(f"the status must be {FINISHED!r}, got {metrics.get('status')!r}")
         return metrics
+
+    def broken_metrics(self, problem: str, line: int = 1) -> ValueError:
+        """The error for a `metrics.json` that no run has written so, with the way out."""
+        remedy = TRAIN_AGAIN
+        if list_checkpoints(self.checkpoints):
+            remedy = "remove the file and finish the run again with `prefixprop train … --resume`"
+        return ValueError(f"{self.metrics}:{line}: {problem}; {remedy}.")
+
+    def write_manifest(self) -> None:
+        write_json(self.manifest, checksums(self.path, self._parts()) | self._fingerprints())
+
+    def check_parts(self) -> None:
+        """Raise if the parts of the run are not those it ended with; one of version 0.1 does not say which."""
+        if not self.manifest.exists():
+            return
+        if problem := mismatch(self.path, self._parts(), **self._fingerprints()):
+            raise ValueError(
+                f"{self.path}: {problem}, so the parts of this run do not belong together; put back from a copy what "
+                f"the run wrote, or {TRAIN_AGAIN}."
+            )
+
+    def _parts(self) -> Iterator[str]:
+        """The files that a prediction needs to be those of one run."""
+        if self.labels.is_file():
+            yield self.labels.name
+        for folder in sorted({*(method.folder for method in METHODS.values()), self.tokenizer.name}):
+            for file in sorted((self.path / folder).rglob("*")):
+                # The README that peft writes is for people, who may edit it.
+                if file.is_file() and file.name != "README.md" and not file.name.startswith("."):
+                    yield file.relative_to(self.path).as_posix()
+
+    def _fingerprints(self) -> dict[str, str]:
+        """Of the settings that decide the outcome, as the file has them: a later version may know more settings."""
+        decisive = {
+            name: value
+            for name, value in read_settings(self.config).items()
+            if name not in _PLACES and not SETTING_FIELDS[name].metadata["resumable"]
+        }
+        text = json.dumps(decisive, sort_keys=True)
+        return {f"{self.config.name} (settings)": hashlib.sha256(text.encode()).hexdigest()}
 
     def check_may_start(self, resume: bool, overwrite: bool) -> None:
         """Raise unless a run may be started here with these flags; writes nothing."""
@@ -178,7 +239,7 @@ class RunDirectory:
     def _others(self) -> list[str]:
         """What is here beside the run."""
         files = (self.config, self.labels, self.environment, self.lengths, self.history, self.temperature)
-        rest = (self.metrics, self.tokenizer, self.model_card, self.checkpoints)
+        rest = (self.manifest, self.metrics, self.tokenizer, self.model_card, self.checkpoints)
         trained = (method.folder for method in METHODS.values())
         own = {*(entry.name for entry in (*files, *rest)), *trained, PREDICTIONS, TENSORBOARD}
         return sorted(entry.name for entry in self._content() if entry.name not in own)

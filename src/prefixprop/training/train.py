@@ -40,12 +40,10 @@ from prefixprop.training.errors import TrainingError, explained_memory_errors
 from prefixprop.training.methods import METHODS, build_trainable
 from prefixprop.training.model_card import model_card
 from prefixprop.training.paper import with_paper_defaults
-from prefixprop.training.run_directory import DOCUMENTS, RunDirectory
+from prefixprop.training.run_directory import DOCUMENTS, FINISHED, RunDirectory
 from prefixprop.training.settings import RunSettings
 from prefixprop.training.settings_check import SettingsError, check_settings
 from prefixprop.training.trainer import RunTrainer, training_arguments
-
-FINISHED = "finished"
 
 
 @dataclass(frozen=True)
@@ -296,6 +294,7 @@ def _write_results(
             shutil.rmtree(folder, ignore_errors=True)
     labels = None if run.data.label_names is None else len(run.data.label_names)
     write_text(directory.model_card, model_card(settings, run.base.name, metrics, run.parameters, labels))
+    directory.write_manifest()
     write_json(directory.metrics, metrics)
     _tidy_up(directory)
 
