@@ -25,7 +25,7 @@ from scipy.stats import combine_pvalues
 
 from prefixprop.evaluation import paired_scores, t_test
 from prefixprop.reporting.choose.comparisons import Contender, compare
-from prefixprop.runs.finished import find_runs
+from prefixprop.runs.find import find_runs
 
 RESULTS = Path(__file__).parents[1] / "results"
 # What chooses Hyperpartisan's learning rate; dev chooses those of the other two either way.

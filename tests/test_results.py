@@ -13,7 +13,7 @@ import pytest
 
 from prefixprop.experiments import SweepState, read_plan, settle_finished
 from prefixprop.reporting import make_report
-from prefixprop.runs.finished import find_runs
+from prefixprop.runs.find import find_runs
 
 ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT / "benchmarks"))

@@ -384,7 +384,7 @@ def test_out_of_memory(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_wrong_choices(run: Path, tmp_path: Path) -> None:
     path = write_rows(tmp_path / "in.jsonl", texts(3))
     assert (
-        "long='cut' is unknown; choose one of truncate, chunk-average"
+        "--long 'cut' is unknown; choose one of truncate, chunk-average"
         in call(run, path, "--long", "cut", status=1)[1]
     )
     assert "--format 'xml' is unknown; choose one of jsonl, csv" in call(run, path, "--format", "xml", status=1)[1]

@@ -17,8 +17,9 @@ from prefixprop.training import override, read_settings, settings_to_yaml
 from tiny_training import tiny_settings
 
 
-def run(*arguments: object) -> Result:
-    return CliRunner(env={"COLUMNS": "200", "NO_COLOR": "1"}).invoke(app, ["train", *map(str, arguments)])
+def run(*arguments: object, typed: str = "") -> Result:
+    runner = CliRunner(env={"COLUMNS": "200", "NO_COLOR": "1"})
+    return runner.invoke(app, ["train", *map(str, arguments)], input=typed)
 
 
 @pytest.fixture
@@ -97,6 +98,16 @@ def test_a_broken_recipe(tmp_path: Path) -> None:
     path.write_text("task: hyperpartisan\nepoch: 3\n")
     expect_error(run("--config", path), f"{path}:2: there is no setting 'epoch' (did you mean 'epochs'?)")
     expect_error(run("--config", tmp_path / "none.yaml"), "none.yaml: the file cannot be read")
+
+
+def test_code_beside_a_model_is_never_run(tmp_path: Path, recipe: Path) -> None:
+    folder = tmp_path / "with-code"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"model_type": "own", "auto_map": {"AutoConfig": "code.Own"}}')
+    (folder / "code.py").write_text(f"open({str(tmp_path / 'code-ran')!r}, 'w').close()\n")
+    result = run("--config", recipe, "--model", folder, "--dry-run", typed="y\n" * 9)
+    expect_error(result, f"--model: '{folder}' cannot be loaded as a folder", "Code that comes with a model is never")
+    assert result.stderr.count("Error:") == 1 and not (tmp_path / "code-ran").exists()
 
 
 def test_an_existing_run_is_refused(tmp_path: Path, recipe: Path) -> None:

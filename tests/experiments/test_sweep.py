@@ -53,7 +53,8 @@ class Pretending:
         if rate not in self.scores:
             return [JobEnd(job, "The loss is nan.", 1.0)]
         job.run_dir.mkdir(parents=True)
-        metrics = {"dev": {"micro_f1": self.scores[rate] + job.settings.seed / 1000}, "seconds": 10.0}
+        score = self.scores[rate] + job.settings.seed / 1000
+        metrics = {"dev": {"micro_f1": score}, "seconds": 10.0, "status": "finished"}
         (job.run_dir / "metrics.json").write_text(json.dumps(metrics))
         return [JobEnd(job, None, 10.0)]
 
@@ -124,7 +125,8 @@ def test_a_search_in_which_all_fail_ends(tmp_path: Path, searched: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("content", "words"), [('{"dev": ', "broken JSON"), ('{"dev": {}}', "no micro_f1 of dev; remove the file")]
+    ("content", "words"),
+    [('{"dev": ', "broken JSON"), ('{"dev": {}, "status": "finished"}', "no micro_f1 of dev; remove the file")],
 )
 def test_broken_metrics_are_a_failure(tmp_path: Path, searched: Path, content: str, words: str) -> None:
     plan = read_plan(searched)

@@ -78,7 +78,8 @@ def test_builds_every_task_ready_to_use(task: str, long: bool, tokenizer: PreTra
     assert all(parameter.requires_grad for parameter in model.parameters())
     assert model.base_model.pooler is None
     assert model.base_model.config is model.config
-    assert model.config.name_or_path == "" and model.name_or_path == ""
+    name = "longformer-mini-4096" if long else "roberta-mini-512"
+    assert model.config.name_or_path == model.name_or_path == name
     pair = tokenizer(["Who met?", "When?"], [TEXT, TEXT[:40]], return_tensors="pt", padding=True)
     with torch.no_grad():
         assert model(**pair)[0].isfinite().all()

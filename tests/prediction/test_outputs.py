@@ -8,15 +8,16 @@ from pathlib import Path
 
 import pytest
 
+from prefixprop.choices import PREDICTION_FORMATS
 from prefixprop.prediction import Prediction
-from prefixprop.prediction.outputs import FORMATS, StoredPrediction, drop_half_written_line, line_format, read_stored
+from prefixprop.prediction.outputs import StoredPrediction, drop_half_written_line, line_format, read_stored
 
 NAMES = ("art", 'law, "old"', "tax")
 PREDICTION = Prediction("art", 0.1 + 0.2, dict(zip(NAMES, (0.1 + 0.2, 1e-17, 0.7), strict=True)), 812, True, 1)
 OTHER = Prediction(NAMES[1], 1.0, dict.fromkeys(NAMES, 1 / 3), 3, False, 4)
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", PREDICTION_FORMATS)
 def test_reading_gives_the_very_same_predictions(name: str, tmp_path: Path) -> None:
     form = line_format(name, NAMES)
     path = tmp_path / "out"
@@ -37,7 +38,7 @@ def test_what_users_read(tmp_path: Path) -> None:
     assert float(row['probability of law, "old"']) == 1e-17
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", PREDICTION_FORMATS)
 def test_ids_that_are_hard_to_write_stay_on_one_line(name: str, tmp_path: Path) -> None:
     form = line_format(name, NAMES)
     path = tmp_path / "out"
@@ -46,7 +47,7 @@ def test_ids_that_are_hard_to_write_stay_on_one_line(name: str, tmp_path: Path) 
     assert [stored.id for stored in read_stored(path, form)] == [form.written_id(strange)]
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", PREDICTION_FORMATS)
 def test_only_whole_lines_stay(name: str, tmp_path: Path) -> None:
     form = line_format(name, NAMES)
     path = tmp_path / "out"
@@ -69,7 +70,7 @@ def test_a_long_half_line_goes_whole(tmp_path: Path) -> None:
     assert path.read_bytes() == whole
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", PREDICTION_FORMATS)
 def test_files_of_another_kind_lose_nothing(name: str, tmp_path: Path) -> None:
     path = tmp_path / "thesis.txt"
     path.write_text("My thesis\nwithout an end")
@@ -78,7 +79,7 @@ def test_files_of_another_kind_lose_nothing(name: str, tmp_path: Path) -> None:
     assert path.read_text() == "My thesis\nwithout an end"
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", PREDICTION_FORMATS)
 def test_lines_of_other_labels_and_broken_ones(name: str, tmp_path: Path) -> None:
     form, other = line_format(name, NAMES), line_format(name, ("art", "law"))
     path = tmp_path / "out"

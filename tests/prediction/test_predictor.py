@@ -68,7 +68,7 @@ def test_chunks_are_averaged_by_their_tokens(trained: TrainedModel) -> None:
     assert cut.probabilities != pytest.approx(long.probabilities, abs=1e-4)
 
 
-@pytest.mark.parametrize("long", predictor.LONG)
+@pytest.mark.parametrize("long", predictor.LONG_DOCUMENTS)
 def test_empty_documents(trained: TrainedModel, long: str) -> None:
     with pytest.warns(UserWarning, match=r"2 documents are empty: 0, 2 \(places"):
         predictions = trained.predict(["", "w5", " \n"], long=long)
@@ -76,7 +76,7 @@ def test_empty_documents(trained: TrainedModel, long: str) -> None:
     assert sum(predictions[0].probabilities.values()) == pytest.approx(1)
 
 
-@pytest.mark.parametrize("long", predictor.LONG)
+@pytest.mark.parametrize("long", predictor.LONG_DOCUMENTS)
 def test_empty_documents_without_special_tokens(trained: TrainedModel, long: str) -> None:
     bare = TrainedModel(**{**vars(trained), "tokenizer": tiny_tokenizer(special_tokens=False)})
     with pytest.warns(UserWarning, match="empty"):

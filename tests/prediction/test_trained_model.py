@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 from collections.abc import Callable
@@ -146,10 +147,10 @@ def _remove_base(run: Path) -> None:
 FAULTS: list[tuple[Callable[[Path], None], str]] = [
     (_remove("config.yaml"), "not a run directory, it has no config.yaml"),
     (_remove("metrics.json"), "not finished, it has no metrics.json; finish it with `prefixprop train … --resume`"),
-    (_change_metrics(status="running"), "not finished.*'running'.*--resume"),
-    (_write("metrics.json", '{"status": "fin'), r"metrics.json:1: broken JSON"),
-    (_write("metrics.json", "[]"), r"metrics.json:1: the metrics must be an object"),
-    (_change_metrics(temperature=0), "temperature must be a number above 0, got 0"),
+    (_change_metrics(status="running"), "metrics.json:1: the status must be 'finished', got 'running'.*--overwrite"),
+    (_write("metrics.json", '{"status": "fin'), r"metrics.json:1: broken JSON .*; train it again .*--overwrite"),
+    (_write("metrics.json", "[]"), r"metrics.json:1: the metrics must be an object.*--overwrite"),
+    (_change_metrics(temperature=0), "temperature must be a number above 0, got 0; .*--overwrite"),
     (_change_metrics(temperature="hot"), "temperature must be a number above 0, got 'hot'"),
     (_write("config.yaml", "model: tiny\nmethod: [a\n"), r"config.yaml:3: broken YAML"),
     (_write("config.yaml", "- model"), r"config.yaml:1: expected lines such as 'epochs: 10'"),
@@ -179,6 +180,20 @@ def test_unfinished_and_damaged_runs(damage: Callable[[Path], None], message: st
     with pytest.raises((ValueError, FileNotFoundError), match=message) as caught:
         load_run(run)
     assert str(tmp_path) in str(caught.value)
+
+
+@pytest.mark.parametrize(("method", "part"), [("lora", "tokenizer"), ("fine-tuning", "model")])
+def test_code_in_a_run_is_never_run(method: str, part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_run(tmp_path, method, "roberta")
+    (run / part / "code.py").write_text(f"open({str(tmp_path / 'code-ran')!r}, 'w').close()\n")
+    file = run / part / ("config.json" if part == "model" else "tokenizer_config.json")
+    own = {"auto_map": {"AutoConfig": "code.Own", "AutoTokenizer": [None, "code.Own"]}}
+    own |= {"tokenizer_class": "Own", "model_type": "own"}
+    file.write_text(json.dumps(json.loads(file.read_text()) | own))
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n" * 9))
+    with pytest.raises(ValueError, match=r"cannot be read \(.*contains custom code"):
+        load_run(run)
+    assert not (tmp_path / "code-ran").exists()
 
 
 def test_lora_weights_that_are_not_there(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ with claim(Path(sys.argv[1])):
 
 def test_a_claim_keeps_others_out_until_it_ends(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    with claim(folder), pytest.raises(FolderInUse, match="Another process is training in .*run; wait for it"):
+    with claim(folder), pytest.raises(FolderInUse, match=r"Another process is training in .*run; wait for it"):
         claim(folder).__enter__()
     with claim(folder):
         pass
@@ -44,8 +45,14 @@ def test_waiting_ends_when_the_other_does(tmp_path: Path) -> None:
     told: list[str] = []
     wait_until_free(tmp_path, told.append)
     assert not told, "nobody to wait for"
-    holding = claim(tmp_path)
-    holding.__enter__()
-    threading.Timer(0.3, lambda: holding.__exit__(None, None, None)).start()
+    held = threading.Event()
+
+    def hold() -> None:
+        with claim(tmp_path):
+            held.set()
+            time.sleep(0.3)
+
+    threading.Thread(target=hold).start()
+    held.wait()
     wait_until_free(tmp_path, told.append)
     assert told == [f"Another process is training in {tmp_path}; waiting for it."]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from prefixprop.reporting.choose.comparisons import compare
-from prefixprop.runs.finished import find_runs, read_run
+from prefixprop.runs.find import find_runs, read_run
 
 from tiny_runs import make_results
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from prefixprop.settings import yaml_entries
 from prefixprop.settings.check import SettingsError
 from prefixprop.settings.yaml_entries import YamlEntry, YamlValue, read_entries
-from prefixprop.training import yaml_entries
 
 TEXT = """\
 task: arxiv  # a comment

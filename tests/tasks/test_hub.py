@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import io
 import sys
+from pathlib import Path
 from typing import Any
 
 import datasets
@@ -89,3 +91,13 @@ def test_without_the_package_the_error_says_what_to_install(monkeypatch: pytest.
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(ImportError, match="Data sets of the hub need the package datasets: pip install datasets"):
         load_hub("zoo/animals", "small")
+
+
+def test_code_beside_a_data_set_is_never_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "animals"
+    folder.mkdir()
+    (folder / "animals.py").write_text(f"open({str(tmp_path / 'code-ran')!r}, 'w').close()\n")
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n" * 9))
+    with pytest.raises(ConnectionError, match="cannot be loaded from the hub"):
+        load_hub(str(folder))
+    assert not (tmp_path / "code-ran").exists()

@@ -30,7 +30,7 @@ def test_a_run_directory_has_everything(tmp_path: Path) -> None:
     metrics = train(settings, run_dir, tell=notes.append).metrics
     assert {path.name for path in run_dir.iterdir()} == {
         "config.yaml", "labels.json", "environment.json", "lengths.json", "history.jsonl", "predictions",
-        "temperature.json", "metrics.json", "adapter", "tokenizer", "README.md",
+        "temperature.json", "manifest.json", "metrics.json", "adapter", "tokenizer", "README.md",
     }  # fmt: skip
     assert json.loads((run_dir / "metrics.json").read_text()) == metrics
     assert metrics["status"] == "finished" and metrics["parameters"]["prefix"] == 3 * 2 * 32

@@ -7,10 +7,22 @@ import subprocess
 import sys
 from itertools import product
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
-from peft import PeftModel
+from peft import (
+    AutoPeftModelForFeatureExtraction,
+    AutoPeftModelForQuestionAnswering,
+    AutoPeftModelForSequenceClassification,
+    AutoPeftModelForTokenClassification,
+    LoraConfig,
+    PeftModel,
+    get_peft_model,
+)
 from safetensors.torch import load_file
+
+from prefixprop.models import load_default
 
 from tiny import HEADS, METHODS, adapt, assert_same_bits, batch, both_methods, every_family, tensors, tiny_model
 
@@ -81,3 +93,60 @@ def test_meta_device_loading(tmp_path: Path) -> None:
     again = PeftModel.from_pretrained(tiny_model(), tmp_path, low_cpu_mem_usage=True)
     inputs = batch(model, [13])
     assert_same_bits(again(**inputs), model(**inputs))
+
+
+NAMED: dict[str, type[Any]] = {
+    "SEQ_CLS": AutoPeftModelForSequenceClassification,
+    "TOKEN_CLS": AutoPeftModelForTokenClassification,
+    "QUESTION_ANS": AutoPeftModelForQuestionAnswering,
+    "FEATURE_EXTRACTION": AutoPeftModelForFeatureExtraction,
+}
+
+
+def embedded_with_adapter(name: str, method: str, task: str = "SEQ_CLS") -> Any:
+    """An embedded model with an adapter that changes what it says."""
+    labels = {"num_labels": 3} if task in ("SEQ_CLS", "TOKEN_CLS") else {}
+    base = load_default(long=name == "longformer-mini-4096")[0](task, **labels)
+    if method == "lora":
+        model = get_peft_model(base, LoraConfig(task_type=task, target_modules=["query", "value"]))
+    else:
+        model = adapt(base, method, task)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.normal_(std=0.1)
+    return model.eval()
+
+
+@pytest.mark.parametrize(
+    ("name", "method", "task"),
+    [
+        ("longformer-mini-4096", "propagation", "SEQ_CLS"),
+        ("longformer-mini-4096", "lora", "SEQ_CLS"),
+        *(("roberta-mini-512", method, "SEQ_CLS") for method in ("propagation", "tuning", "lora")),
+        *(("roberta-mini-512", "propagation", task) for task in NAMED if task != "SEQ_CLS"),
+    ],
+)
+def test_adapters_of_embedded_models_load_by_name(name: str, method: str, task: str, tmp_path: Path) -> None:
+    model = embedded_with_adapter(name, method, task)
+    model.save_pretrained(tmp_path, save_embedding_layers=False)
+    assert json.loads((tmp_path / "adapter_config.json").read_text())["base_model_name_or_path"] == name
+    labels = {"num_labels": 3} if task in ("SEQ_CLS", "TOKEN_CLS") else {}
+    loaded = NAMED[task].from_pretrained(tmp_path, **labels)
+    inputs = {"input_ids": torch.tensor([[0, 41, 52, 63, 2]]), "attention_mask": torch.ones(1, 5, dtype=torch.long)}
+    with torch.no_grad():
+        found, expected = tensors(loaded(**inputs)), tensors(model(**inputs))
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    half = NAMED[task].from_pretrained(tmp_path, dtype=torch.bfloat16, **labels)
+    assert half.get_input_embeddings().weight.dtype == torch.bfloat16
+
+
+def test_an_adapter_that_names_no_model_loads_onto_the_embedded_one(tmp_path: Path) -> None:
+    model = embedded_with_adapter("roberta-mini-512", "propagation")
+    model.save_pretrained(tmp_path, save_embedding_layers=False)
+    config = json.loads((tmp_path / "adapter_config.json").read_text())
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": None}))
+    loaded = PeftModel.from_pretrained(load_default(long=False)[0]("SEQ_CLS", num_labels=3), tmp_path)
+    inputs = {"input_ids": torch.tensor([[0, 41, 52, 63, 2]])}
+    with torch.no_grad():
+        assert_same_bits(loaded(**inputs), model(**inputs))

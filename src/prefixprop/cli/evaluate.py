@@ -126,7 +126,7 @@ def evaluate(
 
 def _stored(path: Path, run: Path | None) -> _Judged:
     from prefixprop.evaluation import read_predictions, stored_predictions
-    from prefixprop.runs import files as run_files
+    from prefixprop.runs.directory import RunDirectory
 
     found = stored_predictions(path)
     if found is None:
@@ -134,8 +134,9 @@ def _stored(path: Path, run: Path | None) -> _Judged:
     before = read_predictions(found)
     if run is None:
         return _Judged(str(path), before, None, None)
-    run_files.check_run(run)
-    return _calibrated(str(path), before, run_files.read_temperature(run))
+    directory = RunDirectory(run)
+    directory.check_finished()
+    return _calibrated(str(path), before, directory.read_temperature())
 
 
 def _predicted(

@@ -19,6 +19,7 @@ from prefixprop.prediction.inputs import (
     read_standard_input,
 )
 from prefixprop.prediction.windows import ReadAhead
+from prefixprop.runs.directory import RunDirectory
 
 
 def predict(
@@ -73,11 +74,14 @@ def predict(
         format_name = _format_name(output_format, output)
         _check_output(output, resume)
         columns = InputColumns(text_column, id_column)
-        total = None if documents == STANDARD_INPUT else _count(documents, columns)
+        RunDirectory(run).check_finished()
+        if documents != STANDARD_INPUT:
+            read_inputs(documents, columns)  # is it there?
 
         from prefixprop.cli.prediction_job import PredictionJob
 
         job = PredictionJob.prepared(run, columns, long, batch_tokens, format_name, output)
+        total = None if documents == STANDARD_INPUT else _count(documents, columns)
         job.run(_read(documents, columns), total)
 
 

@@ -19,8 +19,8 @@ from prefixprop.prediction.inputs import InputColumns, InputDocument
 from prefixprop.prediction.origin import Origin
 from prefixprop.prediction.outputs import LineFormat, drop_half_written_line, line_format, read_stored
 from prefixprop.prediction.predictor import Prediction, predict_together
-from prefixprop.prediction.run_fingerprint import run_fingerprint
 from prefixprop.prediction.windows import windows
+from prefixprop.runs.directory import RunDirectory
 
 
 class PredictionJob:
@@ -49,7 +49,9 @@ class PredictionJob:
         trained.check_reads_documents()
         form = line_format(format_name, trained.label_names)
         if output is not None:
-            origin = Origin(run.resolve().name, run_fingerprint(run), long, format_name, columns.text, columns.id)
+            origin = Origin(
+                run.resolve().name, RunDirectory(run).fingerprint(), long, format_name, columns.text, columns.id
+            )
             _begin_or_check(output, origin, form)
         return cls(trained, form, PredictionOptions(long, batch_tokens), output)
 

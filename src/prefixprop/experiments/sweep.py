@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from prefixprop.atomic_files import write_json
 from prefixprop.experiments.cells import Candidate, Cell, CellProgress, cell_progress, run_name
 from prefixprop.experiments.engines.base import Engine, Job, JobEnd
 from prefixprop.experiments.plan import SweepPlan
-from prefixprop.runs.directory import RunDirectory
+from prefixprop.runs.archive_file import ArchiveFiles
+from prefixprop.runs.directory import DOCUMENTS, RunDirectory
 from prefixprop.runs.sweep_notes import SUMMARY
 from prefixprop.settings.documents import DATA_SETTINGS, fingerprint, load_whole_task
 from prefixprop.settings.run_settings import RunSettings
@@ -47,18 +49,29 @@ class SweepState:
     running: dict[str, Job] = field(default_factory=dict)
     _documents: dict[RunSettings, str] = field(default_factory=dict, init=False)
 
+    @cached_property
+    def archived(self) -> ArchiveFiles:
+        """Runs that are finished, and of which only an archive is here."""
+        return ArchiveFiles.read(self.runs_dir)
+
+    def is_finished(self, name: str) -> bool:
+        return name in self.archived.lines or RunDirectory(self.runs_dir / name).is_finished()
+
     @property
     def failures(self) -> list[Outcome]:
         return [outcome for outcome in self.outcomes.values() if outcome.error is not None]
 
-    def has_documents(self, settings: RunSettings, directory: RunDirectory) -> bool:
+    def has_documents(self, settings: RunSettings, name: str) -> bool:
         """Whether a run has read what its files hold now; named tasks do not change by themselves."""
         if not settings.train_files:
             return True
         source = RunSettings(**{name: getattr(settings, name) for name in DATA_SETTINGS})
         if source not in self._documents:
             self._documents[source] = fingerprint(load_whole_task(source))
-        return directory.has_documents(self._documents[source])
+        now = self._documents[source]
+        if name in self.archived.lines:
+            return bool(self.archived.lines[name]["environment"].get(DOCUMENTS, now) == now)
+        return RunDirectory(self.runs_dir / name).has_documents(now)
 
     def progress(self, cell: Cell) -> CellProgress:
         return cell_progress(cell, {name: outcome.score for name, outcome in self.outcomes.items()})
@@ -125,14 +138,15 @@ def settle_finished(state: SweepState) -> None:
     while found:
         found = False
         for name, settings in _requested(state).items():
-            directory = RunDirectory(state.runs_dir / name)
-            if name not in state.outcomes and name not in state.running and directory.is_finished():
-                if not state.has_documents(settings, directory):
+            if name not in state.outcomes and name not in state.running and state.is_finished(name):
+                if not state.has_documents(settings, name):
                     raise ValueError(
-                        f"{directory.path} is a finished run with other documents than there are now, which cannot "
+                        f"{state.runs_dir / name} is a finished run with other documents than there are now, which cannot "
                         "be compared with new ones; put those back, or choose another --runs-dir."
                     )
-                state.outcomes[name] = _finished(settings, directory, is_new=False)
+                archived = state.archived.lines.get(name)
+                metrics = None if archived is None else archived["metrics"]
+                state.outcomes[name] = _finished(settings, RunDirectory(state.runs_dir / name), False, metrics)
                 found = True
 
 
@@ -183,12 +197,15 @@ def _outcome(end: JobEnd) -> Outcome:
     job, directory = end.job, RunDirectory(end.job.run_dir)
     if end.error is not None:
         return Outcome(job.settings, job.run_dir, None, None, end.error)
-    return _finished(job.settings, directory, is_new=True)
+    return _finished(job.settings, directory, True)
 
 
-def _finished(settings: RunSettings, directory: RunDirectory, is_new: bool) -> Outcome:
+def _finished(
+    settings: RunSettings, directory: RunDirectory, is_new: bool, metrics: dict[str, Any] | None = None
+) -> Outcome:
+    """The outcome of a finished run, whose metrics are those of its directory where they are not given."""
     try:
-        metrics = directory.read_metrics()
+        metrics = directory.read_metrics() if metrics is None else metrics
         score = float(metrics["dev"][settings.metric])
     except (OSError, ValueError) as error:
         return Outcome(settings, directory.path, None, None, str(error), is_new)

@@ -71,7 +71,9 @@ class CandidateScorer(PreTrainedModel):
 
     def __init__(self, config: CandidateScoringConfig) -> None:
         super().__init__(config)
-        self.encoder: Any = _without_pooler(AutoModel.from_config(AutoConfig.for_model(**config.encoder)))
+        self.encoder: Any = _without_pooler(
+            AutoModel.from_config(AutoConfig.for_model(**config.encoder), trust_remote_code=False)
+        )
         words = self.encoder.get_input_embeddings()
         self.special_tokens = SpecialTokenEmbedding(
             config.first_special_token, NUM_SPECIAL_TOKENS, words.embedding_dim
@@ -239,7 +241,7 @@ def _load_encoder(
             raise ValueError(f"{', '.join(config_overrides)} cannot be changed of an encoder that is built already.")
         return encoder
     try:
-        return AutoModel.from_pretrained(str(encoder), **config_overrides)
+        return AutoModel.from_pretrained(str(encoder), trust_remote_code=False, **config_overrides)
     except (OSError, ValueError, TypeError) as error:
         raise ValueError(f"Cannot load an encoder from {str(encoder)!r}: {error}") from error
 

@@ -89,7 +89,26 @@ class EmbeddedModel:
             encoder = lengthen(encoder, self.max_length, self.attention_window)
         model_class = _CLASSES[task][self.attention_window is not None]
         model = encoder if isinstance(encoder, model_class) else _with_new_head(encoder, model_class)
+        model.name_or_path = model.config.name_or_path = self.name  # what peft notes in adapters
         return model.eval()
+
+    def from_pretrained(self, task: str = "SEQ_CLS", **options: Any) -> PreTrainedModel:
+        """Build a model with all options of transformers' `from_pretrained`, such as `dtype` and `device_map`."""
+        model = self(task, **{name: options.pop(name) for name in _OVERRIDABLE if name in options})
+        if task == "FEATURE_EXTRACTION":
+            options["add_pooling_layer"] = False
+        placed = type(model).from_pretrained(None, config=model.config, state_dict=model.state_dict(), **options)
+        placed.name_or_path = placed.config.name_or_path = self.name
+        return placed
+
+
+EMBEDDED = {
+    model.name: model
+    for model in (
+        EmbeddedModel("longformer-mini-4096", max_length=4096, attention_window=512),
+        EmbeddedModel("roberta-mini-512", max_length=512, attention_window=None),
+    )
+}
 
 
 def load_default(long: bool = True) -> tuple[EmbeddedModel, PreTrainedTokenizerFast]:
@@ -101,10 +120,7 @@ def load_default(long: bool = True) -> tuple[EmbeddedModel, PreTrainedTokenizerF
     >>> factory, tokenizer = load_default()
     >>> model = factory("SEQ_CLS", num_labels=2)
     """
-    if long:
-        factory = EmbeddedModel("longformer-mini-4096", max_length=4096, attention_window=512)
-    else:
-        factory = EmbeddedModel("roberta-mini-512", max_length=512, attention_window=None)
+    factory = EMBEDDED["longformer-mini-4096" if long else "roberta-mini-512"]
     with _asset(WEIGHTS) as path, safe_open(path, "pt"):
         pass  # a damaged file is better found here than when the first model is built
     return factory, _tokenizer(factory.max_length)

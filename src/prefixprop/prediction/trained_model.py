@@ -27,7 +27,6 @@ from prefixprop.prediction.summary import PredictionSummary
 from prefixprop.prediction.token_batches import classify
 from prefixprop.prediction.weights import load_trained
 from prefixprop.prediction.windows import windows
-from prefixprop.runs import files as run_files
 from prefixprop.runs.directory import RunDirectory
 from prefixprop.settings.run_settings import RunSettings
 from prefixprop.tasks import encode_documents
@@ -134,17 +133,22 @@ def load_run(run_dir: str | Path, device: str | torch.device | None = None) -> T
     `device` is where it runs, such as "cpu" or "cuda:1"; by itself it takes a CUDA GPU if there is one.
     """
     run_dir = Path(run_dir)
-    run_files.check_run(run_dir)
     directory = RunDirectory(run_dir)
+    directory.check_finished()
     settings = directory.read_settings()
-    run_files.check_weights_kept(run_dir, settings.keep_weights)
+    if not settings.keep_weights:
+        raise ValueError(
+            f"{run_dir}: this run was told not to keep its weights; train it again with `prefixprop train … "
+            "--overwrite --keep-weights`."
+        )
     if settings.max_length is None:
         raise ValueError(
             f"{directory.config}: a finished run has a max_length, and this one has none; train the run again."
         )
-    temperature = run_files.read_temperature(run_dir)
+    directory.check_parts()
+    temperature = directory.read_temperature()
     tokenizer = _load_tokenizer(directory.tokenizer)
-    label_names = None if settings.answers_questions else run_files.read_labels(run_dir)
+    label_names = None if settings.answers_questions else directory.read_labels()
     model = load_trained(run_dir, settings, tokenizer, label_names)
     # Which of the fast backends the run used says nothing about this machine.
     if settings.attention_backend != "huggingface" and _has_longformer(model):
@@ -179,7 +183,7 @@ def _load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder}: the run's tokenizer is missing; train the run again.")
     try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # the tokenizers library raises nothing more specific
         problem = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ValueError(f"{folder}: the run's tokenizer cannot be read ({problem}); train the run again.") from error

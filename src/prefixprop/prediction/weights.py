@@ -11,15 +11,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from peft import PeftModel, get_peft_model_state_dict
+from peft import PeftConfig, PeftModel, get_peft_model_state_dict
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from prefixprop.models import CandidateScorer
-from prefixprop.settings.base_model import load_base_model
-from prefixprop.settings.methods import ADAPTER, HEAD, HEAD_FILE, MODEL
+from prefixprop.settings.base_model import load_base_model, token_limit
+from prefixprop.settings.methods import ADAPTER, HEAD, HEAD_FILE, MODEL, Method
 from prefixprop.settings.run_settings import RunSettings
 
 _AGAIN = "train the run again, or restore the file from a copy"
@@ -33,21 +33,28 @@ def load_trained(
 
     Without label names it is one for questions with candidates (WikiHop). `tokenizer` is the run's own.
     """
+    method = settings.method_row
     places = (ADAPTER, MODEL, HEAD)
-    parts = [part for part in places if (run_dir / part).is_dir()]
-    if len(parts) != 1:
-        found = " and ".join(parts) or "none of them"
+    found = [place for place in places if (run_dir / place).is_dir()]
+    if found != [method.folder]:
         raise ValueError(
-            f"{run_dir}: what a run trained lies in one of the folders {', '.join(places[:2])} or {places[2]}, but "
-            f"there is {found}; {_AGAIN}."
+            f"{run_dir}: what {settings.method} trained lies in {method.folder} alone, but of {', '.join(places)} "
+            f"there is {' and '.join(found) or 'none of them'}; {_AGAIN}."
         )
+    weights = run_dir / method.folder
     with _quiet():
-        if parts == [MODEL]:
+        if method.folder == MODEL:
             model_class = CandidateScorer if label_names is None else AutoModelForSequenceClassification
-            model = _whole_model(run_dir / MODEL, model_class)
+            model = _whole_model(weights, model_class)
+            limit = token_limit((model.encoder if label_names is None else model).config, tokenizer)
         else:
-            put_on = {ADAPTER: _with_adapter, HEAD: _with_head}[parts[0]]
-            model = put_on(_base_model(run_dir, settings, tokenizer, label_names), run_dir / parts[0])
+            model, limit = _base_model(run_dir, settings, tokenizer, label_names)
+            model = _with_adapter(model, weights, method) if method.folder == ADAPTER else _with_head(model, weights)
+    if settings.max_length is not None and settings.max_length > limit:
+        raise ValueError(
+            f"{run_dir / 'config.yaml'}: max_length is {settings.max_length}, but the model reads {limit} tokens at "
+            "most; put back the number that the run was trained with, or train the run again."
+        )
     if label_names is not None and model.config.num_labels != len(label_names):
         raise ValueError(
             f"{run_dir}: the model has {model.config.num_labels} classes, but labels.json has {len(label_names)}; "
@@ -58,9 +65,11 @@ def load_trained(
 
 def _base_model(
     run_dir: Path, settings: RunSettings, tokenizer: PreTrainedTokenizerBase, label_names: tuple[str, ...] | None
-) -> PreTrainedModel:
+) -> tuple[PreTrainedModel, int]:
+    """The base model with a new head, and the longest text that it reads."""
     try:
-        return load_base_model(settings, tokenizer).build(label_names)
+        base = load_base_model(settings, tokenizer)
+        return base.build(label_names), base.limit
     except (OSError, ValueError, SafetensorError) as error:
         # What is wrong, without the advice on --model that is for those who train.
         problem = _shortened(error.__cause__ or error)
@@ -72,15 +81,24 @@ def _base_model(
 
 def _whole_model(folder: Path, model_class: Any) -> PreTrainedModel:
     with _explained_damage(folder):
-        return model_class.from_pretrained(folder, use_safetensors=True, local_files_only=True)
+        return model_class.from_pretrained(
+            folder, use_safetensors=True, local_files_only=True, trust_remote_code=False
+        )
 
 
-def _with_adapter(model: PreTrainedModel, folder: Path) -> PeftModel:
+def _with_adapter(model: PreTrainedModel, folder: Path, method: Method) -> PeftModel:
     # peft would look for a missing file on the hub, and take a pickled one.
     for name in ("adapter_config.json", "adapter_model.safetensors"):
         if not (folder / name).is_file():
             raise FileNotFoundError(f"{folder / name}: the file is missing, so the run is damaged; {_AGAIN}.")
     weights = folder / "adapter_model.safetensors"
+    with _explained_damage(folder):
+        config = PeftConfig.from_pretrained(folder)
+    if type(config) is not method.config_class:
+        raise ValueError(
+            f"{folder}: this is an adapter of the type {config.peft_type.value}, but the method in config.yaml is "
+            f"{method.name}, so they are of different runs; {_AGAIN}."
+        )
     with _explained_damage(folder):
         adapted = PeftModel.from_pretrained(model, folder)
         # peft leaves weights that the file lacks as random as they are.

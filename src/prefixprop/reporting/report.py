@@ -19,7 +19,8 @@ from prefixprop.reporting.tables.paper import paper_tables
 from prefixprop.reporting.tables.protocols import protocol_tables
 from prefixprop.reporting.tables.results import result_tables
 from prefixprop.reporting.tables.table import Table
-from prefixprop.runs.finished import SPLITS, FoundRuns, find_runs
+from prefixprop.runs.find import FoundRuns, find_runs
+from prefixprop.runs.run import SPLITS
 from prefixprop.settings.methods import BASELINE, METHODS
 
 PAGE, TABLES, FIGURES = "report.html", "tables", "figures"

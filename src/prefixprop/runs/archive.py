@@ -1,48 +1,41 @@
-"""Archives: copies of finished runs without weights, small enough to be kept and published.
+"""Archives: finished runs without weights, small enough to be kept and published.
 
-An archived run is a run directory like any other, from which `prefixprop report` makes the same tables and which
-`prefixprop sweep` takes as finished, but:
+`prefixprop report` makes the same tables of an archive, and `prefixprop sweep` takes its runs as finished. See
+`prefixprop.runs.archive_file` for its two files. In an archive
 
-- what was trained, the tokenizer and the model card are not there;
-- predictions are in their compact form (`prefixprop.evaluation.prediction_file`), gzipped: rounded logits, of which
-  the probabilities follow;
+- logits are in half precision, with the predicted classes as they were;
 - a run that only served to choose, on a fold of a cross-validation or at values that its sweep did not choose, has no
   predictions and no lengths of the train documents, for a report needs them of results alone;
-- paths of the machine are shortened to their last component, and `environment.json` says that it is an archive.
+- paths of the machine are shortened to their last component.
 """
 
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from prefixprop.atomic_files import replacing_folder, write_json, write_text
-from prefixprop.evaluation import stored_predictions, write_compact_predictions
-from prefixprop.runs.files import ARCHIVED
+from prefixprop.atomic_files import write_json
+from prefixprop.runs.archive_file import ArchiveFiles
 from prefixprop.runs.archived_paths import (
     command_without_folders,
     settings_without_folders,
     text_without_folders,
 )
-from prefixprop.runs.finished import SPLITS, Run, read_run, run_directories
+from prefixprop.runs.find import places_of_runs
+from prefixprop.runs.run import SPLITS, Run
 from prefixprop.runs.sweep_notes import SUMMARY, runs_that_only_chose
-from prefixprop.runs.directory import RunDirectory
-from prefixprop.settings.recipe import settings_to_yaml
-from prefixprop.settings.recipe import differences
-
-# Rounding moves a logit by up to 0.0005, hence the log-odds of a class by up to 0.001 and its probability by no more
-# than 0.00025; what is predicted stays as it was.
-DECIMALS = 3
+from prefixprop.settings.recipe import differences, override
+from prefixprop.settings.resolve import resolve
+from prefixprop.settings.run_settings import RunSettings
 
 
 @dataclass
 class ArchiveResult:
-    """What became of the runs: the folders that are new in the archive, those written anew with the predictions that
-    they lacked, those left as they were, and in a line each what was skipped, with the reason."""
+    """What became of the runs: those new in the archive, those that got predictions they lacked, those left as they
+    were, and in a line each what was skipped, with the reason."""
 
     added: list[Path] = field(default_factory=list)
     completed: list[Path] = field(default_factory=list)
@@ -67,12 +60,11 @@ class _Found:
 
 
 def archive_runs(paths: Iterable[str | Path], output: str | Path) -> ArchiveResult:
-    """Copy the finished runs at and below the paths to `output`; originals are only read.
+    """Put the finished runs at and below the paths into `output`; originals are only read.
 
-    A run keeps its place below the path that it was found at, because its folder's name is what a sweep knows it by.
-    One that `output` has already is left as it is, so a repeated call adds what is new; but one that is there without
-    predictions, and has become a result of its sweep since, is written anew. `ValueError` where there is nothing to
-    archive.
+    A run keeps its name and its place below the path that it was found at, because a sweep knows it by these. One
+    that the archive has already is left as it is, so a repeated call adds what is new; but one that is there without
+    predictions, and has become a result of its sweep since, gets them. `ValueError` where there is nothing to do.
 
     >>> archive_runs(["runs/hyperpartisan"], "results/hyperpartisan").added
     """
@@ -81,8 +73,11 @@ def archive_runs(paths: Iterable[str | Path], output: str | Path) -> ArchiveResu
     result = ArchiveResult()
     found = _find(given, result)
     _check_models([one.run for one in found])
+    by_folder: dict[Path, list[_Found]] = {}
     for one in found:
-        _archive(one, output / one.place, result)
+        by_folder.setdefault((output / one.place).parent, []).append(one)
+    for folder, together in by_folder.items():
+        _archive(folder, together, result)
     _copy_summaries(found, output, result)
     if not (result.added or result.completed or result.present):
         places = ", ".join(map(str, given))
@@ -106,13 +101,13 @@ def _find(given: list[Path], result: ArchiveResult) -> list[_Found]:
     """The finished runs, each once."""
     found: dict[Path, _Found] = {}
     for root in given:
-        for directory in run_directories([root], {}):
-            if directory.resolve() in found:
+        for path, read in places_of_runs([root]).items():
+            if path in found:
                 continue
-            was_named = directory == root
-            place = Path(root.resolve().name) if was_named else directory.relative_to(root)
+            was_named = path == root.resolve()
+            place = Path(path.name) if was_named else path.relative_to(root.resolve())
             try:
-                found[directory.resolve()] = _Found(read_run(directory), place, was_named)
+                found[path] = _Found(read(), place, was_named)
             except (ValueError, OSError) as error:
                 result.skipped.append(str(error))
     return list(found.values())
@@ -130,64 +125,55 @@ def _check_models(runs: list[Run]) -> None:
             )
 
 
-def _archive(found: _Found, target: Path, result: ArchiveResult) -> None:
-    try:
-        is_new, is_result = not target.exists(), found.is_result
-        if not is_new:
-            _check_is_same(found.run, target)
-            if not (is_result and _lacks_predictions(found.run, target)):
-                result.present.append(target)
-                return
-        with replacing_folder(target) as folder:
-            _write(found.run, RunDirectory(folder), is_result)
-        (result.added if is_new else result.completed).append(target)
-    except ValueError as error:  # of damaged predictions, among others
-        result.skipped.append(str(error))
+def _archive(folder: Path, together: list[_Found], result: ArchiveResult) -> None:
+    archive = ArchiveFiles.read(folder)
+    before = len(result.added) + len(result.completed)
+    for one in together:
+        name = one.place.name
+        is_new, is_result = name not in archive.lines, one.is_result
+        try:
+            line = _line(one.run, name)
+            if not is_new:
+                _check_is_same(line, archive.lines[name], one.run.path)
+                if not (is_result and _lacks_predictions(one.run, archive)):
+                    result.present.append(folder / name)
+                    continue
+            kept = {split: one.run.predictions(split) for split in SPLITS if one.run.has_predictions(split)}
+            archive.add(line, kept if is_result else {}, one.run.lengths if is_result else ())
+            (result.added if is_new else result.completed).append(folder / name)
+        except ValueError as error:  # of damaged predictions, among others
+            result.skipped.append(str(error))
+    if len(result.added) + len(result.completed) > before:
+        archive.write()
 
 
-def _check_is_same(run: Run, target: Path) -> None:
-    archived = RunDirectory(target)
-    if not (archived.is_run() and archived.is_finished()):
-        raise ValueError(f"{run.path}: {target} is in the way, and is no finished run; remove it.")
-    changed = differences(
-        settings_without_folders(archived.read_settings()),
-        settings_without_folders(RunDirectory(run.path).read_settings()),
-    )
-    if not changed and archived.read_metrics() != run.metrics:
+def _line(run: Run, name: str) -> dict[str, Any]:
+    """A line of the archive's table."""
+    settings = asdict(settings_without_folders(run.settings))
+    environment = dict(run.environment)
+    if isinstance(command := environment.get("command"), str):
+        environment["command"] = command_without_folders(command)
+    labels = {} if run.labels is None else {"labels": list(run.labels)}
+    line = {"name": name, "settings": settings, "metrics": run.metrics, "environment": environment}
+    # As it is read back: JSON has lists where Python has tuples.
+    as_read: dict[str, Any] = json.loads(json.dumps(line | labels | {"history": list(run.history)}))
+    return as_read
+
+
+def _check_is_same(line: dict[str, Any], archived: dict[str, Any], path: Path) -> None:
+    settings = [resolve(override(RunSettings(), one["settings"])) for one in (archived, line)]
+    changed = differences(*settings)
+    if not changed and archived["metrics"] != line["metrics"]:
         changed = ["its results are others"]
     if changed:
         raise ValueError(
-            f"{run.path}: {target} is another run already: {'; '.join(changed)}; choose another --output."
+            f"{path}: the archive has another run of this name: {'; '.join(changed)}; choose another --output."
         )
 
 
-def _lacks_predictions(run: Run, target: Path) -> bool:
+def _lacks_predictions(run: Run, archive: ArchiveFiles) -> bool:
     """Whether the run has predictions that its archived form has not."""
-    return any(
-        run.has_predictions(split) and stored_predictions(RunDirectory(target).predictions(split)) is None
-        for split in SPLITS
-    )
-
-
-def _write(run: Run, archived: RunDirectory, is_result: bool) -> None:
-    original = RunDirectory(run.path)
-    write_text(archived.config, settings_to_yaml(settings_without_folders(original.read_settings())))
-    write_json(archived.environment, _environment(run.environment))
-    copied = [original.metrics, original.history, original.labels, original.temperature]
-    for file in [*copied, original.lengths] if is_result else copied:
-        if file.is_file():
-            shutil.copyfile(file, archived.path / file.name)
-    for split in SPLITS:
-        if is_result and run.has_predictions(split):
-            name = archived.predictions(split)
-            write_compact_predictions(name.with_name(f"{name.name}.gz"), run.predictions(split), DECIMALS)
-
-
-def _environment(environment: dict[str, Any]) -> dict[str, Any]:
-    shortened = dict(environment)
-    if isinstance(command := environment.get("command"), str):
-        shortened["command"] = command_without_folders(command)
-    return shortened | {ARCHIVED: True}
+    return any(run.has_predictions(split) and not archive.has_predictions(run.path.name, split) for split in SPLITS)
 
 
 def _copy_summaries(found: list[_Found], output: Path, result: ArchiveResult) -> None:

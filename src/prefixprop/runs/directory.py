@@ -1,4 +1,4 @@
-"""The folder of a run: what is in it, under which names, and who may write there.
+"""The folder of a run: what is in it, under which names, and how it is read.
 
 | file | what it is |
 | --- | --- |
@@ -7,88 +7,88 @@
 | `environment.json` | versions, device, git commit and command, and a fingerprint of the documents |
 | `lengths.json` | how many tokens every train document has, as the model reads it |
 | `history.jsonl` | one line per epoch |
-| `predictions/dev.jsonl`, `predictions/test.jsonl` | every document's label, logits and uncalibrated probabilities |
-| `temperature.json` | the temperature fitted on dev |
-| `metrics.json` | all measures, before and after calibration; its presence says that the run is finished |
+| `predictions/dev.jsonl`, `predictions/test.jsonl` | the label and logits of every document |
+| `manifest.json` | checksums of the labels, the trained part, the tokenizer and the decisive settings |
+| `metrics.json` | all measures and the temperature; its presence says that the run is finished |
 | `adapter/`, `model/` or `head/` | what was trained, see `prefixprop.settings.methods` |
 | `tokenizer/` | the tokenizer; neither it nor what was trained is there with `keep_weights: false` |
 | `README.md` | the model card |
 | `checkpoints/` | the last two, while the run is going on; with `keep_checkpoints` also after it |
 | `runs/` | what TensorBoard reads, with `report_to: tensorboard` |
 
-`prefixprop.runs.archive` makes copies that have no weights, and predictions as `.jsonl.gz` or, of runs that only
-served to choose, no predictions and lengths.
+Version 0.1 also wrote `temperature.json`, and no `manifest.json`.
 """
 
 from __future__ import annotations
 
-import contextlib
+import hashlib
 import json
-import shutil
-import warnings
-from collections.abc import Callable
+import math
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from prefixprop.atomic_files import clear_leftovers, write_text
+from prefixprop.atomic_files import write_json
+from prefixprop.manifest import MANIFEST, checksums, mismatch
 from prefixprop.runs.claim import claim
 from prefixprop.settings.methods import METHODS
-from prefixprop.settings.run_settings import RunSettings
-from prefixprop.settings.recipe import differences, has_all_settings, override, read_settings, settings_to_yaml
+from prefixprop.settings.recipe import has_all_settings, override, read_settings
+from prefixprop.settings.run_settings import SETTING_FIELDS, RunSettings
+
+if TYPE_CHECKING:
+    from prefixprop.evaluation import Temperature
 
 DOCUMENTS = "documents"  # of environment.json
-PREDICTIONS, TENSORBOARD = "predictions", "runs"
+FINISHED = "finished"  # the status in metrics.json
+TRAIN_AGAIN = "train it again with `prefixprop train … --overwrite`"
+_PLACES = ("model", "data_dir", "train_files", "dev_files", "test_files")  # which may be moved after a run
+
+
+class _Entry:
+    """A file or folder of a run directory: `RunDirectory(path).config` is its path."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, directory: RunDirectory, _: type[RunDirectory]) -> Path:
+        return directory.path / self.name
 
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """The paths of a run directory."""
+    """The paths of a run directory, and what its files say; every complaint names the file and what to do."""
 
     path: Path
 
-    @property
-    def config(self) -> Path:
-        return self.path / "config.yaml"
-
-    @property
-    def labels(self) -> Path:
-        return self.path / "labels.json"
-
-    @property
-    def environment(self) -> Path:
-        return self.path / "environment.json"
-
-    @property
-    def lengths(self) -> Path:
-        return self.path / "lengths.json"
-
-    @property
-    def history(self) -> Path:
-        return self.path / "history.jsonl"
-
-    @property
-    def temperature(self) -> Path:
-        return self.path / "temperature.json"
-
-    @property
-    def metrics(self) -> Path:
-        return self.path / "metrics.json"
-
-    @property
-    def tokenizer(self) -> Path:
-        return self.path / "tokenizer"
-
-    @property
-    def model_card(self) -> Path:
-        return self.path / "README.md"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
+    config = _Entry("config.yaml")
+    labels = _Entry("labels.json")
+    environment = _Entry("environment.json")
+    lengths = _Entry("lengths.json")
+    history = _Entry("history.jsonl")
+    predictions_folder = _Entry("predictions")
+    manifest = _Entry(MANIFEST)
+    metrics = _Entry("metrics.json")
+    tokenizer = _Entry("tokenizer")
+    model_card = _Entry("README.md")
+    checkpoints = _Entry("checkpoints")
+    tensorboard = _Entry("runs")
+    temperature = _Entry("temperature.json")  # of version 0.1
 
     def predictions(self, split: str) -> Path:
-        return self.path / PREDICTIONS / f"{split}.jsonl"
+        return self.predictions_folder / f"{split}.jsonl"
+
+    def own_names(self) -> set[str]:
+        """What a run may have written here, by name."""
+        entries = {entry.name for entry in vars(type(self)).values() if isinstance(entry, _Entry)}
+        return entries | {method.folder for method in METHODS.values()}
+
+    def claimed(self) -> AbstractContextManager[None]:
+        """Keep other processes from training here; the claim ends with the process, however that ends."""
+        return claim(self.path)
+
+    # --- its state ------------------------------------------------------------------------------------------------
 
     def is_run(self) -> bool:
         """Whether a run has been started here: a `config.yaml` alone may be anybody's, and a recipe too."""
@@ -99,89 +99,145 @@ class RunDirectory:
     def is_finished(self) -> bool:
         return self.metrics.is_file()
 
-    def read_settings(self) -> RunSettings:
-        return override(RunSettings(), read_settings(self.config))
-
-    def read_metrics(self) -> dict[str, Any]:
-        try:
-            metrics: dict[str, Any] = json.loads(self.metrics.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise ValueError(
-                f"{self.metrics}: broken JSON ({error}); remove the file and finish the run again with --resume."
-            ) from error
-        return metrics
-
-    def check_may_start(self, resume: bool, overwrite: bool) -> None:
-        """Raise unless a run may be started here with these flags; writes nothing."""
-        if resume and overwrite:
-            raise ValueError("--resume goes on with a run and --overwrite removes it; give one of the two.")
-        if self.path.exists() and not self.path.is_dir():
-            raise ValueError(f"{self.path} is a file; choose another --run-dir.")
-        if not self.path.is_dir() or not self._content():
-            return
-        if not self.is_run():
-            # A run killed in its first instant has left temporary files and all settings, so these are someone's own.
-            raise ValueError(f"{self.path} is not empty and not a run directory; choose another --run-dir.")
-        if not resume and not overwrite:
-            state = "has a finished run" if self.is_finished() else "has an unfinished run"
-            raise ValueError(
-                f"{self.path} {state}: go on with --resume, remove it with --overwrite, or choose another --run-dir."
+    def check_finished(self) -> None:
+        """Raise unless this is the directory of a run that has come to its end."""
+        if not self.path.is_dir():
+            raise FileNotFoundError(f"{self.path}: there is no such run directory; `prefixprop train` makes one.")
+        if not self.config.is_file():
+            raise FileNotFoundError(
+                f"{self.path}: this is not a run directory, it has no {self.config.name}; give one that `prefixprop "
+                "train` made. (An archive has no weights; use the run that it was made of.)"
             )
-        if overwrite and (others := self._others()):
-            raise ValueError(
-                f"{self.path} has a run, and {', '.join(others)}, which no run has written and --overwrite would "
-                "remove; move that away, or choose another --run-dir."
-            )
-
-    def check_same_settings(self, settings: RunSettings) -> None:
-        """Raise if the run here was started with settings that would end in something else."""
-        changed = differences(self.read_settings(), settings)
-        if changed:
-            raise ValueError(
-                f"{self.path} was started with other settings: {'; '.join(changed)}. A resumed run keeps them: leave "
-                "these flags out, choose another --run-dir, or start again with --overwrite."
-            )
+        self.read_metrics()
 
     def has_documents(self, fingerprint: str) -> bool:
         """Whether these are the documents the run was started with; nothing is known of a run of an older version."""
         try:
-            before = json.loads(self.environment.read_text(encoding="utf-8"))[DOCUMENTS]
-        except (OSError, ValueError, KeyError, TypeError):
+            return bool(self.read_environment().get(DOCUMENTS, fingerprint) == fingerprint)
+        except (OSError, ValueError):
             return True
-        return bool(before == fingerprint)
 
-    def check_same_documents(self, fingerprint: str) -> None:
-        """Raise if the run here was started with other documents."""
-        if not self.has_documents(fingerprint):
+    # --- what its files say ---------------------------------------------------------------------------------------
+
+    def read_settings(self) -> RunSettings:
+        return override(RunSettings(), read_settings(self.config))
+
+    def read_metrics(self) -> dict[str, Any]:
+        """What the run measured at its end; a run without it has not come so far."""
+        try:
+            metrics = json.loads(self.metrics.read_bytes())
+        except FileNotFoundError:
             raise ValueError(
-                f"{self.path} was started with other documents than there are now; put those back to go on, choose "
-                "another --run-dir, or start again with --overwrite."
+                f"{self.path}: the run is not finished, it has no {self.metrics.name}; finish it with `prefixprop "
+                "train … --resume`."
+            ) from None
+        except json.JSONDecodeError as error:
+            raise self.broken_metrics(f"broken JSON ({error.msg})", error.lineno) from error
+        except UnicodeDecodeError as error:
+            raise self.broken_metrics("the text is not UTF-8") from error
+        if not isinstance(metrics, dict):
+            raise self.broken_metrics(f"the metrics must be an object, got {type(metrics).__name__}")
+        if metrics.get("status") != FINISHED:
+            raise self.broken_metrics(f"the status must be {FINISHED!r}, got {metrics.get('status')!r}")
+        return metrics
+
+    def broken_metrics(self, problem: str, line: int = 1) -> ValueError:
+        """The error for a `metrics.json` that no run has written so, with the way out."""
+        remedy = TRAIN_AGAIN
+        if self.checkpoints.is_dir() and any(self.checkpoints.iterdir()):
+            remedy = "remove the file and finish the run again with `prefixprop train … --resume`"
+        return ValueError(f"{self.metrics}:{line}: {problem}; {remedy}.")
+
+    def read_temperature(self) -> Temperature:
+        """The temperature that the run fitted on dev."""
+        from prefixprop.evaluation import Temperature
+
+        metrics = self.read_metrics()
+        value = metrics.get("temperature")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and value > 0):
+            raise self.broken_metrics(f"the temperature must be a number above 0, got {value!r}")
+        before, after = (_nll(metrics.get(measured)) for measured in ("dev", "dev_calibrated"))
+        return Temperature(float(value), before, after)
+
+    def read_labels(self) -> tuple[str, ...]:
+        """The names of the labels, in the order of the model's outputs."""
+        names = _read_json(self.labels)
+        if not isinstance(names, list) or len(names) < 2 or not all(isinstance(name, str) for name in names):
+            raise ValueError(f"{self.labels}:1: the labels must be a list of at least two names; {TRAIN_AGAIN}.")
+        if len(set(names)) < len(names):
+            raise ValueError(f"{self.labels}:1: the names of the labels must differ, got {names}; {TRAIN_AGAIN}.")
+        return tuple(names)
+
+    def read_environment(self) -> dict[str, Any]:
+        """Under which circumstances the run was made; nothing where it did not say."""
+        environment = _read_json(self.environment) if self.environment.is_file() else {}
+        if not isinstance(environment, dict):
+            found = type(environment).__name__
+            raise ValueError(f"{self.environment}:1: the environment must be an object, got {found}; {TRAIN_AGAIN}.")
+        return environment
+
+    def read_lengths(self) -> tuple[int, ...]:
+        """How many tokens every train document has; nothing where the run did not say."""
+        lengths = _read_json(self.lengths) if self.lengths.is_file() else []
+        if not isinstance(lengths, list) or not all(type(length) is int and length > 0 for length in lengths):
+            raise ValueError(f"{self.lengths}:1: the lengths must be a list of whole numbers above 0; {TRAIN_AGAIN}.")
+        return tuple(lengths)
+
+    # --- whether its parts belong together ------------------------------------------------------------------------
+
+    def write_manifest(self) -> None:
+        write_json(self.manifest, checksums(self.path, self._parts()) | self._settings_fingerprint())
+
+    def check_parts(self) -> None:
+        """Raise if the parts of the run are not those it ended with; one of version 0.1 does not say which."""
+        if not self.manifest.exists():
+            return
+        if problem := mismatch(self.path, self._parts(), **self._settings_fingerprint()):
+            raise ValueError(
+                f"{self.path}: {problem}, so the parts of this run do not belong together; put back from a copy what "
+                f"the run wrote, or {TRAIN_AGAIN}."
             )
 
-    def start(self, settings: RunSettings, overwrite: bool) -> None:
-        """Make the folder and write the settings; an old run is removed first where that is wanted."""
-        if overwrite and self.path.is_dir():
-            # Last the file that makes it a run directory: a removal that was killed can be repeated.
-            for entry in sorted(self._content(), key=lambda entry: entry == self.config):
-                if entry.is_dir() and not entry.is_symlink():
-                    shutil.rmtree(entry)
-                else:
-                    entry.unlink()
-        self.path.mkdir(parents=True, exist_ok=True)
-        clear_leftovers(self.path)
-        write_text(self.config, settings_to_yaml(settings))
+    def fingerprint(self) -> str:
+        """What tells the model of this run from every other, wherever its directory lies."""
+        temperature = {"temperature": self.read_temperature().value}
+        parts = checksums(self.path, self._parts()) | self._settings_fingerprint() | temperature
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
-    def claimed(self) -> contextlib.AbstractContextManager[None]:
-        """Keep other processes from training here; the claim ends with the process, however that ends."""
-        return claim(self.path)
+    def _settings_fingerprint(self) -> dict[str, str]:
+        """Of the settings that decide the outcome, as the file has them: a later version may know more settings."""
+        decisive = {
+            name: value
+            for name, value in read_settings(self.config).items()
+            if name not in _PLACES and not SETTING_FIELDS[name].metadata["resumable"]
+        }
+        text = json.dumps(decisive, sort_keys=True)
+        return {f"{self.config.name} (settings)": hashlib.sha256(text.encode()).hexdigest()}
 
-    def _others(self) -> list[str]:
-        """What is here beside the run."""
-        files = (self.config, self.labels, self.environment, self.lengths, self.history, self.temperature)
-        rest = (self.metrics, self.tokenizer, self.model_card, self.checkpoints)
-        trained = (method.folder for method in METHODS.values())
-        own = {*(entry.name for entry in (*files, *rest)), *trained, PREDICTIONS, TENSORBOARD}
-        return sorted(entry.name for entry in self._content() if entry.name not in own)
+    def _parts(self) -> Iterator[str]:
+        """The files that a prediction needs to be those of one run."""
+        if self.labels.is_file():
+            yield self.labels.name
+        for folder in sorted({*(method.folder for method in METHODS.values()), self.tokenizer.name}):
+            for file in sorted((self.path / folder).rglob("*")):
+                # The README that peft writes is for people, who may edit it.
+                if file.is_file() and file.name != "README.md" and not file.name.startswith("."):
+                    yield file.relative_to(self.path).as_posix()
 
-    def _content(self) -> list[Path]:
-        return [entry for entry in self.path.iterdir() if not entry.name.startswith(".prefixprop-")]
+
+def _nll(measures: Any) -> float:
+    # Only told to people: the temperature works without it.
+    nll = measures.get("nll") if isinstance(measures, dict) else None
+    return float(nll) if isinstance(nll, int | float) else math.nan
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{path}: the file is missing, so the run is damaged; {TRAIN_AGAIN}.") from None
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        raise ValueError(f"{path}:{line}: the text is not UTF-8, so the run is damaged; {TRAIN_AGAIN}.") from error
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path}:{error.lineno}: broken JSON ({error.msg}); {TRAIN_AGAIN}.") from error

@@ -57,7 +57,7 @@ def load_base_model(settings: RunSettings, tokenizer: PreTrainedTokenizerBase | 
         config = _load_remote(AutoConfig, source)
         if tokenizer is None:
             tokenizer = _load_remote(AutoTokenizer, source)
-        limit = _token_limit(config, tokenizer)
+        limit = token_limit(config, tokenizer)
         overrides = {key: value for key, value in _dropout(settings).items() if hasattr(config, key)}
     if settings.is_prefix_method and settings.layout == "reference" and settings.num_virtual_tokens:
         limit -= settings.num_virtual_tokens  # the released code shifts real tokens behind the prefix
@@ -95,7 +95,7 @@ def _dropout(settings: RunSettings) -> dict[str, Any]:
 
 def _load_remote(kind: Any, name: str) -> Any:
     try:
-        return kind.from_pretrained(name)
+        return kind.from_pretrained(name, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         raise _cannot_load(name, error) from error
 
@@ -104,7 +104,7 @@ def _classifier(name: str, labels: dict[str, Any], overrides: dict[str, Any]) ->
     try:
         # A checkpoint that has a head for other labels gets a new one.
         return AutoModelForSequenceClassification.from_pretrained(
-            name, ignore_mismatched_sizes=True, use_safetensors=True, **labels, **overrides
+            name, ignore_mismatched_sizes=True, use_safetensors=True, trust_remote_code=False, **labels, **overrides
         )
     except (OSError, ValueError, KeyError) as error:
         raise _cannot_load(name, error) from error
@@ -115,11 +115,13 @@ def _cannot_load(name: str, error: Exception) -> ValueError:
     reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     return ValueError(
         f"--model: {name!r} cannot be loaded as a {kind} ({reason}); give {', '.join(EMBEDDED_MODELS)}, the name of "
-        "a model of the hub, or a folder with config.json, model.safetensors and a tokenizer."
+        "a model of the hub, or a folder with config.json, model.safetensors and a tokenizer. Code that comes with a "
+        "model is never run."
     )
 
 
-def _token_limit(config: Any, tokenizer: PreTrainedTokenizerBase) -> int:
+def token_limit(config: Any, tokenizer: PreTrainedTokenizerBase) -> int:
+    """The longest text that an encoder with this configuration reads, in tokens."""
     positions = getattr(config, "max_position_embeddings", None)
     limits = [tokenizer.model_max_length]
     if positions is not None:

@@ -42,13 +42,18 @@ class Method:
     options: Mapping[str, str] = field(default_factory=dict)
     is_prefix: bool = False
 
-    def peft_config(self, settings: RunSettings) -> PeftConfig:
-        """The configuration of a run's adapter."""
+    @property
+    def config_class(self) -> type[PeftConfig]:
+        """The class of the peft configuration."""
         assert self.config is not None
         module, _, name = self.config.partition(":")
+        found: type[PeftConfig] = getattr(importlib.import_module(module), name)
+        return found
+
+    def peft_config(self, settings: RunSettings) -> PeftConfig:
+        """The configuration of a run's adapter."""
         values: dict[str, Any] = {option: getattr(settings, setting) for setting, option in self.options.items()}
-        config: PeftConfig = getattr(importlib.import_module(module), name)(**values)
-        return config
+        return self.config_class(**values)
 
 
 _PREFIX = {

@@ -9,7 +9,6 @@ the schedule, the random generators of every process and the Trainer's own state
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import random
 import re
@@ -26,12 +25,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from prefixprop.atomic_files import replacing_folder
+from prefixprop.manifest import MANIFEST, checksums, mismatch
 
-TENSORS, STATE, TRAINER_STATE, MANIFEST = "tensors.safetensors", "state.json", "trainer_state.json", "manifest.json"
+TENSORS, STATE, TRAINER_STATE = _FILES = ("tensors.safetensors", "state.json", "trainer_state.json")
 _FOLDER = re.compile(r"step-(\d+)")
 # Two, so that there is one to go back to where the latest is damaged.
 _LATEST_KEPT = 2
-_HASHED_AT_ONCE = 2**20
 
 
 @dataclass(frozen=True)
@@ -73,8 +72,7 @@ def write_checkpoint(folder: Path, snapshot: Snapshot, trainer_state: str) -> No
         _write_tensors(temporary / TENSORS, tensors)
         (temporary / STATE).write_bytes(json.dumps(state).encode())
         (temporary / TRAINER_STATE).write_bytes(trainer_state.encode())
-        manifest = {name: _checksum(temporary / name) for name in (TENSORS, STATE, TRAINER_STATE)}
-        (temporary / MANIFEST).write_bytes(json.dumps(manifest, indent=2).encode())
+        (temporary / MANIFEST).write_bytes(json.dumps(checksums(temporary, _FILES), indent=2).encode())
 
 
 def read_checkpoint(folder: Path) -> Snapshot:
@@ -86,20 +84,11 @@ def read_checkpoint(folder: Path) -> Snapshot:
 
 def damage(folder: Path) -> str | None:
     """What is wrong with the files of a checkpoint, None if nothing is."""
-    try:
-        manifest = json.loads((folder / MANIFEST).read_bytes())
-        for name in (TENSORS, STATE, TRAINER_STATE):
-            if _checksum(folder / name) != manifest[name]:
-                return f"{name} is truncated or changed"
-        missing = [name for name in _PARTS if name not in json.loads((folder / STATE).read_bytes())]
-        if missing:
-            return f"{STATE} has no {', '.join(missing)}; another version of this package wrote it"
-    except FileNotFoundError as error:
-        return f"{Path(str(error.filename)).name} is missing"
-    except OSError as error:
-        return f"{Path(str(error.filename)).name} cannot be read ({error.strerror})"
-    except (ValueError, KeyError, TypeError):
-        return f"{MANIFEST} is damaged"
+    if problem := mismatch(folder, _FILES):
+        return problem
+    missing = [name for name in _PARTS if name not in json.loads((folder / STATE).read_bytes())]
+    if missing:
+        return f"{STATE} has no {', '.join(missing)}; another version of this package wrote it"
     return None
 
 
@@ -160,15 +149,6 @@ def _write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     except SafetensorError as error:
         # The library tells of a full disk, and of whatever else the system refuses, by an error of its own.
         raise OSError(errno.EIO, str(error), str(path)) from error
-
-
-def _checksum(path: Path) -> str:
-    """Of a file that may be too large to be read at once."""
-    checksum = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(_HASHED_AT_ONCE):
-            checksum.update(block)
-    return checksum.hexdigest()
 
 
 def _flatten(path: str, value: Any, tensors: dict[str, Tensor]) -> Any:

@@ -89,6 +89,11 @@ def _loading(settings: RunSettings, labels: int | None) -> str:
         if not settings.answers_questions:
             module, name = ("transformers", "AutoModelForSequenceClassification")
         return f'from {module} import {name}\n\nmodel = {name}.from_pretrained("{folder}")'
+    if folder == ADAPTER and not settings.answers_questions:
+        name = "AutoPeftModelForSequenceClassification"
+        # With the dot it is a folder and nothing else: without, peft would look for it on the hub too.
+        loaded = f'model = {name}.from_pretrained("./{folder}", num_labels={labels})'
+        return f"import prefixprop\nfrom peft import {name}\n\n{loaded}"
     imports, base = _base(settings, labels)
     if folder == ADAPTER:
         imports = ["from peft import PeftModel", *imports, "import prefixprop"]

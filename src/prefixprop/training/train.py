@@ -23,7 +23,8 @@ from prefixprop.evaluation import PredictionSet, fit_temperature, write_predicti
 from prefixprop.models.attention_plans import without_cudnn
 from prefixprop.models.precision import hold_frozen_in_bfloat16
 from prefixprop.processes import is_main_process, process_count
-from prefixprop.runs.directory import DOCUMENTS, RunDirectory
+from prefixprop.runs.directory import DOCUMENTS, FINISHED, RunDirectory
+from prefixprop.runs.start import check_may_start, check_same_documents, check_same_settings, start
 from prefixprop.settings.base_model import BaseModel, choose_max_length, load_base_model
 from prefixprop.settings.check import SettingsError, check_settings
 from prefixprop.settings.documents import cut_to_run, fingerprint, load_whole_task
@@ -45,8 +46,6 @@ from prefixprop.training.errors import TrainingError, explained_memory_errors
 from prefixprop.training.model_card import model_card
 from prefixprop.training.trainable import build_trainable, save_trained
 from prefixprop.training.trainer import RunTrainer, training_arguments
-
-FINISHED = "finished"
 
 
 @dataclass(frozen=True)
@@ -109,12 +108,12 @@ def train(
     >>> result.metrics["test"]["micro_f1"]
     """
     directory = RunDirectory(Path(run_dir))
-    directory.check_may_start(resume, overwrite)
+    check_may_start(directory, resume, overwrite)
     going_on = resume and directory.is_run()
     if going_on and directory.is_finished():
-        directory.check_same_settings(_comparable(settings, directory))
+        check_same_settings(directory, _comparable(settings, directory))
         if settings.train_files:  # those of a named task do not change by themselves, and may be far away
-            directory.check_same_documents(fingerprint(load_whole_task(settings)))
+            check_same_documents(directory, fingerprint(load_whole_task(settings)))
         if settings.keep_weights and not directory.read_settings().keep_weights:
             tell(f"{directory.path} has a finished run without its weights; --overwrite trains it again")
         if is_main_process():
@@ -124,8 +123,8 @@ def train(
     run = plan(settings)
     arguments = _arguments(run.settings, directory)
     if going_on:
-        directory.check_same_settings(run.settings)
-        directory.check_same_documents(run.documents)
+        check_same_settings(directory, run.settings)
+        check_same_documents(directory, run.documents)
     # Every process has looked at the folder before the first one writes there.
     arguments.distributed_state.wait_for_everyone()
     with directory.claimed() if arguments.should_save else contextlib.nullcontext():
@@ -143,7 +142,7 @@ def _train(
     if arguments.should_save:
         for note in run.data.notes:
             tell(note)
-        directory.start(run.settings, overwrite)
+        start(directory, run.settings, overwrite)
         _write_start(directory, run, arguments)
     arguments.distributed_state.wait_for_everyone()
     trainer = _trainer(run, arguments, directory, callbacks)
@@ -273,8 +272,6 @@ def _write_results(
     settings = run.settings
     for name, split in predictions.items():
         write_predictions(directory.predictions(name), split)
-    temperature = fit_temperature(predictions["dev"].logits, predictions["dev"].known_labels)
-    write_json(directory.temperature, asdict(temperature) | {"at_bound": temperature.at_bound})
     weights = directory.path / settings.method_row.folder
     if settings.keep_weights:
         with replacing_folder(weights) as folder:
@@ -287,6 +284,7 @@ def _write_results(
             shutil.rmtree(folder, ignore_errors=True)
     labels = None if run.data.label_names is None else len(run.data.label_names)
     write_text(directory.model_card, model_card(settings, run.base.name, metrics, run.parameters, labels))
+    directory.write_manifest()
     write_json(directory.metrics, metrics)
     _tidy_up(directory)
 

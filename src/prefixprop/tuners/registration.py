@@ -1,14 +1,24 @@
-"""Makes peft know the prefix methods; importing the tuners runs it once."""
+"""Makes peft know the prefix methods and the embedded models; importing the tuners runs it once."""
 
 from __future__ import annotations
 
+from typing import Any
+
+from peft import (
+    AutoPeftModelForFeatureExtraction,
+    AutoPeftModelForQuestionAnswering,
+    AutoPeftModelForSequenceClassification,
+    AutoPeftModelForTokenClassification,
+)
 from peft.mapping import (
     PEFT_TYPE_TO_CONFIG_MAPPING,
     PEFT_TYPE_TO_PREFIX_MAPPING,
     PEFT_TYPE_TO_TUNER_MAPPING,
 )
+from transformers import PreTrainedModel
 
 from prefixprop.config import PrefixConfig, PrefixPropagationConfig, PrefixTuningConfig
+from prefixprop.models.embedded import EMBEDDED
 from prefixprop.tuners.base import PrefixTuner
 from prefixprop.tuners.propagation import PrefixPropagationModel
 from prefixprop.tuners.tuning import PrefixTuningModel
@@ -17,6 +27,25 @@ METHODS: tuple[tuple[type[PrefixConfig], type[PrefixTuner]], ...] = (
     (PrefixPropagationConfig, PrefixPropagationModel),
     (PrefixTuningConfig, PrefixTuningModel),
 )
+AUTO_CLASSES: dict[str, Any] = {
+    "SEQ_CLS": AutoPeftModelForSequenceClassification,
+    "TOKEN_CLS": AutoPeftModelForTokenClassification,
+    "QUESTION_ANS": AutoPeftModelForQuestionAnswering,
+    "FEATURE_EXTRACTION": AutoPeftModelForFeatureExtraction,
+}
+
+
+class BaseModels:
+    """Where an auto class of peft finds base models: the embedded ones by their names, others where it did before."""
+
+    def __init__(self, task: str, others: Any) -> None:
+        self.task = task
+        self.others = others
+
+    def from_pretrained(self, name: Any, *arguments: Any, **options: Any) -> PreTrainedModel:
+        if name in EMBEDDED:
+            return EMBEDDED[name].from_pretrained(self.task, **options)
+        return self.others.from_pretrained(name, *arguments, **options)
 
 
 def register() -> None:
@@ -25,3 +54,5 @@ def register() -> None:
         PEFT_TYPE_TO_CONFIG_MAPPING[tuner.peft_type] = config
         PEFT_TYPE_TO_TUNER_MAPPING[tuner.peft_type] = tuner
         PEFT_TYPE_TO_PREFIX_MAPPING[tuner.peft_type] = tuner.prefix
+    for task, auto_class in AUTO_CLASSES.items():
+        auto_class._target_class = BaseModels(task, auto_class._target_class)

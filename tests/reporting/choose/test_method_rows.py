@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from prefixprop.reporting.choose.method_rows import method_rows
-from prefixprop.runs.finished import Run
+from prefixprop.runs.run import Run
 from prefixprop.settings.resolve import resolve
 from prefixprop.training import RunSettings
 

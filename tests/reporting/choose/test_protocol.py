@@ -14,7 +14,8 @@ from prefixprop.reporting import make_report
 from prefixprop.reporting.choose.comparisons import compare
 from prefixprop.reporting.figures.rates import plot_learning_rates
 from prefixprop.reporting.tables.notes import choice_notes
-from prefixprop.runs.finished import FoundRuns, Run, find_runs, read_run
+from prefixprop.runs.find import FoundRuns, find_runs, read_run
+from prefixprop.runs.run import Run
 
 from tiny_runs import make_results
 

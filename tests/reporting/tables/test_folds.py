@@ -13,7 +13,7 @@ from scipy import stats
 from prefixprop.reporting.choose.comparisons import compare
 from prefixprop.reporting.tables.folds import fold_tables
 from prefixprop.reporting.tables.table import Place, Table
-from prefixprop.runs.finished import Run
+from prefixprop.runs.run import Run
 from prefixprop.settings.resolve import resolve
 from prefixprop.training import RunSettings
 

@@ -12,7 +12,7 @@ from prefixprop.reporting.choose.comparisons import Comparison, compare
 from prefixprop.reporting.tables.notes import protocol_notes
 from prefixprop.reporting.tables.protocols import protocol_tables
 from prefixprop.reporting.tables.table import Place, Table
-from prefixprop.runs.finished import find_runs
+from prefixprop.runs.find import find_runs
 
 from tiny_runs import make_results
 

@@ -15,7 +15,7 @@ from prefixprop.reporting import make_report
 from prefixprop.reporting.choose.comparisons import compare
 from prefixprop.reporting.tables.significance import significance_tables
 from prefixprop.reporting.tables.table import Place, Table
-from prefixprop.runs.finished import find_runs
+from prefixprop.runs.find import find_runs
 
 from tiny_runs import make_results
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from prefixprop.reporting.choose.method_rows import method_rows, row_key, searched_values
 from prefixprop.reporting.choose.protocol import is_on_fold, keeps_last_epoch, protocol_title
-from prefixprop.runs.finished import Run
+from prefixprop.runs.run import Run
 from prefixprop.settings.run_settings import RunSettings
 
 

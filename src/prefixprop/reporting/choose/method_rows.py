@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from prefixprop.reporting.choose.protocol import PROTOCOL_SETTINGS, keeps_last_epoch
-from prefixprop.runs.finished import DECISIVE_SETTINGS, Run
+from prefixprop.runs.run import DECISIVE_SETTINGS, Run
 from prefixprop.settings.resolve import resolve
 from prefixprop.settings.run_settings import SETTING_FIELDS, RunSettings
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from prefixprop.reporting.choose.comparisons import Comparison, Trial
 from prefixprop.reporting.figures.canvas import legend_below, new_figure, plain, saved
 from prefixprop.reporting.figures.method_styles import method_styles, picture_name
-from prefixprop.runs.finished import as_number
+from prefixprop.runs.run import as_number
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -18,7 +18,6 @@ from prefixprop.reporting.figures.rates import plot_learning_rates
 from prefixprop.reporting.figures.reliability import plot_reliability
 from prefixprop.reporting.figures.seeds import plot_seeds
 from prefixprop.reporting.file_names import file_name
-from prefixprop.runs.files import LENGTHS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -49,7 +48,7 @@ def pictures(comparisons: Sequence[Comparison], tell: Callable[[str], None]) -> 
         lengths = plot_lengths(comparisons)
         for comparison in comparisons:
             if not train_lengths(comparison):
-                lack = f"no run that stands for a method has a {LENGTHS}"
+                lack = "no run that stands for a method has kept the lengths of its documents"
                 tell(f"No lengths of the documents of {comparison.title}: {lack}.")
     except ValueError as error:
         lengths = None
@@ -84,6 +83,8 @@ def _of_one_run(comparison: Comparison, contender: Contender, prefix: str) -> It
     split = comparison.splits[-1]
     run = contender.best.with_predictions(split)[0]
     before = run.predictions(split)
+    if run.temperature is None:
+        raise ValueError(f"{run.path} has no temperature.")
     after, labels = before.with_temperature(run.temperature), before.known_labels
     what = f"{comparison.title}, {contender.name}, seed {run.settings.seed}, {split}"
     title = f"{comparison.title}, {split}, seed {run.settings.seed}\n{picture_name(comparison, contender)}"

@@ -9,7 +9,7 @@ from typing import Any
 
 from prefixprop.reporting.tables.paper_values import INFERENCE_SECONDS
 from prefixprop.reporting.tables.table import ABSENT, Better, Cell, Column, Table, plain_cell, range_cell
-from prefixprop.runs.finished import as_number
+from prefixprop.runs.run import as_number
 
 _AGAIN = "write it again with `prefixprop bench runtime --json FILE` or `prefixprop bench attention --json FILE`"
 _PAPER_PERCENT = {name.lower(): percent for name, _, percent in INFERENCE_SECONDS}

@@ -30,7 +30,7 @@ from prefixprop.reporting.tables.table import (
     setting_cell,
     table_of_columns,
 )
-from prefixprop.runs.finished import Run
+from prefixprop.runs.run import Run
 from prefixprop.settings.run_settings import RunSettings
 
 _NO_RESULTS = "These numbers serve to choose and to compare settings; they are no results."

@@ -16,7 +16,7 @@ from prefixprop.evaluation import (
 )
 from prefixprop.evaluation.significance import Alternative
 from prefixprop.reporting.choose.comparisons import Contender
-from prefixprop.runs.finished import Run
+from prefixprop.runs.run import Run
 
 
 @dataclass(frozen=True)

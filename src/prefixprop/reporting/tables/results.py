@@ -39,7 +39,7 @@ from prefixprop.reporting.tables.table import (
     ranked,
     setting_cell,
 )
-from prefixprop.runs.finished import Run, as_number
+from prefixprop.runs.run import Run, as_number
 from prefixprop.settings.methods import BASELINE
 
 _SCALING = "Scaling: by the temperature fitted on dev."

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from prefixprop.prediction.run_fingerprint import run_fingerprint
+from prefixprop.runs.directory import RunDirectory
 
 from tiny_runs import make_run
 
@@ -27,14 +27,14 @@ def run(made: Path, tmp_path: Path) -> Path:
 def test_whatever_decides_predictions_changes_it(made: Path, run: Path, folder: str) -> None:
     if folder != "adapter":
         (run / "adapter").rename(run / folder)
-    seen = {run_fingerprint(run)}
+    seen = {RunDirectory(run).fingerprint()}
     for part in (f"{folder}/adapter_model.safetensors", "tokenizer/tokenizer.json", "labels.json", "config.yaml"):
         path = run / part
         path.write_bytes(path.read_bytes().replace(b"0", b"1").replace(b"a", b"b"))
-        seen.add(run_fingerprint(run))
+        seen.add(RunDirectory(run).fingerprint())
     metrics = json.loads((run / "metrics.json").read_text())
     (run / "metrics.json").write_text(json.dumps(metrics | {"temperature": 1.25}))
-    assert len(seen | {run_fingerprint(run)}) == 6
+    assert len(seen | {RunDirectory(run).fingerprint()}) == 6
 
 
 def test_nothing_else_does(made: Path, run: Path) -> None:
@@ -42,4 +42,4 @@ def test_nothing_else_does(made: Path, run: Path) -> None:
     (run / "adapter" / "README.md").write_text("a card")
     metrics = json.loads((run / "metrics.json").read_text())
     (run / "metrics.json").write_text(json.dumps(metrics | {"seconds": 3}))
-    assert run_fingerprint(run) == run_fingerprint(made)
+    assert RunDirectory(run).fingerprint() == RunDirectory(made).fingerprint()

@@ -1,0 +1,124 @@
+"""A finished run, wherever it is kept: what its settings were and what came out."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+from prefixprop.evaluation import PredictionSet, Temperature
+from prefixprop.runs.directory import DOCUMENTS
+from prefixprop.settings.run_settings import SETTING_FIELDS, RunSettings
+
+SPLITS = ("dev", "test")
+# Where the documents lie differs between machines; which documents they are is told by their labels and number.
+_PLACES = ("data_dir", "train_files", "dev_files", "test_files", "max_dev_documents", "max_test_documents")
+DECISIVE_SETTINGS = tuple(
+    name for name, declared in SETTING_FIELDS.items() if not declared.metadata["resumable"] and name not in _PLACES
+)
+
+
+class Kept(Protocol):
+    """What a run has kept beside its numbers, in its directory or in an archive; read when it is asked for."""
+
+    def lengths(self) -> tuple[int, ...]: ...
+
+    def has_predictions(self, split: str) -> bool: ...
+
+    def predictions(self, split: str) -> PredictionSet: ...
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run, as its directory tells it."""
+
+    path: Path
+    settings: RunSettings
+    metrics: dict[str, Any]
+    environment: dict[str, Any] = field(default_factory=dict)
+    history: tuple[dict[str, Any], ...] = ()
+    labels: tuple[str, ...] | None = None
+    only_chose: bool = False  # so says the sweep it belongs to
+    kept: Kept | None = None
+
+    def measure(self, part: str, name: str) -> float | None:
+        """One number of `metrics.json`, such as `measure("test", "micro_f1")`; None where the run has no such one."""
+        values = self.metrics.get(part)
+        return as_number(values.get(name)) if isinstance(values, dict) else None
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """The splits that the run was evaluated on."""
+        return tuple(split for split in SPLITS if self.measure(split, "accuracy") is not None)
+
+    @property
+    def documents(self) -> dict[str, int]:
+        """How many documents it was evaluated on, by split."""
+        return {split: int(self.measure(split, "documents") or 0) for split in self.splits}
+
+    @property
+    def identity_of_documents(self) -> tuple[Any, ...]:
+        """What runs on the same documents have in common."""
+        return self.names_of_files, self.fingerprint_of_files, self.labels, tuple(self.documents.items())
+
+    @property
+    def fingerprint_of_files(self) -> str | None:
+        """What tells documents of one's own from others in files of the same names; None where it is not known."""
+        return str(self.environment.get(DOCUMENTS)) if self.names_of_files and DOCUMENTS in self.environment else None
+
+    @property
+    def names_of_files(self) -> tuple[str, ...]:
+        """Those of documents of one's own, without the folders they lie in."""
+        settings = self.settings
+        return tuple(Path(file).name for file in (*settings.train_files, *settings.dev_files, *settings.test_files))
+
+    @property
+    def made_by(self) -> str | None:
+        """The version of prefixprop that made the run, where it is known."""
+        packages = self.environment.get("packages")
+        found = packages.get("prefixprop") if isinstance(packages, dict) else None
+        return found if isinstance(found, str) else None
+
+    @property
+    def device(self) -> str:
+        return str(self.environment.get("device") or "unknown")
+
+    @property
+    def temperature(self) -> Temperature | None:
+        """The temperature fitted on dev; None where the metrics have none."""
+        value = as_number(self.metrics.get("temperature"))
+        before, after = self.measure("dev", "nll"), self.measure("dev_calibrated", "nll")
+        if value is None or value <= 0:
+            return None
+        return Temperature(value, math.nan if before is None else before, math.nan if after is None else after)
+
+    @cached_property
+    def lengths(self) -> tuple[int, ...]:
+        """How many tokens every train document has, as the model reads it; empty where the run did not say."""
+        return () if self.kept is None else self.kept.lengths()
+
+    def has_predictions(self, split: str) -> bool:
+        """Whether the run kept what it said about the documents of a split; not all of an archive did."""
+        return self.kept is not None and self.kept.has_predictions(split)
+
+    def predictions(self, split: str) -> PredictionSet:
+        """What the run said about the documents of a split, uncalibrated; `ValueError` where it kept nothing."""
+        if split not in self._read:
+            if self.kept is None or not self.kept.has_predictions(split):
+                raise ValueError(f"{self.path} has no predictions of {split}.")
+            self._read[split] = self.kept.predictions(split)
+        return self._read[split]
+
+    @cached_property
+    def _read(self) -> dict[str, PredictionSet]:
+        """What was read before: tests and pictures ask for the same predictions."""
+        return {}
+
+
+def as_number(value: Any) -> float | None:
+    """The value as a float if it is a finite number, otherwise None."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return float(value)

@@ -1,0 +1,73 @@
+"""Whether a run may be started, resumed or overwritten in a folder; nothing but a run is ever removed."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from prefixprop.atomic_files import clear_leftovers, write_text
+from prefixprop.runs.directory import RunDirectory
+from prefixprop.settings.recipe import differences, settings_to_yaml
+from prefixprop.settings.run_settings import RunSettings
+
+
+def check_may_start(directory: RunDirectory, resume: bool, overwrite: bool) -> None:
+    """Raise unless a run may be started here with these flags; writes nothing."""
+    path = directory.path
+    if resume and overwrite:
+        raise ValueError("--resume goes on with a run and --overwrite removes it; give one of the two.")
+    if path.exists() and not path.is_dir():
+        raise ValueError(f"{path} is a file; choose another --run-dir.")
+    if not path.is_dir() or not _content(path):
+        return
+    if not directory.is_run():
+        # A run killed in its first instant has left temporary files and all settings, so these are someone's own.
+        raise ValueError(f"{path} is not empty and not a run directory; choose another --run-dir.")
+    if not resume and not overwrite:
+        state = "has a finished run" if directory.is_finished() else "has an unfinished run"
+        raise ValueError(
+            f"{path} {state}: go on with --resume, remove it with --overwrite, or choose another --run-dir."
+        )
+    others = sorted(entry.name for entry in _content(path) if entry.name not in directory.own_names())
+    if overwrite and others:
+        raise ValueError(
+            f"{path} has a run, and {', '.join(others)}, which no run has written and --overwrite would remove; move "
+            "that away, or choose another --run-dir."
+        )
+
+
+def check_same_settings(directory: RunDirectory, settings: RunSettings) -> None:
+    """Raise if the run here was started with settings that would end in something else."""
+    changed = differences(directory.read_settings(), settings)
+    if changed:
+        raise ValueError(
+            f"{directory.path} was started with other settings: {'; '.join(changed)}. A resumed run keeps them: "
+            "leave these flags out, choose another --run-dir, or start again with --overwrite."
+        )
+
+
+def check_same_documents(directory: RunDirectory, fingerprint: str) -> None:
+    """Raise if the run here was started with other documents."""
+    if not directory.has_documents(fingerprint):
+        raise ValueError(
+            f"{directory.path} was started with other documents than there are now; put those back to go on, choose "
+            "another --run-dir, or start again with --overwrite."
+        )
+
+
+def start(directory: RunDirectory, settings: RunSettings, overwrite: bool) -> None:
+    """Make the folder and write the settings; an old run is removed first where that is wanted."""
+    if overwrite and directory.path.is_dir():
+        # Last the file that makes it a run directory: a removal that was killed can be repeated.
+        for entry in sorted(_content(directory.path), key=lambda entry: entry == directory.config):
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry)
+            else:
+                entry.unlink()
+    directory.path.mkdir(parents=True, exist_ok=True)
+    clear_leftovers(directory.path)
+    write_text(directory.config, settings_to_yaml(settings))
+
+
+def _content(folder: Path) -> list[Path]:
+    return [entry for entry in folder.iterdir() if not entry.name.startswith(".prefixprop-")]
