@@ -20,6 +20,7 @@ from transformers.models.longformer.modeling_longformer import (
 
 from prefixprop.attention.backends import Backend, check_backend, choose
 from prefixprop.attention.first_layer import learning_rows
+from prefixprop.attention.forwards import Undo, replace_forward
 from prefixprop.attention.pattern import AttentionPattern
 from prefixprop.attention.prefix import PrefixedKeys, PrefixPart
 from prefixprop.attention.read_row import (
@@ -29,7 +30,6 @@ from prefixprop.attention.read_row import (
     reads_first_row_alone,
 )
 
-Undo = Callable[[], None]
 ATTRIBUTE = "fast_attention"  # of a LongformerModel
 
 
@@ -332,18 +332,3 @@ def _longformers(model: nn.Module) -> list[Any]:
         name = getattr(getattr(model, "config", None), "model_type", type(model).__name__)
         raise ValueError(f"The fast attention is for Longformer models, and this is {name!r}; nothing to do here.")
     return found
-
-
-def replace_forward(module: Any, replacement: Callable[..., Any]) -> Undo:
-    """Let `replacement(original, module, ...)` stand for this one module's forward."""
-    before = vars(module).get("forward")
-    module.forward = partial(replacement, module.forward, module)
-    # Not a closure: a deep copy of the model must undo its own change, not this model's.
-    return partial(_restore_forward, module, before)
-
-
-def _restore_forward(module: Any, before: Callable[..., Any] | None) -> None:
-    if before is None:
-        del module.forward
-    else:
-        module.forward = before

@@ -10,7 +10,8 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
-from prefixprop.attention.install import PrefixSource, Undo
+from prefixprop.attention.forwards import Undo
+from prefixprop.attention.install import PrefixSource
 
 
 class RowSource(Protocol):

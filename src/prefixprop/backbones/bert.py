@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from prefixprop.attention.install import PrefixSource, Undo, replace_forward
+from prefixprop.attention.forwards import Undo, replace_forward
+from prefixprop.attention.install import PrefixSource
 from prefixprop.backbones.base import EncoderBackbone, RobertaPositions, without_prefix
 from prefixprop.backbones.dense_attention import mask_with_keys, mask_with_rows, split_attention, with_prefix
 

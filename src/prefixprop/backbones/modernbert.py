@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from transformers.masking_utils import create_bidirectional_mask, create_bidirectional_sliding_window_mask
 from transformers.models.modernbert.modeling_modernbert import apply_rotary_pos_emb
 
-from prefixprop.attention.install import PrefixSource, Undo, replace_forward
+from prefixprop.attention.forwards import Undo, replace_forward
+from prefixprop.attention.install import PrefixSource
 from prefixprop.backbones.base import Backbone, RowSource, record_outputs, without_prefix
 from prefixprop.backbones.dense_attention import (
     attend,

@@ -10,7 +10,7 @@ import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 
-from prefixprop.attention.install import Undo
+from prefixprop.attention.forwards import Undo
 from prefixprop.attention.prefix import PrefixPart
 from prefixprop.backbones import Backbone
 from prefixprop.config import PrefixConfig
