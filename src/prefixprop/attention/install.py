@@ -44,6 +44,9 @@ class PrefixSource(Protocol):
     def prefix_rows(self) -> int:
         """How many rows in front of the sequence are the prefix (Eq. 1)."""
 
+    def kept(self) -> tuple[int, bool]:
+        """How many rows these are, and whether the very first is kept, to be pooled."""
+
     def pooled_row(self) -> int:
         """Which row a head that pools the first one gets to see, counted with these."""
 

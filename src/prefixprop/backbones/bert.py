@@ -40,7 +40,7 @@ class BertBackbone(EncoderBackbone):
         return output
 
     def attach(self, source: PrefixSource) -> list[Undo]:
-        return [
+        return super().attach(source) + [
             replace_forward(layer.attention.self, partial(_prefixed_attention, source, index))
             for index, layer in enumerate(self.layers)
         ]

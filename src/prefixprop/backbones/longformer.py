@@ -52,7 +52,7 @@ class LongformerBackbone(RobertaPositions, EncoderBackbone):
 
     def attach(self, source: PrefixSource) -> list[Undo]:
         attention = FastAttention.of(self.module)
-        undo: list[Undo] = [attention.listen_to(source)]
+        undo = [*super().attach(source), attention.listen_to(source)]
         if isinstance(self.model, LongformerForSequenceClassification):
             attention.serve(self.model)
         linears = [

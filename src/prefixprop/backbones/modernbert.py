@@ -63,7 +63,7 @@ class ModernBertBackbone(Backbone):
         return []  # only distances count, and no table ends anywhere
 
     def attach(self, source: PrefixSource) -> list[Undo]:
-        return [
+        return super().attach(source) + [
             replace_forward(layer.attn, partial(_prefixed_attention, source, index))
             for index, layer in enumerate(self.layers)
         ]

@@ -115,9 +115,7 @@ class PrefixTuner(BaseTuner):
     ) -> None:
         layer = getattr(target, LAYER_NAME, None)
         if layer is None:
-            backbone = find_backbone(self.model)
-            head_pools = backbone.module is not self.model and not backbone.has_pooler
-            layer = self.tuner_layer_cls(backbone, head_pools)
+            layer = self.tuner_layer_cls(find_backbone(self.model))
             self._trainable_before = [p for p in self.model.parameters() if p.requires_grad]
             layer.train(target.training)
             layer.attach()
