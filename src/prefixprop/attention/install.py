@@ -218,8 +218,8 @@ def _encoder_forward(
         return original(hidden_states, attention_mask, padding_len=padding_len, **flags, **others)
     length = hidden_states.shape[1] - padding_len
     hidden_states, attention_mask = hidden_states[:, :length], attention_mask[:, :length]
-    hidden_rows = source.prefix_rows() if source is not None and source.prefix_part(0) is not None else 0
-    pattern = AttentionPattern.from_mask(attention_mask, hidden_rows, read_row, learning_rows)
+    rows_outside_softmax = source.prefix_rows() if source is not None and source.prefix_part(0) is not None else 0
+    pattern = AttentionPattern.from_mask(attention_mask, rows_outside_softmax, read_row, learning_rows)
     pattern.backend = fast.running
 
     states, local_weights, global_weights = [hidden_states], [], []
