@@ -5,13 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from prefixprop.attention.forwards import Undo
 from prefixprop.attention.install import PrefixSource
+from prefixprop.backbones.facts import FamilyFacts
 
 
 class RowSource(PrefixSource, Protocol):
@@ -24,13 +25,11 @@ class RowSource(PrefixSource, Protocol):
         """How many positions in front of the text are the prefix's own: none, but in layout `reference`."""
 
 
-class Backbone(ABC):
+class Backbone(FamilyFacts, ABC):
     """An encoder seen through the places where prefixes enter and leave it.
 
     It only refers to the Hugging Face module (embeddings, layers); it owns no weights.
     """
-
-    model_types: ClassVar[frozenset[str]]
 
     def __init__(self, module: nn.Module, model: nn.Module) -> None:
         self.module: Any = module
@@ -73,9 +72,14 @@ class Backbone(ABC):
         return self.config.hidden_size // self.config.num_attention_heads
 
     @property
-    @abstractmethod
+    def head_takes_mean(self) -> bool:
+        """Whether the head pools by the mean of all rows."""
+        return False
+
+    @property
     def first_position(self) -> int:
         """Position of the first real token."""
+        return self.first_position_of(self.config)
 
     @property
     @abstractmethod
@@ -307,6 +311,10 @@ class RobertaPositions:
     """Positions counted over real tokens, starting behind the padding index."""
 
     embeddings: Any
+
+    @staticmethod
+    def first_position_of(config: Any) -> int:
+        return (config.pad_token_id or 0) + 1
 
     @property
     def first_position(self) -> int:

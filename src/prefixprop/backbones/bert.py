@@ -20,10 +20,6 @@ class BertBackbone(EncoderBackbone):
 
     model_types: ClassVar[frozenset[str]] = frozenset({"bert", "electra", "ernie"})
 
-    @property
-    def first_position(self) -> int:
-        return 0
-
     def _count_positions(self, input_ids: Tensor) -> int:
         return input_ids.shape[1]
 

@@ -34,6 +34,9 @@ ARGUMENTS = ("input_ids", "attention_mask", "position_ids", "inputs_embeds")
 
 class ModernBertBackbone(Backbone):
     model_types: ClassVar[frozenset[str]] = frozenset({"modernbert"})
+    hidden_dropout_fields: ClassVar[tuple[str, ...]] = ("embedding_dropout", "mlp_dropout", "classifier_dropout")
+    attention_dropout_fields: ClassVar[tuple[str, ...]] = ("attention_dropout",)
+    lora_targets: ClassVar[tuple[str, ...]] = ("Wqkv",)
 
     @property
     def word_embeddings(self) -> Any:
@@ -48,8 +51,8 @@ class ModernBertBackbone(Backbone):
         return list(self.module.layers)
 
     @property
-    def first_position(self) -> int:
-        return 0
+    def head_takes_mean(self) -> bool:
+        return self.config.classifier_pooling == "mean"
 
     @property
     def max_tokens(self) -> int:

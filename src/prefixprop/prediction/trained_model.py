@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers import AutoTokenizer, LongformerModel, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from prefixprop.attention import install
+from prefixprop.backbones import family_in
 from prefixprop.evaluation import Temperature
 from prefixprop.models.precision import hold_frozen_in_bfloat16
 from prefixprop.prediction import run_files
@@ -150,7 +151,7 @@ def load_run(run_dir: str | Path, device: str | torch.device | None = None) -> T
     label_names = None if settings.is_question_task else run_files.read_labels(run_dir)
     model = load_trained(run_dir, settings, tokenizer, label_names)
     # Which of the fast backends the run used says nothing about this machine.
-    if settings.attention_backend != "huggingface" and _has_longformer(model):
+    if settings.attention_backend != "huggingface" and family_in(model).has_fast_attention:
         install(model)
     place = _device(device)
     if place.type == "cuda" and settings.precision != "fp32":
@@ -166,10 +167,6 @@ def load_run(run_dir: str | Path, device: str | torch.device | None = None) -> T
         settings=settings,
         prepare=preparation_of(settings.task),
     )
-
-
-def _has_longformer(model: Any) -> bool:
-    return any(isinstance(module, LongformerModel) for module in model.modules())
 
 
 def _load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:

@@ -11,9 +11,10 @@ from typing import Any
 from peft import LoraConfig, PeftConfig, PeftModel, TaskType, get_peft_model
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from transformers import LongformerModel, PreTrainedModel
+from transformers import PreTrainedModel
 
 from prefixprop.attention import install
+from prefixprop.backbones import family_in
 from prefixprop.config import PrefixPropagationConfig, PrefixTuningConfig
 from prefixprop.models import CandidateScorer, adapt_candidate_scorer
 from prefixprop.training.settings import RunSettings
@@ -42,8 +43,7 @@ class Method:
 def build_trainable(base: PreTrainedModel, settings: RunSettings) -> nn.Module:
     """The model that is trained: `base` as the method of the settings changes and freezes it."""
     model = METHODS[settings.method].adapt(base, settings)
-    is_longformer = any(isinstance(module, LongformerModel) for module in model.modules())
-    if settings.attention_backend != "huggingface" and is_longformer:
+    if settings.attention_backend != "huggingface" and family_in(base).has_fast_attention:
         install(model, settings.attention_backend)
     elif settings.attention_backend not in ("auto", "huggingface"):
         raise ValueError(
@@ -82,11 +82,11 @@ def _prefix_options(settings: RunSettings) -> dict[str, Any]:
 
 def _lora(base: PreTrainedModel, settings: RunSettings) -> nn.Module:
     layers = {name.rpartition(".")[2] for name, module in base.named_modules() if isinstance(module, nn.Linear)}
-    targets = [target for target in settings.lora_targets if target in layers]
-    if not targets:
+    targets = family_in(base).lora_targets if settings.lora_targets is None else settings.lora_targets
+    if lacking := [target for target in targets if target not in layers]:
         raise ValueError(
-            f"--lora-targets: this {base.config.model_type} has no layers of the names "
-            f"{', '.join(settings.lora_targets)}; it has {', '.join(sorted(layers))}."
+            f"--lora-targets: this {base.config.model_type} has no layers named {', '.join(lacking)}; it has "
+            f"{', '.join(sorted(layers))}."
         )
     return _adapted(
         base,
@@ -94,7 +94,7 @@ def _lora(base: PreTrainedModel, settings: RunSettings) -> nn.Module:
             r=settings.lora_rank,
             lora_alpha=settings.lora_alpha,
             lora_dropout=settings.lora_dropout,
-            target_modules=targets,
+            target_modules=list(targets),
         ),
     )
 

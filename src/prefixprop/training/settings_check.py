@@ -163,5 +163,5 @@ def _method_problems(settings: RunSettings) -> Iterator[str]:
         yield "--pooling: WikiHop scores candidates and pools nothing; use cls."
     if settings.alpha_mode != "fixed" and settings.kernel is None:
         yield f"--alpha-mode: {settings.alpha_mode} needs a --kernel, such as exp."
-    if settings.method == "lora" and not settings.lora_targets:
+    if settings.method == "lora" and settings.lora_targets == ():
         yield "--lora-targets: name at least one layer, such as query."

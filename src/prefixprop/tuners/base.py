@@ -237,7 +237,7 @@ def _check_fits(config: PrefixConfig, backbone: Backbone) -> None:
 
 
 def _check_pooling(config: PrefixConfig, model: nn.Module, backbone: Backbone) -> None:
-    takes_mean = getattr(model.config, "classifier_pooling", "cls") == "mean"  # ModernBERT's head
+    takes_mean = backbone.head_takes_mean
     head_pools = type(model).__name__.endswith("ForSequenceClassification") and not takes_mean
     if config.pooling == "prefix" and not (backbone.has_pooler or head_pools):
         raise ValueError(
