@@ -66,7 +66,7 @@ def test_prefix_outside_the_softmax() -> None:
     def part(query: Tensor, keys: Tensor, values: Tensor, dropout: float) -> Tensor:
         return (query @ keys.transpose(-1, -2)).sigmoid() @ values
 
-    layer = layer_of(Case(29, 16, 2, 8, [29, 17], False, ["first", "question"], 0, hidden=3, seed=1))
+    layer = layer_of(Case(29, 16, 2, 8, [29, 17], False, ["first", "question"], 0, outside=3, seed=1))
     assert_close(results(layer, compiled_backend(), part), results(layer, part=part))
 
 
