@@ -218,10 +218,10 @@ def check_no_sync(model: Any) -> str | None:
 
 
 def compiled_kernels() -> int:
-    from prefixprop.attention.gpu import hidden_rows, launch, residual_norm
+    from prefixprop.attention.gpu import launch, prefix_part, residual_norm
     from prefixprop.attention.gpu.kernel import Kernel
 
-    modules = (launch, residual_norm, hidden_rows)
+    modules = (launch, residual_norm, prefix_part)
     found = [value for module in modules for value in vars(module).values() if isinstance(value, Kernel)]
     return sum(len(kernel._compiled) for kernel in found)
 

@@ -44,13 +44,13 @@ class Case(NamedTuple):
     left: bool  # padding
     globals: list[str]  # of each example
     prefix: int  # keys (Eq. 2)
-    hidden: int  # rows in front that are keys to nobody (Eq. 3)
+    outside: int  # rows in front that are outside the softmax (Eq. 3)
     seed: int
 
 
 @st.composite
-def cases(draw: Any, prefix: int = 0, hidden: int = 0) -> Case:
-    """Any length, window, head size, padding and global pattern; up to `prefix` keys and `hidden` rows."""
+def cases(draw: Any, prefix: int = 0, outside: int = 0) -> Case:
+    """Any length, window, head size, padding and global pattern; up to `prefix` keys and `outside` rows."""
     length, batch = draw(st.integers(1, 50)), draw(st.sampled_from([1, 1, 2]))
     size = draw(st.sampled_from([32, 64, 16, 128]))
     real = st.one_of(st.just(length), st.integers(0, length))
@@ -63,7 +63,7 @@ def cases(draw: Any, prefix: int = 0, hidden: int = 0) -> Case:
         left=draw(st.booleans()),
         globals=draw(st.lists(st.sampled_from(GLOBALS), min_size=batch, max_size=batch)),
         prefix=draw(st.integers(min(prefix, 1), prefix)),
-        hidden=draw(st.integers(min(hidden, 1), hidden)),
+        outside=draw(st.integers(min(outside, 1), outside)),
         seed=draw(st.integers(0, 1000)),
     )
 
@@ -86,13 +86,13 @@ def layer_of(case: Case) -> Layer:
     masked = masked.flip(1) if case.left else masked
     everywhere = torch.stack([_global_tokens(kind, place) for kind in case.globals]) & ~masked
     # Prefix rows stand in front of the tokens and of their padding, as global tokens (Eq. 1).
-    front = torch.zeros(batch, case.hidden, dtype=torch.bool)
+    front = torch.zeros(batch, case.outside, dtype=torch.bool)
     masked, everywhere = torch.cat([front, masked], 1), torch.cat([~front, everywhere], 1)
     prefix = None
     if case.prefix:
         prefix = PrefixedKeys(*torch.randn(2, 1, case.heads, case.prefix, case.size))
     states = torch.randn(batch, masked.shape[1], width)
-    pattern = AttentionPattern(masked, everywhere, case.hidden)
+    pattern = AttentionPattern(masked, everywhere, case.outside)
     return Layer(module, states, pattern, prefix, torch.randn_like(states))
 
 
@@ -128,7 +128,7 @@ def results(
 
 
 def _facts(pattern: AttentionPattern) -> tuple[Tensor, Tensor, int]:
-    return pattern.is_masked, pattern.is_global, pattern.hidden_rows
+    return pattern.is_masked, pattern.is_global, pattern.rows_outside_softmax
 
 
 def assert_close(found: dict[str, Tensor], exact: dict[str, Tensor], tolerance: float = 1e-5) -> None:

@@ -34,7 +34,7 @@ def compiled_backend() -> Any:
         return compiled.longformer_self_attention(module, states, AttentionPattern(masked, everywhere, hidden), *rest)
 
     def longformer_self_attention(module: Any, states: Tensor, pattern: AttentionPattern, *rest: Any) -> Any:
-        return attend(module, states, pattern.is_masked, pattern.is_global, pattern.hidden_rows, *rest)
+        return attend(module, states, pattern.is_masked, pattern.is_global, pattern.rows_outside_softmax, *rest)
 
     return SimpleNamespace(longformer_self_attention=longformer_self_attention)
 
@@ -61,12 +61,12 @@ def test_numbers_and_gradients_of_every_pattern_from_one_graph(prefix: int) -> N
 
 
 def test_prefix_outside_the_softmax() -> None:
-    """Eq. 3: hidden rows, whose part every row gets through its own projections."""
+    """Eq. 3: rows outside the softmax, whose part every row gets through its own projections."""
 
     def part(query: Tensor, keys: Tensor, values: Tensor, dropout: float) -> Tensor:
         return (query @ keys.transpose(-1, -2)).sigmoid() @ values
 
-    layer = layer_of(Case(29, 16, 2, 8, [29, 17], False, ["first", "question"], 0, hidden=3, seed=1))
+    layer = layer_of(Case(29, 16, 2, 8, [29, 17], False, ["first", "question"], 0, outside=3, seed=1))
     assert_close(results(layer, compiled_backend(), part), results(layer, part=part))
 
 

@@ -137,5 +137,13 @@ def test_who_learns() -> None:
     assert learning_rows(tuned, source_of(tuned), still) == 0
 
 
+def test_who_learns_without_a_prefix() -> None:
+    longformer = tiny_model().longformer
+    still = torch.zeros(1, 2, 3)
+    assert learning_rows(longformer, None, still) == 0
+    longformer.encoder.register_forward_pre_hook(lambda *_: None)
+    assert learning_rows(longformer, None, still) is None
+
+
 def source_of(longformer: Any) -> Any:
     return INSTALL.FastAttention.of(longformer).source

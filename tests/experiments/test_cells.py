@@ -152,3 +152,11 @@ def test_names_hang_on_what_decides_the_outcome() -> None:
     # Left to the paper or said in so many words, it is the same run.
     assert run_name(BASE) == run_name(replace(BASE, epochs=20, num_virtual_tokens=8))
     assert run_name(BASE).startswith("hyperpartisan-prefix-propagation-")
+
+
+def test_names_of_version_0_1() -> None:
+    """It recorded the names that LoRA looks for in all families where none were given."""
+    lora = RunSettings(task="hyperpartisan", method="lora")
+    recorded = replace(lora, lora_targets=("query", "value", "query_global", "value_global"))
+    assert run_name(lora) == run_name(recorded) == "hyperpartisan-lora-456ab2866718"
+    assert run_name(lora) != run_name(replace(lora, lora_targets=("query",)))

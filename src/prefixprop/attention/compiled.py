@@ -59,7 +59,7 @@ def longformer_self_attention(
         torch.randint(SEEDS, (1,)) if dropout else None,
         module.num_heads,
         module.one_sided_attn_window_size,
-        pattern.hidden_rows,
+        pattern.rows_outside_softmax,
         dropout,
     )
     if prefix_part is not None:
@@ -78,7 +78,7 @@ def _attend_eagerly(
     seed: Tensor | None,
     heads: int,
     reach: int,
-    hidden_rows: int,
+    rows_outside_softmax: int,
     dropout: float,
 ) -> Tensor:
     """Attention from `near`, the projected query, key and value of all rows.
@@ -99,7 +99,7 @@ def _attend_eagerly(
         training=True,
         **dict(zip(PROJECTIONS, [*map(_already_made, near), *linears], strict=True)),
     )
-    pattern = AttentionPattern(is_masked, is_global, hidden_rows)
+    pattern = AttentionPattern(is_masked, is_global, rows_outside_softmax)
     with _drawing_from(seed, states.device):
         (output,) = sliding_window.longformer_self_attention(
             module, states, pattern, PrefixedKeys(*prefix) if prefix else None
@@ -117,7 +117,7 @@ def _gradients(
     seed: Tensor | None,
     heads: int,
     reach: int,
-    hidden_rows: int,
+    rows_outside_softmax: int,
     dropout: float,
     needed: list[bool],
 ) -> list[Tensor]:
@@ -126,7 +126,8 @@ def _gradients(
     wanted = [tensor.requires_grad_() for tensor, need in zip(inputs, needed, strict=True) if need]
     near, far, prefix = _split(inputs, (len(near), len(far), len(prefix)))
     with _autograd():
-        output = _attend_eagerly(near, far, prefix, is_masked, is_global, seed, heads, reach, hidden_rows, dropout)
+        rest = (is_masked, is_global, seed, heads, reach, rows_outside_softmax, dropout)
+        output = _attend_eagerly(near, far, prefix, *rest)
     # Without a global token nothing depends on what is there for global rows.
     found = torch.autograd.grad(output, wanted, gradient, materialize_grads=True)
     return [each.contiguous() for each in found]

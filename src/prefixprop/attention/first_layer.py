@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from prefixprop.attention.watching import is_watched
+from prefixprop.attention.watching import is_hook_of, is_watched
 
 
 def learning_rows(longformer: Any, source: Any, embedded: Tensor) -> int | None:
@@ -19,7 +19,7 @@ def learning_rows(longformer: Any, source: Any, embedded: Tensor) -> int | None:
     None for all rows: where the embeddings learn, and where a hook of somebody else might add what learns.
     """
     encoder = longformer.encoder
-    others = [hook for hook in encoder._forward_pre_hooks.values() if getattr(hook, "__self__", None) is not source]
+    others = [hook for hook in encoder._forward_pre_hooks.values() if not is_hook_of(source, hook)]
     if embedded.requires_grad or others or is_watched(encoder.layer[0]):
         return None
     return 0 if source is None else source.prefix_rows()

@@ -49,7 +49,7 @@ def attend_globally(
     else:
         output, weights = _projected(module, hidden_states, query, pattern, in_softmax, dropout)
     if prefix_part is not None:
-        front = hidden_states[:, : pattern.hidden_rows]
+        front = hidden_states[:, : pattern.rows_outside_softmax]
         key, value = (split_heads(project(front), heads) for project in (module.key_global, module.value_global))
         output = output + prefix_part(query, *outside_softmax(key, value, prefix, pattern), dropout)
     return output.transpose(1, 2).flatten(2), weights
@@ -73,7 +73,7 @@ def _absorbed(
     back = (query @ matrices[0]).flatten(1, 2)  # [batch, heads * globals, hidden]
     scores = (back @ states.transpose(1, 2)).view(batch, heads, count, -1)
     scores = scores + (query * key_bias).sum(dim=-1, keepdim=True)
-    scores = scores + as_bias(~pattern.is_hidden[:, None, None, :], query.dtype)
+    scores = scores + as_bias(~pattern.is_unseen[:, None, None, :], query.dtype)
     if prefix is not None:
         front = query @ for_batch(prefix.keys, query).transpose(-1, -2)
         scores = torch.cat([front, scores], dim=-1)
@@ -96,7 +96,7 @@ def _projected(
     dropout: float,
 ) -> tuple[Tensor, Tensor]:
     key, value = (split_heads(linear(hidden_states), query.shape[1]) for linear in _key_value(module))
-    visible, prefix_keys = ~pattern.is_hidden[:, None, None, :], 0
+    visible, prefix_keys = ~pattern.is_unseen[:, None, None, :], 0
     if prefix is not None:
         prefix_keys = prefix.keys.shape[2]
         key = torch.cat([for_batch(prefix.keys, key), key], dim=2)

@@ -20,6 +20,7 @@ from transformers.models.longformer.modeling_longformer import (
 
 from prefixprop.attention.backends import Backend, check_backend, choose
 from prefixprop.attention.first_layer import learning_rows
+from prefixprop.attention.forwards import Undo, replace_forward
 from prefixprop.attention.pattern import AttentionPattern
 from prefixprop.attention.prefix import PrefixedKeys, PrefixPart
 from prefixprop.attention.read_row import (
@@ -29,7 +30,6 @@ from prefixprop.attention.read_row import (
     reads_first_row_alone,
 )
 
-Undo = Callable[[], None]
 ATTRIBUTE = "fast_attention"  # of a LongformerModel
 
 
@@ -43,6 +43,9 @@ class PrefixSource(Protocol):
 
     def prefix_rows(self) -> int:
         """How many rows in front of the sequence are the prefix (Eq. 1)."""
+
+    def kept(self) -> tuple[int, bool]:
+        """How many rows these are, and whether the very first is kept, to be pooled."""
 
     def pooled_row(self) -> int:
         """Which row a head that pools the first one gets to see, counted with these."""
@@ -215,8 +218,8 @@ def _encoder_forward(
         return original(hidden_states, attention_mask, padding_len=padding_len, **flags, **others)
     length = hidden_states.shape[1] - padding_len
     hidden_states, attention_mask = hidden_states[:, :length], attention_mask[:, :length]
-    hidden_rows = source.prefix_rows() if source is not None and source.prefix_part(0) is not None else 0
-    pattern = AttentionPattern.from_mask(attention_mask, hidden_rows, read_row, learning_rows)
+    rows_outside_softmax = source.prefix_rows() if source is not None and source.prefix_part(0) is not None else 0
+    pattern = AttentionPattern.from_mask(attention_mask, rows_outside_softmax, read_row, learning_rows)
     pattern.backend = fast.running
 
     states, local_weights, global_weights = [hidden_states], [], []
@@ -332,18 +335,3 @@ def _longformers(model: nn.Module) -> list[Any]:
         name = getattr(getattr(model, "config", None), "model_type", type(model).__name__)
         raise ValueError(f"The fast attention is for Longformer models, and this is {name!r}; nothing to do here.")
     return found
-
-
-def replace_forward(module: Any, replacement: Callable[..., Any]) -> Undo:
-    """Let `replacement(original, module, ...)` stand for this one module's forward."""
-    before = vars(module).get("forward")
-    module.forward = partial(replacement, module.forward, module)
-    # Not a closure: a deep copy of the model must undo its own change, not this model's.
-    return partial(_restore_forward, module, before)
-
-
-def _restore_forward(module: Any, before: Callable[..., Any] | None) -> None:
-    if before is None:
-        del module.forward
-    else:
-        module.forward = before

@@ -50,8 +50,9 @@ class Blocks:
 
 @dataclass
 class AttentionPattern:
-    """`is_masked` and `is_global` are [batch, length]; the first `hidden_rows` rows are keys to nobody (Eq. 3).
+    """`is_masked` and `is_global` are [batch, length].
 
+    The first `rows_outside_softmax` rows are a prefix that is keys to nobody (Eq. 3).
     `read_row` is the only one of the last layer that anybody reads, if that is known; it is global, or padding.
     `learning_rows` are those at the front that want a gradient of the first layer, where others want none; they are
     global. `backend` computes it.
@@ -59,7 +60,7 @@ class AttentionPattern:
 
     is_masked: Tensor
     is_global: Tensor
-    hidden_rows: int = 0
+    rows_outside_softmax: int = 0
     read_row: int | None = None
     learning_rows: int | None = None
     backend: Any = None
@@ -70,21 +71,21 @@ class AttentionPattern:
     def from_mask(
         cls,
         mask: Tensor,
-        hidden_rows: int = 0,
+        rows_outside_softmax: int = 0,
         read_row: int | None = None,
         learning_rows: int | None = None,
     ) -> AttentionPattern:
         """From the mask of Hugging Face's encoder: negative for padding, 0 for local, positive for global tokens."""
-        return cls(mask < 0, mask > 0, hidden_rows, read_row, learning_rows)
+        return cls(mask < 0, mask > 0, rows_outside_softmax, read_row, learning_rows)
 
     @cached_property
     def is_prefix(self) -> Tensor:
-        return torch.arange(self.is_masked.shape[1], device=self.is_masked.device) < self.hidden_rows
+        return torch.arange(self.is_masked.shape[1], device=self.is_masked.device) < self.rows_outside_softmax
 
     @cached_property
-    def is_hidden(self) -> Tensor:
+    def is_unseen(self) -> Tensor:
         """Keys that nobody sees."""
-        return self.is_masked | self.is_prefix if self.hidden_rows else self.is_masked
+        return self.is_masked | self.is_prefix if self.rows_outside_softmax else self.is_masked
 
     @cached_property
     def tokens(self) -> GlobalTokens | None:
@@ -94,7 +95,7 @@ class AttentionPattern:
     @cached_property
     def key_tokens(self) -> GlobalTokens | None:
         """Global tokens as keys."""
-        return GlobalTokens.find(self.is_global & ~self.is_prefix) if self.hidden_rows else self.tokens
+        return GlobalTokens.find(self.is_global & ~self.is_prefix) if self.rows_outside_softmax else self.tokens
 
     def prepared(self, prepare: Callable[..., Prepared], *details: int) -> Prepared:
         """What a backend makes of this pattern, made once: prepare(pattern, *details)."""

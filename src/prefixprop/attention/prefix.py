@@ -24,8 +24,8 @@ class PrefixedKeys(NamedTuple):
 def outside_softmax(
     key: Tensor, value: Tensor, prefix: PrefixedKeys | None, pattern: AttentionPattern
 ) -> tuple[Tensor, Tensor]:
-    """Keys and values of the prefix where it is in no softmax: trained ones, or those of the hidden rows."""
-    rows = pattern.hidden_rows
+    """Keys and values of the prefix where it is in no softmax: trained ones, or those of its rows."""
+    rows = pattern.rows_outside_softmax
     return (key[:, :, :rows], value[:, :, :rows]) if prefix is None else (prefix.keys, prefix.values)
 
 

@@ -20,7 +20,7 @@ from transformers.models.longformer.modeling_longformer import LongformerClassif
 from prefixprop.attention.global_rows import attend_globally
 from prefixprop.attention.pattern import AttentionPattern, GlobalTokens
 from prefixprop.attention.prefix import PrefixedKeys, PrefixPart
-from prefixprop.attention.watching import is_watched
+from prefixprop.attention.watching import is_hook_of, is_watched
 
 
 def is_hugging_faces(head: Any) -> bool:
@@ -45,7 +45,7 @@ def is_read_by_others(longformer: Any, source: Any) -> bool:
     last = longformer.encoder.layer[-1]
     whole = (longformer, longformer.encoder)
     returned = [hook for part in whole for hook in part._forward_hooks.values()]
-    if any(source is None or getattr(hook, "__self__", None) is not source for hook in returned):
+    if not all(is_hook_of(source, hook) for hook in returned):
         return True
     if last._forward_hooks or any(part._backward_hooks or part._backward_pre_hooks for part in (*whole, last)):
         return True

@@ -31,7 +31,7 @@ def longformer_self_attention(
 ) -> tuple[Tensor, ...]:
     """What `LongformerSelfAttention.forward` returns, for hidden states [batch, length, hidden] of any length.
 
-    `module` is Hugging Face's own. With a `prefix_part` the prefix (`prefix`, or the pattern's hidden rows) is in no
+    `module` is Hugging Face's own. With a `prefix_part` the prefix (`prefix`, or the pattern's first rows) is in no
     row's softmax, and the part is added instead (Eq. 3). With `output_attentions` the weights follow in Hugging
     Face's format; those on `prefix` are left out of it.
     """
@@ -60,8 +60,8 @@ def longformer_self_attention(
 
     if local_weights is None:
         return (output,)
-    # Hidden rows are global tokens, and keep their columns: without weight, as they are not in the softmax.
-    local_weights = F.pad(local_weights, (pattern.hidden_rows, 0))
+    # Rows outside the softmax are global tokens, and keep their columns, without weight.
+    local_weights = F.pad(local_weights, (pattern.rows_outside_softmax, 0))
     # Rows that are padding or global have no local attention to show.
     nothing = (pattern.is_masked | pattern.is_global)[:, None, :, None]
     local_weights = local_weights.masked_fill(nothing, 0.0).transpose(1, 2)

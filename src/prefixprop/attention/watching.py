@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import nn
 from torch.nn.modules import module as of_all_modules
+
+
+def is_hook_of(source: Any, hook: Any) -> bool:
+    """Whether a hook serves `source`, a prefix method: the backbone that made it gave it the source to ask."""
+    return source is not None and any(given is source for given in getattr(hook, "args", ()))
 
 
 def is_watched(module: nn.Module) -> bool:

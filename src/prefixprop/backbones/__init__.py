@@ -1,4 +1,4 @@
-"""Which encoders prefixes can be put on, one file per family."""
+"""Which encoders prefixes can be put on, one file per family, with what is to be known of each."""
 
 from __future__ import annotations
 
@@ -6,24 +6,34 @@ from torch import nn
 
 from prefixprop.backbones.base import Backbone
 from prefixprop.backbones.bert import BertBackbone, RobertaBackbone
+from prefixprop.backbones.facts import FamilyFacts
 from prefixprop.backbones.longformer import LongformerBackbone
 from prefixprop.backbones.modernbert import ModernBertBackbone
 
 FAMILIES: tuple[type[Backbone], ...] = (LongformerBackbone, RobertaBackbone, BertBackbone, ModernBertBackbone)
-SUPPORTED_MODEL_TYPES = tuple(sorted(name for family in FAMILIES for name in family.model_types))
+_BY_MODEL_TYPE = {name: family for family in FAMILIES for name in family.model_types}
+SUPPORTED_MODEL_TYPES = tuple(sorted(_BY_MODEL_TYPE))
+
+
+def family_of(model_type: str) -> type[FamilyFacts]:
+    """What is known of the models with this `config.model_type`; the usual where the family is none of ours."""
+    return _BY_MODEL_TYPE.get(model_type, FamilyFacts)
+
+
+def family_in(model: nn.Module) -> type[FamilyFacts]:
+    """The same of the encoder inside `model`, bare or under any head."""
+    return next((found for module in model.modules() if (found := _family(module)) is not None), FamilyFacts)
 
 
 def find_backbone(model: nn.Module) -> Backbone:
     """The encoder inside `model`, bare or under any head."""
     for module in model.modules():
-        config = getattr(module, "config", None)
-        if config is None or not (hasattr(module, "embeddings") and _has_layers(module)):
+        family = _family(module)
+        if family is None or not (hasattr(module, "embeddings") and _has_layers(module)):
             continue
-        for family in FAMILIES:
-            if getattr(config, "model_type", None) in family.model_types:
-                if getattr(config, "is_decoder", False):
-                    raise ValueError("Prefix methods here are for encoders; load the model with is_decoder=False.")
-                return family(module, model)
+        if getattr(module.config, "is_decoder", False):
+            raise ValueError("Prefix methods here are for encoders; load the model with is_decoder=False.")
+        return family(module, model)
     model_type = getattr(getattr(model, "config", None), "model_type", None) or type(model).__name__
     raise ValueError(
         f"prefixprop cannot put prefixes on a {model_type!r} model; use one of these model types: "
@@ -31,8 +41,12 @@ def find_backbone(model: nn.Module) -> Backbone:
     )
 
 
+def _family(module: nn.Module) -> type[Backbone] | None:
+    return _BY_MODEL_TYPE.get(getattr(getattr(module, "config", None), "model_type", ""))
+
+
 def _has_layers(module: nn.Module) -> bool:
     return hasattr(module, "encoder") or hasattr(module, "layers")
 
 
-__all__ = ["FAMILIES", "SUPPORTED_MODEL_TYPES", "Backbone", "find_backbone"]
+__all__ = ["FAMILIES", "SUPPORTED_MODEL_TYPES", "Backbone", "FamilyFacts", "family_in", "family_of", "find_backbone"]

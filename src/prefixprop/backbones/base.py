@@ -5,40 +5,31 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from prefixprop.attention.install import PrefixSource, Undo
+from prefixprop.attention.forwards import Undo
+from prefixprop.attention.install import PrefixSource
+from prefixprop.backbones.facts import FamilyFacts
 
 
-class RowSource(Protocol):
+class RowSource(PrefixSource, Protocol):
     """A method that puts rows in front of the sequence (Eq. 1), asked while the model runs."""
 
     def first_rows(self, states: Tensor) -> Tensor | None:
         """The rows in front of the embedded sequence `states`, [batch, j, hidden]; None if no adapter is active."""
 
-    def kept(self) -> tuple[int, bool]:
-        """How many rows these are, and whether the very first is kept, to be pooled."""
-
     def reserved_positions(self) -> int:
         """How many positions in front of the text are the prefix's own: none, but in layout `reference`."""
 
-    def enter_encoder(self, encoder: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
-        """A hook in front of an encoder: its arguments with the rows."""
 
-    def leave_encoder(self, encoder: nn.Module, args: tuple, output: Any) -> Any:
-        """A hook behind it: its output without the rows."""
-
-
-class Backbone(ABC):
+class Backbone(FamilyFacts, ABC):
     """An encoder seen through the places where prefixes enter and leave it.
 
     It only refers to the Hugging Face module (embeddings, layers); it owns no weights.
     """
-
-    model_types: ClassVar[frozenset[str]]
 
     def __init__(self, module: nn.Module, model: nn.Module) -> None:
         self.module: Any = module
@@ -72,13 +63,23 @@ class Backbone(ABC):
         return getattr(self.module, "pooler", None) is not None
 
     @property
+    def head_pools(self) -> bool:
+        """Whether a head on the model pools for itself: it reads the first row."""
+        return self.module is not self.model and not self.has_pooler
+
+    @property
     def head_size(self) -> int:
         return self.config.hidden_size // self.config.num_attention_heads
 
     @property
-    @abstractmethod
+    def head_takes_mean(self) -> bool:
+        """Whether the head pools by the mean of all rows."""
+        return False
+
+    @property
     def first_position(self) -> int:
         """Position of the first real token."""
+        return self.first_position_of(self.config)
 
     @property
     @abstractmethod
@@ -97,9 +98,19 @@ class Backbone(ABC):
     def attach_positions(self, reserved: Callable[[], int | None]) -> list[Undo]:
         """Let real tokens stand behind `reserved()` positions, and check that these suffice; None: no prefix now."""
 
-    @abstractmethod
     def attach(self, source: PrefixSource) -> list[Undo]:
-        """Make the attention of every layer listen to `source`; returns what undoes it."""
+        """Make the attention of every layer listen to `source`, and keep all of it out of the output.
+
+        Returns what undoes it. A family adds how its layers listen.
+        """
+        return [self.module.register_forward_hook(partial(self._leave, source)).remove]
+
+    def _leave(self, source: PrefixSource, _: nn.Module, args: tuple, output: Any) -> Any:
+        if not source.is_active():
+            return None
+        pooled_row = source.kept()[1]
+        # A head that pools for itself reads the first row, so there the pooled row stays.
+        return self.finish(output, pooled_row, drop_pooled_row=pooled_row and not self.head_pools)
 
     @abstractmethod
     def attach_rows(self, source: RowSource) -> list[Undo]:
@@ -222,10 +233,19 @@ class EncoderBackbone(Backbone):
         """Positions that the model will give to `input_ids`."""
 
     def attach_rows(self, source: RowSource) -> list[Undo]:
+        enter, leave = partial(self._enter_encoder, source), partial(self._leave_encoder, source)
         return [
-            self.encoder.register_forward_pre_hook(source.enter_encoder, with_kwargs=True).remove,
-            self.encoder.register_forward_hook(source.leave_encoder).remove,
+            self.encoder.register_forward_pre_hook(enter, with_kwargs=True).remove,
+            self.encoder.register_forward_hook(leave).remove,
         ]
+
+    def _enter_encoder(self, source: RowSource, _: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
+        rows = source.first_rows(args[0])
+        return None if rows is None else self.prepend(rows, args, kwargs)
+
+    def _leave_encoder(self, source: RowSource, _: nn.Module, args: tuple, output: Any) -> Any:
+        count, pooled_row = source.kept()
+        return self.keep_tokens(output, count, pooled_row) if count else None
 
     @abstractmethod
     def prepend(self, rows: Tensor, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
@@ -291,6 +311,10 @@ class RobertaPositions:
     """Positions counted over real tokens, starting behind the padding index."""
 
     embeddings: Any
+
+    @staticmethod
+    def first_position_of(config: Any) -> int:
+        return (config.pad_token_id or 0) + 1
 
     @property
     def first_position(self) -> int:

@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from prefixprop.attention.install import PrefixSource, Undo, replace_forward
+from prefixprop.attention.forwards import Undo, replace_forward
+from prefixprop.attention.install import PrefixSource
 from prefixprop.backbones.base import EncoderBackbone, RobertaPositions, without_prefix
 from prefixprop.backbones.dense_attention import mask_with_keys, mask_with_rows, split_attention, with_prefix
 
@@ -18,10 +19,6 @@ class BertBackbone(EncoderBackbone):
     """Positions from 0, as in BERT."""
 
     model_types: ClassVar[frozenset[str]] = frozenset({"bert", "electra", "ernie"})
-
-    @property
-    def first_position(self) -> int:
-        return 0
 
     def _count_positions(self, input_ids: Tensor) -> int:
         return input_ids.shape[1]
@@ -39,7 +36,7 @@ class BertBackbone(EncoderBackbone):
         return output
 
     def attach(self, source: PrefixSource) -> list[Undo]:
-        return [
+        return super().attach(source) + [
             replace_forward(layer.attention.self, partial(_prefixed_attention, source, index))
             for index, layer in enumerate(self.layers)
         ]

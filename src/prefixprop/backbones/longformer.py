@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import LongformerForSequenceClassification
 
-from prefixprop.attention.install import FastAttention, PrefixSource, Undo, replace_forward
+from prefixprop.attention.forwards import Undo, replace_forward
+from prefixprop.attention.install import FastAttention, PrefixSource
 from prefixprop.backbones.base import EncoderBackbone, RobertaPositions, without_prefix
 
 WHOLE_SEQUENCE_PROJECTIONS = ("query", "key", "value", "key_global", "value_global")
@@ -18,6 +19,8 @@ WHOLE_SEQUENCE_PROJECTIONS = ("query", "key", "value", "key_global", "value_glob
 
 class LongformerBackbone(RobertaPositions, EncoderBackbone):
     model_types: ClassVar[frozenset[str]] = frozenset({"longformer"})
+    lora_targets: ClassVar[tuple[str, ...]] = ("query", "value", "query_global", "value_global")
+    has_fast_attention: ClassVar[bool] = True
 
     def prepend(self, rows: Tensor, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         (hidden_states,), mask = args, kwargs["attention_mask"]
@@ -51,7 +54,7 @@ class LongformerBackbone(RobertaPositions, EncoderBackbone):
 
     def attach(self, source: PrefixSource) -> list[Undo]:
         attention = FastAttention.of(self.module)
-        undo: list[Undo] = [attention.listen_to(source)]
+        undo = [*super().attach(source), attention.listen_to(source)]
         if isinstance(self.model, LongformerForSequenceClassification):
             attention.serve(self.model)
         linears = [

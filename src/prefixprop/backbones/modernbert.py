@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from transformers.masking_utils import create_bidirectional_mask, create_bidirectional_sliding_window_mask
 from transformers.models.modernbert.modeling_modernbert import apply_rotary_pos_emb
 
-from prefixprop.attention.install import PrefixSource, Undo, replace_forward
+from prefixprop.attention.forwards import Undo, replace_forward
+from prefixprop.attention.install import PrefixSource
 from prefixprop.backbones.base import Backbone, RowSource, record_outputs, without_prefix
 from prefixprop.backbones.dense_attention import (
     attend,
@@ -33,6 +34,9 @@ ARGUMENTS = ("input_ids", "attention_mask", "position_ids", "inputs_embeds")
 
 class ModernBertBackbone(Backbone):
     model_types: ClassVar[frozenset[str]] = frozenset({"modernbert"})
+    hidden_dropout_fields: ClassVar[tuple[str, ...]] = ("embedding_dropout", "mlp_dropout", "classifier_dropout")
+    attention_dropout_fields: ClassVar[tuple[str, ...]] = ("attention_dropout",)
+    lora_targets: ClassVar[tuple[str, ...]] = ("Wqkv",)
 
     @property
     def word_embeddings(self) -> Any:
@@ -47,8 +51,8 @@ class ModernBertBackbone(Backbone):
         return list(self.module.layers)
 
     @property
-    def first_position(self) -> int:
-        return 0
+    def head_takes_mean(self) -> bool:
+        return self.config.classifier_pooling == "mean"
 
     @property
     def max_tokens(self) -> int:
@@ -62,7 +66,7 @@ class ModernBertBackbone(Backbone):
         return []  # only distances count, and no table ends anywhere
 
     def attach(self, source: PrefixSource) -> list[Undo]:
-        return [
+        return super().attach(source) + [
             replace_forward(layer.attn, partial(_prefixed_attention, source, index))
             for index, layer in enumerate(self.layers)
         ]

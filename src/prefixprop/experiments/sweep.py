@@ -141,8 +141,8 @@ def settle_finished(state: SweepState) -> None:
             if name not in state.outcomes and name not in state.running and state.is_finished(name):
                 if not state.has_documents(settings, name):
                     raise ValueError(
-                        f"{state.runs_dir / name} is a finished run with other documents than there are now, which cannot "
-                        "be compared with new ones; put those back, or choose another --runs-dir."
+                        f"{state.runs_dir / name} is a finished run with other documents than there are now, which "
+                        "cannot be compared with new ones; put those back, or choose another --runs-dir."
                     )
                 archived = state.archived.lines.get(name)
                 metrics = None if archived is None else archived["metrics"]

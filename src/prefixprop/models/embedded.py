@@ -75,6 +75,11 @@ class EmbeddedModel:
     max_length: int
     attention_window: int | None
 
+    @property
+    def model_type(self) -> str:
+        """The `config.model_type` of its models."""
+        return "roberta" if self.attention_window is None else "longformer"
+
     def __call__(self, task: str = "SEQ_CLS", **config_overrides: Any) -> PreTrainedModel:
         """Build a model for `task`: SEQ_CLS, TOKEN_CLS, QUESTION_ANS, or FEATURE_EXTRACTION for no head.
 

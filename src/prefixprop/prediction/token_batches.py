@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from prefixprop.models.attention_plans import without_cudnn
+from prefixprop.models.attention_without_cudnn import without_cudnn
 from prefixprop.tasks.document_batches import pad_documents
 from prefixprop.tasks.encoding import TokenIds
 

@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers import AutoTokenizer, LongformerModel, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from prefixprop.attention import install
+from prefixprop.backbones import family_in
 from prefixprop.choices import DEFAULT_BATCH_TOKENS
 from prefixprop.evaluation import Temperature
 from prefixprop.models.precision import hold_frozen_in_bfloat16
@@ -151,7 +152,7 @@ def load_run(run_dir: str | Path, device: str | torch.device | None = None) -> T
     label_names = None if settings.answers_questions else directory.read_labels()
     model = load_trained(run_dir, settings, tokenizer, label_names)
     # Which of the fast backends the run used says nothing about this machine.
-    if settings.attention_backend != "huggingface" and _has_longformer(model):
+    if settings.attention_backend != "huggingface" and family_in(model).has_fast_attention:
         install(model)
     place = _device(device)
     if place.type == "cuda" and settings.precision != "fp32":
@@ -173,10 +174,6 @@ def _checked_text(text: object, place: int) -> str:
     if not isinstance(text, str):
         raise TypeError(f"Document {place} of the list must be a text (str), got {type(text).__name__}.")
     return text
-
-
-def _has_longformer(model: Any) -> bool:
-    return any(isinstance(module, LongformerModel) for module in model.modules())
 
 
 def _load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:

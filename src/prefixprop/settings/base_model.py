@@ -15,8 +15,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from prefixprop.backbones import FAMILIES
-from prefixprop.backbones.base import RobertaPositions
+from prefixprop.backbones import FamilyFacts, family_of
 from prefixprop.choices import EMBEDDED_MODELS
 from prefixprop.models import candidate_scorer, load_default
 from prefixprop.models.embedded import EmbeddedModel
@@ -51,14 +50,15 @@ def load_base_model(settings: RunSettings, tokenizer: PreTrainedTokenizerBase | 
         source, its_own = load_default(long=settings.model == EMBEDDED_MODELS[0])
         tokenizer = its_own if tokenizer is None else tokenizer
         name, limit = source.name, source.max_length
-        overrides = _dropout(settings)
+        overrides = _dropout(settings, family_of(source.model_type))
     else:
         source = name = settings.model
         config = _load_remote(AutoConfig, source)
         if tokenizer is None:
             tokenizer = _load_remote(AutoTokenizer, source)
         limit = token_limit(config, tokenizer)
-        overrides = {key: value for key, value in _dropout(settings).items() if hasattr(config, key)}
+        dropout = _dropout(settings, family_of(config.model_type))
+        overrides = {key: value for key, value in dropout.items() if hasattr(config, key)}
     if settings.is_prefix_method and settings.layout == "reference" and settings.num_virtual_tokens:
         limit -= settings.num_virtual_tokens  # the released code shifts real tokens behind the prefix
     first_special_token = add_special_tokens(tokenizer) if settings.answers_questions else 0
@@ -88,9 +88,10 @@ def choose_max_length(settings: RunSettings, base: BaseModel) -> int:
     return settings.max_length
 
 
-def _dropout(settings: RunSettings) -> dict[str, Any]:
+def _dropout(settings: RunSettings, family: type[FamilyFacts]) -> dict[str, Any]:
     attention = settings.dropout if settings.attention_dropout is None else settings.attention_dropout
-    return {"hidden_dropout_prob": settings.dropout, "attention_probs_dropout_prob": attention}
+    hidden = dict.fromkeys(family.hidden_dropout_fields, settings.dropout)
+    return hidden | dict.fromkeys(family.attention_dropout_fields, attention)
 
 
 def _load_remote(kind: Any, name: str) -> Any:
@@ -125,11 +126,5 @@ def token_limit(config: Any, tokenizer: PreTrainedTokenizerBase) -> int:
     positions = getattr(config, "max_position_embeddings", None)
     limits = [tokenizer.model_max_length]
     if positions is not None:
-        # Families after RoBERTa count positions from behind the padding token's id.
-        offset = (config.pad_token_id or 0) + 1 if _counts_from_padding(config) else 0
-        limits.append(positions - offset)
+        limits.append(positions - family_of(config.model_type).first_position_of(config))
     return min(limits)
-
-
-def _counts_from_padding(config: Any) -> bool:
-    return any(config.model_type in family.model_types for family in FAMILIES if issubclass(family, RobertaPositions))

@@ -107,7 +107,7 @@ def _range_problem(value: float, limits: Limits) -> str | None:
 def _joint_problems(settings: RunSettings, processes: int) -> Iterator[str]:
     yield from _source_problems(settings)
     yield from _fold_problems(settings)
-    if settings.method == "lora" and not settings.lora_targets:
+    if settings.lora_targets == ():
         yield "--lora-targets: name at least one layer, such as query."
     if settings.keep_checkpoints and not settings.keep_weights:
         yield "--keep-checkpoints: checkpoints are weights, and --no-keep-weights keeps none; leave one of them out."

@@ -51,6 +51,10 @@ def _one_of(*choices: str) -> Limits:
     return Limits(choices=lambda: choices)
 
 
+# What version 0.1 recorded where no targets were given, for all families: it left out what a model lacked.
+_TARGETS_OF_0_1 = ("query", "value", "query_global", "value_global")
+
+
 def _by_task(name: str) -> str:
     """What the paper has for every task: `10, and 20 for hyperpartisan`."""
     usual = getattr(OWN_DOCUMENTS, name)
@@ -136,10 +140,8 @@ class RunSettings:
     lora_rank: int = _option(8, METHOD, "LoRA: its rank.", _COUNT)
     lora_alpha: float = _option(16.0, METHOD, "LoRA: its scale is this divided by the rank.", Limits(above=0))
     lora_dropout: float = _option(0.1, METHOD, "LoRA: its dropout.", _RATE)
-    lora_targets: tuple[str, ...] = _option(
-        ("query", "value", "query_global", "value_global"),
-        METHOD,
-        "LoRA: names of the layers it changes; those that the model lacks are left out.",
+    lora_targets: tuple[str, ...] | None = _option(
+        None, METHOD, "LoRA: names of the layers it changes; if not set, what is usual for the family of the model."
     )
 
     learning_rate: float | None = _option(
@@ -215,6 +217,8 @@ class RunSettings:
         for declared in fields(self):
             if isinstance(value := getattr(self, declared.name), list):
                 object.__setattr__(self, declared.name, tuple(value))
+        if self.lora_targets == _TARGETS_OF_0_1:
+            object.__setattr__(self, "lora_targets", None)
 
     @property
     def task_row(self) -> TaskSource:

@@ -20,7 +20,7 @@ from prefixprop.atomic_files import clear_leftovers, replacing_folder, write_jso
 from prefixprop.attention.backends import is_modern_gpu
 from prefixprop.counting import ParameterCount, count_parameters
 from prefixprop.evaluation import PredictionSet, fit_temperature, write_predictions
-from prefixprop.models.attention_plans import without_cudnn
+from prefixprop.models.attention_without_cudnn import without_cudnn
 from prefixprop.models.precision import hold_frozen_in_bfloat16
 from prefixprop.processes import is_main_process, process_count
 from prefixprop.runs.directory import DOCUMENTS, FINISHED, RunDirectory

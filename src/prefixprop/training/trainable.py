@@ -10,9 +10,10 @@ from typing import Any
 from peft import PeftConfig, PeftModel, TaskType, get_peft_model
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from transformers import LongformerModel, PreTrainedModel
+from transformers import PreTrainedModel
 
 from prefixprop.attention import install
+from prefixprop.backbones import family_in
 from prefixprop.models import CandidateScorer, adapt_candidate_scorer
 from prefixprop.settings.methods import ADAPTER, HEAD, HEAD_FILE, MODEL
 from prefixprop.settings.run_settings import RunSettings
@@ -21,8 +22,7 @@ from prefixprop.settings.run_settings import RunSettings
 def build_trainable(base: PreTrainedModel, settings: RunSettings) -> nn.Module:
     """The model that is trained: `base` as the method of the settings changes and freezes it."""
     model = _trainable(base, settings)
-    is_longformer = any(isinstance(module, LongformerModel) for module in model.modules())
-    if settings.attention_backend != "huggingface" and is_longformer:
+    if settings.attention_backend != "huggingface" and family_in(base).has_fast_attention:
         install(model, settings.attention_backend)
     elif settings.attention_backend not in ("auto", "huggingface"):
         raise ValueError(
@@ -64,12 +64,14 @@ def _trainable(base: PreTrainedModel, settings: RunSettings) -> nn.Module:
 
 
 def _with_lora_targets(base: PreTrainedModel, settings: RunSettings) -> RunSettings:
+    """The settings with the names of the layers that LoRA changes: the family's, unless they are given."""
     layers = {name.rpartition(".")[2] for name, module in base.named_modules() if isinstance(module, nn.Linear)}
-    targets = tuple(target for target in settings.lora_targets if target in layers)
-    if "lora_targets" in settings.method_row.options and not targets:
+    targets = family_in(base).lora_targets if settings.lora_targets is None else settings.lora_targets
+    lacking = [target for target in targets if target not in layers]
+    if lacking and "lora_targets" in settings.method_row.options:
         raise ValueError(
-            f"--lora-targets: this {base.config.model_type} has no layers of the names "
-            f"{', '.join(settings.lora_targets)}; it has {', '.join(sorted(layers))}."
+            f"--lora-targets: this {base.config.model_type} has no layers named {', '.join(lacking)}; it has "
+            f"{', '.join(sorted(layers))}."
         )
     return replace(settings, lora_targets=targets)
 

@@ -115,9 +115,7 @@ class PrefixTuner(BaseTuner):
     ) -> None:
         layer = getattr(target, LAYER_NAME, None)
         if layer is None:
-            backbone = find_backbone(self.model)
-            head_pools = backbone.module is not self.model and not backbone.has_pooler
-            layer = self.tuner_layer_cls(backbone, head_pools)
+            layer = self.tuner_layer_cls(find_backbone(self.model))
             self._trainable_before = [p for p in self.model.parameters() if p.requires_grad]
             layer.train(target.training)
             layer.attach()
@@ -239,7 +237,7 @@ def _check_fits(config: PrefixConfig, backbone: Backbone) -> None:
 
 
 def _check_pooling(config: PrefixConfig, model: nn.Module, backbone: Backbone) -> None:
-    takes_mean = getattr(model.config, "classifier_pooling", "cls") == "mean"  # ModernBERT's head
+    takes_mean = backbone.head_takes_mean
     head_pools = type(model).__name__.endswith("ForSequenceClassification") and not takes_mean
     if config.pooling == "prefix" and not (backbone.has_pooler or head_pools):
         raise ValueError(

@@ -10,7 +10,7 @@ import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 
-from prefixprop.attention.install import Undo
+from prefixprop.attention.forwards import Undo
 from prefixprop.attention.prefix import PrefixPart
 from prefixprop.backbones import Backbone
 from prefixprop.config import PrefixConfig
@@ -31,11 +31,10 @@ class PrefixLayer(nn.Module, BaseTunerLayer):
         active_adapters: list[str]
         disable_adapters: bool
 
-    def __init__(self, backbone: Backbone, head_pools: bool) -> None:
+    def __init__(self, backbone: Backbone) -> None:
         super().__init__()
         # Backbone is no module, so the encoder is not registered as a child of its own child.
         self.backbone = backbone
-        self.head_pools = head_pools
         self.settings: dict[str, PrefixConfig] = {}
         for name in self.adapter_layer_names:
             setattr(self, name, nn.ModuleDict())
@@ -145,6 +144,9 @@ class PrefixLayer(nn.Module, BaseTunerLayer):
 
     def prefix_rows(self) -> int:
         return 0
+
+    def kept(self) -> tuple[int, bool]:
+        return 0, False
 
     def pooled_row(self) -> int:
         return 0

@@ -9,13 +9,12 @@ The prefix rows pass through attention and feed-forward like any other row; in L
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from prefixprop.attention.watching import is_output_watched
-from prefixprop.backbones.base import EncoderBackbone
 from prefixprop.config import PrefixConfig, PrefixPeftType
 from prefixprop.tuners.base import PrefixTuner
 from prefixprop.tuners.layer import PrefixLayer
@@ -39,10 +38,7 @@ class PropagationLayer(PrefixLayer):
 
     def attach(self) -> None:
         super().attach()
-        self._undo += [
-            *self.backbone.attach_rows(self),
-            self.backbone.module.register_forward_hook(self._leave_backbone).remove,
-        ]
+        self._undo += self.backbone.attach_rows(self)
         for index, layer in enumerate(self.backbone.layers[1:], start=1):
             hook = partial(self._enter_layer, index)
             self._undo.append(layer.register_forward_pre_hook(hook).remove)
@@ -69,15 +65,6 @@ class PropagationLayer(PrefixLayer):
         active = self.active_prefix()
         return (0, False) if active is None else (active[1].num_virtual_tokens, active[1].pooling == "prefix")
 
-    def enter_encoder(self, encoder: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
-        rows = self.first_rows(args[0])
-        return None if rows is None else cast(EncoderBackbone, self.backbone).prepend(rows, args, kwargs)
-
-    def leave_encoder(self, encoder: nn.Module, args: tuple, output: Any) -> Any:
-        if not self.is_active():
-            return None
-        return cast(EncoderBackbone, self.backbone).keep_tokens(output, *self.kept())
-
     def _enter_layer(self, index: int, layer: Any, args: tuple) -> tuple | None:
         active = self.active_prefix()
         if active is None:
@@ -92,14 +79,6 @@ class PropagationLayer(PrefixLayer):
         again = layer.training and getattr(layer, "gradient_checkpointing", False)
         is_seen = len(layer._forward_pre_hooks) > 1 or is_output_watched(self.backbone.layers[index - 1])
         return not (again or is_seen)
-
-    def _leave_backbone(self, _: nn.Module, args: tuple, output: Any) -> Any:
-        active = self.active_prefix()
-        if active is None:
-            return None
-        pooled_row = active[1].pooling == "prefix"
-        # A head that pools for itself reads the first row, so there the pooled row stays.
-        return self.backbone.finish(output, pooled_row, drop_pooled_row=pooled_row and not self.head_pools)
 
 
 def _add(states: Tensor, rows: Tensor) -> Tensor:

@@ -5,9 +5,7 @@ No rows are added. In Longformer local and global rows see the same P_k and P_v,
 
 from __future__ import annotations
 
-from typing import Any
-
-from torch import Tensor, nn
+from torch import Tensor
 
 from prefixprop.config import PrefixConfig, PrefixPeftType
 from prefixprop.tuners.base import PrefixTuner
@@ -32,13 +30,6 @@ class TuningLayer(PrefixLayer):
             return None
         keys, values = active[0].layer(layer, batch).unbind(1)
         return keys, values
-
-    def attach(self) -> None:
-        super().attach()
-        self._undo.append(self.backbone.module.register_forward_hook(self._leave_backbone).remove)
-
-    def _leave_backbone(self, _: nn.Module, args: tuple, output: Any) -> Any:
-        return self.backbone.finish(output, False, drop_pooled_row=False) if self.is_active() else None
 
 
 class PrefixTuningModel(PrefixTuner):

@@ -14,12 +14,12 @@ pytest.importorskip("triton")
 SCRIPT = Path(__file__).with_name("compile_kernels.py")
 KERNELS = """
 _differentiate DROPOUT=True
-_hidden_part DROPOUT=False
-_hidden_part DROPOUT=True
-_hidden_part_backward DROPOUT=True
 _list_tokens
 _normalise DROPOUT=False
 _normalise DROPOUT=True
+_prefix_part DROPOUT=False
+_prefix_part DROPOUT=True
+_prefix_part_backward DROPOUT=True
 band_keys DROPOUT=True
 far_keys DROPOUT=True
 global_rows BACKWARD=False DROPOUT=False

@@ -45,8 +45,8 @@ def test_prefix_keys_and_values(case: Case) -> None:
 
 
 @settings(max_examples=4)
-@given(case=cases(hidden=5))
-def test_hidden_rows(case: Case) -> None:
+@given(case=cases(outside=5))
+def test_rows_outside_the_softmax(case: Case) -> None:
     """Rows that are keys to nobody (Eq. 3), without the part that stands for them and with it."""
     case = case._replace(kept=[max(count, 1) for count in case.kept])  # who sees nobody has no attention to compare
     layer = layer_of(case)
@@ -57,7 +57,7 @@ def test_hidden_rows(case: Case) -> None:
 
 def test_prefix_keys_outside_the_softmax() -> None:
     """Eq. 3 of prefix-tuning."""
-    layer = layer_of(Case(21, 8, 2, 16, [21, 13], False, ["question", "none"], prefix=5, hidden=0, seed=1))
+    layer = layer_of(Case(21, 8, 2, 16, [21, 13], False, ["question", "none"], prefix=5, outside=0, seed=1))
     exact = results(layer, part=kernel_attention, dtype=torch.float64)
     assert_close(results(layer, triton_backend, kernel_attention), exact)
     inside = results(layer, triton_backend)
@@ -65,14 +65,14 @@ def test_prefix_keys_outside_the_softmax() -> None:
 
 
 def test_rows_that_see_nobody_stay_finite() -> None:
-    layer = layer_of(Case(9, 4, 1, 16, [0, 9], False, ["none", "first"], prefix=0, hidden=3, seed=0))
+    layer = layer_of(Case(9, 4, 1, 16, [0, 9], False, ["none", "first"], prefix=0, outside=3, seed=0))
     for tensor in results(layer, triton_backend, kernel_attention).values():
         assert torch.isfinite(tensor).all()
 
 
 DENSE = [
-    Case(37, 8, 2, 32, [37, 20], False, ["question", "scattered"], prefix=0, hidden=0, seed=0),
-    Case(23, 64, 3, 16, [23, 11], True, ["all", "first"], prefix=3, hidden=0, seed=1),
+    Case(37, 8, 2, 32, [37, 20], False, ["question", "scattered"], prefix=0, outside=0, seed=0),
+    Case(23, 64, 3, 16, [23, 11], True, ["all", "first"], prefix=3, outside=0, seed=1),
 ]
 
 
@@ -102,7 +102,7 @@ def dense_results(layer: Layer) -> dict[str, Tensor]:
 
 
 def test_half_precision_is_no_worse_than_the_plain_backend() -> None:
-    layer = layer_of(Case(29, 8, 2, 32, [29, 13], False, ["question", "none"], prefix=5, hidden=0, seed=1))
+    layer = layer_of(Case(29, 8, 2, 32, [29, 13], False, ["question", "none"], prefix=5, outside=0, seed=1))
     exact = results(layer, dtype=torch.float64)
     ours, plain = (results(layer, backend, dtype=torch.float16) for backend in (triton_backend, sliding_window))
     assert all(tensor.dtype == torch.float16 for tensor in ours.values())
@@ -111,7 +111,7 @@ def test_half_precision_is_no_worse_than_the_plain_backend() -> None:
 
 
 def test_probabilities_that_are_asked_for_are_those_of_the_plain_backend() -> None:
-    layer = layer_of(Case(21, 8, 2, 16, [21, 13], False, ["question", "none"], prefix=0, hidden=0, seed=0))
+    layer = layer_of(Case(21, 8, 2, 16, [21, 13], False, ["question", "none"], prefix=0, outside=0, seed=0))
     module, states, pattern, *_ = layer
     found = triton_backend.longformer_self_attention(module, states, pattern, output_attentions=True)
     expected = sliding_window.longformer_self_attention(module, states, pattern, output_attentions=True)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from prefixprop.attention.gpu import frozen_tail, hidden_rows, launch
+from prefixprop.attention.gpu import frozen_tail, launch, prefix_part
 from prefixprop.attention.gpu.frozen_tail import Dropout, KeptTail, TailWeights, is_frozen
 from prefixprop.attention.gpu.kernel import function
 from prefixprop.attention.gpu.launch import ALL_ROWS, Shape, Words
@@ -53,7 +53,7 @@ def frozen_layer(
     learning_rows: int = ALL_ROWS,
 ) -> Tensor:
     """`pattern` is what the attention's operators take: a DevicePattern, Words and a Shape, spelt out; `part_weight`
-    is the α of a part for hidden rows (see `hidden_rows`), if there is one. Of `states`, the first `learning_rows`
+    is the α of a part for prefix rows (see `prefix_part`), if there is one. Of `states`, the first `learning_rows`
     rows get their gradient, which are global then; the others get something that nobody may read."""
     keeps = torch.is_grad_enabled() and (states.requires_grad or prefix.requires_grad)
     dropout = Dropout.draw(layer, states)
@@ -77,7 +77,7 @@ def _forward(states: Tensor, prefix: Tensor, *arguments: Any) -> tuple[Tensor, t
     launch.project_rows(states, weights.query_global, weights.query_global_bias, pattern.tokens, pattern.facts, near)
     far = project(states, weights.projections[3 * width :], weights.projections_bias[3 * width :], prefix)
     rows, log_totals = launch.forward(near, far, pattern, words, shape)
-    summed = rows if not part_weight else hidden_rows.add_part(rows, near, far, pattern, words, shape, part_weight)
+    summed = rows if not part_weight else prefix_part.add_part(rows, near, far, pattern, words, shape, part_weight)
     del far  # backward makes it again
     output, kept = frozen_tail.forward(summed, states, tail, dropout, epsilon, keeps)
     return output, (near, rows, log_totals, *kept)
@@ -92,7 +92,7 @@ def _backward(ctx: Any, gradient: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
     far = project(states, weights.projections[3 * width :], weights.projections_bias[3 * width :], prefix)
     results = launch.backward(for_rows, rows, log_totals, near, far, pattern, words, shape, learning)
     if part_weight:
-        hidden_rows.add_gradients(for_rows, near, far, pattern, words, shape, part_weight, results)
+        prefix_part.add_gradients(for_rows, near, far, pattern, words, shape, part_weight, results)
     for_near, for_far, for_query = results
     count = batch * length
     result = for_states.view(-1, width)

@@ -75,10 +75,10 @@ def receive_local(
     return for_key, for_value
 
 
-@triton.jit(do_not_specialize=["length", "hidden", "reach", "least"])
+@triton.jit(do_not_specialize=["length", "outside", "reach", "least"])
 def band_keys(
     near, kind, facts, row_words, column_words, gradient, log_totals, deltas, for_near,
-    length, hidden, reach, scale, least, growth, plain_scale,
+    length, outside, reach, scale, least, growth, plain_scale,
     HEADS: tl.constexpr, SIZE: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     PRECISION: tl.constexpr, DROPOUT: tl.constexpr,
@@ -107,7 +107,7 @@ def band_keys(
             STRIDE, WIDTH, SIZE, BLOCK_D, BLOCK_M, True, PRECISION, DROPOUT,
         )  # fmt: skip
     results = for_near + here * STRIDE + head * SIZE
-    not_listed = (column < length) & ((column_kind != GLOBAL) | (column < hidden))
+    not_listed = (column < length) & ((column_kind != GLOBAL) | (column < outside))
     store_rows(results + WIDTH, column, not_listed, for_key * plain_scale, STRIDE, SIZE, BLOCK_D)
     store_rows(results + 2 * WIDTH, column, not_listed, for_value, STRIDE, SIZE, BLOCK_D)
 
@@ -170,10 +170,10 @@ def listed_keys(
             store_rows(results + 2 * WIDTH, key_row, inside, for_value, STRIDE, SIZE, BLOCK_D)
 
 
-@triton.jit(do_not_specialize=["length", "prefix", "prefix_start", "hidden", "least"])
+@triton.jit(do_not_specialize=["length", "prefix", "prefix_start", "outside", "least"])
 def far_keys(
     near, far, kind, tokens, facts, row_words, column_words, gradient, log_totals, deltas, for_far,
-    length, prefix, prefix_start, hidden, scale, least, growth, plain_scale,
+    length, prefix, prefix_start, outside, scale, least, growth, plain_scale,
     HEADS: tl.constexpr, SIZE: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_G: tl.constexpr, BLOCK_N: tl.constexpr,
     PRECISION: tl.constexpr, DROPOUT: tl.constexpr,
@@ -193,7 +193,7 @@ def far_keys(
         place = tile * BLOCK_N + tl.arange(0, BLOCK_N)
         inside = place < length
         key_row = here + place
-        seen = tl.load(kind + key_row, mask=inside & (place >= hidden), other=MASKED) != MASKED
+        seen = tl.load(kind + key_row, mask=inside & (place >= outside), other=MASKED) != MASKED
     else:
         place = (tile - tiles) * BLOCK_N + tl.arange(0, BLOCK_N)
         inside = place < prefix

@@ -29,7 +29,7 @@ class Shape(NamedTuple):
     size: int
     reach: int
     prefix: int  # keys (Eq. 2)
-    hidden: int  # rows that are keys to nobody (Eq. 3)
+    outside: int  # prefix rows outside the softmax, keys to nobody (Eq. 3)
     dropout: float
 
 
@@ -119,7 +119,7 @@ def _global_rows(
     _GLOBAL_ROWS(
         (shares, lanes),
         (near, far, *pattern[:4], *words, *tensors, parts, pattern.arrivals),
-        (pattern.kind.shape[1], pattern.listed.shape[1], shape.prefix, shape.hidden, *factors(shape)),
+        (pattern.kind.shape[1], pattern.listed.shape[1], shape.prefix, shape.outside, *factors(shape)),
         BACKWARD=backward,
         SHARES=shares,
         **constants,
@@ -132,7 +132,7 @@ def _band_keys(near: Tensor, pattern: DevicePattern, words: Words, shape: Shape,
     _BAND_KEYS(
         (_tiles_of(length, constants["BLOCK_N"]), batch * shape.heads),
         (near, pattern.kind, pattern.facts, *words, *tensors),
-        (length, shape.hidden, shape.reach, *factors(shape)),
+        (length, shape.outside, shape.reach, *factors(shape)),
         **constants,
     )
 
@@ -160,7 +160,7 @@ def _far_keys(
     _FAR_KEYS(
         (key_tiles, batch * shape.heads),
         (near, far, pattern.kind, pattern.tokens, pattern.facts, *words, *tensors),
-        (length, shape.prefix, batch * length, shape.hidden, *factors(shape)),
+        (length, shape.prefix, batch * length, shape.outside, *factors(shape)),
         **constants,
     )
 

@@ -24,7 +24,7 @@ def longformer_attention_forward(
     states: Tensor, weight: Tensor, bias: Tensor, query_weight: Tensor, query_bias: Tensor, prefix: Tensor,
     kind: Tensor, tokens: Tensor, listed: Tensor, facts: Tensor, arrivals: Tensor,
     row_words: Tensor, column_words: Tensor,
-    heads: int, size: int, reach: int, prefix_keys: int, hidden: int, dropout: float,
+    heads: int, size: int, reach: int, prefix_keys: int, outside: int, dropout: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Attention from a layer's states [batch, length, width].
 
@@ -37,7 +37,7 @@ def longformer_attention_forward(
     near = project(states, weight[: 3 * width], bias[: 3 * width], prefix)
     launch.project_rows(states, query_weight, query_bias, tokens, facts, near)
     far = project(states, weight[3 * width :], bias[3 * width :], prefix)
-    shape = Shape(heads, size, reach, prefix_keys, hidden, dropout)
+    shape = Shape(heads, size, reach, prefix_keys, outside, dropout)
     output, log_totals = launch.forward(near, far, pattern, words, shape)
     return output, near, log_totals
 
@@ -98,11 +98,11 @@ def attend_forward(
     near: Tensor, far: Tensor,
     kind: Tensor, tokens: Tensor, listed: Tensor, facts: Tensor, arrivals: Tensor,
     row_words: Tensor, column_words: Tensor,
-    heads: int, size: int, reach: int, prefix_keys: int, hidden: int, dropout: float,
+    heads: int, size: int, reach: int, prefix_keys: int, outside: int, dropout: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The same from projections that were made elsewhere (something is wrapped around them, or wants them too)."""
     pattern, words = DevicePattern(kind, tokens, listed, facts, arrivals), Words(row_words, column_words)
-    return launch.forward(near, far, pattern, words, Shape(heads, size, reach, prefix_keys, hidden, dropout))
+    return launch.forward(near, far, pattern, words, Shape(heads, size, reach, prefix_keys, outside, dropout))
 
 
 def attend_keep(ctx: Any, inputs: tuple, output: tuple) -> None:
@@ -131,10 +131,10 @@ def _attention_gradients(
     gradient: Tensor, output: Tensor, log_totals: Tensor, near: Tensor, far: Tensor,
     kind: Tensor, tokens: Tensor, listed: Tensor, facts: Tensor, arrivals: Tensor,
     row_words: Tensor, column_words: Tensor,
-    heads: int, size: int, reach: int, prefix_keys: int, hidden: int, dropout: float,
+    heads: int, size: int, reach: int, prefix_keys: int, outside: int, dropout: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     pattern, words = DevicePattern(kind, tokens, listed, facts, arrivals), Words(row_words, column_words)
-    shape = Shape(heads, size, reach, prefix_keys, hidden, dropout)
+    shape = Shape(heads, size, reach, prefix_keys, outside, dropout)
     return launch.backward(gradient, output, log_totals, near, far, pattern, words, shape)
 
 

@@ -34,26 +34,26 @@ class DevicePattern(NamedTuple):
     @classmethod
     def of(cls, pattern: AttentionPattern, prefix_keys: int, heads: int) -> DevicePattern:
         make = _compiled_make if torch.compiler.is_compiling() else _make
-        return cls(*make(pattern.is_masked, pattern.is_global, prefix_keys, pattern.hidden_rows, heads))
+        return cls(*make(pattern.is_masked, pattern.is_global, prefix_keys, pattern.rows_outside_softmax, heads))
 
 
 def _make(
-    is_masked: Tensor, is_global: Tensor, prefix_keys: int, hidden_rows: int, heads: int
+    is_masked: Tensor, is_global: Tensor, prefix_keys: int, rows_outside_softmax: int, heads: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    made = _shapes(is_masked, is_global, prefix_keys, hidden_rows, heads)
+    made = _shapes(is_masked, is_global, prefix_keys, rows_outside_softmax, heads)
     made[4].zero_()
     batch, length = is_masked.shape
     _LIST_TOKENS(
         (batch,),
         (is_masked.contiguous().view(torch.int8), is_global.contiguous().view(torch.int8), *made[:4]),
-        (batch, length, prefix_keys, hidden_rows),
+        (batch, length, prefix_keys, rows_outside_softmax),
         BLOCK=16 if INTERPRETED else 1024,
     )
     return made
 
 
 def _shapes(
-    is_masked: Tensor, is_global: Tensor, prefix_keys: int, hidden_rows: int, heads: int
+    is_masked: Tensor, is_global: Tensor, prefix_keys: int, rows_outside_softmax: int, heads: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     batch, length = is_masked.shape
     shares = 3 if INTERPRETED else SHARES  # the interpreter runs one after the other
@@ -66,9 +66,9 @@ def _shapes(
     )
 
 
-@triton.jit(do_not_specialize=["batch", "length", "prefix", "hidden"])
+@triton.jit(do_not_specialize=["batch", "length", "prefix", "outside"])
 def _list_tokens(
-    is_masked, is_global, kinds, tokens, listed, facts, batch, length, prefix, hidden, BLOCK: tl.constexpr
+    is_masked, is_global, kinds, tokens, listed, facts, batch, length, prefix, outside, BLOCK: tl.constexpr
 ):
     example = tl.program_id(0)
     here = example.to(tl.int64) * length
@@ -87,7 +87,7 @@ def _list_tokens(
         kind = tl.where(masked, MASKED, tl.where(everywhere, GLOBAL, LOCAL))
         tl.store(kinds + here + place, kind.to(tl.int8), mask=inside)
         tl.store(tokens + token_count + tl.cumsum(everywhere.to(tl.int32), 0) - 1, place, mask=everywhere)
-        is_listed = everywhere & (place >= hidden)
+        is_listed = everywhere & (place >= outside)
         slot = listed_count + tl.cumsum(is_listed.to(tl.int32), 0) - 1
         tl.store(listed + slot, example * length + place, mask=is_listed)
         token_count += tl.sum(everywhere.to(tl.int32), 0)

@@ -119,10 +119,10 @@ def local_rows(
         tl.store(log_totals + there + row, carried_too + tl.log2(total), mask=is_local)
 
 
-@triton.jit(do_not_specialize=["length", "most_listed", "prefix", "hidden", "least"])
+@triton.jit(do_not_specialize=["length", "most_listed", "prefix", "outside", "least"])
 def global_rows(
     near, far, kind, tokens, listed, facts, row_words, column_words, output, log_totals, deltas, gradient, for_query,
-    parts_left, arrivals, length, most_listed, prefix, hidden, scale, least, growth, plain_scale,
+    parts_left, arrivals, length, most_listed, prefix, outside, scale, least, growth, plain_scale,
     HEADS: tl.constexpr, SIZE: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_G: tl.constexpr, BLOCK_N: tl.constexpr, SHARES: tl.constexpr,
     PRECISION: tl.constexpr, DROPOUT: tl.constexpr, BACKWARD: tl.constexpr,
@@ -163,7 +163,7 @@ def global_rows(
         )  # fmt: skip
         result, carried, carried_too = visit_sequence(
             query, upstream, result, carried, carried_too, words, row, far + here * 2 * WIDTH + head * SIZE,
-            column_words + here, kind + here, low, high, 0, 0, hidden, 0, scale, least, growth,
+            column_words + here, kind + here, low, high, 0, 0, outside, 0, scale, least, growth,
             2 * WIDTH, WIDTH, SIZE, BLOCK_D, BLOCK_N, False, PRECISION, DROPOUT, BACKWARD,
         )  # fmt: skip
         # Each branch writes for itself: Triton 3.8 and 3.9 fail to compile tensors that come out of nested branches.

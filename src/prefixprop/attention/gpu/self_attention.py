@@ -12,10 +12,10 @@ from prefixprop.attention.global_rows import is_plain, split_heads
 from prefixprop.attention.gpu.dropout import draw_words
 from prefixprop.attention.gpu.frozen_layer import attention_weights_of, frozen_layer
 from prefixprop.attention.gpu.frozen_tail import frozen_tail, tail_weights_of
-from prefixprop.attention.gpu.hidden_rows import MOST_ROWS
 from prefixprop.attention.gpu.launch import ALL_ROWS
 from prefixprop.attention.gpu.operator import attend, longformer_attention
 from prefixprop.attention.gpu.pattern import DevicePattern
+from prefixprop.attention.gpu.prefix_part import MOST_ROWS
 from prefixprop.attention.gpu.residual_norm import residual_norm
 from prefixprop.attention.pattern import AttentionPattern
 from prefixprop.attention.prefix import PrefixedKeys, PrefixPart, add_prefix_part
@@ -82,7 +82,7 @@ def whole_layer(
         return None
     hidden_states = hidden_states.to(dtype)  # autocast has float32 in front of the first layer
     # Outside the softmax, only rows of the sequence are met in one piece, no trained keys (Eq. 2).
-    if part_weight == 0 or (part_weight is not None and 0 < pattern.hidden_rows <= MOST_ROWS):
+    if part_weight == 0 or (part_weight is not None and 0 < pattern.rows_outside_softmax <= MOST_ROWS):
         weights = attention_weights_of(layer, dtype)
         if weights is not None:
             prefix, own = prefixed_keys(), layer.attention.self
@@ -123,7 +123,7 @@ def _arguments(module: Any, pattern: AttentionPattern, prefix: PrefixedKeys | No
         module.head_dim,
         module.one_sided_attn_window_size,
         prefix_keys,
-        pattern.hidden_rows,
+        pattern.rows_outside_softmax,
         float(dropout),
     )
 

@@ -99,11 +99,11 @@ def visit_rows(
 @triton.jit
 def visit_sequence(
     query, gradient, result, first, second, row_words, row, keys, column_words, kind, low, high, inner_low,
-    inner_high, hidden, reach, scale, least, growth,
+    inner_high, outside, reach, scale, least, growth,
     STRIDE: tl.constexpr, WIDTH: tl.constexpr, SIZE: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr,
     BAND: tl.constexpr, PRECISION: tl.constexpr, DROPOUT: tl.constexpr, BACKWARD: tl.constexpr,
 ):  # fmt: skip
-    """Meet the tokens from `low` to `high`: local ones in reach (BAND), or all that are no padding and not hidden.
+    """Meet the tokens from `low` to `high`: local ones in reach (BAND), or all that are no padding and not `outside`.
 
     Tiles of a band between `inner_low` and `inner_high` are in every row's reach.
     """
@@ -113,7 +113,7 @@ def visit_sequence(
         if BAND:
             seen = tl.load(kind + column, mask=inside, other=GLOBAL) == LOCAL
         else:
-            seen = tl.load(kind + column, mask=inside & (column >= hidden), other=MASKED) != MASKED
+            seen = tl.load(kind + column, mask=inside & (column >= outside), other=MASKED) != MASKED
         key = load_rows(keys, column, inside, STRIDE, SIZE, BLOCK_D)
         value = load_rows(keys + WIDTH, column, inside, STRIDE, SIZE, BLOCK_D)
         words = tl.load(column_words + column, mask=inside, other=0) if DROPOUT else column

@@ -1,4 +1,4 @@
-"""Finding the model that a run starts from."""
+"""Code that comes with a model is never run."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Attention to the prefix rows outside the softmax (Eq. 3), for the kernel `exp` and a fixed α.
 
 With that kernel the second part of Eq. 3 is a softmax over the prefix rows alone, α · softmax(q Pₖᵀ / √d) Pᵥ. The
-prefix rows are the `hidden` ones at the front, which no other row sees in its own softmax; global rows see them
-through their own keys and values.
+`count` prefix rows at the front are keys in nobody's softmax; global rows see them through their own keys and
+values.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ SHARES = 8  # programs that divide the rows of an example's head, where they add
 def add_part(
     rows: Tensor, near: Tensor, far: Tensor, pattern: DevicePattern, words: Words, shape: Shape, weight: float
 ) -> Tensor:
-    """`rows`, which are attention's, with `weight` times the attention to the hidden rows; padding stays zero."""
+    """`rows`, which are attention's, with `weight` times the attention to the prefix rows; padding stays zero."""
     batch, length = pattern.kind.shape
     constants = _constants(shape, near)
     summed = torch.empty_like(rows)
-    _HIDDEN_PART(
+    _PREFIX_PART(
         (-(-length // constants["BLOCK_M"]), batch * shape.heads),
         (near, far, pattern.kind, *words, rows, summed),
-        (length, shape.hidden, *launch.factors(shape)[:3], weight),
+        (length, shape.outside, *launch.factors(shape)[:3], weight),
         **constants,
     )
     return summed
@@ -58,16 +58,17 @@ def add_gradients(
     constants = _constants(shape, near)
     tile = (constants["BLOCK_J"], constants["BLOCK_D"])
     parts = near.new_empty(SHARES, batch, shape.heads, 4, *tile, dtype=torch.float32)
-    _HIDDEN_PART_BACKWARD(
+    _PREFIX_PART_BACKWARD(
         (SHARES, batch * shape.heads),
         (near, far, pattern.kind, *words, gradient, for_near, for_query, parts),
-        (length, shape.hidden, *launch.factors(shape), weight),
+        (length, shape.outside, *launch.factors(shape), weight),
         SHARES=SHARES,
         **constants,
     )
-    summed = parts.sum(dim=0)[..., : shape.hidden, : shape.size].permute(0, 3, 2, 1, 4).flatten(3)  # [batch, j, 4, W]
-    for_near.view(batch, length, 3, -1)[:, : shape.hidden, 1:] += summed[:, :, :2]
-    for_far.view(batch, length, 2, -1)[:, : shape.hidden] += summed[:, :, 2:]
+    summed = parts.sum(dim=0)[..., : shape.outside, : shape.size]
+    summed = summed.permute(0, 3, 2, 1, 4).flatten(3)  # [batch, j, 4, W]
+    for_near.view(batch, length, 3, -1)[:, : shape.outside, 1:] += summed[:, :, :2]
+    for_far.view(batch, length, 2, -1)[:, : shape.outside] += summed[:, :, 2:]
 
 
 def _constants(shape: Shape, near: Tensor) -> dict[str, Any]:
@@ -76,7 +77,7 @@ def _constants(shape: Shape, near: Tensor) -> dict[str, Any]:
         "SIZE": shape.size,
         "BLOCK_D": max(16, 1 << (shape.size - 1).bit_length()),
         "BLOCK_M": 16 if INTERPRETED else 64,
-        "BLOCK_J": max(16, 1 << (shape.hidden - 1).bit_length()),
+        "BLOCK_J": max(16, 1 << (shape.outside - 1).bit_length()),
         "PRECISION": launch.precision(near.dtype),
         "DROPOUT": shape.dropout > 0,
     }
@@ -84,12 +85,12 @@ def _constants(shape: Shape, near: Tensor) -> dict[str, Any]:
 
 @triton.jit
 def _probabilities(
-    query, keys, hidden, scale,
+    query, keys, count, scale,
     STRIDE: tl.constexpr, SIZE: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_J: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Of each hidden row, for each query, and the hidden rows' keys."""
+    """Of each prefix row, for each query, and the prefix rows' keys."""
     place = tl.arange(0, BLOCK_J)
-    inside = place < hidden
+    inside = place < count
     key = load_rows(keys, place, inside, STRIDE, SIZE, BLOCK_D)
     scored = score(query, key, tl.where(inside, 0.0, UNSEEN), scale, PRECISION)
     grown = tl.exp2(scored - tl.max(scored, axis=1)[:, None])
@@ -98,22 +99,22 @@ def _probabilities(
 
 @triton.jit
 def _attended(
-    query, keys, words, column_words, hidden, scale, least, growth,
+    query, keys, words, column_words, count, scale, least, growth,
     STRIDE: tl.constexpr, WIDTH: tl.constexpr, SIZE: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_J: tl.constexpr,
     PRECISION: tl.constexpr, DROPOUT: tl.constexpr,
 ):  # fmt: skip
     place = tl.arange(0, BLOCK_J)
-    value = load_rows(keys + WIDTH, place, place < hidden, STRIDE, SIZE, BLOCK_D)
-    weights, _ = _probabilities(query, keys, hidden, scale, STRIDE, SIZE, BLOCK_D, BLOCK_J, PRECISION)
+    value = load_rows(keys + WIDTH, place, place < count, STRIDE, SIZE, BLOCK_D)
+    weights, _ = _probabilities(query, keys, count, scale, STRIDE, SIZE, BLOCK_D, BLOCK_J, PRECISION)
     if DROPOUT:
-        column = tl.load(column_words + place, mask=place < hidden, other=0)
+        column = tl.load(column_words + place, mask=place < count, other=0)
         weights = tl.where(is_kept(words[:, None], column[None, :], least), weights * growth, 0.0)
     return tl.dot(weights.to(value.dtype), value, input_precision=PRECISION)
 
 
-@triton.jit(do_not_specialize=["length", "hidden", "least"])
-def _hidden_part(
-    near, far, kind, row_words, column_words, rows, summed, length, hidden, scale, least, growth, weight,
+@triton.jit(do_not_specialize=["length", "count", "least"])
+def _prefix_part(
+    near, far, kind, row_words, column_words, rows, summed, length, count, scale, least, growth, weight,
     HEADS: tl.constexpr, SIZE: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_J: tl.constexpr,
     PRECISION: tl.constexpr, DROPOUT: tl.constexpr,
 ):  # fmt: skip
@@ -127,12 +128,12 @@ def _hidden_part(
     query = load_rows(queries, row, row < length, 3 * WIDTH, SIZE, BLOCK_D)
     words = tl.load(row_words + there + row, mask=row < length, other=0) if DROPOUT else row
     added = _attended(
-        query, queries + WIDTH, words, column_words + here, hidden, scale, least, growth,
+        query, queries + WIDTH, words, column_words + here, count, scale, least, growth,
         3 * WIDTH, WIDTH, SIZE, BLOCK_D, BLOCK_J, PRECISION, DROPOUT,
     )  # fmt: skip
     if tl.max((row_kind == GLOBAL).to(tl.int32), axis=0) > 0:
         theirs = _attended(
-            query, far + here * 2 * WIDTH + head * SIZE, words, column_words + here, hidden, scale, least, growth,
+            query, far + here * 2 * WIDTH + head * SIZE, words, column_words + here, count, scale, least, growth,
             2 * WIDTH, WIDTH, SIZE, BLOCK_D, BLOCK_J, PRECISION, DROPOUT,
         )  # fmt: skip
         added = tl.where((row_kind == GLOBAL)[:, None], theirs, added)
@@ -144,18 +145,18 @@ def _hidden_part(
 
 @triton.jit
 def _differentiate(
-    query, upstream, keys, words, column_words, hidden, scale, least, growth, plain_scale,
+    query, upstream, keys, words, column_words, count, scale, least, growth, plain_scale,
     STRIDE: tl.constexpr, WIDTH: tl.constexpr, SIZE: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_J: tl.constexpr,
     PRECISION: tl.constexpr, DROPOUT: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of the queries, and of the hidden rows' keys and values, by rows with the gradient `upstream`."""
+    """Gradients of the queries, and of the prefix rows' keys and values, by rows with the gradient `upstream`."""
     place = tl.arange(0, BLOCK_J)
-    value = load_rows(keys + WIDTH, place, place < hidden, STRIDE, SIZE, BLOCK_D)
-    weights, key = _probabilities(query, keys, hidden, scale, STRIDE, SIZE, BLOCK_D, BLOCK_J, PRECISION)
+    value = load_rows(keys + WIDTH, place, place < count, STRIDE, SIZE, BLOCK_D)
+    weights, key = _probabilities(query, keys, count, scale, STRIDE, SIZE, BLOCK_D, BLOCK_J, PRECISION)
     for_weights = tl.dot(upstream, tl.trans(value), input_precision=PRECISION)
     used = weights
     if DROPOUT:
-        column = tl.load(column_words + place, mask=place < hidden, other=0)
+        column = tl.load(column_words + place, mask=place < count, other=0)
         kept = is_kept(words[:, None], column[None, :], least)
         used = tl.where(kept, weights * growth, 0.0)
         for_weights = tl.where(kept, for_weights * growth, 0.0)
@@ -168,10 +169,10 @@ def _differentiate(
     )
 
 
-@triton.jit(do_not_specialize=["length", "hidden", "least"])
-def _hidden_part_backward(
+@triton.jit(do_not_specialize=["length", "count", "least"])
+def _prefix_part_backward(
     near, far, kind, row_words, column_words, gradient, for_near, for_query, parts,
-    length, hidden, scale, least, growth, plain_scale, weight,
+    length, count, scale, least, growth, plain_scale, weight,
     HEADS: tl.constexpr, SIZE: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_J: tl.constexpr,
     PRECISION: tl.constexpr, DROPOUT: tl.constexpr, SHARES: tl.constexpr,
 ):  # fmt: skip
@@ -196,7 +197,7 @@ def _hidden_part_backward(
         upstream = (upstream.to(tl.float32) * weight).to(query.dtype)
         by_query, by_key, by_value = _differentiate(
             query, tl.where(is_local[:, None], upstream, 0.0).to(query.dtype), queries + WIDTH, words,
-            column_words + here, hidden, scale, least, growth, plain_scale,
+            column_words + here, count, scale, least, growth, plain_scale,
             3 * WIDTH, WIDTH, SIZE, BLOCK_D, BLOCK_J, PRECISION, DROPOUT,
         )  # fmt: skip
         for_key += by_key
@@ -208,7 +209,7 @@ def _hidden_part_backward(
             by_query, by_key, by_value = _differentiate(
                 query, tl.where(is_global[:, None], upstream, 0.0).to(query.dtype),
                 far + here * 2 * WIDTH + head * SIZE, words,
-                column_words + here, hidden, scale, least, growth, plain_scale,
+                column_words + here, count, scale, least, growth, plain_scale,
                 2 * WIDTH, WIDTH, SIZE, BLOCK_D, BLOCK_J, PRECISION, DROPOUT,
             )  # fmt: skip
             for_far_key += by_key
@@ -225,4 +226,4 @@ def _hidden_part_backward(
     tl.store(left + 3 * TILE + place, for_far_value)
 
 
-_HIDDEN_PART, _HIDDEN_PART_BACKWARD = Kernel(_hidden_part), Kernel(_hidden_part_backward)
+_PREFIX_PART, _PREFIX_PART_BACKWARD = Kernel(_prefix_part), Kernel(_prefix_part_backward)
