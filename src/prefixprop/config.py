@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from dataclasses import dataclass, field
 from enum import Enum
@@ -19,6 +18,8 @@ LAYOUTS = ("paper", "reference")
 POOLINGS = ("cls", "prefix")
 INITS = ("normal", "vocab")
 ALPHA_MODES = ("fixed", "layer", "head", "query")
+MOST_ROWS = 65_536  # of a prefix, and of other trained matrices
+MOST_ALPHA = 1_000_000
 TASK_TYPES = (TaskType.SEQ_CLS, TaskType.TOKEN_CLS, TaskType.QUESTION_ANS, TaskType.FEATURE_EXTRACTION)
 
 
@@ -118,8 +119,8 @@ class PrefixConfig(PeftConfig):
             if self.alpha_mode != "fixed":
                 raise ValueError(f"{name}: alpha_mode={self.alpha_mode!r} needs a kernel; set kernel='exp'.")
             return
-        if not isinstance(self.alpha, (int, float)) or not math.isfinite(self.alpha):
-            raise ValueError(f"{name}: alpha={self.alpha!r} must be a finite number.")
+        if not isinstance(self.alpha, (int, float)) or not abs(self.alpha) <= MOST_ALPHA:
+            raise ValueError(f"{name}: alpha={self.alpha!r} must be a number from -{MOST_ALPHA:,} to {MOST_ALPHA:,}.")
         try:
             build_kernel(self)
         except ValueError as error:
@@ -196,5 +197,7 @@ def _check_choice(owner: str, option: str, value: object, allowed: tuple[str, ..
 
 
 def _check_count(owner: str, option: str, value: object) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"{owner}: {option}={value!r} must be a whole number of at least 1.")
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MOST_ROWS:
+        raise ValueError(
+            f"{owner}: {option}={value!r} must be a whole number of at least 1 and at most {MOST_ROWS:,}."
+        )
