@@ -36,6 +36,7 @@ def test_ends_in_a_table_and_the_path(tmp_path: Path, recipe: Path) -> None:
     metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
     assert f"{metrics['test']['nll']:.4f}" in result.stdout
     assert "epoch   1  step      3" in result.stderr
+    assert "Note: the run has 3 steps, too few to learn much" in result.stderr
 
 
 def test_the_last_checkpoint_of_a_fold(tmp_path: Path, recipe: Path) -> None:
@@ -58,6 +59,7 @@ def test_dry_run_is_a_recipe_with_counts(tmp_path: Path, recipe: Path) -> None:
     result = run("--config", recipe, "--dry-run")
     assert "# Steps: 3 (3 per epoch)" in result.stdout and "# Documents: train 24, dev 10, test 8" in result.stdout
     assert "prefix               192" in result.stdout
+    assert "# Note: the run has 3 steps, too few to learn much" in result.stdout
     (tmp_path / "again.yaml").write_text(result.stdout)
     assert override(RunSettings(), read_settings(tmp_path / "again.yaml")).max_length == 128
 
