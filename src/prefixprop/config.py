@@ -198,6 +198,4 @@ def _check_choice(owner: str, option: str, value: object, allowed: tuple[str, ..
 
 def _check_count(owner: str, option: str, value: object) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MOST_ROWS:
-        raise ValueError(
-            f"{owner}: {option}={value!r} must be a whole number of at least 1 and at most {MOST_ROWS:,}."
-        )
+        raise ValueError(f"{owner}: {option}={value!r} must be a whole number from 1 to {MOST_ROWS:,}.")
