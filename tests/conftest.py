@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -22,6 +23,8 @@ settings.register_profile(
 )
 settings.load_profile("prefixprop")
 torch.set_num_threads(1)
+# Tests send Ctrl-C to themselves and to what they start. `nohup make test &` would have all of them ignore it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

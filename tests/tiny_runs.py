@@ -25,7 +25,6 @@ from tiny import METHODS, tiny_model
 from tiny_questions import FIRST_SPECIAL_TOKEN, sentence, tiny_tokenizer
 
 LABEL_NAMES = ("art", "law", "tax")
-METHOD_NAMES = ("prefix-propagation", "prefix-tuning", "lora", "fine-tuning", "head-only")
 MAX_LENGTH = 32
 
 

@@ -14,3 +14,5 @@ MODEL_SIZES = ("mini", "base")  # of the benchmarks
 LONG_DOCUMENTS = ("truncate", "chunk-average")  # what `predict` does with those over the limit
 PREDICTION_FORMATS = ("jsonl", "csv")
 DEFAULT_BATCH_TOKENS = 16_384  # of a batch of `predict` and `evaluate`
+MOST_ROWS = 65_536  # of a prefix, and of other trained matrices
+MOST_ALPHA = 1_000_000

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import math
 import os
 from dataclasses import dataclass, field
 from enum import Enum
@@ -14,7 +13,7 @@ from peft import PeftConfig, TaskType
 from peft.utils import SAFETENSORS_WEIGHTS_NAME, WEIGHTS_NAME
 from safetensors import SafetensorError, safe_open
 
-from prefixprop.choices import ALPHA_MODES, INITS, LAYOUTS, POOLINGS
+from prefixprop.choices import ALPHA_MODES, INITS, LAYOUTS, MOST_ALPHA, MOST_ROWS, POOLINGS
 from prefixprop.kernels import build_kernel
 
 TASK_TYPES = (TaskType.SEQ_CLS, TaskType.TOKEN_CLS, TaskType.QUESTION_ANS, TaskType.FEATURE_EXTRACTION)
@@ -116,8 +115,8 @@ class PrefixConfig(PeftConfig):
             if self.alpha_mode != "fixed":
                 raise ValueError(f"{name}: alpha_mode={self.alpha_mode!r} needs a kernel; set kernel='exp'.")
             return
-        if not isinstance(self.alpha, (int, float)) or not math.isfinite(self.alpha):
-            raise ValueError(f"{name}: alpha={self.alpha!r} must be a finite number.")
+        if not isinstance(self.alpha, (int, float)) or not abs(self.alpha) <= MOST_ALPHA:
+            raise ValueError(f"{name}: alpha={self.alpha!r} must be a number from -{MOST_ALPHA:,} to {MOST_ALPHA:,}.")
         try:
             build_kernel(self)
         except ValueError as error:
@@ -194,8 +193,8 @@ def _check_choice(owner: str, option: str, value: object, allowed: tuple[str, ..
 
 
 def _check_count(owner: str, option: str, value: object) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"{owner}: {option}={value!r} must be a whole number of at least 1.")
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MOST_ROWS:
+        raise ValueError(f"{owner}: {option}={value!r} must be a whole number from 1 to {MOST_ROWS:,}.")
 
 
 # Whoever has a configuration can use it with peft: the tuners, made of what stands above, make themselves known.

@@ -106,8 +106,8 @@ class Polynomial(Kernel):
     offset: float = 1.0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.degree, int) or self.degree < 2 or self.degree % 2:
-            raise ValueError(f"kernel_degree={self.degree!r} must be an even whole number of at least 2.")
+        if not isinstance(self.degree, int) or not 2 <= self.degree <= 64 or self.degree % 2:
+            raise ValueError(f"kernel_degree={self.degree!r} must be an even whole number from 2 to 64.")
         if not 0 <= self.offset < math.inf:
             raise ValueError(f"kernel_offset={self.offset!r} must be a number of at least 0.")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -13,10 +14,12 @@ from pathlib import Path
 
 import pytest
 from click.testing import Result
+from rich.console import Console
 from typer.testing import CliRunner
 
 from prefixprop.cli.app import app
-from prefixprop.experiments import LocalEngine, read_plan, run_sweep
+from prefixprop.cli.sweep_tables import plan_table, progress_table, result_table
+from prefixprop.experiments import LocalEngine, Outcome, SweepState, read_plan, run_name, run_sweep
 from prefixprop.training import RunDirectory, train
 from prefixprop.training.checkpoints import list_checkpoints
 
@@ -48,6 +51,29 @@ def test_dry_run_of_recipes(recipe: Path, size: int, tmp_path: Path, monkeypatch
     assert not list(tmp_path.iterdir()), "nothing is written"
 
 
+@pytest.mark.parametrize("recipe", sorted(RECIPES[0].parent.rglob("*.yaml")), ids=lambda path: path.stem)
+def test_no_word_is_broken_in_80_columns(recipe: Path, tmp_path: Path) -> None:
+    plan = read_plan(recipe)
+    planned, settled = SweepState(plan, tmp_path), SweepState(plan, tmp_path)
+    for cell in plan.cells:
+        while runs := [run for run in settled.progress(cell).requested if run_name(run) not in settled.outcomes]:
+            scores = [None if number == 1 else 0.5 + number / 100 for number in range(len(runs))]
+            outcomes = [Outcome(run, tmp_path, score, 1.0) for run, score in zip(runs, scores, strict=True)]
+            settled.outcomes |= {run_name(outcome.settings): outcome for outcome in outcomes}
+    names = {word for cell in plan.cells for word in cell.name.split()}
+    searched = {axis.name for cell in plan.cells for axis in cell.searched}
+    for table, words in (
+        (plan_table(planned), names | searched),
+        (progress_table(settled, slots=1), names),
+        (result_table(settled), names | searched),
+    ):
+        console = Console(width=80, file=io.StringIO())
+        console.print(table)
+        shown = console.file.getvalue()
+        assert [word for word in words if word not in shown] == [], shown
+        assert max(map(len, shown.splitlines())) <= 80
+
+
 def test_dry_run_of_a_cross_validation(tmp_path: Path) -> None:
     plan = write_plan(
         tmp_path,
@@ -66,12 +92,14 @@ def test_a_sweep_with_a_failing_run(tmp_path: Path) -> None:
         tmp_path,
         seed=[1, 2],
         num_virtual_tokens=None,
-        search="learning_rate",
-        variants={"all [of it]": {"method": "fine-tuning", "learning_rate": [1e-3, 1e30], "warmup": 0}},
+        search="max_length",
+        variants={"all [of it]": {"method": "fine-tuning", "max_length": [64, 500]}},
     )
     result = run(plan, "--runs-dir", tmp_path / "runs", "--processes", 2)
-    expect_error(result, "failed    files-fine-tuning-", "The loss is", "\n1 of the runs failed", "finished  files-")
-    assert "learning_rate 0.001" in result.stdout and "micro_f1" in result.stdout
+    expect_error(
+        result, "failed    files-fine-tuning-", "--max-length: 500", "\n1 of the runs failed", "finished  files-"
+    )
+    assert "max_length 64" in result.stdout and "micro_f1" in result.stdout
     assert "files all [of it]" in result.stdout and "files all [of it]" in result.stderr
     summary = json.loads((tmp_path / "runs" / "sweep.json").read_text())
     assert len(summary["failed"]) == 1 and len(summary["cells"][0]["final_runs"]) == 2

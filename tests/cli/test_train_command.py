@@ -37,6 +37,7 @@ def test_ends_in_a_table_and_the_path(tmp_path: Path, recipe: Path) -> None:
     metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
     assert f"{metrics['test']['nll']:.4f}" in result.stdout
     assert "epoch   1  step      3" in result.stderr
+    assert "Note: the run has 3 steps, too few to learn much" in result.stderr
 
 
 def test_the_last_checkpoint_of_a_fold(tmp_path: Path, recipe: Path) -> None:
@@ -59,8 +60,28 @@ def test_dry_run_is_a_recipe_with_counts(tmp_path: Path, recipe: Path) -> None:
     result = run("--config", recipe, "--dry-run")
     assert "# Steps: 3 (3 per epoch)" in result.stdout and "# Documents: train 24, dev 10, test 8" in result.stdout
     assert "prefix               192" in result.stdout
+    assert "# Note: the run has 3 steps, too few to learn much" in result.stdout
     (tmp_path / "again.yaml").write_text(result.stdout)
     assert override(RunSettings(), read_settings(tmp_path / "again.yaml")).max_length == 128
+
+
+def test_absurd_numbers_are_told_with_their_bounds(recipe: Path) -> None:
+    for flag, value, bounds in (
+        ("--lora-rank", 99999999999999999999, "at least 1 and at most 65,536"),
+        ("--lora-rank", 100000000, "at least 1 and at most 65,536"),
+        ("--epochs", 10**20, "at least 1 and at most 1,000,000"),
+        ("--lr", 1e30, "more than 0 and at most 100"),
+        ("--seed", -1, "at least 0 and at most 4,294,967,295"),
+    ):
+        expect_error(run("--config", recipe, "--method", "lora", flag, value, "--dry-run"), f"must be {bounds}, got")
+
+
+def test_aliases_within_aliases_are_refused(tmp_path: Path) -> None:
+    levels = [f"- &a{level} [" + ", ".join([f"*a{level - 1}"] * 9) + "]" for level in range(1, 9)]
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("\n".join(["seed:", "- &a0 [1, 1, 1, 1, 1, 1, 1, 1, 1]", *levels]) + "\n", encoding="utf-8")
+    for command in (["train", "--config", str(recipe)], ["sweep", str(recipe)]):
+        expect_error(CliRunner().invoke(app, [*command, "--dry-run"]), "recipe.yaml:7: with its aliases")
 
 
 def test_every_setting_is_a_flag() -> None:
@@ -158,10 +179,8 @@ def test_settings_that_would_change_nothing(tmp_path: Path, recipe: Path) -> Non
 
 
 def test_nan_and_trackers(tmp_path: Path, recipe: Path) -> None:
-    result = run(
-        "--config", recipe, "--run-dir", tmp_path / "r", "--method", "fine-tuning", "--lr", 1e30, "--warmup", 0
-    )
-    expect_error(result, "The loss is", "at step")
+    wild = ("--method", "fine-tuning", "--lr", 100, "--weight-decay", 1e6, "--epochs", 3)
+    expect_error(run("--config", recipe, "--run-dir", tmp_path / "r", *wild), "The loss is", "at step")
     expect_error(run("--config", recipe, "--report-to", "nobody"), "--report-to: 'nobody' is unknown")
 
 

@@ -45,7 +45,10 @@ def test_without_it_the_first_seed_judges_on_dev(tmp_path: Path) -> None:
         ("cross_validation: 5\n", ["5: cross_validation: say how many folds there are, such as {folds: 5}."]),
         ("cross_validation:\n", ["5: cross_validation: say how many folds there are, such as {folds: 5}."]),
         ("cross_validation: {seeds: [1]}\n", ["5: cross_validation: say how many folds there are"]),
-        ("cross_validation:\n  folds: 1\n", ["6: cross_validation: folds: must be at least 2, got 1."]),
+        (
+            "cross_validation:\n  folds: 1\n",
+            ["6: cross_validation: folds: must be at least 2 and at most 1,000"],
+        ),
         ("cross_validation:\n  folds: five\n", ["6: cross_validation: folds: must be a whole number, got 'five'."]),
         ("cross_validation:\n  folds:\n", ["6: cross_validation: folds: needs a whole number."]),
         (

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from prefixprop.experiments import Axis, SweepPlan, read_plan
-from prefixprop.settings.run_settings import METHOD_NAMES
+from prefixprop.settings.methods import METHODS
 from prefixprop.training import SettingsError
 
 RECIPES = sorted((Path(__file__).parents[2] / "recipes" / "sweeps").glob("*.yaml"))
@@ -157,7 +157,7 @@ def test_recipes_of_the_embedded_model() -> None:
     sizes = {"arxiv": 75, "hyperpartisan": 62, "hyperpartisan-clean": 325, "newsgroups": 43}
     assert {name: plan.size for name, plan in plans.items()} == sizes
     methods = {name: {cell.settings.method for cell in plan.cells} for name, plan in plans.items()}
-    assert set(map(frozenset, methods.values())) == {frozenset(METHOD_NAMES)}, "every method in each"
+    assert set(map(frozenset, methods.values())) == {frozenset(METHODS)}, "every method in each"
     assert {cell.settings.keep for cell in plans["hyperpartisan-clean"].cells} == {"last"}
     assert {len(cell.judges) for cell in plans["hyperpartisan-clean"].cells} == {10}
     assert {name: plan.size for name, plan in ablations.items()} == {

@@ -18,14 +18,15 @@ from prefixprop import load_run
 from prefixprop.evaluation import read_predictions
 from prefixprop.models import load_default
 from prefixprop.prediction.run_data import predict_split
+from prefixprop.settings.methods import METHODS
 from prefixprop.tasks.hyperpartisan import clean_text
 
 from tiny_questions import invented
-from tiny_runs import LABEL_NAMES, METHOD_NAMES, make_run, make_wikihop_run
+from tiny_runs import LABEL_NAMES, make_run, make_wikihop_run
 
 
 @pytest.mark.parametrize("family", ["longformer", "roberta"])
-@pytest.mark.parametrize("method", METHOD_NAMES)
+@pytest.mark.parametrize("method", METHODS)
 def test_the_model_is_the_one_that_was_trained(method: str, family: str, tmp_path: Path) -> None:
     run = make_run(tmp_path, method, family)
     trained = load_run(run)

@@ -45,7 +45,7 @@ def test_all_that_is_wrong_is_told_with_its_line(tmp_path: Path) -> None:
         f"{path}:2: there is no setting 'learnin_rate' (did you mean 'learning_rate'?).",
         f"{path}:4: epochs: must be a whole number, got 'many'.",
         f"{path}:6: 'seed' is set twice; keep one of the lines.",
-        f"{path}:7: lora_rank: must be at least 1, got 0.",
+        f"{path}:7: lora_rank: must be at least 1 and at most 65,536, got 0.",
     )
 
 
@@ -54,6 +54,7 @@ def test_all_that_is_wrong_is_told_with_its_line(tmp_path: Path) -> None:
     [
         ("task: [unclosed\n", "recipe.yaml:2: broken YAML"),
         ("- a\n- b\n", "recipe.yaml:1: expected lines such as 'epochs: 10'"),
+        (f"lr: {10**400}\n", "recipe.yaml:1: lr: must be more than 0 and at most 100, got 1000"),
         ("zzz: 1\n", "there is no setting 'zzz'; the settings are task, data_dir"),
         ("task: !!python/object:os.system x\n", "recipe.yaml:1: broken YAML: could not determine a constructor"),
     ],

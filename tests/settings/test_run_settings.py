@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from prefixprop.settings.check import field_type
 from prefixprop.settings.resolve import resolve
 from prefixprop.settings.run_settings import SETTING_FIELDS
 from prefixprop.training import RunSettings, SettingsError, check_settings
@@ -43,12 +44,24 @@ def test_every_setting_has_help_and_a_group() -> None:
     }  # fmt: skip
 
 
+def test_every_number_has_two_ends() -> None:
+    for name, declared in SETTING_FIELDS.items():
+        if field_type(name)[0] in (int, float):
+            limits = declared.metadata["limits"]
+            assert {limits.low, limits.above} != {None} and {limits.high, limits.below} != {None}, name
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"epochs": 0}, "--epochs: must be at least 1, got 0."),
+        ({"epochs": 0}, "--epochs: must be at least 1 and at most 1,000,000, got 0."),
         ({"epochs": "3"}, "--epochs: must be a whole number, got '3'."),
         ({"seed": True}, "--seed: must be a whole number, got True."),
+        ({"epochs": 10**20}, f"--epochs: must be at least 1 and at most 1,000,000, got {10**20}."),
+        ({"learning_rate": 1e30}, "--learning-rate: must be more than 0 and at most 100, got 1e+30."),
+        ({"learning_rate": 10**400}, "--learning-rate: must be more than 0 and at most 100, got 1000"),
+        ({"seed": 2**32}, "--seed: must be at least 0 and at most 4,294,967,295, got 4294967296."),
+        ({"method": "lora", "lora_rank": 10**20}, "--lora-rank: must be at least 1 and at most 65,536, got 1000"),
         ({"warmup": 1.0}, "--warmup: must be at least 0 and less than 1, got 1.0."),
         ({"learning_rate": 0.0}, "--learning-rate: must be more than 0"),
         ({"learning_rate": float("nan")}, "--learning-rate: must be a number, got nan."),
@@ -61,11 +74,11 @@ def test_every_setting_has_help_and_a_group() -> None:
         ({"train_files": ("x.csv",)}, "got --task and --train-files."),
         ({"task": None}, "Give one source of data, one of --task, --train-files, --hub-dataset."),
         ({"dev_files": ("x.csv",)}, "--dev-files: belongs to --train-files"),
-        ({"folds": 1, "fold": 0}, "--folds: must be at least 2, got 1."),
+        ({"folds": 1, "fold": 0}, "--folds: must be at least 2 and at most 1,000,000, got 1."),
         ({"folds": 5}, "--fold: --folds is 5, so say which is left out: 0 to 4."),
         ({"fold": 0}, "--folds: --fold is given, so say how many there are: at least 2."),
         ({"folds": 5, "fold": 5}, "--fold: of 5 --folds the last is 4, got 5."),
-        ({"folds": 5, "fold": -1}, "--fold: must be at least 0, got -1."),
+        ({"folds": 5, "fold": -1}, "--fold: must be at least 0 and at most 1,000,000, got -1."),
         ({"keep": "first"}, "--keep: 'first' is unknown; choose one of best, last."),
         ({"data_dir": "/no/such/folder"}, "--data-dir: /no/such/folder is not a folder."),
     ],

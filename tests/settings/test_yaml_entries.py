@@ -56,6 +56,36 @@ def test_what_is_wrong_is_told_alike(text: str, said: str, tmp_path: Path) -> No
         read_entries(tmp_path / "recipe.yaml")
 
 
+@pytest.mark.usefixtures("loader")
+@pytest.mark.parametrize("level", ["[{}]", "{{{}}}"], ids=["lists", "mappings"])
+def test_aliases_of_aliases_are_refused(level: str, tmp_path: Path) -> None:
+    lines = ["a0: &a0 [" + ", ".join("lol" for _ in range(9)) + "]"]
+    for number in range(1, 10):
+        parts = (f"*a{number - 1}" if "[" in level else f"{key}: *a{number - 1}" for key in range(9))
+        lines.append(f"a{number}: &a{number} " + level.format(", ".join(parts)))
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("\n".join(lines), encoding="utf-8")
+    # Nine values on the first line, and nine times as many on each that follows: 9 ** 6 on the sixth.
+    with pytest.raises(SettingsError, match=r"recipe.yaml:6: .* more than 100,000 values"):
+        read_entries(recipe)
+
+
+@pytest.mark.usefixtures("loader")
+def test_an_alias_is_what_it_names(tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("seed: &seeds [1, 2]\nvariants: {a: {seed: *seeds}, b: {seed: *seeds}}\n", encoding="utf-8")
+    _, variants = read_entries(recipe)
+    assert variants.value.plain == {"a": {"seed": [1, 2]}, "b": {"seed": [1, 2]}}
+
+
+@pytest.mark.usefixtures("loader")
+def test_a_list_that_contains_itself_is_refused(tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("task: arxiv\nseed: &seeds [1, *seeds]\n", encoding="utf-8")
+    with pytest.raises(SettingsError, match=r"recipe.yaml:2: broken YAML: found unconstructable recursive node"):
+        read_entries(recipe)
+
+
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
 def test_both_loaders_read_the_same(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = read_entries(recipe)

@@ -183,6 +183,21 @@ def test_ids_must_be_there(tmp_path: Path, value: Any, complaint: str) -> None:
         load_files([path], id_column="id")
 
 
+def test_the_column_id_need_not_be_named(tmp_path: Path) -> None:
+    named = write_json(tmp_path / "x.jsonl", [{**record, "id": f"n{number}"} for number, record in enumerate(TRAIN)])
+    plain = write_json(tmp_path / "plain.jsonl", TRAIN[:2])
+    task = load_files([named], [plain])
+    assert [document.id for document in task.train] == [f"n{number}" for number in range(len(TRAIN))]
+    assert [document.id for document in task.dev] == ["1", "2"]
+
+
+@pytest.mark.parametrize("ids", [("a", "a"), ("a", None), ("a", 1.5)])
+def test_a_column_id_that_nobody_named_may_hold_anything(tmp_path: Path, ids: tuple[Any, Any]) -> None:
+    records = [{**record, "id": value} for record, value in zip(TRAIN, ids, strict=False)]
+    task = load_files([write_json(tmp_path / "x.jsonl", records)], [write_json(tmp_path / "dev.jsonl", TRAIN[:2])])
+    assert [document.id for document in task.train] == ["1", "2"]
+
+
 def test_one_label_only(tmp_path: Path, dev: Path) -> None:
     path = write_json(tmp_path / "x.jsonl", TRAIN[::2])
     with pytest.raises(

@@ -63,6 +63,23 @@ def test_broken_json_names_the_column(tmp_path: Path) -> None:
         read_json_lines(write(tmp_path / "records.jsonl", b'{"id": }'))
 
 
+@pytest.mark.parametrize("begin", [b"", b"\xef\xbb\xbf"], ids=["plain", "byte-order mark"])
+@pytest.mark.parametrize("end", [b"", b"\n", b"\r\n", b" \n"])
+@pytest.mark.parametrize(
+    ("line", "column"),
+    [
+        ('{"id": "é", "text"', 19),  # behind the last character
+        ('{"id": "é",', 12),
+        ('{"id": "é", "text": "On ri', 21),  # where the string begins
+    ],
+)
+def test_a_line_that_breaks_off_names_a_column_of_its_own(
+    tmp_path: Path, line: str, column: int, begin: bytes, end: bytes
+) -> None:
+    with pytest.raises(ValueError, match=rf"records.jsonl:1: broken JSON: .*\(column {column}\)"):
+        read_json_lines(write(tmp_path / "records.jsonl", begin + line.encode() + end))
+
+
 @pytest.mark.parametrize(
     "damage", [lambda data: data[:-12], lambda data: b"plain text", lambda data: data[:12] + b"\xff" * 20]
 )

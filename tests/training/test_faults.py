@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import re
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +13,13 @@ import torch
 from safetensors import SafetensorError
 from transformers import Trainer
 
-from prefixprop.training import RunDirectory, TrainingError, checkpoints, train
+from prefixprop.training import RunDirectory, TrainingError, checkpoints, plan, train
 from prefixprop.training.checkpoints import list_checkpoints
 
 from tiny_training import comparable, tiny_settings
+
+# The package has a function of the same name.
+TRAIN_MODULE = import_module("prefixprop.training.train")
 
 
 def full_disk(path: Path, data: bytes) -> int:
@@ -60,20 +65,43 @@ def test_a_full_disk_at_the_results_loses_nothing(tmp_path: Path, file: str, mon
 
 
 def test_a_loss_that_is_not_a_number_stops_the_run(tmp_path: Path) -> None:
-    settings = tiny_settings(tmp_path, method="fine-tuning", learning_rate=1e30, warmup=0.0)
+    settings = tiny_settings(tmp_path, method="fine-tuning", learning_rate=100.0, weight_decay=1e6)
     with pytest.raises(
-        TrainingError, match=r"The loss is (nan|inf) at step \d+ of 9, at a learning rate of .*1e\+30"
+        TrainingError, match=r"The loss is (nan|inf) at step \d+ of 9, at a learning rate of .*--learning-rate 100"
     ):
         train(settings, tmp_path / "run")
 
 
-@pytest.mark.parametrize(
+MEMORY_ERRORS = pytest.mark.parametrize(
     "error",
     [
         torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
         RuntimeError("[enforce fail at alloc_cpu.cpp:118] DefaultCPUAllocator: can't allocate memory"),
     ],
 )
+
+
+@MEMORY_ERRORS
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"method": "lora", "lora_rank": 60_000}, "choose a smaller --model or a --lora-rank below 60000."),
+        ({"num_virtual_tokens": 100}, "choose a smaller --model or a --num-virtual-tokens below 100."),
+        ({"method": "fine-tuning"}, "choose a smaller --model."),
+    ],
+)
+def test_a_model_that_does_not_fit_names_what_to_lower(
+    tmp_path: Path, error: RuntimeError, changes: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def build(*_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(TRAIN_MODULE, "build_trainable", build)
+    with pytest.raises(TrainingError, match=re.escape(f"used up before training starts: {words}")):
+        plan(tiny_settings(tmp_path, **changes))
+
+
+@MEMORY_ERRORS
 def test_out_of_memory_names_what_to_lower(
     tmp_path: Path, error: RuntimeError, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from prefixprop import load_run
 from prefixprop.cli.app import app
-from prefixprop.settings.run_settings import METHOD_NAMES
+from prefixprop.settings.methods import METHODS
 from prefixprop.training import RunDirectory, RunSettings, SettingsError, check_settings, settings_to_yaml, train
 
 from tiny_training import comparable, tiny_settings
@@ -26,7 +26,7 @@ def names(run_dir: Path) -> set[str]:
     return {path.name for path in run_dir.iterdir()}
 
 
-@pytest.mark.parametrize("method", METHOD_NAMES)
+@pytest.mark.parametrize("method", METHODS)
 def test_everything_but_the_weights_is_there(tmp_path: Path, method: str) -> None:
     settings = tiny_settings(tmp_path, method=method, epochs=1, keep_weights=False)
     train(settings, tmp_path / "run")

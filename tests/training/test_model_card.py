@@ -12,7 +12,7 @@ import torch
 from transformers import AutoTokenizer
 
 from prefixprop.evaluation import read_predictions
-from prefixprop.settings.run_settings import METHOD_NAMES
+from prefixprop.settings.methods import METHODS
 from prefixprop.tasks import CandidateCollator, WikiHopDataset, load_wikihop
 from prefixprop.training import RunSettings, train
 
@@ -41,7 +41,7 @@ def loaded_by_the_card(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.mark.parametrize(
     ("method", "model", "changes"),
     [
-        *((method, "embedded-512", {}) for method in METHOD_NAMES),
+        *((method, "embedded-512", {}) for method in METHODS),
         ("prefix-propagation", "embedded", {"kernel": "exp", "alpha_mode": "head", "pooling": "prefix"}),
     ],
 )

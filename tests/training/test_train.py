@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +13,18 @@ import pytest
 import torch
 from peft import PeftModel
 from safetensors.torch import load_file
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, TrainerCallback
+from torch.optim.lr_scheduler import LambdaLR
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    TrainerCallback,
+    get_linear_schedule_with_warmup,
+)
 
 from prefixprop.evaluation import fit_temperature, read_predictions
-from prefixprop.settings.run_settings import METHOD_NAMES
+from prefixprop.settings.methods import METHODS
 from prefixprop.training import RunDirectory, RunSettings, plan, train
+from prefixprop.training.trainer import share_of_peak
 
 from tiny_training import LABELS, comparable, tiny_settings
 
@@ -68,7 +77,7 @@ def test_the_history_has_every_epoch_and_the_best_is_kept(tmp_path: Path) -> Non
         assert best[f"dev_{measure}"] == pytest.approx(value, abs=1e-6), measure
 
 
-@pytest.mark.parametrize("method", METHOD_NAMES)
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("family", ["longformer", "roberta"])
 def test_every_method_gives_its_own_predictions_again_when_loaded(tmp_path: Path, family: str, method: str) -> None:
     settings, run_dir = tiny_settings(tmp_path, family, method=method, epochs=1), tmp_path / "run"
@@ -91,11 +100,13 @@ def test_every_method_gives_its_own_predictions_again_when_loaded(tmp_path: Path
             assert logits.tolist() == pytest.approx(stored.logits[row].tolist(), abs=1e-4)
 
 
-@pytest.mark.parametrize("method", [method for method in METHOD_NAMES if method != "fine-tuning"])  # freezes nothing
+@pytest.mark.parametrize("method", [method for method in METHODS if method != "fine-tuning"])  # freezes nothing
 def test_half_precision_is_of_what_is_frozen_alone(tmp_path: Path, method: str) -> None:
     """What was trained is stored in float32, and the predictions are near those of the whole run in float32."""
-    exact = train(tiny_settings(tmp_path, method=method, epochs=1, precision="fp32"), tmp_path / "fp32").run_dir
-    half = train(tiny_settings(tmp_path, method=method, epochs=1, precision="bf16"), tmp_path / "bf16").run_dir
+    # A low rate, so that rounding alone makes the difference, and not what Adam's first steps make of it.
+    settings = tiny_settings(tmp_path, method=method, epochs=1, learning_rate=1e-3)
+    exact = train(replace(settings, precision="fp32"), tmp_path / "fp32").run_dir
+    half = train(replace(settings, precision="bf16"), tmp_path / "bf16").run_dir
     stored = [load_file(path) for path in half.glob("[amh]*/*.safetensors")]
     assert len(stored) == 1
     assert {tensor.dtype for tensor in stored[0].values() if tensor.is_floating_point()} == {torch.float32}
@@ -155,6 +166,44 @@ def test_plan_counts_and_writes_nothing(tmp_path: Path) -> None:
     assert (run.steps_per_epoch, run.steps) == (3, 30)
     assert run.settings.epochs == 10 and run.settings.max_length == 128
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(("documents", "epochs"), [(8, 1), (8, 2), (24, 4)])
+def test_every_step_trains(tmp_path: Path, documents: int, epochs: int) -> None:
+    rates: list[float] = []
+    trained: list[torch.Tensor] = []
+
+    class Watch(TrainerCallback):
+        def on_optimizer_step(self, *_: Any, optimizer: Any, **__: Any) -> None:
+            rates.append(optimizer.param_groups[0]["lr"])
+            trained.append(optimizer.param_groups[0]["params"][0].detach().clone())
+
+        def on_pre_optimizer_step(self, *_: Any, optimizer: Any, **__: Any) -> None:
+            if not trained:
+                trained.append(optimizer.param_groups[0]["params"][0].detach().clone())
+
+    settings = tiny_settings(tmp_path, max_train_documents=documents, epochs=epochs, learning_rate=1e-2)
+    train(settings, tmp_path / "run", callbacks=[Watch()], tell=lambda note: None)
+    steps = documents // 8 * epochs
+    assert len(rates) == steps and 0 < min(rates) <= max(rates) <= 1e-2
+    assert all(not torch.equal(before, after) for before, after in itertools.pairwise(trained))
+
+
+def test_after_the_warm_up_the_schedule_is_that_of_transformers() -> None:
+    optimizers = [torch.optim.SGD([torch.zeros(1)], lr=1.0) for _ in range(2)]
+    own = LambdaLR(optimizers[0], partial(share_of_peak, warmup=30, steps=300))
+    theirs = get_linear_schedule_with_warmup(optimizers[1], 30, 300)
+    for step in range(300):
+        ours, other = (optimizer.param_groups[0]["lr"] for optimizer in optimizers)
+        assert ours == other if step >= 30 else 0 < ours - other <= 1 / 31
+        for part in (*optimizers, own, theirs):
+            part.step()
+
+
+def test_a_run_of_few_steps_says_so(tmp_path: Path) -> None:
+    few = "the run has 9 steps, too few to learn much: give it more --epochs or documents, or a smaller --batch-size"
+    assert few in plan(tiny_settings(tmp_path)).notes
+    assert plan(tiny_settings(tmp_path, epochs=4)).notes == ()
 
 
 def test_too_long_documents_are_counted(tmp_path: Path) -> None:

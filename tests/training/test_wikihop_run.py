@@ -14,7 +14,7 @@ from transformers import AutoTokenizer, TrainerCallback
 
 from prefixprop.evaluation import read_predictions
 from prefixprop.models import CandidateScorer, candidate_scorer
-from prefixprop.settings.run_settings import METHOD_NAMES
+from prefixprop.settings.methods import METHODS
 from prefixprop.tasks import CandidateCollator, WikiHopDataset, add_special_tokens, load_wikihop
 from prefixprop.training import RunSettings, plan, train
 
@@ -36,7 +36,7 @@ def question_settings(folder: Path, family: str = "longformer", **changes: Any) 
     return RunSettings(**(values | changes))
 
 
-@pytest.mark.parametrize("method", METHOD_NAMES)
+@pytest.mark.parametrize("method", METHODS)
 def test_every_method_ends_in_accuracy_and_gives_its_scores_again(tmp_path: Path, method: str) -> None:
     settings, run_dir = question_settings(tmp_path, method=method), tmp_path / "run"
     metrics = train(settings, run_dir).metrics

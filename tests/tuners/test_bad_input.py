@@ -28,6 +28,15 @@ def test_prefix_that_leaves_no_room(method: str) -> None:
     adapt(tiny_model("roberta"), method, length=127)
 
 
+@both_methods
+@pytest.mark.parametrize("task", ["SEQ_CLS", "TOKEN_CLS", "QUESTION_ANS", "FEATURE_EXTRACTION"])
+def test_modules_to_save_must_be_there(task: str, method: str) -> None:
+    with pytest.raises(ValueError, match=r"modules_to_save: \w+ has no module 'nope'; it has .* and what is in them"):
+        adapt(tiny_model("roberta", task), method, task, modules_to_save=["nope"])
+    adapted = adapt(tiny_model("roberta", task), method, task, modules_to_save=["output.dense"])
+    assert any("output.dense.modules_to_save" in name for name, _ in adapted.named_parameters())
+
+
 @pytest.mark.parametrize("layout", ["paper", "reference"])
 @both_methods
 @pytest.mark.parametrize("family", ["longformer", "roberta", "bert"])

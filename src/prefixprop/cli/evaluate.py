@@ -70,7 +70,8 @@ def evaluate(
         str | None, typer.Option(help="Column of --input with the names of the labels; label if left out.")
     ] = None,
     id_column: Annotated[
-        str | None, typer.Option(help="Column of --input with the ids; numbers if left out.")
+        str | None,
+        typer.Option(help="Column of --input with the ids; if left out, id if there is one, otherwise numbers."),
     ] = None,
     batch_tokens: Annotated[
         int | None,

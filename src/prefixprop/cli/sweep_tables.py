@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from rich.table import Table
 from rich.text import Text
 
@@ -10,16 +12,19 @@ from prefixprop.experiments import Axis, Cell, SweepState
 
 
 def plan_table(state: SweepState) -> Table:
-    """A row per cell with its stages and their sizes."""
-    table = _table(f"Plan {state.plan.name}", "cell", "model", "searched, in this order", "seeds")
-    for column in ("runs", "finished"):
-        table.add_column(column, justify="right")
-    for cell in state.plan.cells:
+    """A row per cell with its stages and their sizes; the model in every row, or in the title if all share it."""
+    # A model of the hub or in a folder goes by its own name, so that a narrow terminal has room for it.
+    models = [Path(cell.settings.model).name for cell in state.plan.cells]
+    is_shared = len(set(models)) == 1
+    title = f"Plan {state.plan.name}" + (f", model {models[0]}" if is_shared else "")
+    table = _table(title, "cell" if is_shared else "cell and model", "searched, in this order", "seeds")
+    table.add_column("done", justify="right", no_wrap=True)
+    for cell, model in zip(state.plan.cells, models, strict=True):
         judged = f" (each by the mean of {len(cell.judges)} runs)" if len(cell.judges) > 1 else ""
         searched = "\n".join(f"{axis.name}: {_values(axis)}{judged}" for axis in cell.searched) or "-"
-        seeds = " ".join(map(str, cell.seeds))
-        done = cell.size - state.remaining(cell)
-        table.add_row(Text(cell.name), Text(cell.settings.model), Text(searched), seeds, str(cell.size), str(done))
+        named = cell.name if is_shared else f"{cell.name}\n{model}"
+        done = f"{cell.size - state.remaining(cell)}/{cell.size}"
+        table.add_row(Text(named), Text(searched), " ".join(map(str, cell.seeds)), done)
     return table
 
 
@@ -51,11 +56,13 @@ def progress_table(state: SweepState, slots: int) -> Table:
 
 def result_table(state: SweepState) -> Table:
     """A row per cell with what was chosen, and the dev metric over its seeds."""
-    table = _table("Results on dev", "cell", "chosen", "metric")
-    for column in ("seeds", "mean", "deviation", "95 % interval"):
-        table.add_column(column, justify="right")
+    table = _table("Results on dev", "cell", "chosen")
+    table.add_column("metric\nseeds", no_wrap=True)
+    table.add_column("mean ± deviation\n95 % interval", justify="right", no_wrap=True)
     for cell in state.plan.cells:
-        table.add_row(Text(cell.name), Text(_chosen(state, cell)), cell.settings.metric, *_seeds(state, cell))
+        count, summary = _seeds(state, cell)
+        metric = f"{cell.settings.metric}\n{count}"
+        table.add_row(Text(cell.name), Text(_chosen(state, cell)), metric, summary, end_section=True)
     return table
 
 
@@ -69,15 +76,16 @@ def _chosen(state: SweepState, cell: Cell) -> str:
     return f"{chosen}\nout, as runs failed: {' '.join(out)}" if out else chosen
 
 
-def _seeds(state: SweepState, cell: Cell) -> list[str]:
+def _seeds(state: SweepState, cell: Cell) -> tuple[int, str]:
+    """Over how many seeds the metric was measured, and what it was."""
     outcomes = state.outcomes_of(state.progress(cell).final)
     scores = [outcome.score for outcome in outcomes if outcome.score is not None]
     if not scores:
-        return ["0", "-", "-", "-"]
+        return 0, "-"
     summary = summarise_seeds(scores)
-    deviation = "-" if summary.deviation is None else f"{summary.deviation:.4f}"
-    interval = "-" if summary.interval is None else "{:.4f} to {:.4f}".format(*summary.interval)
-    return [str(summary.count), f"{summary.mean:.4f}", deviation, interval]
+    deviation = "" if summary.deviation is None else f" ± {summary.deviation:.4f}"
+    interval = "" if summary.interval is None else "\n{:.4f} to {:.4f}".format(*summary.interval)
+    return summary.count, f"{summary.mean:.4f}{deviation}{interval}"
 
 
 def _table(title: str, *columns: str) -> Table:

@@ -114,7 +114,7 @@ def _show_plan(console: Console, run: RunPlan) -> None:
     console.print(model, highlight=False, markup=False)
     for line in str(run.parameters).splitlines():
         console.print(f"#   {line}", highlight=False)
-    for note in run.data.notes:
+    for note in run.notes:
         console.print(f"# Note: {note}", highlight=False, markup=False, soft_wrap=True)
 
 

@@ -17,12 +17,11 @@ from pathlib import Path
 from typing import BinaryIO
 
 from prefixprop.tasks.json_lines import decode_line, parse_object
-from prefixprop.tasks.labelled_rows import id_of, text_of
+from prefixprop.tasks.labelled_rows import default_id_column, id_of, text_of
 from prefixprop.tasks.rows import Row, read_rows
 
 STANDARD_INPUT = "-"
 _STANDARD_INPUT_NAME = "standard input"
-_DEFAULT_ID_COLUMN = "id"
 
 
 @dataclass(frozen=True)
@@ -85,8 +84,8 @@ def _documents_of(rows: Iterator[Row], columns: InputColumns) -> Iterator[InputD
     id_column = columns.id
     for number, row in enumerate(rows, start=1):
         # The first row decides, so that a later one without an id is a fault and not a number.
-        if number == 1 and id_column is None and _DEFAULT_ID_COLUMN in row.values:
-            id_column = _DEFAULT_ID_COLUMN
+        if number == 1 and id_column is None:
+            id_column = default_id_column(row)
         name = str(number) if id_column is None else id_of(row, id_column)
         yield InputDocument(name, text_of(row, columns.text), has_own_id=id_column is not None)
 

@@ -87,7 +87,7 @@ def _is_of_type(value: Any, expected: Any) -> bool:
     if isinstance(value, bool):
         return expected is bool
     if expected is float:
-        return isinstance(value, (int, float)) and math.isfinite(value)
+        return isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))
     return isinstance(value, expected)
 
 
@@ -98,7 +98,7 @@ def _range_problem(value: float, limits: Limits) -> str | None:
         (limits.high, "at most", lambda bound: value <= bound),
         (limits.below, "less than", lambda bound: value < bound),
     )
-    stated = [(f"{words} {bound:g}", holds(bound)) for bound, words, holds in bounds if bound is not None]
+    stated = [(f"{words} {bound:,}", holds(bound)) for bound, words, holds in bounds if bound is not None]
     if all(fits for _, fits in stated):
         return None
     return f"must be {' and '.join(words for words, _ in stated)}, got {value!r}."

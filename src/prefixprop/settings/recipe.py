@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -101,11 +102,7 @@ def as_declared(name: str, value: Any) -> Any:
         if isinstance(value, str):
             return (value,)
         return tuple(value) if isinstance(value, list) else value
-    if expected is float:
-        if isinstance(value, str):  # YAML 1.1 takes 5e-3, which has no dot, for text
-            try:
-                return float(value)
-            except ValueError:
-                return value
-        return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
+    if expected is float and isinstance(value, (str, int)) and not isinstance(value, bool):
+        with contextlib.suppress(ValueError, OverflowError):
+            return float(value)  # YAML 1.1 takes 5e-3, which has no dot, for text
     return value

@@ -9,7 +9,16 @@ from collections.abc import Callable, Iterable
 from dataclasses import Field, dataclass, field, fields
 from typing import Any
 
-from prefixprop.choices import ALPHA_MODES, BACKENDS, CHUNK_REDUCTIONS, INITS, LAYOUTS, POOLINGS
+from prefixprop.choices import (
+    ALPHA_MODES,
+    BACKENDS,
+    CHUNK_REDUCTIONS,
+    INITS,
+    LAYOUTS,
+    MOST_ALPHA,
+    MOST_ROWS,
+    POOLINGS,
+)
 from prefixprop.kernels import KERNELS
 from prefixprop.settings.methods import METHODS, Method
 from prefixprop.tasks.registry import OWN_DOCUMENTS, TASKS, TaskSource
@@ -67,7 +76,12 @@ def _rates() -> str:
     return ", ".join(f"{method.learning_rate:g} for {method.name}" for method in METHODS.values())
 
 
-_COUNT = Limits(low=1)
+# Every number has an end, far above what makes sense: a slip of the finger is told here, not by an allocator.
+_MANY = 1_000_000
+_COUNT = Limits(low=1, high=_MANY)
+_DOCUMENTS = Limits(low=1, high=1000 * _MANY)
+_UP_TO_MANY = Limits(low=0, high=_MANY)
+_WIDTH = Limits(low=1, high=MOST_ROWS)
 _RATE = Limits(low=0, below=1)
 
 
@@ -86,22 +100,26 @@ class RunSettings:
     hub_config: str | None = _option(None, DATA, "Its configuration.")
     text_column: str = _option("text", DATA, "Column of the text, in files or a hub data set.")
     label_column: str = _option("label", DATA, "Column of the label, a name or a number.")
-    id_column: str | None = _option(None, DATA, "Column of the document's id; its number if not set.")
-    max_train_documents: int | None = _option(
-        None, DATA, "Train on so many, drawn by the seed: small trials.", _COUNT
+    id_column: str | None = _option(
+        None, DATA, "Column of the document's id; if not set, 'id' if there is one, otherwise documents are numbered."
     )
-    max_dev_documents: int | None = _option(None, DATA, "Judge on so many dev documents, drawn by the seed.", _COUNT)
+    max_train_documents: int | None = _option(
+        None, DATA, "Train on so many, drawn by the seed: small trials.", _DOCUMENTS
+    )
+    max_dev_documents: int | None = _option(
+        None, DATA, "Judge on so many dev documents, drawn by the seed.", _DOCUMENTS
+    )
     max_test_documents: int | None = _option(
-        None, DATA, "Judge on so many test documents, drawn by the seed.", _COUNT
+        None, DATA, "Judge on so many test documents, drawn by the seed.", _DOCUMENTS
     )
     folds: int | None = _option(
         None,
         DATA,
         "Divide train in so many folds, and judge on one of them, not on the task's dev.",
-        Limits(low=2),
+        Limits(low=2, high=_MANY),
     )
     fold: int | None = _option(
-        None, DATA, "Which of the --folds is left out of train and judged on, from 0.", Limits(low=0)
+        None, DATA, "Which of the --folds is left out of train and judged on, from 0.", _UP_TO_MANY
     )
 
     model: str = _option(
@@ -111,7 +129,10 @@ class RunSettings:
         "hub, or a local folder.",
     )
     max_length: int | None = _option(
-        None, MODEL, "Longest document in tokens; if not set, the task's 4096 or the model's limit.", Limits(low=4)
+        None,
+        MODEL,
+        "Longest document in tokens; if not set, the task's 4096 or the model's limit.",
+        Limits(low=4, high=_MANY),
     )
     chunk_reduction: str = _option(
         "mean", MODEL, "WikiHop: how a candidate's scores over chunks become one.", _one_of(*CHUNK_REDUCTIONS)
@@ -122,7 +143,7 @@ class RunSettings:
 
     method: str = _option("prefix-propagation", METHOD, "What is trained.", _one_of(*METHODS))
     num_virtual_tokens: int | None = _option(
-        None, METHOD, f"Prefix length j; if not set, the paper's: {_by_task('num_virtual_tokens')}.", _COUNT
+        None, METHOD, f"Prefix length j; if not set, the paper's: {_by_task('num_virtual_tokens')}.", _WIDTH
     )
     layout: str = _option("paper", METHOD, "Where the prefix stands.", _one_of(*LAYOUTS))
     pooling: str = _option("cls", METHOD, "Which row the head reads.", _one_of(*POOLINGS))
@@ -135,10 +156,17 @@ class RunSettings:
         "Kernel decomposition (Eq. 3); none if not set.",
         Limits(choices=lambda: KERNELS, hint="One of your own: prefixprop --import MODULE, which registers it."),
     )
-    alpha: float = _option(0.005, METHOD, "Weight of the kernel attention, or where it starts.")
+    alpha: float = _option(
+        0.005,
+        METHOD,
+        "Weight of the kernel attention, or where it starts.",
+        Limits(low=-MOST_ALPHA, high=MOST_ALPHA),
+    )
     alpha_mode: str = _option("fixed", METHOD, "Fixed, or trained per layer, head or query.", _one_of(*ALPHA_MODES))
-    lora_rank: int = _option(8, METHOD, "LoRA: its rank.", _COUNT)
-    lora_alpha: float = _option(16.0, METHOD, "LoRA: its scale is this divided by the rank.", Limits(above=0))
+    lora_rank: int = _option(8, METHOD, "LoRA: its rank.", _WIDTH)
+    lora_alpha: float = _option(
+        16.0, METHOD, "LoRA: its scale is this divided by the rank.", Limits(above=0, high=_MANY)
+    )
     lora_dropout: float = _option(0.1, METHOD, "LoRA: its dropout.", _RATE)
     lora_targets: tuple[str, ...] | None = _option(
         None, METHOD, "LoRA: names of the layers it changes; if not set, what is usual for the family of the model."
@@ -148,7 +176,7 @@ class RunSettings:
         None,
         OPTIMISATION,
         f"Peak of the schedule; if not set, {_rates()}.",
-        Limits(above=0),
+        Limits(above=0, high=100),
         alias="lr",
     )
     epochs: int | None = _option(
@@ -160,10 +188,10 @@ class RunSettings:
     attention_dropout: float | None = _option(
         None, OPTIMISATION, "Dropout of the attention weights; as dropout if not set.", _RATE
     )
-    weight_decay: float = _option(0.01, OPTIMISATION, "AdamW's weight decay.", Limits(low=0))
-    max_grad_norm: float = _option(1.0, OPTIMISATION, "Gradients are clipped to this norm; 0: never.", Limits(low=0))
+    weight_decay: float = _option(0.01, OPTIMISATION, "AdamW's weight decay.", _UP_TO_MANY)
+    max_grad_norm: float = _option(1.0, OPTIMISATION, "Gradients are clipped to this norm; 0: never.", _UP_TO_MANY)
     early_stopping: int = _option(
-        0, OPTIMISATION, "Stop after so many epochs without a better dev metric; 0: never.", Limits(low=0)
+        0, OPTIMISATION, "Stop after so many epochs without a better dev metric; 0: never.", _UP_TO_MANY
     )
     keep: str = _option(
         "best", OPTIMISATION, "The epoch a run ends with: the best by the dev metric, or the last.",
@@ -188,15 +216,18 @@ class RunSettings:
         False, MACHINE, "Compute activations twice instead of keeping them: less memory, more time.", resumable=True
     )
     checkpoint_every: int = _option(
-        0, MACHINE, "Checkpoints every so many steps, beside those at the ends of epochs; 0: none.", Limits(low=0),
+        0,
+        MACHINE,
+        "Checkpoints every so many steps, beside those at the ends of epochs; 0: none.",
+        Limits(low=0, high=1000 * _MANY),
         resumable=True,
-    )  # fmt: skip
+    )
     checkpoint_seconds: float = _option(
         30.0,
         MACHINE,
         "A checkpoint at the end of an epoch only if the last one (or the start) is at least so many seconds old; 0: "
         "at every epoch's end.",
-        Limits(low=0),
+        Limits(low=0, high=1000 * _MANY),
         resumable=True,
     )
     keep_checkpoints: bool = _option(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import yaml
 
 from prefixprop.settings.check import SettingsError
 
+MOST_VALUES = 100_000  # of a file, those behind an alias counted as often as it is used
 FAST_LOADER: Any = getattr(yaml, "CSafeLoader", None)  # where PyYAML was built with libyaml
 
 
@@ -60,9 +62,27 @@ def _parse(loader: Any, path: Path) -> tuple[YamlEntry, ...]:
             return ()
         if not isinstance(node, yaml.MappingNode):
             raise SettingsError([f"{path}:{node.start_mark.line + 1}: expected lines such as 'epochs: 10'."])
+        _count(node, path, {})
         return _entries(loader, node)
     finally:
         loader.dispose()
+
+
+def _count(node: yaml.Node, path: Path, counts: dict[yaml.Node, int]) -> int:
+    """How many values a node stands for; an alias is the node that it names, which is counted once and kept."""
+    if node not in counts:
+        counts[node] = 1  # meanwhile, for a node that contains itself; constructing it is refused
+        parts = () if isinstance(node, yaml.ScalarNode) else node.value
+        for part in itertools.chain(*parts) if isinstance(node, yaml.MappingNode) else parts:
+            counts[node] += _count(part, path, counts)
+        if counts[node] > MOST_VALUES:
+            raise SettingsError(
+                [
+                    f"{path}:{node.start_mark.line + 1}: with its aliases (*) written out this is more than "
+                    f"{MOST_VALUES:,} values; write what you mean without them."
+                ]
+            )
+    return counts[node]
 
 
 def _entries(loader: Any, node: yaml.MappingNode) -> tuple[YamlEntry, ...]:

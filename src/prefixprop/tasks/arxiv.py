@@ -6,15 +6,13 @@ As in the paper, the configuration is `no_ref`, which removes the subject where 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import chain
 from pathlib import Path
 
 from prefixprop.tasks.documents import ClassificationTask
 from prefixprop.tasks.folders import check_folder, find_split_files
 from prefixprop.tasks.hub import load_hub_dataset
 from prefixprop.tasks.labelled_rows import Columns, build_task
-from prefixprop.tasks.rows import ENDINGS, Row, read_rows
+from prefixprop.tasks.rows import ENDINGS, read_rows
 
 HUB_NAME, HUB_CONFIG = "ccdv/arxiv-classification", "no_ref"
 MAX_CHARACTERS = 30_000
@@ -41,17 +39,9 @@ def load_arxiv(data_dir: Path | None = None) -> ClassificationTask:
         if not files[split]:
             raise FileNotFoundError(f"{data_dir}: there is no {split}. The folder must hold {_FOLDER_MUST_HOLD}.")
     splits = {split: read_rows(paths) for split, paths in files.items() if paths}
-    has_ids, splits["train"] = _has_ids(splits["train"])
-    columns = Columns(id="id" if has_ids else None, label_name="label_name")
-    return build_task("arxiv", splits, columns, prepare=beginning)
+    return build_task("arxiv", splits, Columns(label_name="label_name"), prepare=beginning)
 
 
 def beginning(text: str) -> str:
     """The part of a paper that is read."""
     return text[:MAX_CHARACTERS]
-
-
-def _has_ids(rows: Iterator[Row]) -> tuple[bool, Iterator[Row]]:
-    """Whether the first row has an id; and the rows, that one included."""
-    first = next(rows)
-    return "id" in first.values, chain([first], rows)

@@ -28,7 +28,7 @@ def load_files(
     label_column: str = "label",
     id_column: str | None = None,
 ) -> ClassificationTask:
-    """Load a task from files; without `id_column`, a document's id is its number within the split, from 1.
+    """Load a task from files; without `id_column`, ids are those of the column "id", or numbers within the split.
 
     >>> task = load_files(["letters.csv"], text_column="body", label_column="department")
     """

@@ -45,7 +45,8 @@ def decode_line(line: bytes, place: str) -> str:
 
 def parse_object(line: bytes, place: str) -> dict[str, Any]:
     """Parse a line that must hold one JSON object; `place` is its `file:line`, for the error."""
-    text = decode_line(line, place)
+    # Without its end: of an object that breaks off, Python would tell the column in the line after.
+    text = decode_line(line, place).rstrip(" \t\r\n")
     try:
         record = json.loads(text)
     except json.JSONDecodeError as error:

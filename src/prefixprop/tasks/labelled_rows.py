@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from prefixprop.tasks.rows import Row
 from prefixprop.tasks.splitting import SPLIT_SEED, split_off
 
 DEV_FRACTION = 0.1
+_ID_COLUMN = "id"
 _LABELS_NAMED_IN_ERRORS = 30
 
 
@@ -22,7 +24,7 @@ class Columns:
     Attributes:
         text: The document.
         label: Its label, a name or a number.
-        id: What the document is called in predictions; None: its number within the split, from 1.
+        id: What the document is called in predictions; None: see `default_id_column`.
         label_name: The name of a label that is a number; a table may go without this column.
         label_names: The names of the labels, which then are numbers from 0.
     """
@@ -148,17 +150,37 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _labelled_rows(rows: Iterable[Row], columns: Columns, prepare: Callable[[str], str]) -> Iterator[_LabelledRow]:
+    rows = list(rows)
+    for row, document_id in zip(rows, _ids(rows, columns.id), strict=True):
+        text = prepare(text_of(row, columns.text))
+        yield _LabelledRow(row.place, document_id, text, _label(row, columns))
+
+
+def default_id_column(first: Row) -> str | None:
+    """Where nobody named a column of ids: "id" if the first row has it; without it documents are numbered from 1."""
+    return _ID_COLUMN if _ID_COLUMN in first.values else None
+
+
+def _ids(rows: Sequence[Row], column: str | None) -> list[str]:
+    if column is not None:
+        return _distinct_ids(rows, column)
+    if rows and (found := default_id_column(rows[0])) is not None:
+        with contextlib.suppress(ValueError):  # nobody said that this column has an id for every document
+            return _distinct_ids(rows, found)
+    return [str(number) for number in range(1, len(rows) + 1)]
+
+
+def _distinct_ids(rows: Sequence[Row], column: str) -> list[str]:
     places: dict[str, str] = {}
-    for number, row in enumerate(rows, start=1):
-        document_id = str(number) if columns.id is None else id_of(row, columns.id)
+    for row in rows:
+        document_id = id_of(row, column)
         if document_id in places:
             raise ValueError(
                 f"{row.place}: the id {document_id!r} is also that of {places[document_id]}; ids must differ within "
                 "a split."
             )
         places[document_id] = row.place
-        text = prepare(text_of(row, columns.text))
-        yield _LabelledRow(row.place, document_id, text, _label(row, columns))
+    return list(places)
 
 
 def _value(row: Row, column: str) -> Any:

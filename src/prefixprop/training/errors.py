@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 import torch
 
+from prefixprop.settings.run_settings import RunSettings, flag_of
+
 
 class TrainingError(RuntimeError):
     """A run that cannot go on, with what to do about it."""
@@ -17,21 +19,34 @@ _CPU_MEMORY = "DefaultCPUAllocator"
 
 
 @contextlib.contextmanager
-def explained_memory_errors(device_batch_size: int, max_length: int, gradient_checkpointing: bool) -> Iterator[None]:
+def explained_memory_errors(remedy: str) -> Iterator[None]:
     """Turn "out of memory" into what can be changed about it."""
     try:
         yield
     except RuntimeError as error:
         if not (isinstance(error, torch.OutOfMemoryError) or _CPU_MEMORY in str(error)):
             raise
-        remedies = [f"a --device-batch-size below {device_batch_size} (the batch stays the same, by accumulation)"]
-        if device_batch_size == 1:
-            remedies = []
-        if not gradient_checkpointing:
-            remedies.append("--gradient-checkpointing")
-        # A shorter document is another experiment, so only the first two can go on from the checkpoints.
-        resumable = f"go on with --resume and {' or '.join(remedies)}, or " if remedies else ""
-        raise TrainingError(
-            f"The device's memory is used up (--device-batch-size {device_batch_size}, --max-length {max_length}): "
-            f"{resumable}start again with a --max-length below {max_length}."
-        ) from error
+        raise TrainingError(f"The device's memory is used up{remedy}.") from error
+
+
+def building_remedy(settings: RunSettings) -> str:
+    """What can be changed where the model alone does not fit."""
+    sizes = [name for name in ("lora_rank", "num_virtual_tokens") if name in settings.method_row.options]
+    lower = "".join(f" or a {flag_of(name)} below {getattr(settings, name)}" for name in sizes)
+    return f" before training starts: choose a smaller --model{lower}"
+
+
+def training_remedy(settings: RunSettings) -> str:
+    """What can be changed where a step does not fit."""
+    at_once, length = settings.device_batch_size, settings.max_length
+    remedies = [f"a --device-batch-size below {at_once} (the batch stays the same, by accumulation)"]
+    if at_once == 1:
+        remedies = []
+    if not settings.gradient_checkpointing:
+        remedies.append("--gradient-checkpointing")
+    # A shorter document is another experiment, so only the first two can go on from the checkpoints.
+    resumable = f"go on with --resume and {' or '.join(remedies)}, or " if remedies else ""
+    return (
+        f" (--device-batch-size {at_once}, --max-length {length}): {resumable}start again with a --max-length below "
+        f"{length}"
+    )

@@ -42,10 +42,12 @@ from prefixprop.training.callbacks import (
 from prefixprop.training.checkpoints import find_checkpoint
 from prefixprop.training.data import RunData, encode_task
 from prefixprop.training.environment import describe_environment
-from prefixprop.training.errors import TrainingError, explained_memory_errors
+from prefixprop.training.errors import TrainingError, building_remedy, explained_memory_errors, training_remedy
 from prefixprop.training.model_card import model_card
 from prefixprop.training.trainable import build_trainable, save_trained
 from prefixprop.training.trainer import RunTrainer, training_arguments
+
+FEW_STEPS = 10
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,14 @@ class RunPlan:
     def steps(self) -> int:
         return self.steps_per_epoch * (self.settings.epochs or 0)
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a user should know before it starts."""
+        if self.steps >= FEW_STEPS:
+            return self.data.notes
+        few = f"the run has {self.steps} step{'s' if self.steps > 1 else ''}, too few to learn much"
+        return (*self.data.notes, f"{few}: give it more --epochs or documents, or a smaller --batch-size")
+
 
 def plan(settings: RunSettings) -> RunPlan:
     """Check the settings, load data and model, and count parameters and steps; nothing is written."""
@@ -85,7 +95,8 @@ def plan(settings: RunSettings) -> RunPlan:
     data = encode_task(cut_to_run(task, settings), base.tokenizer, settings)
     data = replace(data, notes=(*notes, *data.notes))
     set_seed(settings.seed)
-    model = build_trainable(base.build(data.label_names), settings)
+    with explained_memory_errors(building_remedy(settings)):
+        model = build_trainable(base.build(data.label_names), settings)
     steps = -(-len(data.train_lengths) // settings.batch_size)
     return RunPlan(settings, base, data, model, count_parameters(model), steps, fingerprint(task))
 
@@ -140,17 +151,14 @@ def _train(
     tell: Callable[[str], None],
 ) -> RunResult:
     if arguments.should_save:
-        for note in run.data.notes:
+        for note in run.notes:
             tell(note)
         start(directory, run.settings, overwrite)
         _write_start(directory, run, arguments)
     arguments.distributed_state.wait_for_everyone()
-    trainer = _trainer(run, arguments, directory, callbacks)
-    assert run.settings.max_length is not None
-    explained = explained_memory_errors(
-        run.settings.device_batch_size, run.settings.max_length, run.settings.gradient_checkpointing
-    )
-    with explained, without_cudnn():
+    with explained_memory_errors(building_remedy(run.settings)):
+        trainer = _trainer(run, arguments, directory, callbacks)  # brings the model to the device
+    with explained_memory_errors(training_remedy(run.settings)), without_cudnn():
         _fit(trainer, run.settings, directory, tell)
         predictions = {name: trainer.predict_split(split) for name, split in run.data.evaluated.items()}
     metrics = _metrics(trainer, run, predictions)

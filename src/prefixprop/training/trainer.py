@@ -7,6 +7,7 @@ import json
 import math
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from accelerate.utils import gather_object
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
 from transformers import PrinterCallback, Trainer, TrainerState, TrainingArguments
 
 from prefixprop.evaluation import PredictionSet
@@ -40,7 +42,8 @@ class RunTrainer(Trainer):
     """Trains one run; checkpoints are those of `prefixprop.training.checkpoints`.
 
     What is overridden of the Trainer is how batches are drawn, how checkpoints are written and read, and how the best
-    epoch's tensors are held, which is in memory; the loop, the optimizer and the schedule are its own.
+    epoch's tensors are held, which is in memory, and a warm-up that does not begin at 0; the loop and the optimizer
+    are its own.
     """
 
     compute_metrics: Any
@@ -83,6 +86,12 @@ class RunTrainer(Trainer):
     def seconds(self) -> float:
         """How long the run has taken, over all resumptions, not counting what a kill threw away."""
         return self.seconds_before + time.monotonic() - self.started
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> LambdaLR:
+        warmup = self.args.get_warmup_steps(num_training_steps)
+        share = partial(share_of_peak, warmup=warmup, steps=num_training_steps)
+        self.lr_scheduler = LambdaLR(optimizer or self.optimizer, share)
+        return self.lr_scheduler
 
     # --- batches and loss -----------------------------------------------------------------------------------------
 
@@ -206,6 +215,20 @@ def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()}
 
 
+def share_of_peak(step: int, warmup: int, steps: int) -> float:
+    """The learning rate of a step, counted from 0, as a share of its peak: it rises for `warmup` steps, then falls.
+
+    The linear schedule of transformers starts at 0, where a step trains nothing; this one is above 0 at every step.
+    After the warm-up the two are the same.
+
+    >>> [share_of_peak(step, warmup=1, steps=3) for step in range(3)]
+    [0.5, 1.0, 0.5]
+    """
+    if step < warmup:
+        return (step + 1) / (warmup + 1)
+    return (steps - step) / max(1, steps - warmup)
+
+
 def document_loss(outputs: Any, labels: Tensor, num_items_in_batch: Tensor | int | None = None) -> Tensor:
     """Cross-entropy, averaged over all documents of a step.
 
@@ -234,7 +257,6 @@ def training_arguments(settings: RunSettings, folder: Path, accumulation: int, u
         per_device_eval_batch_size=evaluated_at_once(settings),
         gradient_accumulation_steps=accumulation,
         learning_rate=settings.learning_rate,
-        lr_scheduler_type="linear",
         warmup_steps=settings.warmup,  # below 1 it is a share of all steps
         weight_decay=settings.weight_decay,
         max_grad_norm=settings.max_grad_norm,

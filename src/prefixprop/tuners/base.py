@@ -18,6 +18,7 @@ from prefixprop.tuners.layer import PrefixLayer
 
 # Name of the module beside the encoder's layers. peft's deletion skips names that contain a method's prefix.
 LAYER_NAME = "prefixes"
+_HEADS = ("classifier", "score", "qa_outputs")  # what peft adds to modules_to_save, whether a model has them or not
 
 
 class PrefixTuner(BaseTuner):
@@ -97,6 +98,7 @@ class PrefixTuner(BaseTuner):
         backbone = find_backbone(self.model)
         _check_fits(peft_config, backbone)
         _check_pooling(peft_config, self.model, backbone)
+        _check_modules_to_save(peft_config, self.model)
         _record_model(peft_config, backbone)
         return peft_config
 
@@ -244,6 +246,17 @@ def _check_pooling(config: PrefixConfig, model: nn.Module, backbone: Backbone) -
             f"pooling='prefix' needs a model that pools one row, and {type(model).__name__} does not"
             f"{' (its classifier_pooling is mean)' if takes_mean else ''}; use pooling='cls'."
         )
+
+
+def _check_modules_to_save(config: PrefixConfig, model: nn.Module) -> None:
+    names = [name for name, _ in model.named_modules()]
+    for wanted in config.modules_to_save or ():
+        if wanted not in _HEADS and not any(name.endswith(wanted) for name in names):
+            parts = ", ".join(name for name, _ in model.named_children())
+            raise ValueError(
+                f"modules_to_save: {type(model).__name__} has no module {wanted!r}; it has {parts} and what is in "
+                "them."
+            )
 
 
 def _record_model(config: PrefixConfig, backbone: Backbone) -> None:
