@@ -20,7 +20,7 @@ def call(*arguments: object) -> Result:
     return result
 
 
-def test_archive_then_report_and_evaluate(tmp_path: Path) -> None:
+def test_archive_then_report(tmp_path: Path) -> None:
     for seed in (1, 2):
         make_results(tmp_path / "runs" / f"run{seed}", seed=seed)
     (make_results(tmp_path / "runs" / "unfinished", seed=3) / "metrics.json").unlink()
@@ -31,12 +31,8 @@ def test_archive_then_report_and_evaluate(tmp_path: Path) -> None:
     again = call("archive", tmp_path / "runs", "--output", tmp_path / "archive")
     assert "0 runs added, 2 were there already" in again.stdout
     assert "hyperpartisan, dev: quality" in call("report", tmp_path / "archive").stdout
-    # The name that a run directory would have is enough.
-    stored = tmp_path / "archive" / "run1" / "predictions" / "test.jsonl"
-    judged = call("evaluate", tmp_path / "archive" / "run1", "--predictions", stored)
-    assert judged.exit_code == 0 and "after scaling" in judged.stdout
     refused = call("evaluate", tmp_path / "archive" / "run1")
-    assert refused.exit_code == 1 and "this is an archive of a run" in refused.stderr
+    assert refused.exit_code == 1 and "this is a run of an archive" in refused.stderr
 
 
 def test_runs_that_became_results_are_counted(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import shutil
 from pathlib import Path
@@ -10,12 +11,15 @@ import numpy as np
 import pytest
 
 from prefixprop import load_run
-from prefixprop.evaluation import read_predictions
+from prefixprop.evaluation import PredictionSet
 from prefixprop.experiments import Job, JobEnd, read_plan, run_job, run_sweep
 from prefixprop.experiments.cells import run_name
 from prefixprop.reporting import archive_runs, make_report
 from prefixprop.reporting.tables.markup import to_markdown
-from prefixprop.training import RunDirectory
+from prefixprop.runs.archive_file import ArchiveFiles
+from prefixprop.runs.archived_paths import settings_without_folders
+from prefixprop.runs.find import find_runs, read_run
+from prefixprop.runs.run import Run
 
 from tiny_runs import make_results
 from tiny_training import write_plan
@@ -45,6 +49,18 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
+def archived(folder: Path, name: str) -> Run:
+    (found,) = (run for run in find_runs([folder]).runs if run.path.name == name)
+    return found
+
+
+def forget(folder: Path, name: str) -> None:
+    """Take a run out of an archive."""
+    archive = ArchiveFiles.read(folder)
+    del archive.lines[name]
+    archive.write()
+
+
 def markdown(folder: Path) -> str:
     return "\n".join(map(to_markdown, make_report([folder]).tables))
 
@@ -63,37 +79,60 @@ def test_a_report_has_the_same_tables(runs: Path, tmp_path: Path) -> None:
 
 def test_what_an_archived_run_has(runs: Path, tmp_path: Path) -> None:
     archive_runs([runs], tmp_path)
-    files = {file for file in contents(tmp_path) if file.startswith("prefix-tuning-1/")}
-    assert files == {
-        f"prefix-tuning-1/{name}"
-        for name in (
-            "config.yaml", "environment.json", "metrics.json", "history.jsonl", "labels.json", "lengths.json",
-            "predictions/dev.jsonl.gz", "predictions/test.jsonl.gz",
-        )
-    }  # fmt: skip
-    kept = {file for file in contents(tmp_path) if file.startswith("fold/")}
-    assert kept == {f"fold/{Path(file).name}" for file in files if "predictions" not in file} - {"fold/lengths.json"}
-    assert (runs / "fold" / "predictions" / "dev.jsonl").is_file() and (tmp_path / "fold" / "metrics.json").is_file()
-    exact = read_predictions(runs / "rate" / "predictions" / "test.jsonl")
-    rounded = read_predictions(tmp_path / "rate" / "predictions" / "test.jsonl")
-    assert rounded.ids == exact.ids and rounded.labels == exact.labels
-    np.testing.assert_array_equal(rounded.logits, exact.logits.round(3))
-    assert (rounded.logits != exact.logits).any()
+    assert set(contents(tmp_path)) == {"runs.jsonl.gz", "predictions.npz", "sweep.json"}
+    for name in ("prefix-tuning-1", "fold", "questions"):
+        original, kept = read_run(runs / name), archived(tmp_path, name)
+        assert (kept.metrics, kept.history, kept.labels) == (original.metrics, original.history, original.labels)
+        assert kept.settings == settings_without_folders(original.settings)
+    fold, result = archived(tmp_path, "fold"), archived(tmp_path, "prefix-tuning-1")
+    assert not fold.lengths and not fold.has_predictions("dev") and read_run(runs / "fold").has_predictions("dev")
+    assert result.lengths == read_run(runs / "prefix-tuning-1").lengths
+
+
+@pytest.mark.parametrize("name", ["rate", "questions"])
+def test_predictions_in_half_precision(runs: Path, tmp_path: Path, name: str) -> None:
+    archive_runs([runs], tmp_path)
+    exact, half = read_run(runs / name).predictions("test"), archived(tmp_path, name).predictions("test")
+    assert (half.ids, half.labels, half.candidates) == (exact.ids, exact.labels, exact.candidates)
+    assert half.label_names == exact.label_names
+    np.testing.assert_array_equal(half.logits, exact.logits.astype(np.float16).astype(float))
+    assert (half.logits != exact.logits).any()
+    np.testing.assert_allclose(half.probabilities, exact.probabilities, atol=2e-3)
+
+
+def test_rounding_changes_no_prediction(tmp_path: Path) -> None:
+    close = PredictionSet(("a", "b"), (1, 0), np.array([[1.0, 1.00001], [1e9, -3e8]]), label_names=("no", "yes"))
+    archive = ArchiveFiles(tmp_path)
+    line = {"name": "run", "settings": {}, "metrics": {}, "environment": {}, "history": []}
+    archive.add(line, {"test": close}, ())
+    archive.write()
+    kept = ArchiveFiles.read(tmp_path).predictions("run", "test")
+    assert kept.logits.argmax(axis=1).tolist() == [1, 0] and np.isfinite(kept.logits).all()
+
+
+def test_a_damaged_archive_says_what_to_do(runs: Path, tmp_path: Path) -> None:
+    archive_runs([runs], tmp_path)
+    (tmp_path / "predictions.npz").write_bytes(b"PK broken")
+    with pytest.raises(ValueError, match=r"predictions.npz: .*archive"):
+        archived(tmp_path, "rate").predictions("test")
+    (tmp_path / "runs.jsonl.gz").write_bytes(b"not gzip")
+    with pytest.raises(ValueError, match=r"runs.jsonl.gz:1: the gzip data is damaged"):
+        find_runs([tmp_path])
 
 
 def test_no_path_of_the_machine_leaks(runs: Path, tmp_path: Path) -> None:
     archive_runs([runs], tmp_path)
     assert not [file for file, content in contents(tmp_path).items() if b"/home/me" in content]
-    assert RunDirectory(tmp_path / "questions").read_settings().data_dir == "wikihop"
-    environment = json.loads((tmp_path / "rate" / "environment.json").read_text())
-    assert environment["command"] == "prefixprop train --run-dir rate" and environment["archived"] is True
+    assert archived(tmp_path, "questions").settings.data_dir == "wikihop"
+    assert archived(tmp_path, "rate").environment["command"] == "prefixprop train --run-dir rate"
+    assert b"/home/me" not in gzip.decompress((tmp_path / "runs.jsonl.gz").read_bytes())
 
 
 def test_the_same_bytes_every_time_and_of_an_archive(runs: Path, tmp_path: Path) -> None:
     archive_runs([runs], tmp_path / "one")
     archive_runs([runs], tmp_path / "two")
     archive_runs([tmp_path / "one"], tmp_path / "three")
-    assert len(contents(tmp_path / "one")) > 60
+    assert len(contents(tmp_path / "one")) == 3
     assert contents(tmp_path / "one") == contents(tmp_path / "two") == contents(tmp_path / "three")
 
 
@@ -105,12 +144,13 @@ def test_a_repeated_call_adds_what_is_new(runs: Path, tmp_path: Path) -> None:
     assert len(first.added) == 8 and len(first.skipped) == 1
     assert f"{late}: the run is not finished" in first.skipped[0]
     (tmp_path / "metrics.json").rename(late / "metrics.json")
-    left = tmp_path / "archive" / "prefix-tuning-1" / "metrics.json"
-    left.write_text(left.read_text() + "\n\n")  # so that a rewriting would show
-    marked = left.read_bytes()
+    before = archived(tmp_path / "archive", "prefix-tuning-1")
     second = archive_runs([tmp_path / "runs"], tmp_path / "archive")
     assert second.added == [tmp_path / "archive" / "rate"] and len(second.present) == 8 and not second.skipped
-    assert left.read_bytes() == marked
+    after = archived(tmp_path / "archive", "prefix-tuning-1")
+    assert after.metrics == before.metrics
+    np.testing.assert_array_equal(after.predictions("test").logits, before.predictions("test").logits)
+    assert len(find_runs([tmp_path / "archive"]).runs) == 9
 
 
 def test_notes_of_a_sweep_come_with_new_runs_only(runs: Path, tmp_path: Path) -> None:
@@ -118,17 +158,17 @@ def test_notes_of_a_sweep_come_with_new_runs_only(runs: Path, tmp_path: Path) ->
     (tmp_path / "sweep.json").write_text('{"of": "a sweep in the archive"}')
     archive_runs([runs], tmp_path)
     assert "a sweep in the archive" in (tmp_path / "sweep.json").read_text()
-    shutil.rmtree(tmp_path / "rate")
+    forget(tmp_path, "rate")
     archive_runs([runs], tmp_path)
     assert json.loads((tmp_path / "sweep.json").read_text())["plan"] == "p"
 
 
 def test_places(runs: Path, tmp_path: Path) -> None:
     archive_runs([runs / "rate"], tmp_path / "one")
-    assert sorted(path.name for path in (tmp_path / "one").iterdir()) == ["rate"]
+    assert [run.path for run in find_runs([tmp_path / "one"]).runs] == [tmp_path / "one" / "rate"]
     shutil.copytree(runs, tmp_path / "all" / "grid")
     archive_runs([tmp_path / "all", tmp_path / "all" / "grid"], tmp_path / "above")
-    assert (tmp_path / "above" / "grid" / "rate" / "metrics.json").is_file()
+    assert archived(tmp_path / "above", "rate").path == tmp_path / "above" / "grid" / "rate"
     assert (tmp_path / "above" / "grid" / "sweep.json").is_file()
     assert [path.name for path in (tmp_path / "above").iterdir()] == ["grid"], "each run once"
 
@@ -137,17 +177,10 @@ def test_another_run_of_that_name_is_not_taken_for_it(tmp_path: Path) -> None:
     make_results(tmp_path / "one" / "run", seed=1)
     make_results(tmp_path / "two" / "run", seed=2)
     archive_runs([tmp_path / "one"], tmp_path / "archive")
-    with pytest.raises(ValueError, match=r"two/run: .*archive/run is another run already: --seed \(was 1, now 2\)"):
+    with pytest.raises(
+        ValueError, match=r"two/run: the archive has another run of this name: --seed \(was 1, now 2\)"
+    ):
         archive_runs([tmp_path / "two"], tmp_path / "archive")
-
-
-def test_what_is_in_the_way_stays(tmp_path: Path) -> None:
-    make_results(tmp_path / "runs" / "run")
-    (tmp_path / "archive" / "run").mkdir(parents=True)
-    (tmp_path / "archive" / "run" / "mine.txt").write_text("mine")
-    with pytest.raises(ValueError, match="archive/run is in the way, and is no finished run; remove it"):
-        archive_runs([tmp_path / "runs"], tmp_path / "archive")
-    assert list(contents(tmp_path / "archive")) == ["run/mine.txt"]
 
 
 def test_damaged_predictions_leave_no_half_a_run(tmp_path: Path) -> None:
@@ -157,7 +190,7 @@ def test_damaged_predictions_leave_no_half_a_run(tmp_path: Path) -> None:
     result = archive_runs([tmp_path / "runs"], tmp_path / "archive")
     assert [path.name for path in result.added] == ["good"]
     assert len(result.skipped) == 1 and f"{bad}:1: the field 'id' is missing" in result.skipped[0]
-    assert [path.name for path in (tmp_path / "archive").iterdir()] == ["good"]
+    assert [run.path.name for run in find_runs([tmp_path / "archive"]).runs] == ["good"]
 
 
 def test_half_an_archived_run_of_a_killed_process_is_no_run(tmp_path: Path) -> None:
@@ -183,7 +216,7 @@ def test_an_output_among_the_runs(runs: Path) -> None:
 def test_an_archive_cannot_predict_and_says_why(runs: Path, tmp_path: Path) -> None:
     archive_runs([runs], tmp_path)
     with pytest.raises(
-        ValueError, match=r"rate: this is an archive of a run, which has no weights; .*--keep-weights"
+        ValueError, match=r"rate: this is a run of an archive, which has no weights; .*--keep-weights"
     ):
         load_run(tmp_path / "rate")
 
@@ -219,7 +252,7 @@ def test_a_sweep_takes_archived_runs_as_finished(tmp_path: Path) -> None:
     assert str(tmp_path) not in (tmp_path / "archive" / "sweep.json").read_text()
     (cell,) = first.plan.cells
     final = {run_name(run) for run in first.progress(cell).final}
-    kept = {path.parent.parent.name for path in (tmp_path / "archive").rglob("predictions/test.jsonl.gz")}
+    kept = {run.path.name for run in find_runs([tmp_path / "archive"]).runs if run.has_predictions("test")}
     assert len(final) == 2 and kept == final, "of the three runs one only helped to choose"
     again = run_sweep(plan, tmp_path / "archive", InThisProcess())
     scores = {name: outcome.score for name, outcome in first.outcomes.items()}
@@ -227,7 +260,7 @@ def test_a_sweep_takes_archived_runs_as_finished(tmp_path: Path) -> None:
     assert not any(outcome.is_new for outcome in again.outcomes.values())
     # And what a part lacks is run beside what was archived.
     lost = next(iter(first.outcomes))
-    shutil.rmtree(tmp_path / "archive" / lost)
+    forget(tmp_path / "archive", lost)
     third = run_sweep(plan, tmp_path / "archive", InThisProcess())
     assert [name for name, outcome in third.outcomes.items() if outcome.is_new] == [lost]
     assert {name: outcome.score for name, outcome in third.outcomes.items()} == scores
@@ -237,4 +270,4 @@ def test_a_run_of_other_results_is_not_taken_for_it(tmp_path: Path) -> None:
     for name, skill in (("one", 3.0), ("two", 0.1)):
         make_results(tmp_path / name / "run", skill=skill)
     result = archive_runs([tmp_path / "one", tmp_path / "two"], tmp_path / "archive")
-    assert len(result.added) == 1 and "is another run already: its results are others" in result.skipped[0]
+    assert len(result.added) == 1 and "has another run of this name: its results are others" in result.skipped[0]

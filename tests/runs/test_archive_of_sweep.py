@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from prefixprop.evaluation import read_predictions
 from prefixprop.reporting import Report, archive_runs, make_report
 from prefixprop.reporting.tables.markup import to_markdown
+from prefixprop.runs.find import find_runs
+from prefixprop.runs.run import Run
 
 from tiny_runs import make_results
 
@@ -55,7 +56,12 @@ def copied(sweep: Path, tmp_path: Path) -> Path:
 
 
 def with_predictions(archive: Path) -> set[str]:
-    return {path.parent.parent.name for path in archive.rglob("predictions/test.jsonl.gz")}
+    return {run.path.name for run in find_runs([archive]).runs if run.has_predictions("test")}
+
+
+def archived(archive: Path, name: str) -> Run:
+    (found,) = (run for run in find_runs([archive]).runs if run.path.name == name)
+    return found
 
 
 def tables(report: Report) -> str:
@@ -73,9 +79,13 @@ def test_only_results_keep_predictions(sweep: Path, tmp_path: Path) -> None:
     result = archive_runs([sweep], tmp_path)
     assert len(result.added) == 10 and not (result.completed or result.present or result.skipped)
     assert with_predictions(tmp_path) == LOW | {"by-hand"}, "a run that the sweep knows nothing of is a result"
-    names = {path.name for path in (tmp_path / "prefix-tuning-high-1").rglob("*")}
-    assert names == {"config.yaml", "environment.json", "metrics.json", "history.jsonl", "labels.json"}
-    assert (tmp_path / "prefix-tuning-low-2" / "lengths.json").is_file()
+    only_chose, result_of_sweep = (
+        archived(tmp_path, "prefix-tuning-high-1"),
+        archived(tmp_path, "prefix-tuning-low-2"),
+    )
+    assert only_chose.history and only_chose.labels and only_chose.environment
+    assert not only_chose.lengths and result_of_sweep.lengths
+    assert {path.name for path in tmp_path.iterdir()} == {"runs.jsonl.gz", "predictions.npz", "sweep.json"}
 
 
 def test_a_report_says_and_draws_the_same(sweep: Path, tmp_path: Path) -> None:
@@ -92,12 +102,12 @@ def test_a_report_says_and_draws_the_same(sweep: Path, tmp_path: Path) -> None:
 def test_every_measure_can_be_computed_again(sweep: Path, tmp_path: Path) -> None:
     archive_runs([sweep], tmp_path)
     for name in LOW:
-        metrics = json.loads((tmp_path / name / "metrics.json").read_text())
+        run = archived(tmp_path, name)
         for split in ("dev", "test"):
-            measured = read_predictions(tmp_path / name / "predictions" / f"{split}.jsonl").evaluate()
-            assert measured["micro_f1"] == metrics[split]["micro_f1"]
-            assert measured["brier"] == pytest.approx(metrics[split]["brier"], abs=0.001)
-            assert measured["nll"] == pytest.approx(metrics[split]["nll"], abs=0.001)
+            measured = run.predictions(split).evaluate()
+            assert measured["micro_f1"] == run.metrics[split]["micro_f1"]
+            assert measured["brier"] == pytest.approx(run.metrics[split]["brier"], abs=0.001)
+            assert measured["nll"] == pytest.approx(run.metrics[split]["nll"], abs=0.001)
 
 
 def test_a_cell_that_has_not_chosen_keeps_all(copied: Path, tmp_path: Path) -> None:
@@ -132,7 +142,7 @@ def test_a_run_that_two_cells_share_is_a_result_if_one_chose_it(copied: Path, tm
 def test_a_run_that_became_a_result_gets_its_predictions(copied: Path, tmp_path: Path) -> None:
     archive = tmp_path / "archive"
     archive_runs([copied], archive)
-    left = {path: path.stat().st_mtime_ns for path in archive.rglob("*.json") if path.name != "sweep.json"}
+    before = {run.path.name: run.metrics for run in find_runs([archive]).runs}
     for seed in (2, 3):
         make_run(copied, "prefix-tuning", "high", seed)
     note(copied, propagation="low", tuning="high")
@@ -141,9 +151,9 @@ def test_a_run_that_became_a_result_gets_its_predictions(copied: Path, tmp_path:
     assert {path.name for path in result.added} == {"prefix-tuning-high-2", "prefix-tuning-high-3"}
     assert len(result.present) == 9 and not result.skipped
     assert with_predictions(archive) == LOW | {"by-hand"} | finals("prefix-tuning", "high")
-    assert (archive / "prefix-tuning-high-1" / "lengths.json").is_file()
-    changed = {path for path, time in left.items() if path.stat().st_mtime_ns != time}
-    assert {path.parent.name for path in changed} == {"prefix-tuning-high-1"}, "others are left as they are"
+    assert archived(archive, "prefix-tuning-high-1").lengths
+    after = {run.path.name: run.metrics for run in find_runs([archive]).runs}
+    assert {name: after[name] for name in before} == before, "others are left as they are"
     third = archive_runs([copied], archive)
     assert len(third.present) == 12 and not (third.added or third.completed)
 
@@ -163,7 +173,7 @@ def test_damaged_predictions_leave_the_archived_run_as_it_is(copied: Path, tmp_p
     bad.write_text("{}\n")
     result = archive_runs([copied], archive)
     assert not result.completed and result.skipped and f"{bad}:1: the field 'id' is missing" in result.skipped[0]
-    assert (archive / "prefix-tuning-high-1" / "metrics.json").is_file()
+    assert archived(archive, "prefix-tuning-high-1").metrics
     assert "prefix-tuning-high-1" not in with_predictions(archive)
 
 

@@ -30,7 +30,8 @@ def test_whatever_decides_predictions_changes_it(made: Path, run: Path, folder: 
     seen = {RunDirectory(run).fingerprint()}
     for part in (f"{folder}/adapter_model.safetensors", "tokenizer/tokenizer.json", "labels.json", "config.yaml"):
         path = run / part
-        path.write_bytes(path.read_bytes().replace(b"0", b"1").replace(b"a", b"b"))
+        changed = (b"max_length: ", b"max_length: 1") if part == "config.yaml" else (b"a", b"b")
+        path.write_bytes(path.read_bytes().replace(*changed))
         seen.add(RunDirectory(run).fingerprint())
     metrics = json.loads((run / "metrics.json").read_text())
     (run / "metrics.json").write_text(json.dumps(metrics | {"temperature": 1.25}))

@@ -24,15 +24,16 @@ from numpy.typing import NDArray
 
 from prefixprop.atomic_files import replacing_file, write_text
 from prefixprop.evaluation import PredictionSet
+from prefixprop.runs.directory import ARCHIVE_TABLE
 from prefixprop.tasks.json_lines import read_json_lines
 
-TABLE, PREDICTIONS = "runs.jsonl.gz", "predictions.npz"
+PREDICTIONS = "predictions.npz"
 _FIELDS = ("name", "settings", "metrics", "environment", "history")
 _LARGEST = float(np.finfo(np.float16).max)
 
 
 def is_archive(folder: Path) -> bool:
-    return (folder / TABLE).is_file()
+    return (folder / ARCHIVE_TABLE).is_file()
 
 
 @dataclass(frozen=True)
@@ -49,10 +50,12 @@ class ArchiveFiles:
         if not is_archive(folder):
             return cls(folder)
         lines: dict[str, dict[str, Any]] = {}
-        for number, line in enumerate(read_json_lines(folder / TABLE), start=1):
+        for number, line in enumerate(read_json_lines(folder / ARCHIVE_TABLE), start=1):
             missing = [name for name in _FIELDS if name not in line]
             if missing:
-                raise ValueError(f"{folder / TABLE}:{number}: the field {missing[0]!r} is missing; archive again.")
+                raise ValueError(
+                    f"{folder / ARCHIVE_TABLE}:{number}: the field {missing[0]!r} is missing; archive again."
+                )
             lines[line["name"]] = line
         return cls(folder, lines)
 
@@ -90,7 +93,7 @@ class ArchiveFiles:
                 np.savez_compressed(temporary, **{key: arrays[key] for key in sorted(arrays)})  # type: ignore[arg-type]
         table = [self.lines[name] for name in sorted(self.lines)]
         lines = [json.dumps(line, ensure_ascii=False, separators=(",", ":")) + "\n" for line in table]
-        write_text(self.folder / TABLE, "".join(lines))
+        write_text(self.folder / ARCHIVE_TABLE, "".join(lines))
 
     @cached_property
     def _stored_keys(self) -> tuple[str, ...]:

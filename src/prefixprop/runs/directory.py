@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from prefixprop.evaluation import Temperature
 
 DOCUMENTS = "documents"  # of environment.json
+ARCHIVE_TABLE = "runs.jsonl.gz"  # of an archive of many runs, see `prefixprop.runs.archive_file`
 FINISHED = "finished"  # the status in metrics.json
 TRAIN_AGAIN = "train it again with `prefixprop train … --overwrite`"
 _PLACES = ("model", "data_dir", "train_files", "dev_files", "test_files")  # which may be moved after a run
@@ -101,12 +102,17 @@ class RunDirectory:
 
     def check_finished(self) -> None:
         """Raise unless this is the directory of a run that has come to its end."""
+        if not self.path.is_dir() and (self.path.parent / ARCHIVE_TABLE).is_file():
+            raise ValueError(
+                f"{self.path}: this is a run of an archive, which has no weights; use the run directory that it was "
+                "made of, or train it again with `prefixprop train … --keep-weights`."
+            )
         if not self.path.is_dir():
             raise FileNotFoundError(f"{self.path}: there is no such run directory; `prefixprop train` makes one.")
         if not self.config.is_file():
             raise FileNotFoundError(
                 f"{self.path}: this is not a run directory, it has no {self.config.name}; give one that `prefixprop "
-                "train` made. (An archive has no weights; use the run that it was made of.)"
+                "train` made."
             )
         self.read_metrics()
 

@@ -27,6 +27,7 @@ class InDirectory:
     """What a run keeps in its directory."""
 
     directory: RunDirectory
+    remedy = ""
 
     def lengths(self) -> tuple[int, ...]:
         return self.directory.read_lengths()
@@ -44,6 +45,7 @@ class InArchive:
 
     archive: ArchiveFiles
     name: str
+    remedy = "; archive the run by its name to add them"
 
     def lengths(self) -> tuple[int, ...]:
         return self.archive.lengths(self.name)

@@ -21,7 +21,13 @@ DECISIVE_SETTINGS = tuple(
 
 
 class Kept(Protocol):
-    """What a run has kept beside its numbers, in its directory or in an archive; read when it is asked for."""
+    """What a run has kept beside its numbers, in its directory or in an archive; read when it is asked for.
+
+    `remedy` is what to do about predictions that it has not kept.
+    """
+
+    @property
+    def remedy(self) -> str: ...
 
     def lengths(self) -> tuple[int, ...]: ...
 
@@ -107,7 +113,8 @@ class Run:
         """What the run said about the documents of a split, uncalibrated; `ValueError` where it kept nothing."""
         if split not in self._read:
             if self.kept is None or not self.kept.has_predictions(split):
-                raise ValueError(f"{self.path} has no predictions of {split}.")
+                remedy = "" if self.kept is None else self.kept.remedy
+                raise ValueError(f"{self.path} has no predictions of {split}{remedy}.")
             self._read[split] = self.kept.predictions(split)
         return self._read[split]
 

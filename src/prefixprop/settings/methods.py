@@ -53,7 +53,8 @@ class Method:
     def peft_config(self, settings: RunSettings) -> PeftConfig:
         """The configuration of a run's adapter."""
         values: dict[str, Any] = {option: getattr(settings, setting) for setting, option in self.options.items()}
-        return self.config_class(**values)
+        # peft knows lists of names, and no tuples.
+        return self.config_class(**{name: list(v) if isinstance(v, tuple) else v for name, v in values.items()})
 
 
 _PREFIX = {
