@@ -164,7 +164,8 @@ def test_what_runs_do_not_have_is_left_out_and_told(tmp_path: Path) -> None:
     drawn, complaints = make_report([run]).draw()
     assert not drawn
     assert complaints == [
-        "No lengths of the documents of hyperpartisan: no run that stands for a method has kept the lengths of its documents.",
+        "No lengths of the documents of hyperpartisan: no run that stands for a method has kept the lengths of its "
+        "documents.",
         "No reliability diagram and confusion matrix of prefix-propagation, embedded: "
         f"{run} has no predictions of test.",
     ]

@@ -32,7 +32,6 @@ from prefixprop.evaluation.paired_tests import (
 from prefixprop.evaluation.prediction_file import (
     read_predictions,
     stored_predictions,
-    write_compact_predictions,
     write_predictions,
 )
 from prefixprop.evaluation.prediction_set import PredictionSet
@@ -81,6 +80,5 @@ __all__ = [
     "tfidf_baseline",
     "tfidf_classifier",
     "welch_test",
-    "write_compact_predictions",
     "write_predictions",
 ]
