@@ -9,8 +9,7 @@ import importlib
 import sys
 from typing import TYPE_CHECKING
 
-from prefixprop.lazy_names import lazy_names
-from prefixprop.peft_import import after_peft
+from prefixprop.lazy_imports import after_peft, lazy_names
 
 if TYPE_CHECKING:
     from prefixprop import attention, models

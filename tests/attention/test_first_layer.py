@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from prefixprop import attention
-from prefixprop.attention.first_layer import learning_rows
+from prefixprop.attention.watching import learning_rows
 
 from tiny import adapt, batch, both_methods, tiny_model
 

@@ -15,7 +15,7 @@ from transformers import LongformerConfig, LongformerModel
 from prefixprop import PrefixPropagationConfig
 from prefixprop.models import adapt_candidate_scorer, candidate_scorer
 from prefixprop.tasks import CandidateCollator
-from prefixprop.tasks.candidate_input import TokenizedQuestion, split_into_chunks
+from prefixprop.tasks.wikihop_input import TokenizedQuestion, split_into_chunks
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 CASES = sorted((GOLDEN / "reference").glob("wh_*"))

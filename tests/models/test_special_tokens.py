@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from prefixprop.models.special_tokens import SpecialTokenEmbedding
+from prefixprop.models.candidate_scoring import SpecialTokenEmbedding
 
 
 def test_only_the_new_rows_are_trained() -> None:

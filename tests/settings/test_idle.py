@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from prefixprop.experiments import read_plan
-from prefixprop.settings.idle import idle_notes, refuse_idle, without_idle
+from prefixprop.settings.resolve import idle_notes, refuse_idle, without_idle
 from prefixprop.settings.run_settings import SETTING_FIELDS
 from prefixprop.training import RunSettings, SettingsError
 

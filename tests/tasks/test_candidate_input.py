@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from prefixprop.models import load_default
 from prefixprop.tasks import CandidatePartTooLong, Question, add_special_tokens
-from prefixprop.tasks.candidate_input import (
+from prefixprop.tasks.wikihop_input import (
     MIN_SUPPORT_TOKENS,
     QuestionInput,
     check_room,

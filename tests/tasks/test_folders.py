@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from prefixprop.tasks.folders import check_folder, find_split_files
+from prefixprop.tasks.rows import check_folder, find_split_files
 
 
 def touch(folder: Path, *names: str) -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from sklearn.model_selection import train_test_split
 
 from prefixprop.tasks import Document, Split
-from prefixprop.tasks.splitting import split_off
+from prefixprop.tasks.splits import split_off
 
 
 def documents(labels: list[int]) -> Split:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from transformers import TrainerCallback
 
-from prefixprop.signals import asked_by_signals, interrupt
+from prefixprop.processes import asked_by_signals, interrupt
 from prefixprop.training import RunDirectory, train
 from prefixprop.training.checkpoints import list_checkpoints
 from prefixprop.training.stopping import StopWatch

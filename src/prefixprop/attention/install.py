@@ -19,7 +19,6 @@ from transformers.models.longformer.modeling_longformer import (
 )
 
 from prefixprop.attention.backends import Backend, check_backend, choose
-from prefixprop.attention.first_layer import learning_rows
 from prefixprop.attention.forwards import Undo, replace_forward
 from prefixprop.attention.pattern import AttentionPattern
 from prefixprop.attention.prefix import PrefixedKeys, PrefixPart
@@ -29,6 +28,7 @@ from prefixprop.attention.read_row import (
     read_row_of_layer,
     reads_first_row_alone,
 )
+from prefixprop.attention.watching import learning_rows
 
 ATTRIBUTE = "fast_attention"  # of a LongformerModel
 

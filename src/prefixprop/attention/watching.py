@@ -1,10 +1,15 @@
-"""Whether somebody waits for a module to be called: then nothing may go past it."""
+"""What may be left out of a pass, because nobody waits for it.
+
+Nothing may go past a module that somebody watches. And of the first layer's backward pass hardly anything is asked:
+nothing learns in front of it but a prefix, so what the embedded rows would get through attention to each other need
+not be computed.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules import module as of_all_modules
 
 
@@ -29,3 +34,15 @@ def is_output_watched(module: nn.Module) -> bool:
         or of_all_modules._global_backward_hooks
         or of_all_modules._global_backward_pre_hooks
     )
+
+
+def learning_rows(longformer: Any, source: Any, embedded: Tensor) -> int | None:
+    """How many rows at the front of the first layer's input want a gradient: those of `source`, a prefix method.
+
+    None for all rows: where the embeddings learn, and where a hook of somebody else might add what learns.
+    """
+    encoder = longformer.encoder
+    others = [hook for hook in encoder._forward_pre_hooks.values() if not is_hook_of(source, hook)]
+    if embedded.requires_grad or others or is_watched(encoder.layer[0]):
+        return None
+    return 0 if source is None else source.prefix_rows()

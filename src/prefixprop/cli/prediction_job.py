@@ -14,10 +14,15 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from prefixprop.prediction import PredictionOptions, PredictionSummary, TrainedModel, load_run
-from prefixprop.prediction.documents import take_stored
 from prefixprop.prediction.inputs import InputColumns, InputDocument
-from prefixprop.prediction.origin import Origin
-from prefixprop.prediction.outputs import LineFormat, drop_half_written_line, line_format, read_stored
+from prefixprop.prediction.outputs import (
+    LineFormat,
+    Origin,
+    drop_half_written_line,
+    line_format,
+    read_stored,
+    take_stored,
+)
 from prefixprop.prediction.predictor import Prediction, predict_together
 from prefixprop.prediction.windows import windows
 from prefixprop.runs.directory import RunDirectory

@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.text import Text
 
 from prefixprop.cli.messages import clean_errors, refuse
-from prefixprop.signals import asked_by_signals, interrupt
+from prefixprop.processes import asked_by_signals, interrupt
 
 if TYPE_CHECKING:
     from prefixprop.experiments import Engine, Outcome, SweepState

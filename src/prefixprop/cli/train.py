@@ -16,13 +16,12 @@ from rich.text import Text
 
 from prefixprop.cli.messages import clean_errors
 from prefixprop.cli.settings_options import with_settings_options
-from prefixprop.processes import is_main_process, process_count
+from prefixprop.processes import asked_by_signals, is_main_process, process_count
 from prefixprop.runs.directory import RunDirectory
 from prefixprop.settings.check import check_settings
-from prefixprop.settings.idle import refuse_idle
 from prefixprop.settings.recipe import override, read_settings, settings_to_yaml
+from prefixprop.settings.resolve import refuse_idle
 from prefixprop.settings.run_settings import RunSettings
-from prefixprop.signals import asked_by_signals
 
 if TYPE_CHECKING:
     from prefixprop.training.train import RunPlan, RunResult

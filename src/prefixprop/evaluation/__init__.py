@@ -15,11 +15,11 @@ from prefixprop.evaluation.calibration import (
     negative_log_likelihood,
     reliability,
 )
-from prefixprop.evaluation.evaluate import evaluate_predictions
 from prefixprop.evaluation.metrics import (
     ClassificationMetrics,
     classification_metrics,
     confusion_counts,
+    evaluate_predictions,
     question_accuracy,
 )
 from prefixprop.evaluation.paired_tests import (
@@ -34,11 +34,16 @@ from prefixprop.evaluation.prediction_file import (
     stored_predictions,
     write_predictions,
 )
-from prefixprop.evaluation.prediction_set import PredictionSet
+from prefixprop.evaluation.prediction_set import PredictionSet, question_predictions
 from prefixprop.evaluation.predictions import checked_predictions, checked_probabilities, softmax
-from prefixprop.evaluation.questions import question_predictions
-from prefixprop.evaluation.seed_summary import SeedSummary, summarise_seeds
-from prefixprop.evaluation.significance import SignificanceTest, holm_correction, t_test, welch_test
+from prefixprop.evaluation.significance import (
+    SeedSummary,
+    SignificanceTest,
+    holm_correction,
+    summarise_seeds,
+    t_test,
+    welch_test,
+)
 from prefixprop.evaluation.temperature import Temperature, fit_temperature
 
 __all__ = [

@@ -1,13 +1,14 @@
-"""Measures of how right the predicted classes are."""
+"""Measures of how right the predicted classes are, and every measure of a set of predictions by its name."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from sklearn.metrics import accuracy_score, confusion_matrix, f1_score, precision_score, recall_score
 
+from prefixprop.evaluation.calibration import DEFAULT_BINS, calibration_metrics
 from prefixprop.evaluation.predictions import check_candidates, checked_predictions
 
 
@@ -58,3 +59,26 @@ def confusion_counts(probabilities: ArrayLike, labels: ArrayLike) -> NDArray[np.
     classes = range(probability_array.shape[1])
     counts: NDArray[np.int64] = confusion_matrix(label_array, probability_array.argmax(axis=1), labels=classes)
     return counts
+
+
+def evaluate_predictions(
+    probabilities: ArrayLike,
+    labels: ArrayLike,
+    *,
+    candidate_counts: ArrayLike | None = None,
+    bins: int = DEFAULT_BINS,
+) -> dict[str, float]:
+    """Return all measures of probabilities [documents, classes] by name, all finite, ready for JSON.
+
+    Always: `accuracy`, `ece`, `adaptive_ece`, `mce`, `brier`, `nll` and `documents`, their number. For classification
+    also `micro_f1`, `macro_precision`, `macro_recall`, and `binary_f1` where there are two classes. With
+    `candidate_counts` the rows are questions with that many candidates each, see `question_accuracy`.
+    """
+    probability_array, label_array = checked_predictions(probabilities, labels)
+    if candidate_counts is None:
+        of_classes = asdict(classification_metrics(probability_array, label_array))
+        measures = {name: value for name, value in of_classes.items() if value is not None}
+    else:
+        measures = {"accuracy": question_accuracy(probability_array, label_array, candidate_counts)}
+    measures |= asdict(calibration_metrics(probability_array, label_array, bins))
+    return measures | {"documents": len(label_array)}

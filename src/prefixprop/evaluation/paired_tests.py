@@ -9,8 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
 from prefixprop.evaluation.prediction_set import PredictionSet
-from prefixprop.evaluation.seed_summary import CONFIDENCE
-from prefixprop.evaluation.significance import Alternative, SignificanceTest, check_alternative
+from prefixprop.evaluation.significance import CONFIDENCE, Alternative, SignificanceTest, check_alternative
 
 DEFAULT_RESAMPLES = 10_000
 # So many counts are drawn at once, 32 MiB of them.

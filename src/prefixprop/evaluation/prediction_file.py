@@ -22,7 +22,7 @@ import numpy as np
 
 from prefixprop.atomic_files import write_text
 from prefixprop.evaluation.prediction_set import PredictionSet
-from prefixprop.tasks.json_lines import iterate_json_lines
+from prefixprop.tasks.rows import iterate_json_lines
 
 
 def write_predictions(path: str | Path, predictions: PredictionSet) -> None:

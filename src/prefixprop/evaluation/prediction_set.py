@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from prefixprop.evaluation.calibration import DEFAULT_BINS
-from prefixprop.evaluation.evaluate import evaluate_predictions
+from prefixprop.evaluation.metrics import evaluate_predictions
 from prefixprop.evaluation.predictions import checked_logits, checked_probabilities, softmax
 from prefixprop.evaluation.temperature import Temperature
+from prefixprop.tasks.wikihop import Question
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,3 +143,27 @@ class PredictionSet:
         # On disk the label is a name.
         if names.index(names[label]) != label:
             raise ValueError(f"{place} has the label {names[label]!r}, which an earlier candidate is named as well.")
+
+
+# How far the answer of a question that was not read is put behind the other candidates: it then counts as wrong, and
+# hardly otherwise.
+_NUDGE = 1e-6
+
+
+def question_predictions(questions: Sequence[Question], logits: Mapping[str, NDArray[np.float64]]) -> PredictionSet:
+    """From logits by question id, at least one per candidate; a question without (too long to read) is wrong."""
+    rows = []
+    for question in questions:
+        count = len(question.candidates)
+        row = np.zeros(count)
+        if question.id in logits:
+            row = np.asarray(logits[question.id], dtype=np.float64)[:count]
+        else:
+            row[question.answer] = -_NUDGE
+        rows.append(row)
+    return PredictionSet.of_candidates(
+        [question.id for question in questions],
+        [question.answer for question in questions],
+        rows,
+        [question.candidates for question in questions],
+    )

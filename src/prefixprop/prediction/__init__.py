@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from prefixprop.lazy_names import lazy_names
+from prefixprop.lazy_imports import lazy_names
 
 if TYPE_CHECKING:
     from prefixprop.prediction.predictor import Prediction, PredictionOptions

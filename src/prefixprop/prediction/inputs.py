@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from prefixprop.tasks.json_lines import decode_line, parse_object
 from prefixprop.tasks.labelled_rows import default_id_column, id_of, text_of
-from prefixprop.tasks.rows import Row, read_rows
+from prefixprop.tasks.rows import Row, decode_line, parse_object, read_rows
 
 STANDARD_INPUT = "-"
 _STANDARD_INPUT_NAME = "standard input"

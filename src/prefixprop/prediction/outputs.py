@@ -1,7 +1,7 @@
-"""Predictions as lines of a file that grows, and that can be gone on with after a kill.
+"""Predictions as lines of a file that grows, and that a later call can go on with after a kill.
 
 JSON lines have the fields of a `Prediction` behind the `id`; CSV has them as columns, with one `probability of NAME`
-per label.
+per label. A small file beside the output says what made it, so that nothing else goes on with it.
 """
 
 from __future__ import annotations
@@ -10,12 +10,14 @@ import csv
 import io
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from prefixprop.atomic_files import write_json
 from prefixprop.choices import PREDICTION_FORMATS
+from prefixprop.prediction.inputs import InputDocument
 from prefixprop.prediction.predictor import Prediction
 
 _PROBABILITY = "probability of "
@@ -175,3 +177,71 @@ def _csv_line(values: list[Any]) -> bytes:
 def _one_line(text: str) -> str:
     """Without line breaks, which would hide where a record ends, and without what has no UTF-8 form."""
     return " ".join(text.splitlines()).encode("utf-8", errors="backslashreplace").decode("utf-8")
+
+
+def take_stored(
+    documents: Iterator[InputDocument], stored: Iterable[StoredPrediction], form: LineFormat
+) -> Iterator[tuple[InputDocument, Prediction]]:
+    """Take the documents that are `stored`, whose ids must be the same, and leave the others in `documents`."""
+    for earlier in stored:
+        document = next(documents, None)
+        if document is None:
+            raise ValueError(
+                f"The output has more documents than the input, from {earlier.id!r} on. Give the same input to "
+                "--resume, or choose another --output."
+            )
+        if form.written_id(document.id) != earlier.id:
+            raise ValueError(
+                f"The output is of another input: it has the document {earlier.id!r} where the input has "
+                f"{document.id!r}. Give the same input to --resume, or choose another --output."
+            )
+        yield document, earlier.prediction
+
+
+_OTHERWISE = "choose another --output, or remove the file"
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What decides the lines of an output, apart from its input; `run` is the name of the directory, for people."""
+
+    run: str
+    fingerprint: str
+    long: str
+    format: str
+    text_column: str
+    id_column: str | None
+
+    def write(self, output: Path) -> None:
+        write_json(_beside(output), asdict(self))
+
+    def check(self, output: Path) -> None:
+        """Raise unless the output was begun with this origin."""
+        try:
+            earlier = Origin(**json.loads(_beside(output).read_text(encoding="utf-8")))
+        except (FileNotFoundError, ValueError, TypeError) as error:
+            raise ValueError(
+                f"{output}: --resume cannot go on, because {_beside(output).name}, which says what made the file, is "
+                f"missing or damaged (version 0.1 wrote none); {_OTHERWISE}."
+            ) from error
+        if changed := self._changes(earlier):
+            raise ValueError(
+                f"{output}: --resume cannot go on, because the file was begun otherwise: {'; '.join(changed)}. Give "
+                f"the same run and options, {_OTHERWISE}."
+            )
+
+    def _changes(self, earlier: Origin) -> list[str]:
+        changes = []
+        if earlier.fingerprint != self.fingerprint:
+            same = "which has changed since" if earlier.run == self.run else f"now {self.run}"
+            changes.append(f"the run was {earlier.run}, {same}")
+        for name in ("long", "format", "text_column", "id_column"):
+            before, now = getattr(earlier, name), getattr(self, name)
+            if before != now:
+                option = "--" + name.replace("_", "-")
+                changes.append(f"{option} was {before or 'not given'}, now {now or 'not given'}")
+        return changes
+
+
+def _beside(output: Path) -> Path:
+    return output.with_name(f"{output.name}.origin.json")

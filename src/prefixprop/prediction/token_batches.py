@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from prefixprop.models.attention_without_cudnn import without_cudnn
-from prefixprop.tasks.document_batches import pad_documents
+from prefixprop.tasks.batches import pad_documents
 from prefixprop.tasks.encoding import TokenIds
 
 

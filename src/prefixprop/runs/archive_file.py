@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from prefixprop.atomic_files import replacing_file, write_text
 from prefixprop.evaluation import PredictionSet
 from prefixprop.runs.directory import ARCHIVE_TABLE
-from prefixprop.tasks.json_lines import read_json_lines
+from prefixprop.tasks.rows import read_json_lines
 
 PREDICTIONS = "predictions.npz"
 _FIELDS = ("name", "settings", "metrics", "environment", "history")

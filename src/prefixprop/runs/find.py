@@ -19,7 +19,7 @@ from prefixprop.runs.sweep_notes import read_failures, runs_that_only_chose
 from prefixprop.settings.recipe import override
 from prefixprop.settings.resolve import resolve
 from prefixprop.settings.run_settings import RunSettings
-from prefixprop.tasks.json_lines import read_json_lines
+from prefixprop.tasks.rows import read_json_lines
 
 
 @dataclass(frozen=True)

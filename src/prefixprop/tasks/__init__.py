@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from prefixprop.tasks.arxiv import load_arxiv
-from prefixprop.tasks.candidate_batches import CandidateCollator
-from prefixprop.tasks.candidate_input import CandidatePartTooLong, QuestionInput, add_special_tokens
-from prefixprop.tasks.document_batches import DocumentCollator, pad_documents
+from prefixprop.tasks.batches import CandidateCollator, DocumentCollator, pad_documents
 from prefixprop.tasks.documents import SPLIT_NAMES, ClassificationTask, Document, Split
 from prefixprop.tasks.encoding import ChunkedDocuments, EncodedDocuments, chunk_documents, encode_documents
 from prefixprop.tasks.files import load_files, load_hub
-from prefixprop.tasks.folds import leave_out_fold
 from prefixprop.tasks.hyperpartisan import load_hyperpartisan
-from prefixprop.tasks.json_lines import iterate_json_lines, read_json_lines
 from prefixprop.tasks.newsgroups import load_newsgroups
 from prefixprop.tasks.registry import TASKS, Task, TaskSource, load_data, load_task
-from prefixprop.tasks.rows import Row, read_rows
-from prefixprop.tasks.splitting import draw_sample
+from prefixprop.tasks.rows import Row, iterate_json_lines, read_json_lines, read_rows
+from prefixprop.tasks.splits import draw_sample, leave_out_fold
 from prefixprop.tasks.wikihop import Question, QuestionTask, load_wikihop, read_questions
-from prefixprop.tasks.wikihop_dataset import WikiHopDataset
+from prefixprop.tasks.wikihop_input import CandidatePartTooLong, QuestionInput, WikiHopDataset, add_special_tokens
 
 __all__ = [
     "SPLIT_NAMES",

@@ -9,10 +9,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from prefixprop.tasks.documents import ClassificationTask
-from prefixprop.tasks.folders import check_folder, find_split_files
-from prefixprop.tasks.hub import load_hub_dataset
+from prefixprop.tasks.files import load_hub_dataset
 from prefixprop.tasks.labelled_rows import Columns, build_task
-from prefixprop.tasks.rows import ENDINGS, read_rows
+from prefixprop.tasks.rows import ENDINGS, check_folder, find_split_files, read_rows
 
 HUB_NAME, HUB_CONFIG = "ccdv/arxiv-classification", "no_ref"
 MAX_CHARACTERS = 30_000

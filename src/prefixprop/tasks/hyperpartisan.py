@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prefixprop.tasks.documents import ClassificationTask, Document, Split
-from prefixprop.tasks.folders import check_folder
-from prefixprop.tasks.json_lines import read_json_lines
+from prefixprop.tasks.rows import check_folder, read_json_lines
 
 if TYPE_CHECKING:
-    from prefixprop.tasks.json_lines import Traversable
+    from prefixprop.tasks.rows import Traversable
 
 LABEL_NAMES = ("mainstream", "hyperpartisan")
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from prefixprop.tasks.documents import ClassificationTask, Document, Split
 from prefixprop.tasks.rows import Row
-from prefixprop.tasks.splitting import SPLIT_SEED, split_off
+from prefixprop.tasks.splits import SPLIT_SEED, split_off
 
 DEV_FRACTION = 0.1
 _ID_COLUMN = "id"

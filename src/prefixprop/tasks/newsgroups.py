@@ -12,10 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from prefixprop.tasks.documents import ClassificationTask, Split
-from prefixprop.tasks.folders import check_folder, find_split_files
 from prefixprop.tasks.labelled_rows import Columns, build_task
-from prefixprop.tasks.rows import Row, read_rows
-from prefixprop.tasks.splitting import split_off
+from prefixprop.tasks.rows import Row, check_folder, find_split_files, read_rows
+from prefixprop.tasks.splits import split_off
 
 TRAIN_FOLDER, TEST_FOLDER = "20news-bydate-train", "20news-bydate-test"
 _FOLDER_MUST_HOLD = (

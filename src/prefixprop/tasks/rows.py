@@ -1,4 +1,4 @@
-"""Reading tables of documents row by row: JSON lines, CSV, TSV and Parquet.
+"""Reading tables of documents row by row: JSON lines, CSV, TSV and Parquet, in files and in folders.
 
 Every row knows where it stands, so that whatever is wrong with it can be reported as `file:line`.
 """
@@ -6,14 +6,66 @@ Every row knows where it stands, so that whatever is wrong with it can be report
 from __future__ import annotations
 
 import csv
+import gzip
+import json
+import re
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prefixprop.optional_packages import import_optional
-from prefixprop.tasks.json_lines import decode_line, iterate_json_lines
+
+if TYPE_CHECKING:
+    from importlib.resources.abc import Traversable
+
+
+def read_json_lines(path: Path | Traversable) -> list[dict[str, Any]]:
+    """Return the objects of a UTF-8 JSON lines file, gzipped if its name ends in `.gz`; skip blank lines.
+
+    A line that is not a JSON object, or damaged gzip data, raises a `ValueError` beginning with `file:line`.
+    """
+    return [record for _, record in iterate_json_lines(path)]
+
+
+def iterate_json_lines(path: Path | Traversable) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Like `read_json_lines`, one object at a time, each with the number of its line."""
+    number = 0
+    with path.open("rb") as raw:
+        lines = gzip.GzipFile(fileobj=raw) if path.name.lower().endswith(".gz") else raw
+        try:
+            for number, line in enumerate(lines, start=1):
+                if line.strip():
+                    yield number, parse_object(line, f"{path}:{number}")
+        except (gzip.BadGzipFile, zlib.error, EOFError) as error:
+            raise ValueError(f"{path}:{number + 1}: the gzip data is damaged: {error}") from error
+
+
+def decode_line(line: bytes, place: str) -> str:
+    """Decode a line of a UTF-8 file; `place` is its `file:line`, for the error."""
+    try:
+        # Editors on Windows begin a file with a byte-order mark, which is no part of its text.
+        return line.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{place}: the text is not UTF-8 ({error}); save the file as UTF-8.") from error
+
+
+def parse_object(line: bytes, place: str) -> dict[str, Any]:
+    """Parse a line that must hold one JSON object; `place` is its `file:line`, for the error."""
+    # Without its end: of an object that breaks off, Python would tell the column in the line after.
+    text = decode_line(line, place).rstrip(" \t\r\n")
+    try:
+        record = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{place}: broken JSON: {error.msg} (column {error.colno})") from error
+    except (ValueError, RecursionError) as error:  # numbers of thousands of digits, lists within thousands of lists
+        raise ValueError(f"{place}: this JSON cannot be read: {error}") from error
+    if not isinstance(record, dict):
+        raise ValueError(f"{place}: expected a JSON object, got {type(record).__name__}")
+    return record
+
 
 # The csv module stops at fields of 131,072 characters, which long documents exceed; this is the largest limit
 # that every platform takes.
@@ -138,3 +190,32 @@ _READERS: dict[str, Callable[[Path], Iterator[Row]]] = {
     ".parquet": _read_parquet,
 }
 ENDINGS = tuple(_READERS)
+
+
+# Large tables are published in parts: train-00000-of-00015.parquet.
+_PART = r"(?:-(?P<part>\d+)-of-(?P<parts>\d+))?"
+_ENDING = "|".join(re.escape(ending) for ending in ENDINGS)
+
+
+def check_folder(folder: Path) -> None:
+    """Complain if the folder of a data set is not there."""
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{folder}: there is no such folder (data directory).")
+
+
+def find_split_files(folder: Path, *split_names: str) -> list[Path]:
+    """The files of one split, which may go by several names ("dev", "validation"); an empty list if there are none.
+
+    All of them must have the same name and ending but for the number of a part: which of `train.csv` and
+    `train.jsonl` is meant, only the user can say.
+    """
+    names = "|".join(map(re.escape, split_names))
+    pattern = re.compile(rf"(?P<name>{names}){_PART}(?P<ending>{_ENDING})")
+    matches = [match for path in sorted(folder.iterdir()) if (match := pattern.fullmatch(path.name))]
+    found = ", ".join(match[0] for match in matches)
+    if len({(match["name"], match["ending"], match["parts"]) for match in matches}) > 1:
+        raise ValueError(f"{folder}: several files could be {split_names[0]}: {found}; keep one of them.")
+    parts = matches[0]["parts"] if matches else None
+    if parts is not None and len(matches) != int(parts):
+        raise ValueError(f"{folder}: {split_names[0]} has {int(parts)} parts, of which there are only {found}.")
+    return [folder / match[0] for match in matches]

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from prefixprop.tasks.documents import SPLIT_NAMES
-from prefixprop.tasks.json_lines import read_json_lines
+from prefixprop.tasks.rows import read_json_lines
 
 FILE_ENDINGS = (".json", ".jsonl", ".json.gz", ".jsonl.gz")
 HALVING_SEED = 10

@@ -28,8 +28,7 @@ from prefixprop.runs.start import check_may_start, check_same_documents, check_s
 from prefixprop.settings.base_model import BaseModel, choose_max_length, load_base_model
 from prefixprop.settings.check import SettingsError, check_settings
 from prefixprop.settings.documents import cut_to_run, fingerprint, load_whole_task
-from prefixprop.settings.idle import idle_notes
-from prefixprop.settings.resolve import resolve
+from prefixprop.settings.resolve import idle_notes, resolve
 from prefixprop.settings.run_settings import RunSettings
 from prefixprop.training.callbacks import (
     CheckpointTimes,

@@ -14,8 +14,8 @@ import pytest
 
 from prefixprop.experiments import Job, JobEnd, LocalEngine, RayEngine, SweepState, read_plan, run_sweep
 from prefixprop.experiments.engines import ray_cluster
+from prefixprop.processes import STOPPING
 from prefixprop.runs.claim import claim
-from prefixprop.signals import STOPPING
 from prefixprop.training import RunDirectory
 from prefixprop.training.checkpoints import list_checkpoints
 

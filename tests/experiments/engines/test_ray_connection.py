@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from prefixprop.experiments import RayEngine
-from prefixprop.experiments.engines.ray_connection import Resources
+from prefixprop.experiments.engines.ray_cluster import Resources
 
 
 @pytest.mark.parametrize(

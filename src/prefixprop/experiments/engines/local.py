@@ -22,7 +22,7 @@ from prefixprop.experiments.engines.base import (
     tell_in_log,
     write_output_to,
 )
-from prefixprop.signals import SECONDS_TO_STOP, STOPPING, asked_by_signals
+from prefixprop.processes import SECONDS_TO_STOP, STOPPING, asked_by_signals
 
 # A server that has imported everything once forks a process in milliseconds, and unlike this process it has never
 # used threads or a GPU, which do not survive a fork. Windows has none.

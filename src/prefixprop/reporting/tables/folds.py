@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from prefixprop.evaluation.seed_summary import summarise_seeds
+from prefixprop.evaluation.significance import summarise_seeds
 from prefixprop.reporting.choose.comparisons import Comparison, Trial, trials_of
 from prefixprop.reporting.choose.method_rows import MethodRow, method_rows, row_key, searched_values
 from prefixprop.reporting.choose.protocol import is_on_fold, keeps_last_epoch, protocol_title

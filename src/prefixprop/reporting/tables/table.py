@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from prefixprop.evaluation.seed_summary import summarise_seeds
+from prefixprop.evaluation.significance import summarise_seeds
 
 
 class Better(Enum):

@@ -1,15 +1,29 @@
-"""Does something as soon as peft is imported, so that `import prefixprop` alone need not load it."""
+"""Imports that wait until they are needed: PyTorch and peft take seconds to load, and help can do without them."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
+
+
+def lazy_names(package: str, homes: Mapping[str, str | None]) -> Callable[[str], Any]:
+    """The package's `__getattr__`: `homes` has the module of every name, or None for one that is a module itself."""
+
+    def get(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        home = homes[name]
+        if home is None:
+            return importlib.import_module(f"{package}.{name}")
+        return getattr(importlib.import_module(f"{package}.{home}"), name)
+
+    return get
 
 
 class _Finder(MetaPathFinder):
