@@ -17,10 +17,11 @@ def archive(
         Path, typer.Option(metavar="FOLDER", help="Where the copies go; runs that are there already are left alone.")
     ],
 ) -> None:
-    """Copy finished runs without weights: report makes the same tables of them, and sweep does not repeat them.
+    """Pack finished runs without their weights into two files, to keep or to publish.
 
-    Predictions are rounded and gzipped, and left out of runs by which a sweep only chose; paths of this machine are
-    shortened.
+    report makes the same tables of them, and sweep does not repeat them.
+
+    Example: prefixprop archive runs/table2 --output results/table2
     """
     with clean_errors():
         from prefixprop.runs.archive import archive_runs

@@ -55,8 +55,9 @@ def attention(
 ) -> None:
     """Measure our Longformer attention beside Hugging Face's: forward and training step, time and peak memory.
 
-    Batches have the same number of tokens at every length, so time that grows linearly with the length shows as an
-    equal time per token. The backbone is frozen and a step goes back to the embeddings.
+    Batches have the same number of tokens at every length: linear growth shows as an equal time per token.
+
+    Example: prefixprop bench attention --size base --lengths 512,4096
     """
     dimensions = _checked(size, backend, figure)
 
@@ -112,7 +113,9 @@ def runtime(
 ) -> None:
     """Measure the paper's run-time table: no PEFT, prefix-tuning and prefix-propagation on the same random sequences.
 
-    Methods take turns, so that a drift of the machine meets them all; the interval is a bootstrap over the rounds.
+    Methods take turns, so that a drift of the machine meets them all. The interval is a bootstrap over the rounds.
+
+    Example: prefixprop bench runtime --size base --train
     """
     if prefix >= length:
         raise typer.BadParameter(f"{prefix} leaves no room in sequences of {length} tokens.", param_hint="--prefix")

@@ -87,7 +87,12 @@ def evaluate(
         Path | None, typer.Option(metavar="FILE", help="Draw the confusion matrix (png, pdf, svg).")
     ] = None,
 ) -> None:
-    """Measure predictions before and after temperature scaling: of a split, of a file of yours, or stored ones."""
+    """Measure how good a run is and how far its probabilities can be trusted, before and after calibration.
+
+    On a split of its task, on a labelled file of yours, or on stored predictions.
+
+    Example: prefixprop evaluate runs/letters --input more-letters.csv
+    """
     with clean_errors():
         if split is not None and split not in SPLITS:
             raise ValueError(f"--split {split!r} is unknown; choose one of {', '.join(SPLITS)}.")

@@ -11,7 +11,10 @@ from prefixprop.kernels import KERNELS
 
 
 def methods() -> None:
-    """List the methods, their options, the kernels and the models they work on."""
+    """List the prefix methods, their options, the kernels and the models they work on.
+
+    Example: prefixprop methods
+    """
     from peft import PeftConfig
 
     from prefixprop.backbones import SUPPORTED_MODEL_TYPES

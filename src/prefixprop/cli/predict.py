@@ -60,13 +60,11 @@ def predict(
     ] = DEFAULT_BATCH_TOKENS,
     resume: Annotated[bool, typer.Option("--resume", help="Go on where the output file ends.")] = False,
 ) -> None:
-    """Predict documents with the model of a run: label, calibrated confidence and all probabilities, in order.
+    """Label documents with the model of a run: label, calibrated confidence and all probabilities, in order.
 
-    Predictions are written every few seconds, for standard input as it arrives. What made an output file is kept
-    beside it, and --resume refuses another run or other options.
+    It writes every few seconds, and answers standard input as it arrives.
 
-    Documents over the limit, empty ones and repeated ids are counted and named at the end; repeated ids are predicted
-    like all others.
+    Example: prefixprop predict runs/letters new-letters.jsonl --output labels.jsonl
     """
     with clean_errors(resumable=True):
         if long not in LONG_DOCUMENTS:

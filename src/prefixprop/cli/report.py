@@ -42,9 +42,11 @@ def report(
         typer.Option(metavar="FILE", help="What `prefixprop bench … --json FILE` wrote; may be repeated."),
     ] = None,
 ) -> None:
-    """Compare finished runs: per task tables of quality, significance, calibration and time; pictures with --output.
+    """Compare finished runs: tables of quality, significance, calibration and time; with --output, pictures too.
 
-    Every seed counts once, at the learning rate that was chosen on dev or by cross-validation.
+    Every seed counts once, at the learning rate that dev or cross-validation chose.
+
+    Example: prefixprop report runs --output report
     """
     with clean_errors():
         if format_name not in _FORMATS:

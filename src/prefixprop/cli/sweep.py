@@ -47,7 +47,12 @@ def sweep(
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and its size, and run nothing.")] = False,
 ) -> None:
-    """Run a grid: choose on dev what is searched, then run the seeds. The same command goes on where it stopped."""
+    """Run a grid of runs from one YAML file: choose what is searched on dev, then run the seeds.
+
+    The same command continues where it stopped.
+
+    Example: prefixprop sweep recipes/sweeps/table2.yaml --data-dir arxiv=data/arxiv
+    """
     console, messages = Console(), Console(stderr=True)
     with clean_errors():
         from prefixprop.experiments.plan import read_plan

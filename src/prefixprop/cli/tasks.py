@@ -10,7 +10,10 @@ from prefixprop.tasks.rows import ENDINGS
 
 
 def tasks() -> None:
-    """List the data sets: what they are, where they come from, and the measure that chooses a checkpoint."""
+    """List the data sets that go by a name: what they are, where they come from, and their measure.
+
+    Example: prefixprop tasks
+    """
     console = Console()
     table = Table(title="Tasks", title_justify="left")
     for column in ("task", "what it is (train / dev / test)", "where it comes from", "metric"):

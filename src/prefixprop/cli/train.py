@@ -58,7 +58,12 @@ def train(
     *,
     settings: dict[str, Any],
 ) -> None:
-    """Train, evaluate and calibrate one run. Every setting is a flag and a key of a recipe."""
+    """Train a model on your documents or a task, then evaluate and calibrate it: one run.
+
+    Every setting is a flag here and a key of a recipe (--config).
+
+    Example: prefixprop train --train-files letters.csv --text-column body --run-dir runs/letters
+    """
     # Bars and remarks go where they do not mix with what a command prints for others to read.
     messages = Console(stderr=True, quiet=not is_main_process())
     console = Console(quiet=not is_main_process())

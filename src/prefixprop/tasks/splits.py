@@ -12,11 +12,13 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from prefixprop.tasks.documents import ClassificationTask, Split
-from prefixprop.tasks.registry import Task
 from prefixprop.tasks.wikihop import QuestionTask
+
+if TYPE_CHECKING:
+    from prefixprop.tasks.registry import Task
 
 Item = TypeVar("Item")
 

@@ -1,0 +1,27 @@
+"""The help of every command says what it is for, and shows one example that the command line accepts."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+import pytest
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from prefixprop.cli.app import app
+
+COMMANDS = ("train", "evaluate", "predict", "sweep", "report", "archive", "tasks", "methods")
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, "bench attention", "bench runtime"])
+def test_every_command_shows_an_example(command: str) -> None:
+    help_text = CliRunner(env={"COLUMNS": "200"}).invoke(app, [*command.split(), "--help"]).output
+    assert re.search(rf"Usage: \S+ {command}", help_text)
+    (example,) = re.findall(r"Example: prefixprop (.*\S)", help_text)
+    name, *arguments = shlex.split(example)
+    found = get_command(app).commands[name]  # type: ignore[attr-defined]
+    if hasattr(found, "commands"):
+        found = found.commands[arguments.pop(0)]
+    # Parsing alone: options that do not exist, and arguments that are missing, raise.
+    found.make_context(name, arguments)
