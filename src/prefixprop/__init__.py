@@ -7,18 +7,12 @@ from __future__ import annotations
 
 import importlib
 import sys
-from typing import TYPE_CHECKING
 
 from prefixprop.lazy_imports import after_peft, lazy_names
 
-if TYPE_CHECKING:
-    from prefixprop import attention, models
-    from prefixprop.config import PrefixPropagationConfig, PrefixTuningConfig
-    from prefixprop.counting import ParameterCount, count_parameters
-    from prefixprop.prediction import load_run
-
 __version__ = "0.1.0"
 
+# Types are in __init__.pyi, because these names are loaded when they are asked for.
 __all__ = [
     "ParameterCount",
     "PrefixPropagationConfig",
@@ -33,11 +27,11 @@ __all__ = [
 __getattr__ = lazy_names(
     __name__,
     {
-        "ParameterCount": "counting",
+        "ParameterCount": "tuners.counting",
         "PrefixPropagationConfig": "config",
         "PrefixTuningConfig": "config",
         "attention": None,
-        "count_parameters": "counting",
+        "count_parameters": "tuners.counting",
         "load_run": "prediction",
         "models": None,
     },

@@ -8,9 +8,9 @@ from typing import Any
 import yaml
 
 from prefixprop.choices import EMBEDDED_MODELS
-from prefixprop.counting import ParameterCount
 from prefixprop.settings.methods import ADAPTER, MODEL
 from prefixprop.settings.run_settings import RunSettings
+from prefixprop.tuners.counting import ParameterCount
 
 _MEASURES = ("accuracy", "micro_f1", "macro_precision", "macro_recall", "binary_f1", "ece", "nll", "documents")
 

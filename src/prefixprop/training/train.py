@@ -18,7 +18,6 @@ from transformers.integrations import get_available_reporting_integrations
 
 from prefixprop.atomic_files import clear_leftovers, replacing_folder, write_json, write_text
 from prefixprop.attention.backends import is_modern_gpu
-from prefixprop.counting import ParameterCount, count_parameters
 from prefixprop.evaluation import PredictionSet, fit_temperature, write_predictions
 from prefixprop.models.attention_without_cudnn import without_cudnn
 from prefixprop.models.precision import hold_frozen_in_bfloat16
@@ -45,6 +44,7 @@ from prefixprop.training.errors import TrainingError, building_remedy, explained
 from prefixprop.training.model_card import model_card
 from prefixprop.training.trainable import build_trainable, save_trained
 from prefixprop.training.trainer import RunTrainer, training_arguments
+from prefixprop.tuners.counting import ParameterCount, count_parameters
 
 FEW_STEPS = 10
 
