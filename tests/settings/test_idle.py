@@ -24,7 +24,7 @@ from prefixprop.training import RunSettings, SettingsError
         ({"method": "lora", "kernel": "exp"}, "--kernel: belongs to --method prefix-propagation and prefix-tuning"),
         ({"method": "prefix-tuning", "pooling": "prefix"}, "--pooling: belongs to --method prefix-propagation,"),
         ({"alpha_mode": "layer"}, "--alpha-mode: belongs to a --kernel, such as exp"),
-        ({"max_chunks": 2}, "--max-chunks: belongs to --task wikihop"),
+        ({"max_chunks": 2}, "--max-chunks: belongs to a --task with questions, such as wikihop"),
         ({"text_column": "body"}, "--text-column: belongs to --train-files and --hub-dataset"),
     ],
 )

@@ -10,6 +10,7 @@ import pytest
 
 from prefixprop.settings.methods import METHODS
 from prefixprop.settings.resolve import resolve
+from prefixprop.tasks import TASKS
 from prefixprop.training import RunSettings, override, plan, read_settings
 
 from tiny_training import save_tiny_model, write_documents, write_questions
@@ -38,7 +39,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_there_are_recipes_for_every_task_and_method() -> None:
     settings = [override(RunSettings(), read_settings(recipe)) for recipe in RECIPES]
-    assert {run.task for run in settings} == {"hyperpartisan", "newsgroups", "arxiv", "wikihop"}
+    assert {run.task for run in settings} == set(TASKS)
     assert {run.method for run in settings} == set(METHODS)
     assert any(run.kernel for run in settings)
 

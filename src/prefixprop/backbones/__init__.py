@@ -10,14 +10,25 @@ from prefixprop.backbones.facts import FamilyFacts
 from prefixprop.backbones.longformer import LongformerBackbone
 from prefixprop.backbones.modernbert import ModernBertBackbone
 
-FAMILIES: tuple[type[Backbone], ...] = (LongformerBackbone, RobertaBackbone, BertBackbone, ModernBertBackbone)
-_BY_MODEL_TYPE = {name: family for family in FAMILIES for name in family.model_types}
-SUPPORTED_MODEL_TYPES = tuple(sorted(_BY_MODEL_TYPE))
+# By `config.model_type`. A family of your own is one more entry.
+FAMILIES: dict[str, type[Backbone]] = {
+    "longformer": LongformerBackbone,
+    "roberta": RobertaBackbone,
+    "xlm-roberta": RobertaBackbone,
+    "camembert": RobertaBackbone,
+    "data2vec-text": RobertaBackbone,
+    "roberta-prelayernorm": RobertaBackbone,
+    "bert": BertBackbone,
+    "electra": BertBackbone,
+    "ernie": BertBackbone,
+    "modernbert": ModernBertBackbone,
+}
+SUPPORTED_MODEL_TYPES = FAMILIES.keys()  # those added later too
 
 
 def family_of(model_type: str) -> type[FamilyFacts]:
     """What is known of the models with this `config.model_type`; the usual where the family is none of ours."""
-    return _BY_MODEL_TYPE.get(model_type, FamilyFacts)
+    return FAMILIES.get(model_type, FamilyFacts)
 
 
 def family_in(model: nn.Module) -> type[FamilyFacts]:
@@ -37,12 +48,12 @@ def find_backbone(model: nn.Module) -> Backbone:
     model_type = getattr(getattr(model, "config", None), "model_type", None) or type(model).__name__
     raise ValueError(
         f"prefixprop cannot put prefixes on a {model_type!r} model; use one of these model types: "
-        f"{', '.join(SUPPORTED_MODEL_TYPES)}."
+        f"{', '.join(sorted(FAMILIES))}."
     )
 
 
 def _family(module: nn.Module) -> type[Backbone] | None:
-    return _BY_MODEL_TYPE.get(getattr(getattr(module, "config", None), "model_type", ""))
+    return FAMILIES.get(getattr(getattr(module, "config", None), "model_type", ""))
 
 
 def _has_layers(module: nn.Module) -> bool:

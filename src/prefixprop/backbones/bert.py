@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,8 +17,6 @@ from prefixprop.backbones.dense_attention import mask_with_keys, mask_with_rows,
 
 class BertBackbone(EncoderBackbone):
     """Positions from 0, as in BERT."""
-
-    model_types: ClassVar[frozenset[str]] = frozenset({"bert", "electra", "ernie"})
 
     def _count_positions(self, input_ids: Tensor) -> int:
         return input_ids.shape[1]
@@ -44,10 +42,6 @@ class BertBackbone(EncoderBackbone):
 
 class RobertaBackbone(RobertaPositions, BertBackbone):
     """Positions from behind the padding index, as in RoBERTa."""
-
-    model_types: ClassVar[frozenset[str]] = frozenset(
-        {"roberta", "xlm-roberta", "camembert", "data2vec-text", "roberta-prelayernorm"}
-    )
 
 
 class PrefixKeyValues:

@@ -9,14 +9,12 @@ class FamilyFacts:
     """What most encoders have in common, those of no family here too; a family declares what it has otherwise.
 
     Attributes:
-        model_types: What `config.model_type` is in this family.
         hidden_dropout_fields: Names that its configs have for the dropout of states, and of the head.
         attention_dropout_fields: Names for the dropout of attention weights.
         lora_targets: The layers that LoRA changes if it is not told which.
         has_fast_attention: Whether `prefixprop.attention.install` works on it.
     """
 
-    model_types: ClassVar[frozenset[str]] = frozenset()
     hidden_dropout_fields: ClassVar[tuple[str, ...]] = ("hidden_dropout_prob",)
     attention_dropout_fields: ClassVar[tuple[str, ...]] = ("attention_probs_dropout_prob",)
     lora_targets: ClassVar[tuple[str, ...]] = ("query", "value")

@@ -18,7 +18,6 @@ WHOLE_SEQUENCE_PROJECTIONS = ("query", "key", "value", "key_global", "value_glob
 
 
 class LongformerBackbone(RobertaPositions, EncoderBackbone):
-    model_types: ClassVar[frozenset[str]] = frozenset({"longformer"})
     lora_targets: ClassVar[tuple[str, ...]] = ("query", "value", "query_global", "value_global")
     has_fast_attention: ClassVar[bool] = True
 

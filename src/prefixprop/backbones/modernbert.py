@@ -33,7 +33,6 @@ ARGUMENTS = ("input_ids", "attention_mask", "position_ids", "inputs_embeds")
 
 
 class ModernBertBackbone(Backbone):
-    model_types: ClassVar[frozenset[str]] = frozenset({"modernbert"})
     hidden_dropout_fields: ClassVar[tuple[str, ...]] = ("embedding_dropout", "mlp_dropout", "classifier_dropout")
     attention_dropout_fields: ClassVar[tuple[str, ...]] = ("attention_dropout",)
     lora_targets: ClassVar[tuple[str, ...]] = ("Wqkv",)

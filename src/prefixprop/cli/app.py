@@ -10,9 +10,10 @@ from typing import Annotated
 import typer
 
 from prefixprop.cli import archive, bench, evaluate, methods, predict, report, sweep, tasks, train
+from prefixprop.cli.settings_options import SettingsCommand
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-app.command("train")(train.train)
+app.command("train", cls=SettingsCommand)(train.train)
 app.command("evaluate")(evaluate.evaluate)
 app.command("predict")(predict.predict)
 app.command("sweep")(sweep.sweep)
@@ -28,7 +29,9 @@ def prefixprop(
     modules: Annotated[
         list[str] | None,
         typer.Option(
-            "--import", metavar="MODULE", help="Import a module first, such as one that registers a kernel."
+            "--import",
+            metavar="MODULE",
+            help="Import a module first: one that adds a kernel, a method, a task or a backbone.",
         ),
     ] = None,
 ) -> None:

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from prefixprop.kernels import KERNELS
+from prefixprop.settings.methods import METHODS
 
 
 def methods() -> None:
@@ -17,19 +18,20 @@ def methods() -> None:
     """
     from peft import PeftConfig
 
-    from prefixprop.backbones import SUPPORTED_MODEL_TYPES
+    from prefixprop.backbones import FAMILIES
     from prefixprop.config import PrefixConfig
-    from prefixprop.tuners.registration import METHODS
 
     console = Console()
     table = Table(title="Methods", title_justify="left")
-    for column in ("configuration", "peft type", "what it is"):
+    for column in ("method", "configuration", "peft type", "what is trained"):
         table.add_column(column)
-    for config, tuner in METHODS:
-        table.add_row(config.__name__, tuner.peft_type.value, first_line(config))
+    for method in METHODS.values():
+        config = None if method.config is None else method.config_class
+        peft = ("", "") if config is None else (config.__name__, config().peft_type.value)
+        table.add_row(method.name, *peft, method.summary)
     console.print(table)
 
-    table = Table(title="Options", title_justify="left")
+    table = Table(title="Options of the prefix methods", title_justify="left")
     for column in ("option", "default", "meaning"):
         table.add_column(column)
     inherited = {option.name for option in fields(PeftConfig)}
@@ -46,7 +48,7 @@ def methods() -> None:
         parameters = ", ".join(f"kernel_{parameter.name}" for parameter in fields(kernel))
         table.add_row(name, parameters, first_line(kernel))
     console.print(table)
-    console.print(f"Models: {', '.join(SUPPORTED_MODEL_TYPES)}")
+    console.print(f"Models: {', '.join(sorted(FAMILIES))}")
 
 
 def first_line(documented: type) -> str:

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from prefixprop.settings.check import TEXTS, field_type
-from prefixprop.settings.run_settings import SETTING_FIELDS, Limits, flag_of
+from prefixprop.settings.run_settings import SETTING_FIELDS, Limits, flag_of, help_of
 
 
 def with_settings_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -35,6 +36,17 @@ def with_settings_options(command: Callable[..., None]) -> Callable[..., None]:
     return wrapped
 
 
+class SettingsCommand(TyperCommand):
+    """A command with settings, whose help names what there is to choose when it is asked: `--import` adds to that."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        parameters: list[Any] = super().get_params(ctx)
+        for parameter in parameters:
+            if parameter.name in SETTING_FIELDS:
+                parameter.help = _help(parameter.name)
+        return parameters
+
+
 def _parameter(name: str) -> inspect.Parameter:
     metadata = SETTING_FIELDS[name].metadata
     expected, _ = field_type(name)
@@ -45,7 +57,6 @@ def _parameter(name: str) -> inspect.Parameter:
         flags.append(f"--{metadata['alias']}")
     option = typer.Option(
         *flags,
-        help=_help(name),
         rich_help_panel=metadata["group"],
         show_default=False,
     )
@@ -58,7 +69,7 @@ def _parameter(name: str) -> inspect.Parameter:
 def _help(name: str) -> str:
     declared = SETTING_FIELDS[name]
     limits: Limits = declared.metadata["limits"]
-    text = declared.metadata["help"]
+    text = help_of(name)
     if limits.choices is not None:
         text += f" One of {', '.join(limits.choices())}."
     if declared.default not in (None, (), False):

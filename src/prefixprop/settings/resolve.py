@@ -26,7 +26,11 @@ class _Scope:
 
 _SCOPES = (
     _Scope(lambda settings: settings.kernel is not None, "a --kernel, such as exp", ("alpha", "alpha_mode")),
-    _Scope(lambda settings: settings.answers_questions, "--task wikihop", ("chunk_reduction", "max_chunks")),
+    _Scope(
+        lambda settings: settings.answers_questions,
+        "a --task with questions, such as wikihop",
+        ("chunk_reduction", "max_chunks"),
+    ),
     _Scope(lambda settings: not settings.answers_questions, "tasks that classify documents", ("pooling",)),
     _Scope(
         lambda settings: settings.task is None,

@@ -5,7 +5,7 @@ A field is declared once, here. Its flag, its key in a recipe, its help and its 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import Field, dataclass, field, fields
 from typing import Any
 
@@ -46,7 +46,7 @@ class Limits:
 def _option(
     default: Any,
     group: str,
-    help: str,
+    help: str | Callable[[], str],
     limits: Limits | None = None,
     alias: str | None = None,
     resumable: bool = False,
@@ -60,8 +60,9 @@ def _one_of(*choices: str) -> Limits:
     return Limits(choices=lambda: choices)
 
 
-# What version 0.1 recorded where no targets were given, for all families: it left out what a model lacked.
-_TARGETS_OF_0_1 = ("query", "value", "query_global", "value_global")
+def _rows(table: Mapping[str, Any]) -> Limits:
+    """One of a table that users' modules add to, so it is read anew whenever it is asked."""
+    return Limits(choices=lambda: table, hint="One of your own: prefixprop --import MODULE, which adds it.")
 
 
 def _by_task(name: str) -> str:
@@ -89,9 +90,7 @@ _RATE = Limits(low=0, below=1)
 class RunSettings:
     """One run. None means "as the paper does for this task and method", see `prefixprop.settings.resolve`."""
 
-    task: str | None = _option(
-        None, DATA, "A data set that goes by a name.", Limits(choices=lambda: TASKS), resumable=False
-    )
+    task: str | None = _option(None, DATA, "A data set that goes by a name.", _rows(TASKS))
     data_dir: str | None = _option(None, DATA, "A local copy of the task's data.")
     train_files: tuple[str, ...] = _option((), DATA, "Train documents of your own: .jsonl, .csv, .tsv, .parquet.")
     dev_files: tuple[str, ...] = _option((), DATA, "Dev documents; without them a tenth of train is dev.")
@@ -141,21 +140,16 @@ class RunSettings:
         None, MODEL, "WikiHop: read so many chunks of a question; all if not set.", _COUNT
     )
 
-    method: str = _option("prefix-propagation", METHOD, "What is trained.", _one_of(*METHODS))
+    method: str = _option("prefix-propagation", METHOD, "What is trained.", _rows(METHODS))
     num_virtual_tokens: int | None = _option(
-        None, METHOD, f"Prefix length j; if not set, the paper's: {_by_task('num_virtual_tokens')}.", _WIDTH
+        None, METHOD, lambda: f"Prefix length j; if not set, the paper's: {_by_task('num_virtual_tokens')}.", _WIDTH
     )
     layout: str = _option("paper", METHOD, "Where the prefix stands.", _one_of(*LAYOUTS))
     pooling: str = _option("cls", METHOD, "Which row the head reads.", _one_of(*POOLINGS))
     prefix_dropout: float = _option(0.1, METHOD, "Dropout on the prefix.", _RATE)
     init: str = _option("normal", METHOD, "How the prefix starts.", _one_of(*INITS))
     reparameterize: bool = _option(False, METHOD, "Train the prefix through an MLP.")
-    kernel: str | None = _option(
-        None,
-        METHOD,
-        "Kernel decomposition (Eq. 3); none if not set.",
-        Limits(choices=lambda: KERNELS, hint="One of your own: prefixprop --import MODULE, which registers it."),
-    )
+    kernel: str | None = _option(None, METHOD, "Kernel decomposition (Eq. 3); none if not set.", _rows(KERNELS))
     alpha: float = _option(
         0.005,
         METHOD,
@@ -175,12 +169,12 @@ class RunSettings:
     learning_rate: float | None = _option(
         None,
         OPTIMISATION,
-        f"Peak of the schedule; if not set, {_rates()}.",
+        lambda: f"Peak of the schedule; if not set, {_rates()}.",
         Limits(above=0, high=100),
         alias="lr",
     )
     epochs: int | None = _option(
-        None, OPTIMISATION, f"Passes over train; if not set, the paper's: {_by_task('epochs')}.", _COUNT
+        None, OPTIMISATION, lambda: f"Passes over train; if not set, the paper's: {_by_task('epochs')}.", _COUNT
     )
     batch_size: int = _option(32, OPTIMISATION, "Documents per step, over all accumulation and processes.", _COUNT)
     warmup: float = _option(0.1, OPTIMISATION, "Share of the steps in which the learning rate rises.", _RATE)
@@ -248,8 +242,6 @@ class RunSettings:
         for declared in fields(self):
             if isinstance(value := getattr(self, declared.name), list):
                 object.__setattr__(self, declared.name, tuple(value))
-        if self.lora_targets == _TARGETS_OF_0_1:
-            object.__setattr__(self, "lora_targets", None)
 
     @property
     def task_row(self) -> TaskSource:
@@ -281,6 +273,12 @@ class RunSettings:
 
 
 SETTING_FIELDS: dict[str, Field] = {declared.name: declared for declared in fields(RunSettings)}
+
+
+def help_of(name: str) -> str:
+    """What a field is for."""
+    text: str | Callable[[], str] = SETTING_FIELDS[name].metadata["help"]
+    return text if isinstance(text, str) else text()
 
 
 def flag_of(name: str) -> str:

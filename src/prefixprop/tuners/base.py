@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import Enum
 from typing import Any, NoReturn
 
 import torch
@@ -13,7 +14,7 @@ from peft.utils import ModulesToSaveWrapper, _get_submodules
 from torch import Tensor, nn
 
 from prefixprop.backbones import Backbone, find_backbone
-from prefixprop.config import PrefixConfig, PrefixPeftType
+from prefixprop.config import PrefixConfig
 from prefixprop.tuners.layer import PrefixLayer
 
 # Name of the module beside the encoder's layers. peft's deletion skips names that contain a method's prefix.
@@ -25,7 +26,7 @@ class PrefixTuner(BaseTuner):
     """Base of `PrefixPropagationModel` and `PrefixTuningModel`."""
 
     tuner_layer_cls: type[PrefixLayer]
-    peft_type: PrefixPeftType
+    peft_type: Enum  # with equal names and values, as `PrefixPeftType`
     target_module_mapping: dict[str, list[str]] = {}  # noqa: RUF012 (declared by peft)
 
     # --- reading and writing the prefix ---------------------------------------------------------------------------

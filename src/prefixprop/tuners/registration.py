@@ -23,10 +23,6 @@ from prefixprop.tuners.base import PrefixTuner
 from prefixprop.tuners.propagation import PrefixPropagationModel
 from prefixprop.tuners.tuning import PrefixTuningModel
 
-METHODS: tuple[tuple[type[PrefixConfig], type[PrefixTuner]], ...] = (
-    (PrefixPropagationConfig, PrefixPropagationModel),
-    (PrefixTuningConfig, PrefixTuningModel),
-)
 AUTO_CLASSES: dict[str, Any] = {
     "SEQ_CLS": AutoPeftModelForSequenceClassification,
     "TOKEN_CLS": AutoPeftModelForTokenClassification,
@@ -48,11 +44,15 @@ class BaseModels:
         return self.others.from_pretrained(name, *arguments, **options)
 
 
+def register_method(config: type[PrefixConfig], tuner: type[PrefixTuner]) -> None:
+    """Enter a method into peft's tables (its own `register_peft_method` admits only peft's types)."""
+    PEFT_TYPE_TO_CONFIG_MAPPING[tuner.peft_type] = config
+    PEFT_TYPE_TO_TUNER_MAPPING[tuner.peft_type] = tuner
+    PEFT_TYPE_TO_PREFIX_MAPPING[tuner.peft_type] = tuner.prefix
+
+
 def register() -> None:
-    """Enter both methods into peft's tables (its own `register_peft_method` admits only peft's types)."""
-    for config, tuner in METHODS:
-        PEFT_TYPE_TO_CONFIG_MAPPING[tuner.peft_type] = config
-        PEFT_TYPE_TO_TUNER_MAPPING[tuner.peft_type] = tuner
-        PEFT_TYPE_TO_PREFIX_MAPPING[tuner.peft_type] = tuner.prefix
+    register_method(PrefixPropagationConfig, PrefixPropagationModel)
+    register_method(PrefixTuningConfig, PrefixTuningModel)
     for task, auto_class in AUTO_CLASSES.items():
         auto_class._target_class = BaseModels(task, auto_class._target_class)
