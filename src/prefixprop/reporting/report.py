@@ -16,7 +16,6 @@ from prefixprop.reporting.tables.folds import fold_tables
 from prefixprop.reporting.tables.latex import to_latex
 from prefixprop.reporting.tables.markup import to_markdown
 from prefixprop.reporting.tables.paper import paper_tables
-from prefixprop.reporting.tables.protocols import protocol_tables
 from prefixprop.reporting.tables.results import result_tables
 from prefixprop.reporting.tables.table import Table
 from prefixprop.runs.find import FoundRuns, find_runs
@@ -100,7 +99,6 @@ def make_report(
         comparisons=comparisons,
         measured=(
             *result_tables(comparisons, with_paper, baseline),
-            *protocol_tables(comparisons),
             *(fold_tables(found.runs, comparisons) if split is None else ()),
             *speed,
         ),
