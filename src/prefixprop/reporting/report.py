@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from prefixprop.atomic_files import write_text
-from prefixprop.reporting.choose.comparisons import Comparison, compare
-from prefixprop.reporting.choose.protocol import is_on_fold, protocol_title
+from prefixprop.reporting.choose.comparisons import Comparison, compare, protocol_title
 from prefixprop.reporting.figures.gallery import Picture, pictures
 from prefixprop.reporting.page import html_page
 from prefixprop.reporting.tables.bench import bench_tables
@@ -125,7 +124,7 @@ def _comparisons(given: Sequence[str | Path], found: FoundRuns, split: str | Non
 
 
 def _fold_remarks(found: FoundRuns) -> list[str]:
-    count = sum(is_on_fold(run.settings) for run in found.runs)
+    count = sum(run.settings.fold is not None for run in found.runs)
     told = f"{count} of the runs are on folds of a cross-validation: they serve to choose, and are no results."
     return [told] if count else []
 

@@ -9,7 +9,7 @@ import pytest
 
 from prefixprop.reporting import make_report
 from prefixprop.reporting.choose.comparisons import Comparison, compare
-from prefixprop.reporting.tables.notes import protocol_notes
+from prefixprop.reporting.tables.results import protocol_notes
 from prefixprop.runs.find import find_runs
 
 from tiny_runs import make_results

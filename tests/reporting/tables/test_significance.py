@@ -14,7 +14,7 @@ from prefixprop.evaluation import holm_correction
 from prefixprop.reporting import make_report
 from prefixprop.reporting.choose.comparisons import compare
 from prefixprop.reporting.tables.significance import significance_tables
-from prefixprop.reporting.tables.table import Place, Table
+from prefixprop.reporting.tables.table import Mark, Table
 from prefixprop.runs.find import find_runs
 
 from tiny_runs import make_results
@@ -70,7 +70,7 @@ def test_every_method_is_tested_against_the_baseline_over_seeds(runs: Path) -> N
             cell = rows[method, split]["p, Student's t, Holm"]
             assert p_value is not None
             assert cell.value == pytest.approx(p_value)
-            assert (cell.place is Place.FIRST) == (p_value < 0.05)
+            assert (cell.mark is Mark.BOLD) == (p_value < 0.05)
 
 
 def test_two_runs_are_compared_on_their_documents(runs: Path) -> None:

@@ -12,8 +12,8 @@ import pytest
 import prefixprop.reporting.report as report_module
 from prefixprop.reporting import make_report
 from prefixprop.reporting.choose.comparisons import compare
-from prefixprop.reporting.figures.rates import plot_learning_rates
-from prefixprop.reporting.tables.notes import choice_notes
+from prefixprop.reporting.figures.methods import plot_learning_rates
+from prefixprop.reporting.tables.results import choice_notes
 from prefixprop.runs.find import FoundRuns, find_runs, read_run
 from prefixprop.runs.run import Run
 
