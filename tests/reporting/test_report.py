@@ -83,10 +83,11 @@ def test_the_papers_values_stand_beside_on_its_split_only(runs: Path, report: Re
         assert not any(one.from_paper for one in table.columns)
 
 
-def test_questions_have_accuracy_alone(report: Report) -> None:
+def test_questions_alone_have_accuracy_which_is_micro_f1_elsewhere(report: Report) -> None:
     titles = [one.title for one in named(report, "2-wikihop-test").columns]
     assert "Accuracy, %" in titles
     assert not any(title.startswith(("F1", "P ", "R ")) for title in titles)
+    assert "Accuracy, %" not in [one.title for one in named(report, "1-hyperpartisan-test").columns]
 
 
 def test_times_of_one_machine_are_ranked_and_of_several_are_not(runs: Path, report: Report, tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def result_tables(
 def _quality_table(comparison: Comparison, split: str, name: str, with_paper: bool) -> Table:
     trials = comparison.trials
     columns = _name_columns(comparison)
-    for measure in QUALITY:
+    for measure in QUALITY[comparison.settings.metric]:
         columns += _measure_columns(comparison, split, measure, with_paper)
         if measure.name == comparison.settings.metric:
             # Of the other measures the interval is the detail of each cell.
