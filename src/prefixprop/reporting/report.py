@@ -52,7 +52,7 @@ class Report:
         return self._page(drawn, complaints)
 
     def write(self, folder: Path) -> list[Path]:
-        """Write the page, every table as Markdown and LaTeX, and every picture as SVG, PNG and PDF."""
+        """Write the page, every table as Markdown and LaTeX, and every picture as PNG and PDF."""
         drawn, complaints = self.draw()
         written = [folder / PAGE]
         write_text(written[0], self._page(drawn, complaints))

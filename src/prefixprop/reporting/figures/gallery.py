@@ -24,7 +24,8 @@ from prefixprop.reporting.file_names import file_name
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-ENDINGS = (".svg", ".png", ".pdf")
+# The page has every picture as SVG.
+ENDINGS = (".png", ".pdf")
 
 
 @dataclass(frozen=True)
