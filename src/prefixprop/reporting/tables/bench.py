@@ -20,7 +20,6 @@ from prefixprop.reporting.tables.table import (
 )
 from prefixprop.runs.run import as_number
 
-_AGAIN = "write it again with `prefixprop bench runtime --json FILE` or `prefixprop bench attention --json FILE`"
 _PAPER_PERCENT = {name.lower(): percent for name, _, percent in INFERENCE_SECONDS}
 _PAPER_NOTE = (
     "The column marked (paper) is inference on a GTX 1080 Ti with Hugging Face's attention, Longformer-base and "
@@ -34,30 +33,22 @@ def bench_tables(paths: Sequence[str | Path], with_paper: bool = False) -> list[
 
 
 def _table(path: Path, number: int, with_paper: bool) -> Table:
-    record = _read(path)
-    kind = record.get("benchmark")
-    name = f"bench-{number}-{kind}"
-    try:
-        if kind == "runtime":
-            return _runtime_table(record, name, with_paper)
-        if kind == "attention":
-            return _attention_table(record, name)
-    except (KeyError, TypeError, AttributeError) as error:
-        problem = f"lacks {error}" if isinstance(error, KeyError) else "is not as it was written"
-        raise ValueError(f"{path}: the file of the benchmark {problem}; {_AGAIN}.") from error
-    raise ValueError(f"{path}: there is no benchmark {kind!r}, only runtime and attention; {_AGAIN}.")
-
-
-def _read(path: Path) -> dict[str, Any]:
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path}:{error.lineno}: broken JSON ({error.msg}); {_AGAIN}.") from error
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: the text is not UTF-8; {_AGAIN}.") from error
-    if not isinstance(record, dict) or not isinstance(record.get("results"), list):
-        raise ValueError(f"{path}: this is no file of a benchmark, it has no list of results; {_AGAIN}.")
-    return record
+        kind = record["benchmark"]
+        if kind == "runtime":
+            return _runtime_table(record, f"bench-{number}-{kind}", with_paper)
+        if kind == "attention":
+            return _attention_table(record, f"bench-{number}-{kind}")
+        problem = f"there is no benchmark {kind!r}"
+    except KeyError as error:
+        problem = f"it lacks {error}"
+    except (TypeError, AttributeError):
+        problem = "its parts are of other kinds"
+    except ValueError as error:
+        problem = f"broken JSON: {error}"
+    again = "`prefixprop bench runtime --json FILE` or `prefixprop bench attention --json FILE`"
+    raise ValueError(f"{path} is not what a benchmark wrote: {problem}. Write it again with {again}.")
 
 
 def _runtime_table(record: dict[str, Any], name: str, with_paper: bool) -> Table:
