@@ -102,7 +102,7 @@ def make_report(
             *speed,
         ),
         paper=tuple(paper_tables()) if with_paper else (),
-        remarks=(*found.remarks, *_fold_remarks(found)),
+        remarks=found.remarks,
         summary=_summary(found, len(speed)),
     )
 
@@ -121,12 +121,6 @@ def _comparisons(given: Sequence[str | Path], found: FoundRuns, split: str | Non
     if not narrowed:
         raise ValueError(f"No run at or below {places} was judged on {split}; leave --split out, or choose another.")
     return narrowed
-
-
-def _fold_remarks(found: FoundRuns) -> list[str]:
-    count = sum(run.settings.fold is not None for run in found.runs)
-    told = f"{count} of the runs are on folds of a cross-validation: they serve to choose, and are no results."
-    return [told] if count else []
 
 
 def _summary(found: FoundRuns, benchmarks: int) -> str:

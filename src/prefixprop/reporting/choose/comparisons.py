@@ -102,9 +102,11 @@ class Comparison:
         counts = " and ".join(f"{count:,} {split}" for split, count in self.documents.items())
         return f"{counts} {self.items}" + ("" if self.labels is None else f", {len(self.labels)} labels")
 
-    def short_name(self, contender: Contender) -> str:
-        """The method alone where all rows have the same model."""
-        return contender.method if len({other.model for other in self.contenders}) == 1 else contender.name
+    def short_name(self, contender: Contender, separator: str = ", ") -> str:
+        """The method, and where models differ the model, without who made it."""
+        if len(self.models) == 1:
+            return contender.method
+        return f"{contender.method}{separator}{contender.model.rsplit('/', 1)[-1]}"
 
     @property
     def models(self) -> tuple[str, ...]:

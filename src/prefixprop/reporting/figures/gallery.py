@@ -12,12 +12,7 @@ from prefixprop.reporting.choose.comparisons import Comparison, Contender
 from prefixprop.reporting.figures.canvas import saved
 from prefixprop.reporting.figures.confusion import plot_confusion
 from prefixprop.reporting.figures.lengths import plot_lengths
-from prefixprop.reporting.figures.methods import (
-    picture_name,
-    plot_calibration_course,
-    plot_learning_rates,
-    plot_seeds,
-)
+from prefixprop.reporting.figures.methods import plot_calibration_course, plot_learning_rates, plot_seeds
 from prefixprop.reporting.figures.reliability import plot_reliability
 from prefixprop.reporting.file_names import file_name
 
@@ -91,7 +86,7 @@ def _of_one_run(comparison: Comparison, contender: Contender, prefix: str) -> It
         raise ValueError(f"{run.path} has no temperature.")
     after, labels = before.with_temperature(run.temperature), before.known_labels
     what = f"{comparison.title}, {contender.name}, seed {run.settings.seed}, {split}"
-    title = f"{comparison.title}, {split}, seed {run.settings.seed}\n{picture_name(comparison, contender)}"
+    title = f"{comparison.title}, {split}, seed {run.settings.seed}\n{comparison.short_name(contender)}"
     yield Picture(
         file_name(f"{prefix}-reliability"),
         f"{what}: reliability before and after scaling.",

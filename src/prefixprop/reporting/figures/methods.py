@@ -41,7 +41,7 @@ def plot_seeds(comparison: Comparison, split: str) -> Figure | None:
         points = {"s": 28, "edgecolor": "white", "linewidth": 0.5, "zorder": 3}
         axis.scatter(values, [row] * len(values), **points, **style)  # type: ignore[arg-type]
         axis.plot([statistics.fmean(values)] * 2, [row - 0.3, row + 0.3], color=style["color"], linewidth=2)
-    names = [picture_name(comparison, row, "\n") for row in comparison.contenders]
+    names = [comparison.short_name(row, "\n") for row in comparison.contenders]
     counts = ["1 seed" if len(values) == 1 else f"{len(values)} seeds" for values in scores]
     labels = [plain(f"{name}\n{count}") for name, count in zip(names, counts, strict=True)]
     axis.set_yticks(range(len(scores)), labels, fontsize=8)
@@ -109,13 +109,6 @@ def method_styles(comparison: Comparison) -> list[dict[str, str]]:
     return [style_of(taken[row]) for row in range(len(rows))]
 
 
-def picture_name(comparison: Comparison, contender: Contender, separator: str = ", ") -> str:
-    """The method, and where models differ the model, without who made it: pictures have little room."""
-    if len(comparison.models) == 1:
-        return contender.method
-    return f"{contender.method}{separator}{contender.model.rsplit('/', 1)[-1]}"
-
-
 def _new_lines(comparison: Comparison) -> tuple[Figure, Axes]:
     figure = new_figure(width=5.2, height=3.6)
     axis = figure.subplots()
@@ -126,7 +119,7 @@ def _new_lines(comparison: Comparison) -> tuple[Figure, Axes]:
 
 def _draw_means(axis: Axes, comparison: Comparison, row: int, course: Course, markersize: float = 6) -> str:
     """Draw the line of a row, its means in its style and under its name, and return its colour."""
-    name, style = picture_name(comparison, comparison.contenders[row]), method_styles(comparison)[row]
+    name, style = comparison.short_name(comparison.contenders[row]), method_styles(comparison)[row]
     means = [statistics.fmean(values) for values in course.values()]
     axis.plot(list(course), means, linewidth=1.6, markersize=markersize, label=plain(name), **style)  # type: ignore[arg-type]
     return style["color"]
