@@ -220,7 +220,7 @@ def test_the_headline_measure_has_an_interval_and_lone_seeds_are_marked(runs: Pa
 
 
 def test_which_split_is_the_papers_and_which_chose_is_told(report: Report) -> None:
-    assert any("the split that the paper reports" in note for note in named(report, "1-hyperpartisan-dev").notes)
+    assert any("The paper reports this split" in note for note in named(report, "1-hyperpartisan-dev").notes)
     assert any(note.startswith("Dev also chose the learning rate") for note in named(report, "2-wikihop-dev").notes)
     assert "40 test documents" in named(report, "1-hyperpartisan-test").notes[0]
 

@@ -97,7 +97,7 @@ def html_page(
     parts = [f"<h1>Report on runs</h1>\n<p>{escape(summary)}</p>"]
     if remarks:
         items = "".join(f"<li>{escape(remark)}</li>" for remark in remarks)
-        parts.append(f'<div class="remarks"><strong>To know</strong><ul>{items}</ul></div>')
+        parts.append(f'<div class="remarks"><strong>Notes</strong><ul>{items}</ul></div>')
     parts.append(_contents(measured, paper, pictures))
     parts.append(f"<h2>Measured</h2>\n{_joined(measured)}")
     if pictures:

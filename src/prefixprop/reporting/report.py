@@ -1,4 +1,4 @@
-"""A report: what run directories tell, as tables, pictures and one page."""
+"""A report on run directories: tables, pictures and one page."""
 
 from __future__ import annotations
 
@@ -108,9 +108,9 @@ def make_report(
 
 
 def _comparisons(given: Sequence[str | Path], found: FoundRuns, split: str | None) -> tuple[Comparison, ...]:
-    places = ", ".join(map(str, given))
+    folders = ", ".join(map(str, given))
     if not found.runs:
-        lines = [f"There is no finished run at or below {places}; `prefixprop train` makes runs.", *found.remarks]
+        lines = [f"There is no finished run at or below {folders}; `prefixprop train` makes runs.", *found.remarks]
         raise ValueError("\n".join(lines))
     comparisons = compare(found.runs)
     if split is None:
@@ -119,7 +119,7 @@ def _comparisons(given: Sequence[str | Path], found: FoundRuns, split: str | Non
         replace(one, documents={split: one.documents[split]}) for one in comparisons if split in one.documents
     )
     if not narrowed:
-        raise ValueError(f"No run at or below {places} was judged on {split}; leave --split out, or choose another.")
+        raise ValueError(f"No run at or below {folders} was judged on {split}; leave --split out, or choose another.")
     return narrowed
 
 

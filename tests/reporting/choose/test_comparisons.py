@@ -121,7 +121,7 @@ def test_folds_alone_have_a_report_but_no_split(tmp_path: Path) -> None:
     assert report.comparisons == ()
     assert [table.title for table in report.measured] == ["hyperpartisan: cross-validation on train"]
     assert report.summary == "2 finished runs on hyperpartisan."
-    assert any("they are no results" in note for note in report.measured[0].notes)
+    assert any("they are not results" in note for note in report.measured[0].notes)
     assert report.draw() == ([], [])
     assert "hyperpartisan: cross-validation on train</h3>" in report.page()
     with pytest.raises(ValueError, match=r"No run at or below .* was judged on dev; leave --split out"):

@@ -29,7 +29,7 @@ class Trial:
         return [value for value in found if value is not None]
 
     def with_predictions(self, split: str) -> tuple[Run, ...]:
-        """The runs that kept their predictions of a split; all of them where none did, to tell of their lack."""
+        """The runs that kept their predictions of a split; all of them where none did."""
         return tuple(run for run in self.runs if run.has_predictions(split)) or self.runs
 
     @property

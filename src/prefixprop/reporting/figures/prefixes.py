@@ -64,7 +64,7 @@ def prefix_share(model: Any, inputs: dict[str, Tensor]) -> Tensor:
     layer = next((module for module in model.modules() if isinstance(module, PrefixLayer)), None)
     active = None if layer is None else layer.active_prefix()
     if active is None:
-        raise ValueError("The model has no active prefix whose share could be measured.")
+        raise ValueError("The model has no active prefix, so there is no share to measure.")
     if active[1].kernel is not None:
         raise ValueError(
             "With a kernel the prefix has no share of the softmax: alpha stands in its place; plot that instead."

@@ -29,8 +29,10 @@ from prefixprop.reporting.tables.table import (
 )
 from prefixprop.runs.run import Run
 
-_NO_RESULTS = "These numbers serve to choose and to compare settings; they are no results."
-_CHOSEN = "Bold: the chosen values of a method; without runs on all of train, the best of those with the most runs."
+_NO_RESULTS = "These numbers serve to choose and to compare settings; they are not results."
+_CHOSEN = (
+    "Bold: the chosen values of a method or, without runs on all of train, the best of those with the most runs."
+)
 _DIFFERENCE = (
     "Difference: to the default settings of the same method, marked as reference; the mean over runs of the same "
     "fold and seed, with the 95 % interval of a paired t. Folds share training documents, so the intervals are too "
@@ -59,7 +61,7 @@ class _Row:
 def fold_tables(runs: Iterable[Run], comparisons: Sequence[Comparison] = ()) -> list[Table]:
     """A table of every cross-validation among the runs, which may have others too.
 
-    `comparisons` have the results that were run at the chosen values, and so tell which these are.
+    `comparisons` have the results that were run at the chosen values, and so show which these are.
     """
     together: dict[Any, list[Run]] = {}
     for run in runs:
@@ -184,10 +186,10 @@ def _notes(rows: Sequence[_Row], runs: Sequence[Run], has_differences: bool) -> 
     if any(row.is_chosen for row in rows):
         notes[-1] += f" {_CHOSEN}"
     if settings.keep != "last":
-        notes.append("The epoch of every run is the best on the fold it is judged on, so its number flatters.")
+        notes.append("The epoch of every run is the best on the fold it is judged on, so its number is optimistic.")
     counts = [len(row.trial.runs) for row in rows]
     if min(counts) < max(counts):
-        notes.append(f"Rows of fewer than {max(counts)} runs lack folds or seeds that others have.")
+        notes.append(f"Rows with fewer than {max(counts)} runs lack folds or seeds that others have.")
     if has_differences:
         notes.append(_DIFFERENCE)
     if len({row.method_row.model for row in rows}) == 1:

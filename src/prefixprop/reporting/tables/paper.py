@@ -146,7 +146,7 @@ def _inference_time() -> Table:
     ]
     note = (
         "Prediction of 8,000 sequences of 4,096 tokens on a GTX 1080 Ti. Runs record their training time, which is "
-        "another thing; `prefixprop bench runtime` measures this one."
+        "something else; `prefixprop bench runtime` measures this one."
     )
     return Table("paper-run-time", "The paper's run-time table", columns, (note,))
 

@@ -207,14 +207,14 @@ def protocol_notes(comparison: Comparison, split: str) -> list[str]:
 
 
 def _dev_note(comparison: Comparison) -> str:
-    """What dev chose, which its numbers are then too good for."""
+    """What dev chose: its numbers are then too good."""
     is_papers = REPORTED_SPLITS.get(comparison.settings.task or "") == "dev"
-    start = "This is the split that the paper reports; " if is_papers else ""
+    start = "The paper reports this split, " if is_papers else ""
     chosen = _chosen_on_dev(comparison)
     if chosen:
         it = "but it" if is_papers else "Dev"
-        return f"{start}{it} also chose {' and '.join(chosen)}, so its numbers flatter. Test did not."
-    it = "here it" if is_papers else "Dev"
+        return f"{start}{it} also chose {' and '.join(chosen)}, so its numbers are optimistic. Test chose nothing."
+    it = "but here it" if is_papers else "Dev"
     return (
         f"{start}{it} chose nothing: a cross-validation on train chose the learning rate, and the epoch is the last."
     )
@@ -261,10 +261,10 @@ def _values(trial: Trial) -> str:
 
 
 def _tuned_notes(columns: Sequence[Column]) -> list[str]:
-    """Of what the trained parameters are a share, where a column has that."""
+    """What the trained parameters are a share of, where a column shows that."""
     if not any(column.title == _TUNED for column in columns):
         return []
-    return ["Tuned: in percent of the encoder's parameters; the head is none of these and counts on top."]
+    return ["Tuned: in percent of the encoder's parameters; the head is not part of the encoder and comes on top."]
 
 
 def _paper_notes(comparison: Comparison, columns: Sequence[Column]) -> list[str]:
@@ -272,12 +272,12 @@ def _paper_notes(comparison: Comparison, columns: Sequence[Column]) -> list[str]
     if not any(column.from_paper for column in columns):
         return []
     notes = [
-        "Columns marked (paper) are what the paper reports for Longformer-base or RoBERTa-base by that method; they "
-        "were not measured here, and the models in these rows may be others."
+        "Columns marked (paper) show what the paper reports for the method on Longformer-base or RoBERTa-base; they "
+        "were not measured here, and the rows may be of other models."
     ]
     if comparison.settings.task == "hyperpartisan" and any("F1" in column.title for column in columns):
         notes.append(
-            "The paper calls its F1 of Hyperpartisan micro, but its released code computes that of the positive "
-            "class, and its P and R fit that, not macro averages: their harmonic mean is about its F1."
+            "The paper calls its F1 on Hyperpartisan micro, but its released code computes that of the positive "
+            "class. Its P and R fit that, not macro averages: their harmonic mean is about its F1."
         )
     return notes

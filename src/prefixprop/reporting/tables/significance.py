@@ -41,7 +41,7 @@ _SMALLEST_SHOWN = 0.001
 _MOST_NAMED = 4  # pairs in a note
 _MEASURES = {"micro_f1": "micro-F1", "accuracy": "accuracy"}
 _HOLM = "Holm: corrected for the several methods compared on one split by one test"
-_NO_PREDICTIONS = "No paired tests: none of these runs has its predictions; archive runs by their names to add them."
+_NO_PREDICTIONS = "No paired tests: none of these runs has predictions; archive runs by their names to add them."
 _BOLD = f"bold: below {SIGNIFICANT}"
 
 
@@ -124,7 +124,7 @@ def _over_seeds(comparison: Comparison, pairs: Sequence[Pair], title: str, name:
     ]
     notes = (
         f"One-tailed t-tests of {_measure(comparison)}, n = the seeds of either method; the paper's is Student's, "
-        f"which takes both to vary alike. {_HOLM}; {_BOLD}.",
+        f"which assumes equal variances. {_HOLM}; {_BOLD}.",
         *_seed_problems(pairs, welch),
         *more,
     )
@@ -145,8 +145,8 @@ def _over_documents(comparison: Comparison, pairs: Sequence[Pair], title: str, n
     ]
     notes = (
         f"One run of each method, n = the {comparison.items} that both judged; the difference is that of accuracy. "
-        "One-tailed paired bootstrap with its interval, and exact McNemar. They tell of these two runs, not of other "
-        f"seeds. {_HOLM}; {_BOLD}.",
+        "One-tailed paired bootstrap with its interval, and exact McNemar. They are about these two runs, not "
+        f"about other seeds. {_HOLM}; {_BOLD}.",
         *problems,
     )
     return Table(name, title, columns, notes)
