@@ -1,8 +1,7 @@
 """What prefixes do, and how good and how trustworthy predictions are, in numbers and pictures."""
 
 from prefixprop.reporting.figures.confusion import plot_confusion
-from prefixprop.reporting.figures.prefix_share import prefix_share
-from prefixprop.reporting.figures.prefixes import plot_alpha, plot_prefix_share
+from prefixprop.reporting.figures.prefixes import plot_alpha, plot_prefix_share, prefix_share
 from prefixprop.reporting.figures.reliability import plot_reliability
 from prefixprop.reporting.report import Report, make_report
 from prefixprop.runs.archive import ArchiveResult, archive_runs

@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from html import escape
 
+from prefixprop.reporting.figures.canvas import BLUE, GREEN, PINK, SKY, VERMILION, svg_of
 from prefixprop.reporting.figures.gallery import Picture
-from prefixprop.reporting.inline_svg import colour_style, svg_of
 from prefixprop.reporting.tables.markup import to_html
 from prefixprop.reporting.tables.table import Table
 
+# The colours of pictures follow the page's. On a dark page those of the palette are lightened, in the same hue, until
+# they stand out from it and from each other.
+_ON_DARK = {BLUE: "#3D9BE0", VERMILION: "#E8662A", GREEN: "#2CC79A", PINK: "#E39BC5", SKY: "#A6DCFF"}
+_VARIABLES = {colour: f"--series-{index}" for index, colour in enumerate(_ON_DARK)}
+_LIGHT_SERIES = " ".join(f"{name}: {colour};" for colour, name in _VARIABLES.items())
+_DARK_SERIES = " ".join(f"{name}: {_ON_DARK[colour]};" for colour, name in _VARIABLES.items())
+_THEMED = {
+    "#000000": "currentColor",
+    "#ffffff": "var(--paper)",
+    **{colour.lower(): f"var({name})" for colour, name in _VARIABLES.items()},
+}
+
 _COLOURS = f"""
 :root {{ color-scheme: light dark;
-  --ink: #1a1a1a; --paper: #ffffff; --line: #d0d0d0; --soft: #f3f5f7; --dim: #5a5a5a; {colour_style(dark=False)} }}
+  --ink: #1a1a1a; --paper: #ffffff; --line: #d0d0d0; --soft: #f3f5f7; --dim: #5a5a5a; {_LIGHT_SERIES} }}
 @media (prefers-color-scheme: dark) {{
   :root {{ --ink: #e8e8e8; --paper: #15181b; --line: #3c4146; --soft: #20252a; --dim: #a8a8a8;
-    {colour_style(dark=True)} }}
+    {_DARK_SERIES} }}
 }}
 """
 _STYLE = """
@@ -56,13 +69,13 @@ _SCRIPT = """
 for (const button of document.querySelectorAll("table.sortable th button")) {
   button.addEventListener("click", () => {
     const head = button.parentElement, table = head.closest("table"), body = table.tBodies[0];
-    const place = head.cellIndex, isText = head.classList.contains("text");
+    const index = head.cellIndex, isText = head.classList.contains("text");
     const [first, second] = isText ? ["ascending", "descending"] : ["descending", "ascending"];
     const wanted = head.getAttribute("aria-sort") === first ? second : first;
     for (const other of table.querySelectorAll("th")) other.setAttribute("aria-sort", "none");
     head.setAttribute("aria-sort", wanted);
     const direction = wanted === "ascending" ? 1 : -1;
-    const key = (row) => row.cells[place].dataset.key;
+    const key = (row) => row.cells[index].dataset.key;
     const compare = (a, b) => {
       if (key(a) === "" || key(b) === "") return (key(a) === "") - (key(b) === "");
       return direction * (isText ? key(a).localeCompare(key(b)) : Number(key(a)) - Number(key(b)));
@@ -84,7 +97,7 @@ def html_page(
     parts = [f"<h1>Report on runs</h1>\n<p>{escape(summary)}</p>"]
     if remarks:
         items = "".join(f"<li>{escape(remark)}</li>" for remark in remarks)
-        parts.append(f'<div class="remarks"><strong>To know</strong><ul>{items}</ul></div>')
+        parts.append(f'<div class="remarks"><strong>Notes</strong><ul>{items}</ul></div>')
     parts.append(_contents(measured, paper, pictures))
     parts.append(f"<h2>Measured</h2>\n{_joined(measured)}")
     if pictures:
@@ -115,5 +128,19 @@ def _contents(measured: Sequence[Table], paper: Sequence[Table], pictures: Seque
 
 def _figure(picture: Picture) -> str:
     caption = escape(picture.caption)
-    svg = svg_of(picture).replace("<svg ", f'<svg role="img" aria-label="{caption}" ', 1)
+    svg = _inline_svg(picture).replace("<svg ", f'<svg role="img" aria-label="{caption}" ', 1)
     return f"<figure>{svg}<figcaption>{caption}</figcaption></figure>"
+
+
+def _inline_svg(picture: Picture) -> str:
+    """The picture as an SVG element to stand among others in one page, in the page's colours."""
+    text = svg_of(picture.figure)
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = re.sub(r'style="[^"]*"', lambda style: _in_theme(style[0]), text)
+    # A page may have an id once only, and every picture of matplotlib has a `figure_1`.
+    return re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{picture.name}-", text)
+
+
+def _in_theme(style: str) -> str:
+    return re.sub("|".join(_THEMED), lambda colour: _THEMED[colour[0]], style)

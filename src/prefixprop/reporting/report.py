@@ -1,4 +1,4 @@
-"""A report: what run directories tell, as tables, pictures and one page."""
+"""A report on run directories: tables, pictures and one page."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from prefixprop.atomic_files import write_text
-from prefixprop.reporting.choose.comparisons import Comparison, compare
-from prefixprop.reporting.choose.protocol import is_on_fold, protocol_title
+from prefixprop.reporting.choose.comparisons import Comparison, compare, protocol_title
 from prefixprop.reporting.figures.gallery import Picture, pictures
 from prefixprop.reporting.page import html_page
 from prefixprop.reporting.tables.bench import bench_tables
@@ -16,7 +15,6 @@ from prefixprop.reporting.tables.folds import fold_tables
 from prefixprop.reporting.tables.latex import to_latex
 from prefixprop.reporting.tables.markup import to_markdown
 from prefixprop.reporting.tables.paper import paper_tables
-from prefixprop.reporting.tables.protocols import protocol_tables
 from prefixprop.reporting.tables.results import result_tables
 from prefixprop.reporting.tables.table import Table
 from prefixprop.runs.find import FoundRuns, find_runs
@@ -54,7 +52,7 @@ class Report:
         return self._page(drawn, complaints)
 
     def write(self, folder: Path) -> list[Path]:
-        """Write the page, every table as Markdown and LaTeX, and every picture as SVG, PNG and PDF."""
+        """Write the page, every table as Markdown and LaTeX, and every picture as PNG and PDF."""
         drawn, complaints = self.draw()
         written = [folder / PAGE]
         write_text(written[0], self._page(drawn, complaints))
@@ -100,20 +98,19 @@ def make_report(
         comparisons=comparisons,
         measured=(
             *result_tables(comparisons, with_paper, baseline),
-            *protocol_tables(comparisons),
             *(fold_tables(found.runs, comparisons) if split is None else ()),
             *speed,
         ),
         paper=tuple(paper_tables()) if with_paper else (),
-        remarks=(*found.remarks, *_fold_remarks(found)),
+        remarks=found.remarks,
         summary=_summary(found, len(speed)),
     )
 
 
 def _comparisons(given: Sequence[str | Path], found: FoundRuns, split: str | None) -> tuple[Comparison, ...]:
-    places = ", ".join(map(str, given))
+    folders = ", ".join(map(str, given))
     if not found.runs:
-        lines = [f"There is no finished run at or below {places}; `prefixprop train` makes runs.", *found.remarks]
+        lines = [f"There is no finished run at or below {folders}; `prefixprop train` makes runs.", *found.remarks]
         raise ValueError("\n".join(lines))
     comparisons = compare(found.runs)
     if split is None:
@@ -122,14 +119,8 @@ def _comparisons(given: Sequence[str | Path], found: FoundRuns, split: str | Non
         replace(one, documents={split: one.documents[split]}) for one in comparisons if split in one.documents
     )
     if not narrowed:
-        raise ValueError(f"No run at or below {places} was judged on {split}; leave --split out, or choose another.")
+        raise ValueError(f"No run at or below {folders} was judged on {split}; leave --split out, or choose another.")
     return narrowed
-
-
-def _fold_remarks(found: FoundRuns) -> list[str]:
-    count = sum(is_on_fold(run.settings) for run in found.runs)
-    told = f"{count} of the runs are on folds of a cross-validation: they serve to choose, and are no results."
-    return [told] if count else []
 
 
 def _summary(found: FoundRuns, benchmarks: int) -> str:

@@ -18,8 +18,10 @@ def test_a_long_legend_leaves_the_axes_their_room() -> None:
     for lines in (2, 9):
         figure = new_figure(5.2, 3.6)
         axis = figure.subplots()
-        for place in range(lines):
-            axis.plot([1, 2], [place, place], label=f"a method with a name that is too long for two columns, {place}")
+        for number in range(lines):
+            axis.plot(
+                [1, 2], [number, number], label=f"a method with a name that is too long for two columns, {number}"
+            )
         axis.set_ylabel("a label as long as the axis is high")
         legend_below(figure)
         figure.draw_without_rendering()

@@ -26,7 +26,7 @@ def test_two_classes_show_counts_and_shares() -> None:
 
 def test_twenty_classes_fit_into_their_cells() -> None:
     counts = np.random.default_rng(0).integers(1, 400, size=(20, 20))
-    figure = plot_confusion(counts, [f"comp.sys.number.{place}.hardware.and.more" for place in range(20)])
+    figure = plot_confusion(counts, [f"comp.sys.number.{number}.hardware.and.more" for number in range(20)])
     figure.canvas.draw()
     axis = figure.axes[0]
     assert len(axis.texts) == 400

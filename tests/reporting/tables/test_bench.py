@@ -84,22 +84,23 @@ def test_benchmarks_need_no_runs(runtime: Path, attention: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "problem"),
     [
-        ("{", ":1: broken JSON"),
-        ("[]", "no file of a benchmark"),
-        ('{"results": [], "benchmark": "sorting"}', "no benchmark 'sorting', only runtime and attention"),
-        ('{"results": [], "benchmark": "runtime"}', "lacks 'pass'"),
-        ('{"results": [3], "benchmark": "attention"}', "not as it was written"),
+        ("{", "broken JSON: Expecting property name enclosed in double quotes: line 1"),
+        ("[]", "its parts are of other kinds"),
+        ("{}", "it lacks 'benchmark'"),
+        ('{"results": [], "benchmark": "sorting"}', "there is no benchmark 'sorting'"),
+        ('{"results": [], "benchmark": "runtime"}', "it lacks 'pass'"),
+        ('{"results": [3], "benchmark": "attention"}', "its parts are of other kinds"),
     ],
 )
-def test_other_files_are_refused(tmp_path: Path, content: str, told: str) -> None:
+def test_other_files_are_refused(tmp_path: Path, content: str, problem: str) -> None:
     path = tmp_path / "file.json"
     path.write_text(content)
-    with pytest.raises(ValueError, match=r"file\.json") as error:
+    with pytest.raises(ValueError, match=r"file\.json is not what a benchmark wrote") as error:
         bench_tables([path])
-    assert told in str(error.value)
-    assert "write it again with `prefixprop bench" in str(error.value)
+    assert problem in str(error.value)
+    assert "Write it again with `prefixprop bench" in str(error.value)
 
 
 def test_nothing_to_report_on() -> None:

@@ -12,7 +12,7 @@ from scipy import stats
 
 from prefixprop.reporting.choose.comparisons import compare
 from prefixprop.reporting.tables.folds import fold_tables
-from prefixprop.reporting.tables.table import Place, Table
+from prefixprop.reporting.tables.table import Mark, Table
 from prefixprop.runs.run import Run
 from prefixprop.settings.resolve import resolve
 from prefixprop.training import RunSettings
@@ -30,13 +30,13 @@ def on_folds(scores: Sequence[float], **settings: Any) -> list[Run]:
 
 
 def column(table: Table, title: str) -> list[str]:
-    place = [one.title for one in table.columns].index(title)
-    return [row[place].text for row in table.rows]
+    (found,) = (one for one in table.columns if one.title == title)
+    return [cell.text for cell in found.cells]
 
 
 def marked(table: Table) -> list[tuple[str, ...]]:
     """The first cells of the rows that are marked somewhere."""
-    rows = [row for row in table.rows if any(cell.place is Place.FIRST for cell in row)]
+    rows = [row for row in table.rows if any(cell.mark is Mark.BOLD for cell in row)]
     return [tuple(cell.text for cell in row[:2]) for row in rows]
 
 
@@ -56,8 +56,8 @@ def test_every_candidate_has_its_mean_over_the_folds() -> None:
     assert column(table, "Runs") == ["3", "3", "3"]
     assert marked(table) == [("prefix-propagation", "0.01")]
     assert table.notes[0].startswith("3 folds of train, seed 1: every run leaves one fold out of its training")
-    assert "they are no results. Bold: the chosen values" in table.notes[1]
-    assert table.notes[2:] == ("Model: embedded.",)
+    assert "they are not results. Bold: the chosen values" in table.notes[1]
+    assert table.notes[2:] == ["Model: embedded."]
 
 
 def test_what_was_run_on_all_of_train_is_what_was_chosen() -> None:
@@ -73,7 +73,7 @@ def test_a_candidate_that_lacks_folds_is_not_the_best() -> None:
     (table,) = fold_tables(runs)
     assert marked(table) == [("prefix-propagation", "0.0005")]
     assert column(table, "Runs") == ["3", "2"]
-    assert "Rows of fewer than 3 runs lack folds or seeds that others have." in table.notes
+    assert "Rows with fewer than 3 runs lack folds or seeds that others have." in table.notes
 
 
 def test_alpha_and_model_have_columns_where_they_tell_rows_apart() -> None:
@@ -136,8 +136,8 @@ def test_protocols_and_numbers_of_folds_have_tables_of_their_own() -> None:
         "hyperpartisan, last epoch (10 folds): cross-validation on train",
     ]
     assert len({table.name for table in tables.values()}) == 3
-    flattered = [title for title, table in tables.items() if any("flatters" in note for note in table.notes)]
-    assert flattered == ["hyperpartisan: cross-validation on train"]
+    optimistic = [title for title, table in tables.items() if any("optimistic" in note for note in table.notes)]
+    assert optimistic == ["hyperpartisan: cross-validation on train"]
     assert fold_tables([a_run(0.5)]) == []
 
 

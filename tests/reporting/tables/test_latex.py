@@ -10,20 +10,22 @@ from pathlib import Path
 import pytest
 
 from prefixprop.reporting.tables.latex import to_latex
-from prefixprop.reporting.tables.table import ABSENT, Better, Cell, Column, Place, Table
+from prefixprop.reporting.tables.table import ABSENT, Better, Cell, Column, Mark, Table, text_column
 
 SPECIAL = r"50 % of $x_1 & {y} ~ #3 ^ \ < > ± — ↑ × α †"
 WIDE = Table(
     "wide",
     "Is it wide?",
-    (Column("Method", is_text=True), *(Column(f"Measure {n}, %", from_paper=n % 2 == 1) for n in range(20))),
-    ((Cell("a"), *[Cell("90.1 ± 10.2", 90.1)] * 20), (Cell("b"), *[ABSENT] * 20)),
+    [
+        text_column("Method", ["a", "b"]),
+        *(Column(f"Measure {n}, %", [Cell("90.1 ± 10.2", 90.1), ABSENT], from_paper=n % 2 == 1) for n in range(20)),
+    ],
     ("A note.",),
 )
 
 
 def test_special_characters_are_escaped() -> None:
-    table = Table("name", SPECIAL, (Column("A_b", is_text=True),), ((Cell(SPECIAL, None, Place.FIRST),),))
+    table = Table("name", SPECIAL, [Column("A_b", [Cell(SPECIAL, None, Mark.BOLD)], is_text=True)])
     text = to_latex(table)
     escaped = (
         r"50 \% of \$x\_1 \& \{y\} \textasciitilde{} \#3 \textasciicircum{} \textbackslash{} \textless{} "
@@ -49,9 +51,7 @@ def test_a_wide_table_is_set_in_parts_with_the_names_and_the_papers_values_kept_
 
 
 def test_a_narrow_table_stays_in_its_column() -> None:
-    table = Table(
-        "small", "Small", (Column("Method", is_text=True), Column("F1", Better.HIGHER)), ((Cell("a"), ABSENT),)
-    )
+    table = Table("small", "Small", [text_column("Method", ["a"]), Column("F1", [ABSENT], Better.HIGHER)])
     text = to_latex(table)
     assert r"\begin{table}" in text
     assert r"Method & F1 $\uparrow$ \\" in text
@@ -60,7 +60,7 @@ def test_a_narrow_table_stays_in_its_column() -> None:
 
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="needs LaTeX: apt install texlive-latex-recommended")
 def test_latex_takes_it(tmp_path: Path) -> None:
-    special = Table("special", SPECIAL, (Column(SPECIAL),), ((Cell(SPECIAL),),))
+    special = Table("special", SPECIAL, [Column(SPECIAL, [Cell(SPECIAL)])])
     tables = "\n".join(map(to_latex, (WIDE, special)))
     document = "\\documentclass[twocolumn]{article}\n\\usepackage{booktabs,graphicx}\n\\begin{document}\n"
     (tmp_path / "page.tex").write_text(document + tables + "\\end{document}\n", encoding="utf-8")

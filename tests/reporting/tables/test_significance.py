@@ -14,7 +14,7 @@ from prefixprop.evaluation import holm_correction
 from prefixprop.reporting import make_report
 from prefixprop.reporting.choose.comparisons import compare
 from prefixprop.reporting.tables.significance import significance_tables
-from prefixprop.reporting.tables.table import Place, Table
+from prefixprop.reporting.tables.table import Mark, Table
 from prefixprop.runs.find import find_runs
 
 from tiny_runs import make_results
@@ -70,7 +70,7 @@ def test_every_method_is_tested_against_the_baseline_over_seeds(runs: Path) -> N
             cell = rows[method, split]["p, Student's t, Holm"]
             assert p_value is not None
             assert cell.value == pytest.approx(p_value)
-            assert (cell.place is Place.FIRST) == (p_value < 0.05)
+            assert (cell.mark is Mark.BOLD) == (p_value < 0.05)
 
 
 def test_two_runs_are_compared_on_their_documents(runs: Path) -> None:
@@ -120,28 +120,28 @@ def test_too_few_seeds_are_told_and_have_no_p_value(tmp_path: Path) -> None:
     row = rows_of(tables["x-tests-seeds"])["prefix-propagation", "test"]
     assert (row["p, Student's t"].value, row["p, Welch's t"].value) == (None, None)
     assert row["Micro-F1 difference, points"].value is not None
-    told = tables["x-tests-seeds"].notes[-1]
-    assert told.startswith("No p-value over seeds for prefix-propagation and prefix-tuning on dev; ")
-    assert "too few seeds: a t-test needs 2 of each" in told
+    reason = tables["x-tests-seeds"].notes[-1]
+    assert reason.startswith("No p-value over seeds for prefix-propagation and prefix-tuning on dev; ")
+    assert "too few seeds: a t-test needs 2 of each" in reason
     assert rows_of(tables["x-tests-documents"])["prefix-propagation", "test"]["p, McNemar"].value is not None
 
 
 def test_many_pairs_without_a_test_are_counted(tmp_path: Path) -> None:
     for method in ("prefix-propagation", "prefix-tuning", "lora"):
         make_results(tmp_path / method, seed=1, method=method, documents=60)
-    told = tables_of(tmp_path)["x-tests-pairs"].notes[1]
-    assert told == "No p-value over seeds for 6 of these pairs: too few seeds: a t-test needs 2 of each."
+    reason = tables_of(tmp_path)["x-tests-pairs"].notes[1]
+    assert reason == "No p-value over seeds for 6 of these pairs: too few seeds: a t-test needs 2 of each."
 
 
 @pytest.mark.parametrize(
-    ("damage", "told"),
+    ("damage", "reason"),
     [
         (lambda path: path.write_text(path.read_text().replace('"d7"', '"other"')), "judged on different documents"),
         (lambda path: path.unlink(), "has no predictions of test"),
         (lambda path: path.write_text("{"), "test.jsonl:1: broken JSON"),
     ],
 )
-def test_runs_without_the_same_documents_have_no_paired_test(tmp_path: Path, damage: Any, told: str) -> None:
+def test_runs_without_the_same_documents_have_no_paired_test(tmp_path: Path, damage: Any, reason: str) -> None:
     make_results(tmp_path / "a", seed=1)
     make_results(tmp_path / "b", seed=1, method="prefix-tuning")
     damage(tmp_path / "b" / "predictions" / "test.jsonl")
@@ -149,7 +149,7 @@ def test_runs_without_the_same_documents_have_no_paired_test(tmp_path: Path, dam
     rows = rows_of(table)
     assert rows["prefix-propagation", "test"]["p, McNemar"].value is None
     assert rows["prefix-propagation", "dev"]["p, McNemar"].value is not None
-    assert any(note.startswith("No paired test for prefix-propagation") and told in note for note in table.notes)
+    assert any(note.startswith("No paired test for prefix-propagation") and reason in note for note in table.notes)
 
 
 def test_no_paired_tests_where_no_run_has_predictions(tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def test_no_paired_tests_where_no_run_has_predictions(tmp_path: Path) -> None:
     tables = tables_of(tmp_path)
     assert set(tables) == {"x-tests-seeds", "x-tests-pairs"}
     for table in tables.values():
-        assert table.notes[-1].startswith("No paired tests: none of these runs has its predictions")
+        assert table.notes[-1].startswith("No paired tests: none of these runs has predictions")
         assert "McNemar" not in table.notes[0]
         assert not any("McNemar" in column.title for column in table.columns)
 

@@ -15,24 +15,25 @@ from prefixprop.reporting.tables.table import (
     Better,
     Cell,
     Column,
-    Place,
+    Mark,
     Table,
     interval_cell,
     number_cell,
     ranked,
+    text_column,
 )
 from prefixprop.reporting.tables.terminal import print_table
 
-COLUMNS = (
-    Column("Method", is_text=True),
-    Column("F1, %", Better.HIGHER),
-    Column("F1, %", from_paper=True),
-    Column("ECE", Better.LOWER),
-)
-
 
 def table(*rows: tuple[Cell, ...]) -> Table:
-    return ranked(Table("name", "A_title & more", COLUMNS, rows, ("A note.",)))
+    names, measured, papers, errors = zip(*rows, strict=True)
+    columns = [
+        Column("Method", names, is_text=True),
+        Column("F1, %", measured, Better.HIGHER),
+        Column("F1, %", papers, from_paper=True),
+        Column("ECE", errors, Better.LOWER),
+    ]
+    return Table("name", "A_title & more", [ranked(column) for column in columns], ("A note.",))
 
 
 EXAMPLE = table(
@@ -57,22 +58,22 @@ def test_the_interval_is_that_of_student() -> None:
 
 
 def test_best_and_second_are_marked_by_the_direction_of_the_column_and_the_papers_never() -> None:
-    assert [row[1].place for row in EXAMPLE.rows] == [Place.FIRST, Place.SECOND, Place.OTHER]
-    assert [row[2].place for row in EXAMPLE.rows] == [Place.OTHER] * 3
-    assert [row[3].place for row in EXAMPLE.rows] == [Place.SECOND, Place.FIRST, Place.OTHER]
+    assert [row[1].mark for row in EXAMPLE.rows] == [Mark.BOLD, Mark.UNDERLINED, Mark.NONE]
+    assert [row[2].mark for row in EXAMPLE.rows] == [Mark.NONE] * 3
+    assert [row[3].mark for row in EXAMPLE.rows] == [Mark.UNDERLINED, Mark.BOLD, Mark.NONE]
 
 
 def test_what_is_printed_alike_is_ranked_alike() -> None:
     cells = [number_cell([value], 1, 100) for value in (0.8331, 0.8334, 0.827, 0.7)]
     marked = table(*((Cell("x"), cell, ABSENT, ABSENT) for cell in cells))
-    assert [row[1].place for row in marked.rows] == [Place.FIRST, Place.FIRST, Place.SECOND, Place.OTHER]
+    assert [row[1].mark for row in marked.rows] == [Mark.BOLD, Mark.BOLD, Mark.UNDERLINED, Mark.NONE]
     same = table(*((Cell("x"), cells[0], ABSENT, ABSENT) for _ in range(2)))
-    assert {row[1].place for row in same.rows} == {Place.OTHER}
+    assert {row[1].mark for row in same.rows} == {Mark.NONE}
 
 
-def test_a_row_of_the_wrong_length_is_refused() -> None:
-    with pytest.raises(ValueError, match="Row 1 of 'A_title & more' has 1 cells for 4 columns"):
-        table((ABSENT,))
+def test_columns_of_different_lengths_are_refused() -> None:
+    with pytest.raises(ValueError, match="longer"):
+        _ = Table("name", "A title", [Column("A", [ABSENT]), Column("B", [ABSENT, ABSENT])]).rows
 
 
 def test_markdown() -> None:
@@ -125,10 +126,10 @@ def test_a_cell_tells_its_detail_where_the_pointer_is() -> None:
 
 @pytest.mark.parametrize("width", range(44, 140, 7))
 def test_a_wide_table_keeps_to_the_terminal(width: int) -> None:
-    columns = (Column("Method", is_text=True), *(Column(f"p, test number {n}, corrected") for n in range(8)))
-    rows = ((Cell("prefix-propagation"), *(Cell(f"0.{n}12", 0.1) for n in range(8))),)
+    numbers = [Column(f"p, test number {n}, corrected", [Cell(f"0.{n}12", 0.1)]) for n in range(8)]
+    columns = [text_column("Method", ["prefix-propagation"]), *numbers]
     stream = io.StringIO()
-    print_table(Console(file=stream, width=width), Table("x", "A table", columns, rows))
+    print_table(Console(file=stream, width=width), Table("x", "A table", columns))
     shown = stream.getvalue()
     assert max(map(len, shown.splitlines())) <= width
     assert all(f"0.{n}12" in shown for n in range(8))
@@ -136,11 +137,10 @@ def test_a_wide_table_keeps_to_the_terminal(width: int) -> None:
 
 @pytest.mark.parametrize("width", range(60, 120, 3))
 def test_a_turned_table_of_rows_of_different_widths_keeps_to_the_terminal(width: int) -> None:
-    columns = (Column("Method", is_text=True), *(Column(f"Measure number {n}, %") for n in range(20)))
     names = ("fine-tuning", "lora", "prefix-propagation", "prefix-propagation, exp kernel", "head-only")
-    rows = tuple((Cell(name), *(Cell(f"7{n}.4 to 81.{n}") for n in range(20))) for name in names)
+    numbers = [Column(f"Measure number {n}, %", [Cell(f"7{n}.4 to 81.{n}")] * len(names)) for n in range(20)]
     stream = io.StringIO()
-    print_table(Console(file=stream, width=width), Table("x", "A table", columns, rows))
+    print_table(Console(file=stream, width=width), Table("x", "A table", [text_column("Method", names), *numbers]))
     shown = stream.getvalue()
     assert max(map(len, shown.splitlines())) <= width
     assert all(shown.count(f"7{n}.4 to 81.{n}") == len(names) for n in range(20))

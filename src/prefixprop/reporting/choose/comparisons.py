@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 from typing import Any
 
-from prefixprop.reporting.choose.method_rows import method_rows, row_key, searched_values
-from prefixprop.reporting.choose.protocol import is_on_fold, keeps_last_epoch, protocol_title
+from prefixprop.reporting.choose.method_rows import data_key, method_rows, row_key, searched_values
 from prefixprop.runs.run import Run
 from prefixprop.settings.run_settings import RunSettings
 
@@ -30,7 +29,7 @@ class Trial:
         return [value for value in found if value is not None]
 
     def with_predictions(self, split: str) -> tuple[Run, ...]:
-        """The runs that kept their predictions of a split; all of them where none did, to tell of their lack."""
+        """The runs that kept their predictions of a split; all of them where none did."""
         return tuple(run for run in self.runs if run.has_predictions(split)) or self.runs
 
     @property
@@ -84,6 +83,11 @@ class Comparison:
         return self.contenders[0].best.settings
 
     @property
+    def trials(self) -> tuple[Trial, ...]:
+        """What stands for the method of every row."""
+        return tuple(contender.best for contender in self.contenders)
+
+    @property
     def splits(self) -> tuple[str, ...]:
         return tuple(self.documents)
 
@@ -98,9 +102,11 @@ class Comparison:
         counts = " and ".join(f"{count:,} {split}" for split, count in self.documents.items())
         return f"{counts} {self.items}" + ("" if self.labels is None else f", {len(self.labels)} labels")
 
-    def short_name(self, contender: Contender) -> str:
-        """The method alone where all rows have the same model."""
-        return contender.method if len({other.model for other in self.contenders}) == 1 else contender.name
+    def short_name(self, contender: Contender, separator: str = ", ") -> str:
+        """The method, and where models differ the model, without who made it."""
+        if len(self.models) == 1:
+            return contender.method
+        return f"{contender.method}{separator}{contender.model.rsplit('/', 1)[-1]}"
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -109,7 +115,7 @@ class Comparison:
 
     @property
     def has_several_seeds(self) -> bool:
-        return any(len(contender.best.runs) > 1 for contender in self.contenders)
+        return any(len(trial.runs) > 1 for trial in self.trials)
 
 
 def compare(runs: Iterable[Run]) -> tuple[Comparison, ...]:
@@ -120,35 +126,38 @@ def compare(runs: Iterable[Run]) -> tuple[Comparison, ...]:
     by_documents: dict[Any, list[Run]] = {}
     on_folds: dict[Any, list[Run]] = {}
     for run in runs:
-        if is_on_fold(run.settings):
+        if run.settings.fold is not None:
             on_folds.setdefault(row_key(run), []).append(run)
         else:
-            judged = documents_key(run), keeps_last_epoch(run.settings)
+            judged = data_key(run), tuple(run.documents.items()), run.settings.keep
             by_documents.setdefault(judged, []).append(run)
     found = [_comparison(together, on_folds) for together in by_documents.values()]
-    titles = [comparison.title for comparison in found]
-    # Two sets of documents of one name, such as a sample and the whole, are told apart by their numbers.
-    found = [
-        replace(one, title=f"{one.title} ({one.description})") if titles.count(one.title) > 1 else one
-        for one in found
+    # Documents of one name, such as a sample and the whole, are told apart by their numbers, or else by their files.
+    found = _extended(found, [f" ({one.description})" for one in found])
+    found.sort(key=lambda comparison: comparison.title)
+    files = [" ".join(one.settings.train_files) for one in found]
+    found = _extended(found, [f", {name}" if name else "" for name in files])
+    titles = [one.title for one in found]
+    numbers = [titles[: index + 1].count(title) for index, title in enumerate(titles)]
+    return tuple(_extended(found, [f", no. {number}" for number in numbers]))
+
+
+def _extended(comparisons: Sequence[Comparison], additions: Sequence[str]) -> list[Comparison]:
+    """The comparisons, with something added to the titles that several of them have."""
+    titles = Counter(comparison.title for comparison in comparisons)
+    return [
+        replace(comparison, title=comparison.title + addition) if titles[comparison.title] > 1 else comparison
+        for comparison, addition in zip(comparisons, additions, strict=True)
     ]
-    return tuple(_numbered(sorted(found, key=lambda comparison: comparison.title)))
 
 
-def _numbered(comparisons: Sequence[Comparison]) -> Iterator[Comparison]:
-    """Those of one's own files that are of one size too, told apart by the files, or else by a number."""
-    for title, group in groupby(comparisons, key=lambda comparison: comparison.title):
-        together = list(group)
-        names = [" ".join(comparison.contenders[0].best.settings.train_files) for comparison in together]
-        for number, (comparison, name) in enumerate(zip(together, names, strict=True), start=1):
-            is_alone = names.count(name) == 1 and name
-            told = f"{title}, {name if is_alone else f'no. {number}'}"
-            yield comparison if len(together) == 1 else replace(comparison, title=told)
+def protocol_title(settings: RunSettings) -> str:
+    """The name of the data, with the protocol where it is not the paper's.
 
-
-def documents_key(run: Run) -> Any:
-    """What runs that were judged on the same documents have in common, whatever their protocol."""
-    return run.settings.data_name, run.settings.hub_config, run.identity_of_documents
+    >>> protocol_title(RunSettings(task="arxiv", keep="last"))
+    'arxiv, last epoch'
+    """
+    return settings.data_name + (", last epoch" if settings.keep == "last" else "")
 
 
 def _comparison(runs: Sequence[Run], on_folds: Mapping[Any, Sequence[Run]]) -> Comparison:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from prefixprop.reporting.choose.protocol import PROTOCOL_SETTINGS, keeps_last_epoch
 from prefixprop.runs.run import DECISIVE_SETTINGS, Run
 from prefixprop.settings.resolve import resolve
 from prefixprop.settings.run_settings import SETTING_FIELDS, RunSettings
@@ -16,7 +15,9 @@ from prefixprop.settings.run_settings import SETTING_FIELDS, RunSettings
 # method.
 SEARCHED = ("learning_rate", "alpha")
 _SHOWN_ANYWAY = ("task", "hub_dataset", "hub_config", "model", "method", "kernel", "seed")
-_FIXED = tuple(name for name in DECISIVE_SETTINGS if name not in (*SEARCHED, *_SHOWN_ANYWAY, *PROTOCOL_SETTINGS))
+# How a run was judged: on dev or on a fold of train, and at its best or its last epoch.
+_PROTOCOL = ("fold", "folds", "keep")
+_FIXED = tuple(name for name in DECISIVE_SETTINGS if name not in (*SEARCHED, *_SHOWN_ANYWAY, *_PROTOCOL))
 
 
 @dataclass(frozen=True)
@@ -61,8 +62,13 @@ def method_rows(runs: Sequence[Run]) -> list[MethodRow]:
 def row_key(run: Run) -> Any:
     """What the runs of a row have in common with those on folds that chose its values; their documents are others."""
     settings = run.settings
-    data = settings.data_name, settings.hub_config, run.names_of_files, run.fingerprint_of_files, run.labels
-    return (*data, settings.model, _method_name(settings), keeps_last_epoch(settings), _fixed_values(run))
+    return data_key(run), settings.model, _method_name(settings), settings.keep, _fixed_values(run)
+
+
+def data_key(run: Run) -> Any:
+    """What runs on the same data have in common, whichever of its documents they were judged on."""
+    settings = run.settings
+    return settings.data_name, settings.hub_config, run.names_of_files, run.fingerprint_of_files, run.labels
 
 
 def searched_values(settings: RunSettings) -> tuple[float | None, float | None]:
@@ -94,7 +100,7 @@ def _positions(settings: RunSettings) -> int:
 
 
 def _default(settings: RunSettings, name: str) -> Any:
-    """What the setting would be if it had not been given; that may hang on the task and on other settings."""
+    """What the setting would be if it had not been given; that may depend on the task and on other settings."""
     untouched: dict[str, Any] = {name: SETTING_FIELDS[name].default}
     return getattr(resolve(replace(settings, **untouched)), name)
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prefixprop.atomic_files import replacing_file
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 # Of the palette of Okabe & Ito (2008), which colour-blind readers can tell apart.
@@ -23,13 +26,13 @@ _LEGEND_LINES, _LINE = 2, 0.17  # of a legend that a figure has room for, and th
 _METADATA: dict[str, dict[str, Any]] = {".png": {}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
 
 
-def style_of(place: int) -> dict[str, str]:
-    """Colour and marker of a place; more places than colours still differ in their markers.
+def style_of(index: int) -> dict[str, str]:
+    """Colour and marker of one of several lines; more lines than colours still differ in their markers.
 
     >>> style_of(0)
     {'color': '#0072B2', 'marker': 'o'}
     """
-    return {"color": PALETTE[place % len(PALETTE)], "marker": MARKERS[place % len(MARKERS)]}
+    return {"color": PALETTE[index % len(PALETTE)], "marker": MARKERS[index % len(MARKERS)]}
 
 
 def new_figure(width: float, height: float) -> Figure:
@@ -39,6 +42,14 @@ def new_figure(width: float, height: float) -> Figure:
     except ImportError as error:
         raise ImportError("Pictures need matplotlib: pip install 'prefixprop[plots]'.") from error
     return Figure(figsize=(max(width, 4.0), height), layout="constrained", dpi=150)
+
+
+def draw_violin(axis: Axes, values: Sequence[float], position: float, color: str, alpha: float) -> None:
+    """Draw how values are spread along the horizontal axis; nothing where they are all the same."""
+    if len(set(values)) > 1:
+        shape = axis.violinplot(values, [position], orientation="horizontal", widths=0.8, showextrema=False)
+        for body in shape["bodies"]:  # type: ignore[attr-defined]
+            body.set(facecolor=color, alpha=alpha)
 
 
 def legend_below(figure: Figure) -> None:
@@ -55,14 +66,25 @@ def legend_below(figure: Figure) -> None:
 
 def saved(figure: Figure, path: str | Path | None) -> Figure:
     """Write the figure to `path`, if given, in the format its ending says, and return it."""
-    if path is None:
-        return figure
-    ending = check_ending(path)
+    if path is not None:
+        ending = check_ending(path)
+        with replacing_file(path) as temporary:
+            _write(figure, temporary, ending)
+    return figure
+
+
+def svg_of(figure: Figure) -> str:
+    """The figure as the text of an SVG file."""
+    stream = BytesIO()
+    _write(figure, stream, ".svg")
+    return stream.getvalue().decode("utf-8")
+
+
+def _write(figure: Figure, target: Path | BytesIO, ending: str) -> None:
     from matplotlib import rc_context
 
-    with rc_context({"svg.hashsalt": "prefixprop"}), replacing_file(path) as temporary:
-        figure.savefig(temporary, metadata=_METADATA[ending])
-    return figure
+    with rc_context({"svg.hashsalt": "prefixprop"}):
+        figure.savefig(target, format=ending.removeprefix("."), metadata=_METADATA[ending])
 
 
 def check_ending(path: str | Path) -> str:

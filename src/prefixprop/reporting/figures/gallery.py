@@ -9,21 +9,18 @@ from typing import TYPE_CHECKING
 
 from prefixprop.evaluation import confusion_counts, reliability
 from prefixprop.reporting.choose.comparisons import Comparison, Contender
-from prefixprop.reporting.figures.calibration_course import plot_calibration_course
 from prefixprop.reporting.figures.canvas import saved
 from prefixprop.reporting.figures.confusion import plot_confusion
-from prefixprop.reporting.figures.lengths import plot_lengths, train_lengths
-from prefixprop.reporting.figures.method_styles import picture_name
-from prefixprop.reporting.figures.rates import plot_learning_rates
+from prefixprop.reporting.figures.lengths import plot_lengths
+from prefixprop.reporting.figures.methods import plot_calibration_course, plot_learning_rates, plot_seeds
 from prefixprop.reporting.figures.reliability import plot_reliability
-from prefixprop.reporting.figures.seeds import plot_seeds
 from prefixprop.reporting.file_names import file_name
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_LENGTHS = "Lengths of the train documents of every task; the line is the median."
-ENDINGS = (".svg", ".png", ".pdf")
+# The page has every picture as SVG.
+ENDINGS = (".png", ".pdf")
 
 
 @dataclass(frozen=True)
@@ -42,40 +39,42 @@ class Picture:
         return paths
 
 
-def pictures(comparisons: Sequence[Comparison], tell: Callable[[str], None]) -> Iterator[Picture]:
-    """Draw one after the other; `tell` gets what keeps a picture from being drawn, such as lacking predictions."""
-    try:
-        lengths = plot_lengths(comparisons)
-        for comparison in comparisons:
-            if not train_lengths(comparison):
-                lack = "no run that stands for a method has kept the lengths of its documents"
-                tell(f"No lengths of the documents of {comparison.title}: {lack}.")
-    except ValueError as error:
-        lengths = None
-        tell(f"No picture of the documents' lengths: {error}")
-    if lengths is not None:
-        yield Picture("document-lengths", _LENGTHS, lengths)
+def pictures(comparisons: Sequence[Comparison], report_problem: Callable[[str], None]) -> Iterator[Picture]:
+    """Draw one after the other; `report_problem` gets what keeps some of them from being drawn."""
+    groups = [("No picture of the documents' lengths", _of_lengths(comparisons))]
     for number, comparison in enumerate(comparisons, start=1):
         prefix = f"{number}-{comparison.settings.data_name}"
-        for name, caption, figure in _of_all_methods(comparison):
-            if figure is not None:
-                yield Picture(file_name(f"{prefix}-{name}"), f"{comparison.title}: {caption}", figure)
-        for place, contender in enumerate(comparison.contenders, start=1):
-            try:
-                yield from _of_one_run(comparison, contender, f"{prefix}-{place}")
-            except (ValueError, OSError) as error:
-                tell(f"No reliability diagram and confusion matrix of {contender.name}: {error}")
+        groups.append((f"Not all pictures of {comparison.title}", _of_all_methods(comparison, prefix)))
+        for row, contender in enumerate(comparison.contenders, start=1):
+            drawn = _of_one_run(comparison, contender, f"{prefix}-{row}")
+            groups.append((f"No reliability diagram and confusion matrix of {contender.name}", drawn))
+    for problem, group in groups:
+        try:
+            yield from group
+        except (ValueError, OSError) as error:
+            report_problem(f"{problem}: {error}")
 
 
-def _of_all_methods(comparison: Comparison) -> Iterator[tuple[str, str, Figure | None]]:
+def _of_lengths(comparisons: Sequence[Comparison]) -> Iterator[Picture]:
+    figure = plot_lengths(comparisons)
+    if figure is not None:
+        caption = "Lengths of the train documents of every task; the line is the median."
+        yield Picture("document-lengths", caption, figure)
+
+
+def _of_all_methods(comparison: Comparison, prefix: str) -> Iterator[Picture]:
     measure = "accuracy" if comparison.labels is None else "micro-F1"
+    drawn = []
     for split in comparison.splits:
         caption = f"{measure} on {split} of every seed; the line is the mean."
-        yield f"seeds-{split}", caption, plot_seeds(comparison, split)
+        drawn.append((f"seeds-{split}", caption, plot_seeds(comparison, split)))
     caption = "calibration error on dev over training; mean and range over seeds."
-    yield "ece-over-training", caption, plot_calibration_course(comparison)
+    drawn.append(("ece-over-training", caption, plot_calibration_course(comparison)))
     caption = "sensitivity to the learning rate; lines join means over seeds."
-    yield "learning-rates", caption, plot_learning_rates(comparison)
+    drawn.append(("learning-rates", caption, plot_learning_rates(comparison)))
+    for name, caption, figure in drawn:
+        if figure is not None:
+            yield Picture(file_name(f"{prefix}-{name}"), f"{comparison.title}: {caption}", figure)
 
 
 def _of_one_run(comparison: Comparison, contender: Contender, prefix: str) -> Iterator[Picture]:
@@ -87,7 +86,7 @@ def _of_one_run(comparison: Comparison, contender: Contender, prefix: str) -> It
         raise ValueError(f"{run.path} has no temperature.")
     after, labels = before.with_temperature(run.temperature), before.known_labels
     what = f"{comparison.title}, {contender.name}, seed {run.settings.seed}, {split}"
-    title = f"{comparison.title}, {split}, seed {run.settings.seed}\n{picture_name(comparison, contender)}"
+    title = f"{comparison.title}, {split}, seed {run.settings.seed}\n{comparison.short_name(contender)}"
     yield Picture(
         file_name(f"{prefix}-reliability"),
         f"{what}: reliability before and after scaling.",

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prefixprop.reporting.choose.comparisons import Comparison
-from prefixprop.reporting.figures.canvas import BLUE, VERMILION, new_figure, plain, saved
+from prefixprop.reporting.figures.canvas import BLUE, VERMILION, draw_violin, new_figure, plain
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -17,27 +16,24 @@ if TYPE_CHECKING:
 LIMITS = {"RoBERTa": 512, "Longformer": 4096}
 
 
-def plot_lengths(comparisons: Sequence[Comparison], path: str | Path | None = None) -> Figure | None:
+def plot_lengths(comparisons: Sequence[Comparison]) -> Figure | None:
     """Draw the tokens of every task's train documents, on a logarithmic scale, with the limits of models.
 
-    None where no run recorded lengths. The figure is written to `path` if given; its ending says how.
+    None where no run recorded lengths.
     """
     # Two protocols on one task have the same documents.
-    first = {(one.settings.data_name, train_lengths(one)): one for one in reversed(comparisons)}
+    first = {(one.settings.data_name, _train_lengths(one)): one for one in reversed(comparisons)}
     named = [(one, lengths) for (_, lengths), one in reversed(first.items()) if len(lengths) > 1]
     if not named:
         return None
     figure = new_figure(width=5.6, height=1.2 + 0.7 * len(named))
     axis = figure.subplots()
-    for place, (_, lengths) in enumerate(named):
+    for row, (_, lengths) in enumerate(named):
         # The density is that of the logarithms, because the axis shows these.
         logarithms = [math.log10(length) for length in lengths]
-        if len(set(lengths)) > 1:
-            shape = axis.violinplot(logarithms, [place], orientation="horizontal", widths=0.8, showextrema=False)
-            for body in shape["bodies"]:  # type: ignore[attr-defined]
-                body.set(facecolor=BLUE, alpha=0.4)
+        draw_violin(axis, logarithms, row, BLUE, alpha=0.4)
         middle = sorted(logarithms)[len(logarithms) // 2]
-        axis.plot([middle] * 2, [place - 0.3, place + 0.3], color=BLUE, linewidth=2)
+        axis.plot([middle] * 2, [row - 0.3, row + 0.3], color=BLUE, linewidth=2)
     for model, limit in LIMITS.items():
         axis.axvline(math.log10(limit), color=VERMILION, linestyle="--", linewidth=1)
         axis.annotate(
@@ -60,10 +56,10 @@ def plot_lengths(comparisons: Sequence[Comparison], path: str | Path | None = No
     axis.invert_yaxis()
     axis.set_xlabel("tokens, as the model reads them", fontsize=9)
     axis.grid(axis="x", alpha=0.3)
-    return saved(figure, path)
+    return figure
 
 
-def train_lengths(comparison: Comparison) -> tuple[int, ...]:
+def _train_lengths(comparison: Comparison) -> tuple[int, ...]:
     """Those of the run that reads the most of its documents; empty where no run recorded them."""
     found = [run.lengths for contender in comparison.contenders for run in contender.best.runs]
     return max(found, key=sum, default=())

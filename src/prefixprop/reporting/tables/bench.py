@@ -7,11 +7,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from prefixprop.reporting.tables.paper_values import INFERENCE_SECONDS
-from prefixprop.reporting.tables.table import ABSENT, Better, Cell, Column, Table, plain_cell, range_cell
+from prefixprop.reporting.tables.paper import INFERENCE_SECONDS
+from prefixprop.reporting.tables.table import (
+    ABSENT,
+    Cell,
+    Column,
+    Table,
+    plain_cell,
+    range_cell,
+    setting_cell,
+    text_column,
+)
 from prefixprop.runs.run import as_number
 
-_AGAIN = "write it again with `prefixprop bench runtime --json FILE` or `prefixprop bench attention --json FILE`"
 _PAPER_PERCENT = {name.lower(): percent for name, _, percent in INFERENCE_SECONDS}
 _PAPER_NOTE = (
     "The column marked (paper) is inference on a GTX 1080 Ti with Hugging Face's attention, Longformer-base and "
@@ -25,92 +33,68 @@ def bench_tables(paths: Sequence[str | Path], with_paper: bool = False) -> list[
 
 
 def _table(path: Path, number: int, with_paper: bool) -> Table:
-    record = _read(path)
-    kind = record.get("benchmark")
-    name = f"bench-{number}-{kind}"
-    try:
-        if kind == "runtime":
-            return _runtime_table(record, name, with_paper)
-        if kind == "attention":
-            return _attention_table(record, name)
-    except (KeyError, TypeError, AttributeError) as error:
-        problem = f"lacks {error}" if isinstance(error, KeyError) else "is not as it was written"
-        raise ValueError(f"{path}: the file of the benchmark {problem}; {_AGAIN}.") from error
-    raise ValueError(f"{path}: there is no benchmark {kind!r}, only runtime and attention; {_AGAIN}.")
-
-
-def _read(path: Path) -> dict[str, Any]:
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path}:{error.lineno}: broken JSON ({error.msg}); {_AGAIN}.") from error
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: the text is not UTF-8; {_AGAIN}.") from error
-    if not isinstance(record, dict) or not isinstance(record.get("results"), list):
-        raise ValueError(f"{path}: this is no file of a benchmark, it has no list of results; {_AGAIN}.")
-    return record
+        kind = record["benchmark"]
+        if kind == "runtime":
+            return _runtime_table(record, f"bench-{number}-{kind}", with_paper)
+        if kind == "attention":
+            return _attention_table(record, f"bench-{number}-{kind}")
+        problem = f"there is no benchmark {kind!r}"
+    except KeyError as error:
+        problem = f"it lacks {error}"
+    except (TypeError, AttributeError):
+        problem = "its parts are of other kinds"
+    except ValueError as error:
+        problem = f"broken JSON: {error}"
+    again = "`prefixprop bench runtime --json FILE` or `prefixprop bench attention --json FILE`"
+    raise ValueError(f"{path} is not what a benchmark wrote: {problem}. Write it again with {again}.")
 
 
 def _runtime_table(record: dict[str, Any], name: str, with_paper: bool) -> Table:
     """The paper's run-time table (appendix, Runtime Performance), as it was measured."""
-    is_inference = record["pass"] == "inference"
+    is_inference, results = record["pass"] == "inference", record["results"]
+    changes, intervals = zip(*map(_relative, results), strict=True) if results else ((), ())
     columns = [
-        Column("Method", is_text=True),
-        Column("Time, ms", Better.NEITHER),
-        Column("More than no PEFT, %"),
-        Column("95 % interval"),
-        Column("Peak memory, GiB"),
+        text_column("Method", [result["method"] for result in results]),
+        Column("Time, ms", [_milliseconds(result) for result in results]),
+        Column("More than no PEFT, %", changes),
+        Column("95 % interval", intervals),
+        Column("Peak memory, GiB", [_memory(result) for result in results]),
     ]
-    rows = []
-    for result in record["results"]:
-        row = [Cell(result["method"]), _milliseconds(result), *_relative(result), _memory(result)]
-        if with_paper and is_inference:
-            row.append(plain_cell(_PAPER_PERCENT.get(result["method"].lower()), 1, sign="+"))
-        rows.append(tuple(row))
     notes = [
         f"Median of {record['repeats']} batches of {record['batch']} × {record['length']:,} tokens, j = "
         f"{record['prefix']}; {_circumstances(record)}. The interval is a bootstrap over the rounds."
     ]
     if with_paper and is_inference:
-        columns.append(Column("More than no PEFT, %", from_paper=True))
+        theirs = [_PAPER_PERCENT.get(result["method"].lower()) for result in results]
+        cells = [plain_cell(percent, 1, sign="+") for percent in theirs]
+        columns.append(Column("More than no PEFT, %", cells, from_paper=True))
         notes.append(_PAPER_NOTE)
     what = "inference" if is_inference else "training step"
-    return Table(name, f"Run time, {what}: {record['device']}", tuple(columns), tuple(rows), tuple(notes))
+    return Table(name, f"Run time, {what}: {record['device']}", columns, notes)
 
 
 def _attention_table(record: dict[str, Any], name: str) -> Table:
-    columns = (
-        Column("Documents × tokens", is_text=True),
-        Column("Global tokens"),
-        Column("Dropout"),
-        Column("Pass", is_text=True),
-        Column("Hugging Face, ms"),
-        Column("prefixprop, ms"),
-        Column("Times as fast"),
-        Column("Hugging Face, GiB"),
-        Column("prefixprop, GiB"),
-    )
-    rows = []
-    for result in record["results"]:
-        theirs, ours = result["hugging_face"], result["prefixprop"]
-        rows.append(
-            (
-                Cell(f"{result['batch']} × {result['length']:,}"),
-                plain_cell(as_number(result["global"]), 0),
-                Cell(f"{result['dropout']:g}", as_number(result["dropout"])),
-                Cell(result["pass"]),
-                ABSENT if theirs is None else _milliseconds(theirs),
-                _milliseconds(ours),
-                plain_cell(as_number(result["ratio"]), 1),
-                ABSENT if theirs is None else _memory(theirs),
-                _memory(ours),
-            )
-        )
+    results = record["results"]
+    theirs, ours = [result["hugging_face"] for result in results], [result["prefixprop"] for result in results]
+    columns = [
+        text_column("Documents × tokens", [f"{result['batch']} × {result['length']:,}" for result in results]),
+        Column("Global tokens", [plain_cell(as_number(result["global"]), 0) for result in results]),
+        Column("Dropout", [setting_cell(as_number(result["dropout"])) for result in results]),
+        text_column("Pass", [result["pass"] for result in results]),
+        Column("Hugging Face, ms", [_milliseconds(timing) for timing in theirs]),
+        Column("prefixprop, ms", [_milliseconds(timing) for timing in ours]),
+        Column("Times as fast", [plain_cell(as_number(result["ratio"]), 1) for result in results]),
+        Column("Hugging Face, GiB", [_memory(timing) for timing in theirs]),
+        Column("prefixprop, GiB", [_memory(timing) for timing in ours]),
+    ]
     note = f"Median of {record['repeats']} measurements, and peak memory; {_circumstances(record)}."
-    return Table(name, f"Longformer's attention: {record['device']}", columns, tuple(rows), (note,))
+    return Table(name, f"Longformer's attention: {record['device']}", columns, (note,))
 
 
 def _relative(result: dict[str, Any]) -> tuple[Cell, Cell]:
+    """How much more time than without an adapter, and its interval, in percent."""
     relative, low, high = (as_number(result[name]) for name in ("relative", "low", "high"))
     if relative is None or low is None or high is None:
         return ABSENT, ABSENT
@@ -118,15 +102,17 @@ def _relative(result: dict[str, Any]) -> tuple[Cell, Cell]:
     return plain_cell(change, 1, sign="+"), range_cell(lowest, highest, decimals=1, sign="+")
 
 
-def _milliseconds(timing: dict[str, Any]) -> Cell:
+def _milliseconds(timing: dict[str, Any] | None) -> Cell:
+    if timing is None:
+        return ABSENT
     if timing["out_of_memory"]:
         return Cell("out of memory")
     seconds = as_number(timing["median_s"])
     return ABSENT if seconds is None else plain_cell(1000 * seconds, 1)
 
 
-def _memory(timing: dict[str, Any]) -> Cell:
-    return plain_cell(as_number(timing["peak_gib"]), 1)
+def _memory(timing: dict[str, Any] | None) -> Cell:
+    return ABSENT if timing is None else plain_cell(as_number(timing["peak_gib"]), 1)
 
 
 def _circumstances(record: dict[str, Any]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
-from prefixprop.reporting.tables.markup import heading, marked
+from prefixprop.reporting.tables.markup import marked
 from prefixprop.reporting.tables.table import Column, Table
 
 _LATEX = {
@@ -25,16 +25,14 @@ def to_latex(table: Table) -> str:
     One wider than a column takes both of a two-column page; one wider than that is set in parts below each other,
     each with the names of the rows. What is too wide even so is made smaller.
     """
-    widths = [max([_NARROWEST, *(len(row[place].text) for row in table.rows)]) for place in range(len(table.columns))]
-    environment = "table*" if _total(widths) > _ONE_COLUMN else "table"
-    parts = [_tabular(table, places, widths) for places in _parts(table.columns, widths)]
+    environment = "table*" if _total_width(table.columns) > _ONE_COLUMN else "table"
     caption = " ".join([table.title if table.title.endswith("?") else f"{table.title}.", *table.notes])
     lines = [
         r"% needs \usepackage{booktabs,graphicx}",
         rf"\begin{{{environment}}}",
         r"\centering",
         r"\small",
-        "\n\n\\medskip\n".join(parts),
+        "\n\n\\medskip\n".join(map(_tabular, _parts(table.columns))),
         rf"\caption{{{_text(caption)}}}",
         rf"\label{{tab:{table.name}}}",
         rf"\end{{{environment}}}",
@@ -42,61 +40,64 @@ def to_latex(table: Table) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _parts(columns: Sequence[Column], widths: Sequence[int]) -> list[list[int]]:
+def _parts(columns: Sequence[Column]) -> list[list[Column]]:
     """Which columns stand beside each other: as few parts as possible, of about the same width."""
     limit = _WHOLE_PAGE
-    parts = _filled_parts(columns, widths, limit)
-    while limit > 0 and len(narrower := _filled_parts(columns, widths, limit - 1)) == len(parts) > 1:
+    parts = _parts_within(limit, columns)
+    while limit > 0 and len(narrower := _parts_within(limit - 1, columns)) == len(parts) > 1:
         parts, limit = narrower, limit - 1
     return parts
 
 
-def _filled_parts(columns: Sequence[Column], widths: Sequence[int], limit: int) -> list[list[int]]:
+def _parts_within(limit: int, columns: Sequence[Column]) -> list[list[Column]]:
     """As many columns in each part as the limit allows; the paper's values stay with the measured ones."""
-    names = [place for place, column in enumerate(columns) if column.is_text]
-    together: list[list[int]] = []
-    for place, column in enumerate(columns):
+    names = [column for column in columns if column.is_text]
+    together: list[list[Column]] = []
+    for column in columns:
         if column.from_paper and together:
-            together[-1].append(place)
+            together[-1].append(column)
         elif not column.is_text:
-            together.append([place])
-    parts: list[list[int]] = []
+            together.append([column])
+    parts: list[list[Column]] = []
     for group in together:
-        if parts and _total([widths[place] for place in (*parts[-1], *group)]) <= limit:
+        if parts and _total_width([*parts[-1], *group]) <= limit:
             parts[-1] += group
         else:
             parts.append([*names, *group])
-    return [sorted(part) for part in parts] or [names]
+    return [sorted(part, key=columns.index) for part in parts] or [names]
 
 
-def _tabular(table: Table, places: Sequence[int], widths: Sequence[int]) -> str:
-    alignment = "".join("l" if table.columns[place].is_text else "r" for place in places)
-    headings = [_heading(table.columns[place], widths[place]) for place in places]
+def _tabular(columns: Sequence[Column]) -> str:
+    alignment = "".join("l" if column.is_text else "r" for column in columns)
     lines = [
         r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",
         rf"\begin{{tabular}}{{{alignment}}}",
         r"\toprule",
-        " & ".join(headings) + r" \\",
+        " & ".join(map(_heading, columns)) + r" \\",
         r"\midrule",
     ]
-    for row in table.rows:
-        cells = (marked(row[place], _text, r"\textbf{{{}}}", r"\underline{{{}}}") for place in places)
+    for row in zip(*(column.cells for column in columns), strict=True):
+        cells = (marked(cell, _text, r"\textbf{{{}}}", r"\underline{{{}}}") for cell in row)
         lines.append(" & ".join(cells) + r" \\")
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}}"])
 
 
-def _heading(column: Column, width: int) -> str:
+def _heading(column: Column) -> str:
     """The heading in as many lines as keep it about as narrow as the column's cells."""
-    lines = [_text(line) for line in textwrap.wrap(heading(column), width, break_long_words=False)]
+    lines = [_text(line) for line in textwrap.wrap(column.heading, _width(column), break_long_words=False)]
     if len(lines) == 1:
         return lines[0]
     start = rf"\begin{{tabular}}[b]{{@{{}}{'l' if column.is_text else 'r'}@{{}}}}"
     return start + r" \\ ".join(lines) + r"\end{tabular}"
 
 
-def _total(widths: Sequence[int]) -> int:
+def _width(column: Column) -> int:
+    return max(_NARROWEST, column.width)
+
+
+def _total_width(columns: Sequence[Column]) -> int:
     """Of columns with the space between them."""
-    return sum(widths) + 2 * len(widths)
+    return sum(_width(column) + 2 for column in columns)
 
 
 def _text(text: str) -> str:

@@ -6,22 +6,15 @@ import re
 from collections.abc import Callable
 from html import escape
 
-from prefixprop.reporting.tables.table import Cell, Column, Place, Table
+from prefixprop.reporting.tables.table import Cell, Column, Mark, Table
 
-_ARROWS = {"higher": "↑", "lower": "↓", "neither": ""}
 _MARKDOWN_SPECIAL = re.compile(r"([\\`*_\[\]<>|])")
-
-
-def heading(column: Column) -> str:
-    """The column's title, with whose values it has and which of them are better."""
-    title = f"{column.title} (paper)" if column.from_paper else column.title
-    return f"{title} {_ARROWS[column.better.value]}".rstrip()
 
 
 def to_markdown(table: Table) -> str:
     """Markdown as GitHub shows it; it has no underline of its own, so the second best is in HTML's."""
     lines = [f"### {_markdown_text(table.title)}", ""]
-    lines.append("| " + " | ".join(_markdown_text(heading(column)) for column in table.columns) + " |")
+    lines.append("| " + " | ".join(_markdown_text(column.heading) for column in table.columns) + " |")
     lines.append("| " + " | ".join("---" if column.is_text else "---:" for column in table.columns) + " |")
     lines += [
         "| " + " | ".join(marked(cell, _markdown_text, "**{}**", "<u>{}</u>") for cell in row) + " |"
@@ -49,7 +42,7 @@ def to_html(table: Table) -> str:
 
 def _html_heading(column: Column) -> str:
     """The heading with its unit and arrow kept on the line of the word before."""
-    return escape(heading(column)).replace(" %", "\u00a0%").replace(" ↑", "\u00a0↑").replace(" ↓", "\u00a0↓")
+    return escape(column.heading).replace(" %", "\u00a0%").replace(" ↑", "\u00a0↑").replace(" ↓", "\u00a0↓")
 
 
 def _html_cells(table: Table, row: tuple[Cell, ...]) -> str:
@@ -72,9 +65,10 @@ def _css_class(column: Column) -> str:
     return f' class="{" ".join(names)}"' if names else ""
 
 
-def marked(cell: Cell, escaped: Callable[[str], str], first: str, second: str) -> str:
-    patterns = {Place.FIRST: first, Place.SECOND: second, Place.OTHER: "{}"}
-    return patterns[cell.place].format(escaped(cell.text))
+def marked(cell: Cell, escaped: Callable[[str], str], bold: str, underlined: str) -> str:
+    """The cell's text, set into the pattern of its mark."""
+    patterns = {Mark.BOLD: bold, Mark.UNDERLINED: underlined, Mark.NONE: "{}"}
+    return patterns[cell.mark].format(escaped(cell.text))
 
 
 def _markdown_text(text: str) -> str:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from prefixprop.reporting.choose.comparisons import Trial
-from prefixprop.reporting.tables.table import Better, Cell, interval_cell, number_cell
+from prefixprop.reporting.tables.table import Better, Column, interval_cell, number_cell
 
 
 @dataclass(frozen=True)
@@ -19,37 +20,40 @@ class Measure:
     better: Better
     calibrated: bool = False
 
-    @property
-    def interval_title(self) -> str:
-        return f"{self.title.removesuffix(', %')}, 95 % interval"
-
-    def cell(self, trial: Trial, split: str) -> Cell:
-        """Its mean and standard deviation over the runs."""
+    def column(self, trials: Sequence[Trial], split: str) -> Column:
+        """Its mean and standard deviation over the runs of every trial."""
         part = f"{split}_calibrated" if self.calibrated else split
-        return number_cell(trial.values(part, self.name), self.decimals, self.scale)
+        found = [trial.values(part, self.name) for trial in trials]
+        return Column(self.title, [number_cell(values, self.decimals, self.scale) for values in found], self.better)
 
-    def interval(self, trial: Trial, split: str) -> Cell:
-        """The 95 % interval of its mean over the runs."""
-        return interval_cell(trial.values(split, self.name), self.decimals, self.scale)
+    def interval_column(self, trials: Sequence[Trial], split: str) -> Column:
+        """The 95 % interval of its mean over the runs of every trial."""
+        found = [trial.values(split, self.name) for trial in trials]
+        cells = [interval_cell(values, self.decimals, self.scale) for values in found]
+        return Column(f"{self.title.removesuffix(', %')}, 95 % interval", cells)
 
 
 _PERCENT = (1, 100.0, Better.HIGHER)
-QUALITY = (
-    Measure("P macro, %", "macro_precision", *_PERCENT),
-    Measure("R macro, %", "macro_recall", *_PERCENT),
-    Measure("F1 micro, %", "micro_f1", *_PERCENT),
-    Measure("F1 binary, %", "binary_f1", *_PERCENT),
-    Measure("Accuracy, %", "accuracy", *_PERCENT),
-)
-ECE = Measure("ECE", "ece", 3, 1.0, Better.LOWER)
+# By the measure that a task is judged by. Every document has one label, so that accuracy is micro-F1 again.
+QUALITY = {
+    "micro_f1": (
+        Measure("P macro, %", "macro_precision", *_PERCENT),
+        Measure("R macro, %", "macro_recall", *_PERCENT),
+        Measure("F1 micro, %", "micro_f1", *_PERCENT),
+        Measure("F1 binary, %", "binary_f1", *_PERCENT),
+    ),
+    "accuracy": (Measure("Accuracy, %", "accuracy", *_PERCENT),),
+}
+_ERROR = (3, 1.0, Better.LOWER)
+ECE = Measure("ECE", "ece", *_ERROR)
 CALIBRATION = (
     ECE,
-    Measure("ECE after scaling", "ece", 3, 1.0, Better.LOWER, calibrated=True),
-    Measure("Adaptive ECE", "adaptive_ece", 3, 1.0, Better.LOWER),
-    Measure("MCE", "mce", 3, 1.0, Better.LOWER),
-    Measure("Brier", "brier", 3, 1.0, Better.LOWER),
-    Measure("NLL", "nll", 3, 1.0, Better.LOWER),
-    Measure("NLL after scaling", "nll", 3, 1.0, Better.LOWER, calibrated=True),
+    Measure("ECE after scaling", "ece", *_ERROR, calibrated=True),
+    Measure("Adaptive ECE", "adaptive_ece", *_ERROR),
+    Measure("MCE", "mce", *_ERROR),
+    Measure("Brier", "brier", *_ERROR),
+    Measure("NLL", "nll", *_ERROR),
+    Measure("NLL after scaling", "nll", *_ERROR, calibrated=True),
 )
 
 
@@ -59,4 +63,4 @@ def headline(metric: str) -> Measure:
     >>> headline("micro_f1").title
     'F1 micro, %'
     """
-    return next(measure for measure in QUALITY if measure.name == metric)
+    return next(measure for measure in QUALITY[metric] if measure.name == metric)

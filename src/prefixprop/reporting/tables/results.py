@@ -6,20 +6,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from prefixprop.reporting.choose.comparisons import Comparison, Contender, Trial
+from prefixprop.reporting.choose.method_rows import searched_values
 from prefixprop.reporting.file_names import file_name
 from prefixprop.reporting.tables.measures import CALIBRATION, QUALITY, Measure
-from prefixprop.reporting.tables.notes import (
-    ONE_SEED,
-    TUNED,
-    choice_notes,
-    has_lone_seeds,
-    is_lone_seed,
-    paper_notes,
-    protocol_notes,
-    spread_note,
-    tuned_notes,
-)
-from prefixprop.reporting.tables.paper_values import (
+from prefixprop.reporting.tables.paper import (
     REPORTED_SPLITS,
     TUNED_PERCENT,
     PaperMethod,
@@ -38,10 +28,14 @@ from prefixprop.reporting.tables.table import (
     plain_cell,
     ranked,
     setting_cell,
+    text_column,
+    without_empty,
 )
 from prefixprop.runs.run import Run, as_number
 from prefixprop.settings.methods import BASELINE
 
+_ONE_SEED = "†"
+_TUNED = "Tuned, %"
 _SCALING = "Scaling: by the temperature fitted on dev."
 
 
@@ -58,7 +52,7 @@ def result_tables(
         # Two comparisons may share their title, but not the names of their files.
         name = f"{number}-{file_name(comparison.settings.data_name)}"
         for split in comparison.splits:
-            tables.append(_main_table(comparison, split, f"{name}-{split}", with_paper))
+            tables.append(_quality_table(comparison, split, f"{name}-{split}", with_paper))
         tables += significance_tables(comparison, name, baseline)
         for split in comparison.splits:
             tables.append(_calibration_table(comparison, split, f"{name}-{split}-calibration", with_paper))
@@ -66,116 +60,93 @@ def result_tables(
     return tables
 
 
-def _main_table(comparison: Comparison, split: str, name: str, with_paper: bool) -> Table:
-    columns, rows = _start(comparison)
-    for measure in QUALITY:
-        _add_measure(comparison, split, measure, with_paper, columns, rows)
+def _quality_table(comparison: Comparison, split: str, name: str, with_paper: bool) -> Table:
+    trials = comparison.trials
+    columns = _name_columns(comparison)
+    for measure in QUALITY[comparison.settings.metric]:
+        columns += _measure_columns(comparison, split, measure, with_paper)
         if measure.name == comparison.settings.metric:
-            _add_interval(comparison, split, measure, columns, rows)
-    _add_tuned(comparison, split, with_paper, columns, rows)
-    rates = [setting_cell(contender.best.settings.learning_rate) for contender in comparison.contenders]
-    _add(columns, rows, Column("Learning rate"), rates)
-    _add(columns, rows, Column("Seeds"), [_count(contender.best) for contender in comparison.contenders])
-    title = f"{comparison.title}, {split}: quality"
+            # Of the other measures the interval is the detail of each cell.
+            columns.append(measure.interval_column(trials, split))
+    columns += _tuned_columns(comparison, split, with_paper)
+    columns.append(Column("Learning rate", [setting_cell(trial.settings.learning_rate) for trial in trials]))
+    columns.append(_seeds_column(trials))
+    columns = without_empty(map(ranked, columns))
     notes = (
-        spread_note(comparison, split),
+        _spread_note(comparison, split),
         *protocol_notes(comparison, split),
         *choice_notes(comparison),
-        *tuned_notes(columns),
-        *paper_notes(comparison, columns),
+        *_tuned_notes(columns),
+        *_paper_notes(comparison, columns),
     )
-    return ranked(Table(name, title, tuple(columns), tuple(map(tuple, rows)), notes))
+    return Table(name, f"{comparison.title}, {split}: quality", columns, notes)
 
 
 def _calibration_table(comparison: Comparison, split: str, name: str, with_paper: bool) -> Table:
-    columns, rows = _start(comparison)
+    columns = _name_columns(comparison)
     for measure in CALIBRATION:
-        _add_measure(comparison, split, measure, with_paper, columns, rows)
-    temperatures = [
-        number_cell(_present(as_number(run.metrics.get("temperature")) for run in contender.best.runs), 2)
-        for contender in comparison.contenders
-    ]
-    _add(columns, rows, Column("Temperature"), temperatures)
-    title = f"{comparison.title}, {split}: calibration"
-    notes = (spread_note(comparison, split), _SCALING, *paper_notes(comparison, columns))
-    return ranked(Table(name, title, tuple(columns), tuple(map(tuple, rows)), notes))
+        columns += _measure_columns(comparison, split, measure, with_paper)
+    temperatures = [_recorded(trial, "temperature") for trial in comparison.trials]
+    columns.append(Column("Temperature", [number_cell(values, 2) for values in temperatures]))
+    columns = without_empty(map(ranked, columns))
+    notes = (_spread_note(comparison, split), _SCALING, *_paper_notes(comparison, columns))
+    return Table(name, f"{comparison.title}, {split}: calibration", columns, notes)
 
 
 def _time_table(comparison: Comparison, name: str) -> Table:
-    columns, rows = _start(comparison)
-    best = [contender.best for contender in comparison.contenders]
-    devices = [", ".join(sorted({run.device for run in trial.runs})) for trial in best]
-    _add(columns, rows, Column("Device", is_text=True), [Cell(device) for device in devices])
-    seconds = [_present(as_number(run.metrics.get("seconds")) for run in trial.runs) for trial in best]
-    _add(columns, rows, Column("Training, s", Better.LOWER), [number_cell(values, 1) for values in seconds])
-    per_epoch = [_present(_seconds_per_epoch(run) for run in trial.runs) for trial in best]
-    _add(columns, rows, Column("Per epoch, s", Better.LOWER), [number_cell(values, 2) for values in per_epoch])
-    _add(columns, rows, Column("Seeds"), [_count(trial) for trial in best])
-    notes = ["Time of training with its evaluations on dev, as the runs recorded it."]
-    table = Table(name, f"{comparison.title}: training time", tuple(columns), tuple(map(tuple, rows)), tuple(notes))
+    trials = comparison.trials
+    devices = [", ".join(sorted({run.device for run in trial.runs})) for trial in trials]
+    seconds = [_recorded(trial, "seconds") for trial in trials]
+    per_epoch = [_present(_seconds_per_epoch(run) for run in trial.runs) for trial in trials]
+    times = [
+        Column("Training, s", [number_cell(values, 1) for values in seconds], Better.LOWER),
+        Column("Per epoch, s", [number_cell(values, 2) for values in per_epoch], Better.LOWER),
+    ]
     # Times of different machines are not a contest.
-    return ranked(table) if len(set(devices)) == 1 and devices[0] != "unknown" else table
+    if len(set(devices)) == 1 and devices[0] != "unknown":
+        times = [ranked(column) for column in times]
+    columns = [*_name_columns(comparison), text_column("Device", devices), *times, _seeds_column(trials)]
+    note = "Time of training with its evaluations on dev, as the runs recorded it."
+    return Table(name, f"{comparison.title}: training time", without_empty(columns), (note,))
 
 
-def _start(comparison: Comparison) -> tuple[list[Column], list[list[Cell]]]:
-    contenders = comparison.contenders
-    named = name_columns([row.method for row in contenders], [row.model for row in contenders])
-    rows = [list(cells) for cells in zip(*(cells for _, cells in named), strict=True)]
-    return [column for column, _ in named], rows
+def _name_columns(comparison: Comparison) -> list[Column]:
+    rows = comparison.contenders
+    return name_columns([row.method for row in rows], [row.model for row in rows])
 
 
-def _add(columns: list[Column], rows: list[list[Cell]], column: Column, cells: Sequence[Cell]) -> None:
-    """Add a column, unless no row has anything in it."""
-    if all(cell == ABSENT for cell in cells):
-        return
-    columns.append(column)
-    for row, cell in zip(rows, cells, strict=True):
-        row.append(cell)
-
-
-def _add_measure(
-    comparison: Comparison,
-    split: str,
-    measure: Measure,
-    with_paper: bool,
-    columns: list[Column],
-    rows: list[list[Cell]],
-) -> None:
-    cells = [measure.cell(contender.best, split) for contender in comparison.contenders]
-    if has_lone_seeds(comparison):
+def _measure_columns(comparison: Comparison, split: str, measure: Measure, with_paper: bool) -> list[Column]:
+    """The measure, marked where a row has one seed and others more, and what the paper says of it."""
+    column = measure.column(comparison.trials, split)
+    if _has_lone_seeds(comparison):
         cells = [
-            replace(cell, text=cell.text + ONE_SEED) if is_lone_seed(contender) and cell != ABSENT else cell
-            for contender, cell in zip(comparison.contenders, cells, strict=True)
+            replace(cell, text=cell.text + _ONE_SEED) if len(trial.runs) == 1 and cell != ABSENT else cell
+            for trial, cell in zip(comparison.trials, column.cells, strict=True)
         ]
-    _add(columns, rows, Column(measure.title, measure.better), cells)
-    if with_paper and not measure.calibrated:
-        theirs = [
-            _paper_cell(comparison, contender, split, measure.name, measure.decimals)
-            for contender in comparison.contenders
-        ]
-        _add(columns, rows, Column(measure.title, from_paper=True), theirs)
+        column = replace(column, cells=cells)
+    if not with_paper or measure.calibrated:
+        return [column]
+    task, rows = comparison.settings.task, map(_paper_row, comparison.contenders)
+    values = [None if row is None else paper_value(task, split, row, measure.name) for row in rows]
+    return [
+        column,
+        Column(measure.title, [plain_cell(value, measure.decimals) for value in values], from_paper=True),
+    ]
 
 
-def _add_interval(
-    comparison: Comparison, split: str, measure: Measure, columns: list[Column], rows: list[list[Cell]]
-) -> None:
-    """The interval of the measure that methods are compared by; of the others it is the detail of each cell."""
-    cells = [measure.interval(contender.best, split) for contender in comparison.contenders]
-    _add(columns, rows, Column(measure.interval_title), cells)
-
-
-def _add_tuned(
-    comparison: Comparison, split: str, with_paper: bool, columns: list[Column], rows: list[list[Cell]]
-) -> None:
+def _tuned_columns(comparison: Comparison, split: str, with_paper: bool) -> list[Column]:
     """Trained parameters in percent of the encoder's; the paper's numbers leave the head out."""
-    contenders = comparison.contenders
-    for title, head in ((TUNED, True), ("Tuned without head, %", False)):
-        cells = [_tuned_cell(contender.best.runs[0], head) for contender in contenders]
-        _add(columns, rows, Column(title), cells)
+    first_runs = [trial.runs[0] for trial in comparison.trials]
+    without_head = "Tuned without head, %"
+    columns = [
+        Column(_TUNED, [_tuned_cell(run, with_head=True) for run in first_runs]),
+        Column(without_head, [_tuned_cell(run, with_head=False) for run in first_runs]),
+    ]
     if with_paper and REPORTED_SPLITS.get(comparison.settings.task or "") == split:
-        found = [_paper_row(contender) for contender in contenders]
-        cells = [plain_cell(None if row is None else TUNED_PERCENT[row], 2) for row in found]
-        _add(columns, rows, Column("Tuned without head, %", from_paper=True), cells)
+        rows = map(_paper_row, comparison.contenders)
+        cells = [plain_cell(None if row is None else TUNED_PERCENT[row], 2) for row in rows]
+        columns.append(Column(without_head, cells, from_paper=True))
+    return columns
 
 
 def _tuned_cell(run: Run, with_head: bool) -> Cell:
@@ -186,19 +157,18 @@ def _tuned_cell(run: Run, with_head: bool) -> Cell:
     return plain_cell(100 * (trainable - head) / backbone, 3)
 
 
-def _paper_cell(comparison: Comparison, contender: Contender, split: str, measure: str, decimals: int) -> Cell:
-    row = _paper_row(contender)
-    value = None if row is None else paper_value(comparison.settings.task, split, row, measure)
-    return plain_cell(value, decimals)
-
-
 def _paper_row(contender: Contender) -> PaperMethod | None:
     settings = contender.best.settings
     return find_paper_method(settings.method, settings.kernel, settings.model)
 
 
-def _count(trial: Trial) -> Cell:
-    return Cell(str(len(trial.runs)), float(len(trial.runs)))
+def _seeds_column(trials: Sequence[Trial]) -> Column:
+    return Column("Seeds", [plain_cell(len(trial.runs), 0) for trial in trials])
+
+
+def _recorded(trial: Trial, name: str) -> list[float]:
+    """A number that `metrics.json` has outside the splits, of every run that has it."""
+    return _present(as_number(run.metrics.get(name)) for run in trial.runs)
 
 
 def _seconds_per_epoch(run: Run) -> float | None:
@@ -208,3 +178,106 @@ def _seconds_per_epoch(run: Run) -> float | None:
 
 def _present(values: Iterable[float | None]) -> list[float]:
     return [value for value in values if value is not None]
+
+
+def _spread_note(comparison: Comparison, split: str) -> str:
+    """How many documents and seeds stand behind the numbers, and what the marks mean."""
+    seeds = "mean ± standard deviation over seeds" if comparison.has_several_seeds else "one seed each"
+    if _has_lone_seeds(comparison):
+        seeds += f" ({_ONE_SEED} one seed)"
+    marks = "; best bold, second best underlined" if len(comparison.contenders) > 1 else ""
+    return f"{comparison.documents[split]:,} {split} {comparison.items}; {seeds}{marks}."
+
+
+def _has_lone_seeds(comparison: Comparison) -> bool:
+    """Whether some rows have one seed, and others more."""
+    return comparison.has_several_seeds and any(len(trial.runs) == 1 for trial in comparison.trials)
+
+
+def protocol_notes(comparison: Comparison, split: str) -> list[str]:
+    """What the split is for, and by which protocol it was judged."""
+    notes = []
+    if split == "dev":
+        notes.append(_dev_note(comparison))
+    if comparison.settings.keep == "last":
+        notes.append("The weights of the last epoch were judged, not those of the epoch that is best on dev.")
+    if len(comparison.models) == 1:
+        notes.append(f"Model: {comparison.models[0]}.")
+    return notes
+
+
+def _dev_note(comparison: Comparison) -> str:
+    """What dev chose: its numbers are then too good."""
+    is_papers = REPORTED_SPLITS.get(comparison.settings.task or "") == "dev"
+    start = "The paper reports this split, " if is_papers else ""
+    chosen = _chosen_on_dev(comparison)
+    if chosen:
+        it = "but it" if is_papers else "Dev"
+        return f"{start}{it} also chose {' and '.join(chosen)}, so its numbers are optimistic. Test chose nothing."
+    it = "but here it" if is_papers else "Dev"
+    return (
+        f"{start}{it} chose nothing: a cross-validation on train chose the learning rate, and the epoch is the last."
+    )
+
+
+def _chosen_on_dev(comparison: Comparison) -> list[str]:
+    by_folds = [bool(contender.folds) for contender in comparison.contenders]
+    chosen = ["the learning rate"] if not any(by_folds) else []
+    if comparison.settings.keep != "last":
+        chosen.append("the epoch")
+    elif any(contender.best.settings.early_stopping for contender in comparison.contenders):
+        chosen.append("when to stop")
+    if any(by_folds) and not all(by_folds):
+        chosen.append("the learning rate where no cross-validation did")
+    return chosen
+
+
+def choice_notes(comparison: Comparison) -> list[str]:
+    """Which of several searched values stand in the table; the runs at the others are not averaged."""
+    notes = []
+    for contender in comparison.contenders:
+        reason = _choice(contender)
+        if reason is not None:
+            values = _values(contender.best)
+            notes.append(f"{comparison.short_name(contender)}: learning rate {values}, {reason}")
+    return [f"Chosen values: {'; '.join(notes)}."] if notes else []
+
+
+def _choice(contender: Contender) -> str | None:
+    if len(contender.folds) > 1:
+        best, runs = contender.folds[0], sum(len(trial.runs) for trial in contender.folds)
+        if searched_values(best.settings) == searched_values(contender.best.settings):
+            return f"the best of {len(contender.folds)} tried in cross-validation ({runs} runs on folds)"
+        return f"while {_values(best)} was the best in cross-validation ({runs} runs on folds)"
+    if len(contender.trials) == 1:
+        return None
+    is_best = contender.best.dev_score == max(trial.dev_score for trial in contender.trials)
+    return f"{'the best on dev' if is_best else 'the one with the most seeds'} of {len(contender.trials)} tried"
+
+
+def _values(trial: Trial) -> str:
+    rate, alpha = searched_values(trial.settings)
+    return f"{rate:g}" + ("" if alpha is None else f", alpha {alpha:g}")
+
+
+def _tuned_notes(columns: Sequence[Column]) -> list[str]:
+    """What the trained parameters are a share of, where a column shows that."""
+    if not any(column.title == _TUNED for column in columns):
+        return []
+    return ["Tuned: in percent of the encoder's parameters; the head is not part of the encoder and comes on top."]
+
+
+def _paper_notes(comparison: Comparison, columns: Sequence[Column]) -> list[str]:
+    """Whose values the columns marked (paper) have."""
+    if not any(column.from_paper for column in columns):
+        return []
+    notes = [
+        "Columns marked (paper) show what the paper reports for the method on Longformer-base or RoBERTa-base; they "
+        "were not measured here, and the rows may be of other models."
+    ]
+    if comparison.settings.task == "hyperpartisan" and any("F1" in column.title for column in columns):
+        notes.append(
+            "The paper calls its F1 on Hyperpartisan micro, but its released code computes that of the positive "
+            "class. Its P and R fit that, not macro averages: their harmonic mean is about its F1."
+        )
+    return notes

@@ -10,77 +10,84 @@ from prefixprop.evaluation.significance import summarise_seeds
 
 
 class Better(Enum):
-    """Which values of a column are better, if any."""
+    """Which values of a column are better, as the arrow that says so."""
 
-    HIGHER = "higher"
-    LOWER = "lower"
-    NEITHER = "neither"
-
-
-class Place(Enum):
-    """Where a cell stands in its column."""
-
-    FIRST = "first"
-    SECOND = "second"
-    OTHER = "other"
+    HIGHER = "↑"
+    LOWER = "↓"
+    NEITHER = ""
 
 
-@dataclass(frozen=True)
-class Column:
-    """A column: its title, and whether it was measured or is what the paper says."""
+class Mark(Enum):
+    """How a cell stands out from its column."""
 
-    title: str
-    better: Better = Better.NEITHER
-    from_paper: bool = False
-    is_text: bool = False
+    BOLD = "bold"
+    UNDERLINED = "underlined"
+    NONE = "none"
 
 
 @dataclass(frozen=True)
 class Cell:
-    """What stands in a table: words, or a number with its spread over seeds; `detail` is told where there is room."""
+    """Words, or a number with its spread over seeds; `detail` is shown where there is room for it."""
 
     text: str
     value: float | None = None
-    place: Place = Place.OTHER
+    mark: Mark = Mark.NONE
     detail: str = ""
-
-
-@dataclass(frozen=True)
-class Table:
-    """Rows under columns, with a title and notes; `name` is a file's name without its ending."""
-
-    name: str
-    title: str
-    columns: tuple[Column, ...]
-    rows: tuple[tuple[Cell, ...], ...]
-    notes: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        for number, row in enumerate(self.rows, start=1):
-            if len(row) != len(self.columns):
-                raise ValueError(
-                    f"Row {number} of {self.title!r} has {len(row)} cells for {len(self.columns)} columns."
-                )
 
 
 ABSENT = Cell("—")
 
-# A column with its cells, from the first row to the last.
-Filled = tuple[Column, Sequence[Cell]]
+
+@dataclass(frozen=True)
+class Column:
+    """A title over one cell per row; `from_paper` tells the paper's values from measured ones."""
+
+    title: str
+    cells: Sequence[Cell]
+    better: Better = Better.NEITHER
+    from_paper: bool = False
+    is_text: bool = False
+
+    @property
+    def heading(self) -> str:
+        """The title, with whose values they are and which of them are better."""
+        title = f"{self.title} (paper)" if self.from_paper else self.title
+        return f"{title} {self.better.value}".rstrip()
+
+    @property
+    def width(self) -> int:
+        """The letters of the longest cell."""
+        return max((len(cell.text) for cell in self.cells), default=0)
 
 
-def table_of_columns(name: str, title: str, columns: Iterable[Filled], notes: Sequence[str] = ()) -> Table:
-    """A table that was put together column by column."""
-    heads, cells = zip(*columns, strict=True)
-    return Table(name, title, heads, tuple(zip(*cells, strict=True)), tuple(notes))
+@dataclass(frozen=True)
+class Table:
+    """Columns of the same length, with a title and notes; `name` is a file's name without its ending."""
+
+    name: str
+    title: str
+    columns: Sequence[Column]
+    notes: Sequence[str] = ()
+
+    @property
+    def rows(self) -> list[tuple[Cell, ...]]:
+        return list(zip(*(column.cells for column in self.columns), strict=True))
 
 
-def name_columns(methods: Sequence[str], models: Sequence[str]) -> list[Filled]:
+def text_column(title: str, texts: Iterable[str]) -> Column:
+    """A column of words, such as the names of the rows."""
+    return Column(title, [Cell(text) for text in texts], is_text=True)
+
+
+def name_columns(methods: Sequence[str], models: Sequence[str]) -> list[Column]:
     """The columns that say what a row is: its method, and its model where there are several."""
-    columns: list[Filled] = [(Column("Method", is_text=True), [Cell(method) for method in methods])]
-    if len(set(models)) > 1:
-        columns.append((Column("Model", is_text=True), [Cell(model) for model in models]))
-    return columns
+    columns = [text_column("Method", methods)]
+    return columns if len(set(models)) == 1 else [*columns, text_column("Model", models)]
+
+
+def without_empty(columns: Iterable[Column]) -> list[Column]:
+    """The columns in which at least one row has something."""
+    return [column for column in columns if any(cell != ABSENT for cell in column.cells)]
 
 
 def setting_cell(value: float | None) -> Cell:
@@ -126,20 +133,14 @@ def plain_cell(value: float | None, decimals: int, sign: str = "") -> Cell:
     return ABSENT if value is None else Cell(f"{value:{sign},.{decimals}f}", float(value))
 
 
-def ranked(table: Table) -> Table:
-    """The table with the best and second best of every measured column marked, ties together.
+def ranked(column: Column) -> Column:
+    """The column with its best value bold and its second best underlined, ties together.
 
-    A column whose values are all the same has no best; values of the paper are never ranked with measured ones.
+    A column whose values are all the same has no best.
     """
-    marked = [list(row) for row in table.rows]
-    for place, column in enumerate(table.columns):
-        values = {row[place].value for row in table.rows} - {None}
-        if column.better is Better.NEITHER or column.from_paper or len(values) < 2:
-            continue
-        order = sorted((value for value in values if value is not None), reverse=column.better is Better.HIGHER)
-        places = {order[0]: Place.FIRST, order[1]: Place.SECOND}
-        for row in marked:
-            value = row[place].value
-            if value in places:
-                row[place] = replace(row[place], place=places[value])
-    return replace(table, rows=tuple(map(tuple, marked)))
+    values = {cell.value for cell in column.cells if cell.value is not None}
+    if column.better is Better.NEITHER or len(values) < 2:
+        return column
+    best, second, *_ = sorted(values, reverse=column.better is Better.HIGHER)
+    marks: dict[float | None, Mark] = {best: Mark.BOLD, second: Mark.UNDERLINED}
+    return replace(column, cells=[replace(cell, mark=marks.get(cell.value, cell.mark)) for cell in column.cells])

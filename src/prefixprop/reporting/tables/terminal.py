@@ -8,17 +8,15 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from prefixprop.reporting.tables.markup import heading
-from prefixprop.reporting.tables.table import Cell, Column, Place, Table
+from prefixprop.reporting.tables.table import Cell, Column, Mark, Table
 
-_STYLES = {Place.FIRST: "bold", Place.SECOND: "underline", Place.OTHER: ""}
-_PAPER_STYLE = "dim italic"
+_STYLES = {Mark.BOLD: "bold", Mark.UNDERLINED: "underline", Mark.NONE: ""}
 
 
 def print_table(console: Console, table: Table) -> None:
     """Print the table; where the terminal is too narrow for it, turned round, some rows at a time."""
     console.print(Text(table.title, style="bold"))
-    widths = _widths(table, console.width)
+    widths = _widths(table.columns, console.width)
     if widths is None:
         _print_turned(console, table)
     else:
@@ -31,35 +29,37 @@ def print_table(console: Console, table: Table) -> None:
 def _upright(table: Table, widths: Sequence[int]) -> RichTable:
     shown = RichTable()
     for column, width in zip(table.columns, widths, strict=True):
-        justify = "left" if column.is_text else "right"
-        style = _PAPER_STYLE if column.from_paper else ""
-        shown.add_column(Text(heading(column)), justify=justify, style=style, min_width=width, max_width=width)  # type: ignore[arg-type]
+        shown.add_column(
+            Text(column.heading),
+            justify="left" if column.is_text else "right",
+            style=_style(column),
+            min_width=width,
+            max_width=width,
+        )
     for row in table.rows:
         shown.add_row(*map(_text, row))
     return shown
 
 
-def _widths(table: Table, available: int) -> list[int] | None:
+def _widths(columns: Sequence[Column], available: int) -> list[int] | None:
     """How wide the columns are so that all fit: titles may take several lines, cells one; None where they do not."""
-    titles = [heading(column) for column in table.columns]
-    cells = [max((len(row[place].text) for row in table.rows), default=0) for place in range(len(titles))]
-    least = [max(cell, *map(len, title.split())) for cell, title in zip(cells, titles, strict=True)]
-    widths = [max(cell, len(title)) for cell, title in zip(cells, titles, strict=True)]
-    borders = 3 * len(titles) + 1
+    least = [max(column.width, *map(len, column.heading.split())) for column in columns]
+    widths = [max(column.width, len(column.heading)) for column in columns]
+    borders = 3 * len(columns) + 1
     while sum(widths) + borders > available:
         # Rich narrows columns in proportion, and then cuts numbers.
-        place = max(range(len(widths)), key=lambda place: widths[place] - least[place])
-        if widths[place] == least[place]:
+        widest = max(range(len(widths)), key=lambda index: widths[index] - least[index])
+        if widths[widest] == least[widest]:
             return None
-        widths[place] -= 1
+        widths[widest] -= 1
     return widths
 
 
 def _print_turned(console: Console, table: Table) -> None:
     """Print the rows as columns, with the titles at the left, as many at a time as there is room for."""
-    titles = [heading(column) for column in table.columns]
+    titles = [column.heading for column in table.columns]
     longest_word = max(len(word) for title in titles for word in title.split())
-    rows = list(table.rows)
+    rows = table.rows
     while rows:
         count = len(rows)
         while count > 1 and _room_for_titles(console.width, table.columns, rows[:count]) < longest_word:
@@ -76,10 +76,8 @@ def _turned(columns: Sequence[Column], rows: Sequence[tuple[Cell, ...]], width_o
     for row in rows:
         width = _width_of_row(columns, row)
         shown.add_column(justify="right", min_width=width, max_width=width, overflow="fold")
-    for place, column in enumerate(columns):
-        style = _PAPER_STYLE if column.from_paper else ""
-        cells = (_text(row[place]) for row in rows)
-        shown.add_row(Text(heading(column)), *cells, style=style)
+    for column, cells in zip(columns, zip(*rows, strict=True), strict=True):
+        shown.add_row(Text(column.heading), *map(_text, cells), style=_style(column))
     return shown
 
 
@@ -95,5 +93,9 @@ def _width_of_row(columns: Sequence[Column], row: tuple[Cell, ...]) -> int:
     return max(map(len, [*numbers, *words]))
 
 
+def _style(column: Column) -> str:
+    return "dim italic" if column.from_paper else ""
+
+
 def _text(cell: Cell) -> Text:
-    return Text(cell.text, style=_STYLES[cell.place])
+    return Text(cell.text, style=_STYLES[cell.mark])

@@ -12,8 +12,8 @@ import pytest
 import prefixprop.reporting.report as report_module
 from prefixprop.reporting import make_report
 from prefixprop.reporting.choose.comparisons import compare
-from prefixprop.reporting.figures.rates import plot_learning_rates
-from prefixprop.reporting.tables.notes import choice_notes
+from prefixprop.reporting.figures.methods import plot_learning_rates
+from prefixprop.reporting.tables.results import choice_notes
 from prefixprop.runs.find import FoundRuns, find_runs, read_run
 from prefixprop.runs.run import Run
 
@@ -42,16 +42,6 @@ def test_runs_on_folds_are_in_no_row_but_in_the_choice(tmp_path: Path) -> None:
     figure = plot_learning_rates(comparison)
     assert figure is not None
     assert list(figure.axes[0].lines[0].get_xdata()) == [5e-3, 1e-2]
-
-
-def test_learning_rates_are_shown_at_the_alpha_at_which_they_were_tried(tmp_path: Path) -> None:
-    search = [a_run(tmp_path, kernel="exp", alpha=5e-3, learning_rate=rate) for rate in (1e-2, 5e-3, 1e-3)]
-    chosen = [a_run(tmp_path, kernel="exp", alpha=4e-2, learning_rate=5e-3, seed=seed) for seed in (1, 2)]
-    (comparison,) = compare([*search, *chosen])
-    assert comparison.contenders[0].best.settings.alpha == 4e-2
-    figure = plot_learning_rates(comparison)
-    assert figure is not None
-    assert list(figure.axes[0].lines[0].get_xdata()) == [1e-3, 5e-3, 1e-2]
 
 
 def test_a_choice_against_the_cross_validation_is_told(tmp_path: Path) -> None:
@@ -121,25 +111,11 @@ def test_folds_alone_have_a_report_but_no_split(tmp_path: Path) -> None:
     assert report.comparisons == ()
     assert [table.title for table in report.measured] == ["hyperpartisan: cross-validation on train"]
     assert report.summary == "2 finished runs on hyperpartisan."
-    assert report.remarks == (
-        "2 of the runs are on folds of a cross-validation: they serve to choose, and are no results.",
-    )
+    assert any("they are not results" in note for note in report.measured[0].notes)
     assert report.draw() == ([], [])
     assert "hyperpartisan: cross-validation on train</h3>" in report.page()
     with pytest.raises(ValueError, match=r"No run at or below .* was judged on dev; leave --split out"):
         make_report([tmp_path], split="dev")
-
-
-def test_learning_rates_tried_on_folds_are_not_shown_as_those_of_dev(tmp_path: Path) -> None:
-    folds = [a_run(tmp_path, 0, learning_rate=rate) for rate in (1e-2, 5e-3)]
-    final = a_run(tmp_path, learning_rate=5e-3)
-    searched = [a_run(tmp_path, learning_rate=rate, method="lora") for rate in (1e-3, 5e-4)]
-    labels = []
-    for runs in ([*folds, final], searched, [*folds, final, *searched]):
-        figure = plot_learning_rates(*compare(runs))
-        assert figure is not None
-        labels.append(figure.axes[0].get_ylabel())
-    assert labels == ["micro-F1 on left-out folds, %", "micro-F1 on dev, %", "micro-F1 on dev or left-out folds, %"]
 
 
 def test_the_last_epoch_is_another_section(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from prefixprop.reporting.tables.paper import paper_tables
-from prefixprop.reporting.tables.paper_values import (
+from prefixprop.reporting.tables.paper import (
     FINE_TUNING,
     PROPAGATION,
     ROBERTA_TUNING,
     TUNING,
     find_paper_method,
+    paper_tables,
     paper_value,
 )
 
