@@ -38,7 +38,7 @@ def killed(work: Callable[[], Any]) -> None:
 def assert_same_end(resumed: RunResult, whole: RunResult) -> None:
     """Both runs ended in the same, in every file that is kept."""
     assert comparable(resumed.metrics) == comparable(whole.metrics)
-    for file in ("predictions/dev.jsonl", "predictions/test.jsonl", "temperature.json", "labels.json"):
+    for file in ("predictions/dev.jsonl", "predictions/test.jsonl", "labels.json"):
         assert (resumed.run_dir / file).read_bytes() == (whole.run_dir / file).read_bytes(), file
     histories = [
         [{**json.loads(line), "seconds": None} for line in (run.run_dir / "history.jsonl").read_text().splitlines()]

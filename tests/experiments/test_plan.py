@@ -111,8 +111,9 @@ variants:
 
 
 def test_settings_that_do_not_go_together(tmp_path: Path) -> None:
-    text = "task: hyperpartisan\nvariants:\n  a: {kernel: exp}\n  b:\n    method: lora\n    kernel: exp\n"
-    assert problems(tmp_path, text) == ["4: --kernel: is for prefix methods, and --method is lora."]
+    text = "task: hyperpartisan\nvariants:\n  a: {batch_size: 8}\n  b:\n    batch_size: 12\n"
+    (problem,) = problems(tmp_path, text)
+    assert problem.startswith("4: --batch-size: 12 documents per step cannot be made of whole batches")
     assert "Give one source of data" in problems(tmp_path, "method: lora\n")[0]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import json
 import os
@@ -303,7 +304,7 @@ def test_bugs_end_one_run_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     def broken(*_: object, **__: object) -> None:
         raise KeyError("oops")
 
-    monkeypatch.setattr("prefixprop.experiments.engines.base.train", broken)
+    monkeypatch.setattr(importlib.import_module("prefixprop.training.train"), "train", broken)
     settings = read_plan(write_plan(tmp_path)).cells[0].settings
     assert run_job(Job(settings, tmp_path / "run", tmp_path / "log")) == "KeyError: 'oops'"
 

@@ -18,7 +18,7 @@ from tiny_training import comparable, tiny_settings
 
 KEPT = {
     "config.yaml", "labels.json", "environment.json", "lengths.json", "history.jsonl", "predictions",
-    "temperature.json", "manifest.json", "metrics.json", "README.md",
+    ".prefixprop-lock", "manifest.json", "metrics.json", "README.md",
 }  # fmt: skip
 
 
