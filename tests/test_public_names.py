@@ -33,7 +33,7 @@ NAMES_OF_0_1 = {
         paired_bootstrap paired_scores PairedBootstrap PredictionSet question_accuracy question_predictions
         read_predictions Reliability reliability SeedSummary SignificanceTest softmax stored_predictions
         summarise_seeds t_test Temperature tfidf_baseline tfidf_classifier welch_test
-        write_compact_predictions write_predictions
+        write_predictions
     """,
     "prefixprop.experiments": """
         Axis Candidate Cell cell_progress CellProgress Engine Job JobEnd LocalEngine Outcome RayEngine

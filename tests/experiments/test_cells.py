@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from prefixprop.experiments import Axis, Cell, cell_progress, read_plan, run_name
+from prefixprop.settings.recipe import override
 from prefixprop.training import RunSettings
 
 BASE = RunSettings(task="hyperpartisan", kernel="exp", learning_rate=1e-2, alpha=5e-3)
@@ -157,6 +158,6 @@ def test_names_hang_on_what_decides_the_outcome() -> None:
 def test_names_of_version_0_1() -> None:
     """It recorded the names that LoRA looks for in all families where none were given."""
     lora = RunSettings(task="hyperpartisan", method="lora")
-    recorded = replace(lora, lora_targets=("query", "value", "query_global", "value_global"))
+    recorded = override(lora, {"lora_targets": ["query", "value", "query_global", "value_global"]})
     assert run_name(lora) == run_name(recorded) == "hyperpartisan-lora-456ab2866718"
     assert run_name(lora) != run_name(replace(lora, lora_targets=("query",)))

@@ -95,7 +95,7 @@ variants:
 """
     assert problems(tmp_path, text) == [
         "1: task: 'hyperpartizan' is unknown (did you mean 'hyperpartisan'?); choose one of hyperpartisan, "
-        "newsgroups, arxiv, wikihop.",
+        "newsgroups, arxiv, wikihop. One of your own: prefixprop --import MODULE, which adds it.",
         "2: there is no setting 'learnin_rate' (did you mean 'learning_rate'?).",
         "5: epochs: must be a whole number, got 'many'.",
         "6: seed: the list is empty, so there is nothing to run; give a value.",
