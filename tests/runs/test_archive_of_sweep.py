@@ -217,7 +217,7 @@ def test_what_a_report_needs_and_does_not_find_is_told(copied: Path, tmp_path: P
         "No reliability diagram and confusion matrix of prefix-tuning, embedded: "
         f"{lacking} has no predictions of test; archive the run by its name to add them."
     )
-    assert "No paired tests: none of these runs has its predictions" in tables(report)
+    assert "No paired tests: none of these runs has predictions" in tables(report)
 
 
 def test_another_seed_speaks_where_the_first_has_no_predictions(copied: Path, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from prefixprop.reporting.choose.method_rows import searched_values
 from prefixprop.reporting.file_names import file_name
 from prefixprop.reporting.tables.measures import CALIBRATION, QUALITY, Measure
 from prefixprop.reporting.tables.paper import (
+    MEASURES,
     REPORTED_SPLITS,
     TUNED_PERCENT,
     PaperMethod,
@@ -275,7 +276,8 @@ def _paper_notes(comparison: Comparison, columns: Sequence[Column]) -> list[str]
         "Columns marked (paper) show what the paper reports for the method on Longformer-base or RoBERTa-base; they "
         "were not measured here, and the rows may be of other models."
     ]
-    if comparison.settings.task == "hyperpartisan" and any("F1" in column.title for column in columns):
+    has_binary_f1 = "binary_f1" in MEASURES.get(comparison.settings.task or "", ())
+    if has_binary_f1 and any("F1" in column.title for column in columns):
         notes.append(
             "The paper calls its F1 on Hyperpartisan micro, but its released code computes that of the positive "
             "class. Its P and R fit that, not macro averages: their harmonic mean is about its F1."
