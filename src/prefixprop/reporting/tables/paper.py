@@ -35,7 +35,7 @@ REPORTED_SPLITS = {"wikihop": "test", "arxiv": "test", "newsgroups": "test", "hy
 # Table 2: percent of parameters tuned (the head is not counted).
 TUNED_PERCENT = {ROBERTA_TUNING: 0.1, TUNING: 0.1, PROPAGATION: 0.05, FINE_TUNING: 100.0}
 
-# Table 2: its measures of each task, and their values in percent. The caption calls the F1 of Hyperpartisan micro, but
+# Table 2: the measures of each task, with values in percent. Its caption calls the F1 of Hyperpartisan micro, but
 # the released code computes that of the positive class, and P and R fit it.
 _CLASSES = ("macro_precision", "macro_recall", "micro_f1")
 MEASURES = {
