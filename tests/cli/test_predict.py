@@ -263,7 +263,7 @@ def test_another_input_cannot_be_resumed(run: Path, tmp_path: Path) -> None:
     before = output.read_bytes()
     rows = b'{"id": "other", "text": "w4"}\n'
     _, told = call(run, "-", "--output", output, "--resume", stdin=rows, status=1)
-    assert "The output is of another input: it has the document 'd0' where the input has 'other'" in told
+    assert "The output belongs to another input: it has the document 'd0' where the input has 'other'" in told
     _, told = call(run, write_rows(tmp_path / "in.jsonl", texts(9)), "--output", output, "--resume", status=1)
     assert "The output has more documents than the input, from 'd9' on" in told
     assert output.read_bytes() == before
@@ -277,7 +277,7 @@ def test_another_run_or_other_options_cannot_be_resumed(run: Path, tmp_path: Pat
     def refused(*arguments: object, by: Path = run) -> str:
         _, told = call(by, path, "--output", output, "--resume", *arguments, status=1)
         assert output.read_bytes() == before
-        assert told.startswith(f"Error: {output}: --resume cannot go on") and "choose another --output" in told
+        assert told.startswith(f"Error: {output}: --resume cannot continue") and "choose another --output" in told
         return told
 
     other = make_run(tmp_path / "other", "head-only", family="roberta").rename(tmp_path / "second")
