@@ -25,7 +25,7 @@ _DISK_FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Write a UTF-8 text file, making its folder where there is none; gzipped if its name ends in `.gz`."""
+    """Write a UTF-8 text file, and make its folder if needed; gzipped if its name ends in `.gz`."""
     # Half of a surrogate pair, which broken JSON input can hold, has no UTF-8 form. As a backslash escape it does not
     # stop the writing, and inside JSON that escape is the very same character again.
     content = text.encode("utf-8", errors="backslashreplace")
@@ -46,7 +46,7 @@ def write_json(path: str | Path, value: Any) -> None:
 
 @contextlib.contextmanager
 def replacing_file(path: str | Path) -> Iterator[Path]:
-    """Give a temporary path of the same ending to write to; it becomes `path` when the block ends without error."""
+    """Yield a temporary path with the same ending to write to; it becomes `path` if the block raises no error."""
     target = _real_target(path)
     if target.exists() and not target.is_file():
         raise ValueError(f"{path} is not a regular file, so it cannot be replaced by one; choose another path.")
@@ -66,7 +66,7 @@ def replacing_file(path: str | Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def replacing_folder(path: str | Path) -> Iterator[Path]:
-    """Give a new folder to fill; it becomes `path` when the block ends without error, replacing a folder there.
+    """Yield a new folder to fill; it replaces `path` if the block raises no error.
 
     No system renames over a folder with files in it, so an old one is moved aside for an instant. A process killed in
     that instant leaves it aside, and `clear_leftovers` moves it back.
@@ -100,7 +100,7 @@ def clear_leftovers(folder: str | Path) -> None:
 
 
 def is_temporary(name: str) -> bool:
-    """Whether a file or folder of this name is unfinished or on its way out: for its writer alone."""
+    """Whether a file or folder of this name is unfinished or about to be removed: only its writer may use it."""
     return name.startswith((_TEMPORARY_PREFIX, _REPLACED_PREFIX))
 
 
@@ -120,7 +120,7 @@ def _make_parent(target: Path) -> None:
 
 
 def _real_target(path: str | Path) -> Path:
-    # A link must go on pointing to the file, not be replaced by it.
+    # A link must still point to the file, not be replaced by it.
     return Path(os.path.realpath(path))
 
 
@@ -131,7 +131,7 @@ def _temporary_beside(target: Path) -> Path:
 
 @contextlib.contextmanager
 def _explained_errors(path: str | Path, temporary: Path) -> Iterator[None]:
-    """Name the target in errors of writing it, but leave alone those about other files, raised by the caller."""
+    """Name the target in errors of writing it; errors about other files, raised by the caller, stay as they are."""
     try:
         yield
     except OSError as error:

@@ -1,6 +1,6 @@
-"""What the library's options may be, by name.
+"""The choices of the library's options, by name.
 
-Nothing is imported here, so that the command line can tell the choices before PyTorch is loaded.
+Nothing is imported here, so that the command line can list the choices before PyTorch is loaded.
 """
 
 LAYOUTS = ("paper", "reference")

@@ -1,4 +1,4 @@
-"""Imports that wait until they are needed: PyTorch and peft take seconds to load, and help can do without them."""
+"""Imports that wait until they are needed: PyTorch and peft take seconds to load, and help does not need them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def lazy_names(package: str, homes: Mapping[str, str | None]) -> Callable[[str],
 
 
 class _Finder(MetaPathFinder):
-    """Stands in front of the usual finders until peft is asked for; then it takes itself out."""
+    """Comes before the standard finders until peft is imported; then it removes itself."""
 
     def __init__(self, module: str) -> None:
         self.module = module

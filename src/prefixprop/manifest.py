@@ -17,9 +17,9 @@ def checksums(folder: Path, files: Iterable[str]) -> dict[str, str]:
 
 
 def mismatch(folder: Path, files: Iterable[str], **fingerprints: str) -> str | None:
-    """What in the folder is not as its manifest says, None if everything is.
+    """The first difference between the folder and its manifest, None if there is none.
 
-    `files` are those that the manifest should have, `fingerprints` what it should say of other things.
+    `files` are those that the manifest should list, `fingerprints` its other expected entries.
     """
     try:
         listed = json.loads((folder / MANIFEST).read_bytes())
@@ -41,7 +41,7 @@ def mismatch(folder: Path, files: Iterable[str], **fingerprints: str) -> str | N
 
 
 def _checksum(path: Path) -> str:
-    """Of a file that may be too large to be read at once."""
+    """The checksum of a file, which may be too large to read at once."""
     checksum = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(_HASHED_AT_ONCE):

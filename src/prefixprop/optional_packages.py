@@ -7,9 +7,9 @@ from typing import Any
 
 
 def import_optional(module: str, purpose: str, extra: str | None = None) -> Any:
-    """Import `module`; where its package is not installed, say what it is needed for and how to get it.
+    """Import `module`; if its package is not installed, say what it is for and how to install it.
 
-    `extra` is the extra of this package that brings it, in a version that works.
+    `extra` is the extra of prefixprop that installs it, in a version that works.
 
     >>> parquet = import_optional("pyarrow.parquet", "Parquet files")
     """

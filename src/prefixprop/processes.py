@@ -11,12 +11,12 @@ from typing import Any
 
 
 def process_count() -> int:
-    """How many processes train together, as `accelerate launch` and `torchrun` tell."""
+    """How many processes train together, as set by `accelerate launch` and `torchrun`."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def is_main_process() -> bool:
-    """Whether this process is the one that writes and speaks."""
+    """Whether this is the one process that writes files and prints."""
     return os.environ.get("RANK", "0") == "0"
 
 
@@ -26,20 +26,20 @@ SECONDS_TO_STOP = 60  # in which a run ends its step and writes a checkpoint
 
 
 @contextmanager
-def asked_by_signals(ask: Callable[..., None], signals: Sequence[signal.Signals] = _SIGNALS) -> Iterator[None]:
-    """Let signals call `ask` meanwhile; those that are ignored stay so. Threads other than the main one get none."""
+def handling_signals(handler: Callable[..., None], signals: Sequence[signal.Signals] = _SIGNALS) -> Iterator[None]:
+    """Let signals call `handler` meanwhile, except ignored ones; outside the main thread this does nothing."""
     before: dict[int, Any] = {}
     if threading.current_thread() is threading.main_thread():
         for number in signals:
             if signal.getsignal(number) is not signal.SIG_IGN:
-                before[number] = signal.signal(number, ask) or signal.SIG_DFL
+                before[number] = signal.signal(number, handler) or signal.SIG_DFL
     try:
         yield
     finally:
-        for changed, handler in before.items():
-            signal.signal(changed, handler)
+        for changed, previous in before.items():
+            signal.signal(changed, previous)
 
 
 def interrupt(*_: Any) -> None:
-    """The handler of a signal that means what Ctrl-C means."""
+    """A handler for signals that should act like Ctrl-C."""
     raise KeyboardInterrupt

@@ -30,7 +30,7 @@ def test_same_tokens_at_every_length() -> None:
     cases = cases_of_lengths([16, 32, 64], 64, 3, 0.1)
     assert [(case.batch, case.length) for case in cases] == [(4, 16), (2, 32), (1, 64)]
     assert all((case.global_tokens, case.dropout) == (3, 0.1) for case in cases)
-    with pytest.raises(ValueError, match="64 tokens is no whole number of documents of 48; choose a multiple"):
+    with pytest.raises(ValueError, match="64 tokens is not a whole number of documents of 48; choose a multiple"):
         cases_of_lengths([16, 48], 64, 3, 0.0)
     with pytest.raises(ValueError, match="20 global tokens do not fit in a document of 16"):
         cases_of_lengths([16], 64, 20, 0.0)

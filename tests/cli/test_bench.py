@@ -126,9 +126,12 @@ def test_runtime_of_training_has_no_paper_to_compare_with() -> None:
     [
         (("attention", "--size", "huge"), "'huge' is unknown; choose one of mini, base"),
         (("attention", "--backend", "flash"), "backend='flash' is unknown; choose one of auto, sdpa, triton"),
-        (("attention", "--lengths", "512,many"), "'512,many' is no list of lengths; write positive numbers"),
-        (("attention", "--lengths", "0"), "is no list of lengths"),
-        (("attention", "--lengths", "512", "--tokens", "700"), "700 tokens is no whole number of documents of 512"),
+        (("attention", "--lengths", "512,many"), "'512,many' is not a list of lengths; write positive numbers"),
+        (("attention", "--lengths", "0"), "is not a list of lengths"),
+        (
+            ("attention", "--lengths", "512", "--tokens", "700"),
+            "is not a whole number of documents of 512",
+        ),
         (("attention", "--global", "9000"), "9000 global tokens do not fit"),
         (("attention", "--repeats", "0"), "--repeats"),
         (("attention", "--figure", "a.bmp"), "pictures are written as .png, .svg, .pdf"),

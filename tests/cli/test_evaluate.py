@@ -130,7 +130,7 @@ def test_splits_that_are_no_longer_those_of_the_run(tmp_path: Path) -> None:
     assert measured(run)["before"]["documents"] == 30
     lines = (tmp_path / "test.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "test.jsonl").write_text("".join(lines[:-1]))
-    assert "with other documents than there are now" in call(run, status=1)
+    assert "the documents have changed since the run was trained" in call(run, status=1)
     assert measured(run, "--input", tmp_path / "test.jsonl", "--id-column", "id")["before"]["documents"] == 29
 
 
@@ -149,12 +149,12 @@ def test_faults(run: Path, wikihop_run: Path, tmp_path: Path) -> None:
         told = call(run, option, tmp_path / "picture.gif", status=1)
         assert "picture.gif: pictures are written as" in told and "accuracy" not in told
     assert "there is no such file of predictions" in call("--predictions", tmp_path / "nowhere.jsonl", status=1)
-    assert "--data-dir is for runs on a task with a name" in call(run, "--data-dir", tmp_path, status=1)
+    assert "--data-dir is for runs on a named task" in call(run, "--data-dir", tmp_path, status=1)
     assert "has no WikiHop questions" in call(wikihop_run, "--data-dir", tmp_path, status=1)
     unlabelled = tmp_path / "predictions.jsonl"
     lines = [json.loads(line) | {"label": None} for line in path.read_text().splitlines()]
     unlabelled.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert "has no label, so its prediction cannot be judged" in call("--predictions", unlabelled, status=1)
+    assert "has no label, so its prediction cannot be evaluated" in call("--predictions", unlabelled, status=1)
 
 
 def test_a_run_without_test_documents(tmp_path: Path) -> None:

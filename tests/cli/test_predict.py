@@ -263,7 +263,7 @@ def test_another_input_cannot_be_resumed(run: Path, tmp_path: Path) -> None:
     before = output.read_bytes()
     rows = b'{"id": "other", "text": "w4"}\n'
     _, told = call(run, "-", "--output", output, "--resume", stdin=rows, status=1)
-    assert "The output is of another input: it has the document 'd0' where the input has 'other'" in told
+    assert "The output belongs to another input: it has the document 'd0' where the input has 'other'" in told
     _, told = call(run, write_rows(tmp_path / "in.jsonl", texts(9)), "--output", output, "--resume", status=1)
     assert "The output has more documents than the input, from 'd9' on" in told
     assert output.read_bytes() == before
@@ -277,7 +277,7 @@ def test_another_run_or_other_options_cannot_be_resumed(run: Path, tmp_path: Pat
     def refused(*arguments: object, by: Path = run) -> str:
         _, told = call(by, path, "--output", output, "--resume", *arguments, status=1)
         assert output.read_bytes() == before
-        assert told.startswith(f"Error: {output}: --resume cannot go on") and "choose another --output" in told
+        assert told.startswith(f"Error: {output}: --resume cannot continue") and "choose another --output" in told
         return told
 
     other = make_run(tmp_path / "other", "head-only", family="roberta").rename(tmp_path / "second")
@@ -316,7 +316,7 @@ def test_an_output_that_is_there_is_not_overwritten(run: Path, tmp_path: Path) -
     call(run, path, "--output", output)
     output.write_text("precious")
     _, told = call(run, path, "--output", output, status=1)
-    assert "out.jsonl: the file is there already; go on with --resume" in told
+    assert "out.jsonl: the file already exists; continue it with --resume" in told
     _, told = call(run, path, "--output", output, "--resume", status=1)
     assert "out.jsonl:1: this line was not written by this run" in told
     assert output.read_text() == "precious"
@@ -347,7 +347,7 @@ def test_a_fault_in_the_stream_leaves_what_was_predicted(run: Path, tmp_path: Pa
     broken = b"".join(good[:18]) + b'{"id": \n' + b"".join(good[18:])
     _, told = call(run, "-", "--output", output, stdin=broken, status=1)
     assert "Error: standard input:19: broken JSON" in told
-    assert f"{output} has 18 predictions; --resume goes on from there." in told
+    assert f"{output} has 18 predictions; --resume continues from there." in told
     assert [line["id"] for line in lines_of(output.read_text())] == [f"d{number}" for number in range(18)]
     call(run, "-", "--output", output, "--resume", stdin=b"".join(good))
     assert [line["id"] for line in lines_of(output.read_text())] == [f"d{number}" for number in range(20)]
@@ -366,7 +366,7 @@ def test_a_disk_that_takes_no_more(run: Path, tmp_path: Path) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert f"Error: {output}: cannot be written (File too large)" in told
-    assert "has 7 predictions; --resume goes on from there" in told
+    assert "has 7 predictions; --resume continues from there" in told
     assert output.stat().st_size == room  # with half a line at the end
     call(run, path, "--output", output, "--resume")
     assert_same(output, whole)

@@ -1,4 +1,4 @@
-"""`prefixprop sweep`: what it prints, what it refuses, and that a killed one goes on."""
+"""`prefixprop sweep`: what it prints, what it refuses, and that a killed one can continue."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_ctrl_c_and_kill(number: int, tmp_path: Path, monkeypatch: pytest.Monkey
     plan = tmp_path / "plan.yaml"
     plan.write_text("task: hyperpartisan\n")
     result = run(plan)
-    assert result.exit_code == 130 and result.stderr.endswith("Stopped. The same command goes on from here.\n")
+    assert result.exit_code == 130 and result.stderr.endswith("Stopped. The same command continues from here.\n")
 
 
 def start(plan: Path, runs: Path) -> subprocess.Popen[bytes]:

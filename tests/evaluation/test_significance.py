@@ -105,13 +105,13 @@ def test_holm_by_hand() -> None:
 def test_holm_keeps_the_order_and_never_lowers(p_values: list[float]) -> None:
     corrected = holm_correction(p_values)
     assert all(p <= new <= min(1, p * len(p_values)) for p, new in zip(p_values, corrected, strict=True))
-    by_size = [corrected[place] for place in np.argsort(p_values, kind="stable")]
+    by_size = [corrected[index] for index in np.argsort(p_values, kind="stable")]
     assert all(smaller <= larger for smaller, larger in pairwise(by_size))
 
 
 @given(P_VALUES, st.randoms())
 def test_holm_does_not_hang_on_the_order(p_values: list[float], generator) -> None:
-    places = list(range(len(p_values)))
-    generator.shuffle(places)
+    indices = list(range(len(p_values)))
+    generator.shuffle(indices)
     corrected = holm_correction(p_values)
-    assert holm_correction([p_values[place] for place in places]) == [corrected[place] for place in places]
+    assert holm_correction([p_values[index] for index in indices]) == [corrected[index] for index in indices]

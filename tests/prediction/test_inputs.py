@@ -74,9 +74,9 @@ def test_standard_input() -> None:
 
 
 def test_faults_of_standard_input() -> None:
-    with pytest.raises(ValueError, match="standard input: it is empty"):
+    with pytest.raises(ValueError, match="standard input is empty"):
         piped(b"")
-    with pytest.raises(ValueError, match="standard input: it is empty"):
+    with pytest.raises(ValueError, match="standard input is empty"):
         piped(b"\n \n")
     with pytest.raises(ValueError, match="standard input:2: broken JSON"):
         piped(b'{"text": "one"}\n{"text": \n')

@@ -106,7 +106,7 @@ def test_another_methods_weights_in_a_run_without_a_manifest(method: str, tmp_pa
     message = {
         "prefix-tuning": "of the type LONG_PREFIX_TUNING, but the method in config.yaml is prefix-propagation",
         "lora": "of the type LORA, but the method in config.yaml is prefix-propagation",
-        "fine-tuning": "what prefix-propagation trained lies in adapter alone, .* there is model",
+        "fine-tuning": "prefix-propagation keeps its weights in adapter alone, .* it has model",
     }
     with pytest.raises(ValueError, match=message[method]):
         load_run(run)

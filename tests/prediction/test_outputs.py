@@ -93,5 +93,5 @@ def test_lines_of_other_labels_and_broken_ones(name: str, tmp_path: Path) -> Non
         list(read_stored(path, form))
     if name == "csv":
         path.write_bytes(other.header())
-        with pytest.raises(ValueError, match=r"out:1: .*its columns are others"):
+        with pytest.raises(ValueError, match=r"out:1: .*its columns differ"):
             list(read_stored(path, form))

@@ -43,7 +43,7 @@ def test_labels_and_calibrated_probabilities_in_the_order_given(trained: Trained
 
 def test_a_document_over_the_limit_is_cut(trained: TrainedModel) -> None:
     long = texts(1, seed=5, longest=30)[0] + " w9" * 60
-    with pytest.warns(UserWarning, match=r"1 document is longer than the limit of 32 tokens and cut .*: 1 \(places"):
+    with pytest.warns(UserWarning, match=r"1 document is longer than the limit of 32 tokens and cut .*: 1 \(indices"):
         _, cut = trained.predict(["w4 w5", long])
     (start,) = trained.predict([" ".join(long.split()[:30])])
     assert cut.truncated and cut.over_limit and cut.tokens == len(long.split()) + 2
@@ -70,7 +70,7 @@ def test_chunks_are_averaged_by_their_tokens(trained: TrainedModel) -> None:
 
 @pytest.mark.parametrize("long", predictor.LONG_DOCUMENTS)
 def test_empty_documents(trained: TrainedModel, long: str) -> None:
-    with pytest.warns(UserWarning, match=r"2 documents are empty: 0, 2 \(places"):
+    with pytest.warns(UserWarning, match=r"2 documents are empty: 0, 2 \(indices"):
         predictions = trained.predict(["", "w5", " \n"], long=long)
     assert predictions[0].tokens == 2 and predictions[0] == predictions[2]
     assert sum(predictions[0].probabilities.values()) == pytest.approx(1)
@@ -123,10 +123,10 @@ def test_a_stream_with_a_fault_gives_what_comes_before_it(trained: TrainedModel)
 @given(lengths=st.lists(st.integers(1, 50)), budget=st.integers(1, 200))
 def test_batches_hold_every_text_once_within_the_budget(lengths: list[int], budget: int) -> None:
     batches = list(batches_by_length(lengths, budget))
-    assert sorted(place for batch in batches for place in batch) == list(range(len(lengths)))
+    assert sorted(index for batch in batches for index in batch) == list(range(len(lengths)))
     for batch in batches:
-        assert len(batch) == 1 or len(batch) * max(lengths[place] for place in batch) <= budget
-    ordered = [lengths[place] for batch in batches for place in batch]
+        assert len(batch) == 1 or len(batch) * max(lengths[index] for index in batch) <= budget
+    ordered = [lengths[index] for batch in batches for index in batch]
     assert ordered == sorted(lengths, reverse=True)
 
 
@@ -143,7 +143,7 @@ def test_inputs_that_are_no_texts(trained: TrainedModel) -> None:
 
 def test_out_of_memory_names_the_setting_to_lower() -> None:
     with (
-        pytest.raises(RuntimeError, match=r"not enough memory \(tried.*lower batch_tokens"),
+        pytest.raises(RuntimeError, match=r"not have enough memory \(tried.*lower batch_tokens"),
         inference(torch.device("cpu"), bf16=False, lower="batch_tokens"),
     ):
         raise torch.OutOfMemoryError("tried to allocate 5 GiB\nmore")

@@ -270,4 +270,4 @@ def test_a_run_of_other_results_is_not_taken_for_it(tmp_path: Path) -> None:
     for name, skill in (("one", 3.0), ("two", 0.1)):
         make_results(tmp_path / name / "run", skill=skill)
     result = archive_runs([tmp_path / "one", tmp_path / "two"], tmp_path / "archive")
-    assert len(result.added) == 1 and "has another run of this name: its results are others" in result.skipped[0]
+    assert len(result.added) == 1 and "has another run of this name: its results differ" in result.skipped[0]

@@ -24,13 +24,13 @@ def test_a_batch_holds_every_chunk(asked: list[Question], max_length: int, side:
     dataset = WikiHopDataset(asked, TOKENIZER, max_length)
     items = [dataset[index] for index in range(len(asked))]
     batch = CandidateCollator(1, side)(items)
-    rows = [(place, item, chunk) for place, item in enumerate(items) for chunk in item.chunks]
-    assert batch["question_of_chunk"].tolist() == [place for place, _, _ in rows]
+    rows = [(index, item, chunk) for index, item in enumerate(items) for chunk in item.chunks]
+    assert batch["question_of_chunk"].tolist() == [index for index, _, _ in rows]
     assert batch["labels"].tolist() == [question.answer for question in asked]
     candidates = [len(question.candidates) for question in asked]
     assert batch["candidate_mask"].sum(dim=1).tolist() == candidates
     assert batch["candidate_mask"].shape == (len(asked), max(candidates))
-    for row, (place, item, chunk) in enumerate(rows):
+    for row, (index, item, chunk) in enumerate(rows):
         real = batch["attention_mask"][row].bool()
         part, tokens = len(item.candidate_part), len(item.candidate_part) + len(chunk)
         assert batch["input_ids"][row][real].tolist() == [*item.candidate_part, *chunk]
@@ -38,8 +38,10 @@ def test_a_batch_holds_every_chunk(asked: list[Question], max_length: int, side:
         assert real[:tokens].all() if side == "right" else real[-tokens:].all()
         assert batch["global_attention_mask"][row][real].tolist() == [1] * part + [0] * len(chunk)
         assert not batch["global_attention_mask"][row][~real].any()
-        places = batch["candidate_positions"][row, : candidates[place]]
-        assert batch["input_ids"][row][places].eq(ENTITY).all() and len(set(places.tolist())) == candidates[place]
+        positions = batch["candidate_positions"][row, : candidates[index]]
+        assert (
+            batch["input_ids"][row][positions].eq(ENTITY).all() and len(set(positions.tolist())) == candidates[index]
+        )
     assert batch["candidate_positions"].max() < batch["input_ids"].shape[1]
     assert batch["attention_mask"].sum(dim=1).max() == batch["input_ids"].shape[1]
 

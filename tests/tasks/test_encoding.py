@@ -42,7 +42,7 @@ def test_equals_the_tokenizer_with_truncation(tokenizer: PreTrainedTokenizerFast
     assert [ids.tolist() for ids in encoded.input_ids] == expected
     uncut = [len(ids) for ids in tokenizer(TEXTS)["input_ids"]]
     assert list(encoded.lengths) == uncut
-    assert encoded.over_limit() == [place for place, length in enumerate(uncut) if length > max_length]
+    assert encoded.over_limit() == [index for index, length in enumerate(uncut) if length > max_length]
     assert encoded.over_limit() or max_length == 4096
     assert all(ids.dtype == np.int32 for ids in encoded.input_ids)
 
@@ -78,21 +78,21 @@ def test_every_token_is_in_exactly_one_chunk(texts: list[str], max_length: int, 
     chunked = chunk_documents(texts, tokenizer, max_length)
     assert sorted(chunked.documents) == list(chunked.documents) and set(chunked.documents) == set(range(len(texts)))
     rebuilt = [""] * len(texts)
-    for place, ids in zip(chunked.documents, chunked.input_ids, strict=True):
+    for index, ids in zip(chunked.documents, chunked.input_ids, strict=True):
         tokens = tokenizer.convert_ids_to_tokens(ids.tolist())
         assert len(tokens) <= max_length
         assert tokens[: len(before)] == before and tokens[len(tokens) - len(after) :] == after
         content = "".join(tokens[len(before) : len(tokens) - len(after)])
-        assert not rebuilt[place] or content, "only an empty document has an empty chunk"
-        rebuilt[place] += content
+        assert not rebuilt[index] or content, "only an empty document has an empty chunk"
+        rebuilt[index] += content
     assert rebuilt == texts
     encoded = encode_documents(texts, tokenizer, max_length)
-    for place, ids in enumerate(encoded.input_ids):
-        first = chunked.documents.index(place)
+    for index, ids in enumerate(encoded.input_ids):
+        first = chunked.documents.index(index)
         assert ids.tolist() == chunked.input_ids[first].tolist()
         # One chunk more than needed, or one less, would show here.
         room = max_length - len(before) - len(after)
-        assert chunked.documents.count(place) == max(1, -(-len(texts[place]) // room))
+        assert chunked.documents.count(index) == max(1, -(-len(texts[index]) // room))
 
 
 def test_more_documents_than_are_tokenized_at_once(tokenizer: PreTrainedTokenizerFast) -> None:

@@ -24,7 +24,7 @@ def test_finds_all_parts_in_order(tmp_path: Path) -> None:
     touch(tmp_path, *reversed(names))
     assert find_split_files(tmp_path, "train") == [tmp_path / name for name in names]
     (tmp_path / names[1]).unlink()
-    with pytest.raises(ValueError, match=r"train has 3 parts, of which there are only train-00000.*, train-00002"):
+    with pytest.raises(ValueError, match=r"train has 3 parts, but there are only train-00000.*, train-00002"):
         find_split_files(tmp_path, "train")
 
 

@@ -1,4 +1,4 @@
-"""Folds of train: every document is left out once, labels keep their shares, and rare labels are told."""
+"""Folds of train: every document is left out once, labels keep their shares, and a remark names rare labels."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_every_document_is_left_out_once_and_the_own_dev_and_test_never_are_read
         assert ids(part, "dev") == sorted(ids(part, "dev"), key=ids(task, "train").index)
         assert part.test == ()
         (remark,) = part.remarks
-        assert remark.startswith(f"fold {fold} of 5, 10 train documents, is left out of train and judged on")
+        assert remark.startswith(f"fold {fold} of 5, 10 train documents, is left out of train and evaluated")
         assert remark.endswith(f"; the {len(task.dev)} dev documents are not used")
     assert ids(parts[0], "dev") != ids(task, "train")[:6] + ids(task, "train")[30:34], "folds are shuffled"
     assert ids(parts[2], "dev") == ids(leave_out_fold(task, 5, 2), "dev"), "always the same ones"
@@ -46,7 +46,7 @@ def test_labels_rarer_than_folds_are_told() -> None:
         parts = [leave_out_fold(task, 4, fold) for fold in range(4)]
     assert sum(len(part.dev) for part in parts) == 17
     assert all(Counter(document.label for document in part.dev)[0] == 3 for part in parts)
-    rare = "fewer than 4 train documents have the label art, tax, so some folds have none of it"
+    rare = "fewer than 4 train documents have the label art, tax, so it is missing from some folds"
     assert parts[0].remarks[1:] == (rare,)
 
 

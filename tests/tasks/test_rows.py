@@ -33,7 +33,7 @@ def values(*paths: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "places"),
+    ("name", "content", "lines"),
     [
         ("x.jsonl", JSON, [1, 2]),
         ("x.jsonl.gz", gzip.compress(JSON), [1, 2]),
@@ -45,11 +45,11 @@ def values(*paths: Path) -> list[dict[str, Any]]:
     ],
 )
 def test_every_text_format_gives_the_same_rows_with_their_lines(
-    tmp_path: Path, name: str, content: bytes, places: list[int]
+    tmp_path: Path, name: str, content: bytes, lines: list[int]
 ) -> None:
     path = write(tmp_path / name, content)
     assert values(path) == RECORDS
-    assert [row.place for row in read_rows([path])] == [f"{path}:{place}" for place in places]
+    assert [row.location for row in read_rows([path])] == [f"{path}:{line}" for line in lines]
 
 
 def test_parquet(tmp_path: Path) -> None:
@@ -57,7 +57,7 @@ def test_parquet(tmp_path: Path) -> None:
     records = [{"text": str(number), "label": number % 3} for number in range(600)]
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(records), path)
     assert values(path) == records
-    assert [row.place for row in read_rows([path])][-1] == f"{path}:row 600"
+    assert [row.location for row in read_rows([path])][-1] == f"{path}:row 600"
 
 
 def test_files_follow_each_other(tmp_path: Path) -> None:

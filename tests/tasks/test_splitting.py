@@ -12,7 +12,7 @@ from prefixprop.tasks.splits import split_off
 
 
 def documents(labels: list[int]) -> Split:
-    return tuple(Document(str(place), f"text {place}", label) for place, label in enumerate(labels))
+    return tuple(Document(str(index), f"text {index}", label) for index, label in enumerate(labels))
 
 
 def test_halves_are_those_of_scikit_learn_in_the_old_order() -> None:

@@ -43,7 +43,7 @@ def test_training_shuffles_anew_in_every_epoch_and_reproducibly() -> None:
         dataset.set_epoch(epoch)
         epochs.append(order_of(dataset))
     plain = order_of(WikiHopDataset(QUESTIONS, TOKENIZER, 80))
-    assert all(one != two for place, one in enumerate(epochs) for two in (plain, *epochs[:place]))
+    assert all(one != two for index, one in enumerate(epochs) for two in (plain, *epochs[:index]))
     again = WikiHopDataset(QUESTIONS, TOKENIZER, 80, shuffle=True, seed=5)
     again.set_epoch(2)
     assert order_of(again) == epochs[2]

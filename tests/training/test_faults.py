@@ -137,7 +137,7 @@ def test_an_existing_run_is_refused(tmp_path: Path) -> None:
     settings, run_dir = tiny_settings(tmp_path, epochs=1), tmp_path / "run"
     first = train(settings, run_dir)
     before = {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
-    with pytest.raises(ValueError, match="has a finished run: go on with --resume, remove it with --overwrite"):
+    with pytest.raises(ValueError, match="has a finished run: continue it with --resume, remove it with --overwrite"):
         train(settings, run_dir)
     with pytest.raises(ValueError, match="one of the two"):
         train(settings, run_dir, resume=True, overwrite=True)

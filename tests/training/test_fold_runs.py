@@ -34,7 +34,7 @@ def test_the_fold_takes_the_place_of_dev_and_there_is_no_test(tmp_path: Path) ->
     # The fold is found again by `prefixprop evaluate`, and test stays unseen there too.
     trained = load_run(run_dir)
     assert predict_split(trained, "dev").ids == stored.ids
-    with pytest.raises(ValueError, match=r"judged on fold 1 of 5 of train.* without test; try --split dev"):
+    with pytest.raises(ValueError, match=r"evaluated on fold 1 of 5 of train.* without test; try --split dev"):
         predict_split(trained, "test")
 
 

@@ -53,11 +53,11 @@ def test_the_card_has_no_code(tmp_path: Path) -> None:
 def test_it_cannot_predict_and_says_why(tmp_path: Path) -> None:
     settings = tiny_settings(tmp_path, method="head-only", epochs=1, keep_weights=False)
     train(settings, tmp_path / "run")
-    with pytest.raises(ValueError, match=r"run: this run was told not to keep its weights; .* --keep-weights"):
+    with pytest.raises(ValueError, match=r"run: this run did not keep its weights; .* --keep-weights"):
         load_run(tmp_path / "run")
     for command in (["predict", tmp_path / "run", tmp_path / "dev.jsonl"], ["evaluate", tmp_path / "run"]):
         result = CliRunner().invoke(app, [str(part) for part in command])
-        assert result.exit_code == 1 and "told not to keep its weights" in result.stderr
+        assert result.exit_code == 1 and "did not keep its weights" in result.stderr
         assert "Traceback" not in result.output
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from transformers import TrainerCallback
 
-from prefixprop.processes import asked_by_signals, interrupt
+from prefixprop.processes import handling_signals, interrupt
 from prefixprop.training import RunDirectory, train
 from prefixprop.training.checkpoints import list_checkpoints
 from prefixprop.training.stopping import StopWatch
@@ -38,7 +38,7 @@ def test_a_stopped_run_goes_on_where_it_was(step: int, tmp_path: Path) -> None:
     assert whole.metrics["epochs"] * 3 == 9, "three steps in each of three epochs"
     told: list[str] = []
     stop = StopWatch(told.append)
-    with pytest.raises(KeyboardInterrupt), asked_by_signals(stop.ask):
+    with pytest.raises(KeyboardInterrupt), handling_signals(stop.ask):
         train(settings, tmp_path / "run", callbacks=[AskAt(step), stop])
     assert told == ["Stopping after this step, with a checkpoint. Once more, and it stops at once."]
     directory = RunDirectory(tmp_path / "run")
@@ -50,16 +50,16 @@ def test_a_stopped_run_goes_on_where_it_was(step: int, tmp_path: Path) -> None:
 def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
     stop = StopWatch(lambda note: None)
     settings = tiny_settings(tmp_path, checkpoint_seconds=1000.0)
-    with pytest.raises(KeyboardInterrupt), asked_by_signals(stop.ask):
+    with pytest.raises(KeyboardInterrupt), handling_signals(stop.ask):
         train(settings, tmp_path / "run", callbacks=[AskAt(5, signal.SIGINT), AskAt(5), stop])
     assert list_checkpoints(tmp_path / "run" / "checkpoints") == []
 
 
 def test_where_nothing_is_trained_the_end_is_now() -> None:
     stop = StopWatch(lambda note: None)
-    with pytest.raises(KeyboardInterrupt), asked_by_signals(stop.ask):
+    with pytest.raises(KeyboardInterrupt), handling_signals(stop.ask):
         os.kill(os.getpid(), signal.SIGTERM)
-    with pytest.raises(KeyboardInterrupt), asked_by_signals(interrupt):
+    with pytest.raises(KeyboardInterrupt), handling_signals(interrupt):
         os.kill(os.getpid(), signal.SIGTERM)
 
 
@@ -68,7 +68,7 @@ def test_handlers_are_put_back_and_what_is_ignored_stays_ignored() -> None:
     asked: list[int] = []
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        with asked_by_signals(lambda number, frame: asked.append(number)):
+        with handling_signals(lambda number, frame: asked.append(number)):
             os.kill(os.getpid(), signal.SIGINT)
             os.kill(os.getpid(), signal.SIGTERM)
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
@@ -82,7 +82,7 @@ def test_another_thread_gets_no_signals() -> None:
     before, inside = signal.getsignal(signal.SIGTERM), []
 
     def work() -> None:
-        with asked_by_signals(interrupt):
+        with handling_signals(interrupt):
             inside.append(signal.getsignal(signal.SIGTERM))
 
     thread = threading.Thread(target=work)

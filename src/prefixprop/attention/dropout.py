@@ -56,9 +56,9 @@ class _DroppedAttention(torch.autograd.Function):
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, bias: Tensor, kept: Tensor, growth: float
     ) -> Tensor:
         output = torch.empty_like(query)
-        for place in range(len(query)):
-            weights = _probabilities(query[place], key[place], bias[place]).mul_(kept[place]).mul_(growth)
-            torch.matmul(weights.to(value.dtype), value[place], out=output[place])
+        for index in range(len(query)):
+            weights = _probabilities(query[index], key[index], bias[index]).mul_(kept[index]).mul_(growth)
+            torch.matmul(weights.to(value.dtype), value[index], out=output[index])
         ctx.save_for_backward(query, key, value, bias, kept)
         ctx.growth = growth
         return output
@@ -69,17 +69,17 @@ class _DroppedAttention(torch.autograd.Function):
         query, key, value, bias, kept = ctx.saved_tensors
         scale = 1 / math.sqrt(query.shape[-1])
         for_query, for_key, for_value = (torch.empty_like(rows) for rows in (query, key, value))
-        for place in range(len(query)):
-            weights = _probabilities(query[place], key[place], bias[place])
-            dropped = (weights * kept[place]).mul_(ctx.growth).to(value.dtype)
-            torch.matmul(dropped.transpose(-1, -2), gradient[place], out=for_value[place])
-            for_weights = (gradient[place] @ value[place].transpose(-1, -2)).to(weights.dtype)
-            for_weights.mul_(kept[place]).mul_(ctx.growth)
+        for index in range(len(query)):
+            weights = _probabilities(query[index], key[index], bias[index])
+            dropped = (weights * kept[index]).mul_(ctx.growth).to(value.dtype)
+            torch.matmul(dropped.transpose(-1, -2), gradient[index], out=for_value[index])
+            for_weights = (gradient[index] @ value[index].transpose(-1, -2)).to(weights.dtype)
+            for_weights.mul_(kept[index]).mul_(ctx.growth)
             # Softmax: dS = P (dP - Σ P dP)
             product = for_weights.mul_(weights)
             for_scores = product.sub_(weights.mul_(product.sum(dim=-1, keepdim=True))).to(query.dtype)
-            torch.matmul(for_scores, key[place], out=for_query[place]).mul_(scale)
-            torch.matmul(for_scores.transpose(-1, -2), query[place], out=for_key[place]).mul_(scale)
+            torch.matmul(for_scores, key[index], out=for_query[index]).mul_(scale)
+            torch.matmul(for_scores.transpose(-1, -2), query[index], out=for_key[index]).mul_(scale)
         return for_query, for_key, for_value, None, None, None
 
 

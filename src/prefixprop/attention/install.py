@@ -168,7 +168,7 @@ def _model_forward(
     seen = embedded.new_ones(embedded.shape[:2]) if attention_mask is None else attention_mask.to(dtype)
     if global_attention_mask is not None:
         seen = seen * (global_attention_mask.to(dtype) + 1)
-    # No other mask will do: whether it makes the first token global, only its values could tell.
+    # No other mask will do: only its values would show whether it makes the first token global.
     reads_cls, fast.cls_mask = global_attention_mask is not None and global_attention_mask is fast.cls_mask, None
     # As the encoder has it: negative for padding (0), zero for local (1), positive for global tokens (2).
     mask = (seen - 1) * torch.finfo(dtype).max

@@ -115,8 +115,8 @@ class AttentionPattern:
         single = length <= 3 * reach and not whole_grid  # cheaper to compute all than to cut
         size, margin = (length, 0) if single else (reach, reach)
         count = math.ceil(length / size)
-        place = torch.arange(size + 2 * margin, device=self.is_masked.device)
-        distance = place[None, :] - margin - place[:size, None]
+        position = torch.arange(size + 2 * margin, device=self.is_masked.device)
+        distance = position[None, :] - margin - position[:size, None]
         seen = cut_windows(~(self.is_masked | self.is_global)[:, None, :, None], size, margin, count)[..., 0]
         # Each row sees itself at least, padding too: fused attention may make NaN of a row without keys.
         shown = [(distance.abs() <= reach) & seen | (distance == 0)]  # [batch * count, size, window]

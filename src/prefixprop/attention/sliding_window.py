@@ -54,8 +54,8 @@ def longformer_self_attention(
         rows, global_weights = attend_globally(
             module, hidden_states, pattern, pattern.tokens, prefix, prefix_part, dropout
         )
-        place = pattern.tokens.index[..., None].expand_as(rows)
-        scattered = torch.zeros_like(output).scatter(1, place, rows)
+        index = pattern.tokens.index[..., None].expand_as(rows)
+        scattered = torch.zeros_like(output).scatter(1, index, rows)
         output = torch.where(pattern.is_global[..., None], scattered, output)
 
     if local_weights is None:
@@ -128,8 +128,8 @@ def _local_rows(
         return output, None
     before = prefix_keys + (0 if tokens is None else tokens.index.shape[1])
     # In a block, row r sees its neighbours in columns r to r + 2 * reach.
-    place = torch.arange(2 * reach + 1, device=query.device)
-    band = torch.arange(blocks.size, device=query.device)[:, None] + place
+    offset = torch.arange(2 * reach + 1, device=query.device)
+    band = torch.arange(blocks.size, device=query.device)[:, None] + offset
     window = weights[..., before:]
     window = window.gather(-1, band.expand(*window.shape[:2], -1, -1))
     weights = torch.cat([weights[..., prefix_keys:before], window], dim=-1)

@@ -1,4 +1,4 @@
-"""Which encoders prefixes can be put on, one file per family, with what is to be known of each."""
+"""The encoders that prefixes can be put on, one file per family, with the facts about each."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SUPPORTED_MODEL_TYPES = FAMILIES.keys()  # those added later too
 
 
 def family_of(model_type: str) -> type[FamilyFacts]:
-    """What is known of the models with this `config.model_type`; the usual where the family is none of ours."""
+    """The facts about models with this `config.model_type`; the common ones for a family that is not supported."""
     return FAMILIES.get(model_type, FamilyFacts)
 
 

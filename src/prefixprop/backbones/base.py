@@ -1,4 +1,4 @@
-"""What a prefix method needs to know of an encoder, whatever its family."""
+"""What a prefix method needs to know about an encoder, whatever its family."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class RowSource(PrefixSource, Protocol):
 
 
 class Backbone(FamilyFacts, ABC):
-    """An encoder seen through the places where prefixes enter and leave it.
+    """An encoder seen through the points where prefixes enter and leave it.
 
     It only refers to the Hugging Face module (embeddings, layers); it owns no weights.
     """
@@ -96,10 +96,10 @@ class Backbone(FamilyFacts, ABC):
 
     @abstractmethod
     def attach_positions(self, reserved: Callable[[], int | None]) -> list[Undo]:
-        """Let real tokens stand behind `reserved()` positions, and check that these suffice; None: no prefix now."""
+        """Start real tokens after `reserved()` positions, and check that enough are left; None: no prefix now."""
 
     def attach(self, source: PrefixSource) -> list[Undo]:
-        """Make the attention of every layer listen to `source`, and keep all of it out of the output.
+        """Make the attention of every layer use `source`, and keep all of it out of the output.
 
         Returns what undoes it. A family adds how its layers listen.
         """
@@ -114,7 +114,7 @@ class Backbone(FamilyFacts, ABC):
 
     @abstractmethod
     def attach_rows(self, source: RowSource) -> list[Undo]:
-        """Put the rows of `source` in front of the sequence, seen by every row, and take them off at the end."""
+        """Put the rows of `source` in front of the sequence, seen by every row, and remove them at the end."""
 
     def finish(self, output: Any, pooled_row: bool, drop_pooled_row: bool) -> Any:
         """The backbone's output with states and attentions of the real tokens only.
@@ -178,17 +178,17 @@ class EncoderBackbone(Backbone):
         return embedded if projection is None else projection(embedded)
 
     def attach_positions(self, reserved: Callable[[], int | None]) -> list[Undo]:
-        check, shift = partial(self._check_places, reserved), partial(_shift, reserved)
+        check, shift = partial(self._check_positions, reserved), partial(_shift, reserved)
         return [
             self.embeddings.register_forward_pre_hook(check, with_kwargs=True).remove,
             self.embeddings.position_embeddings.register_forward_pre_hook(shift).remove,
         ]
 
-    def _check_places(self, reserved: Callable[[], int | None], _: nn.Module, args: tuple, kwargs: dict) -> None:
-        places = reserved()
-        if places is not None:
+    def _check_positions(self, reserved: Callable[[], int | None], _: nn.Module, args: tuple, kwargs: dict) -> None:
+        count = reserved()
+        if count is not None:
             names = ("input_ids", "position_ids", "inputs_embeds")
-            self.check_length(places, **{name: kwargs.get(name) for name in names})
+            self.check_length(count, **{name: kwargs.get(name) for name in names})
 
     def check_length(
         self,
@@ -272,8 +272,8 @@ class EncoderBackbone(Backbone):
 
 def _shift(reserved: Callable[[], int | None], _: nn.Module, args: tuple) -> tuple | None:
     """Positions behind those that are reserved."""
-    places = reserved()
-    return (args[0] + places,) if places else None
+    count = reserved()
+    return (args[0] + count,) if count else None
 
 
 def without_prefix(states: Tensor, prefix_rows: int, pooled_row: bool) -> Tensor:
@@ -296,15 +296,15 @@ def record_outputs(modules: list[nn.Module], run: Callable[[], Any]) -> list[Ten
     """The outputs of `modules` during `run()`, in their order."""
     outputs: dict[int, Tensor] = {}
     handles = [
-        module.register_forward_hook(lambda _, __, output, place=place: outputs.update({place: output}))
-        for place, module in enumerate(modules)
+        module.register_forward_hook(lambda _, __, output, index=index: outputs.update({index: output}))
+        for index, module in enumerate(modules)
     ]
     try:
         run()
     finally:
         for handle in handles:
             handle.remove()
-    return [outputs[place] for place in range(len(modules))]
+    return [outputs[index] for index in range(len(modules))]
 
 
 class RobertaPositions:

@@ -1,4 +1,4 @@
-"""What is known of a family of encoders before a model of it is loaded."""
+"""What is known about a family of encoders before a model of it is loaded."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import Any, ClassVar
 
 
 class FamilyFacts:
-    """What most encoders have in common, those of no family here too; a family declares what it has otherwise.
+    """What most encoders have in common, supported or not; a family declares what differs.
 
     Attributes:
         hidden_dropout_fields: Names that its configs have for the dropout of states, and of the head.
         attention_dropout_fields: Names for the dropout of attention weights.
-        lora_targets: The layers that LoRA changes if it is not told which.
+        lora_targets: The layers that LoRA changes by default.
         has_fast_attention: Whether `prefixprop.attention.install` works on it.
     """
 

@@ -14,7 +14,7 @@ import torch
 from transformers import LongformerModel
 
 from prefixprop.attention import install
-from prefixprop.benchmarking.encoders import EncoderSize, find_device, placed, random_tokens, twin_of
+from prefixprop.benchmarking.encoders import EncoderSize, find_device, frozen_on, random_tokens, twin_of
 from prefixprop.benchmarking.timing import Run, Timing, measure_in_turns
 
 PASSES = ("forward", "step")
@@ -33,7 +33,7 @@ class AttentionCase:
 
 @dataclass(frozen=True)
 class AttentionResult:
-    """One pass over one case; `theirs` is None where Hugging Face's was left out."""
+    """One pass over one case; `theirs` is None if Hugging Face's attention was not measured."""
 
     case: AttentionCase
     name: str  # of the pass
@@ -80,8 +80,8 @@ def cases_of_lengths(
     for length in lengths:
         if tokens % length:
             raise ValueError(
-                f"A batch of {tokens} tokens is no whole number of documents of {length}; choose a multiple of every "
-                f"length ({', '.join(map(str, lengths))})."
+                f"A batch of {tokens} tokens is not a whole number of documents of {length}; choose a multiple of "
+                f"every length ({', '.join(map(str, lengths))})."
             )
         if global_tokens > length:
             raise ValueError(f"{global_tokens} global tokens do not fit in a document of {length}.")
@@ -96,7 +96,7 @@ def bench_attention(
     with_hugging_face: bool = True,
     progress: Callable[[AttentionCase], object] = lambda case: None,
 ) -> Iterator[AttentionResult]:
-    """Measure one case after the other; results come as they are ready."""
+    """Measure one case after the other; results are yielded as they are ready."""
     for case in cases:
         progress(case)
         yield from _bench_case(case, size, repeats, backend, with_hugging_face)
@@ -108,7 +108,7 @@ def _bench_case(
     device = find_device()
     gc.collect()  # the last case's models are in cycles, and would count as memory of this one
     torch.manual_seed(0)
-    model = placed(LongformerModel(size.config(case.length, case.dropout), add_pooling_layer=False), device)
+    model = frozen_on(LongformerModel(size.config(case.length, case.dropout), add_pooling_layer=False), device)
     model.train(case.dropout > 0)
     fast = twin_of(model)
     install(fast, backend=backend)

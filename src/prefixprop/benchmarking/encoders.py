@@ -53,12 +53,12 @@ def find_device() -> str:
 
 
 def device_name(device: str) -> str:
-    """For people: the GPU's name, or how many cores there are to use."""
+    """For people: the GPU's name, or how many CPU threads are used."""
     return torch.cuda.get_device_name() if device == "cuda" else f"CPU, {torch.get_num_threads()} threads"
 
 
-def placed(model: Model, device: str) -> Model:
-    """Frozen, on the device: in bfloat16 on a GPU, in float32 on the CPU."""
+def frozen_on(model: Model, device: str) -> Model:
+    """The model, frozen, on the device: in bfloat16 on a GPU, in float32 on the CPU."""
     model = model.requires_grad_(False).to(device)
     return model.to(torch.bfloat16) if device == "cuda" else model
 

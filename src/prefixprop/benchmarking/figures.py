@@ -103,21 +103,21 @@ def plot_runtime(
     figure = new_figure(width=6.4, height=1.6 + 0.45 * len(results))
     axis = figure.subplots()
     names = [result.method for result in results]
-    for place, result in enumerate(results):
+    for index, result in enumerate(results):
         if result.relative is not None and result.low is not None and result.high is not None:
             ends = [
                 [_percent(result.relative) - _percent(result.low)],
                 [_percent(result.high) - _percent(result.relative)],
             ]
-            label = "measured, 95 % interval" if place == 0 else None
+            label = "measured, 95 % interval" if index == 0 else None
             axis.errorbar(
-                [_percent(result.relative)], [place], xerr=ends, color=BLUE, fmt="o", capsize=4, label=label
+                [_percent(result.relative)], [index], xerr=ends, color=BLUE, fmt="o", capsize=4, label=label
             )
     if show_paper:
-        known = [(place, PAPER[name]) for place, name in enumerate(names) if name in PAPER]
+        known = [(index, PAPER[name]) for index, name in enumerate(names) if name in PAPER]
         axis.scatter(
             [_percent(value) for _, value in known],
-            [place + 0.22 for place, _ in known],
+            [index + 0.22 for index, _ in known],
             color=VERMILION,
             marker="D",
             s=28,

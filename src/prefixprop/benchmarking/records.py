@@ -1,4 +1,4 @@
-"""Results as JSON holds them."""
+"""Results as JSON."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from peft import get_peft_model
 from transformers import LongformerForSequenceClassification
 
 from prefixprop.attention import install
-from prefixprop.benchmarking.encoders import EncoderSize, find_device, placed, random_tokens, twin_of
+from prefixprop.benchmarking.encoders import EncoderSize, find_device, frozen_on, random_tokens, twin_of
 from prefixprop.benchmarking.timing import Run, Timing, measure_in_turns
 from prefixprop.config import PrefixPropagationConfig, PrefixTuningConfig
 
@@ -26,7 +26,7 @@ RESAMPLES = 2000
 
 @dataclass(frozen=True)
 class RuntimeResult:
-    """A method's run time, and that time over no PEFT's with its 95 % interval; None: no memory for one of both."""
+    """A method's run time, and its ratio to no PEFT with a 95 % interval; None: one of the two ran out of memory."""
 
     method: str
     timing: Timing
@@ -36,7 +36,7 @@ class RuntimeResult:
 
 
 def bench_runtime(runs: Mapping[str, Run], repeats: int, batches: int = 1) -> list[RuntimeResult]:
-    """Time what `runtime_runs` has made, on several batches one after the other, as a corpus is read."""
+    """Time what `runtime_runs` made, on several batches one after the other, as in reading a corpus."""
     timings = measure_in_turns(runs, find_device(), repeats, calls=batches)
     return [
         RuntimeResult(method, timing, *relative_time(timing, timings[NO_PEFT])) for method, timing in timings.items()
@@ -60,7 +60,7 @@ def runtime_runs(
     device = find_device()
     torch.manual_seed(0)
     config = size.config(length, dropout=0.0, num_labels=2)
-    model = placed(LongformerForSequenceClassification(config), device)
+    model = frozen_on(LongformerForSequenceClassification(config), device)
     configs = {
         TUNING: PrefixTuningConfig(task_type="SEQ_CLS", num_virtual_tokens=prefix),
         PROPAGATION: PrefixPropagationConfig(task_type="SEQ_CLS", num_virtual_tokens=prefix),

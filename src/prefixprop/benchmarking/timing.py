@@ -43,11 +43,11 @@ def measure(run: Run, device: str, repeats: int) -> Timing:
 def measure_in_turns(
     runs: Mapping[str, Run], device: str, repeats: int, warm_up: int = WARM_UP, calls: int = 1
 ) -> dict[str, Timing]:
-    """Time several things in turns (A B C, B C A, ...), so that a drift of the machine meets them all alike.
+    """Time several things in turns (A B C, B C A, ...), so that a drift of the machine affects them all alike.
 
     A measurement is the mean of `calls` calls that do not wait for each other's results.
 
-    What runs out of the device's memory is left out from then on; the others go on.
+    What runs out of the device's memory is left out from then on; the others continue.
     """
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     peaks: dict[str, list[float]] = {name: [] for name in runs}

@@ -41,7 +41,7 @@ def prefixprop(
     for module in modules or []:
         try:
             importlib.import_module(module)
-        except Exception as error:  # whatever a user's module raises is theirs to read, in one line
+        except Exception as error:  # the user sees whatever the module raises, in one line
             raise typer.BadParameter(
                 f"module {module!r} cannot be imported ({type(error).__name__}: {error}); give a module in this "
                 "folder or an installed one.",

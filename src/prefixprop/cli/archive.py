@@ -14,7 +14,7 @@ from prefixprop.cli.messages import clean_errors
 def archive(
     runs: Annotated[list[Path], typer.Argument(metavar="RUNS…", help="Run directories, or folders of them.")],
     output: Annotated[
-        Path, typer.Option(metavar="FOLDER", help="Where the copies go; runs that are there already are left alone.")
+        Path, typer.Option(metavar="FOLDER", help="Where the copies go; runs that it already has are left alone.")
     ],
 ) -> None:
     """Pack finished runs without their weights into two files, to keep or to publish.
@@ -31,8 +31,8 @@ def archive(
         for skipped in result.skipped:
             messages.print(f"Skipped: {skipped}", markup=False)
         size = sum(file.stat().st_size for file in output.rglob("*") if file.is_file())
-        completed = f"{len(result.completed)} got predictions that they lacked, " if result.completed else ""
+        completed = f"{len(result.completed)} got missing predictions, " if result.completed else ""
         typer.echo(
-            f"{output}: {len(result.added)} runs added, {completed}{len(result.present)} were there already; "
+            f"{output}: {len(result.added)} runs added, {completed}{len(result.present)} already there; "
             f"{size / 1e6:.2f} MB in all."
         )

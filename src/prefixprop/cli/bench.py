@@ -107,13 +107,13 @@ def runtime(
     hugging_face: Annotated[
         bool, typer.Option("--hugging-face", help="Add a row for Hugging Face's own attention without PEFT.")
     ] = False,
-    profile: Annotated[bool, typer.Option("--profile", help="Show too where the GPU's time goes.")] = False,
+    profile: Annotated[bool, typer.Option("--profile", help="Also show where the GPU's time goes.")] = False,
     json: Json = None,
     figure: Figure = None,
 ) -> None:
     """Measure the paper's run-time table: no PEFT, prefix-tuning and prefix-propagation on the same random sequences.
 
-    Methods take turns, so that a drift of the machine meets them all. The interval is a bootstrap over the rounds.
+    Methods take turns, so that a drift of the machine affects them all. The interval is a bootstrap over the rounds.
 
     Example: prefixprop bench runtime --size base --train
     """
@@ -164,7 +164,7 @@ def runtime(
 
 
 def _checked(size: str, backend: str, figure: Path | None) -> EncoderSize:
-    """Refuse before anything is measured what could not be used afterwards."""
+    """Refuse bad options before anything is measured."""
     if size not in MODEL_SIZES:
         raise typer.BadParameter(f"{size!r} is unknown; choose one of {', '.join(MODEL_SIZES)}.", param_hint="--size")
 
@@ -184,7 +184,7 @@ def _checked(size: str, backend: str, figure: Path | None) -> EncoderSize:
             new_figure(4, 4)
         except (ValueError, ImportError) as error:
             raise typer.BadParameter(str(error), param_hint="--figure") from error
-    logging.set_verbosity_error()  # Hugging Face tells at every call that it pads
+    logging.set_verbosity_error()  # Hugging Face logs at every call that it pads
     return SIZES[size]
 
 
@@ -206,7 +206,8 @@ def _cases(
         words = [word.strip() for word in lengths.split(",")]
         if not all(word.isdecimal() and int(word) > 0 for word in words):
             raise typer.BadParameter(
-                f"{lengths!r} is no list of lengths; write positive numbers such as 512,4096.", param_hint="--lengths"
+                f"{lengths!r} is not a list of lengths; write positive numbers such as 512,4096.",
+                param_hint="--lengths",
             )
         chosen = sorted({int(word) for word in words})
     try:

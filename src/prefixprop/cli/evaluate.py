@@ -25,8 +25,8 @@ _NO_CONFUSION = "--confusion needs labels that all documents share; the candidat
 
 
 @dataclass(frozen=True)
-class _Judged:
-    """Predictions with their measures, before and, where there is a temperature, after calibration."""
+class _Evaluated:
+    """Predictions before calibration and, if there is a temperature, after it."""
 
     what: str
     before: PredictionSet
@@ -38,7 +38,7 @@ def evaluate(
     run: Annotated[
         Path | None,
         typer.Argument(
-            metavar="[RUN]", help="Directory of a finished run; --predictions does without, uncalibrated."
+            metavar="[RUN]", help="Directory of a finished run; not needed with --predictions, then uncalibrated."
         ),
     ] = None,
     split: Annotated[
@@ -97,7 +97,7 @@ def evaluate(
         if split is not None and split not in SPLITS:
             raise ValueError(f"--split {split!r} is unknown; choose one of {', '.join(SPLITS)}.")
         if input_file is not None and predictions is not None:
-            raise ValueError("--input is predicted and --predictions are stored already; give one of the two.")
+            raise ValueError("--input is predicted and --predictions are already stored; give one of the two.")
         of_split = {"--split": split, "--data-dir": data_dir}
         of_input = {"--text-column": text_column, "--label-column": label_column, "--id-column": id_column}
         if predictions is not None:
@@ -108,7 +108,7 @@ def evaluate(
             refuse(of_input, "it is for --input")
         _check_pictures(figure, confusion)
         if predictions is not None:
-            judged = _stored(predictions, run)
+            evaluated = _stored(predictions, run)
         elif run is None:
             raise ValueError("Give the directory of a run, or stored predictions with --predictions FILE.")
         else:
@@ -122,15 +122,15 @@ def evaluate(
             if trained.answers_questions and confusion is not None:
                 raise ValueError(_NO_CONFUSION)
             tokens = batch_tokens or DEFAULT_BATCH_TOKENS
-            judged = _predicted(trained, split or "test", data_dir, input_file, columns, tokens)
-        _tell(judged, as_json)
+            evaluated = _predicted(trained, split or "test", data_dir, input_file, columns, tokens)
+        _print(evaluated, as_json)
         if figure is not None:
-            _draw_reliability(judged, figure)
+            _draw_reliability(evaluated, figure)
         if confusion is not None:
-            _draw_confusion(judged, confusion)
+            _draw_confusion(evaluated, confusion)
 
 
-def _stored(path: Path, run: Path | None) -> _Judged:
+def _stored(path: Path, run: Path | None) -> _Evaluated:
     from prefixprop.evaluation import read_predictions, stored_predictions
     from prefixprop.runs.directory import RunDirectory
 
@@ -139,7 +139,7 @@ def _stored(path: Path, run: Path | None) -> _Judged:
         raise FileNotFoundError(f"{path}: there is no such file of predictions.")
     before = read_predictions(found)
     if run is None:
-        return _Judged(str(path), before, None, None)
+        return _Evaluated(str(path), before, None, None)
     directory = RunDirectory(run)
     directory.check_finished()
     return _calibrated(str(path), before, directory.read_temperature())
@@ -152,7 +152,7 @@ def _predicted(
     input_file: Path | None,
     columns: Columns,
     batch_tokens: int,
-) -> _Judged:
+) -> _Evaluated:
     from prefixprop.prediction.run_data import predict_file, predict_split
 
     run = trained.run_dir
@@ -163,19 +163,19 @@ def _predicted(
     return _calibrated(f"{input_file} with {run}", before, trained.temperature)
 
 
-def _calibrated(what: str, before: PredictionSet, temperature: Temperature) -> _Judged:
-    return _Judged(what, before, before.with_temperature(temperature), temperature)
+def _calibrated(what: str, before: PredictionSet, temperature: Temperature) -> _Evaluated:
+    return _Evaluated(what, before, before.with_temperature(temperature), temperature)
 
 
-def _tell(judged: _Judged, as_json: bool) -> None:
-    before = judged.before.evaluate()
-    after = None if judged.after is None else judged.after.evaluate()
-    temperature = None if judged.temperature is None else judged.temperature.value
+def _print(evaluated: _Evaluated, as_json: bool) -> None:
+    before = evaluated.before.evaluate()
+    after = None if evaluated.after is None else evaluated.after.evaluate()
+    temperature = None if evaluated.temperature is None else evaluated.temperature.value
     if as_json:
-        record = {"evaluated": judged.what, "before": before, "after": after, "temperature": temperature}
+        record = {"evaluated": evaluated.what, "before": before, "after": after, "temperature": temperature}
         typer.echo(json.dumps(record, ensure_ascii=False, indent=2, allow_nan=False))
         return
-    table = Table(title=Text(judged.what), title_justify="left")
+    table = Table(title=Text(evaluated.what), title_justify="left")
     table.add_column("measure")
     table.add_column("before scaling" if after else "value", justify="right")
     if after is not None:
@@ -187,7 +187,7 @@ def _tell(judged: _Judged, as_json: bool) -> None:
 
 
 def _check_pictures(*paths: Path | None) -> None:
-    """Before the work, and not after it."""
+    """Fail before the work, not after it."""
     from prefixprop.reporting.figures.canvas import check_ending
 
     for path in paths:
@@ -195,23 +195,23 @@ def _check_pictures(*paths: Path | None) -> None:
             check_ending(path)
 
 
-def _draw_reliability(judged: _Judged, path: Path) -> None:
+def _draw_reliability(evaluated: _Evaluated, path: Path) -> None:
     from prefixprop.evaluation import reliability
     from prefixprop.reporting import plot_reliability
 
-    labels = judged.before.known_labels
-    after = None if judged.after is None else reliability(judged.after.probabilities, labels)
-    value = None if judged.temperature is None else judged.temperature.value
-    before = reliability(judged.before.probabilities, labels)
-    plot_reliability(before, after, path, temperature=value, title=judged.what)
+    labels = evaluated.before.known_labels
+    after = None if evaluated.after is None else reliability(evaluated.after.probabilities, labels)
+    value = None if evaluated.temperature is None else evaluated.temperature.value
+    before = reliability(evaluated.before.probabilities, labels)
+    plot_reliability(before, after, path, temperature=value, title=evaluated.what)
 
 
-def _draw_confusion(judged: _Judged, path: Path) -> None:
+def _draw_confusion(evaluated: _Evaluated, path: Path) -> None:
     from prefixprop.evaluation import confusion_counts
     from prefixprop.reporting import plot_confusion
 
-    names = judged.before.label_names
+    names = evaluated.before.label_names
     if names is None:
         raise ValueError(_NO_CONFUSION)
-    counts = confusion_counts(judged.before.probabilities, judged.before.known_labels)
-    plot_confusion(counts, names, path, title=judged.what)
+    counts = confusion_counts(evaluated.before.probabilities, evaluated.before.known_labels)
+    plot_confusion(counts, names, path, title=evaluated.what)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 import typer
 from rich.console import Console
 
-# What readers, models, settings and files raise with a message for people (TrainingError, among others, is a
+# What readers, models, settings and files raise with a message for the user (TrainingError, among others, is a
 # RuntimeError). Anything else is a bug, and its traceback is wanted.
 EXPECTED = (ValueError, OSError, ImportError, RuntimeError)
 
@@ -20,13 +20,13 @@ def clean_errors(resumable: bool = False) -> Iterator[None]:
     try:
         yield
     except (BrokenPipeError, typer.Exit):
-        raise  # nobody reads any more, or a command has said itself why it ends
+        raise  # the reader of the output is gone, or the command has said why it ends
     except EXPECTED as error:
         for line in describe(error).splitlines():
             console.print(f"[bold red]Error:[/] {_escaped(line)}", soft_wrap=True, highlight=False)
         raise typer.Exit(1) from error
     except KeyboardInterrupt:
-        console.print(f"[bold red]Stopped.[/]{' Go on with --resume.' if resumable else ''}", highlight=False)
+        console.print(f"[bold red]Stopped.[/]{' Continue with --resume.' if resumable else ''}", highlight=False)
         raise typer.Exit(130) from None
 
 
@@ -38,7 +38,7 @@ def refuse(options: Mapping[str, object], reason: str) -> None:
 
 
 def describe(error: BaseException) -> str:
-    """The message; for errors of the operating system with the file in front, as for everything that has a place."""
+    """The message; an error of the operating system begins with its file, like other errors about files."""
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     return str(error) or type(error).__name__

@@ -40,7 +40,7 @@ def predict(
         typer.Option(
             "--format",
             metavar="|".join(PREDICTION_FORMATS),
-            help="csv by itself for an output ending in .csv, otherwise jsonl.",
+            help="By default csv for an output ending in .csv, otherwise jsonl.",
         ),
     ] = None,
     text_column: Annotated[str, typer.Option(help="Column of a table with the documents.")] = "text",
@@ -52,13 +52,13 @@ def predict(
         str,
         typer.Option(
             metavar="|".join(LONG_DOCUMENTS),
-            help="A document over the limit is cut there, or read in chunks whose probabilities are averaged.",
+            help="A document over the limit is cut, or read in chunks whose probabilities are averaged.",
         ),
     ] = LONG_DOCUMENTS[0],
     batch_tokens: Annotated[
         int, typer.Option(min=1, help="Tokens in a batch; lower it where memory is short.")
     ] = DEFAULT_BATCH_TOKENS,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on where the output file ends.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue where the output file ends.")] = False,
 ) -> None:
     """Label documents with the model of a run: label, calibrated confidence and all probabilities, in order.
 
@@ -92,18 +92,18 @@ def _read(documents: str, columns: InputColumns) -> Iterator[InputDocument]:
 
 
 def _count(documents: str, columns: InputColumns) -> int:
-    """Read all documents once: a fault is better found before hours of predicting than in them."""
+    """Read all documents once: it is better to find an error before hours of predicting than during them."""
     return sum(1 for _ in read_inputs(documents, columns))
 
 
 def _check_output(output: Path | None, resume: bool) -> None:
     if output is None:
         if resume:
-            raise ValueError("--resume goes on where an output file ends; give its name with --output.")
+            raise ValueError("--resume continues where an output file ends; give its name with --output.")
     elif output.is_dir():
         raise ValueError(f"{output}: this is a folder; give --output the name of a file.")
     elif output.exists() and not resume:
-        raise ValueError(f"{output}: the file is there already; go on with --resume, or choose another --output.")
+        raise ValueError(f"{output}: the file already exists; continue it with --resume, or choose another --output.")
 
 
 def _format_name(chosen: str | None, output: Path | None) -> str:

@@ -1,4 +1,4 @@
-"""The work of `prefixprop predict`: from a stream of documents to a file that grows."""
+"""The work of `prefixprop predict`: from a stream of documents to a growing file."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class PredictionJob:
         format_name: str,
         output: Path | None,
     ) -> PredictionJob:
-        """Loads the model; an output that is there already must have been begun by the same run and options."""
+        """Loads the model; an existing output must have been started by the same run and options."""
         trained = load_run(run)
         trained.check_reads_documents()
         form = line_format(format_name, trained.label_names)
@@ -73,14 +73,16 @@ class PredictionJob:
                     self._predict(window, file)
                     progress.advance(bar, len(window))
         except BrokenPipeError:
-            # The reader has left, as `head` does. Python would complain once more when it closes standard output.
+            # The reader has gone, as `head` does. Python would complain again when it closes standard output.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return
         except BaseException:
             if self.output is not None and self.summary.documents:
-                self._tell(f"{self.output} has {self.summary.documents:,} predictions; --resume goes on from there.")
+                self._print(
+                    f"{self.output} has {self.summary.documents:,} predictions; --resume continues from there."
+                )
             raise
-        self._tell_summary(time.perf_counter() - started)
+        self._print_summary(time.perf_counter() - started)
 
     def _predict(self, window: list[InputDocument], file: BinaryIO) -> None:
         predictions = predict_together(self.trained, [document.text for document in window], self.options)
@@ -116,15 +118,15 @@ class PredictionJob:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         return Progress(*columns, console=self.console, disable=not self.console.is_terminal)
 
-    def _tell_summary(self, seconds: float) -> None:
+    def _print_summary(self, seconds: float) -> None:
         labels = ", ".join(f"{name} {count:,}" for name, count in self.summary.labels.most_common())
-        self._tell(f"{self.summary.documents:,} documents: {labels}")
+        self._print(f"{self.summary.documents:,} documents: {labels}")
         for warning in self.summary.warnings():
-            self._tell(f"Warning: {warning}")
+            self._print(f"Warning: {warning}")
         speed = self.tokens_read / seconds
-        self._tell(f"{self.tokens_read:,} tokens in {seconds:.1f} s, {speed:,.0f} tokens/s")
+        self._print(f"{self.tokens_read:,} tokens in {seconds:.1f} s, {speed:,.0f} tokens/s")
 
-    def _tell(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         self.console.print(text, markup=False)
 
 

@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.text import Text
 
 from prefixprop.cli.messages import clean_errors, refuse
-from prefixprop.processes import asked_by_signals, interrupt
+from prefixprop.processes import handling_signals, interrupt
 
 if TYPE_CHECKING:
     from prefixprop.experiments import Engine, Outcome, SweepState
@@ -76,8 +76,8 @@ def sweep(
             settle_finished(state)
             console.print(plan_table(state))
             finished = sum(cell.size - state.remaining(cell) for cell in wanted.cells)
-            told = f"{wanted.size} runs in {folder}, {finished} of them finished."
-            console.print(told, highlight=False, markup=False)
+            summary = f"{wanted.size} runs in {folder}, {finished} of them finished."
+            console.print(summary, highlight=False, markup=False)
             return
         computing: Engine
         if engine == "ray":
@@ -86,10 +86,10 @@ def sweep(
         else:
             computing = LocalEngine(1 if processes is None else processes, _modules(context), messages.print)
         try:
-            with asked_by_signals(interrupt), _live(messages) as live:
+            with handling_signals(interrupt), _live(messages) as live:
                 state = run_sweep(wanted, folder, computing, _Watch(live, computing))
         except KeyboardInterrupt:
-            messages.print("[bold red]Stopped.[/] The same command goes on from here.", highlight=False)
+            messages.print("[bold red]Stopped.[/] The same command continues from here.", highlight=False)
             raise typer.Exit(130) from None
         console.print(result_table(state))
         console.print(f"Run directories: {folder}", highlight=False, markup=False, soft_wrap=True)
@@ -103,7 +103,7 @@ def sweep(
 
 @contextmanager
 def _live(console: Console) -> Iterator[Live]:
-    """A table that is shown anew; in a file, where rich leaves its last line open, that is ended."""
+    """A table that is refreshed; if the output is a file, rich leaves its last line open, so that is ended here."""
     try:
         with Live(console=console, auto_refresh=False) as live:
             yield live
@@ -113,18 +113,18 @@ def _live(console: Console) -> Iterator[Live]:
 
 
 class _Watch:
-    """Shows the table anew, and above it a line for every run that has ended."""
+    """Refreshes the table, and prints a line above it for every run that has ended."""
 
     def __init__(self, live: Live, engine: Engine) -> None:
         self.live, self.engine = live, engine
-        self.told: set[str] = set()
+        self.shown: set[str] = set()
 
     def __call__(self, state: SweepState) -> None:
         from prefixprop.cli.sweep_tables import progress_table
 
         for name, outcome in state.outcomes.items():
-            if name not in self.told:
-                self.told.add(name)
+            if name not in self.shown:
+                self.shown.add(name)
                 self.live.console.print(Text(_line(outcome, name)), soft_wrap=True)
         self.live.update(progress_table(state, self.engine.slots), refresh=True)
 
@@ -148,5 +148,5 @@ def _folders(options: list[str]) -> dict[str, str]:
 
 
 def _modules(context: typer.Context) -> list[str]:
-    """What `--import` named, which every process of the sweep has to import as well."""
+    """The modules of `--import`, which every process of the sweep must import too."""
     return list((context.parent.params.get("modules") if context.parent else None) or [])

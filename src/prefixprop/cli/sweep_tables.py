@@ -1,4 +1,4 @@
-"""Tables of a sweep: what it will do, how far it is, what came out."""
+"""Tables of a sweep: its plan, its progress, its results."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from prefixprop.experiments import Axis, Cell, SweepState
 
 def plan_table(state: SweepState) -> Table:
     """A row per cell with its stages and their sizes; the model in every row, or in the title if all share it."""
-    # A model of the hub or in a folder goes by its own name, so that a narrow terminal has room for it.
+    # A model of the hub or in a folder is shown without its owner or folder, to fit a narrow terminal.
     models = [Path(cell.settings.model).name for cell in state.plan.cells]
     is_shared = len(set(models)) == 1
     title = f"Plan {state.plan.name}" + (f", model {models[0]}" if is_shared else "")
@@ -67,7 +67,7 @@ def result_table(state: SweepState) -> Table:
 
 
 def _chosen(state: SweepState, cell: Cell) -> str:
-    """What was chosen, and what could not be because a run that would have judged it failed."""
+    """What was chosen, and the candidates that are out because one of their runs failed."""
     progress = state.progress(cell)
     chosen = "nothing"
     if progress.final:
@@ -77,7 +77,7 @@ def _chosen(state: SweepState, cell: Cell) -> str:
 
 
 def _seeds(state: SweepState, cell: Cell) -> tuple[int, str]:
-    """Over how many seeds the metric was measured, and what it was."""
+    """How many seeds were measured, and the metric over them."""
     outcomes = state.outcomes_of(state.progress(cell).final)
     scores = [outcome.score for outcome in outcomes if outcome.score is not None]
     if not scores:

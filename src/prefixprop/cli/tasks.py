@@ -1,4 +1,4 @@
-"""`prefixprop tasks`: the data sets that go by a name."""
+"""`prefixprop tasks`: the named data sets."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from prefixprop.tasks.rows import ENDINGS
 
 
 def tasks() -> None:
-    """List the data sets that go by a name: what they are, where they come from, and their measure.
+    """List the named data sets: what they are, where they come from, and their measure.
 
     Example: prefixprop tasks
     """

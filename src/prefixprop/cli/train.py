@@ -16,7 +16,7 @@ from rich.text import Text
 
 from prefixprop.cli.messages import clean_errors
 from prefixprop.cli.settings_options import with_settings_options
-from prefixprop.processes import asked_by_signals, is_main_process, process_count
+from prefixprop.processes import handling_signals, is_main_process, process_count
 from prefixprop.runs.directory import RunDirectory
 from prefixprop.settings.check import check_settings
 from prefixprop.settings.recipe import override, read_settings, settings_to_yaml
@@ -43,14 +43,12 @@ _SHOWN = (
 @with_settings_options
 def train(
     config: Annotated[
-        Path | None, typer.Option("--config", "-c", help="A recipe, as YAML; flags win over what it says.")
+        Path | None, typer.Option("--config", "-c", help="A recipe, as YAML; flags override it.")
     ] = None,
     run_dir: Annotated[
         Path | None, typer.Option("--run-dir", "-o", help="Where the run is written. Default: runs/TASK-METHOD-SEED.")
     ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the run in --run-dir, if there is one.")
-    ] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --run-dir, if there is one.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Remove the run in --run-dir first.")] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show settings, parameters and steps, and write nothing.")
@@ -64,7 +62,7 @@ def train(
 
     Example: prefixprop train --train-files letters.csv --text-column body --run-dir runs/letters
     """
-    # Bars and remarks go where they do not mix with what a command prints for others to read.
+    # Progress bars and notes go to standard error, apart from the results on standard output.
     messages = Console(stderr=True, quiet=not is_main_process())
     console = Console(quiet=not is_main_process())
     with clean_errors(resumable=True):
@@ -83,22 +81,22 @@ def train(
         bars = ProgressBars(messages, wanted.metric)
         started = time.monotonic()
 
-        def tell(note: str) -> None:
+        def print_note(note: str) -> None:
             messages.print(Text.assemble(("Note:", "yellow"), f" {note}"), highlight=False, soft_wrap=True)
 
-        stop = StopWatch(tell)
+        stop = StopWatch(print_note)
         alone = process_count() == 1
         try:
-            with asked_by_signals(stop.ask) if alone else contextlib.nullcontext():
+            with handling_signals(stop.ask) if alone else contextlib.nullcontext():
                 callbacks = [bars, stop] if alone else [bars]
-                result = train_run(wanted, directory, resume, overwrite, callbacks, tell)
+                result = train_run(wanted, directory, resume, overwrite, callbacks, print_note)
         finally:
             bars.stop()
         _show_result(console, result, wanted.keep, time.monotonic() - started)
 
 
 def _settings(config: Path | None, flags: dict[str, Any], resumed: Path | None) -> RunSettings:
-    """Defaults, then the run that is resumed, then the recipe, then flags: the later win."""
+    """Flags override the recipe, which overrides the resumed run, which overrides the defaults."""
     usual = RunSettings()
     if resumed is not None and RunDirectory(resumed).is_run():
         usual = RunDirectory(resumed).read_settings()
@@ -146,7 +144,7 @@ def _show_result(console: Console, result: RunResult, keep: str, seconds: float)
     )
     if is_bound(metrics["temperature"]):
         console.print(
-            "This temperature is the end of what is tried: dev has too few documents or mistakes to calibrate by. Do "
+            "This temperature is a bound of the search: dev has too few documents or mistakes to calibrate with. Do "
             "not trust calibrated probabilities.",
             highlight=False,
             soft_wrap=True,
@@ -155,7 +153,7 @@ def _show_result(console: Console, result: RunResult, keep: str, seconds: float)
 
 
 def _silence_libraries() -> None:
-    """What libraries warn of is for programmers; what a user should know is told by this command."""
+    """Hide the warnings of libraries, which are for programmers; this command prints what a user should know."""
     from transformers.utils import logging as transformers_logging
 
     warnings.filterwarnings("ignore")

@@ -45,8 +45,8 @@ def question_accuracy(probabilities: ArrayLike, labels: ArrayLike, candidate_cou
     """Return the share of questions whose most probable candidate is the answer (WikiHop).
 
     `probabilities` is [questions, most candidates]; a question has the first `candidate_counts` of them, and 0 for
-    the others. `labels` says which candidate is the answer. A candidate's place means nothing from one question to
-    the next, so there are no measures per class.
+    the others. `labels` says which candidate is the answer. A candidate's index means nothing outside its question,
+    so there are no measures per class.
     """
     probability_array, label_array = checked_predictions(probabilities, labels)
     check_candidates(probability_array, label_array, candidate_counts)

@@ -12,7 +12,7 @@ from prefixprop.evaluation.prediction_set import PredictionSet
 from prefixprop.evaluation.significance import CONFIDENCE, Alternative, SignificanceTest, check_alternative
 
 DEFAULT_RESAMPLES = 10_000
-# So many counts are drawn at once, 32 MiB of them.
+# How many counts are drawn at once: 32 MiB.
 _COUNTS_AT_ONCE = 2**22
 
 
@@ -63,11 +63,11 @@ def paired_bootstrap(
     resamples: int = DEFAULT_RESAMPLES,
     seed: int = 0,
 ) -> PairedBootstrap:
-    """Resample the documents and see how often the difference of the means goes away.
+    """Resample the documents and count how often the difference of the means disappears.
 
     `first` and `second` have one number per document, such as whether the run gets it right (then the means are
     accuracies, and micro-F1s where every document has one label). The one-tailed p-value is the share of resamples
-    in which the first is not ahead, the sample itself counted among those so that it is never 0.
+    in which the first is not ahead; the sample itself counts as one of them, so that the p-value is never 0.
     """
     check_alternative(alternative)
     if resamples < 1:
@@ -85,16 +85,16 @@ def paired_bootstrap(
 def mcnemar_test(first: ArrayLike, second: ArrayLike, alternative: Alternative = "two-sided") -> McNemarTest:
     """McNemar's test of whether two runs get the same number of documents right, exact at every size.
 
-    `first` and `second` say of every document whether the run gets it right. Only documents that one of the two gets
-    right tell anything; without a real difference each is as likely to be the first's as the second's.
+    `first` and `second` say for every document whether the run gets it right. Only documents that exactly one of
+    the two gets right count; without a real difference, each run is equally likely to be that one.
     """
     check_alternative(alternative)
     one, other = _paired(first, second)
     if not np.isin([one, other], [0, 1]).all():
         raise ValueError("McNemar's test takes right (1) or wrong (0) for every document, got other numbers.")
     only_first, only_second = int((one > other).sum()), int((one < other).sum())
-    told = only_first + only_second
-    p_value = float(stats.binomtest(only_first, told, alternative=alternative).pvalue) if told else 1.0
+    discordant = only_first + only_second
+    p_value = float(stats.binomtest(only_first, discordant, alternative=alternative).pvalue) if discordant else 1.0
     # Sums of probabilities may come out above 1 by a rounding error.
     return McNemarTest(
         "McNemar's test", float((one - other).mean()), min(1.0, p_value), None, only_first, only_second
@@ -115,7 +115,7 @@ def _paired(first: ArrayLike, second: ArrayLike) -> tuple[NDArray[np.float64], N
 def _resampled_means(
     values: NDArray[np.float64], resamples: int, generator: np.random.Generator
 ) -> NDArray[np.float64]:
-    """The means of so many samples, drawn with replacement.
+    """The means of `resamples` samples, drawn with replacement.
 
     How often each distinct value is drawn is multinomial, so right-or-wrong differences need three numbers per
     sample instead of one per document.

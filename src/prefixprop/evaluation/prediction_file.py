@@ -50,24 +50,24 @@ def write_predictions(path: str | Path, predictions: PredictionSet) -> None:
 
 
 def stored_predictions(path: str | Path) -> Path | None:
-    """The file of this name, or where there is none its gzipped form, `.gz`; None without both."""
+    """The file of this name, or else its gzipped form, `.gz`; None if neither exists."""
     plain = Path(path)
     return next((file for file in (plain, plain.with_name(f"{plain.name}.gz")) if file.is_file()), None)
 
 
 def read_predictions(path: str | Path) -> PredictionSet:
-    """Read what was written here; anything else raises a `ValueError` beginning with `file:line`.
+    """Read what `write_predictions` wrote; anything else raises a `ValueError` beginning with `file:line`.
 
-    Where `path` is not there, its gzipped form is read, see `stored_predictions`.
+    If `path` does not exist, its gzipped form is read, see `stored_predictions`.
     """
     path = stored_predictions(path) or path
     lines: list[_Line] = []
-    places: dict[str, str] = {}
+    locations: dict[str, str] = {}
     for number, record in iterate_json_lines(Path(path)):
         line = _Line.parsed(record, f"{path}:{number}", lines[0] if lines else None)
-        if line.id in places:
-            raise ValueError(f"{line.place}: the id {line.id!r} is already that of {places[line.id]}.")
-        places[line.id] = line.place
+        if line.id in locations:
+            raise ValueError(f"{line.location}: the id {line.id!r} is already that of {locations[line.id]}.")
+        locations[line.id] = line.location
         lines.append(line)
     if not lines:
         raise ValueError(f"{path}:1: there are no predictions in the file.")
@@ -82,7 +82,7 @@ def read_predictions(path: str | Path) -> PredictionSet:
 class _Line:
     """One line of the file, checked."""
 
-    place: str
+    location: str
     id: str
     label: int | None
     names: tuple[str, ...]
@@ -90,52 +90,52 @@ class _Line:
     is_question: bool
 
     @classmethod
-    def parsed(cls, record: dict[str, Any], place: str, first: _Line | None) -> _Line:
-        """Check a line; the `first` of the file says what the classes are, unless they are candidates."""
+    def parsed(cls, record: dict[str, Any], location: str, first: _Line | None) -> _Line:
+        """Check a line; the `first` line of the file names the classes, unless they are candidates."""
         for field in ("id", "label", "logits"):
             if field not in record:
-                raise ValueError(f"{place}: the field {field!r} is missing; there are {_listed(tuple(record))}.")
+                raise ValueError(f"{location}: the field {field!r} is missing; there are {_listed(tuple(record))}.")
         if not isinstance(record["id"], str):
-            raise ValueError(f"{place}: the id must be a string, got {record['id']!r}.")
+            raise ValueError(f"{location}: the id must be a string, got {record['id']!r}.")
         is_question = "candidates" in record
         if first is not None and is_question != first.is_question:
-            raise ValueError(f"{place}: lines with and without candidates are mixed; see {first.place}.")
-        names = _names(record, place, first)
-        logits = _logits(record["logits"], place)
+            raise ValueError(f"{location}: lines with and without candidates are mixed; see {first.location}.")
+        names = _names(record, location, first)
+        logits = _logits(record["logits"], location)
         if len(names) != len(logits):
-            raise ValueError(f"{place}: {len(names)} classes have {len(logits)} logits.")
+            raise ValueError(f"{location}: {len(names)} classes have {len(logits)} logits.")
         label = record["label"]
         if label is not None and label not in names:
-            raise ValueError(f"{place}: label is {label!r}, but must be one of {_listed(names)}.")
-        return cls(place, record["id"], None if label is None else names.index(label), names, logits, is_question)
+            raise ValueError(f"{location}: label is {label!r}, but must be one of {_listed(names)}.")
+        return cls(location, record["id"], None if label is None else names.index(label), names, logits, is_question)
 
 
-def _names(record: dict[str, Any], place: str, first: _Line | None) -> tuple[str, ...]:
+def _names(record: dict[str, Any], location: str, first: _Line | None) -> tuple[str, ...]:
     field = next((name for name in ("candidates", "classes", "probabilities") if name in record), None)
     if field is None:
         if first is None:
-            raise ValueError(f"{place}: the field 'classes' is missing; the first line names the classes.")
+            raise ValueError(f"{location}: the field 'classes' is missing; the first line names the classes.")
         return first.names
     values, fewest = record[field], 1 if field == "candidates" else 2
     values = list(values) if isinstance(values, dict) else values
     if not isinstance(values, list) or len(values) < fewest or not all(isinstance(name, str) for name in values):
         at_least = "one string" if fewest == 1 else f"{fewest} strings"
-        raise ValueError(f"{place}: {field} must be a list of at least {at_least}, got {values!r}.")
+        raise ValueError(f"{location}: {field} must be a list of at least {at_least}, got {values!r}.")
     names = tuple(values)
     if field != "candidates" and len(set(names)) < len(names):
-        raise ValueError(f"{place}: the classes must differ, got {_listed(names)}.")
+        raise ValueError(f"{location}: the classes must differ, got {_listed(names)}.")
     if field != "candidates" and first is not None and names != first.names:
-        raise ValueError(f"{place}: the classes are {_listed(names)}, not those of {first.place}.")
+        raise ValueError(f"{location}: the classes are {_listed(names)}, not those of {first.location}.")
     return names
 
 
-def _logits(values: Any, place: str) -> tuple[float, ...]:
+def _logits(values: Any, location: str) -> tuple[float, ...]:
     if not isinstance(values, list) or not any(value is not None for value in values):
-        raise ValueError(f"{place}: logits must be a list of numbers, null for minus infinity, got {values!r}.")
-    return tuple(-math.inf if value is None else _number(value, place) for value in values)
+        raise ValueError(f"{location}: logits must be a list of numbers, null for minus infinity, got {values!r}.")
+    return tuple(-math.inf if value is None else _number(value, location) for value in values)
 
 
-def _number(value: Any, place: str) -> float:
+def _number(value: Any, location: str) -> float:
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         try:
             number = float(value)
@@ -143,7 +143,7 @@ def _number(value: Any, place: str) -> float:
             number = math.inf
         if math.isfinite(number):
             return number
-    raise ValueError(f"{place}: logits must be finite numbers, got {value!r}.")
+    raise ValueError(f"{location}: logits must be finite numbers, got {value!r}.")
 
 
 def _listed(names: tuple[str, ...]) -> str:

@@ -1,4 +1,4 @@
-"""What a model said about the documents of one split: the logits, and the labels where they are known."""
+"""A model's predictions of the documents of one split: the logits, and the labels where they are known."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from prefixprop.tasks.wikihop import Question
 
 @dataclass(frozen=True, eq=False)
 class PredictionSet:
-    """Predictions of one split, checked when made; probabilities are always the softmax of the logits.
+    """Predictions of one split, checked on creation; probabilities are always the softmax of the logits.
 
     `logits` is [documents, classes]; a class of probability 0 has minus infinity. `labels` are indices of classes, or
     None where a document has no label. The classes have either `label_names`, the same for every document, or
-    `candidates`, other ones for every question; a question with fewer than there are columns of logits has minus
-    infinity in the others.
+    `candidates`, which differ between questions; a question with fewer candidates than there are columns of logits
+    has minus infinity in the other columns.
     """
 
     ids: tuple[str, ...]
@@ -63,7 +63,7 @@ class PredictionSet:
             raise ValueError(
                 f"There are {len(ids)} ids, logits of {len(logits)} and candidates of {len(candidates)} questions."
             )
-        # Two columns at least, as everywhere, also where every question has a single candidate.
+        # At least two columns, as everywhere, even if every question has a single candidate.
         columns = max([2, *(len(names) for names in candidates)])
         padded = np.full((len(logits), columns), -np.inf)
         for row, (values, names) in enumerate(zip(logits, candidates, strict=True)):
@@ -81,7 +81,7 @@ class PredictionSet:
         probabilities: ArrayLike,
         label_names: Sequence[str],
     ) -> PredictionSet:
-        """Make a set of a classifier that gives probabilities alone, such as a baseline."""
+        """Make a set for a classifier that gives only probabilities, such as a baseline."""
         with np.errstate(divide="ignore"):
             logits = np.log(checked_probabilities(probabilities).clip(min=0))
         return cls(tuple(ids), tuple(labels), logits, label_names=tuple(label_names))
@@ -101,7 +101,7 @@ class PredictionSet:
         """The labels as an array; `ValueError` names the first document that has none."""
         for document_id, label in zip(self.ids, self.labels, strict=True):
             if label is None:
-                raise ValueError(f"Document {document_id!r} has no label, so its prediction cannot be judged.")
+                raise ValueError(f"Document {document_id!r} has no label, so its prediction cannot be evaluated.")
         return np.array(self.labels, dtype=np.int64)
 
     def class_names(self, row: int) -> tuple[str, ...]:
@@ -129,24 +129,24 @@ class PredictionSet:
             raise ValueError(f"Label names must differ from each other, got {list(label_names)}.")
 
     def _check_document(self, row: int) -> None:
-        names, label, place = self.class_names(row), self.labels[row], f"Document {self.ids[row]!r}"
+        names, label, document = self.class_names(row), self.labels[row], f"Document {self.ids[row]!r}"
         columns = self.logits.shape[1]
         if not 1 <= len(names) <= columns or not np.isneginf(self.logits[row, len(names) :]).all():
             raise ValueError(
-                f"{place} has {len(names)} candidates, but its logits are {self.logits[row].tolist()}; there must be "
-                "one for each candidate, and minus infinity after them."
+                f"{document} has {len(names)} candidates, but its logits are {self.logits[row].tolist()}; there must "
+                "be one for each candidate, and minus infinity after them."
             )
         if label is None:
             return
         if not 0 <= label < len(names):
-            raise ValueError(f"{place} has label {label}, but labels run from 0 to {len(names) - 1}.")
+            raise ValueError(f"{document} has label {label}, but labels run from 0 to {len(names) - 1}.")
         # On disk the label is a name.
         if names.index(names[label]) != label:
-            raise ValueError(f"{place} has the label {names[label]!r}, which an earlier candidate is named as well.")
+            raise ValueError(f"{document} has the label {names[label]!r}, which an earlier candidate has too.")
 
 
-# How far the answer of a question that was not read is put behind the other candidates: it then counts as wrong, and
-# hardly otherwise.
+# The answer of a question that the model did not read gets a logit lower by this: it counts as wrong, and the
+# probabilities hardly change.
 _NUDGE = 1e-6
 
 

@@ -82,7 +82,7 @@ class SignificanceTest:
 
 
 def t_test(first: Sequence[float], second: Sequence[float], alternative: Alternative = "greater") -> SignificanceTest:
-    """Student's t-test of two methods' seeds, which takes both to vary alike.
+    """Student's t-test of two methods' seeds, which assumes equal variances.
 
     One-tailed ("the first is greater") it is the paper's test of prefix-propagation against prefix-tuning on
     Hyperpartisan (Results and Discussion).
@@ -106,16 +106,16 @@ def holm_correction(p_values: Sequence[float | None]) -> list[float | None]:
     >>> holm_correction([0.01, None, 0.04, 0.03])
     [0.03, None, 0.06, 0.06]
     """
-    defined = sorted((p_value, place) for place, p_value in enumerate(p_values) if p_value is not None)
+    defined = sorted((p_value, index) for index, p_value in enumerate(p_values) if p_value is not None)
     for p_value, _ in defined:
         if not 0 <= p_value <= 1:
             raise ValueError(f"A p-value lies between 0 and 1, got {p_value!r}.")
     corrected: list[float | None] = [None] * len(p_values)
     largest = 0.0
-    for rank, (p_value, place) in enumerate(defined):
+    for rank, (p_value, index) in enumerate(defined):
         # A test is never more significant than one with a smaller p-value.
         largest = max(largest, min(1.0, (len(defined) - rank) * p_value))
-        corrected[place] = largest
+        corrected[index] = largest
     return corrected
 
 
@@ -136,7 +136,7 @@ def _seeds_test(
         return SignificanceTest(name, difference, None, reason)
     if np.ptp(one) == 0 and np.ptp(other) == 0:
         return SignificanceTest(name, difference, None, "the seeds of neither vary, so t is undefined")
-    # scipy warns of nearly equal values; what comes out is still the best that the numbers allow.
+    # scipy warns about nearly equal values; its result is still the best that the numbers allow.
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
         p_value = float(stats.ttest_ind(one, other, equal_var=equal_variances, alternative=alternative).pvalue)

@@ -23,7 +23,7 @@ _LOWEST_SHIFTED = -1e290
 
 
 def is_bound(temperature: float) -> bool:
-    """Whether it is the lowest or the highest that a fit may end in."""
+    """Whether it is the lowest or the highest temperature that a fit may return."""
     return temperature in (LOWEST_TEMPERATURE, HIGHEST_TEMPERATURE)
 
 
@@ -73,11 +73,11 @@ def fit_temperature(logits: ArrayLike, labels: ArrayLike) -> Temperature:
         row = int(impossible.argmax())
         raise ValueError(
             f"No temperature can be fitted: label {label_array[row]} in row {row} has the logit minus infinity, "
-            "so the model holds it for impossible at any temperature."
+            "so the model calls it impossible at any temperature."
         )
     value = _best_temperature(shifted, label_array)
     before, after = _mean_nll(shifted, label_array, 1.0), _mean_nll(shifted, label_array, value)
-    # Where the gain is below the rounding, as with all documents right and certain, nothing speaks against 1.
+    # Where the gain is smaller than a rounding error, as with all documents right and certain, T stays 1.
     if after >= before:
         return Temperature(1.0, before, before)
     return Temperature(value, before, after)
@@ -92,7 +92,7 @@ def _best_temperature(shifted: NDArray[np.float64], labels: NDArray[np.int64]) -
     if _slope_sign(shifted, labels, bound) == at_one:
         return bound
     same_side, other_side = 0.0, math.log(bound)
-    for _ in range(60):  # halves log T until floats cannot tell the two sides apart
+    for _ in range(60):  # halves the interval of log T until its ends are equal as floats
         middle = (same_side + other_side) / 2
         if _slope_sign(shifted, labels, math.exp(middle)) == at_one:
             same_side = middle

@@ -1,8 +1,8 @@
 """A cell of a sweep: one row of the table that is compared, with what is searched for it and its seeds.
 
 The paper's order (Appendix, Training): the learning rate is chosen by the dev metric, with it the scale factor alpha
-of kernel variants, and with both the seeds are run. Which runs a cell asks for is decided from the scores known so
-far and nothing else, so a sweep that was interrupted needs no memory but its run directories.
+of kernel variants, and with both the seeds are run. Which runs a cell needs depends only on the scores known so far,
+so an interrupted sweep needs nothing but its run directories to continue.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from prefixprop.settings.run_settings import SETTING_FIELDS, RunSettings
 
 SEEDS_STAGE = "seeds"
 
-# Settings of a run that judges a candidate, where they differ from the cell's.
+# The settings of a run that judges a candidate, as far as they differ from the cell's.
 Judge = Mapping[str, Any]
 
 
@@ -36,12 +36,12 @@ class Cell:
     """Settings that are compared with those of other cells.
 
     Attributes:
-        name: What the cell is called in tables.
+        name: The name of the cell in tables.
         settings: The settings with the first value of every searched axis, and the first seed.
         searched: What is chosen by the dev metric, one axis after the other.
         seeds: The seeds that are run at the chosen values.
-        judges: By which runs every candidate of a search is judged; one with the cell's own settings, which have the
-            first seed, unless it is said otherwise.
+        judges: The runs that judge every candidate of a search; by default one run with the cell's settings, which
+            have the first seed.
     """
 
     name: str
@@ -54,8 +54,8 @@ class Cell:
     def size(self) -> int:
         """How many runs the cell needs, if none fails.
 
-        Every stage but the first has one candidate from the stage before, with all the runs that judged it; and a
-        run that judged what was chosen is not repeated where it is that of a seed.
+        Every stage but the first has one candidate from the stage before, with all the runs that judged it; and a run
+        that judged the chosen values is not repeated for its seed.
         """
         choices = sum(len(axis.values) - 1 for axis in self.searched)
         if not choices:
@@ -73,7 +73,7 @@ class Candidate:
         axis: The name of the axis.
         settings: The cell's settings with this value, and with what was chosen before.
         runs: The runs that judge it.
-        score: The mean of their scores; None while some are missing, and for good where one of them has failed.
+        score: The mean of their scores; None while some are missing, and forever if one of them failed.
     """
 
     axis: str
@@ -88,14 +88,14 @@ class Candidate:
 
 @dataclass(frozen=True)
 class CellProgress:
-    """How far a cell has come.
+    """The progress of a cell.
 
     Attributes:
         requested: All runs that the cell asks for, settled or not, in order.
         stage: The axis that is being searched, or `SEEDS_STAGE`.
-        candidates: What has been, or is being, searched.
-        final: The runs of all seeds at the chosen values; empty while the search goes on.
-        stuck: Whether no candidate of a stage is without a failed run, so that nothing can be chosen.
+        candidates: All candidates so far.
+        final: The runs of all seeds at the chosen values; empty during the search.
+        stuck: Whether every candidate of a stage has a failed run, so that nothing can be chosen.
     """
 
     requested: tuple[RunSettings, ...]
@@ -105,12 +105,12 @@ class CellProgress:
     stuck: bool = False
 
 
-# A run's score is its dev metric, or None where it has failed.
+# A run's score is its dev metric, or None if it failed.
 Scores = Mapping[str, float | None]
 
 
 def cell_progress(cell: Cell, scores: Scores) -> CellProgress:
-    """What the cell asks for, given the scores by name of run; among equals the value that is listed first wins."""
+    """What the cell needs, given the scores by name of run; of equal candidates the first in the list wins."""
     requested: dict[str, RunSettings] = {}
     known: list[Candidate] = []
     chosen = cell.settings
@@ -131,9 +131,9 @@ def cell_progress(cell: Cell, scores: Scores) -> CellProgress:
 
 
 def run_name(settings: RunSettings) -> str:
-    """The name of a run's directory: its data and method, to read, and a hash of all that decides its outcome.
+    """The name of a run's directory: its data and method, for people, and a hash of all that decides its outcome.
 
-    Only what differs from the defaults is hashed, so that a setting added in a later version leaves old names alone.
+    Only what differs from the defaults is hashed, so that a setting added in a later version keeps old names.
     """
     resolved, defaults = resolve(settings), RunSettings()
     decisive = {
@@ -157,6 +157,6 @@ def _candidate(cell: Cell, settings: RunSettings, axis: Axis, scores: Scores) ->
     runs = _judging(cell, settings)
     found = [scores.get(run_name(run)) for run in runs]
     succeeded = [score for score in found if score is not None]
-    # `fmean` does not hang on the order of its numbers, so that equals stay equal.
+    # `fmean` does not depend on the order of its numbers, so that equals stay equal.
     score = statistics.fmean(succeeded) if len(succeeded) == len(runs) else None
     return Candidate(axis.name, settings, runs, score)

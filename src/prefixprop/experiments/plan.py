@@ -4,7 +4,7 @@
 task: [hyperpartisan, newsgroups]   # any setting; a list is an axis of the grid
 seed: [1, 2, 3, 4, 5]
 search: [learning_rate, alpha]      # chosen on dev in this order, before the seeds; other axes are compared
-variants:                           # each with settings of its own, which win over those above
+variants:                           # each with its own settings, which override those above
   prefix-propagation: {learning_rate: [1e-2, 5e-3]}
   fine-tuning: {method: fine-tuning, learning_rate: [3e-5, 5e-5]}
 cross_validation: {folds: 5}        # choose by folds of train instead; see CrossValidation
@@ -33,7 +33,7 @@ _FOLDS, _SEEDS = "folds", "seeds"
 
 @dataclass(frozen=True)
 class CrossValidation:
-    """How candidates are judged: by every fold with every seed; without seeds, with the first of the cell's."""
+    """How candidates are judged: by every fold with every seed; without seeds, with the cell's first seed."""
 
     folds: int
     seeds: tuple[int, ...] = ()
@@ -46,8 +46,8 @@ class CrossValidation:
         )
 
 
-def read_cross_validation(entry: YamlEntry, tell: Callable[[int, str], None]) -> CrossValidation | None:
-    """Read the entry of a sweep's file; None if anything is wrong with it, which `tell` then gets with its line."""
+def read_cross_validation(entry: YamlEntry, report: Callable[[int, str], None]) -> CrossValidation | None:
+    """Read the entry of a sweep's file; None if it has problems, which `report` gets, each with its line."""
     problems: list[tuple[int, str]] = []
     values: dict[str, Any] = {}
     for part in entry.value.entries or ():
@@ -66,7 +66,7 @@ def read_cross_validation(entry: YamlEntry, tell: Callable[[int, str], None]) ->
     if _FOLDS not in values and not problems:
         problems.append((entry.line, "say how many folds there are, such as {folds: 5}."))
     for line, problem in problems:
-        tell(line, f"{CROSS_VALIDATION}: {problem}")
+        report(line, f"{CROSS_VALIDATION}: {problem}")
     return None if problems else CrossValidation(**values)
 
 
@@ -90,7 +90,7 @@ _SPECIAL = (SEARCH, VARIANTS, CROSS_VALIDATION)
 
 @dataclass(frozen=True)
 class SweepPlan:
-    """All that a sweep compares."""
+    """Everything that a sweep compares."""
 
     name: str
     cells: tuple[Cell, ...]
@@ -110,9 +110,9 @@ class _Variant:
 
 
 def read_plan(path: str | Path, data_dirs: Mapping[str, str] | None = None) -> SweepPlan:
-    """Read a sweep; whatever is wrong in it is told at once, each with `file:line`, as `SettingsError`.
+    """Read a sweep; `SettingsError` has all of its problems, each with `file:line`.
 
-    `data_dirs` has the folders of tasks whose data is local; paths have no place in a file that others use too.
+    `data_dirs` has the folders of tasks whose data is local; paths do not belong in a file that others use too.
 
     >>> read_plan("recipes/sweeps/table2.yaml").size
     68
@@ -148,7 +148,7 @@ class _Reader:
             if task not in TASKS:
                 self.problems.append(f"--data-dir: {task!r} is no task; choose one of {', '.join(TASKS)}.")
         if self.problems:
-            # Values that make no sense one by one make none together.
+            # Values that make no sense one by one need not be checked together.
             return ()
         cells = tuple(cell for variant in merged for cell in self._cells_of(variant, searched, data_dirs))
         self._check_apart(cells)
@@ -158,19 +158,19 @@ class _Reader:
         return tuple(replace(cell, judges=validation.judges(cell.seeds[0])) for cell in cells)
 
     def _check_apart(self, cells: Sequence[Cell]) -> None:
-        """Cells that differ, but not in what decides the outcome, would be the same runs."""
+        """Refuse cells that differ only in settings that do not change the outcome: they would be the same runs."""
         known: dict[Any, Cell] = {}
         for cell in cells:
             same = known.setdefault((run_name(cell.settings), cell.searched), cell)
             if same.settings != cell.settings:
                 self.problems.append(
                     f"{self.path}: {same.name!r} and {cell.name!r} would be the same runs: they differ only in how "
-                    "runs are computed, not in what they end in; keep one of them, or give them run directories of "
-                    "their own (a file each, --runs-dir)."
+                    "runs are computed, not in their results; keep one of them, or give each its own file and "
+                    "--runs-dir."
                 )
 
     def _note_unused(self, cells: Sequence[Cell]) -> None:
-        """What changes something in some cells may be shared by all; what changes nothing anywhere is told."""
+        """A setting may be idle in some cells; one that is idle in all of them gets a note."""
         owners = {name: owner for cell in cells for name, owner in idle_settings(cell.settings).items()}
         for name, line in self._lines.items():
             if name in owners and name not in self._used:
@@ -203,7 +203,7 @@ class _Reader:
             self._problem(entry.line, f"{entry.key}: the list is empty, so there is nothing to run; give a value.")
         if len(items) > 1 and SETTING_FIELDS[name].metadata["resumable"]:
             self._problem(
-                entry.line, f"{entry.key}: changes how runs are computed and not what they end in; give one value."
+                entry.line, f"{entry.key}: changes how runs are computed, not their results; give one value."
             )
         values: list[Any] = []
         for item in items:
@@ -226,7 +226,7 @@ class _Reader:
         for variant in entry.value.entries:
             name = str(variant.key)
             if name in [known.name for known in variants]:
-                self._problem(variant.line, f"the variant {name!r} is there twice; give it another name.")
+                self._problem(variant.line, f"the variant {name!r} is listed twice; give it another name.")
             if variant.value.entries is None and variant.value.plain is not None:
                 self._problem(variant.line, f"{name}: expected settings, got {variant.value.plain!r}.")
             variants.append(_Variant(name, variant.line, self._axes(variant.value.entries or ())))
@@ -241,7 +241,7 @@ class _Reader:
             if name is None:
                 self._problem(item.line, f"{SEARCH}: {unknown_setting(item.plain)}")
             elif name == "seed" or SETTING_FIELDS[name].metadata["group"] == DATA:
-                self._problem(item.line, f"{SEARCH}: {item.plain} is nothing that could be chosen on dev.")
+                self._problem(item.line, f"{SEARCH}: {item.plain} cannot be chosen on dev.")
             elif name in names:
                 self._problem(item.line, f"{SEARCH}: {item.plain} is listed twice; keep one.")
             elif not any(name in variant.axes for variant in variants):
@@ -277,7 +277,7 @@ class _Reader:
                 settings = replace(settings, data_dir=data_dirs[settings.task])
             own = tuple(axes[name] for name in searched if name in axes and name not in idle)
             settings = override(settings, {axis.name: axis.values[0] for axis in own})
-            if settings in known:  # told apart only by what has no effect
+            if settings in known:  # they differ only in idle settings
                 continue
             known.add(settings)
             shown = [axis.name for axis in compared if len(axis.values) > 1 and axis.name not in idle]
@@ -295,7 +295,7 @@ class _Reader:
 
 
 def _always_idle(settings: RunSettings, searched: list[Axis]) -> set[str]:
-    """What changes nothing, whichever of the searched values is chosen: an alpha, if no kernel is among them."""
+    """The settings that are idle for all of the searched values: an alpha, if no kernel is among them."""
     possible = [
         override(settings, dict(zip((axis.name for axis in searched), values, strict=True)))
         for values in product(*(axis.values for axis in searched))
@@ -304,7 +304,7 @@ def _always_idle(settings: RunSettings, searched: list[Axis]) -> set[str]:
 
 
 def _axis_items(name: str, value: YamlValue) -> tuple[YamlValue, ...]:
-    """The values of an axis; of a setting that is a list itself, only a list of lists is an axis."""
+    """The values of an axis; for a setting that is itself a list, only a list of lists is an axis."""
     if value.items is None:
         return (value,)
     is_list_itself = field_type(name)[0] == TEXTS

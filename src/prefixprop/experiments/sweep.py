@@ -1,4 +1,4 @@
-"""The sweep itself: asks cells what they need, gives it to an engine, and keeps books.
+"""The sweep itself: asks cells which runs they need, gives these to an engine, and records the outcomes.
 
 Run directories are all that is remembered. A finished one is never computed again, an unfinished one is resumed, and
 a failed run is reported, left out of every choice and tried again by the next sweep.
@@ -29,7 +29,7 @@ _SECONDS_BETWEEN_LOOKS = 0.5
 
 @dataclass(frozen=True)
 class Outcome:
-    """A run that is settled: `score` is its metric on dev, None where it has failed with `error`."""
+    """A run that has finished or failed: `score` is its metric on dev, None if it failed with `error`."""
 
     settings: RunSettings
     run_dir: Path
@@ -41,7 +41,7 @@ class Outcome:
 
 @dataclass
 class SweepState:
-    """Where a sweep stands, by names of runs."""
+    """The state of a sweep, by names of runs."""
 
     plan: SweepPlan
     runs_dir: Path
@@ -51,7 +51,7 @@ class SweepState:
 
     @cached_property
     def archived(self) -> ArchiveFiles:
-        """Runs that are finished, and of which only an archive is here."""
+        """Finished runs that are only in an archive here."""
         return ArchiveFiles.read(self.runs_dir)
 
     def is_finished(self, name: str) -> bool:
@@ -62,7 +62,7 @@ class SweepState:
         return [outcome for outcome in self.outcomes.values() if outcome.error is not None]
 
     def has_documents(self, settings: RunSettings, name: str) -> bool:
-        """Whether a run has read what its files hold now; named tasks do not change by themselves."""
+        """Whether the run's files have not changed since; named tasks never change."""
         if not settings.train_files:
             return True
         source = RunSettings(**{name: getattr(settings, name) for name in DATA_SETTINGS})
@@ -77,7 +77,7 @@ class SweepState:
         return cell_progress(cell, {name: outcome.score for name, outcome in self.outcomes.items()})
 
     def outcomes_of(self, runs: tuple[RunSettings, ...]) -> list[Outcome]:
-        """Those of the runs that are settled."""
+        """The outcomes of those runs that have one."""
         names = [run_name(run) for run in runs]
         return [self.outcomes[name] for name in names if name in self.outcomes]
 
@@ -87,7 +87,7 @@ class SweepState:
         return 0 if progress.stuck else max(0, cell.size - len(self.outcomes_of(progress.requested)))
 
     def seconds_left(self, slots: int) -> float | None:
-        """An estimate by the runs of the same cell, or of all where it has none yet; None without any."""
+        """An estimate from the runs of the same cell, or of all cells if it has none yet; None without any."""
         known = [outcome.seconds for outcome in self.outcomes.values() if outcome.seconds is not None]
         if not known:
             return None
@@ -98,7 +98,7 @@ class SweepState:
         return total / slots
 
     def summary(self) -> dict[str, Any]:
-        """What was chosen and what came out, as it is written to `sweep.json`."""
+        """What was chosen and the results, as written to `sweep.json`."""
         return {
             "plan": self.plan.name,
             "cells": [self._cell_summary(cell) for cell in self.plan.cells],
@@ -120,7 +120,7 @@ class SweepState:
         }
 
     def _candidate_summary(self, candidate: Candidate) -> dict[str, Any]:
-        """The mean is there when all of the runs are; a candidate with a failed one is out."""
+        """The mean needs all of the runs; a candidate with a failed run is out."""
         settled = self.outcomes_of(candidate.runs)
         return {
             "setting": candidate.axis,
@@ -133,7 +133,7 @@ class SweepState:
 
 
 def settle_finished(state: SweepState) -> None:
-    """Take note of every run that is already finished, as far as the choices that hang on them go."""
+    """Record every run that is already finished, and make the choices that depend on them."""
     found = True
     while found:
         found = False
@@ -142,7 +142,7 @@ def settle_finished(state: SweepState) -> None:
                 if not state.has_documents(settings, name):
                     raise ValueError(
                         f"{state.runs_dir / name} is a finished run with other documents than there are now, which "
-                        "cannot be compared with new ones; put those back, or choose another --runs-dir."
+                        "cannot be compared with new ones; restore the documents, or choose another --runs-dir."
                     )
                 archived = state.archived.lines.get(name)
                 metrics = None if archived is None else archived["metrics"]
@@ -153,7 +153,7 @@ def settle_finished(state: SweepState) -> None:
 def run_sweep(
     plan: SweepPlan, runs_dir: Path, engine: Engine, watch: Callable[[SweepState], None] = lambda state: None
 ) -> SweepState:
-    """Run what is missing and return where all of it ended; `watch` is called whenever something may have changed.
+    """Run what is missing and return the final state; `watch` is called whenever something may have changed.
 
     What was chosen and what came out so far is written in the end, of a sweep that is stopped too.
     """
@@ -177,8 +177,8 @@ def _run_missing(state: SweepState, engine: Engine, watch: Callable[[SweepState]
             if name not in state.outcomes and name not in state.running
         }
         for name in list(missing)[: max(0, engine.slots - len(state.running))]:
-            place, log = state.runs_dir / name, state.runs_dir / LOGS / f"{name}.log"
-            state.running[name] = Job(missing[name], place, log)
+            run_dir, log = state.runs_dir / name, state.runs_dir / LOGS / f"{name}.log"
+            state.running[name] = Job(missing[name], run_dir, log)
             engine.submit(state.running[name])
         watch(state)
         if not state.running:
@@ -189,7 +189,7 @@ def _run_missing(state: SweepState, engine: Engine, watch: Callable[[SweepState]
 
 
 def _requested(state: SweepState) -> dict[str, RunSettings]:
-    """All runs that any cell asks for, by name: cells may share some."""
+    """All runs that any cell needs, by name: cells may share some."""
     return {run_name(run): run for cell in state.plan.cells for run in state.progress(cell).requested}
 
 
@@ -203,7 +203,7 @@ def _outcome(end: JobEnd) -> Outcome:
 def _finished(
     settings: RunSettings, directory: RunDirectory, is_new: bool, metrics: dict[str, Any] | None = None
 ) -> Outcome:
-    """The outcome of a finished run, whose metrics are those of its directory where they are not given."""
+    """The outcome of a finished run; its metrics are read from its directory unless given."""
     try:
         metrics = directory.read_metrics() if metrics is None else metrics
         score = float(metrics["dev"][settings.metric])

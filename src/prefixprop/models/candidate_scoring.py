@@ -161,8 +161,8 @@ class CandidateScorer(PreTrainedModel):
             return_dict=True,
         )
         states = outputs.last_hidden_state
-        places = candidate_positions.unsqueeze(-1).expand(-1, -1, states.shape[-1])
-        scores = self.answer_score(states.gather(1, places)).squeeze(-1).float()
+        positions = candidate_positions.unsqueeze(-1).expand(-1, -1, states.shape[-1])
+        scores = self.answer_score(states.gather(1, positions)).squeeze(-1).float()
         logits = self._reduce_chunks(scores, question_of_chunk, len(candidate_mask))
         logits = logits.masked_fill(~candidate_mask, torch.finfo(logits.dtype).min)
         loss = None

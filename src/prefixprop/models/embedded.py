@@ -102,9 +102,9 @@ class EmbeddedModel:
         model = self(task, **{name: options.pop(name) for name in _OVERRIDABLE if name in options})
         if task == "FEATURE_EXTRACTION":
             options["add_pooling_layer"] = False
-        placed = type(model).from_pretrained(None, config=model.config, state_dict=model.state_dict(), **options)
-        placed.name_or_path = placed.config.name_or_path = self.name
-        return placed
+        loaded = type(model).from_pretrained(None, config=model.config, state_dict=model.state_dict(), **options)
+        loaded.name_or_path = loaded.config.name_or_path = self.name
+        return loaded
 
 
 EMBEDDED = {

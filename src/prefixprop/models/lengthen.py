@@ -23,7 +23,7 @@ from transformers import (
 
 @dataclass(frozen=True)
 class _Family:
-    """What tells one family of encoders from Longformer, beside its attention."""
+    """How one family of encoders differs from Longformer, besides its attention."""
 
     class_prefix: str
     # RoBERTa numbers its positions from pad_token_id + 1, as Longformer does; BERT from 0.
@@ -62,7 +62,7 @@ _LONGFORMERS: dict[str, type[PreTrainedModel]] = {
     "ForMaskedLM": LongformerForMaskedLM,
 }
 
-# What Longformer's config has no place for, or what `_longformer_config` sets anew.
+# What Longformer's config does not have, or what `_longformer_config` sets anew.
 _NOT_CARRIED = {
     "_name_or_path",
     "add_cross_attention",

@@ -41,7 +41,7 @@ class InputColumns:
 
 
 def read_inputs(path: str | Path, columns: InputColumns) -> Iterator[InputDocument]:
-    """The documents of a table or a folder; whatever is wrong with one raises a `ValueError` with its `file:line`."""
+    """The documents of a table or a folder; a bad one raises a `ValueError` with its `file:line`."""
     path = Path(path)
     if path.is_dir():
         return _read_folder(path)
@@ -59,7 +59,7 @@ def read_standard_input(stream: BinaryIO, columns: InputColumns) -> Iterator[Inp
         if line.strip():
             break
     else:
-        raise ValueError(f"{_STANDARD_INPUT_NAME}: it is empty: there are no documents.")
+        raise ValueError(f"{_STANDARD_INPUT_NAME} is empty: there are no documents.")
     all_lines = itertools.chain(opening, lines)
     if decode_line(line, f"{_STANDARD_INPUT_NAME}:{number}").lstrip().startswith("{"):
         return _documents_of(_json_rows(all_lines), columns)
@@ -69,8 +69,8 @@ def read_standard_input(stream: BinaryIO, columns: InputColumns) -> Iterator[Inp
 def _json_rows(lines: Iterator[tuple[int, bytes]]) -> Iterator[Row]:
     for number, line in lines:
         if line.strip():
-            place = f"{_STANDARD_INPUT_NAME}:{number}"
-            yield Row(place, parse_object(line, place))
+            location = f"{_STANDARD_INPUT_NAME}:{number}"
+            yield Row(location, parse_object(line, location))
 
 
 def _plain_lines(lines: Iterator[tuple[int, bytes]]) -> Iterator[InputDocument]:
@@ -82,7 +82,7 @@ def _plain_lines(lines: Iterator[tuple[int, bytes]]) -> Iterator[InputDocument]:
 def _documents_of(rows: Iterator[Row], columns: InputColumns) -> Iterator[InputDocument]:
     id_column = columns.id
     for number, row in enumerate(rows, start=1):
-        # The first row decides, so that a later one without an id is a fault and not a number.
+        # The first row decides, so that a later row without an id is an error and does not get a number.
         if number == 1 and id_column is None:
             id_column = default_id_column(row)
         name = str(number) if id_column is None else id_of(row, id_column)

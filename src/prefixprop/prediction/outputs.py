@@ -1,7 +1,7 @@
-"""Predictions as lines of a file that grows, and that a later call can go on with after a kill.
+"""Predictions as lines of a growing file, which a later call can continue after a kill.
 
 JSON lines have the fields of a `Prediction` behind the `id`; CSV has them as columns, with one `probability of NAME`
-per label. A small file beside the output says what made it, so that nothing else goes on with it.
+per label. A small file beside the output says what made it, so that nothing else continues it.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ class StoredPrediction:
 
 
 class LineFormat(ABC):
-    """How predictions become lines, and lines predictions again."""
+    """How predictions become lines, and lines become predictions again."""
 
     def __init__(self, label_names: tuple[str, ...]) -> None:
         self.label_names = label_names
 
     @abstractmethod
     def header(self) -> bytes:
-        """The line in front of the predictions; empty if there is none."""
+        """The line before the predictions; empty if there is none."""
 
     @property
     @abstractmethod
@@ -56,7 +56,7 @@ class LineFormat(ABC):
 
     @abstractmethod
     def fields(self, line: bytes) -> dict[str, Any]:
-        """What a line says, with the names of `line`; anything else raises `ValueError`."""
+        """The fields of a line that `line` wrote; anything else raises `ValueError`."""
 
     def stored(self, line: bytes) -> StoredPrediction:
         """A line as a prediction of this run's labels; anything else raises `ValueError`."""
@@ -83,7 +83,7 @@ class JsonLines(LineFormat):
         record = json.loads(line)
         expected = {"id", *Prediction.__dataclass_fields__}
         if not isinstance(record, dict) or record.keys() != expected or not isinstance(record["probabilities"], dict):
-            raise ValueError("it is no prediction")
+            raise ValueError("it is not a prediction")
         return record
 
 
@@ -106,7 +106,7 @@ class CommaSeparated(LineFormat):
     def fields(self, line: bytes) -> dict[str, Any]:
         (values,) = csv.reader([line.decode("utf-8")], strict=True)
         if len(values) != 6 + len(self.label_names):
-            raise ValueError("it is no prediction")
+            raise ValueError("it is not a prediction")
         name, label, confidence, tokens, truncated, chunks, *probabilities = values
         by_name = zip(self.label_names, map(float, probabilities), strict=True)
         return {
@@ -127,12 +127,12 @@ def line_format(name: str, label_names: tuple[str, ...]) -> LineFormat:
 
 
 def drop_half_written_line(path: Path, form: LineFormat) -> None:
-    """Cut the file behind its last end of a line: what a killed process wrote of the next one goes."""
+    """Cut the file after its last complete line: a killed process may have written part of the next one."""
     with path.open("r+b") as file:
         # A file of another kind must not lose a byte.
         opening = file.read(len(form.opening))
         if not form.opening.startswith(opening):
-            raise _not_ours(path, 1, "it begins otherwise")
+            raise _not_ours(path, 1, "it begins differently")
         end = file.seek(0, io.SEEK_END)
         while end > 0:
             start = max(0, end - 65_536)
@@ -146,13 +146,13 @@ def drop_half_written_line(path: Path, form: LineFormat) -> None:
 
 
 def read_stored(path: Path, form: LineFormat) -> Iterator[StoredPrediction]:
-    """The predictions of an output file, one at a time; a line that is none raises `ValueError` with `file:line`."""
+    """The predictions of an output file, one at a time; any other line raises `ValueError` with `file:line`."""
     with path.open("rb") as file:
         header = form.header()
         for number, line in enumerate(file, start=1):
             if number == 1 and header:
                 if line != header:
-                    raise _not_ours(path, 1, "its columns are others")
+                    raise _not_ours(path, 1, "its columns differ")
                 continue
             try:
                 yield form.stored(line)
@@ -162,8 +162,8 @@ def read_stored(path: Path, form: LineFormat) -> Iterator[StoredPrediction]:
 
 def _not_ours(path: Path, number: int, problem: str) -> ValueError:
     return ValueError(
-        f"{path}:{number}: this line was not written by this run in this format ({problem}), so --resume cannot go "
-        "on here; choose another --output, or remove the file."
+        f"{path}:{number}: this line was not written by this run in this format ({problem}), so --resume cannot "
+        "continue the file; choose another --output, or remove the file."
     )
 
 
@@ -175,7 +175,7 @@ def _csv_line(values: list[Any]) -> bytes:
 
 
 def _one_line(text: str) -> str:
-    """Without line breaks, which would hide where a record ends, and without what has no UTF-8 form."""
+    """The text without line breaks, which would hide where a record ends, and without what UTF-8 cannot encode."""
     return " ".join(text.splitlines()).encode("utf-8", errors="backslashreplace").decode("utf-8")
 
 
@@ -192,13 +192,13 @@ def take_stored(
             )
         if form.written_id(document.id) != earlier.id:
             raise ValueError(
-                f"The output is of another input: it has the document {earlier.id!r} where the input has "
+                f"The output belongs to another input: it has the document {earlier.id!r} where the input has "
                 f"{document.id!r}. Give the same input to --resume, or choose another --output."
             )
         yield document, earlier.prediction
 
 
-_OTHERWISE = "choose another --output, or remove the file"
+_START_AFRESH = "choose another --output, or remove the file"
 
 
 @dataclass(frozen=True)
@@ -216,18 +216,18 @@ class Origin:
         write_json(_beside(output), asdict(self))
 
     def check(self, output: Path) -> None:
-        """Raise unless the output was begun with this origin."""
+        """Raise unless the output was started with this origin."""
         try:
             earlier = Origin(**json.loads(_beside(output).read_text(encoding="utf-8")))
         except (FileNotFoundError, ValueError, TypeError) as error:
             raise ValueError(
-                f"{output}: --resume cannot go on, because {_beside(output).name}, which says what made the file, is "
-                f"missing or damaged (version 0.1 wrote none); {_OTHERWISE}."
+                f"{output}: --resume cannot continue, because {_beside(output).name}, which says what made the file, "
+                f"is missing or damaged (version 0.1 did not write it); {_START_AFRESH}."
             ) from error
         if changed := self._changes(earlier):
             raise ValueError(
-                f"{output}: --resume cannot go on, because the file was begun otherwise: {'; '.join(changed)}. Give "
-                f"the same run and options, {_OTHERWISE}."
+                f"{output}: --resume cannot continue, because the file was started with other options: "
+                f"{'; '.join(changed)}. Give the same run and options, {_START_AFRESH}."
             )
 
     def _changes(self, earlier: Origin) -> list[str]:

@@ -1,6 +1,6 @@
 """From texts to labels with calibrated confidence, in the order given.
 
-Documents of like length are batched. In other batches the last digits of a prediction may be others.
+Documents of similar length are batched. In another batch the last digits of a prediction may differ.
 
 A document over the model's limit is cut there (`truncate`), or read in chunks whose probabilities are averaged
 (`chunk-average`). Every chunk is calibrated by itself, because the temperature was fitted on texts of that length,
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What the model says about one document.
+    """The model's prediction of one document.
 
     Attributes:
         label: The most probable label.
         confidence: Its probability, calibrated by the run's temperature.
-        probabilities: Of every label, by name.
-        tokens: How long the document is, special tokens included.
+        probabilities: The probability of every label, by name.
+        tokens: The length of the document, special tokens included.
         truncated: Whether it was cut at the model's limit.
         chunks: In how many pieces it was read.
     """
@@ -66,7 +66,7 @@ class PredictionOptions:
 
 @dataclass(frozen=True)
 class _Pieces:
-    """Texts as the model reads them: `documents[i]` is the place of the text that piece `i` is part of."""
+    """Texts as the model reads them: `documents[i]` is the index of the text that piece `i` is part of."""
 
     input_ids: list[TokenIds]
     documents: NDArray[np.int64]
@@ -74,7 +74,7 @@ class _Pieces:
 
 
 def predict_together(trained: TrainedModel, texts: list[str], options: PredictionOptions) -> list[Prediction]:
-    """Predict texts, at least one, batched with one another."""
+    """Predict texts, at least one, batched together."""
     prepared = [trained.prepare(text) for text in texts]
     pieces = _cut(trained, prepared) if options.long == "truncate" else _chunked(trained, prepared)
     logits = classify(trained.model, pieces.input_ids, trained.pad_token_id, options.batch_tokens, trained.uses_bf16)
@@ -85,8 +85,8 @@ def predict_together(trained: TrainedModel, texts: list[str], options: Predictio
     chunks = np.bincount(pieces.documents, minlength=len(texts))
     cut = [options.long == "truncate" and length > trained.max_length for length in pieces.lengths]
     return [
-        _prediction(trained.label_names, averages[place], pieces.lengths[place], cut[place], int(chunks[place]))
-        for place in range(len(texts))
+        _prediction(trained.label_names, averages[index], pieces.lengths[index], cut[index], int(chunks[index]))
+        for index in range(len(texts))
     ]
 
 
@@ -108,7 +108,7 @@ def _chunked(trained: TrainedModel, texts: list[str]) -> _Pieces:
     chunked = chunk_documents(texts, trained.tokenizer, trained.max_length)
     special = len(trained.tokenizer("")["input_ids"])
     lengths = [special] * len(texts)
-    for ids, place in zip(chunked.input_ids, chunked.documents, strict=True):
-        lengths[place] += len(ids) - special
+    for ids, index in zip(chunked.input_ids, chunked.documents, strict=True):
+        lengths[index] += len(ids) - special
     readable = [trained.readable(ids) for ids in chunked.input_ids]
     return _Pieces(readable, np.array(chunked.documents), lengths)

@@ -1,4 +1,4 @@
-"""The data that a run was judged on, and data of one's own, with the model's predictions of them."""
+"""A model's predictions of the data that its run was evaluated on, and of the user's own data."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def predict_split(
     settings = trained.settings
     if settings.folds is not None and split != "dev":
         raise ValueError(
-            f"{trained.run_dir}: the run was judged on fold {settings.fold} of {settings.folds} of train, so that "
+            f"{trained.run_dir}: the run was evaluated on fold {settings.fold} of {settings.folds} of train, so that "
             f"settings can be chosen without {split}; try --split dev, which is the fold."
         )
     task = _load_task(trained, data_dir)
@@ -62,7 +62,7 @@ def predict_file(
 
 
 def predict_labelled(trained: TrainedModel, documents: Sequence[Document], batch_tokens: int) -> PredictionSet:
-    """Uncalibrated predictions of documents whose texts are prepared."""
+    """Uncalibrated predictions of documents whose texts are already prepared."""
     logits = trained.logits((document.text for document in documents), batch_tokens=batch_tokens)
     ids = tuple(document.id for document in documents)
     labels = tuple(document.label for document in documents)
@@ -76,13 +76,13 @@ def predict_questions(trained: TrainedModel, questions: Sequence[Question], batc
     collate = CandidateCollator(trained.pad_token_id, trained.tokenizer.padding_side)
     device = next(trained.model.parameters()).device
     logits: dict[str, NDArray[np.float64]] = {}
-    for places in batches_by_length(dataset.lengths, batch_tokens):
-        batch = collate([dataset[place] for place in places])
+    for indices in batches_by_length(dataset.lengths, batch_tokens):
+        batch = collate([dataset[index] for index in indices])
         del batch["labels"]
         with inference(device, trained.uses_bf16, lower="--batch-tokens, or max_chunks in training"):
             rows = trained.model(**{name: tensor.to(device) for name, tensor in batch.items()}).logits
-        for place, row in zip(places, rows.double().cpu().numpy(), strict=True):
-            question = dataset.questions[place]
+        for index, row in zip(indices, rows.double().cpu().numpy(), strict=True):
+            question = dataset.questions[index]
             logits[question.id] = row
     return question_predictions(questions, logits)
 
@@ -91,7 +91,7 @@ def _load_task(trained: TrainedModel, data_dir: str | Path | None) -> Task:
     settings = trained.settings
     if settings.task is None and data_dir is not None:
         raise ValueError(
-            f"--data-dir is for runs on a task with a name, but {trained.run_dir} was trained on files of its own; "
+            f"--data-dir is for runs on a named task, but {trained.run_dir} was trained on your own files; "
             "give labelled documents with --input."
         )
     if data_dir is not None:
@@ -99,7 +99,7 @@ def _load_task(trained: TrainedModel, data_dir: str | Path | None) -> Task:
     task = load_whole_task(settings)
     if not RunDirectory(trained.run_dir).has_documents(fingerprint(task)):
         raise ValueError(
-            f"{trained.run_dir}: the run was trained and judged with other documents than there are now, so its "
-            "splits are not what they were; put those back, or give labelled documents with --input."
+            f"{trained.run_dir}: the documents have changed since the run was trained, so its splits are not what "
+            "they were; restore the documents, or give labelled ones with --input."
         )
     return cut_to_run(task, settings)

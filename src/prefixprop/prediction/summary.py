@@ -1,4 +1,4 @@
-"""What a stream of predictions amounts to: how many, which labels, and what a user should look at."""
+"""A summary of a stream of predictions: how many, which labels, and what a user should look at."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _NAMED = 5
 
 @dataclass
 class Remarkable:
-    """Documents that share a peculiarity: how many, and the first few by name."""
+    """Documents that share something unusual: how many, and the first few by name."""
 
     count: int = 0
     names: list[str] = field(default_factory=list)
@@ -31,7 +31,7 @@ class Remarkable:
 
 @dataclass
 class PredictionSummary:
-    """Counts over a stream, in memory that does not grow with it, but for a number per id that could repeat."""
+    """Counts over a stream, in constant memory except for one number per id that could repeat."""
 
     max_length: int
     documents: int = 0
@@ -54,7 +54,7 @@ class PredictionSummary:
             self.empty.add(name)
 
     def see_id(self, name: str) -> None:
-        """Count the id if an earlier document has it; its hash is kept, as ids themselves may be long."""
+        """Count the id if an earlier document has it; only its hash is stored, as ids may be long."""
         known = hash(name)
         if known in self._seen:
             self.repeated.add(name)
@@ -63,10 +63,10 @@ class PredictionSummary:
     def warnings(self) -> list[str]:
         """What a user should look at, one sentence each."""
         limit = f"longer than the limit of {self.max_length:,} tokens"
-        told = {
+        unusual = {
             f"{limit} and cut there (chunk-average reads them whole)": self.cut,
             f"{limit} and read in chunks": self.chunked,
             "empty": self.empty,
             "named like an earlier one": self.repeated,
         }
-        return [documents.described(what) for what, documents in told.items() if documents.count]
+        return [documents.described(what) for what, documents in unusual.items() if documents.count]

@@ -39,7 +39,7 @@ class TrainedModel:
     """The model of a finished run, in evaluation mode.
 
     `label_names` is empty for a run on WikiHop, whose model scores the candidates of questions. `settings` are those
-    of `config.yaml`. Texts go through `prepare` first, which does what the run's task did to its own.
+    of `config.yaml`. `prepare` cleans a text as the run's task cleaned its own.
     """
 
     run_dir: Path
@@ -54,7 +54,7 @@ class TrainedModel:
     def predict(
         self, texts: Iterable[str], *, long: str = "truncate", batch_tokens: int = DEFAULT_BATCH_TOKENS
     ) -> list[Prediction]:
-        """Predict texts, in their order; warns of documents that are empty or over the limit, by their places.
+        """Predict texts, in their order; a warning gives the indices of documents that are empty or over the limit.
 
         Args:
             texts: The documents.
@@ -65,10 +65,10 @@ class TrainedModel:
         texts = list(self._checked(texts))
         predictions = predict_together(self, texts, options) if texts else []
         summary = PredictionSummary(self.max_length)
-        for place, (text, prediction) in enumerate(zip(texts, predictions, strict=True)):
-            summary.add(str(place), text, prediction)
+        for index, (text, prediction) in enumerate(zip(texts, predictions, strict=True)):
+            summary.add(str(index), text, prediction)
         for warning in summary.warnings():
-            warnings.warn(f"{self.run_dir}: {warning} (places in the list, from 0).", stacklevel=2)
+            warnings.warn(f"{self.run_dir}: {warning} (indices in the list, from 0).", stacklevel=2)
         return predictions
 
     def predict_stream(
@@ -76,9 +76,9 @@ class TrainedModel:
     ) -> Iterator[Prediction]:
         """Like `predict`, one prediction at a time, from any number of texts in memory that does not grow.
 
-        The first text is answered by itself. Then as many are taken together as the model does in about two seconds,
-        so the last digits of a prediction may differ from call to call. `truncated`, `chunks` and `tokens` of each
-        say what `predict` warns of.
+        The first text is predicted alone. After it, texts are batched as the model handles them in about two seconds,
+        so the last digits of a prediction may differ from call to call. There are no warnings: see `truncated`,
+        `chunks` and `tokens` of each prediction.
         """
         options = PredictionOptions(long, batch_tokens)
         checked = self._checked(texts)
@@ -89,7 +89,7 @@ class TrainedModel:
         )
 
     def logits(self, texts: Iterable[str], *, batch_tokens: int = DEFAULT_BATCH_TOKENS) -> NDArray[np.float64]:
-        """The uncalibrated logits [texts, labels] of texts that are prepared already, cut at the limit."""
+        """The uncalibrated logits [texts, labels] of texts that are already prepared; longer ones are cut."""
         encoded = encode_documents(list(texts), self.tokenizer, self.max_length)
         input_ids = [self.readable(ids) for ids in encoded.input_ids]
         return classify(self.model, input_ids, self.pad_token_id, batch_tokens, self.uses_bf16)
@@ -106,7 +106,7 @@ class TrainedModel:
 
     @property
     def uses_bf16(self) -> bool:
-        """Whether it computes in bf16 on a GPU: yes, unless the run was told to use fp32."""
+        """Whether it computes in bf16: on a GPU, unless the run's precision is fp32."""
         return self.settings.precision != "fp32" and torch.cuda.is_available()
 
     def check_reads_documents(self) -> None:
@@ -118,20 +118,20 @@ class TrainedModel:
             )
 
     def readable(self, input_ids: TokenIds) -> TokenIds:
-        """The ids, or one token of padding for an empty text where the tokenizer adds no special tokens."""
+        """The ids; one padding token if there are none: an empty text, and a tokenizer without special tokens."""
         return input_ids if len(input_ids) else np.array([self.pad_token_id], dtype=np.int32)
 
     def _checked(self, texts: Iterable[str]) -> Iterator[str]:
         if isinstance(texts, str):
             raise TypeError("Give a list of texts, even for a single one: predict([text]).")
         self.check_reads_documents()
-        return (_checked_text(text, place) for place, text in enumerate(texts))
+        return (_checked_text(text, index) for index, text in enumerate(texts))
 
 
 def load_run(run_dir: str | Path, device: str | torch.device | None = None) -> TrainedModel:
     """Load the model that `prefixprop train` left in `run_dir`.
 
-    `device` is where it runs, such as "cpu" or "cuda:1"; by itself it takes a CUDA GPU if there is one.
+    `device` is where it runs, such as "cpu" or "cuda:1"; by default a CUDA GPU if there is one.
     """
     run_dir = Path(run_dir)
     directory = RunDirectory(run_dir)
@@ -139,25 +139,25 @@ def load_run(run_dir: str | Path, device: str | torch.device | None = None) -> T
     settings = directory.read_settings()
     if not settings.keep_weights:
         raise ValueError(
-            f"{run_dir}: this run was told not to keep its weights; train it again with `prefixprop train … "
+            f"{run_dir}: this run did not keep its weights; train it again with `prefixprop train … "
             "--overwrite --keep-weights`."
         )
     if settings.max_length is None:
         raise ValueError(
-            f"{directory.config}: a finished run has a max_length, and this one has none; train the run again."
+            f"{directory.config}: max_length is missing, which a finished run always has; train the run again."
         )
     directory.check_parts()
     temperature = directory.read_temperature()
     tokenizer = _load_tokenizer(directory.tokenizer)
     label_names = None if settings.answers_questions else directory.read_labels()
     model = load_trained(run_dir, settings, tokenizer, label_names)
-    # Which of the fast backends the run used says nothing about this machine.
+    # This machine may need another fast backend than the one that the run used.
     if settings.attention_backend != "huggingface" and family_in(model).has_fast_attention:
         install(model)
-    place = _device(device)
-    if place.type == "cuda" and settings.precision != "fp32":
+    chosen_device = _device(device)
+    if chosen_device.type == "cuda" and settings.precision != "fp32":
         hold_frozen_in_bfloat16(model.requires_grad_(False))
-    model.to(place)
+    model.to(chosen_device)
     return TrainedModel(
         run_dir=run_dir,
         model=model,
@@ -170,9 +170,9 @@ def load_run(run_dir: str | Path, device: str | torch.device | None = None) -> T
     )
 
 
-def _checked_text(text: object, place: int) -> str:
+def _checked_text(text: object, index: int) -> str:
     if not isinstance(text, str):
-        raise TypeError(f"Document {place} of the list must be a text (str), got {type(text).__name__}.")
+        raise TypeError(f"Document {index} of the list must be a text (str), got {type(text).__name__}.")
     return text
 
 

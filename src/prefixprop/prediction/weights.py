@@ -1,6 +1,6 @@
-"""The model of a run: its base, with what the run trained put on it.
+"""The model of a run: its base model with the weights that the run trained.
 
-What was trained lies in one of three places: `adapter/` in peft's format, `model/` whole, or `head/head.safetensors`.
+These are in one of three folders: `adapter/` in peft's format, `model/` whole, or `head/head.safetensors`.
 Weights are safetensors only: nothing is unpickled.
 """
 
@@ -31,15 +31,15 @@ def load_trained(
 ) -> Any:
     """The run's model, in evaluation mode: for documents, with logits in the order of `label_names`.
 
-    Without label names it is one for questions with candidates (WikiHop). `tokenizer` is the run's own.
+    Without label names it is a model for questions with candidates (WikiHop). `tokenizer` is the run's.
     """
     method = settings.method_row
-    places = (ADAPTER, MODEL, HEAD)
-    found = [place for place in places if (run_dir / place).is_dir()]
+    folders = (ADAPTER, MODEL, HEAD)
+    found = [folder for folder in folders if (run_dir / folder).is_dir()]
     if found != [method.folder]:
         raise ValueError(
-            f"{run_dir}: what {settings.method} trained lies in {method.folder} alone, but of {', '.join(places)} "
-            f"there is {' and '.join(found) or 'none of them'}; {_AGAIN}."
+            f"{run_dir}: a run of {settings.method} keeps its weights in {method.folder} alone, but of "
+            f"{', '.join(folders)} it has {' and '.join(found) or 'none'}; {_AGAIN}."
         )
     weights = run_dir / method.folder
     with _quiet():
@@ -71,7 +71,7 @@ def _base_model(
         base = load_base_model(settings, tokenizer)
         return base.build(label_names), base.limit
     except (OSError, ValueError, SafetensorError) as error:
-        # What is wrong, without the advice on --model that is for those who train.
+        # The problem alone, without the advice on --model, which is for training.
         problem = _shortened(error.__cause__ or error)
         raise ValueError(
             f"{run_dir}: the run's base model {settings.model!r} cannot be loaded ({problem}). Put it back where it "
@@ -101,7 +101,7 @@ def _with_adapter(model: PreTrainedModel, folder: Path, method: Method) -> PeftM
         )
     with _explained_damage(folder):
         adapted = PeftModel.from_pretrained(model, folder)
-        # peft leaves weights that the file lacks as random as they are.
+        # peft leaves weights that the file lacks at their random start.
         lacking = get_peft_model_state_dict(adapted, save_embedding_layers=False).keys() - load_file(weights).keys()
     if lacking:
         raise ValueError(f"{weights}: the weights of {sorted(lacking)[0]} are missing; {_AGAIN}.")
@@ -125,14 +125,14 @@ def _with_head(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
 def _explained_damage(path: Path) -> Iterator[None]:
     try:
         yield
-    # RuntimeError is how torch tells of shapes that do not fit; KeyError and TypeError come of mangled JSON.
+    # torch raises RuntimeError for shapes that do not fit; broken JSON leads to KeyError and TypeError.
     except (OSError, ValueError, RuntimeError, KeyError, TypeError, SafetensorError) as error:
         raise ValueError(f"{path}: the weights cannot be read ({_shortened(error)}); {_AGAIN}.") from error
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without remarks about a new head, which the run's own replaces."""
+    """Hide remarks about a new head: the run's own head replaces it."""
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()

@@ -17,7 +17,7 @@ Item = TypeVar("Item")
 
 
 class ReadAhead(Generic[Item]):
-    """Items read by a thread, so that those which have arrived can be used while the next is waited for."""
+    """Items that a thread reads ahead, so that the caller can use those that have arrived while it waits for more."""
 
     def __init__(self, items: Iterator[Item]) -> None:
         self._arrived: queue.Queue[Item | Exception] = queue.Queue(_READ_AHEAD)
@@ -29,7 +29,7 @@ class ReadAhead(Generic[Item]):
     def __next__(self) -> Item:
         item = self._arrived.get()
         if isinstance(item, Exception):
-            self._arrived.put(item)  # whoever asks once more is told once more
+            self._arrived.put(item)  # the next call raises it again
             raise item
         return item
 
@@ -49,10 +49,10 @@ class ReadAhead(Generic[Item]):
 def windows(items: Iterable[Item], text_of: Callable[[Item], str]) -> Iterator[list[Item]]:
     """Consecutive items in lists that should take the caller about `SECONDS` each.
 
-    The first has one item. From then on the time between giving a window and being asked for the next one says how
-    many items and characters fit, up to twice as many as before. A window is also given when it is slow to fill, and,
-    from a `ReadAhead`, as soon as the next item would have to be waited for. If `items` raises, the items before it
-    are given first.
+    The first has one item. After it, the time that the caller took for the last window says how many items and
+    characters fit, up to twice as many as before. A window that is slow to fill is yielded early, and one from a
+    `ReadAhead` as soon as it would have to wait for the next item. If `items` raises, the items before it are yielded
+    first.
     """
     is_waiting = items.is_waiting if isinstance(items, ReadAhead) else lambda: False
     iterator = iter(items)

@@ -46,7 +46,7 @@ class ArchiveFiles:
 
     @classmethod
     def read(cls, folder: Path) -> ArchiveFiles:
-        """The archive of this folder; an empty one where there is none yet."""
+        """The archive of this folder; an empty one if there is none yet."""
         if not is_archive(folder):
             return cls(folder)
         lines: dict[str, dict[str, Any]] = {}
@@ -63,7 +63,7 @@ class ArchiveFiles:
         return split in self.lines[name].get("predictions", {})
 
     def predictions(self, name: str, split: str) -> PredictionSet:
-        """What a run said about the documents of a split, with logits in half precision."""
+        """A run's predictions of a split, with logits in half precision."""
         about = json.loads(self._array(self.lines[name]["predictions"][split]).tobytes())
         logits = self._array(f"logits/{name}/{split}").astype(np.float64)
         named = {key: tuple(map(_frozen, about[key])) for key in ("label_names", "candidates") if key in about}
@@ -74,7 +74,7 @@ class ArchiveFiles:
         return () if key is None else tuple(self._array(key).tolist())
 
     def add(self, line: dict[str, Any], predictions: dict[str, PredictionSet], lengths: Iterable[int]) -> None:
-        """Put a run into the archive, in place of one of the same name; `write` makes it last."""
+        """Put a run into the archive, replacing one of the same name; `write` makes it permanent."""
         name = line["name"]
         if predictions:
             line = line | {"predictions": {split: self._add_documents(one) for split, one in predictions.items()}}

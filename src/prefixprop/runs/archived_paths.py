@@ -1,4 +1,4 @@
-"""Paths of one machine, shortened for an archive that is read on others: only the last component stays."""
+"""Paths of one machine, shortened to their last component for an archive that is read on other machines."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from prefixprop.settings.run_settings import RunSettings
 
 _DATA_FILES = ("train_files", "dev_files", "test_files")
-# How a path begins that says where something lies on a machine; `recipes/x.yaml` and `owner/model` are none.
+# The beginning of a path that depends on the machine; `recipes/x.yaml` and `owner/model` do not.
 _ROOTED = r"(?:~[^\s/\\'\"]*|\.{1,2}|[A-Za-z]:)?[/\\]"
 _FOLDERS = re.compile(rf"(?<![^\s'\"`(\[=,]){_ROOTED}(?:[^\s/\\'\"`]+[/\\]+)*(?=[^\s/\\])")
 

@@ -1,7 +1,8 @@
 """One process at a time trains in a run directory.
 
-The lock is the system's, so it ends with its process, however that ends. Machines that share a file system may not
-see each other's locks: in a sweep on several machines the sweep alone decides which of them computes a run.
+The operating system holds the lock, so it ends with its process, even a killed one. Machines that share a file
+system may not see each other's locks: in a sweep on several machines the sweep alone decides which machine computes
+a run.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class FolderInUse(ValueError):
 
 @contextmanager
 def claim(folder: Path) -> Iterator[None]:
-    """Keep other processes from training in `folder`; `FolderInUse` if one does already."""
+    """Keep other processes from training in `folder`; `FolderInUse` if one already does."""
     folder.mkdir(parents=True, exist_ok=True)
     try:
         held = FileLock(folder / LOCK).acquire(blocking=False)
@@ -34,12 +35,12 @@ def claim(folder: Path) -> Iterator[None]:
         yield
 
 
-def wait_until_free(folder: Path, tell: Callable[[str], None]) -> None:
-    """Wait until nobody trains in `folder`, however long that takes."""
+def wait_until_free(folder: Path, notify: Callable[[str], None]) -> None:
+    """Wait until no process trains in `folder`, however long that takes; `notify` gets a note if that is not now."""
     lock = FileLock(folder / LOCK)
     try:
         lock.acquire(blocking=False)
     except Timeout:
-        tell(f"Another process is training in {folder}; waiting for it.")
+        notify(f"Another process is training in {folder}; waiting for it.")
         lock.acquire(poll_interval=_LOOK_SECONDS)
     lock.release()

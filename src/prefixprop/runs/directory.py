@@ -13,7 +13,7 @@
 | `adapter/`, `model/` or `head/` | what was trained, see `prefixprop.settings.methods` |
 | `tokenizer/` | the tokenizer; neither it nor what was trained is there with `keep_weights: false` |
 | `README.md` | the model card |
-| `checkpoints/` | the last two, while the run is going on; with `keep_checkpoints` also after it |
+| `checkpoints/` | the last two, during the run; with `keep_checkpoints` also after it |
 | `runs/` | what TensorBoard reads, with `report_to: tensorboard` |
 
 Version 0.1 also wrote `temperature.json`, and no `manifest.json`.
@@ -44,7 +44,7 @@ DOCUMENTS = "documents"  # of environment.json
 ARCHIVE_TABLE = "runs.jsonl.gz"  # of an archive of many runs, see `prefixprop.runs.archive_file`
 FINISHED = "finished"  # the status in metrics.json
 TRAIN_AGAIN = "train it again with `prefixprop train … --overwrite`"
-_PLACES = ("model", "data_dir", "train_files", "dev_files", "test_files")  # which may be moved after a run
+_MOVABLE = ("model", "data_dir", "train_files", "dev_files", "test_files")  # which may be moved after a run
 
 
 class _Entry:
@@ -59,7 +59,7 @@ class _Entry:
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """The paths of a run directory, and what its files say; every complaint names the file and what to do."""
+    """The paths of a run directory and the contents of its files; every error names the file and what to do."""
 
     path: Path
 
@@ -81,18 +81,18 @@ class RunDirectory:
         return self.predictions_folder / f"{split}.jsonl"
 
     def own_names(self) -> set[str]:
-        """What a run may have written here, by name."""
+        """The names of everything that a run may write here."""
         entries = {entry.name for entry in vars(type(self)).values() if isinstance(entry, _Entry)}
         return entries | {method.folder for method in METHODS.values()}
 
     def claimed(self) -> AbstractContextManager[None]:
-        """Keep other processes from training here; the claim ends with the process, however that ends."""
+        """Keep other processes from training here; the claim ends with the process, even a killed one."""
         return claim(self.path)
 
     # --- its state ------------------------------------------------------------------------------------------------
 
     def is_run(self) -> bool:
-        """Whether a run has been started here: a `config.yaml` alone may be anybody's, and a recipe too."""
+        """Whether a run has been started here: a `config.yaml` alone may belong to anything, or be a recipe."""
         if not self.config.is_file():
             return False
         return self.environment.is_file() or self.is_finished() or has_all_settings(self.config)
@@ -101,11 +101,11 @@ class RunDirectory:
         return self.metrics.is_file()
 
     def check_finished(self) -> None:
-        """Raise unless this is the directory of a run that has come to its end."""
+        """Raise unless this is the directory of a finished run."""
         if not self.path.is_dir() and (self.path.parent / ARCHIVE_TABLE).is_file():
             raise ValueError(
                 f"{self.path}: this is a run of an archive, which has no weights; use the run directory that it was "
-                "made of, or train it again with `prefixprop train … --keep-weights`."
+                "made from, or train it again with `prefixprop train … --keep-weights`."
             )
         if not self.path.is_dir():
             raise FileNotFoundError(f"{self.path}: there is no such run directory; `prefixprop train` makes one.")
@@ -117,7 +117,7 @@ class RunDirectory:
         self.read_metrics()
 
     def has_documents(self, fingerprint: str) -> bool:
-        """Whether these are the documents the run was started with; nothing is known of a run of an older version."""
+        """Whether these are the documents the run was started with; true for old runs, which did not record them."""
         try:
             return bool(self.read_environment().get(DOCUMENTS, fingerprint) == fingerprint)
         except (OSError, ValueError):
@@ -129,7 +129,7 @@ class RunDirectory:
         return override(RunSettings(), read_settings(self.config))
 
     def read_metrics(self) -> dict[str, Any]:
-        """What the run measured at its end; a run without it has not come so far."""
+        """What the run measured at its end; an unfinished run raises an error."""
         try:
             metrics = json.loads(self.metrics.read_bytes())
         except FileNotFoundError:
@@ -148,7 +148,7 @@ class RunDirectory:
         return metrics
 
     def broken_metrics(self, problem: str, line: int = 1) -> ValueError:
-        """The error for a `metrics.json` that no run has written so, with the way out."""
+        """The error for a `metrics.json` that no run wrote in this form, with the remedy."""
         remedy = TRAIN_AGAIN
         if self.checkpoints.is_dir() and any(self.checkpoints.iterdir()):
             remedy = "remove the file and finish the run again with `prefixprop train … --resume`"
@@ -175,7 +175,7 @@ class RunDirectory:
         return tuple(names)
 
     def read_environment(self) -> dict[str, Any]:
-        """Under which circumstances the run was made; nothing where it did not say."""
+        """The versions, device and command of the run; empty if it did not store them."""
         environment = _read_json(self.environment) if self.environment.is_file() else {}
         if not isinstance(environment, dict):
             found = type(environment).__name__
@@ -183,7 +183,7 @@ class RunDirectory:
         return environment
 
     def read_lengths(self) -> tuple[int, ...]:
-        """How many tokens every train document has; nothing where the run did not say."""
+        """How many tokens every train document has; empty if the run did not store them."""
         lengths = _read_json(self.lengths) if self.lengths.is_file() else []
         if not isinstance(lengths, list) or not all(type(length) is int and length > 0 for length in lengths):
             raise ValueError(f"{self.lengths}:1: the lengths must be a list of whole numbers above 0; {TRAIN_AGAIN}.")
@@ -195,33 +195,33 @@ class RunDirectory:
         write_json(self.manifest, checksums(self.path, self._parts()) | self._settings_fingerprint())
 
     def check_parts(self) -> None:
-        """Raise if the parts of the run are not those it ended with; one of version 0.1 does not say which."""
+        """Raise if the run's parts are not those it ended with; a run of version 0.1 has no manifest to check."""
         if not self.manifest.exists():
             return
         if problem := mismatch(self.path, self._parts(), **self._settings_fingerprint()):
             raise ValueError(
-                f"{self.path}: {problem}, so the parts of this run do not belong together; put back from a copy what "
+                f"{self.path}: {problem}, so the parts of this run do not belong together; restore from a copy what "
                 f"the run wrote, or {TRAIN_AGAIN}."
             )
 
     def fingerprint(self) -> str:
-        """What tells the model of this run from every other, wherever its directory lies."""
+        """Identifies the model of this run, wherever its directory is."""
         temperature = {"temperature": self.read_temperature().value}
         parts = checksums(self.path, self._parts()) | self._settings_fingerprint() | temperature
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
     def _settings_fingerprint(self) -> dict[str, str]:
-        """Of the settings that decide the outcome, as the file has them: a later version may know more settings."""
+        """A fingerprint of the settings that decide the outcome, as in the file: later versions may add settings."""
         decisive = {
             name: value
             for name, value in read_settings(self.config).items()
-            if name not in _PLACES and not SETTING_FIELDS[name].metadata["resumable"]
+            if name not in _MOVABLE and not SETTING_FIELDS[name].metadata["resumable"]
         }
         text = json.dumps(decisive, sort_keys=True)
         return {f"{self.config.name} (settings)": hashlib.sha256(text.encode()).hexdigest()}
 
     def _parts(self) -> Iterator[str]:
-        """The files that a prediction needs to be those of one run."""
+        """The files that must come from one run for a prediction."""
         if self.labels.is_file():
             yield self.labels.name
         for folder in sorted({*(method.folder for method in METHODS.values()), self.tokenizer.name}):
@@ -232,7 +232,7 @@ class RunDirectory:
 
 
 def _nll(measures: Any) -> float:
-    # Only told to people: the temperature works without it.
+    # Only shown to people: the temperature works without it.
     nll = measures.get("nll") if isinstance(measures, dict) else None
     return float(nll) if isinstance(nll, int | float) else math.nan
 

@@ -24,7 +24,7 @@ from prefixprop.tasks.rows import read_json_lines
 
 @dataclass(frozen=True)
 class InDirectory:
-    """What a run keeps in its directory."""
+    """What a run stores in its directory."""
 
     directory: RunDirectory
     remedy = ""
@@ -41,7 +41,7 @@ class InDirectory:
 
 @dataclass(frozen=True)
 class InArchive:
-    """What an archive keeps of a run."""
+    """What an archive stores of a run."""
 
     archive: ArchiveFiles
     name: str
@@ -59,7 +59,7 @@ class InArchive:
 
 @dataclass(frozen=True)
 class FoundRuns:
-    """The finished runs, and in a line each what was found besides: unfinished, damaged and repeated ones."""
+    """The finished runs, and one remark for each of the others: unfinished, damaged and repeated runs."""
 
     runs: tuple[Run, ...]
     remarks: tuple[str, ...]
@@ -75,28 +75,28 @@ def find_runs(paths: Iterable[str | Path]) -> FoundRuns:
     remarks: list[str] = []
     failures: dict[Path, str] = {}
     chose: dict[Path, frozenset[str]] = {}
-    for place, read in places_of_runs(paths, failures).items():
-        if place.parent not in chose:
-            chose[place.parent] = runs_that_only_chose(place.parent)
+    for path, read in readers_of_runs(paths, failures).items():
+        if path.parent not in chose:
+            chose[path.parent] = runs_that_only_chose(path.parent)
         try:
-            runs.append(replace(read(), only_chose=place.name in chose[place.parent]))
+            runs.append(replace(read(), only_chose=path.name in chose[path.parent]))
         except (ValueError, OSError) as error:
-            told = failures.pop(place, None)
-            problem = str(error) if told is None else f"{place}: the run failed in its sweep: {told}"
+            reason = failures.pop(path, None)
+            problem = str(error) if reason is None else f"{path}: the run failed in its sweep: {reason}"
             remarks += [f"Left out: {line}" for line in problem.splitlines()]
     # A run of a sweep that failed at its very start has no directory.
-    remarks += [f"Left out: {place}: the run failed in its sweep: {told}" for place, told in failures.items()]
-    kept = _without_repetitions(runs, remarks)
-    remarks += _version_remarks(kept)
-    return FoundRuns(tuple(kept), tuple(remarks))
+    remarks += [f"Left out: {path}: the run failed in its sweep: {reason}" for path, reason in failures.items()]
+    distinct = _without_repetitions(runs, remarks)
+    remarks += _version_remarks(distinct)
+    return FoundRuns(tuple(distinct), tuple(remarks))
 
 
-def places_of_runs(
+def readers_of_runs(
     paths: Iterable[str | Path], failures: dict[Path, str] | None = None
 ) -> dict[Path, Callable[[], Run]]:
-    """Where runs are at and below the paths, each once, with what reads them.
+    """A function that reads the run, for every run at and below the paths, by its path.
 
-    `failures` gets what sweeps there say of failed runs. The place of an archived run is the directory it had.
+    `failures` gets the reasons that sweeps noted for failed runs. An archived run has the path of its old directory.
     """
     found: dict[Path, Callable[[], Run]] = {}
     for path in map(Path, paths):
@@ -134,7 +134,7 @@ def read_run(path: Path) -> Run:
         environment=environment,
         history=tuple(read_json_lines(directory.history)) if directory.history.is_file() else (),
         labels=directory.read_labels() if directory.labels.is_file() else None,
-        kept=InDirectory(directory),
+        storage=InDirectory(directory),
     )
     if "dev" not in run.splits:
         raise directory.broken_metrics("the measures of dev are missing")
@@ -151,12 +151,12 @@ def read_archived_run(archive: ArchiveFiles, name: str) -> Run:
         environment=line["environment"],
         history=tuple(line["history"]),
         labels=tuple(line["labels"]) if line.get("labels") else None,
-        kept=InArchive(archive, name),
+        storage=InArchive(archive, name),
     )
 
 
 def _without_repetitions(runs: Sequence[Run], remarks: list[str]) -> list[Run]:
-    """The runs without those of the same settings and seed as another, which would count as a seed more."""
+    """The runs without repetitions of the same settings and seed, which would count as another seed."""
     first: dict[Any, Run] = {}
     for run in runs:
         decisive = tuple(getattr(run.settings, name) for name in DECISIVE_SETTINGS)

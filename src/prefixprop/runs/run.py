@@ -1,4 +1,4 @@
-"""A finished run, wherever it is kept: what its settings were and what came out."""
+"""A finished run, in its directory or in an archive: its settings and its results."""
 
 from __future__ import annotations
 
@@ -13,17 +13,26 @@ from prefixprop.runs.directory import DOCUMENTS
 from prefixprop.settings.run_settings import SETTING_FIELDS, RunSettings
 
 SPLITS = ("dev", "test")
-# Where the documents lie differs between machines; which documents they are is told by their labels and number.
-_PLACES = ("data_dir", "train_files", "dev_files", "test_files", "max_dev_documents", "max_test_documents")
+# These differ between machines; the labels and the number of documents say which documents they are.
+_WHERE_DOCUMENTS_ARE = (
+    "data_dir",
+    "train_files",
+    "dev_files",
+    "test_files",
+    "max_dev_documents",
+    "max_test_documents",
+)
 DECISIVE_SETTINGS = tuple(
-    name for name, declared in SETTING_FIELDS.items() if not declared.metadata["resumable"] and name not in _PLACES
+    name
+    for name, declared in SETTING_FIELDS.items()
+    if not declared.metadata["resumable"] and name not in _WHERE_DOCUMENTS_ARE
 )
 
 
-class Kept(Protocol):
-    """What a run has kept beside its numbers, in its directory or in an archive; read when it is asked for.
+class RunStorage(Protocol):
+    """What a run has stored besides its numbers, in its directory or in an archive; read on demand.
 
-    `remedy` is what to do about predictions that it has not kept.
+    `remedy` is what to do about predictions that it did not store.
     """
 
     @property
@@ -38,7 +47,7 @@ class Kept(Protocol):
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run, as its directory tells it."""
+    """A finished run, as read from its directory or archive."""
 
     path: Path
     settings: RunSettings
@@ -46,11 +55,11 @@ class Run:
     environment: dict[str, Any] = field(default_factory=dict)
     history: tuple[dict[str, Any], ...] = ()
     labels: tuple[str, ...] | None = None
-    only_chose: bool = False  # so says the sweep it belongs to
-    kept: Kept | None = None
+    only_chose: bool = False  # according to its sweep
+    storage: RunStorage | None = None
 
     def measure(self, part: str, name: str) -> float | None:
-        """One number of `metrics.json`, such as `measure("test", "micro_f1")`; None where the run has no such one."""
+        """One number of `metrics.json`, such as `measure("test", "micro_f1")`; None if the run does not have it."""
         values = self.metrics.get(part)
         return as_number(values.get(name)) if isinstance(values, dict) else None
 
@@ -71,18 +80,18 @@ class Run:
 
     @property
     def fingerprint_of_files(self) -> str | None:
-        """What tells documents of one's own from others in files of the same names; None where it is not known."""
+        """Distinguishes the user's own documents from others in files of the same names; None if not known."""
         return str(self.environment.get(DOCUMENTS)) if self.names_of_files and DOCUMENTS in self.environment else None
 
     @property
     def names_of_files(self) -> tuple[str, ...]:
-        """Those of documents of one's own, without the folders they lie in."""
+        """The names of the user's own files, without their folders."""
         settings = self.settings
         return tuple(Path(file).name for file in (*settings.train_files, *settings.dev_files, *settings.test_files))
 
     @property
     def made_by(self) -> str | None:
-        """The version of prefixprop that made the run, where it is known."""
+        """The version of prefixprop that made the run, if known."""
         packages = self.environment.get("packages")
         found = packages.get("prefixprop") if isinstance(packages, dict) else None
         return found if isinstance(found, str) else None
@@ -93,7 +102,7 @@ class Run:
 
     @property
     def temperature(self) -> Temperature | None:
-        """The temperature fitted on dev; None where the metrics have none."""
+        """The temperature fitted on dev; None if the metrics lack it."""
         value = as_number(self.metrics.get("temperature"))
         before, after = self.measure("dev", "nll"), self.measure("dev_calibrated", "nll")
         if value is None or value <= 0:
@@ -102,25 +111,25 @@ class Run:
 
     @cached_property
     def lengths(self) -> tuple[int, ...]:
-        """How many tokens every train document has, as the model reads it; empty where the run did not say."""
-        return () if self.kept is None else self.kept.lengths()
+        """How many tokens every train document has, as the model reads it; empty if the run did not store them."""
+        return () if self.storage is None else self.storage.lengths()
 
     def has_predictions(self, split: str) -> bool:
-        """Whether the run kept what it said about the documents of a split; not all of an archive did."""
-        return self.kept is not None and self.kept.has_predictions(split)
+        """Whether the run stored its predictions of a split; in an archive, not all runs did."""
+        return self.storage is not None and self.storage.has_predictions(split)
 
     def predictions(self, split: str) -> PredictionSet:
-        """What the run said about the documents of a split, uncalibrated; `ValueError` where it kept nothing."""
+        """The run's uncalibrated predictions of a split; `ValueError` if it did not store them."""
         if split not in self._read:
-            if self.kept is None or not self.kept.has_predictions(split):
-                remedy = "" if self.kept is None else self.kept.remedy
+            if self.storage is None or not self.storage.has_predictions(split):
+                remedy = "" if self.storage is None else self.storage.remedy
                 raise ValueError(f"{self.path} has no predictions of {split}{remedy}.")
-            self._read[split] = self.kept.predictions(split)
+            self._read[split] = self.storage.predictions(split)
         return self._read[split]
 
     @cached_property
     def _read(self) -> dict[str, PredictionSet]:
-        """What was read before: tests and pictures ask for the same predictions."""
+        """The predictions read so far: tests and pictures need the same ones."""
         return {}
 
 

@@ -15,29 +15,29 @@ def check_may_start(directory: RunDirectory, resume: bool, overwrite: bool) -> N
     """Raise unless a run may be started here with these flags; writes nothing."""
     path = directory.path
     if resume and overwrite:
-        raise ValueError("--resume goes on with a run and --overwrite removes it; give one of the two.")
+        raise ValueError("--resume continues a run and --overwrite removes it; give one of the two.")
     if path.exists() and not path.is_dir():
         raise ValueError(f"{path} is a file; choose another --run-dir.")
     if not path.is_dir() or not _content(path):
         return
     if not directory.is_run():
-        # A run killed in its first instant has left temporary files and all settings, so these are someone's own.
+        # A run killed at its very start leaves only temporary files and all settings, so these files are not a run's.
         raise ValueError(f"{path} is not empty and not a run directory; choose another --run-dir.")
     if not resume and not overwrite:
         state = "has a finished run" if directory.is_finished() else "has an unfinished run"
         raise ValueError(
-            f"{path} {state}: go on with --resume, remove it with --overwrite, or choose another --run-dir."
+            f"{path} {state}: continue it with --resume, remove it with --overwrite, or choose another --run-dir."
         )
     others = sorted(entry.name for entry in _content(path) if entry.name not in directory.own_names())
     if overwrite and others:
         raise ValueError(
             f"{path} has a run, and {', '.join(others)}, which no run has written and --overwrite would remove; move "
-            "that away, or choose another --run-dir."
+            "these files away, or choose another --run-dir."
         )
 
 
 def check_same_settings(directory: RunDirectory, settings: RunSettings) -> None:
-    """Raise if the run here was started with settings that would end in something else."""
+    """Raise if the run here was started with settings that give other results."""
     changed = differences(directory.read_settings(), settings)
     if changed:
         raise ValueError(
@@ -50,13 +50,13 @@ def check_same_documents(directory: RunDirectory, fingerprint: str) -> None:
     """Raise if the run here was started with other documents."""
     if not directory.has_documents(fingerprint):
         raise ValueError(
-            f"{directory.path} was started with other documents than there are now; put those back to go on, choose "
+            f"{directory.path} was started with other documents than there are now; restore them to continue, choose "
             "another --run-dir, or start again with --overwrite."
         )
 
 
 def start(directory: RunDirectory, settings: RunSettings, overwrite: bool) -> None:
-    """Make the folder and write the settings; an old run is removed first where that is wanted."""
+    """Make the folder and write the settings; with `overwrite`, remove an old run first."""
     if overwrite and directory.path.is_dir():
         # Last the file that makes it a run directory: a removal that was killed can be repeated.
         for entry in sorted(_content(directory.path), key=lambda entry: entry == directory.config):

@@ -1,4 +1,4 @@
-"""What a sweep noted beside its runs: which of them failed, and which only served to choose."""
+"""A sweep's notes beside its runs: which of them failed, and which only served to choose."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ SUMMARY = "sweep.json"
 
 
 def read_failures(folder: Path) -> dict[Path, str]:
-    """The directories of the runs that failed in the last sweep of this folder, with what was said of each.
+    """The directories of the runs that failed in the last sweep of this folder, with the reason for each.
 
-    Nothing where no sweep has ended here, or its notes are damaged: they only add reasons to what is left out anyway.
-    A run that has come to its end since is no failure.
+    Empty if no sweep has ended here, or its notes are damaged: they only add reasons to what is left out anyway. A
+    run that has finished since is not a failure.
     """
     failed = _notes(folder).get("failed")
     if not isinstance(failed, dict):
         return {}
-    places = {(folder / name).resolve(): " ".join(str(told).split()) for name, told in failed.items()}
-    return {place: told for place, told in places.items() if not RunDirectory(place).is_finished()}
+    reasons = {(folder / name).resolve(): " ".join(str(reason).split()) for name, reason in failed.items()}
+    return {path: reason for path, reason in reasons.items() if not RunDirectory(path).is_finished()}
 
 
 def runs_that_only_chose(folder: Path) -> frozenset[str]:
-    """The names of the runs by which the last sweep of this folder chose, and which it did not choose.
+    """The names of the runs that only helped the last sweep of this folder to choose, and were not chosen.
 
-    None of a cell that has not chosen yet. Other runs in the folder, such as those of an earlier sweep, are not among
-    them, for nothing is known of them; and neither is any where no sweep has ended, or its notes are damaged.
+    Empty if no sweep has ended, or its notes are damaged. A cell that has not chosen yet has no such runs, and other
+    runs in the folder, such as those of an earlier sweep, are not among them.
     """
     cells = _notes(folder).get("cells")
-    asked: set[str] = set()
+    all_runs: set[str] = set()
     results: set[str] = set()
     for cell in cells if isinstance(cells, list) else ():
         runs, final = (_names(cell, field) for field in ("runs", "final_runs"))
-        asked |= runs
+        all_runs |= runs
         results |= final or runs
-    return frozenset(asked - results)
+    return frozenset(all_runs - results)
 
 
 def _names(cell: Any, field: str) -> set[str]:

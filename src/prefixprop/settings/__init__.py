@@ -1,1 +1,1 @@
-"""What a run can be told: its settings, their checks, recipes, methods, and the paper's defaults."""
+"""The settings of a run: their checks, recipes, methods, and the paper's defaults."""

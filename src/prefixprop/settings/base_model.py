@@ -28,7 +28,7 @@ class BaseModel:
     """A pretrained encoder that heads can be put on.
 
     Attributes:
-        name: What it is called in reports.
+        name: Its name in reports.
         tokenizer: Its tokenizer, with WikiHop's special tokens where the task is WikiHop.
         limit: The longest text that it reads, in tokens.
         build: Makes a fresh model with a new head; the names of the labels, or None for candidate scoring.
@@ -41,14 +41,14 @@ class BaseModel:
 
 
 def load_base_model(settings: RunSettings, tokenizer: PreTrainedTokenizerBase | None = None) -> BaseModel:
-    """Find the model of the settings, and its tokenizer unless one is given; weights are only read when it is built.
+    """Find the model of the settings, and its tokenizer unless one is given; `build` reads the weights.
 
-    A run keeps its tokenizer, so that to build its model again takes no more than the weights of the base model.
+    A run stores its tokenizer, so that building its model again needs only the weights of the base model.
     """
     source: EmbeddedModel | str
     if settings.model in EMBEDDED_MODELS:
-        source, its_own = load_default(long=settings.model == EMBEDDED_MODELS[0])
-        tokenizer = its_own if tokenizer is None else tokenizer
+        source, embedded_tokenizer = load_default(long=settings.model == EMBEDDED_MODELS[0])
+        tokenizer = embedded_tokenizer if tokenizer is None else tokenizer
         name, limit = source.name, source.max_length
         overrides = _dropout(settings, family_of(source.model_type))
     else:
@@ -77,7 +77,7 @@ def load_base_model(settings: RunSettings, tokenizer: PreTrainedTokenizerBase | 
 
 
 def choose_max_length(settings: RunSettings, base: BaseModel) -> int:
-    """The longest document: as set, or what the paper reads of the task as far as the model goes."""
+    """The longest document in tokens: as set, or as in the paper for the task, up to the model's limit."""
     if settings.max_length is None:
         return min(settings.task_row.max_length or base.limit, base.limit)
     if settings.max_length > base.limit:

@@ -29,7 +29,7 @@ def check_settings(settings: RunSettings, processes: int = 1) -> None:
         for name in SETTING_FIELDS
         if (problem := value_problem(name, getattr(settings, name))) is not None
     ]
-    # What fields mean together can only be judged where each of them makes sense.
+    # Fields can only be checked together if each of them makes sense.
     problems = problems or list(_joint_problems(settings, processes))
     if problems:
         raise SettingsError(problems)
@@ -52,7 +52,7 @@ def value_problem(name: str, value: Any) -> str | None:
 
 
 def close_match(word: str, known: typing.Iterable[str]) -> str:
-    """`, did you mean 'x'?` in brackets, where something known is close."""
+    """` (did you mean 'x'?)` if a known word is close, otherwise nothing."""
     close = difflib.get_close_matches(word, list(known), n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""
 

@@ -1,4 +1,4 @@
-"""The documents that settings name: loaded, cut down to what a run reads, and told apart from others."""
+"""The documents that settings name: loading them, reducing them to what a run reads, and their fingerprint."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ DATA_SETTINGS = (
 
 
 def load_run_task(settings: RunSettings) -> Task:
-    """Load the data set that the settings name, cut down to the documents that they allow.
+    """Load the data set that the settings name, reduced to the documents that they allow.
 
-    With `folds`, dev is the left-out fold of train, after train was cut down, and test is empty.
+    With `folds`, dev is the left-out fold of the reduced train, and test is empty.
     """
     return cut_to_run(load_whole_task(settings), settings)
 
@@ -40,7 +40,7 @@ def cut_to_run(task: Task, settings: RunSettings) -> Task:
     if settings.folds is not None and settings.fold is not None:
         task = leave_out_fold(task, settings.folds, settings.fold)
     if not task.dev:
-        raise ValueError(f"Task {task.name!r} has no dev documents, by which runs are judged; give some.")
+        raise ValueError(f"Task {task.name!r} has no dev documents, which every run needs; give some.")
     return _sampled(_sampled(task, "dev", settings), "test", settings)
 
 
@@ -55,7 +55,7 @@ def load_whole_task(settings: RunSettings) -> Task:
 
 
 def fingerprint(task: Task) -> str:
-    """What tells a data set from every other: the same for the same documents, wherever they lie."""
+    """Identifies a data set: the same for the same documents, wherever they are stored."""
     digest = hashlib.sha256()
     for split in SPLIT_NAMES:
         digest.update(f"{split}:".encode())

@@ -25,12 +25,12 @@ class Method:
     """A row of the table of methods.
 
     Attributes:
-        name: What it is called on the command line.
+        name: Its name on the command line.
         summary: What is trained, in a few words.
-        learning_rate: The peak that is used if none is given.
+        learning_rate: The peak if none is given.
         folder: What is trained: an `ADAPTER`, the whole `MODEL`, or the `HEAD` alone.
         config: The peft configuration of an adapter, as `module:class`; imported when it is needed.
-        options: The settings that only mean something with this method, and the fields of `config` they become.
+        options: The settings that only this method uses, and the fields of `config` they become.
         is_prefix: Whether it is a prefix method.
     """
 
@@ -53,7 +53,7 @@ class Method:
     def peft_config(self, settings: RunSettings) -> PeftConfig:
         """The configuration of a run's adapter."""
         values: dict[str, Any] = {option: getattr(settings, setting) for setting, option in self.options.items()}
-        # peft knows lists of names, and no tuples.
+        # peft accepts lists of names, but not tuples.
         return self.config_class(**{name: list(v) if isinstance(v, tuple) else v for name, v in values.items()})
 
 
@@ -78,7 +78,7 @@ _LORA = {
 }
 
 # The paper searches {1e-2, 5e-2, 1e-3, 5e-3, 5e-4} for prefixes and {3e-5, 5e-5} for fine-tuning. It has neither
-# head-only training nor LoRA; theirs are usual values.
+# head-only training nor LoRA; these two have common values.
 _ROWS = (
     Method(
         "prefix-propagation",
@@ -114,5 +114,5 @@ BASELINE = "prefix-tuning"  # which the paper compares prefix-propagation with
 
 
 def owners(setting: str) -> tuple[str, ...]:
-    """The methods that a setting belongs to; none where it is not a method's own."""
+    """The methods that a setting belongs to; none if it is not specific to methods."""
     return tuple(name for name, method in METHODS.items() if setting in method.options)

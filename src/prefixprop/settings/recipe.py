@@ -22,24 +22,24 @@ _TARGETS_OF_0_1 = ("query", "value", "query_global", "value_global")
 
 
 def read_settings(path: str | Path) -> dict[str, Any]:
-    """The settings that a YAML file names; whatever is wrong in it is told at once, each with `file:line`.
+    """The settings that a YAML file names; `SettingsError` has all of its problems, each with `file:line`.
 
     >>> settings = override(RunSettings(), read_settings("recipes/hyperpartisan.yaml"))
     """
     values: dict[str, Any] = {}
     problems = []
     for entry in read_entries(Path(path)):
-        place = f"{path}:{entry.line}"
+        location = f"{path}:{entry.line}"
         name = setting_name(entry.key)
         if name is None:
-            problems.append(f"{place}: {unknown_setting(entry.key)}")
+            problems.append(f"{location}: {unknown_setting(entry.key)}")
             continue
         if name in values:
-            problems.append(f"{place}: {entry.key!r} is set twice; keep one of the lines.")
+            problems.append(f"{location}: {entry.key!r} is set twice; keep one of the lines.")
         values[name] = as_declared(name, entry.value.plain)
         problem = value_problem(name, values[name])
         if problem is not None:
-            problems.append(f"{place}: {entry.key}: {problem}")
+            problems.append(f"{location}: {entry.key}: {problem}")
     if problems:
         raise SettingsError(problems)
     return values
@@ -81,7 +81,7 @@ def settings_to_yaml(settings: RunSettings) -> str:
 
 
 def has_all_settings(path: Path) -> bool:
-    """Whether a file names every setting, as those do that `settings_to_yaml` has made, and recipes do not."""
+    """Whether a file names every setting, as the output of `settings_to_yaml` does, unlike a recipe."""
     try:
         return set(read_settings(path)) >= set(SETTING_FIELDS)
     except (OSError, ValueError):
@@ -89,7 +89,7 @@ def has_all_settings(path: Path) -> bool:
 
 
 def differences(one: RunSettings, other: RunSettings) -> list[str]:
-    """Flags of the settings that differ, but for those that may differ when a run is resumed."""
+    """Flags of the settings that differ, except those that may differ when a run is resumed."""
     return [
         f"{flag_of(name)} (was {getattr(one, name)!r}, now {getattr(other, name)!r})"
         for name, declared in SETTING_FIELDS.items()
@@ -98,7 +98,7 @@ def differences(one: RunSettings, other: RunSettings) -> list[str]:
 
 
 def as_declared(name: str, value: Any) -> Any:
-    """A YAML or flag value in the field's own type, where that is only a matter of spelling."""
+    """A YAML or flag value in the type of the field, if only the spelling differs."""
     expected, _ = field_type(name)
     if expected == TEXTS:
         if isinstance(value, str):
@@ -107,5 +107,5 @@ def as_declared(name: str, value: Any) -> Any:
         return None if name == "lora_targets" and texts == _TARGETS_OF_0_1 else texts
     if expected is float and isinstance(value, (str, int)) and not isinstance(value, bool):
         with contextlib.suppress(ValueError, OverflowError):
-            return float(value)  # YAML 1.1 takes 5e-3, which has no dot, for text
+            return float(value)  # YAML 1.1 reads 5e-3, which has no dot, as text
     return value

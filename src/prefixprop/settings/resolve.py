@@ -1,7 +1,7 @@
-"""From what a user says to what a run does: settings that change nothing are dropped, open ones are the paper's.
+"""From the user's settings to those of a run: without idle ones, and with the paper's values for open ones.
 
-A rank without LoRA changes nothing, nor an alpha without a kernel. One rule: such a setting goes back to its default.
-Whoever typed it for this very run is told so as an error; a recipe may serve several methods, so there it is a note.
+A rank without LoRA changes nothing, nor does an alpha without a kernel. Such an idle setting returns to its default.
+Given as a flag it is an error; in a recipe, which may serve several methods, it is a note.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from prefixprop.settings.run_settings import SETTING_FIELDS, RunSettings, flag_o
 
 @dataclass(frozen=True)
 class _Scope:
-    """Where the fields of these names have an effect, and what that is called."""
+    """Fields that only have an effect if `holds`; `owner` is what they belong to, in words."""
 
     holds: Callable[[RunSettings], bool]
     owner: str
@@ -43,13 +43,13 @@ _SCOPES = (
 def idle_settings(settings: RunSettings) -> dict[str, str]:
     """The fields that change nothing in such a run, each with what it belongs to."""
     idle = {name: scope.owner for scope in _SCOPES if not scope.holds(settings) for name in scope.names}
-    own = METHODS[settings.method].options
-    others = {name: f"--method {' and '.join(owners(name))}" for name in SETTING_FIELDS if owners(name)}
-    return idle | {name: owner for name, owner in others.items() if name not in own}
+    used = METHODS[settings.method].options
+    of_methods = {name: f"--method {' and '.join(owners(name))}" for name in SETTING_FIELDS if owners(name)}
+    return idle | {name: owner for name, owner in of_methods.items() if name not in used}
 
 
 def refuse_idle(settings: RunSettings, given: Iterable[str]) -> None:
-    """Raise `SettingsError` if one of the `given` fields changes nothing: whoever typed it expects that it does."""
+    """Raise `SettingsError` if one of the `given` fields changes nothing: the user expects that it does."""
     idle = idle_settings(settings)
     problems = [
         f"{flag_of(name)}: belongs to {idle[name]}, and would change nothing here; leave it out."
@@ -61,7 +61,7 @@ def refuse_idle(settings: RunSettings, given: Iterable[str]) -> None:
 
 
 def idle_notes(settings: RunSettings) -> list[str]:
-    """A sentence for every setting that was changed and changes nothing."""
+    """A sentence for every setting that is not at its default and changes nothing."""
     return [
         f"{name} belongs to {owner}, and changes nothing here"
         for name, owner in idle_settings(settings).items()
@@ -70,18 +70,18 @@ def idle_notes(settings: RunSettings) -> list[str]:
 
 
 def without_idle(settings: RunSettings) -> RunSettings:
-    """The settings with whatever changes nothing as it is by default."""
+    """The settings with everything that changes nothing at its default."""
     return with_defaults(settings, idle_settings(settings))
 
 
 def with_defaults(settings: RunSettings, names: Iterable[str]) -> RunSettings:
-    """The settings with these fields as they are by default."""
+    """The settings with these fields at their defaults."""
     defaults: dict[str, Any] = {name: SETTING_FIELDS[name].default for name in names}
     return replace(settings, **defaults)
 
 
 def resolve(settings: RunSettings) -> RunSettings:
-    """The settings with every number that was left open, except `max_length`, which needs the model.
+    """The settings with a value for every number that was left open, except `max_length`, which needs the model.
 
     Runs whose resolved settings agree are the same run, so this is what names, rows and resumption compare.
     """

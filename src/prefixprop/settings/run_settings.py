@@ -1,4 +1,4 @@
-"""What one run is: every choice that decides its outcome, with the paper's hyperparameters as defaults.
+"""The settings of one run: every choice that decides its outcome, with the paper's hyperparameters as defaults.
 
 A field is declared once, here. Its flag, its key in a recipe, its help and its check all come from the declaration.
 """
@@ -40,7 +40,7 @@ class Limits:
     high: float | None = None
     above: float | None = None
     below: float | None = None
-    hint: str = ""  # what else to do where a choice is unknown
+    hint: str = ""  # what else to do if a choice is unknown
 
 
 def _option(
@@ -51,7 +51,7 @@ def _option(
     alias: str | None = None,
     resumable: bool = False,
 ) -> Any:
-    """A field; `resumable` ones may differ when a run is resumed, because the outcome does not hang on them."""
+    """A field; `resumable` ones may differ when a run is resumed, because the outcome does not depend on them."""
     details = {"group": group, "help": help, "limits": limits or Limits(), "alias": alias, "resumable": resumable}
     return field(default=default, metadata=details)
 
@@ -66,10 +66,10 @@ def _rows(table: Mapping[str, Any]) -> Limits:
 
 
 def _by_task(name: str) -> str:
-    """What the paper has for every task: `10, and 20 for hyperpartisan`."""
-    usual = getattr(OWN_DOCUMENTS, name)
-    others = [f"{getattr(task, name)} for {task.name}" for task in TASKS.values() if getattr(task, name) != usual]
-    return ", and ".join([str(usual), *others])
+    """The paper's value for every task: `10, and 20 for hyperpartisan`."""
+    default = getattr(OWN_DOCUMENTS, name)
+    others = [f"{getattr(task, name)} for {task.name}" for task in TASKS.values() if getattr(task, name) != default]
+    return ", and ".join([str(default), *others])
 
 
 def _rates() -> str:
@@ -77,7 +77,7 @@ def _rates() -> str:
     return ", ".join(f"{method.learning_rate:g} for {method.name}" for method in METHODS.values())
 
 
-# Every number has an end, far above what makes sense: a slip of the finger is told here, not by an allocator.
+# Every number has a bound, far above what makes sense, so that a typo is an error here and not in an allocator.
 _MANY = 1_000_000
 _COUNT = Limits(low=1, high=_MANY)
 _DOCUMENTS = Limits(low=1, high=1000 * _MANY)
@@ -90,7 +90,7 @@ _RATE = Limits(low=0, below=1)
 class RunSettings:
     """One run. None means "as the paper does for this task and method", see `prefixprop.settings.resolve`."""
 
-    task: str | None = _option(None, DATA, "A data set that goes by a name.", _rows(TASKS))
+    task: str | None = _option(None, DATA, "A named data set.", _rows(TASKS))
     data_dir: str | None = _option(None, DATA, "A local copy of the task's data.")
     train_files: tuple[str, ...] = _option((), DATA, "Train documents of your own: .jsonl, .csv, .tsv, .parquet.")
     dev_files: tuple[str, ...] = _option((), DATA, "Dev documents; without them a tenth of train is dev.")
@@ -103,22 +103,22 @@ class RunSettings:
         None, DATA, "Column of the document's id; if not set, 'id' if there is one, otherwise documents are numbered."
     )
     max_train_documents: int | None = _option(
-        None, DATA, "Train on so many, drawn by the seed: small trials.", _DOCUMENTS
+        None, DATA, "Train on at most this many documents, drawn with the seed: for small trials.", _DOCUMENTS
     )
     max_dev_documents: int | None = _option(
-        None, DATA, "Judge on so many dev documents, drawn by the seed.", _DOCUMENTS
+        None, DATA, "Evaluate on at most this many dev documents, drawn with the seed.", _DOCUMENTS
     )
     max_test_documents: int | None = _option(
-        None, DATA, "Judge on so many test documents, drawn by the seed.", _DOCUMENTS
+        None, DATA, "Evaluate on at most this many test documents, drawn with the seed.", _DOCUMENTS
     )
     folds: int | None = _option(
         None,
         DATA,
-        "Divide train in so many folds, and judge on one of them, not on the task's dev.",
+        "Divide train into this many folds, and evaluate on one of them instead of the task's dev.",
         Limits(low=2, high=_MANY),
     )
     fold: int | None = _option(
-        None, DATA, "Which of the --folds is left out of train and judged on, from 0.", _UP_TO_MANY
+        None, DATA, "Which of the --folds is left out of train and evaluated, from 0.", _UP_TO_MANY
     )
 
     model: str = _option(
@@ -137,7 +137,7 @@ class RunSettings:
         "mean", MODEL, "WikiHop: how a candidate's scores over chunks become one.", _one_of(*CHUNK_REDUCTIONS)
     )
     max_chunks: int | None = _option(
-        None, MODEL, "WikiHop: read so many chunks of a question; all if not set.", _COUNT
+        None, MODEL, "WikiHop: the most chunks of a question to read; all if not set.", _COUNT
     )
 
     method: str = _option("prefix-propagation", METHOD, "What is trained.", _rows(METHODS))
@@ -163,7 +163,7 @@ class RunSettings:
     )
     lora_dropout: float = _option(0.1, METHOD, "LoRA: its dropout.", _RATE)
     lora_targets: tuple[str, ...] | None = _option(
-        None, METHOD, "LoRA: names of the layers it changes; if not set, what is usual for the family of the model."
+        None, METHOD, "LoRA: names of the layers it changes; if not set, those usual for the model's family."
     )
 
     learning_rate: float | None = _option(
@@ -185,13 +185,13 @@ class RunSettings:
     weight_decay: float = _option(0.01, OPTIMISATION, "AdamW's weight decay.", _UP_TO_MANY)
     max_grad_norm: float = _option(1.0, OPTIMISATION, "Gradients are clipped to this norm; 0: never.", _UP_TO_MANY)
     early_stopping: int = _option(
-        0, OPTIMISATION, "Stop after so many epochs without a better dev metric; 0: never.", _UP_TO_MANY
+        0, OPTIMISATION, "Stop after this many epochs without a better dev metric; 0: never.", _UP_TO_MANY
     )
     keep: str = _option(
         "best", OPTIMISATION, "The epoch a run ends with: the best by the dev metric, or the last.",
         _one_of(*KEPT_CHECKPOINTS),
     )  # fmt: skip
-    seed: int = _option(1, OPTIMISATION, "Of everything random.", Limits(low=0, high=2**32 - 1))
+    seed: int = _option(1, OPTIMISATION, "The seed of everything random.", Limits(low=0, high=2**32 - 1))
 
     device_batch_size: int = _option(
         8, MACHINE, "Documents at once on a device; the rest of the batch is accumulated.", _COUNT, resumable=True
@@ -212,22 +212,22 @@ class RunSettings:
     checkpoint_every: int = _option(
         0,
         MACHINE,
-        "Checkpoints every so many steps, beside those at the ends of epochs; 0: none.",
+        "Write a checkpoint every N steps, besides those at the ends of epochs; 0: none.",
         Limits(low=0, high=1000 * _MANY),
         resumable=True,
     )
     checkpoint_seconds: float = _option(
         30.0,
         MACHINE,
-        "A checkpoint at the end of an epoch only if the last one (or the start) is at least so many seconds old; 0: "
-        "at every epoch's end.",
+        "Write a checkpoint at the end of an epoch only if the last one (or the start) is at least this many seconds "
+        "old; 0: at every epoch's end.",
         Limits(low=0, high=1000 * _MANY),
         resumable=True,
     )
     keep_checkpoints: bool = _option(
         False,
         MACHINE,
-        "Keep the last two checkpoints when the run has ended; one over within --checkpoint-seconds has none.",
+        "Keep the last two checkpoints after the run; a run shorter than --checkpoint-seconds has none.",
         resumable=True,
     )
     keep_weights: bool = _option(
@@ -245,7 +245,7 @@ class RunSettings:
 
     @property
     def task_row(self) -> TaskSource:
-        """What is known of the task; for documents of one's own, what holds for all of them."""
+        """The row of the task; the user's own documents share one row."""
         return OWN_DOCUMENTS if self.task is None else TASKS[self.task]
 
     @property
@@ -263,7 +263,7 @@ class RunSettings:
 
     @property
     def data_name(self) -> str:
-        """What the data is called in reports and in the names of run directories."""
+        """The name of the data in reports and in the names of run directories."""
         return self.task or (self.hub_dataset or "files").replace("/", "-")
 
     @property

@@ -1,4 +1,4 @@
-"""A YAML file as entries that know their lines, so that whatever is wrong can be told with its place."""
+"""A YAML file as entries that know their lines, so that errors can name `file:line`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import yaml
 
 from prefixprop.settings.check import SettingsError
 
-MOST_VALUES = 100_000  # of a file, those behind an alias counted as often as it is used
+MOST_VALUES = 100_000  # in a file; those behind an alias count as often as it is used
 FAST_LOADER: Any = getattr(yaml, "CSafeLoader", None)  # where PyYAML was built with libyaml
 
 
@@ -36,7 +36,7 @@ class YamlEntry:
 
 
 def read_entries(path: Path) -> tuple[YamlEntry, ...]:
-    """The entries of the mapping that the file is; `SettingsError` if it cannot be read as one."""
+    """The entries of a file that holds one mapping; `SettingsError` for any other file."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
@@ -44,7 +44,7 @@ def read_entries(path: Path) -> tuple[YamlEntry, ...]:
     except UnicodeDecodeError as error:
         raise SettingsError([f"{path}: the text is not UTF-8 ({error}); save the file as UTF-8."]) from error
     if FAST_LOADER is not None:
-        # Thousands of runs are read for a report. What is wrong with a file, the other one tells better.
+        # A report reads thousands of runs. The slow loader explains errors better.
         with contextlib.suppress(yaml.YAMLError):
             return _parse(FAST_LOADER(text), path)
     try:
@@ -69,7 +69,7 @@ def _parse(loader: Any, path: Path) -> tuple[YamlEntry, ...]:
 
 
 def _count(node: yaml.Node, path: Path, counts: dict[yaml.Node, int]) -> int:
-    """How many values a node stands for; an alias is the node that it names, which is counted once and kept."""
+    """How many values a node stands for; an alias is the node that it names, whose count is cached."""
     if node not in counts:
         counts[node] = 1  # meanwhile, for a node that contains itself; constructing it is refused
         parts = () if isinstance(node, yaml.ScalarNode) else node.value

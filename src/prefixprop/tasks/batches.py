@@ -23,10 +23,10 @@ def pad_documents(rows: Sequence[TokenIds], pad_token_id: int, padding_side: str
     length = max(len(row) for row in rows)
     input_ids = torch.full((len(rows), length), pad_token_id)
     attention_mask = torch.zeros(len(rows), length, dtype=torch.long)
-    for place, row in enumerate(rows):
+    for index, row in enumerate(rows):
         start = 0 if padding_side == "right" else length - len(row)
-        input_ids[place, start : start + len(row)] = torch.from_numpy(row)
-        attention_mask[place, start : start + len(row)] = 1
+        input_ids[index, start : start + len(row)] = torch.from_numpy(row)
+        attention_mask[index, start : start + len(row)] = 1
     return {"input_ids": input_ids, "attention_mask": attention_mask}
 
 
@@ -34,7 +34,7 @@ def pad_documents(rows: Sequence[TokenIds], pad_token_id: int, padding_side: str
 class DocumentCollator:
     """Batches of items with `input_ids`, as arrays, and `labels`.
 
-    Hugging Face's collators go through Python lists, which at thousands of tokens takes longer than a GPU's step.
+    Hugging Face's collators use Python lists, which for thousands of tokens takes longer than a step on a GPU.
     """
 
     pad_token_id: int
@@ -49,14 +49,14 @@ class DocumentCollator:
 
 @dataclass(frozen=True)
 class CandidateCollator:
-    """Lays the chunks of all questions of a batch under one another, padded to the longest of them.
+    """Stacks the chunks of all questions of a batch, padded to the longest chunk.
 
     | tensor | shape |
     | --- | --- |
     | `input_ids`, `attention_mask`, `global_attention_mask` (1 on the candidate part) | chunks, length |
     | `question_of_chunk` | chunks |
     | `candidate_positions` (where the `[ent]` tokens are; 0 for absent candidates) | chunks, candidates |
-    | `candidate_mask` (true for candidates that are there) | questions, candidates |
+    | `candidate_mask` (true for candidates that exist) | questions, candidates |
     | `labels` | questions |
     """
 
@@ -70,15 +70,15 @@ class CandidateCollator:
     def __call__(self, questions: Sequence[QuestionInput]) -> dict[str, Tensor]:
         import torch
 
-        rows = [(place, chunk) for place, question in enumerate(questions) for chunk in question.chunks]
-        length = max(len(questions[place].candidate_part) + len(chunk) for place, chunk in rows)
+        rows = [(index, chunk) for index, question in enumerate(questions) for chunk in question.chunks]
+        length = max(len(questions[index].candidate_part) + len(chunk) for index, chunk in rows)
         width = max(len(question.candidate_positions) for question in questions)
         input_ids = torch.full((len(rows), length), self.pad_token_id)
         attention_mask, global_mask = (torch.zeros(len(rows), length, dtype=torch.long) for _ in range(2))
         positions = torch.zeros(len(rows), width, dtype=torch.long)
         candidate_mask = torch.zeros(len(questions), width, dtype=torch.bool)
-        for row, (place, chunk) in enumerate(rows):
-            question = questions[place]
+        for row, (index, chunk) in enumerate(rows):
+            question = questions[index]
             part, candidates = len(question.candidate_part), len(question.candidate_positions)
             start = 0 if self.padding_side == "right" else length - part - len(chunk)
             middle, end = start + part, start + part + len(chunk)
@@ -87,14 +87,14 @@ class CandidateCollator:
             attention_mask[row, start:end] = 1
             global_mask[row, start:middle] = 1
             positions[row, :candidates] = torch.from_numpy(question.candidate_positions) + start
-            candidate_mask[place, :candidates] = True
+            candidate_mask[index, :candidates] = True
         return {
             # First, because Trainer and accelerate take the first tensor's length for the size of the batch.
             "labels": torch.tensor([question.answer for question in questions]),
             "input_ids": input_ids,
             "attention_mask": attention_mask,
             "global_attention_mask": global_mask,
-            "question_of_chunk": torch.tensor([place for place, _ in rows]),
+            "question_of_chunk": torch.tensor([index for index, _ in rows]),
             "candidate_positions": positions,
             "candidate_mask": candidate_mask,
         }

@@ -25,7 +25,7 @@ Split = tuple[Document, ...]
 class ClassificationTask:
     """A data set of single-label classification, checked when it is made; a split may be empty.
 
-    `remarks` is what the loader has to say about how this data set was made; `notes()` gives it to people.
+    `remarks` say how the loader made this data set; `notes()` shows them to people.
     """
 
     name: str
@@ -65,15 +65,15 @@ class ClassificationTask:
 
     def _check_split(self, split_name: str) -> None:
         documents = self.split(split_name)
-        place = f"split {split_name!r} of task {self.name!r}"
+        where = f"split {split_name!r} of task {self.name!r}"
         for document in documents:
             if not 0 <= document.label < self.num_labels:
                 raise ValueError(
-                    f"Document {document.id!r} in {place} has label {document.label}, "
+                    f"Document {document.id!r} in {where} has label {document.label}, "
                     f"but labels run from 0 to {self.num_labels - 1}."
                 )
         # Predictions are stored by id, so two documents of one split must not share one.
         counts = Counter(document.id for document in documents)
         repeated = [document_id for document_id, count in counts.items() if count > 1]
         if repeated:
-            raise ValueError(f"Document id {repeated[0]!r} occurs more than once in {place}.")
+            raise ValueError(f"Document id {repeated[0]!r} occurs more than once in {where}.")

@@ -30,15 +30,15 @@ class EncodedDocuments:
     max_length: int
 
     def over_limit(self) -> list[int]:
-        """The places of the documents that were cut."""
-        return [place for place, length in enumerate(self.lengths) if length > self.max_length]
+        """The indices of the documents that were cut."""
+        return [index for index, length in enumerate(self.lengths) if length > self.max_length]
 
 
 @dataclass(frozen=True)
 class ChunkedDocuments:
     """Documents in chunks of at most `max_length` token ids, the chunks of a document one after the other.
 
-    `documents[i]` is the place of the document that chunk `i` is part of.
+    `documents[i]` is the index of the document that chunk `i` is part of.
     """
 
     input_ids: tuple[TokenIds, ...]
@@ -63,10 +63,10 @@ def chunk_documents(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, ma
     """
     frame = _Frame.of(tokenizer, max_length)
     input_ids, documents = [], []
-    for place, content in enumerate(_contents(texts, tokenizer)):
+    for index, content in enumerate(_contents(texts, tokenizer)):
         for start in range(0, max(len(content), 1), frame.room):
             input_ids.append(frame.around(content[start : start + frame.room]))
-            documents.append(place)
+            documents.append(index)
     return ChunkedDocuments(tuple(input_ids), tuple(documents), max_length)
 
 
@@ -82,7 +82,7 @@ class _Frame:
     def of(cls, tokenizer: PreTrainedTokenizerBase, max_length: int) -> _Frame:
         # Seen on an example, because only some tokenizers have a method that adds the special tokens to ids.
         example = tokenizer("a", return_special_tokens_mask=True)
-        content = [place for place, special in enumerate(example["special_tokens_mask"]) if not special]
+        content = [index for index, special in enumerate(example["special_tokens_mask"]) if not special]
         before = np.array(example["input_ids"][: content[0]], dtype=np.int32)
         after = np.array(example["input_ids"][content[-1] + 1 :], dtype=np.int32)
         room = max_length - len(before) - len(after)
@@ -102,7 +102,7 @@ class _Frame:
 
 
 def readable(text: str) -> str:
-    """The text with a replacement character for half of a pair, such as of an emoji that was cut in two."""
+    """The text with a replacement character for half a surrogate pair, such as an emoji that was cut in two."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 

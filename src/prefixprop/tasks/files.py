@@ -1,8 +1,8 @@
 """A classification task of your own: from files, or from a data set of the hub, with named columns.
 
 Files are JSON lines (`.jsonl`, `.jsonl.gz`), CSV, TSV or Parquet, one or more per split. Labels are names or numbers.
-The labels of train are the labels there are. Without dev, a tenth of train, drawn alike from every label with a fixed
-seed, becomes dev; without test, the test of the task is empty.
+The task has the labels that occur in train. Without dev, a tenth of train becomes dev, stratified by label and drawn
+with a fixed seed; without test, the test of the task is empty.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SECRET = -1  # how the hub marks the labels of a benchmark's secret test
 
 @dataclass(frozen=True)
 class HubDataset:
-    """A data set of the hub: the rows of its splits, the columns to read, and what to tell the user about it."""
+    """A data set of the hub: the rows of its splits, the columns to read, and remarks for the user."""
 
     splits: dict[str, Iterator[Row]]
     columns: Columns
@@ -34,13 +34,13 @@ class HubDataset:
 def load_hub_dataset(name: str, config: str | None, columns: Columns, instead: str) -> HubDataset:
     """Load a data set of the hub, or from the cache of an earlier download; `instead` says what to do if that fails.
 
-    Numbers that the hub knows the names of become labels with names. A test whose labels are kept secret is left out.
+    Label numbers become names where the hub has names for them. A test split with secret labels is left out.
     """
     datasets = import_optional("datasets", "Data sets of the hub")
     full_name = name if config is None else f"{name} ({config})"
     try:
         loaded = datasets.load_dataset(name, config)
-    except Exception as error:  # the library passes on whatever the network, the hub and the data raise
+    except Exception as error:  # the library lets every error of the network, the hub and the data through
         reason = str(error).strip().splitlines() or [""]
         raise ConnectionError(
             f"The data set {full_name} cannot be loaded from the hub ({type(error).__name__}: {reason[0]}). Check "
@@ -66,9 +66,9 @@ def load_hub_dataset(name: str, config: str | None, columns: Columns, instead: s
     return HubDataset(splits, columns, remarks)
 
 
-def _rows(table: Any, place: str) -> Iterator[Row]:
+def _rows(table: Any, location: str) -> Iterator[Row]:
     for number, record in enumerate(table, start=1):
-        yield Row(f"{place}, row {number}", record)
+        yield Row(f"{location}, row {number}", record)
 
 
 Paths = Sequence[str | Path]

@@ -2,7 +2,7 @@
 
 Train and dev are Longformer's split of the 645 published articles. That split's own test is not used: 58 of
 its 65 articles are also in train or dev. Test is the official test set of the shared task, less the articles
-whose text also stands among the 645. `assets/hyperpartisan/ATTRIBUTION.md` names the sources and the licence.
+whose text is also among the 645. `assets/hyperpartisan/ATTRIBUTION.md` names the sources and the licence.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def load_hyperpartisan(data_dir: Path | None = None) -> ClassificationTask:
         if data_dir is not None:
             raise ValueError(
                 f"{data_dir}: Hyperpartisan cannot be read from this folder ({problem}). It must hold "
-                "train.jsonl.gz, test.jsonl.gz and hp-splits.json; without a data directory, the shipped one is."
+                "train.jsonl.gz, test.jsonl.gz and hp-splits.json; without --data-dir the shipped data is used."
             ) from error
         raise RuntimeError(
             "The Hyperpartisan data set inside the package is missing or damaged; reinstall prefixprop "

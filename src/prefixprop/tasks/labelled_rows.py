@@ -1,4 +1,4 @@
-"""From rows of a table to a classification task: ids, texts and labels, each checked where it stands."""
+"""From rows of a table to a classification task: ids, texts and labels, with errors that name the row."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Columns:
         text: The document.
         label: Its label, a name or a number.
         id: What the document is called in predictions; None: see `default_id_column`.
-        label_name: The name of a label that is a number; a table may go without this column.
-        label_names: The names of the labels, which then are numbers from 0.
+        label_name: The name of a label that is a number; a table may lack this column.
+        label_names: The names of the labels, where the labels are numbers from 0.
     """
 
     text: str = "text"
@@ -47,7 +47,7 @@ class _Label:
 
 @dataclass(frozen=True)
 class _LabelledRow:
-    place: str
+    location: str
     id: str
     text: str
     label: _Label
@@ -74,7 +74,7 @@ def build_task(
         train, dev = split_off(train, DEV_FRACTION)
         remarks += (
             f"no dev documents were given: {len(dev):,} of {len(train_rows):,} train documents, "
-            f"drawn with seed {SPLIT_SEED} from every label alike, are dev",
+            f"drawn with seed {SPLIT_SEED} and stratified by label, are dev",
         )
     test = labels.documents(_labelled_rows(splits.get("test", ()), columns, prepare))
     return ClassificationTask(name, labels.names, train=train, dev=dev, test=test, remarks=remarks)
@@ -83,13 +83,13 @@ def build_task(
 def label_documents(
     rows: Iterable[Row], columns: Columns, label_names: Sequence[str], prepare: Callable[[str], str] = str
 ) -> Split:
-    """Make documents of rows whose labels are given, such as those of a trained model; others are refused."""
+    """Make documents of rows; a label that is not one of `label_names`, such as a model's labels, is refused."""
     indices = {name: index for index, name in enumerate(label_names)}
     documents = []
     for row in _labelled_rows(rows, columns, prepare):
         if row.label.name not in indices:
             raise ValueError(
-                f"{row.place}: the label {row.label.name!r} is unknown; the labels are {_listed(label_names)}."
+                f"{row.location}: the label {row.label.name!r} is unknown; the labels are {_listed(label_names)}."
             )
         documents.append(Document(row.id, row.text, indices[row.label.name]))
     return tuple(documents)
@@ -109,7 +109,7 @@ class _LabelSet:
             raise ValueError("There are no train documents.")
         if len(self.names) < 2:
             raise ValueError(
-                f"{train[0].place}: this and all of the {len(train):,} train documents have the label "
+                f"{train[0].location}: this and all of the {len(train):,} train documents have the label "
                 f"{self.names[0]!r}; a classifier needs at least two labels to learn."
             )
         self._indices = {name: index for index, name in enumerate(self.names)}
@@ -127,18 +127,18 @@ class _LabelSet:
         label = row.label
         if label.name not in self._indices:
             raise ValueError(
-                f"{row.place}: no train document has the label {label.name!r}; train has {_listed(self.names)}."
+                f"{row.location}: no train document has the label {label.name!r}; train has {_listed(self.names)}."
             )
         first = self._first_rows[label.name]
         if label.number != first.label.number:
             raise ValueError(
-                f"{row.place}: the label {label.name!r} has the number {_spelled(label.number)} here and "
-                f"{_spelled(first.label.number)} at {first.place}; a name must have one number."
+                f"{row.location}: the label {label.name!r} has the number {_spelled(label.number)} here and "
+                f"{_spelled(first.label.number)} at {first.location}; a name must have one number."
             )
         if (other := self._names_by_meaning[label.meaning]) != label.name:
             raise ValueError(
-                f"{row.place}: the label {_spelled(label.number)} has the name {label.name!r} here and {other!r} at "
-                f"{self._first_rows[other].place}; a number must have one name."
+                f"{row.location}: the label {_spelled(label.number)} has the name {label.name!r} here and {other!r} "
+                f"at {self._first_rows[other].location}; a number must have one name."
             )
         return self._indices[label.name]
 
@@ -153,11 +153,11 @@ def _labelled_rows(rows: Iterable[Row], columns: Columns, prepare: Callable[[str
     rows = list(rows)
     for row, document_id in zip(rows, _ids(rows, columns.id), strict=True):
         text = prepare(text_of(row, columns.text))
-        yield _LabelledRow(row.place, document_id, text, _label(row, columns))
+        yield _LabelledRow(row.location, document_id, text, _label(row, columns))
 
 
 def default_id_column(first: Row) -> str | None:
-    """Where nobody named a column of ids: "id" if the first row has it; without it documents are numbered from 1."""
+    """The column of ids if the user named none: "id" if the first row has it; otherwise documents get numbers."""
     return _ID_COLUMN if _ID_COLUMN in first.values else None
 
 
@@ -165,53 +165,53 @@ def _ids(rows: Sequence[Row], column: str | None) -> list[str]:
     if column is not None:
         return _distinct_ids(rows, column)
     if rows and (found := default_id_column(rows[0])) is not None:
-        with contextlib.suppress(ValueError):  # nobody said that this column has an id for every document
+        with contextlib.suppress(ValueError):  # the user did not say that this column has an id for every document
             return _distinct_ids(rows, found)
     return [str(number) for number in range(1, len(rows) + 1)]
 
 
 def _distinct_ids(rows: Sequence[Row], column: str) -> list[str]:
-    places: dict[str, str] = {}
+    locations: dict[str, str] = {}
     for row in rows:
         document_id = id_of(row, column)
-        if document_id in places:
+        if document_id in locations:
             raise ValueError(
-                f"{row.place}: the id {document_id!r} is also that of {places[document_id]}; ids must differ within "
-                "a split."
+                f"{row.location}: the id {document_id!r} is also that of {locations[document_id]}; ids must differ "
+                "within a split."
             )
-        places[document_id] = row.place
-    return list(places)
+        locations[document_id] = row.location
+    return list(locations)
 
 
 def _value(row: Row, column: str) -> Any:
     if column not in row.values:
         there = ", ".join(str(name) for name in row.values)
-        raise ValueError(f"{row.place}: there is no column {column!r}; the columns are {there}.")
+        raise ValueError(f"{row.location}: there is no column {column!r}; the columns are {there}.")
     return row.values[column]
 
 
 def text_of(row: Row, column: str) -> str:
-    """The document of a row; a gap in the table is an empty one."""
+    """The text of a row; a gap in the table is an empty text."""
     text = _value(row, column)
     if text is None:  # an empty document, which is counted rather than refused
         return ""
     if not isinstance(text, str):
-        raise ValueError(f"{row.place}: the column {column!r} must hold text, got {_described(text)}.")
+        raise ValueError(f"{row.location}: the column {column!r} must hold text, got {_described(text)}.")
     return text
 
 
 def id_of(row: Row, column: str) -> str:
-    """What the document of a row is called."""
+    """The id of the document in a row."""
     document_id = _value(row, column)
     if document_id is None or document_id == "":
-        raise ValueError(f"{row.place}: the id (column {column!r}) is missing.")
+        raise ValueError(f"{row.location}: the id (column {column!r}) is missing.")
     if not isinstance(document_id, str | int):
-        raise ValueError(f"{row.place}: the id must be text or a whole number, got {_described(document_id)}.")
+        raise ValueError(f"{row.location}: the id must be text or a whole number, got {_described(document_id)}.")
     return str(document_id)
 
 
 def _label(row: Row, columns: Columns) -> _Label:
-    value, subject = _value(row, columns.label), f"{row.place}: the label (column {columns.label!r})"
+    value, subject = _value(row, columns.label), f"{row.location}: the label (column {columns.label!r})"
     if columns.label_names is not None:
         if not (isinstance(value, int) and 0 <= value < len(columns.label_names)):
             raise ValueError(f"{subject} must be a number from 0 to {len(columns.label_names) - 1}, got {value!r}.")
@@ -220,7 +220,7 @@ def _label(row: Row, columns: Columns) -> _Label:
     name = None if columns.label_name is None else row.values.get(columns.label_name)
     if name is None:
         return label
-    named = _plain_label(name, f"{row.place}: the label's name (column {columns.label_name!r})")
+    named = _plain_label(name, f"{row.location}: the label's name (column {columns.label_name!r})")
     return _Label(named.name, label.number, named.name if label.number is None else label.number)
 
 

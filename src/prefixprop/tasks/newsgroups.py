@@ -2,7 +2,7 @@
 
 As in the paper, headers, footers and quotes are removed as scikit-learn does, the by-date train is train, and the
 by-date test is halved into dev and test, stratified, seed 10. The posts are put in the order of their ids first, so
-that the halves are the same wherever the posts come from. Posts that were nothing but quotes are kept, empty.
+that the halves are the same wherever the posts come from. Posts that were nothing but quotes stay, as empty texts.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The data sets that go by a name, one row each: `load_task("newsgroups")`.
+"""The data sets that have a name, one row each: `load_task("newsgroups")`.
 
 A new task is its loader, in a file of its own, and a row here, or from elsewhere `TASKS[row.name] = row`.
 """
@@ -22,18 +22,18 @@ Task = ClassificationTask | QuestionTask
 
 @dataclass(frozen=True)
 class TaskSource:
-    """What is known of a data set before it is loaded.
+    """What is known about a data set before it is loaded.
 
     Attributes:
-        name: What it is called on the command line.
+        name: Its name on the command line.
         summary: What it is, in one line.
         origin: Where its documents come from when no data directory is given.
         metric: The measure on dev by which the best checkpoint is chosen.
         load: Loads it, from a data directory if one is given.
         max_length: How many tokens of a document the paper reads with Longformer; None: as many as the model does.
-        epochs: How many the paper trains for (Appendix A).
+        epochs: How many epochs the paper trains (Appendix A).
         num_virtual_tokens: How long the paper's prefix is.
-        prepare: What is done to a text of any origin before a model that was trained on this task reads it.
+        prepare: Cleans any text before a model that was trained on this task reads it.
         answers_questions: Whether candidates of questions are scored, rather than documents classified.
     """
 
@@ -65,7 +65,7 @@ _SOURCES = (
         summary="20-newsgroups by date: 20 classes, 11,314 / 3,766 / 3,766 posts",
         origin="scikit-learn's fetch_20newsgroups",
         metric="micro_f1",
-        # No `prepare`: what removes the headers of a post would remove the first paragraph of any other document.
+        # No `prepare`: removing headers would remove the first paragraph of any document that is not a post.
         load=load_newsgroups,
     ),
     TaskSource(
@@ -92,7 +92,7 @@ def _own_documents(data_dir: Path | None) -> Task:
     raise ValueError("Documents of your own have files, not a name; see load_files and load_hub.")
 
 
-# What holds for documents of one's own, from files or the hub.
+# Documents of the user's own, from files or the hub.
 OWN_DOCUMENTS = TaskSource(
     name="files",
     summary="Documents of your own",
@@ -104,7 +104,7 @@ OWN_DOCUMENTS = TaskSource(
 
 
 def load_task(name: str, data_dir: str | Path | None = None) -> Task:
-    """Load the data set of that name, from `data_dir` if given, otherwise from where it comes from."""
+    """Load the data set of that name, from `data_dir` if given, otherwise from its origin."""
     if name not in TASKS:
         raise ValueError(f"Unknown task {name!r}; choose one of {', '.join(TASKS)}.")
     return TASKS[name].load(None if data_dir is None else Path(data_dir))
@@ -120,7 +120,7 @@ def load_data(
     test_files: Sequence[str] = (),
     **columns: Any,
 ) -> Task:
-    """Load a task by its name, or a data set of the hub, or files of one's own."""
+    """Load a task by its name, or a data set of the hub, or the user's own files."""
     if task is not None:
         return load_task(task, data_dir)
     columns = {name: value for name, value in columns.items() if value is not None}

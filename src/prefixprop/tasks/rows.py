@@ -1,6 +1,6 @@
 """Reading tables of documents row by row: JSON lines, CSV, TSV and Parquet, in files and in folders.
 
-Every row knows where it stands, so that whatever is wrong with it can be reported as `file:line`.
+Every row knows its location, so that an error in it can be reported as `file:line`.
 """
 
 from __future__ import annotations
@@ -43,27 +43,27 @@ def iterate_json_lines(path: Path | Traversable) -> Iterator[tuple[int, dict[str
             raise ValueError(f"{path}:{number + 1}: the gzip data is damaged: {error}") from error
 
 
-def decode_line(line: bytes, place: str) -> str:
-    """Decode a line of a UTF-8 file; `place` is its `file:line`, for the error."""
+def decode_line(line: bytes, location: str) -> str:
+    """Decode a line of a UTF-8 file; `location` is its `file:line`, for the error."""
     try:
         # Editors on Windows begin a file with a byte-order mark, which is no part of its text.
         return line.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{place}: the text is not UTF-8 ({error}); save the file as UTF-8.") from error
+        raise ValueError(f"{location}: the text is not UTF-8 ({error}); save the file as UTF-8.") from error
 
 
-def parse_object(line: bytes, place: str) -> dict[str, Any]:
-    """Parse a line that must hold one JSON object; `place` is its `file:line`, for the error."""
-    # Without its end: of an object that breaks off, Python would tell the column in the line after.
-    text = decode_line(line, place).rstrip(" \t\r\n")
+def parse_object(line: bytes, location: str) -> dict[str, Any]:
+    """Parse a line that must hold one JSON object; `location` is its `file:line`, for the error."""
+    # Without its line end: for an object that breaks off, Python would report a column in the next line.
+    text = decode_line(line, location).rstrip(" \t\r\n")
     try:
         record = json.loads(text)
     except json.JSONDecodeError as error:
-        raise ValueError(f"{place}: broken JSON: {error.msg} (column {error.colno})") from error
+        raise ValueError(f"{location}: broken JSON: {error.msg} (column {error.colno})") from error
     except (ValueError, RecursionError) as error:  # numbers of thousands of digits, lists within thousands of lists
-        raise ValueError(f"{place}: this JSON cannot be read: {error}") from error
+        raise ValueError(f"{location}: this JSON cannot be read: {error}") from error
     if not isinstance(record, dict):
-        raise ValueError(f"{place}: expected a JSON object, got {type(record).__name__}")
+        raise ValueError(f"{location}: expected a JSON object, got {type(record).__name__}")
     return record
 
 
@@ -75,17 +75,17 @@ _PARQUET_ROWS_AT_ONCE = 256
 
 @dataclass(frozen=True)
 class Row:
-    """One row of a table; `place` is its file and line, for messages."""
+    """One row of a table; `location` is its file and line, for messages."""
 
-    place: str
+    location: str
     values: Mapping[str, Any]
 
 
 def read_rows(paths: Iterable[str | Path]) -> Iterator[Row]:
     """Read the rows of one or more files, one file after the other, by what their names end in (`ENDINGS`).
 
-    Text is UTF-8. CSV and TSV files begin with a row of column names and quote with `"`. Every file is looked for at
-    once; its content is read, and a file without rows complained about, while the rows are taken.
+    Text is UTF-8. CSV and TSV files begin with a row of column names and quote with `"`. A missing file raises an
+    error at once; a broken or empty one while the rows are read.
     """
     readers = [(path, _reader(path)) for path in map(Path, paths)]
     return _rows_of(readers)
@@ -127,25 +127,25 @@ def _read_tsv(path: Path) -> Iterator[Row]:
 
 def _read_separated(path: Path, separator: str) -> Iterator[Row]:
     csv.field_size_limit(_LONGEST_CSV_FIELD)
-    # Not strict, the csv module would read on to the end of the file for a quote that nobody closed.
+    # If not strict, the csv module would read to the end of the file after a quote that is never closed.
     reader = csv.reader(_decoded_lines(path), delimiter=separator, strict=True)
     names: list[str] = []
     line = 1
     try:
         for fields in reader:
-            place = f"{path}:{line}"
+            location = f"{path}:{line}"
             line = reader.line_num + 1
             if not fields:
                 continue
             if not names:
-                names = _column_names(fields, place)
+                names = _column_names(fields, location)
             elif len(fields) != len(names):
                 raise ValueError(
-                    f"{place}: broken row: {len(fields)} fields where there are {len(names)} columns "
+                    f"{location}: broken row: {len(fields)} fields where there are {len(names)} columns "
                     f"({', '.join(names)}); a text with a separator, a quote or a line break must be quoted."
                 )
             else:
-                yield Row(place, dict(zip(names, fields, strict=True)))
+                yield Row(location, dict(zip(names, fields, strict=True)))
     except csv.Error as error:
         raise ValueError(
             f"{path}:{line}: broken row: {error}; quotes inside a quoted text must be doubled, and closed at its end."
@@ -153,17 +153,17 @@ def _read_separated(path: Path, separator: str) -> Iterator[Row]:
 
 
 def _decoded_lines(path: Path) -> Iterator[str]:
-    # Decoding line by line, rather than by the file object, is what tells the line of a wrong byte.
+    # The file object would not say in which line a wrong byte is; decoding line by line does.
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             yield decode_line(line, f"{path}:{number}")
 
 
-def _column_names(names: list[str], place: str) -> list[str]:
+def _column_names(names: list[str], location: str) -> list[str]:
     repeated = [name for name, count in Counter(names).items() if count > 1]
     if repeated:
         raise ValueError(
-            f"{place}: the column {repeated[0]!r} occurs more than once; give every column its own name."
+            f"{location}: the column {repeated[0]!r} occurs more than once; give every column its own name."
         )
     return names
 
@@ -198,13 +198,13 @@ _ENDING = "|".join(re.escape(ending) for ending in ENDINGS)
 
 
 def check_folder(folder: Path) -> None:
-    """Complain if the folder of a data set is not there."""
+    """Raise an error unless the folder of a data set exists."""
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder}: there is no such folder (data directory).")
 
 
 def find_split_files(folder: Path, *split_names: str) -> list[Path]:
-    """The files of one split, which may go by several names ("dev", "validation"); an empty list if there are none.
+    """The files of one split, which may have several names ("dev", "validation"); an empty list if there are none.
 
     All of them must have the same name and ending but for the number of a part: which of `train.csv` and
     `train.jsonl` is meant, only the user can say.
@@ -217,5 +217,5 @@ def find_split_files(folder: Path, *split_names: str) -> list[Path]:
         raise ValueError(f"{folder}: several files could be {split_names[0]}: {found}; keep one of them.")
     parts = matches[0]["parts"] if matches else None
     if parts is not None and len(matches) != int(parts):
-        raise ValueError(f"{folder}: {split_names[0]} has {int(parts)} parts, of which there are only {found}.")
+        raise ValueError(f"{folder}: {split_names[0]} has {int(parts)} parts, but there are only {found}.")
     return [folder / match[0] for match in matches]

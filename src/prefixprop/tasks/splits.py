@@ -1,6 +1,6 @@
 """Dividing documents: a part split off, a sample drawn, or folds for cross-validation.
 
-Which documents make a fold hangs on the train documents and `FOLD_SEED` alone, never on the seed of a run: all
+Which documents make a fold depends on the train documents and `FOLD_SEED` alone, never on the seed of a run: all
 methods, settings and seeds share their folds, so that means over folds can be compared.
 """
 
@@ -26,33 +26,31 @@ SPLIT_SEED = 10  # the seed with which the paper's authors halved the test of 20
 
 
 def split_off(documents: Split, fraction: float, seed: int = SPLIT_SEED) -> tuple[Split, Split]:
-    """Return what is kept and the `fraction` split off: stratified by label, each part in its old order.
+    """Return what remains and the `fraction` split off: stratified by label, each part in its old order.
 
     The choice is that of scikit-learn's `train_test_split`. At least one document per label is split off, unless
-    the label has a single document, which is kept.
+    the label has a single document, which remains.
     """
     from sklearn.model_selection import train_test_split
 
     counts = Counter(document.label for document in documents)
-    places = [place for place, document in enumerate(documents) if counts[document.label] > 1]
-    if not places:
+    indices = [index for index, document in enumerate(documents) if counts[document.label] > 1]
+    if not indices:
         raise ValueError(
             f"{len(documents)} documents cannot be split in two: no label has two of them. Give both parts as files."
         )
-    labels = [documents[place].label for place in places]
-    size = max(math.ceil(fraction * len(places)), len(set(labels)))
-    _, chosen = train_test_split(places, test_size=size, stratify=labels, random_state=seed)
-    split = set(chosen)
-    kept = tuple(document for place, document in enumerate(documents) if place not in split)
-    return kept, tuple(documents[place] for place in sorted(split))
+    labels = [documents[index].label for index in indices]
+    size = max(math.ceil(fraction * len(indices)), len(set(labels)))
+    _, chosen = train_test_split(indices, test_size=size, stratify=labels, random_state=seed)
+    return _divided(documents, set(chosen))
 
 
 def draw_sample(items: Sequence[Item], limit: int | None, seed: int) -> tuple[Item, ...]:
-    """So many of the items, always the same ones for a seed, in their order."""
+    """At most `limit` items, always the same ones for a seed, in their order."""
     if limit is None or limit >= len(items):
         return tuple(items)
     chosen = sorted(random.Random(seed).sample(range(len(items)), limit))
-    return tuple(items[place] for place in chosen)
+    return tuple(items[index] for index in chosen)
 
 
 FOLD_SEED = 10
@@ -62,7 +60,7 @@ def leave_out_fold(task: Task, folds: int, fold: int) -> Task:
     """The task with fold number `fold`, from 0, moved from train to dev; both keep their order.
 
     The task's own dev and its test are dropped: nothing that is chosen by folds may have seen them. Documents are
-    stratified by label, as scikit-learn's `StratifiedKFold` does it; questions have no labels, and are not.
+    stratified by label, as by scikit-learn's `StratifiedKFold`; questions have no labels and are not stratified.
     """
     if len(task.train) < folds:
         raise ValueError(
@@ -70,16 +68,16 @@ def leave_out_fold(task: Task, folds: int, fold: int) -> Task:
             "folds; choose fewer."
         )
     if isinstance(task, QuestionTask):
-        questions, judged = _divided(task.train, _places_of_fold(len(task.train), None, folds, fold))
-        return replace(task, train=questions, dev=judged, test=())
+        questions, left_out = _divided(task.train, _indices_of_fold(len(task.train), None, folds, fold))
+        return replace(task, train=questions, dev=left_out, test=())
     labels = [document.label for document in task.train]
-    train, dev = _divided(task.train, _places_of_fold(len(labels), labels, folds, fold))
+    train, dev = _divided(task.train, _indices_of_fold(len(labels), labels, folds, fold))
     unused = f"; the {len(task.dev):,} dev documents are not used" if task.dev else ""
-    instead = f"fold {fold} of {folds}, {len(dev):,} train documents, is left out of train and judged on{unused}"
-    return replace(task, train=train, dev=dev, test=(), remarks=(*task.remarks, instead, *_rare_labels(task, folds)))
+    remark = f"fold {fold} of {folds}, {len(dev):,} train documents, is left out of train and evaluated{unused}"
+    return replace(task, train=train, dev=dev, test=(), remarks=(*task.remarks, remark, *_rare_labels(task, folds)))
 
 
-def _places_of_fold(count: int, labels: Sequence[int] | None, folds: int, fold: int) -> set[int]:
+def _indices_of_fold(count: int, labels: Sequence[int] | None, folds: int, fold: int) -> set[int]:
     from sklearn.model_selection import KFold, StratifiedKFold
 
     # scikit-learn refuses to stratify where every label is rarer than folds, and warns where some are.
@@ -92,8 +90,8 @@ def _places_of_fold(count: int, labels: Sequence[int] | None, folds: int, fold: 
 
 
 def _divided(items: Sequence[Item], left_out: set[int]) -> tuple[tuple[Item, ...], tuple[Item, ...]]:
-    kept = tuple(item for place, item in enumerate(items) if place not in left_out)
-    return kept, tuple(items[place] for place in sorted(left_out))
+    remaining = tuple(item for index, item in enumerate(items) if index not in left_out)
+    return remaining, tuple(items[index] for index in sorted(left_out))
 
 
 def _rare_labels(task: ClassificationTask, folds: int) -> Iterator[str]:
@@ -102,4 +100,4 @@ def _rare_labels(task: ClassificationTask, folds: int) -> Iterator[str]:
     if len(rare) == len(counts):
         yield f"no label has {folds} train documents, so the {folds} folds are not stratified by label"
     elif rare:
-        yield f"fewer than {folds} train documents have the label {', '.join(rare)}, so some folds have none of it"
+        yield f"fewer than {folds} train documents have the label {', '.join(rare)}, so it is missing from some folds"

@@ -1,7 +1,7 @@
 """WikiHop (QAngaroo v1.1, Welbl et al., 2018): questions over several documents with given candidate answers.
 
 A folder holds `train` and `dev` as QAngaroo publishes them (`.json`, one array) or as JSON lines (`.jsonl`), either
-one gzipped or not. QAngaroo keeps its test set to itself, and the paper's table of data sets divides the 48,867
+one gzipped or not. QAngaroo keeps its test set secret, and the paper's table of data sets divides the 48,867
 published questions 90/5/5: unless there is a `test` file, `dev` is halved.
 """
 
@@ -74,15 +74,15 @@ def read_questions(path: str | Path) -> tuple[Question, ...]:
     """Read one file of questions; a bad record raises a `ValueError` that names the file and the record."""
     path = Path(path)
     questions: list[Question] = []
-    places: dict[str, int] = {}
+    numbers: dict[str, int] = {}
     for number, record in enumerate(_read_records(path), start=1):
         question = _question(record, f"{path}, record {number}")
-        if question.id in places:
+        if question.id in numbers:
             raise ValueError(
-                f"{path}, record {number}: the id {question.id!r} is already that of record {places[question.id]}; "
+                f"{path}, record {number}: the id {question.id!r} is already that of record {numbers[question.id]}; "
                 "give every question an id of its own."
             )
-        places[question.id] = number
+        numbers[question.id] = number
         questions.append(question)
     return tuple(questions)
 
@@ -127,42 +127,44 @@ def _read_records(path: Path) -> Sequence[Any]:
     return records
 
 
-def _question(record: Any, place: str) -> Question:
+def _question(record: Any, location: str) -> Question:
     if not isinstance(record, dict):
-        raise ValueError(f"{place}: expected a JSON object, got {type(record).__name__}.")
-    identifier, query, answer = (_text(record, name, place) for name in ("id", "query", "answer"))
-    candidates, supports = (_texts(record, name, place) for name in ("candidates", "supports"))
+        raise ValueError(f"{location}: expected a JSON object, got {type(record).__name__}.")
+    identifier, query, answer = (_text(record, name, location) for name in ("id", "query", "answer"))
+    candidates, supports = (_texts(record, name, location) for name in ("candidates", "supports"))
     if not candidates:
-        raise ValueError(f"{place}: question {identifier!r} has no candidates; give at least one.")
+        raise ValueError(f"{location}: question {identifier!r} has no candidates; give at least one.")
     if answer not in candidates:
-        raise ValueError(f"{place}: the answer {answer!r} is not among the candidates {list(candidates)}.")
+        raise ValueError(f"{location}: the answer {answer!r} is not among the candidates {list(candidates)}.")
     return Question(identifier, query, candidates, supports, candidates.index(answer))
 
 
-def _text(record: dict[str, Any], name: str, place: str) -> str:
-    value = _field(record, name, place)
+def _text(record: dict[str, Any], name: str, location: str) -> str:
+    value = _field(record, name, location)
     if not isinstance(value, str):
-        raise ValueError(f"{place}: the field {name!r} must be a string, got {type(value).__name__}.")
+        raise ValueError(f"{location}: the field {name!r} must be a string, got {type(value).__name__}.")
     return value
 
 
-def _texts(record: dict[str, Any], name: str, place: str) -> tuple[str, ...]:
-    value = _field(record, name, place)
+def _texts(record: dict[str, Any], name: str, location: str) -> tuple[str, ...]:
+    value = _field(record, name, location)
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        raise ValueError(f"{place}: the field {name!r} must be a list of strings.")
+        raise ValueError(f"{location}: the field {name!r} must be a list of strings.")
     return tuple(value)
 
 
-def _field(record: dict[str, Any], name: str, place: str) -> Any:
+def _field(record: dict[str, Any], name: str, location: str) -> Any:
     if name not in record:
-        raise ValueError(f"{place}: the field {name!r} is missing; there are: {', '.join(sorted(record)) or 'none'}.")
+        raise ValueError(
+            f"{location}: the field {name!r} is missing; there are: {', '.join(sorted(record)) or 'none'}."
+        )
     return record[name]
 
 
 def _halves(questions: tuple[Question, ...]) -> tuple[tuple[Question, ...], tuple[Question, ...]]:
     """Two random halves, always the same ones, each in the order of the file."""
-    places = list(range(len(questions)))
-    random.Random(HALVING_SEED).shuffle(places)
-    middle = (len(places) + 1) // 2
-    first, second = sorted(places[:middle]), sorted(places[middle:])
-    return tuple(questions[place] for place in first), tuple(questions[place] for place in second)
+    indices = list(range(len(questions)))
+    random.Random(HALVING_SEED).shuffle(indices)
+    middle = (len(indices) + 1) // 2
+    first, second = sorted(indices[:middle]), sorted(indices[middle:])
+    return tuple(questions[index] for index in first), tuple(questions[index] for index in second)

@@ -63,7 +63,7 @@ class TokenizedQuestion:
 class QuestionInput:
     """What goes into the encoder for one question: the candidate part in front of each of the chunks.
 
-    `candidate_positions` are the places of the `[ent]` tokens in the candidate part, which score the candidates.
+    `candidate_positions` are those of the `[ent]` tokens in the candidate part, which score the candidates.
     """
 
     id: str
@@ -107,13 +107,13 @@ def tokenize_question(question: Question, tokenizer: PreTrainedTokenizerBase) ->
 
 
 def shuffled(question: TokenizedQuestion, generator: Random) -> TokenizedQuestion:
-    """The question with its candidates and its supports in another order, and the answer where it went."""
+    """The question with its candidates and its supports in another order, and `answer` adjusted to it."""
     order, supports = list(range(len(question.candidates))), list(question.supports)
     generator.shuffle(order)
     generator.shuffle(supports)
     return replace(
         question,
-        candidates=tuple(question.candidates[place] for place in order),
+        candidates=tuple(question.candidates[index] for index in order),
         supports=tuple(supports),
         answer=order.index(question.answer),
     )
@@ -122,7 +122,7 @@ def shuffled(question: TokenizedQuestion, generator: Random) -> TokenizedQuestio
 def check_room(question: TokenizedQuestion, max_length: int) -> None:
     """Raise `CandidatePartTooLong` unless supports fit behind the candidate part.
 
-    Candidates are never dropped or cut: the right one might be among them, or the question become easier.
+    Candidates are never dropped or cut: that could remove the right one, or make the question easier.
     """
     room = max_length - question.candidate_part_length
     needed = min(MIN_SUPPORT_TOKENS, question.supports_length)
@@ -135,7 +135,7 @@ def check_room(question: TokenizedQuestion, max_length: int) -> None:
 
 
 def split_into_chunks(question: TokenizedQuestion, max_length: int, max_chunks: int | None = None) -> QuestionInput:
-    """Cut the supports into chunks that fit behind the candidate part; `max_chunks` drops what is behind them."""
+    """Cut the supports into chunks that fit behind the candidate part; only the first `max_chunks` are kept."""
     check_room(question, max_length)
     supports = _joined(question.supports)
     room = max(1, max_length - question.candidate_part_length)
@@ -145,7 +145,7 @@ def split_into_chunks(question: TokenizedQuestion, max_length: int, max_chunks: 
         id=question.id,
         candidate_part=_joined((question.query, *question.candidates)),
         candidate_positions=np.cumsum(lengths, dtype=np.int32)[:-1],
-        # Without supports there is still the candidate part to read.
+        # A question without supports still has its candidate part.
         chunks=tuple(chunks[:max_chunks]) or (supports,),
         answer=question.answer,
     )
@@ -187,14 +187,14 @@ class WikiHopDataset:
         max_length: The longest sequence in tokens, the candidate part included.
         shuffle: Put candidates and supports in another order, as in training: one that depends on `seed`, on the
             epoch (`set_epoch`) and on the question's id alone.
-        seed: Of the shuffling.
-        max_chunks: Read only so many chunks of a question, where memory is short; all of them if not set.
+        seed: The seed of the shuffling.
+        max_chunks: The most chunks of a question to read, to save memory; None reads all of them.
         oversized: What to do with a question whose candidate part leaves no room for supports: "raise", or "skip" it.
 
     Attributes:
-        questions: What is in the data set, in its order.
-        skipped: Ids of the questions that are not. An honest accuracy counts these as wrong.
-        cut: Ids of the questions that `max_chunks` takes supports from.
+        questions: The questions in the data set, in its order.
+        skipped: Ids of the questions that were left out. An honest accuracy counts these as wrong.
+        cut: Ids of the questions that lose supports to `max_chunks`.
         lengths: How many tokens the encoder reads for each question, over all its chunks.
     """
 
@@ -244,7 +244,7 @@ class WikiHopDataset:
         )
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the shuffling be that of `epoch`."""
+        """Shuffle as in this epoch from now on."""
         self._epoch.fill_(epoch)
 
     def __len__(self) -> int:

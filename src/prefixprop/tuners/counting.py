@@ -58,8 +58,8 @@ def count_parameters(model: nn.Module) -> ParameterCount:
         if id(parameter) in prefix or id(parameter) in originals:
             continue
         kinds = ((alpha, "alpha"), (added, "rest"), (encoder, "backbone"))
-        place = next((kind for members, kind in kinds if id(parameter) in members), "head")
-        totals[place] += parameter.numel()
+        part = next((kind for members, kind in kinds if id(parameter) in members), "head")
+        totals[part] += parameter.numel()
     return ParameterCount(prefix=sum(weight.numel() for weight in prefix.values()), **totals)
 
 

@@ -36,7 +36,7 @@ class PrefixAttention(nn.Module):
 
     def forward(self, layer: int, query: Tensor, keys: Tensor, values: Tensor, dropout: float) -> Tensor:
         """Queries [batch, heads, rows, size], prefix keys and values [batch or 1, heads, j, size]."""
-        # In float32 throughout: a polynomial of half-precision scores loses what tells keys apart.
+        # In float32 throughout: a polynomial of half-precision scores loses the differences between keys.
         with torch.autocast(query.device.type, enabled=False):
             rows = query.float()
             weights = F.dropout(self.kernel.weights(rows, keys.float()), dropout)

@@ -26,8 +26,8 @@ class PrefixNetwork(nn.Module):
 
     def forward(self, layer: int) -> Tensor:
         """[j, features] of one layer."""
-        place = slice(layer * self.features, (layer + 1) * self.features)
-        return F.linear(torch.tanh(self.inner(self.embedding)), self.outer.weight[place], self.outer.bias[place])
+        rows = slice(layer * self.features, (layer + 1) * self.features)
+        return F.linear(torch.tanh(self.inner(self.embedding)), self.outer.weight[rows], self.outer.bias[rows])
 
 
 class Prefix(nn.Module):
@@ -49,7 +49,7 @@ class Prefix(nn.Module):
             self.register_buffer("weight", start)
 
     def layer(self, index: int, batch: int) -> Tensor:
-        """One layer's prefix for `batch` examples; a single one for all where nothing tells them apart."""
+        """One layer's prefix for `batch` examples; a single one for all if they do not differ."""
         value = self._of_layer(index)[None]
         if self.training and self.dropout:
             value = F.dropout(value.expand(batch, *value.shape[1:]), self.dropout)

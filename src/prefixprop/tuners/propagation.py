@@ -75,7 +75,7 @@ class PropagationLayer(PrefixLayer):
         return ((_add_in_place if in_place else _add)(hidden_states, rows), *others)
 
     def _owns_states(self, index: int, layer: Any) -> bool:
-        """Whether nobody else holds what a layer is about to be given: not one that is computed again, nor a hook."""
+        """Whether nothing else uses the states that a layer is about to get: no recomputation and no hook."""
         again = layer.training and getattr(layer, "gradient_checkpointing", False)
         is_seen = len(layer._forward_pre_hooks) > 1 or is_output_watched(self.backbone.layers[index - 1])
         return not (again or is_seen)

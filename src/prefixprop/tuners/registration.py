@@ -32,7 +32,7 @@ AUTO_CLASSES: dict[str, Any] = {
 
 
 class BaseModels:
-    """Where an auto class of peft finds base models: the embedded ones by their names, others where it did before."""
+    """Where an auto class of peft finds base models: the embedded ones by their names, others as before."""
 
     def __init__(self, task: str, others: Any) -> None:
         self.task = task

@@ -190,7 +190,7 @@ def test_errors_and_deaths_are_answers(tmp_path: Path, monkeypatch: pytest.Monke
 
     try:
         death = answer("deadly")
-        assert "begun 2 times, and at the last its worker was killed" in death and "run.log" in death
+        assert "started 2 times, and the last time its worker was killed" in death and "run.log" in death
         mistake = answer("mistaken")
         assert "modules of --import cannot be imported" in mistake and "no_such_module" in mistake
         with monkeypatch.context() as patch:

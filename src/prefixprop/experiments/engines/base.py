@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Job:
-    """A run to be computed, in its own directory; what it prints goes to `log`."""
+    """A run to compute, in its own directory; what it prints goes to `log`."""
 
     settings: RunSettings
     run_dir: Path
@@ -29,7 +29,7 @@ class Job:
 
 @dataclass(frozen=True)
 class JobEnd:
-    """A job that has ended; `error` is None where its run directory now is finished."""
+    """A job that has ended; `error` is None if its run has finished."""
 
     job: Job
     error: str | None
@@ -39,7 +39,7 @@ class JobEnd:
 class Engine(Protocol):
     """Computes jobs, at most `slots` at once; a job that fails or is killed ends in a `JobEnd` like any other.
 
-    An engine calls `run_job` wherever it likes, as long as run directories come to lie where the jobs say.
+    An engine may call `run_job` anywhere, as long as the run directories end up where the jobs say.
     """
 
     @property
@@ -53,11 +53,11 @@ class Engine(Protocol):
         """The jobs that have ended since the last call, each once; waits up to `timeout` seconds for the first."""
 
     def close(self) -> None:
-        """Stop whatever is under way; run directories keep their checkpoints."""
+        """Stop all running jobs; run directories keep their checkpoints."""
 
 
 def run_job(job: Job, callbacks: Sequence[TrainerCallback] = ()) -> str | None:
-    """Train in this process, from the latest checkpoint if there is one; returns what went wrong, if anything did.
+    """Train in this process, from the latest checkpoint if there is one; returns the error, if any.
 
     Whatever a run raises is the end of this run only, so it is caught here, with the traceback in the log. A run that
     another process is training is waited for: it is no failure, and what it ends in counts here too.
@@ -67,22 +67,22 @@ def run_job(job: Job, callbacks: Sequence[TrainerCallback] = ()) -> str | None:
     try:
         while True:
             try:
-                train(job.settings, job.run_dir, resume=True, callbacks=callbacks, tell=tell_in_log)
+                train(job.settings, job.run_dir, resume=True, callbacks=callbacks, tell=print_note)
                 return None
             except FolderInUse:
-                wait_until_free(job.run_dir, tell_in_log)
+                wait_until_free(job.run_dir, print_note)
     except Exception as error:
         traceback.print_exc()
         expected = isinstance(error, (ValueError, RuntimeError)) and str(error)
         return str(error) if expected else f"{type(error).__name__}: {error}"
 
 
-def tell_in_log(note: str) -> None:
+def print_note(note: str) -> None:
     print(f"Note: {note}", flush=True)
 
 
 def import_modules(modules: Sequence[str], folder: str) -> None:
-    """Import what the sweep was told to import, in a process that computes; its own folder comes first."""
+    """Import the modules of `--import` in a process that computes; its own folder comes first."""
     if modules and folder not in sys.path:
         sys.path.insert(0, folder)
     for module in modules:
@@ -90,7 +90,7 @@ def import_modules(modules: Sequence[str], folder: str) -> None:
 
 
 def write_output_to(log: Path) -> None:
-    """From here on, whatever this process and its libraries print is appended to `log`."""
+    """From now on, append whatever this process and its libraries print to `log`."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("a", encoding="utf-8") as file:
         for descriptor in (1, 2):

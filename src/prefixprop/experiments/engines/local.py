@@ -1,4 +1,4 @@
-"""Runs in processes of this machine, each run in a process of its own."""
+"""Runs on this machine, each in its own process."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from prefixprop.experiments.engines.base import (
     Job,
     JobEnd,
     import_modules,
+    print_note,
     run_job,
-    tell_in_log,
     write_output_to,
 )
-from prefixprop.processes import SECONDS_TO_STOP, STOPPING, asked_by_signals
+from prefixprop.processes import SECONDS_TO_STOP, STOPPING, handling_signals
 
 # A server that has imported everything once forks a process in milliseconds, and unlike this process it has never
 # used threads or a GPU, which do not survive a fork. Windows has none.
 _START_METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
 
-# A process that has answered has nothing left to do but to give its memory back.
+# A process that has answered only has to free its memory.
 _SECONDS_TO_END = 30
 
 
@@ -42,12 +42,12 @@ class _Running:
 
 
 class LocalEngine:
-    """As many processes as are asked for; several share a GPU, and several GPUs are given out in turn.
+    """Runs in up to `processes` processes; several may share a GPU, and several GPUs are assigned in turn.
 
     Args:
         processes: How many runs at once.
         modules: Modules that are imported first, such as one that registers a kernel.
-        tell: Gets what a user should know while he waits.
+        tell: Gets notes for the user while the runs are computed.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class LocalEngine:
             raise ValueError(f"--processes: must be at least 1, got {processes}.")
         self._processes = processes
         self._modules = tuple(modules)
-        self._tell = tell
+        self._notify = tell
         self._running: list[_Running] = []
         self._context: Any = multiprocessing.get_context(_START_METHOD)
         if _START_METHOD == "forkserver":
@@ -79,7 +79,7 @@ class LocalEngine:
             daemon=True,
         )
         process.start()
-        sender.close()  # so that the answer ends with the process
+        sender.close()  # so that the connection closes when the process ends
         self._running.append(_Running(job, process, answer, time.monotonic(), slot))
 
     def collect(self, timeout: float) -> list[JobEnd]:
@@ -90,9 +90,9 @@ class LocalEngine:
         return [JobEnd(running.job, _error(running), time.monotonic() - running.started) for running in ended]
 
     def close(self) -> None:
-        """Stop what is under way, with a checkpoint each; whoever interrupts this does not wait for them."""
+        """Stop all running jobs, each with a checkpoint; an interrupt ends the waiting for them."""
         if self._running:
-            self._tell(STOPPING)
+            self._notify(STOPPING)
         try:
             for running in self._running:
                 running.process.terminate()
@@ -134,7 +134,7 @@ def _threads(processes: int) -> int | None:
 
 
 def _device(slot: int) -> str | None:
-    """The GPU of a slot, as CUDA_VISIBLE_DEVICES names it; None where there is nothing to choose."""
+    """The GPU of a slot, as CUDA_VISIBLE_DEVICES names it; None if there is nothing to choose."""
     import torch
 
     count = torch.cuda.device_count()
@@ -147,7 +147,7 @@ def _device(slot: int) -> str | None:
 def _work(
     job: Job, sender: Connection, folder: str, modules: Sequence[str], threads: int | None, device: str | None
 ) -> None:
-    """The whole life of a process, which is to see relative paths as the sweep does, from `folder`."""
+    """What a process does; it resolves relative paths as the sweep does, from `folder`."""
     os.chdir(folder)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the sweep, which then closes the engine
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -161,9 +161,9 @@ def _work(
     if threads is not None:
         torch.set_num_threads(threads)
     import_modules(modules, folder)
-    stop = StopWatch(tell_in_log)
+    stop = StopWatch(print_note)
     try:
-        with asked_by_signals(stop.ask):
+        with handling_signals(stop.ask):
             sender.send(run_job(job, [stop]))
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGTERM)

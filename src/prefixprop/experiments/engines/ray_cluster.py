@@ -1,7 +1,7 @@
-"""Runs as tasks of a Ray cluster, whose nodes share the file system that run directories lie on.
+"""Runs as tasks of a Ray cluster, whose nodes share the file system of the run directories.
 
 Ray carries a `Job` to a node and a line of text back; checkpoints and results go through the run directory. So a run
-whose node dies goes on, on another node, from its last checkpoint.
+whose node dies continues on another node, from its last checkpoint.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from prefixprop.experiments.engines.base import Job, JobEnd, import_modules, run_job, tell_in_log, write_output_to
+from prefixprop.experiments.engines.base import Job, JobEnd, import_modules, print_note, run_job, write_output_to
 from prefixprop.optional_packages import import_optional
-from prefixprop.processes import SECONDS_TO_STOP, STOPPING, asked_by_signals
+from prefixprop.processes import SECONDS_TO_STOP, STOPPING, handling_signals
 from prefixprop.runs.directory import RunDirectory
 
 _SECONDS_TO_ANSWER = 10
@@ -53,7 +53,7 @@ class Resources:
         return self.gpus_per_run or 0.0
 
     def resolved(self, nodes: Sequence[dict[str, float]]) -> Resources:
-        """With a number of GPUs, also where it was left to the cluster."""
+        """The same with a number of GPUs, which the cluster decides if it was not given."""
         if self.gpus_per_run is not None:
             return self
         return replace(self, gpus_per_run=1.0 if any(node.get("GPU", 0) for node in nodes) else 0.0)
@@ -63,7 +63,7 @@ class Resources:
         return sum(self._room_on(node) for node in nodes)
 
     def check_room(self, nodes: Sequence[dict[str, float]]) -> None:
-        """Raise if no node has what a run takes, for which it would wait for ever."""
+        """Raise if no node has what a run needs: it would wait forever."""
         if self.room(nodes):
             return
         problems = []
@@ -85,7 +85,7 @@ class Resources:
 
 
 def connect(address: str | None) -> Any:
-    """The package ray, connected to the cluster at `address`, or to one of this machine that is started for it."""
+    """The package ray, connected to the cluster at `address`, or to a new one on this machine."""
     ray = import_optional("ray", "Sweeps with --engine ray", extra="ray")
     if ray.is_initialized():
         raise RuntimeError("This process already uses a Ray cluster; call ray.shutdown() first.")
@@ -112,7 +112,7 @@ def disconnect(ray: Any) -> None:
 
 
 def _check_answers(address: str) -> None:
-    """Raise if nobody listens at the address, for whom Ray would wait a quarter of an hour."""
+    """Raise if nothing listens at the address: Ray would wait a quarter of an hour for it."""
     host, colon, port = address.rpartition(":")
     if not colon or "/" in address or not port.isdigit() or not 0 < int(port) < 65536:
         raise ValueError(
@@ -149,17 +149,17 @@ class _Running:
 class RayEngine:
     """Runs on the nodes of a Ray cluster, as many as their CPUs and GPUs have room for at the time.
 
-    Deaths of workers and nodes are counted here and not by Ray (`max_retries`), which does not tell a task that it is
-    a second attempt, and which repeats one that used up the memory without end.
+    Deaths of workers and nodes are counted here and not by Ray (`max_retries`), because Ray's tasks do not know that
+    they are a second attempt, and because Ray repeats one that used up the memory without end.
 
     Args:
         address: `host:port` of the cluster, or `auto` for the one on this machine; without it one is started here.
         cpus_per_run: CPUs that a run takes; it computes with as many threads.
-        gpus_per_run: The share of a GPU that a run takes: of 0.25, four share one. None is one GPU where the cluster
+        gpus_per_run: The share of a GPU that a run takes: with 0.25, four share one. None is one GPU if the cluster
             has any.
         modules: Modules that are imported first, such as one that registers a kernel.
-        retries: How often a run is taken up again whose worker or node died.
-        tell: Gets what a user should know while he waits.
+        retries: How often a run is started again after its worker or node died.
+        tell: Gets notes for the user while the runs are computed.
     """
 
     def __init__(
@@ -181,7 +181,7 @@ class RayEngine:
             raise
         self._modules = tuple(modules)
         self._retries = retries
-        self._tell = tell
+        self._notify = tell
         self._task = self._ray.remote(num_cpus=cpus_per_run, num_gpus=self._resources.gpus_of_run, max_retries=0)(
             _work
         )
@@ -207,11 +207,11 @@ class RayEngine:
         return [end for running in ended if (end := self._end(running)) is not None]
 
     def close(self) -> None:
-        """Stop what is under way, with a checkpoint each; whoever interrupts this does not wait for them."""
+        """Stop all running jobs, each with a checkpoint; an interrupt ends the waiting for them."""
         answers = [running.answer for running in self._running]
         try:
             if answers:
-                self._tell(STOPPING)
+                self._notify(STOPPING)
                 self._cancel(answers, SECONDS_TO_STOP)
         finally:
             if answers:
@@ -220,7 +220,7 @@ class RayEngine:
             disconnect(self._ray)
 
     def _cancel(self, answers: Sequence[Any], seconds: float, force: bool = False) -> None:
-        """Interrupt runs, or kill their workers, and wait for the end; nothing happens to those that have ended."""
+        """Interrupt runs, or kill their workers, and wait until they end; those that have ended are not touched."""
         for answer in answers:
             self._ray.cancel(answer, force=force)
         self._ray.wait(answers, num_returns=len(answers), timeout=seconds)
@@ -231,7 +231,7 @@ class RayEngine:
         self._running.append(replace(running, answer=answer))
 
     def _end(self, running: _Running) -> JobEnd | None:
-        """How a run has ended; None where it is taken up again."""
+        """How a run has ended; None if it is started again."""
         errors = self._ray.exceptions
         try:
             error = self._ray.get(running.answer)
@@ -250,11 +250,11 @@ class RayEngine:
         return JobEnd(running.job, error, time.monotonic() - running.started)
 
     def _nodes(self) -> list[dict[str, float]]:
-        """What each node has that is there now."""
+        """The resources of each live node."""
         return [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
 
     def _check_room(self) -> None:
-        """Raise if what the runs need has been gone for long; nodes that are replaced take a while to come."""
+        """Raise if the resources of the runs have been gone for long; replacing a node takes a while."""
         nodes = self._nodes()
         if self._resources.room(nodes):
             self._had_room = time.monotonic()
@@ -270,7 +270,7 @@ def _death(death: Exception, errors: Any, running: _Running) -> str:
     else:
         cause = "its worker was killed, as the system does where memory is used up"
     times = "once" if running.attempt == 1 else f"{running.attempt} times"
-    return f"The run was begun {times}, and at the last {cause}; see {running.job.log}."
+    return f"The run was started {times}, and the last time {cause}; see {running.job.log}."
 
 
 def _last_line(problem: Exception) -> str:
@@ -278,14 +278,14 @@ def _last_line(problem: Exception) -> str:
 
 
 def _has_results(job: Job) -> bool:
-    # Listing a folder makes network file systems forget that a file in it was not there before.
+    # Listing a folder makes network file systems forget that a file was missing before.
     with contextlib.suppress(OSError):
         os.listdir(job.run_dir)
     return RunDirectory(job.run_dir).is_finished()
 
 
 def _work(job: Job, folder: str, modules: Sequence[str], threads: int, attempt: int) -> str | None:
-    """A task: what `run_job` answers, in a worker that sees relative paths as the sweep does, from `folder`."""
+    """A task: calls `run_job` in a worker that resolves relative paths as the sweep does, from `folder`."""
     try:
         os.chdir(folder)
     except OSError as error:
@@ -306,9 +306,9 @@ def _work(job: Job, folder: str, modules: Sequence[str], threads: int, attempt: 
         except Exception as error:
             traceback.print_exc()
             return f"The modules of --import cannot be imported on {platform.node()} ({error})."
-        stop = StopWatch(tell_in_log)
-        # Ray interrupts a run that is cancelled as Ctrl-C would; what SIGTERM does to a worker is Ray's affair.
-        with asked_by_signals(stop.ask, [signal.SIGINT]):
+        stop = StopWatch(print_note)
+        # Ray interrupts a cancelled run as Ctrl-C would; Ray itself handles SIGTERM.
+        with handling_signals(stop.ask, [signal.SIGINT]):
             return run_job(job, [stop])
 
 
@@ -320,7 +320,7 @@ def _ray_node() -> str:
 
 @contextlib.contextmanager
 def _output_in(log: Path) -> Iterator[None]:
-    """Print to `log`, and afterwards to where Ray wants it: its workers compute one run after the other."""
+    """Print to `log`, and afterwards where Ray wants it again: a worker computes several runs in turn."""
     before = [os.dup(descriptor) for descriptor in (1, 2)]
     write_output_to(log)
     try:
