@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from transformers import TrainerCallback
 
+from prefixprop.runs.claim import LOCK
 from prefixprop.training import RunDirectory, RunResult, RunSettings, checkpoints, train
 from prefixprop.training.checkpoints import damage, list_checkpoints
 
@@ -225,7 +226,7 @@ def test_other_settings_cannot_be_resumed(documents: Path, tmp_path: Path) -> No
 
 def test_nothing_in_a_checkpoint_is_a_pickle(documents: Path, tmp_path: Path) -> None:
     run = train(tiny_settings(documents, epochs=1, keep_checkpoints=True), tmp_path / "run")
-    endings = {path.suffix for path in run.run_dir.rglob("*") if path.is_file()}
+    endings = {path.suffix for path in run.run_dir.rglob("*") if path.is_file() and path.name != LOCK}
     assert endings == {".safetensors", ".json", ".jsonl", ".yaml", ".md"}
     assert damage(list_checkpoints(run.run_dir / "checkpoints")[0]) is None
 
