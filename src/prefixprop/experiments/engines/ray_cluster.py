@@ -1,7 +1,9 @@
 """Runs as tasks of a Ray cluster, whose nodes share the file system that run directories lie on.
 
 Ray carries a `Job` to a node and a line of text back; checkpoints and results go through the run directory. So a run
-whose node dies goes on, on another node, from its last checkpoint.
+whose node dies goes on, on another node, from its last checkpoint. This engine alone decides which node computes a
+run, and gives a run to another only after Ray has told that its worker or node died: the lock on a run directory
+(`prefixprop.runs.claim`) may not be seen by other machines.
 """
 
 from __future__ import annotations
