@@ -2,8 +2,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+COMPAT := .venv-compat
 
-.PHONY: demo test lint format clean
+.PHONY: demo test compat lint format clean
 
 demo: $(INSTALLED)
 	$(BIN)/prefixprop train --config recipes/demo.yaml --run-dir runs/demo --overwrite
@@ -11,6 +12,11 @@ demo: $(INSTALLED)
 
 test: lint
 	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+# The core with the oldest transformers and peft that pyproject.toml allows.
+compat: $(COMPAT)/.installed
+	$(COMPAT)/bin/python -m pytest -n 2 --dist loadfile tests/test_golden.py tests/tuners tests/backbones \
+		tests/attention tests/models tests/training/test_resume.py --ignore tests/attention/gpu
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
@@ -27,5 +33,13 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	touch $@
 
+# All else as pinned, but for what transformers itself asks for in versions that fit it.
+$(COMPAT)/.installed: pyproject.toml constraints.txt constraints-oldest.txt
+	$(PYTHON) -m venv $(COMPAT)
+	grep -vE '^(transformers|peft|tokenizers|huggingface_hub)==' constraints.txt > $(COMPAT)/constraints.txt
+	$(COMPAT)/bin/pip install --quiet --constraint $(COMPAT)/constraints.txt --constraint constraints-oldest.txt \
+		--editable . hypothesis pytest pytest-xdist triton
+	touch $@
+
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(COMPAT) .pytest_cache .mypy_cache .ruff_cache .hypothesis

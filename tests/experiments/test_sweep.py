@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import io
 import json
 import os
 import threading
 import time
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -304,7 +304,8 @@ def test_bugs_end_one_run_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     def broken(*_: object, **__: object) -> None:
         raise KeyError("oops")
 
-    monkeypatch.setattr(importlib.import_module("prefixprop.training.train"), "train", broken)
+    # The package has a function of the same name as its module.
+    monkeypatch.setattr(import_module("prefixprop.training.train"), "train", broken)
     settings = read_plan(write_plan(tmp_path)).cells[0].settings
     assert run_job(Job(settings, tmp_path / "run", tmp_path / "log")) == "KeyError: 'oops'"
 

@@ -1,8 +1,13 @@
-"""What happens besides training: the epoch's number, its history, the times of checkpoints and an early end."""
+"""What happens besides training.
+
+The epoch's number, its history, the best epoch, the times of checkpoints, what a resumed run gets back, and an early
+end.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +17,7 @@ from accelerate.utils import broadcast_object_list
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from prefixprop.atomic_files import write_text
+from prefixprop.training.checkpoints import restore_generators
 from prefixprop.training.trainer import RunTrainer
 
 
@@ -40,6 +46,57 @@ class History(TrainerCallback):
         if state.is_world_process_zero:
             lines = [json.dumps(line) + "\n" for line in epoch_lines(state.log_history)]
             write_text(self.path, "".join(lines))
+
+
+class BestEpoch(TrainerCallback):
+    """Has the trainer hold what was trained whenever dev's metric is better than ever before."""
+
+    def __init__(self, trainer: RunTrainer, metric: str) -> None:
+        self.trainer, self.metric = trainer, metric
+
+    def on_evaluate(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        metrics: dict[str, float],
+        **_: Any,
+    ) -> None:
+        # The Trainer compares in the same way, but later: here the best is still that of the epochs before.
+        best = -math.inf if state.best_metric is None else state.best_metric
+        if metrics[f"eval_{self.metric}"] > best:
+            self.trainer.keep_as_best()
+
+
+class Resumption(TrainerCallback):
+    """Gives a resumed run its optimizer, its schedule and its random generators back.
+
+    The Trainer does the same, at the same places, with checkpoints of its own, and passes over what a checkpoint does
+    not have in files of its names.
+    """
+
+    def __init__(self, trainer: RunTrainer) -> None:
+        self.trainer = trainer
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if self.trainer.resumed is not None:
+            self.trainer.optimizer.load_state_dict(self.trainer.resumed.optimizer)
+            self.trainer.lr_scheduler.load_state_dict(self.trainer.resumed.scheduler)
+
+    def on_epoch_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        # A checkpoint of an epoch's end is from before the first random number of the next, which its batches draw.
+        self._restore_generators(args)
+
+    def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        # One of an epoch's middle is from after that.
+        if not ends_epoch(args, state):
+            self._restore_generators(args)
+        self.trainer.resumed = None
+
+    def _restore_generators(self, args: TrainingArguments) -> None:
+        # With another number of processes than before there is nothing to restore exactly.
+        if self.trainer.resumed is not None and len(self.trainer.resumed.generators) == args.world_size:
+            restore_generators(self.trainer.resumed.generators[args.process_index])
 
 
 class CheckpointTimes(TrainerCallback):

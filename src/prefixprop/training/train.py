@@ -30,10 +30,12 @@ from prefixprop.settings.documents import cut_to_run, fingerprint, load_whole_ta
 from prefixprop.settings.resolve import idle_notes, resolve
 from prefixprop.settings.run_settings import RunSettings
 from prefixprop.training.callbacks import (
+    BestEpoch,
     CheckpointTimes,
     EarlyStopping,
     EpochWatch,
     History,
+    Resumption,
     epoch_lines,
     is_exhausted,
 )
@@ -223,12 +225,15 @@ def _trainer(
     if arguments.bf16:
         hold_frozen_in_bfloat16(run.model)
     trainer = RunTrainer(run.model, arguments, run.data, run.settings, directory.checkpoints)
-    own = (
+    own: list[TrainerCallback] = [
         EpochWatch(trainer),
+        Resumption(trainer),
         History(trainer, directory.history),
         CheckpointTimes(run.settings.checkpoint_every, run.settings.checkpoint_seconds),
         EarlyStopping(run.settings.metric, run.settings.early_stopping),
-    )
+    ]
+    if run.settings.keep == "best":
+        own.append(BestEpoch(trainer, run.settings.metric))
     for callback in (*own, *callbacks):
         trainer.add_callback(callback)
     return trainer
@@ -242,7 +247,7 @@ def _fit(trainer: RunTrainer, settings: RunSettings, directory: RunDirectory, te
             instead = f"goes on from {checkpoint.name}" if checkpoint else "starts from the beginning"
             tell(f"{complaint}; the run {instead} instead")
     if checkpoint is not None:
-        trainer.restore_finished(checkpoint)
+        trainer.restore(checkpoint)
     if checkpoint is None or not is_exhausted(trainer.state.log_history, settings.metric, settings.early_stopping):
         trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     if trainer.best_trained is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -60,20 +59,23 @@ def _trainable(base: PreTrainedModel, settings: RunSettings) -> nn.Module:
         else:
             base.base_model.requires_grad_(False)
         return base
-    return _adapted(base, method.peft_config(_with_lora_targets(base, settings)))
+    config = method.peft_config(settings)
+    if "lora_targets" in method.options:
+        config.target_modules = _lora_targets(base, settings)
+    return _adapted(base, config)
 
 
-def _with_lora_targets(base: PreTrainedModel, settings: RunSettings) -> RunSettings:
-    """The settings with the names of the layers that LoRA changes: the family's, unless they are given."""
+def _lora_targets(base: PreTrainedModel, settings: RunSettings) -> set[str]:
+    """The names of the layers that LoRA changes: the family's, unless they are given."""
     layers = {name.rpartition(".")[2] for name, module in base.named_modules() if isinstance(module, nn.Linear)}
     targets = family_in(base).lora_targets if settings.lora_targets is None else settings.lora_targets
     lacking = [target for target in targets if target not in layers]
-    if lacking and "lora_targets" in settings.method_row.options:
+    if lacking:
         raise ValueError(
             f"--lora-targets: this {base.config.model_type} has no layers named {', '.join(lacking)}; it has "
             f"{', '.join(sorted(layers))}."
         )
-    return replace(settings, lora_targets=targets)
+    return set(targets)
 
 
 def _adapted(base: PreTrainedModel, config: PeftConfig) -> PeftModel:

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,21 +16,21 @@ import torch.nn.functional as F
 from accelerate.utils import gather_object
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
+from torch.utils.data import DataLoader
 from transformers import PrinterCallback, Trainer, TrainerState, TrainingArguments
 
 from prefixprop.evaluation import PredictionSet
 from prefixprop.settings.methods import HEAD
 from prefixprop.settings.run_settings import RunSettings
 from prefixprop.training.alpha_log import log_alpha
-from prefixprop.training.arriving import Arriving
 from prefixprop.training.batches import LengthGroupedOrder
 from prefixprop.training.checkpoints import (
+    TRAINER_STATE,
     Snapshot,
     folder_of_step,
     generator_states,
     read_checkpoint,
     remove_old,
-    restore_generators,
     write_checkpoint,
 )
 from prefixprop.training.data import EvaluationSplit, RunData
@@ -41,9 +41,9 @@ from prefixprop.training.trainable import trained_tensors
 class RunTrainer(Trainer):
     """Trains one run; checkpoints are those of `prefixprop.training.checkpoints`.
 
-    What is overridden of the Trainer is how batches are drawn, how checkpoints are written and read, and how the best
-    epoch's tensors are held, which is in memory, and a warm-up that does not begin at 0; the loop and the optimizer
-    are its own.
+    Its own are how batches are drawn, a warm-up that does not begin at 0, a watch over the loss, and checkpoints; the
+    loop and the optimizer are the Trainer's. The callbacks of `prefixprop.training.callbacks` are part of it: they
+    hold the best epoch's tensors in memory, and give a resumed run its optimizer and generators back.
     """
 
     compute_metrics: Any
@@ -52,12 +52,12 @@ class RunTrainer(Trainer):
         self, model: nn.Module, arguments: TrainingArguments, data: RunData, settings: RunSettings, checkpoints: Path
     ) -> None:
         self.checkpoints = checkpoints
-        self.keeps_best = settings.keep == "best"
         self.order = LengthGroupedOrder(data.train_lengths, settings.batch_size, settings.seed)
         self.best_trained: Mapping[str, Tensor] | None = None
         self.epoch_loss = 0.0
         self.uncounted: list[Tensor] = []  # losses that are still on the device
-        self.unchecked: tuple[int, float, Arriving] | None = None
+        self.unchecked: tuple[int, float, Callable[[], float]] | None = None
+        self.resumed: Snapshot | None = None  # until the first step
         self.seconds_before = 0.0
         self.started = time.monotonic()
         dev = data.evaluated["dev"]
@@ -95,13 +95,22 @@ class RunTrainer(Trainer):
 
     # --- batches and loss -----------------------------------------------------------------------------------------
 
-    def _get_train_sampler(self, train_dataset: Any = None) -> LengthGroupedOrder:
-        return self.order
+    def get_train_dataloader(self) -> DataLoader:
+        batches = DataLoader(
+            self.train_dataset,
+            batch_size=self.args.train_batch_size,
+            sampler=self.order,
+            collate_fn=self.data_collator,
+            pin_memory=self.args.dataloader_pin_memory,
+        )
+        prepared: DataLoader = self.accelerator.prepare(batches)
+        return prepared
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
         loss = super().training_step(model, inputs, num_items_in_batch)
         self._check_loss()
-        self.unchecked = (self.state.global_step + 1, self._get_learning_rate(), Arriving(loss))
+        rate = float(self.lr_scheduler.get_last_lr()[0])
+        self.unchecked = (self.state.global_step + 1, rate, send_to_host(loss))
         self.uncounted.append(loss.detach())
         return loss
 
@@ -116,8 +125,8 @@ class RunTrainer(Trainer):
         """Look at the loss of the step before: to look at this one's would be to wait for the device."""
         if self.unchecked is None:
             return
-        (step, rate, arriving), self.unchecked = self.unchecked, None
-        if not math.isfinite(loss := arriving.value()):
+        (step, rate, arrived), self.unchecked = self.unchecked, None
+        if not math.isfinite(loss := arrived()):
             raise TrainingError(
                 f"The loss is {loss} at step {step} of {self.state.max_steps}, at a learning rate of "
                 f"{rate:.3g} (--learning-rate {self.args.learning_rate:g} at its peak): start again (--overwrite) "
@@ -140,18 +149,18 @@ class RunTrainer(Trainer):
 
     # --- checkpoints ----------------------------------------------------------------------------------------------
 
-    def _determine_best_metric(self, metrics: dict[str, float], trial: Any = None) -> bool:
-        is_best: bool = super()._determine_best_metric(metrics, trial)
-        if is_best and self.keeps_best:
-            self.best_trained = _copies(trained_tensors(self.model))
-        return is_best
+    def keep_as_best(self) -> None:
+        """Hold a copy of what is trained now, for the end of the run and for checkpoints."""
+        self.best_trained = _copies(trained_tensors(self.model))
 
+    # Private in the Trainer, which has no public way to write checkpoints other than its own, of pickles without
+    # checksums. Holds since transformers 5.17 at the latest, the oldest that `make compat` runs.
     def _save_checkpoint(self, model: nn.Module, trial: Any = None) -> None:
         self._check_loss()
         generators = gather_object([generator_states()])
         if self.args.should_save:
             trained = trained_tensors(self.model)
-            is_of_best = self.keeps_best and self.state.best_global_step == self.state.global_step
+            is_of_best = self.best_trained is not None and self.state.best_global_step == self.state.global_step
             snapshot = Snapshot(
                 trained,
                 trained if is_of_best else self.best_trained,
@@ -172,25 +181,19 @@ class RunTrainer(Trainer):
             remove_old(self.checkpoints, folder)
         self.args.distributed_state.wait_for_everyone()
 
+    # Private in the Trainer too: only its `train(resume_from_checkpoint=...)` begins in the middle of a run, and it
+    # refuses a folder without files of its own; `restore` has read ours. Holds since transformers 5.17 at the latest.
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
-        snapshot = read_checkpoint(Path(resume_from_checkpoint))
+        pass
+
+    def restore(self, checkpoint: Path) -> None:
+        """Take up a run at a checkpoint; `train(resume_from_checkpoint=...)` then goes on from there."""
+        self.state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE))
+        self.resumed = snapshot = read_checkpoint(checkpoint)
         self.load_trained(snapshot.trained)
         self.best_trained = None if snapshot.best is None else _copies(snapshot.best)
         self.epoch_loss = snapshot.progress["epoch_loss"]
         self.seconds_before = snapshot.progress["seconds"]
-
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        if checkpoint is not None:
-            snapshot = read_checkpoint(Path(checkpoint))
-            self.optimizer.load_state_dict(snapshot.optimizer)
-            self.lr_scheduler.load_state_dict(snapshot.scheduler)
-
-    def _load_rng_state(self, checkpoint: str | None) -> None:
-        if checkpoint is not None:
-            generators = read_checkpoint(Path(checkpoint)).generators
-            # With another number of processes than before there is nothing to restore exactly.
-            if len(generators) == self.args.world_size:
-                restore_generators(generators[self.args.process_index])
 
     def load_trained(self, tensors: Mapping[str, Tensor]) -> None:
         """Put trained tensors, of a checkpoint or of the best epoch, into the model."""
@@ -204,15 +207,30 @@ class RunTrainer(Trainer):
             for name, tensor in own.items():
                 tensor.copy_(tensors[name])
 
-    def restore_finished(self, checkpoint: Path) -> None:
-        """Take up a run whose training has ended, without training."""
-        self.state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
-        self._load_from_checkpoint(str(checkpoint))
-
 
 def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """In the CPU's memory, where neither training nor a checkpoint that is removed can change them."""
     return {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()}
+
+
+def send_to_host(number: Tensor) -> Callable[[], float]:
+    """Start to copy a number of the device to the host; what is returned waits for the copy, and gives the number.
+
+    `number.item()` would wait for everything that the device has been given until then, so also for the step that was
+    started after the one whose number it is.
+    """
+    # Only CUDA's copies are made into memory where it is known when they have arrived.
+    copy = number.detach().to("cpu", non_blocking=number.is_cuda)
+    if not number.is_cuda:
+        return copy.item
+    arrival = torch.cuda.Event()
+    arrival.record(torch.cuda.current_stream(number.device))
+
+    def arrived() -> float:
+        arrival.synchronize()
+        return copy.item()
+
+    return arrived
 
 
 def share_of_peak(step: int, warmup: int, steps: int) -> float:

@@ -1,7 +1,9 @@
 """Runs as tasks of a Ray cluster, whose nodes share the file system of the run directories.
 
 Ray carries a `Job` to a node and a line of text back; checkpoints and results go through the run directory. So a run
-whose node dies continues on another node, from its last checkpoint.
+whose node dies continues on another node, from its last checkpoint. This engine alone decides which node computes a
+run, and gives it to another only after Ray has reported that its worker or node died: other machines may not see the
+lock on a run directory (`prefixprop.runs.claim`).
 """
 
 from __future__ import annotations
