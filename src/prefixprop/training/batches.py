@@ -21,7 +21,7 @@ class LengthGroupedOrder(Sampler[int]):
 
     It does not depend on what else was drawn at random, on how many processes there are, or on how many documents a
     device takes at once, so that a resumed run and a run on several devices take the very same steps. Consecutive
-    `batch_size` places are one step, longest document first, so that the parts of it that are computed one after the
+    `batch_size` indices are one step, longest document first, so that the parts of it that are computed one after the
     other are of like length too; steps themselves are in random order. The first step of the first epoch is the one
     with the longest document of all: if memory is too small, that is known at once.
     """
@@ -39,15 +39,15 @@ class LengthGroupedOrder(Sampler[int]):
     def __iter__(self) -> Iterator[int]:
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
         size = self.batch_size
-        places = torch.randperm(len(self.lengths), generator=generator).tolist()
+        indices = torch.randperm(len(self.lengths), generator=generator).tolist()
         # What is left over makes a short step, which must be the last one; it is of any documents.
-        full = len(places) - len(places) % size
-        blur = torch.randn(len(places), generator=generator, dtype=torch.float64).mul(_LENGTH_BLUR).exp().tolist()
-        sorted_places = sorted(places[:full], key=lambda place: self.lengths[place] * blur[place])
-        steps = [sorted_places[start : start + size] for start in range(0, full, size)]
+        full = len(indices) - len(indices) % size
+        blur = torch.randn(len(indices), generator=generator, dtype=torch.float64).mul(_LENGTH_BLUR).exp().tolist()
+        by_length = sorted(indices[:full], key=lambda index: self.lengths[index] * blur[index])
+        steps = [by_length[start : start + size] for start in range(0, full, size)]
         steps = [steps[index] for index in torch.randperm(len(steps), generator=generator).tolist()]
         if self.epoch == 0 and steps:
-            longest = max(range(len(steps)), key=lambda index: max(self.lengths[place] for place in steps[index]))
+            longest = max(range(len(steps)), key=lambda step: max(self.lengths[index] for index in steps[step]))
             steps[0], steps[longest] = steps[longest], steps[0]
-        for step in (*steps, places[full:]):
-            yield from sorted(step, key=lambda place: -self.lengths[place])
+        for step in (*steps, indices[full:]):
+            yield from sorted(step, key=lambda index: -self.lengths[index])

@@ -111,7 +111,7 @@ def _document_split(
             label_names=label_names,
         )
 
-    return EvaluationSplit(name, [items[place] for place in order], predictions)  # type: ignore[arg-type]
+    return EvaluationSplit(name, [items[index] for index in order], predictions)  # type: ignore[arg-type]
 
 
 def _encode_questions(task: QuestionTask, tokenizer: PreTrainedTokenizerBase, settings: RunSettings) -> RunData:
@@ -150,7 +150,7 @@ def _encode_questions(task: QuestionTask, tokenizer: PreTrainedTokenizerBase, se
 
 def _question_split(name: str, task: QuestionTask, dataset: WikiHopDataset) -> EvaluationSplit:
     order = _longest_first(dataset.lengths)
-    read = [dataset.questions[place] for place in order]
+    read = [dataset.questions[index] for index in order]
     questions = task.split(name)
 
     def predictions(logits: NDArray[np.float64]) -> PredictionSet:
@@ -170,4 +170,4 @@ def _pad_token(tokenizer: PreTrainedTokenizerBase) -> int:
 
 
 def _longest_first(lengths: Sequence[int]) -> list[int]:
-    return sorted(range(len(lengths)), key=lambda place: -lengths[place])
+    return sorted(range(len(lengths)), key=lambda index: -lengths[index])
