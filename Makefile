@@ -38,7 +38,7 @@ $(COMPAT)/.installed: pyproject.toml constraints.txt constraints-oldest.txt
 	$(PYTHON) -m venv $(COMPAT)
 	grep -vE '^(transformers|peft|tokenizers|huggingface_hub)==' constraints.txt > $(COMPAT)/constraints.txt
 	$(COMPAT)/bin/pip install --quiet --constraint $(COMPAT)/constraints.txt --constraint constraints-oldest.txt \
-		--editable . hypothesis pytest pytest-xdist triton
+		--editable . hypothesis pytest pytest-xdist "triton; sys_platform == 'linux'"
 	touch $@
 
 clean:

@@ -13,6 +13,7 @@ import torch
 from safetensors import SafetensorError
 from transformers import Trainer
 
+from prefixprop.runs.start import start
 from prefixprop.training import RunDirectory, TrainingError, checkpoints, plan, train
 from prefixprop.training.checkpoints import list_checkpoints
 
@@ -183,7 +184,7 @@ def test_what_no_run_has_written_is_never_removed(tmp_path: Path) -> None:
 
 def test_a_run_killed_in_its_first_instant_can_be_overwritten(tmp_path: Path) -> None:
     settings, run_dir = tiny_settings(tmp_path, epochs=1), tmp_path / "run"
-    RunDirectory(run_dir).start(settings, overwrite=False)
+    start(RunDirectory(run_dir), settings, overwrite=False)
     assert [entry.name for entry in run_dir.iterdir()] == ["config.yaml"]
     assert train(settings, run_dir, overwrite=True).metrics["status"] == "finished"
 
