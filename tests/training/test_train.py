@@ -22,8 +22,8 @@ from transformers import (
 )
 
 from prefixprop.evaluation import fit_temperature, read_predictions
-from prefixprop.settings.methods import METHODS
 from prefixprop.runs.claim import LOCK
+from prefixprop.settings.methods import METHODS
 from prefixprop.training import RunDirectory, RunSettings, plan, train
 from prefixprop.training.trainer import share_of_peak
 
