@@ -93,7 +93,7 @@ FAULTS: dict[str, Callable[[Path, Path], None]] = {
 @pytest.mark.parametrize("message", FAULTS)
 def test_parts_that_do_not_belong_together(message: str, run: Path, trained: Path) -> None:
     FAULTS[message](run, trained)
-    with pytest.raises(ValueError, match=rf"run: {message}, so the parts .* put back .* --overwrite`\.$"):
+    with pytest.raises(ValueError, match=rf"run: {message}, so the parts .* restore .* --overwrite`\.$"):
         load_run(run)
 
 

@@ -22,6 +22,7 @@ from transformers import (
 )
 
 from prefixprop.evaluation import fit_temperature, read_predictions
+from prefixprop.runs.claim import LOCK
 from prefixprop.settings.methods import METHODS
 from prefixprop.training import RunDirectory, RunSettings, plan, train
 from prefixprop.training.trainer import share_of_peak
@@ -37,9 +38,9 @@ def test_a_run_directory_has_everything(tmp_path: Path) -> None:
     settings, run_dir = tiny_settings(tmp_path), tmp_path / "run"
     notes: list[str] = []
     metrics = train(settings, run_dir, tell=notes.append).metrics
-    assert {path.name for path in run_dir.iterdir()} == {
+    assert {path.name for path in run_dir.iterdir()} - {LOCK} == {
         "config.yaml", "labels.json", "environment.json", "lengths.json", "history.jsonl", "predictions",
-        ".prefixprop-lock", "manifest.json", "metrics.json", "adapter", "tokenizer", "README.md",
+        "manifest.json", "metrics.json", "adapter", "tokenizer", "README.md",
     }  # fmt: skip
     assert json.loads((run_dir / "metrics.json").read_text()) == metrics
     assert metrics["status"] == "finished" and metrics["parameters"]["prefix"] == 3 * 2 * 32
