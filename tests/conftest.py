@@ -7,6 +7,8 @@ import signal
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+# One thread, here and in whatever a test starts: two workers share the machine.
+os.environ["OMP_NUM_THREADS"] = "1"
 # Triton decides when it is imported whether its kernels run on the CPU.
 os.environ["TRITON_INTERPRET"] = "1"
 
