@@ -219,10 +219,10 @@ def check_no_sync(model: Any) -> str | None:
 
 def compiled_kernels() -> int:
     from prefixprop.attention.gpu import launch, prefix_part, residual_norm
-    from prefixprop.attention.gpu.kernel import Kernel
+    from prefixprop.attention.gpu.triton_kernel import TritonKernel
 
     modules = (launch, residual_norm, prefix_part)
-    found = [value for module in modules for value in vars(module).values() if isinstance(value, Kernel)]
+    found = [value for module in modules for value in vars(module).values() if isinstance(value, TritonKernel)]
     return sum(len(kernel._compiled) for kernel in found)
 
 

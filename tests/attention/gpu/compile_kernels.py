@@ -22,7 +22,7 @@ from triton.compiler import compile as compile_source
 
 from prefixprop import PrefixPropagationConfig, PrefixTuningConfig, attention
 from prefixprop.attention import backends
-from prefixprop.attention.gpu.kernel import Kernel
+from prefixprop.attention.gpu.triton_kernel import TritonKernel
 
 TYPES = {
     torch.bfloat16: "bf16",
@@ -39,9 +39,9 @@ compiled: dict[tuple, str] = {}
 
 
 def compile_instead(
-    kernel: Kernel, grid: tuple, tensors: tuple[Tensor, ...], numbers: tuple[int | float, ...], **constants: Any
+    kernel: TritonKernel, grid: tuple, tensors: tuple[Tensor, ...], numbers: tuple[int | float, ...], **constants: Any
 ) -> None:
-    """Stands for Kernel.__call__."""
+    """Stands for TritonKernel.__call__."""
     function: Any = kernel.function
     options = {name: value for name, value in constants.items() if name in LAUNCH_OPTIONS}
     constants = {name: value for name, value in constants.items() if name not in LAUNCH_OPTIONS}
@@ -85,7 +85,7 @@ def step(config: Any, dtype: torch.dtype, heads: int, size: int) -> None:
 
 def main() -> None:
     warnings.simplefilter("ignore")
-    Kernel.__call__ = compile_instead
+    TritonKernel.__call__ = compile_instead
     backends.INTERPRETED = True  # nobody asks for a GPU then
     for config in (
         PrefixPropagationConfig(task_type="SEQ_CLS", num_virtual_tokens=4, kernel="exp"),

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from prefixprop.attention.gpu import frozen_tail, launch, prefix_part
 from prefixprop.attention.gpu.frozen_tail import Dropout, KeptTail, TailWeights, is_frozen
-from prefixprop.attention.gpu.kernel import function
 from prefixprop.attention.gpu.launch import ALL_ROWS, Shape, Words
 from prefixprop.attention.gpu.operator import project
 from prefixprop.attention.gpu.pattern import DevicePattern
+from prefixprop.attention.gpu.triton_kernel import function
 from prefixprop.attention.watching import is_watched
 
 

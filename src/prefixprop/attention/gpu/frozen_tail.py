@@ -15,7 +15,7 @@ from transformers.activations import GELUActivation
 
 from prefixprop.attention.gpu import residual_norm
 from prefixprop.attention.gpu.dropout import draw_words
-from prefixprop.attention.gpu.kernel import function
+from prefixprop.attention.gpu.triton_kernel import function
 from prefixprop.attention.watching import is_watched
 
 

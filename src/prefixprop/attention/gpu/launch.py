@@ -12,12 +12,16 @@ from torch import Tensor
 from prefixprop.attention.backends import INTERPRETED
 from prefixprop.attention.gpu import keys, rows
 from prefixprop.attention.gpu.dropout import levels
-from prefixprop.attention.gpu.kernel import Kernel
 from prefixprop.attention.gpu.pattern import DevicePattern
+from prefixprop.attention.gpu.triton_kernel import TritonKernel
 
-_LOCAL_ROWS, _GLOBAL_ROWS = Kernel(rows.local_rows), Kernel(rows.global_rows)
-_ROW_DELTAS, _PROJECT_ROWS = Kernel(rows.row_deltas), Kernel(rows.project_rows)
-_BAND_KEYS, _LISTED_KEYS, _FAR_KEYS = Kernel(keys.band_keys), Kernel(keys.listed_keys), Kernel(keys.far_keys)
+_LOCAL_ROWS, _GLOBAL_ROWS = TritonKernel(rows.local_rows), TritonKernel(rows.global_rows)
+_ROW_DELTAS, _PROJECT_ROWS = TritonKernel(rows.row_deltas), TritonKernel(rows.project_rows)
+_BAND_KEYS, _LISTED_KEYS, _FAR_KEYS = (
+    TritonKernel(keys.band_keys),
+    TritonKernel(keys.listed_keys),
+    TritonKernel(keys.far_keys),
+)
 ALL_ROWS = -1  # are those that learn
 SHARES = 8  # programs that share an example's global rows where these are projected
 

@@ -14,10 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from prefixprop.attention.gpu import launch
-from prefixprop.attention.gpu.kernel import function, operator
 from prefixprop.attention.gpu.launch import Shape, Words
 from prefixprop.attention.gpu.pattern import DevicePattern
 from prefixprop.attention.gpu.tiles import GLOBAL
+from prefixprop.attention.gpu.triton_kernel import function, operator
 
 
 def longformer_attention_forward(

@@ -10,8 +10,8 @@ import triton.language as tl
 from torch import Tensor
 
 from prefixprop.attention.backends import INTERPRETED
-from prefixprop.attention.gpu.kernel import Kernel, operator
 from prefixprop.attention.gpu.tiles import FACTS, FIRST, GLOBAL, LAST, LEADING, LISTED, LOCAL, MASKED, TOKENS
+from prefixprop.attention.gpu.triton_kernel import TritonKernel, operator
 from prefixprop.attention.pattern import AttentionPattern
 
 SHARES = 16  # programs that share the global rows, or the listed keys, of an example's head
@@ -102,5 +102,5 @@ def _list_tokens(
     tl.store(facts + LEADING, leading)
 
 
-_LIST_TOKENS = Kernel(_list_tokens)
+_LIST_TOKENS = TritonKernel(_list_tokens)
 _compiled_make = operator("list_tokens", _make, _shapes)

@@ -17,10 +17,10 @@ from torch import Tensor
 from prefixprop.attention.backends import INTERPRETED
 from prefixprop.attention.gpu import launch
 from prefixprop.attention.gpu.dropout import is_kept
-from prefixprop.attention.gpu.kernel import Kernel
 from prefixprop.attention.gpu.launch import Shape, Words
 from prefixprop.attention.gpu.pattern import DevicePattern
 from prefixprop.attention.gpu.tiles import GLOBAL, MASKED, UNSEEN, load_rows, score, store_rows
+from prefixprop.attention.gpu.triton_kernel import TritonKernel
 
 MOST_ROWS = 128  # of the prefix; a program holds all of them
 SHARES = 8  # programs that divide the rows of an example's head, where they add up gradients of the prefix
@@ -226,4 +226,4 @@ def _prefix_part_backward(
     tl.store(left + 3 * TILE + place, for_far_value)
 
 
-_PREFIX_PART, _PREFIX_PART_BACKWARD = Kernel(_prefix_part), Kernel(_prefix_part_backward)
+_PREFIX_PART, _PREFIX_PART_BACKWARD = TritonKernel(_prefix_part), TritonKernel(_prefix_part_backward)

@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from prefixprop.attention.gpu.dropout import draw_words, is_kept, levels
-from prefixprop.attention.gpu.kernel import Kernel, function, operator
+from prefixprop.attention.gpu.triton_kernel import TritonKernel, function, operator
 
 ROWS = 4  # per program
 
@@ -166,4 +166,4 @@ def _kept(row_words, column_words, row, column, rows, least, WIDTH: tl.constexpr
     return is_kept(row_word[:, None], column_word[None, :], least)
 
 
-_NORMALISE, _DIFFERENTIATE = Kernel(_normalise), Kernel(_differentiate)
+_NORMALISE, _DIFFERENTIATE = TritonKernel(_normalise), TritonKernel(_differentiate)

@@ -9,7 +9,7 @@ import triton
 from torch import Tensor
 
 
-class Kernel:
+class TritonKernel:
     """A Triton function that finds again what it was compiled for; Triton's own start takes longer than many kernels.
 
     Triton looks at every argument at every start, because a number's value may matter. Here no number's does (see
