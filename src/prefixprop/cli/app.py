@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from prefixprop.cli import archive, bench, evaluate, methods, predict, report, sweep, tasks, train
+from prefixprop.cli import archive, bench, evaluate, lengthen, methods, predict, report, sweep, tasks, train
 from prefixprop.cli.settings_options import SettingsCommand
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -18,6 +18,7 @@ app.command("evaluate")(evaluate.evaluate)
 app.command("predict")(predict.predict)
 app.command("sweep")(sweep.sweep)
 app.command("report")(report.report)
+app.command("lengthen")(lengthen.lengthen)
 app.command("archive")(archive.archive)
 app.add_typer(bench.app, name="bench")
 app.command("tasks")(tasks.tasks)

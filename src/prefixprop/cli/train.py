@@ -73,7 +73,7 @@ def train(
         from prefixprop.training.train import plan
         from prefixprop.training.train import train as train_run
 
-        _silence_libraries()
+        silence_libraries()
         directory = run_dir or Path("runs", f"{wanted.data_name}-{wanted.method}-{wanted.seed}")
         if dry_run:
             _show_plan(console, plan(wanted))
@@ -152,7 +152,7 @@ def _show_result(console: Console, result: RunResult, keep: str, seconds: float)
     console.print(f"Run directory: {result.run_dir}", highlight=False, markup=False, soft_wrap=True)
 
 
-def _silence_libraries() -> None:
+def silence_libraries() -> None:
     """Hide the warnings of libraries, which are for programmers; this command prints what a user should know."""
     from transformers.utils import logging as transformers_logging
 

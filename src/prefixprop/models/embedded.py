@@ -16,6 +16,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from transformers import (
     AddedToken,
+    LongformerForMaskedLM,
     LongformerForQuestionAnswering,
     LongformerForSequenceClassification,
     LongformerForTokenClassification,
@@ -23,6 +24,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerFast,
     RobertaConfig,
+    RobertaForMaskedLM,
     RobertaForQuestionAnswering,
     RobertaForSequenceClassification,
     RobertaForTokenClassification,
@@ -39,6 +41,7 @@ _CLASSES: dict[str, tuple[type[PreTrainedModel], type[PreTrainedModel]]] = {
     "SEQ_CLS": (RobertaForSequenceClassification, LongformerForSequenceClassification),
     "TOKEN_CLS": (RobertaForTokenClassification, LongformerForTokenClassification),
     "QUESTION_ANS": (RobertaForQuestionAnswering, LongformerForQuestionAnswering),
+    "MASKED_LM": (RobertaForMaskedLM, LongformerForMaskedLM),
     "FEATURE_EXTRACTION": (RobertaModel, LongformerModel),
 }
 
@@ -81,7 +84,7 @@ class EmbeddedModel:
         return "roberta" if self.attention_window is None else "longformer"
 
     def __call__(self, task: str = "SEQ_CLS", **config_overrides: Any) -> PreTrainedModel:
-        """Build a model for `task`: SEQ_CLS, TOKEN_CLS, QUESTION_ANS, or FEATURE_EXTRACTION for no head.
+        """Build a model for `task`: SEQ_CLS, TOKEN_CLS, QUESTION_ANS, MASKED_LM, or FEATURE_EXTRACTION for none.
 
         `config_overrides` sets labels (`num_labels`, `id2label`, `label2id`, `problem_type`), dropout
         (`hidden_dropout_prob`, `attention_probs_dropout_prob`), the head's `initializer_range`, and what is
@@ -128,7 +131,7 @@ def load_default(long: bool = True) -> tuple[EmbeddedModel, PreTrainedTokenizerF
     factory = EMBEDDED["longformer-mini-4096" if long else "roberta-mini-512"]
     with _asset(WEIGHTS) as path, safe_open(path, "pt"):
         pass  # a damaged file is better found here than when the first model is built
-    return factory, _tokenizer(factory.max_length)
+    return factory, load_tokenizer(factory.max_length)
 
 
 @contextmanager
@@ -144,7 +147,7 @@ def _asset(file_name: str) -> Iterator[Path]:
         ) from error
 
 
-def _tokenizer(max_length: int) -> PreTrainedTokenizerFast:
+def load_tokenizer(max_length: int) -> PreTrainedTokenizerFast:
     with _asset(TOKENIZER) as path:
         return PreTrainedTokenizerFast(
             tokenizer_file=str(path.resolve(strict=True)),
@@ -220,4 +223,5 @@ def _with_new_head(encoder: PreTrainedModel, model_class: type[PreTrainedModel])
     for head in model.children():
         if head is not encoder:
             head.to_empty(device="cpu").apply(model._init_weights)
+    model.tie_weights()
     return model

@@ -22,14 +22,14 @@ class FolderInUse(ValueError):
 
 
 @contextmanager
-def claim(folder: Path) -> Iterator[None]:
+def claim(folder: Path, option: str = "--run-dir") -> Iterator[None]:
     """Keep other processes from training in `folder`; `FolderInUse` if one already does."""
     folder.mkdir(parents=True, exist_ok=True)
     try:
         held = FileLock(folder / LOCK).acquire(blocking=False)
     except Timeout:
         raise FolderInUse(
-            f"Another process is training in {folder}; wait for it or choose another --run-dir."
+            f"Another process is training in {folder}; wait for it or choose another {option}."
         ) from None
     with held:
         yield

@@ -53,9 +53,9 @@ def load_base_model(settings: RunSettings, tokenizer: PreTrainedTokenizerBase | 
         overrides = _dropout(settings, family_of(source.model_type))
     else:
         source = name = settings.model
-        config = _load_remote(AutoConfig, source)
+        config = load_remote(AutoConfig, source)
         if tokenizer is None:
-            tokenizer = _load_remote(AutoTokenizer, source)
+            tokenizer = load_remote(AutoTokenizer, source)
         limit = token_limit(config, tokenizer)
         dropout = _dropout(settings, family_of(config.model_type))
         overrides = {key: value for key, value in dropout.items() if hasattr(config, key)}
@@ -65,13 +65,15 @@ def load_base_model(settings: RunSettings, tokenizer: PreTrainedTokenizerBase | 
 
     def build(label_names: tuple[str, ...] | None) -> PreTrainedModel:
         if label_names is None:
-            safe = {} if isinstance(source, EmbeddedModel) else {"use_safetensors": True}
-            return candidate_scorer(source, first_special_token, settings.chunk_reduction, **overrides, **safe)
+            options = {} if isinstance(source, EmbeddedModel) else {"use_safetensors": True}
+            return candidate_scorer(source, first_special_token, settings.chunk_reduction, **overrides, **options)
         numbers = {name: number for number, name in enumerate(label_names)}
         labels = {"id2label": dict(enumerate(label_names)), "label2id": numbers}
         if isinstance(source, EmbeddedModel):
             return source("SEQ_CLS", **labels, **overrides)
-        return _classifier(source, labels, overrides)
+        # A checkpoint that has a head for other labels gets a new one.
+        safe = {"ignore_mismatched_sizes": True, "use_safetensors": True}
+        return load_remote(AutoModelForSequenceClassification, source, **safe, **labels, **overrides)
 
     return BaseModel(name, tokenizer, limit, build)
 
@@ -94,19 +96,10 @@ def _dropout(settings: RunSettings, family: type[FamilyFacts]) -> dict[str, Any]
     return hidden | dict.fromkeys(family.attention_dropout_fields, attention)
 
 
-def _load_remote(kind: Any, name: str) -> Any:
+def load_remote(kind: Any, name: str, **options: Any) -> Any:
+    """Load a config, a tokenizer or a model of the hub or in a folder; code that comes with it is never run."""
     try:
-        return kind.from_pretrained(name, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
-        raise _cannot_load(name, error) from error
-
-
-def _classifier(name: str, labels: dict[str, Any], overrides: dict[str, Any]) -> PreTrainedModel:
-    try:
-        # A checkpoint that has a head for other labels gets a new one.
-        return AutoModelForSequenceClassification.from_pretrained(
-            name, ignore_mismatched_sizes=True, use_safetensors=True, trust_remote_code=False, **labels, **overrides
-        )
+        return kind.from_pretrained(name, trust_remote_code=False, **options)
     except (OSError, ValueError, KeyError) as error:
         raise _cannot_load(name, error) from error
 

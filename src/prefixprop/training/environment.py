@@ -12,12 +12,10 @@ from typing import Any
 
 import torch
 
-from prefixprop.settings.run_settings import RunSettings
-
 PACKAGES = ("prefixprop", "torch", "transformers", "peft", "accelerate", "numpy", "scikit-learn", "safetensors")
 
 
-def describe_environment(settings: RunSettings, device: torch.device, processes: int) -> dict[str, Any]:
+def describe_environment(seed: int, device: torch.device, processes: int) -> dict[str, Any]:
     """Versions, machine, git commit of the working folder and command line."""
     return {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -27,7 +25,7 @@ def describe_environment(settings: RunSettings, device: torch.device, processes:
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "threads": torch.get_num_threads(),
         "processes": processes,
-        "seed": settings.seed,
+        "seed": seed,
         "git": _git(),
         "command": shlex.join(sys.argv),
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import Protocol
 
 import torch
 
@@ -36,7 +37,18 @@ def building_remedy(settings: RunSettings) -> str:
     return f" before training starts: choose a smaller --model{lower}"
 
 
-def training_remedy(settings: RunSettings) -> str:
+class _SizeOfStep(Protocol):
+    """The settings that decide how much memory a step takes."""
+
+    @property
+    def device_batch_size(self) -> int: ...
+    @property
+    def max_length(self) -> int | None: ...
+    @property
+    def gradient_checkpointing(self) -> bool: ...
+
+
+def training_remedy(settings: _SizeOfStep) -> str:
     """What can be changed where a step does not fit."""
     at_once, length = settings.device_batch_size, settings.max_length
     remedies = [f"a --device-batch-size below {at_once} (the batch stays the same, by accumulation)"]

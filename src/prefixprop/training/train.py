@@ -215,7 +215,7 @@ def _write_start(directory: RunDirectory, run: RunPlan, arguments: TrainingArgum
     if run.data.label_names is not None:
         write_json(directory.labels, list(run.data.label_names))
     write_text(directory.lengths, json.dumps(list(run.data.train_lengths)) + "\n")  # a long list, on one line
-    environment = describe_environment(run.settings, arguments.device, process_count())
+    environment = describe_environment(run.settings.seed, arguments.device, process_count())
     write_json(directory.environment, environment | {DOCUMENTS: run.documents})
 
 

@@ -1,0 +1,103 @@
+"""What a long encoder learns: the masked tokens, and, if [CLS] is taught, what the original says of the document."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+# How much 1 - cosine of a taught [CLS] weighs beside the loss of masked tokens.
+CLS_WEIGHT = 4.0
+# Logits that are computed at once: the vocabulary is large, and the memory of all of a step's would be larger than
+# that of the rest.
+_LOGITS_AT_ONCE = 2**27
+_TINY = torch.finfo(torch.float32).tiny
+
+
+class Objective(nn.Module):
+    """The losses of a Longformer with a masked-language-model head; with a `teacher`, also that of its [CLS].
+
+    Without a teacher no token is global, as Longformer's authors have it. With one, [CLS] is, as it will be when the
+    encoder is used.
+    """
+
+    def __init__(self, student: Any, teacher: nn.Module | None = None) -> None:
+        super().__init__()
+        self.student = student
+        # In a list: the teacher is no part of what is trained, moved or saved.
+        self._teacher = [] if teacher is None else [teacher]
+
+    def forward(
+        self, input_ids: Tensor, positions: Tensor, targets: Tensor, pieces: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The mean loss of masked tokens, and 1 - cosine of [CLS]: 0 without `pieces` that the teacher can read."""
+        global_mask = None
+        if self._teacher:
+            first = torch.arange(input_ids.shape[1], device=input_ids.device) == 0
+            global_mask = first.long().expand_as(input_ids)
+        states = self.student.longformer(input_ids, global_attention_mask=global_mask).last_hidden_state
+        masked = states.flatten(0, 1)[positions]
+        head = self.student.lm_head
+        features = head.layer_norm(F.gelu(head.dense(masked)))
+        decoder = self.student.get_output_embeddings()
+        loss = LinearCrossEntropy.apply(features, decoder.weight, decoder.bias, targets) / len(targets)
+        if pieces is None:
+            return loss, loss.new_zeros(())
+        taught = F.cosine_similarity(states[:, 0].float(), self.said_by_teacher(pieces, len(states)), dim=-1)
+        return loss, (1 - taught).mean()
+
+    @torch.no_grad()
+    def said_by_teacher(self, pieces: Tensor, rows: int) -> Tensor:
+        """The mean of the original's [CLS] over the pieces of each row."""
+        (teacher,) = self._teacher
+        padding = pieces != teacher.config.pad_token_id
+        said: Tensor = teacher(input_ids=pieces, attention_mask=padding.long()).last_hidden_state[:, 0]
+        return said.float().unflatten(0, (rows, -1)).mean(dim=1)
+
+
+class LinearCrossEntropy(torch.autograd.Function):
+    """The sum of cross-entropies of `features @ weight.T + bias`, of which only a part is in memory at a time.
+
+    The gradients are computed with the loss, while the logits are there.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, features: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
+        rows = max(1, _LOGITS_AT_ONCE // len(weight))
+        total = torch.zeros((), dtype=torch.float32, device=features.device)
+        wants_features, wants_weight, wants_bias, _ = ctx.needs_input_grad
+        of_features = torch.empty_like(features) if wants_features else None
+        of_weight = torch.zeros_like(weight, dtype=torch.float32) if wants_weight else None
+        of_bias = torch.zeros_like(bias, dtype=torch.float32) if wants_bias else None
+        for start in range(0, len(features), rows):
+            part, wanted = features[start : start + rows], targets[start : start + rows, None]
+            # The softmax in one pass over the logits, which are most of the time that this takes.
+            probabilities = F.softmax(F.linear(part, weight, bias), dim=1, dtype=torch.float32)
+            of_wanted = probabilities.gather(1, wanted)
+            total -= of_wanted.clamp_min(_TINY).log().sum()
+            if not any(ctx.needs_input_grad):
+                continue
+            of_logits = probabilities.scatter_(1, wanted, of_wanted - 1).to(features.dtype)
+            if of_bias is not None:
+                of_bias += of_logits.sum(dim=0, dtype=torch.float32)
+            if of_features is not None:
+                of_features[start : start + rows] = of_logits @ weight
+            if of_weight is not None:
+                of_weight += of_logits.T @ part
+        ctx.save_for_backward(of_features, of_weight, of_bias)
+        ctx.dtypes = weight.dtype, bias.dtype
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        (scale,) = grad_outputs
+        of_features, of_weight, of_bias = ctx.saved_tensors
+        of_weight_dtype, of_bias_dtype = ctx.dtypes
+        return (
+            None if of_features is None else of_features * scale.to(of_features.dtype),
+            None if of_weight is None else (of_weight * scale).to(of_weight_dtype),
+            None if of_bias is None else (of_bias * scale).to(of_bias_dtype),
+            None,
+        )

@@ -1,0 +1,73 @@
+"""Rows of full length, and what is masked in them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prefixprop.pretraining.packing import PackedRows, cut, mask, pieces
+from tiny_pretraining import masking_tokenizer
+
+TOKENIZER = masking_tokenizer()
+CLS, SEP, MASK = TOKENIZER.cls_token_id, TOKENIZER.sep_token_id, TOKENIZER.mask_token_id
+DOCUMENTS = st.lists(st.lists(st.integers(4, 90), max_size=30), min_size=1, max_size=8)
+
+
+def packed(documents: list[list[int]], length: int) -> PackedRows:
+    return PackedRows([np.array(d, dtype=np.uint16) for d in documents], np.arange(len(documents)), length, TOKENIZER)
+
+
+@given(DOCUMENTS, st.integers(4, 20), st.integers(0, 10))
+def test_rows_are_the_documents_one_after_the_other(documents: list[list[int]], length: int, shift: int) -> None:
+    rows = packed(documents, length)
+    stream = [token for document in documents for token in [*document, SEP]][shift:]
+    size = length - 2
+    expected = [[CLS, *stream[start : start + size], SEP] for start in range(0, len(stream) - size + 1, size)]
+    assert [rows.row(number, shift).tolist() for number in range(rows.count(shift))] == expected
+
+
+def test_a_pass_reads_every_row_once_and_the_next_one_in_another_order_and_cut_elsewhere() -> None:
+    rows = packed([list(range(4, 94))] * 5, 12)
+    passes = [
+        [tuple(rows.drawn(number * rows.rows_per_pass + index, seed=1)) for index in range(rows.rows_per_pass)]
+        for number in range(2)
+    ]
+    assert all(len(set(drawn)) > 1 for drawn in passes)
+    first = {row for row in passes[0]}
+    starts = {row[1] for row in first}
+    assert starts != {row[1] for row in passes[1]} or passes[0] != passes[1]
+    assert [tuple(rows.drawn(3, seed=1))] == passes[0][3:4], "the same row again, whatever was drawn between"
+    assert tuple(rows.drawn(3, seed=2)) != passes[0][3]
+
+
+def test_cut_and_pieces_frame_every_part() -> None:
+    row = np.array([CLS, *range(10, 30), SEP])
+    assert [part.tolist() for part in cut(row, 8)] == [[CLS, *range(a, a + 6), SEP] for a in (10, 16, 22)]
+    parts = pieces(row, longest=9, padding=1)
+    assert parts.tolist() == [[CLS, *range(10, 17), SEP], [CLS, *range(17, 24), SEP], [CLS, *range(24, 30), SEP, 1]]
+
+
+@given(st.integers(0, 1000))
+def test_fifteen_percent_are_masked_most_of_them_by_the_mask(seed: int) -> None:
+    rows = [np.array([CLS, *np.random.default_rng(number).integers(4, 90, 1000), SEP]) for number in range(3)]
+    masked = mask(rows, TOKENIZER, [[seed, number] for number in range(3)])
+    flat, original = masked.input_ids.reshape(-1), masked.original.reshape(-1)
+    assert len(masked.positions) == 450 == len(set(masked.positions.tolist()))
+    np.testing.assert_array_equal(masked.targets, original[masked.positions])
+    changed = np.flatnonzero(flat != original)
+    assert set(changed) <= set(masked.positions.tolist())
+    became = flat[masked.positions]
+    assert 0.7 < (became == MASK).mean() < 0.9
+    assert 0.02 < (became == masked.targets).mean() < 0.2
+    assert CLS not in masked.targets and SEP not in masked.targets
+
+
+def test_masks_depend_on_their_seed_alone() -> None:
+    rows = [np.array([CLS, *range(4, 80), SEP])] * 2
+    both = mask(rows, TOKENIZER, [[1, 0], [1, 1]])
+    alone = mask(rows[1:], TOKENIZER, [[1, 1]])
+    np.testing.assert_array_equal(both.input_ids[1], alone.input_ids[0])
+    with pytest.raises(AssertionError):
+        np.testing.assert_array_equal(both.input_ids[0], both.input_ids[1])
