@@ -32,12 +32,8 @@ _FACTS = "facts.json"
 
 @dataclass(frozen=True)
 class Stored:
-    """An entry: its arrays, as memory maps, and facts about them; `note` says why it is not on the disk.
+    """An entry: its arrays, as memory maps, and facts about them; `note` says why it is not on the disk."""
 
-    `name` identifies it, unless it was made in memory without a key.
-    """
-
-    name: str | None
     arrays: Mapping[str, NDArray[Any]]
     facts: Mapping[str, Any]
     note: str | None = None
@@ -77,7 +73,7 @@ def stored(kind: str, key: str, fill: Callable[[Writer], None], can_refill: bool
         if (found := _opened(path)) is not None:
             return found
         limit = _limit()
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # whose documents these are is not known
         with FileLock(path.with_name(f".{name}.lock")):
             if (found := _opened(path)) is None:
                 with replacing_folder(path) as folder:
@@ -96,18 +92,18 @@ def stored(kind: str, key: str, fill: Callable[[Writer], None], can_refill: bool
     note = (
         f"the cache folder {path.parent} cannot be used ({problem}), so documents are read and encoded in every run"
     )
-    return in_memory(fill, name, note)
+    return in_memory(fill, note)
 
 
-def in_memory(fill: Callable[[Writer], None], name: str | None = None, note: str | None = None) -> Stored:
+def in_memory(fill: Callable[[Writer], None], note: str | None = None) -> Stored:
     """What `fill` makes, without the disk."""
     writer = Writer(None)
     fill(writer)
     arrays = {
-        array: np.frombuffer(stream.getbuffer(), dtype=writer._types[array])  # type: ignore[attr-defined]
-        for array, stream in writer._streams.items()
+        name: np.frombuffer(stream.getbuffer(), dtype=writer._types[name])  # type: ignore[attr-defined]
+        for name, stream in writer._streams.items()
     }
-    return Stored(name, arrays, writer.facts, note)
+    return Stored(arrays, writer.facts, note)
 
 
 def _write(folder: Path, fill: Callable[[Writer], None]) -> None:
@@ -135,7 +131,7 @@ def _opened(path: Path) -> Stored | None:
         return None
     with contextlib.suppress(OSError):
         os.utime(path / _FACTS)  # when it was used
-    return Stored(path.name, arrays, content["facts"])
+    return Stored(arrays, content["facts"])
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import operator
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -49,7 +50,7 @@ class StoredTexts(Sequence[str]):
 class StoredDocuments(Sequence[Document]):
     """Documents whose texts are on the disk, and read one at a time; `places` says which ones of the source.
 
-    `source` identifies the documents that are stored together, and `all_ids`, `all_labels` and the like are theirs.
+    `source` identifies the documents that are stored together by what they are; `all_ids` and the like are theirs.
     """
 
     source: str
@@ -65,19 +66,13 @@ class StoredDocuments(Sequence[Document]):
         text, offsets, ids, labels, empty = (
             entry.arrays[f"{split}.{name}"] for name in ("text", "offsets", "ids", "labels", "empty")
         )
-        source = f"{entry.name}/{split}"
-        if entry.name is None:
-            digest = hashlib.sha256()
-            for array in (text, offsets, ids, labels):
-                digest.update(array.data)
-            source = digest.hexdigest()
         return cls(
-            source,
+            entry.facts[f"{split}.source"],
             RaggedArray(text, offsets),
             json.loads(ids.tobytes()),
             labels,
             empty,
-            np.arange(len(labels)),
+            np.arange(len(labels), dtype=np.int64),
         )
 
     @classmethod
@@ -132,7 +127,7 @@ class StoredDocuments(Sequence[Document]):
         return Document(self.all_ids[place], self.texts[index], int(self.all_labels[place]))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sequence) and len(self) == len(other) and all(map(Document.__eq__, self, other))
+        return isinstance(other, Sequence) and len(self) == len(other) and all(map(operator.eq, self, other))
 
 
 class SplitWriter:
@@ -140,6 +135,7 @@ class SplitWriter:
 
     def __init__(self, writer: Writer, split: str) -> None:
         self._writer, self._split = writer, split
+        self._digest = hashlib.sha256()
         self._end = 0
         self._append("text", np.zeros(0, dtype=np.uint8))
         self._append("empty", np.zeros(0, dtype=np.bool_))
@@ -147,14 +143,20 @@ class SplitWriter:
 
     def add_text(self, text: str) -> None:
         content = text.encode("utf-8", "surrogatepass")
+        self._digest.update(b"%d " % len(content) + content)
         self._end += len(content)
         self._append("text", np.frombuffer(content, dtype=np.uint8))
         self._append("empty", np.array([not text.strip()]))
         self._append("offsets", np.array([self._end]))
 
     def finish(self, ids: Sequence[str], labels: Sequence[int]) -> None:
-        self._append("ids", np.frombuffer(json.dumps(ids).encode(), dtype=np.uint8))
-        self._append("labels", np.array(labels, dtype=np.int32))
+        for name, values in (
+            ("ids", np.frombuffer(json.dumps(ids).encode(), dtype=np.uint8)),
+            ("labels", np.array(labels, dtype=np.int32)),
+        ):
+            self._append(name, values)
+            self._digest.update(values.tobytes())
+        self._writer.facts[f"{self._split}.source"] = self._digest.hexdigest()
 
     def _append(self, name: str, values: NDArray[Any]) -> None:
         self._writer.append(f"{self._split}.{name}", values)
