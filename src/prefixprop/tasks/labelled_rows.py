@@ -93,15 +93,16 @@ def build_task(
 
 def _key(splits: Mapping[str, Iterable[Row]], columns: Columns, prepare: Callable[[str], str]) -> str | None:
     """Identifies what is made of the files and the code that makes it; None if rows or `prepare` have no identity."""
+    files = {split: rows for split, rows in splits.items() if isinstance(rows, FileRows)}
     name = getattr(prepare, "__qualname__", "<unknown>")
-    digests = {split: rows.digest() for split, rows in splits.items() if isinstance(rows, FileRows)}
-    if len(digests) < len(splits) or "<" in name:
+    if len(files) < len(splits) or "<" in name:  # such as <lambda>
         return None
     code = set(Path(__file__).parent.glob("*.py"))
     if file := getattr(sys.modules[prepare.__module__], "__file__", None):
         code.add(Path(file))
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(code)))
-    return f"{sorted(digests.items())} {columns} {name} {digest.hexdigest()}"
+    digests = {split: rows.digest() for split, rows in sorted(files.items())}
+    return f"{digests} {columns} {prepare.__module__}.{name} {digest.hexdigest()}"
 
 
 def _write_texts(

@@ -113,7 +113,7 @@ def _tokens(
 def _encode_documents(task: ClassificationTask, tokenizer: PreTrainedTokenizerBase, settings: RunSettings) -> RunData:
     assert settings.max_length is not None
     frame = Frame.of(tokenizer, settings.max_length)
-    splits = {name: task.split(name) for name in SPLIT_NAMES}
+    splits = {name: task.split(name) for name in SPLIT_NAMES if task.split(name)}
     datasets = {
         name: DocumentDataset(tokens, places, np.array(labels_of(splits[name]), dtype=np.int64), frame)
         for name, (tokens, places) in _tokens(splits, tokenizer).items()
@@ -137,7 +137,7 @@ def _encode_documents(task: ClassificationTask, tokenizer: PreTrainedTokenizerBa
         evaluated={
             name: _document_split(name, splits[name], task.label_names, datasets[name])
             for name in ("dev", "test")
-            if splits[name]
+            if name in splits
         },
         collator=DocumentCollator(_pad_token(tokenizer), tokenizer.padding_side),
         notes=tuple(notes),
