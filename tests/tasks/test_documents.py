@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from prefixprop.tasks import ClassificationTask, Document, Split
+from prefixprop.tasks.documents import StoredDocuments
 
 
 def make_task(train: Split = (), dev: Split = (), label_names: tuple[str, ...] = ("no", "yes")) -> ClassificationTask:
@@ -54,3 +55,22 @@ def test_notes_are_the_remarks_and_the_counted_empty_documents() -> None:
     assert task.notes() == ["2 of 3 train documents are empty", "1 of 1 dev documents is empty"]
     assert dataclasses.replace(task, remarks=("made by hand",)).notes()[0] == "made by hand"
     assert make_task(train=train[2:]).notes() == []
+
+
+def test_packed_documents_are_a_sequence_like_any_other() -> None:
+    documents = tuple(
+        Document(str(number), text, number % 2) for number, text in enumerate(["", " \n", "né", "\ud83d"])
+    )
+    packed = StoredDocuments.packed(documents)
+    assert packed == documents and documents == packed and list(packed) == list(documents)
+    assert packed != documents[:3] and packed != "four" and packed[-1] == documents[-1]
+    assert packed[1:] == documents[1:] and packed[1:].select([2, 0]) == (documents[3], documents[1])
+    assert packed[::-1].ids == ["3", "2", "1", "0"] and packed[::-1].labels == [1, 0, 1, 0]
+    with pytest.raises(IndexError):
+        packed[4]
+    task, stored = make_task(train=documents, dev=documents[2:]), make_task(train=packed, dev=packed[2:])
+    assert stored == task and stored.notes() == task.notes() == ["2 of 4 train documents are empty"]
+    with pytest.raises(ValueError, match="'1' in split 'train' of task 'toy' has label 2"):
+        make_task(train=StoredDocuments.packed((documents[0], dataclasses.replace(documents[1], label=2))))
+    with pytest.raises(ValueError, match="'0' occurs more than once in split 'train'"):
+        make_task(train=packed.select([0, 0]))

@@ -10,6 +10,7 @@ import pyarrow.parquet
 import pytest
 
 from prefixprop.tasks import ClassificationTask, Document, load_files
+from prefixprop.tasks.cache import entries
 
 TRAIN = [{"text": f"letter {number}", "label": "ham" if number % 2 else "spam"} for number in range(6)]
 
@@ -228,3 +229,16 @@ def test_files_come_in_lists(train: Path) -> None:
 def test_a_missing_file(train: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"absent\.csv: there is no such file"):
         load_files([train], [train.parent / "absent.csv"])
+
+
+def test_a_broken_file_leaves_nothing_behind_and_is_broken_again(
+    train: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PREFIXPROP_CACHE", str(tmp_path / "cache"))
+    broken = write_json(tmp_path / "broken.jsonl", [*TRAIN, {"text": "no label"}])
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"broken\.jsonl:7: there is no column 'label'"):
+            load_files([train], [broken])
+    assert entries() == []
+    load_files([train])
+    assert len(entries()) == 1

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from prefixprop.cli import archive, bench, evaluate, lengthen, methods, predict, report, sweep, tasks, train
+from prefixprop.cli import archive, bench, cache, evaluate, lengthen, methods, predict, report, sweep, tasks, train
 from prefixprop.cli.settings_options import SettingsCommand
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -23,6 +23,7 @@ app.command("archive")(archive.archive)
 app.add_typer(bench.app, name="bench")
 app.command("tasks")(tasks.tasks)
 app.command("methods")(methods.methods)
+app.command("cache")(cache.cache)
 
 
 @app.callback()

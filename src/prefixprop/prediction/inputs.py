@@ -11,7 +11,7 @@ Where there is no id column, documents are numbered from 1.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -79,7 +79,7 @@ def _plain_lines(lines: Iterator[tuple[int, bytes]]) -> Iterator[InputDocument]:
         yield InputDocument(str(number), text, has_own_id=False)
 
 
-def _documents_of(rows: Iterator[Row], columns: InputColumns) -> Iterator[InputDocument]:
+def _documents_of(rows: Iterable[Row], columns: InputColumns) -> Iterator[InputDocument]:
     id_column = columns.id
     for number, row in enumerate(rows, start=1):
         # The first row decides, so that a later row without an id is an error and does not get a number.

@@ -25,6 +25,7 @@ from prefixprop.tasks import (
     read_questions,
     read_rows,
 )
+from prefixprop.tasks.documents import ids_of, labels_of
 from prefixprop.tasks.labelled_rows import Columns, label_documents
 
 
@@ -64,9 +65,9 @@ def predict_file(
 def predict_labelled(trained: TrainedModel, documents: Sequence[Document], batch_tokens: int) -> PredictionSet:
     """Uncalibrated predictions of documents whose texts are already prepared."""
     logits = trained.logits((document.text for document in documents), batch_tokens=batch_tokens)
-    ids = tuple(document.id for document in documents)
-    labels = tuple(document.label for document in documents)
-    return PredictionSet(ids, labels, logits, label_names=trained.label_names)
+    return PredictionSet(
+        tuple(ids_of(documents)), tuple(labels_of(documents)), logits, label_names=trained.label_names
+    )
 
 
 def predict_questions(trained: TrainedModel, questions: Sequence[Question], batch_tokens: int) -> PredictionSet:

@@ -29,8 +29,8 @@ def model_card(record: dict[str, Any], encoder: LongEncoder) -> str:
     )
     frozen = " The embeddings of words were not changed." if settings["freeze_embeddings"] else ""
     remark = (
-        "\nThe original has no masked-language-model head. The loss before training is that of a new one, which knows\n"
-        "how often each token occurs, and nothing else.\n"
+        "\nThe original has no masked-language-model head. The loss before training is that of a new one, which\n"
+        "knows how often each token occurs, and nothing else.\n"
         if record["new_head"]
         else ""
     )

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +12,7 @@ from numpy.typing import NDArray
 from prefixprop.pretraining.packing import PackedRows
 from prefixprop.pretraining.settings import LengthenSettings
 from prefixprop.tasks.labelled_rows import text_of
-from prefixprop.tasks.rows import read_rows
+from prefixprop.tasks.rows import Row, read_rows
 from prefixprop.tasks.token_store import stored_tokens
 
 _HELD_OUT_SHARE, _MOST_HELD_OUT = 0.02, 64
@@ -45,7 +43,9 @@ class TrainingText:
 
 def read_text(settings: LengthenSettings, tokenizer: Any, original_length: int) -> TrainingText:
     """Encode the documents of all files, unless they have been, and hold some out, drawn with the seed."""
-    lists = stored_tokens(_texts(settings), tokenizer, _key(settings))
+    rows = read_rows(settings.text)
+    column = settings.text_column
+    lists = stored_tokens(_Texts(rows, column), tokenizer, f"lengthen/{column}/{rows.digest()}")
     if len(lists) < 2:
         raise ValueError(
             f"{settings.text[0]}: there is one document only, and training needs at least two: some are held out to "
@@ -70,17 +70,14 @@ def read_text(settings: LengthenSettings, tokenizer: Any, original_length: int) 
     return text
 
 
-def _texts(settings: LengthenSettings) -> Iterator[str]:
-    for row in read_rows(settings.text):
-        text = text_of(row, settings.text_column)
-        if text.strip():
-            yield text
+class _Texts(Iterable[str]):
+    """The texts of all rows that have one, read anew whenever they are walked."""
 
+    def __init__(self, rows: Iterable[Row], column: str) -> None:
+        self.rows, self.column = rows, column
 
-def _key(settings: LengthenSettings) -> str:
-    """Identifies the texts: by what the files hold, not by their names."""
-    digest = hashlib.sha256(settings.text_column.encode())
-    for path in settings.text:
-        with Path(path).open("rb") as file:
-            digest.update(hashlib.file_digest(file, "sha256").digest())
-    return digest.hexdigest()
+    def __iter__(self) -> Iterator[str]:
+        for row in self.rows:
+            text = text_of(row, self.column)
+            if text.strip():
+                yield text

@@ -8,6 +8,8 @@ from typing import Any
 
 from prefixprop.settings.run_settings import RunSettings
 from prefixprop.tasks import SPLIT_NAMES, Task, draw_sample, leave_out_fold, load_data
+from prefixprop.tasks.cache import Writer, stored
+from prefixprop.tasks.documents import StoredDocuments
 
 # Which of a run's settings say where its data are: the arguments of `load_data`.
 DATA_SETTINGS = (
@@ -56,6 +58,20 @@ def load_whole_task(settings: RunSettings) -> Task:
 
 def fingerprint(task: Task) -> str:
     """Identifies a data set: the same for the same documents, wherever they are stored."""
+    splits = [task.split(name) for name in SPLIT_NAMES]
+    if not all(isinstance(split, StoredDocuments) or not split for split in splits):
+        return _fingerprint(task)
+
+    def fill(writer: Writer) -> None:
+        writer.facts["fingerprint"] = _fingerprint(task)
+
+    # Of documents on the disk, which are not to be read at every start.
+    identities = [split.identity if isinstance(split, StoredDocuments) else "" for split in splits]
+    known: str = stored("fingerprint", " ".join(identities), fill).facts["fingerprint"]
+    return known
+
+
+def _fingerprint(task: Task) -> str:
     digest = hashlib.sha256()
     for split in SPLIT_NAMES:
         digest.update(f"{split}:".encode())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,8 +14,10 @@ if TYPE_CHECKING:
 
 TokenIds = NDArray[np.int32]  # 4 bytes per token; Python's lists would take 36
 
-# Bounds the memory of documents that are much longer than the limit, at no cost in speed.
+# Bounds the memory of long documents, at no cost in speed: while it encodes, the tokenizer takes some fifty bytes for
+# each character.
 _TEXTS_AT_ONCE = 256
+_CHARACTERS_AT_ONCE = 2**21
 
 
 @dataclass(frozen=True)
@@ -48,9 +50,9 @@ class ChunkedDocuments:
 
 def encode_documents(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, max_length: int) -> EncodedDocuments:
     """Encode every text as the tokenizer does with `truncation=True`; an empty text is its special tokens only."""
-    frame = _Frame.of(tokenizer, max_length)
+    frame = Frame.of(tokenizer, max_length)
     input_ids, lengths = [], []
-    for content in _contents(texts, tokenizer):
+    for content in contents(texts, tokenizer):
         input_ids.append(frame.around(content[: frame.room]))
         lengths.append(len(content) + frame.size)
     return EncodedDocuments(tuple(input_ids), tuple(lengths), max_length)
@@ -61,9 +63,9 @@ def chunk_documents(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, ma
 
     Every token of a text is in exactly one chunk, all chunks but the last are full, and an empty text is one chunk.
     """
-    frame = _Frame.of(tokenizer, max_length)
+    frame = Frame.of(tokenizer, max_length)
     input_ids, documents = [], []
-    for index, content in enumerate(_contents(texts, tokenizer)):
+    for index, content in enumerate(contents(texts, tokenizer)):
         for start in range(0, max(len(content), 1), frame.room):
             input_ids.append(frame.around(content[start : start + frame.room]))
             documents.append(index)
@@ -71,7 +73,7 @@ def chunk_documents(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, ma
 
 
 @dataclass(frozen=True)
-class _Frame:
+class Frame:
     """The special tokens that a tokenizer puts around a text, and the room they leave."""
 
     before: TokenIds
@@ -79,7 +81,7 @@ class _Frame:
     room: int
 
     @classmethod
-    def of(cls, tokenizer: PreTrainedTokenizerBase, max_length: int) -> _Frame:
+    def of(cls, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Frame:
         # Seen on an example, because only some tokenizers have a method that adds the special tokens to ids.
         example = tokenizer("a", return_special_tokens_mask=True)
         content = [index for index, special in enumerate(example["special_tokens_mask"]) if not special]
@@ -106,11 +108,11 @@ def readable(text: str) -> str:
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
-def _contents(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> Iterator[TokenIds]:
+def contents(texts: Iterable[str], tokenizer: PreTrainedTokenizerBase) -> Iterator[TokenIds]:
     """The token ids of every text, uncut and without special tokens."""
-    for start in range(0, len(texts), _TEXTS_AT_ONCE):
+    for batch in _batches(texts):
         encoded = tokenizer(
-            [readable(text) for text in texts[start : start + _TEXTS_AT_ONCE]],
+            [readable(text) for text in batch],
             add_special_tokens=False,
             return_attention_mask=False,
             return_token_type_ids=False,
@@ -118,3 +120,16 @@ def _contents(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> Itera
         )
         for ids in encoded["input_ids"]:
             yield np.array(ids, dtype=np.int32)
+
+
+def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
+    batch: list[str] = []
+    characters = 0
+    for text in texts:
+        batch.append(text)
+        characters += len(text)
+        if len(batch) == _TEXTS_AT_ONCE or characters >= _CHARACTERS_AT_ONCE:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch

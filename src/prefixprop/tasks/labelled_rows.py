@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
+import hashlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from prefixprop.tasks.documents import ClassificationTask, Document, Split
-from prefixprop.tasks.rows import Row
+from prefixprop.tasks.cache import Writer, in_memory, stored
+from prefixprop.tasks.documents import SPLIT_NAMES, ClassificationTask, Document, Split, SplitWriter, StoredDocuments
+from prefixprop.tasks.rows import FileRows, Row
 from prefixprop.tasks.splits import SPLIT_SEED, split_off
 
 DEV_FRACTION = 0.1
@@ -45,11 +48,9 @@ class _Label:
     meaning: str | float | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class _LabelledRow:
     location: str
-    id: str
-    text: str
     label: _Label
 
 
@@ -64,20 +65,59 @@ def build_task(
 
     The labels are those of train, sorted as numbers if all of them are numbers, by name otherwise. A missing dev is
     split off from train (`DEV_FRACTION`, stratified, `SPLIT_SEED`). `prepare` is applied to every text.
+
+    Rows of files are read once and kept in the cache; a later call neither parses nor holds them.
     """
-    train_rows = list(_labelled_rows(splits["train"], columns, prepare))
-    labels = _LabelSet(train_rows)
-    train = labels.documents(train_rows)
-    if "dev" in splits:
-        dev = labels.documents(_labelled_rows(splits["dev"], columns, prepare))
-    else:
-        train, dev = split_off(train, DEV_FRACTION)
+
+    def fill(writer: Writer) -> None:
+        labels: _LabelSet | None = None
+        for split in (name for name in SPLIT_NAMES if name in splits):
+            documents = SplitWriter(writer, split)
+            ids, rows = _write_texts(documents, splits[split], columns, prepare)
+            labels = labels or _LabelSet(rows)  # of train, which comes first
+            documents.finish(ids, [labels.index(row) for row in rows])
+            writer.facts["label_names"] = labels.names
+
+    key = _key(splits, columns, prepare)
+    entry = in_memory(fill) if key is None else stored("documents", key, fill)
+    documents: dict[str, Split] = {split: StoredDocuments.of(entry, split) for split in splits}
+    if "dev" not in documents:
+        count = len(documents["train"])
+        documents["train"], documents["dev"] = split_off(documents["train"], DEV_FRACTION)
         remarks += (
-            f"no dev documents were given: {len(dev):,} of {len(train_rows):,} train documents, "
+            f"no dev documents were given: {len(documents['dev']):,} of {count:,} train documents, "
             f"drawn with seed {SPLIT_SEED} and stratified by label, are dev",
         )
-    test = labels.documents(_labelled_rows(splits.get("test", ()), columns, prepare))
-    return ClassificationTask(name, labels.names, train=train, dev=dev, test=test, remarks=remarks)
+    return ClassificationTask(name, tuple(entry.facts["label_names"]), **{"test": (), **documents}, remarks=remarks)
+
+
+def _key(splits: Mapping[str, Iterable[Row]], columns: Columns, prepare: Callable[[str], str]) -> str | None:
+    """Identifies what is made of the files and the code that makes it; None if rows or `prepare` have no identity."""
+    files = {split: rows for split, rows in splits.items() if isinstance(rows, FileRows)}
+    name = getattr(prepare, "__qualname__", "<unknown>")
+    if len(files) < len(splits) or "<" in name:  # such as <lambda>
+        return None
+    code = set(Path(__file__).parent.glob("*.py"))
+    if file := getattr(sys.modules[prepare.__module__], "__file__", None):
+        code.add(Path(file))
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(code)))
+    digests = {split: rows.digest() for split, rows in sorted(files.items())}
+    return f"{digests} {columns} {prepare.__module__}.{name} {digest.hexdigest()}"
+
+
+def _write_texts(
+    documents: SplitWriter, rows: Iterable[Row], columns: Columns, prepare: Callable[[str], str]
+) -> tuple[list[str], list[_LabelledRow]]:
+    """Write the texts, and return ids and labels, which are known for good when all rows have been read."""
+    ids = _Ids(columns.id)
+    labelled: list[_LabelledRow] = []
+    labels: dict[_Label, _Label] = {}  # one object for each label, not for each row
+    for row in rows:
+        ids.add(row)
+        documents.add_text(prepare(text_of(row, columns.text)))
+        label = _label(row, columns)
+        labelled.append(_LabelledRow(row.location, labels.setdefault(label, label)))
+    return ids.all(), labelled
 
 
 def label_documents(
@@ -85,14 +125,17 @@ def label_documents(
 ) -> Split:
     """Make documents of rows; a label that is not one of `label_names`, such as a model's labels, is refused."""
     indices = {name: index for index, name in enumerate(label_names)}
-    documents = []
-    for row in _labelled_rows(rows, columns, prepare):
-        if row.label.name not in indices:
+    ids, texts, labels = _Ids(columns.id), [], []
+    for row in rows:
+        ids.add(row)
+        texts.append(prepare(text_of(row, columns.text)))
+        label = _label(row, columns).name
+        if label not in indices:
             raise ValueError(
-                f"{row.location}: the label {row.label.name!r} is unknown; the labels are {_listed(label_names)}."
+                f"{row.location}: the label {label!r} is unknown; the labels are {_listed(label_names)}."
             )
-        documents.append(Document(row.id, row.text, indices[row.label.name]))
-    return tuple(documents)
+        labels.append(indices[label])
+    return tuple(map(Document, ids.all(), texts, labels))
 
 
 class _LabelSet:
@@ -114,16 +157,13 @@ class _LabelSet:
             )
         self._indices = {name: index for index, name in enumerate(self.names)}
 
-    def documents(self, rows: Iterable[_LabelledRow]) -> Split:
-        return tuple(Document(row.id, row.text, self._index(row)) for row in rows)
-
     def _order(self) -> Callable[[str], Any]:
         numbers = {name: row.label.number for name, row in self._first_rows.items()}
         if any(number is None for number in numbers.values()):
             return str
         return lambda name: (numbers[name], name)
 
-    def _index(self, row: _LabelledRow) -> int:
+    def index(self, row: _LabelledRow) -> int:
         label = row.label
         if label.name not in self._indices:
             raise ValueError(
@@ -149,38 +189,45 @@ def _listed(names: Sequence[str]) -> str:
     return f"{listed} and {more} more" if more > 0 else listed
 
 
-def _labelled_rows(rows: Iterable[Row], columns: Columns, prepare: Callable[[str], str]) -> Iterator[_LabelledRow]:
-    rows = list(rows)
-    for row, document_id in zip(rows, _ids(rows, columns.id), strict=True):
-        text = prepare(text_of(row, columns.text))
-        yield _LabelledRow(row.location, document_id, text, _label(row, columns))
-
-
 def default_id_column(first: Row) -> str | None:
     """The column of ids if the user named none: "id" if the first row has it; otherwise documents get numbers."""
     return _ID_COLUMN if _ID_COLUMN in first.values else None
 
 
-def _ids(rows: Sequence[Row], column: str | None) -> list[str]:
-    if column is not None:
-        return _distinct_ids(rows, column)
-    if rows and (found := default_id_column(rows[0])) is not None:
-        with contextlib.suppress(ValueError):  # the user did not say that this column has an id for every document
-            return _distinct_ids(rows, found)
-    return [str(number) for number in range(1, len(rows) + 1)]
+class _Ids:
+    """The ids of a split, row by row: those of a column or, without one that has an id for every row, numbers."""
 
+    def __init__(self, column: str | None) -> None:
+        self._column, self._was_named = column, column is not None
+        self._locations: dict[str, str] = {}
+        self._count = 0
 
-def _distinct_ids(rows: Sequence[Row], column: str) -> list[str]:
-    locations: dict[str, str] = {}
-    for row in rows:
+    def add(self, row: Row) -> None:
+        if self._count == 0 and not self._was_named:
+            self._column = default_id_column(row)
+        self._count += 1
+        if self._column is None:
+            return
+        try:
+            self._add_id(row, self._column)
+        except ValueError:
+            if self._was_named:
+                raise
+            self._column = None  # the user did not say that it has an id for every document
+
+    def all(self) -> list[str]:
+        return (
+            [str(number) for number in range(1, self._count + 1)] if self._column is None else list(self._locations)
+        )
+
+    def _add_id(self, row: Row, column: str) -> None:
         document_id = id_of(row, column)
-        if document_id in locations:
+        if document_id in self._locations:
             raise ValueError(
-                f"{row.location}: the id {document_id!r} is also that of {locations[document_id]}; ids must differ "
-                "within a split."
+                f"{row.location}: the id {document_id!r} is also that of {self._locations[document_id]}; ids must "
+                "differ within a split."
             )
-        locations[document_id] = row.location
-    return list(locations)
+        self._locations[document_id] = row.location
 
 
 def _value(row: Row, column: str) -> Any:

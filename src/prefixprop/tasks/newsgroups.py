@@ -7,14 +7,14 @@ that the halves are the same wherever the posts come from. Posts that were nothi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from prefixprop.tasks.documents import ClassificationTask, Split
+from prefixprop.tasks.documents import ClassificationTask, Split, ids_of
 from prefixprop.tasks.labelled_rows import Columns, build_task
 from prefixprop.tasks.rows import Row, check_folder, find_split_files, read_rows
-from prefixprop.tasks.splits import split_off
+from prefixprop.tasks.splits import select, split_off
 
 TRAIN_FOLDER, TEST_FOLDER = "20news-bydate-train", "20news-bydate-test"
 _FOLDER_MUST_HOLD = (
@@ -33,7 +33,8 @@ def load_newsgroups(data_dir: Path | None = None) -> ClassificationTask:
 
 
 def _in_order(documents: Split) -> Split:
-    return tuple(sorted(documents, key=lambda document: document.id))
+    ids = ids_of(documents)
+    return select(documents, sorted(range(len(ids)), key=ids.__getitem__))
 
 
 def _remover() -> Callable[[str], str]:
@@ -46,7 +47,7 @@ def _remover() -> Callable[[str], str]:
     )
 
 
-def _folder_rows(folder: Path) -> dict[str, Iterator[Row]]:
+def _folder_rows(folder: Path) -> Mapping[str, Iterable[Row]]:
     check_folder(folder)
     if (folder / TRAIN_FOLDER).is_dir() and (folder / TEST_FOLDER).is_dir():
         return {"train": _posts(folder / TRAIN_FOLDER), "test": _posts(folder / TEST_FOLDER)}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import hashlib
 import json
 import lzma
 import re
@@ -98,36 +99,49 @@ class Row:
     values: Mapping[str, Any]
 
 
-def read_rows(paths: Iterable[str | Path]) -> Iterator[Row]:
+class FileRows(Iterable[Row]):
+    """The rows of files, read anew whenever they are walked."""
+
+    def __init__(self, paths: Iterable[str | Path]) -> None:
+        self._readers = [(path, *_ending_and_reader(path)) for path in map(Path, paths)]
+
+    def __iter__(self) -> Iterator[Row]:
+        for path, _, reader in self._readers:
+            has_rows = False
+            for row in reader(path):
+                has_rows = True
+                yield row
+            if not has_rows:
+                raise ValueError(f"{path}: the file is empty: it has no documents.")
+
+    def digest(self) -> str:
+        """Identifies the rows by the bytes of the files, which need not be parsed or decompressed for it."""
+        digest = hashlib.sha256()
+        for path, ending, _ in self._readers:
+            with path.open("rb") as file:
+                digest.update(ending.encode() + hashlib.file_digest(file, "sha256").digest())
+        return digest.hexdigest()
+
+
+def read_rows(paths: Iterable[str | Path]) -> FileRows:
     """Read the rows of one or more files, one file after the other, by what their names end in (`ENDINGS`, `.txt`).
 
     Text is UTF-8. CSV and TSV files begin with a row of column names and quote with `"`. A `.txt` file is one
     document and has the column "text" only. A missing file raises an error at once; a broken or empty one while the
     rows are read.
     """
-    readers = [(path, _reader(path)) for path in map(Path, paths)]
-    return _rows_of(readers)
+    return FileRows(paths)
 
 
-def _rows_of(readers: list[tuple[Path, Callable[[Path], Iterator[Row]]]]) -> Iterator[Row]:
-    for path, reader in readers:
-        has_rows = False
-        for row in reader(path):
-            has_rows = True
-            yield row
-        if not has_rows:
-            raise ValueError(f"{path}: the file is empty: it has no documents.")
-
-
-def _reader(path: Path) -> Callable[[Path], Iterator[Row]]:
-    reader = next((reader for ending, reader in _READERS.items() if path.name.lower().endswith(ending)), None)
-    if reader is None:
+def _ending_and_reader(path: Path) -> tuple[str, Callable[[Path], Iterator[Row]]]:
+    found = next((pair for pair in _READERS.items() if path.name.lower().endswith(pair[0])), None)
+    if found is None:
         raise ValueError(f"{path}: unknown kind of file; its name must end in one of {', '.join(ENDINGS)}.")
     if path.is_dir():
         raise ValueError(f"{path}: this is a folder; give the files in it.")
     if not path.exists():
         raise FileNotFoundError(f"{path}: there is no such file.")
-    return reader
+    return found
 
 
 def _read_json_rows(path: Path) -> Iterator[Row]:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
-from prefixprop.tasks.documents import ClassificationTask, Split
+from prefixprop.tasks.documents import ClassificationTask, Split, StoredDocuments, labels_of
 from prefixprop.tasks.wikihop import QuestionTask
 
 if TYPE_CHECKING:
@@ -33,24 +33,31 @@ def split_off(documents: Split, fraction: float, seed: int = SPLIT_SEED) -> tupl
     """
     from sklearn.model_selection import train_test_split
 
-    counts = Counter(document.label for document in documents)
-    indices = [index for index, document in enumerate(documents) if counts[document.label] > 1]
+    all_labels = labels_of(documents)
+    counts = Counter(all_labels)
+    indices = [index for index, label in enumerate(all_labels) if counts[label] > 1]
     if not indices:
         raise ValueError(
             f"{len(documents)} documents cannot be split in two: no label has two of them. Give both parts as files."
         )
-    labels = [documents[index].label for index in indices]
+    labels = [all_labels[index] for index in indices]
     size = max(math.ceil(fraction * len(indices)), len(set(labels)))
     _, chosen = train_test_split(indices, test_size=size, stratify=labels, random_state=seed)
     return _divided(documents, set(chosen))
 
 
-def draw_sample(items: Sequence[Item], limit: int | None, seed: int) -> tuple[Item, ...]:
+def draw_sample(items: Sequence[Item], limit: int | None, seed: int) -> Sequence[Item]:
     """At most `limit` items, always the same ones for a seed, in their order."""
     if limit is None or limit >= len(items):
-        return tuple(items)
-    chosen = sorted(random.Random(seed).sample(range(len(items)), limit))
-    return tuple(items[index] for index in chosen)
+        return items
+    return select(items, sorted(random.Random(seed).sample(range(len(items)), limit)))
+
+
+def select(items: Sequence[Item], indices: Sequence[int]) -> Sequence[Item]:
+    """The items at these indices, in this order; documents on the disk are not read for it."""
+    if isinstance(items, StoredDocuments):
+        return items.select(indices)  # type: ignore[return-value]
+    return tuple(items[index] for index in indices)
 
 
 FOLD_SEED = 10
@@ -69,8 +76,8 @@ def leave_out_fold(task: Task, folds: int, fold: int) -> Task:
         )
     if isinstance(task, QuestionTask):
         questions, left_out = _divided(task.train, _indices_of_fold(len(task.train), None, folds, fold))
-        return replace(task, train=questions, dev=left_out, test=())
-    labels = [document.label for document in task.train]
+        return replace(task, train=tuple(questions), dev=tuple(left_out), test=())
+    labels = labels_of(task.train)
     train, dev = _divided(task.train, _indices_of_fold(len(labels), labels, folds, fold))
     unused = f"; the {len(task.dev):,} dev documents are not used" if task.dev else ""
     remark = f"fold {fold} of {folds}, {len(dev):,} train documents, is left out of train and evaluated{unused}"
@@ -89,13 +96,13 @@ def _indices_of_fold(count: int, labels: Sequence[int] | None, folds: int, fold:
     return set(parts[fold][1].tolist())
 
 
-def _divided(items: Sequence[Item], left_out: set[int]) -> tuple[tuple[Item, ...], tuple[Item, ...]]:
-    remaining = tuple(item for index, item in enumerate(items) if index not in left_out)
-    return remaining, tuple(items[index] for index in sorted(left_out))
+def _divided(items: Sequence[Item], left_out: set[int]) -> tuple[Sequence[Item], Sequence[Item]]:
+    remaining = [index for index in range(len(items)) if index not in left_out]
+    return select(items, remaining), select(items, sorted(left_out))
 
 
 def _rare_labels(task: ClassificationTask, folds: int) -> Iterator[str]:
-    counts = Counter(document.label for document in task.train)
+    counts = Counter(labels_of(task.train))
     rare = [task.label_names[label] for label, count in sorted(counts.items()) if count < folds]
     if len(rare) == len(counts):
         yield f"no label has {folds} train documents, so the {folds} folds are not stratified by label"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,13 +17,14 @@ from prefixprop.tasks import (
     SPLIT_NAMES,
     CandidateCollator,
     ClassificationTask,
-    Document,
     DocumentCollator,
     QuestionTask,
     Task,
     WikiHopDataset,
-    encode_documents,
 )
+from prefixprop.tasks.documents import Split, StoredDocuments, ids_of, labels_of
+from prefixprop.tasks.encoding import Frame
+from prefixprop.tasks.token_store import TokenLists, stored_tokens
 
 
 @dataclass(frozen=True)
@@ -64,34 +65,79 @@ def encode_task(task: Task, tokenizer: PreTrainedTokenizerBase, settings: RunSet
     return _encode_documents(task, tokenizer, settings)
 
 
+class DocumentDataset(Dataset[dict[str, Any]]):
+    """Documents of a split as the model reads them: cut, with special tokens, each made when it is asked for.
+
+    `places` says where in `tokens` they are.
+    """
+
+    def __init__(
+        self, tokens: TokenLists, places: NDArray[np.int64], labels: NDArray[np.int64], frame: Frame
+    ) -> None:
+        self.tokens, self.places, self.labels, self.frame = tokens, places, labels, frame
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        content = self.tokens[int(self.places[index])]
+        return {"input_ids": self.frame.around(content[: self.frame.room]), "labels": int(self.labels[index])}
+
+    @property
+    def uncut_lengths(self) -> NDArray[np.int64]:
+        return self.tokens.lengths[self.places] + self.frame.size
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        return np.minimum(self.uncut_lengths, self.frame.room + self.frame.size)
+
+
+def _tokens(
+    splits: Mapping[str, Split], tokenizer: PreTrainedTokenizerBase
+) -> dict[str, tuple[TokenLists, NDArray[np.int64]]]:
+    """For every split the lists of tokens with its documents, and their places there.
+
+    Splits of one source, such as the folds of a file, share their lists, so that all folds find the same ones.
+    """
+    found: dict[str, tuple[TokenLists, NDArray[np.int64]]] = {}
+    packed = {name: StoredDocuments.packed(documents) for name, documents in splits.items()}
+    for source in dict.fromkeys(documents.source for documents in packed.values()):
+        parts = {name: documents.places for name, documents in packed.items() if documents.source == source}
+        places = np.unique(np.concatenate(list(parts.values())))
+        read = replace(packed[next(iter(parts))], places=places)
+        tokens = stored_tokens(read.texts, tokenizer, read.identity, len(read))
+        found |= {name: (tokens, np.searchsorted(places, part)) for name, part in parts.items()}
+    return {name: found[name] for name in splits}
+
+
 def _encode_documents(task: ClassificationTask, tokenizer: PreTrainedTokenizerBase, settings: RunSettings) -> RunData:
     assert settings.max_length is not None
-    notes = task.notes()
-    datasets: dict[str, list[dict[str, Any]]] = {}
-    for name in SPLIT_NAMES:
-        documents = task.split(name)
-        encoded = encode_documents([document.text for document in documents], tokenizer, settings.max_length)
-        if cut := encoded.over_limit():
+    frame = Frame.of(tokenizer, settings.max_length)
+    splits = {name: task.split(name) for name in SPLIT_NAMES if task.split(name)}
+    datasets = {
+        name: DocumentDataset(tokens, places, np.array(labels_of(splits[name]), dtype=np.int64), frame)
+        for name, (tokens, places) in _tokens(splits, tokenizer).items()
+    }
+    notes = list(dict.fromkeys(dataset.tokens.note for dataset in datasets.values() if dataset.tokens.note))
+    notes += task.notes()
+    for name, dataset in datasets.items():
+        if cut := int((dataset.uncut_lengths > settings.max_length).sum()):
             notes.append(
-                f"{len(cut):,} of {len(documents):,} {name} documents are longer than {settings.max_length} tokens "
+                f"{cut:,} of {len(dataset):,} {name} documents are longer than {settings.max_length} tokens "
                 "and are cut there"
             )
-        datasets[name] = [
-            {"input_ids": ids, "labels": document.label}
-            for ids, document in zip(encoded.input_ids, documents, strict=True)
-        ]
-    missing = set(range(task.num_labels)) - {document.label for document in task.train}
+    missing = set(range(task.num_labels)) - set(labels_of(task.train))
     if missing:
         names = ", ".join(task.label_names[label] for label in sorted(missing))
         notes.append(f"no train document has the label {names}")
     return RunData(
         label_names=task.label_names,
-        train=datasets["train"],  # type: ignore[arg-type]
-        train_lengths=tuple(len(item["input_ids"]) for item in datasets["train"]),
+        train=datasets["train"],
+        train_lengths=tuple(datasets["train"].lengths.tolist()),
         evaluated={
-            name: _document_split(name, task.split(name), task.label_names, datasets[name])
+            name: _document_split(name, splits[name], task.label_names, datasets[name])
             for name in ("dev", "test")
-            if datasets[name]
+            if name in splits
         },
         collator=DocumentCollator(_pad_token(tokenizer), tokenizer.padding_side),
         notes=tuple(notes),
@@ -99,19 +145,19 @@ def _encode_documents(task: ClassificationTask, tokenizer: PreTrainedTokenizerBa
 
 
 def _document_split(
-    name: str, documents: Sequence[Document], label_names: tuple[str, ...], items: list[dict[str, Any]]
+    name: str, documents: Split, label_names: tuple[str, ...], dataset: DocumentDataset
 ) -> EvaluationSplit:
-    order = _longest_first([len(item["input_ids"]) for item in items])
+    order = _longest_first(dataset.lengths.tolist())
 
     def predictions(logits: NDArray[np.float64]) -> PredictionSet:
         return PredictionSet(
-            tuple(document.id for document in documents),
-            tuple(document.label for document in documents),
+            tuple(ids_of(documents)),
+            tuple(labels_of(documents)),
             np.asarray(logits, dtype=np.float64)[np.argsort(order)],
             label_names=label_names,
         )
 
-    return EvaluationSplit(name, [items[index] for index in order], predictions)  # type: ignore[arg-type]
+    return EvaluationSplit(name, Subset(dataset, order), predictions)
 
 
 def _encode_questions(task: QuestionTask, tokenizer: PreTrainedTokenizerBase, settings: RunSettings) -> RunData:
