@@ -35,7 +35,7 @@ def training_step(size: str, rows: int, fast: bool) -> Callable[[], None]:
     torch.manual_seed(0)
     model: Any = LongformerForMaskedLM(SIZES[size].config(LENGTH, dropout=0.0)).cuda()
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_("_global." not in name)
+        parameter.requires_grad_("_global." not in name)  # no token is global
     if fast:
         install(model)
     weights = MasterWeights(model, torch.bfloat16, weight_decay=0.01)

@@ -119,9 +119,6 @@ def test_taught_cls_comes_close_to_the_originals(tmp_path: Path, original: Path,
     record = run(tiny_settings(original, text, steps=40, teach_cls=True), tmp_path / "long")
     cosines = [line["cls_cosine"] for line in record["history"][1:]]
     assert cosines[-1] > cosines[0] and cosines[-1] > 0.8
-    weights = load_file(tmp_path / "long" / "model.safetensors")
-    name = "longformer.encoder.layer.0.attention.self.query"
-    assert not torch.equal(weights[f"{name}.weight"], weights[f"{name}_global.weight"]), "trained on their own"
 
 
 def test_frozen_embeddings_stay(tmp_path: Path, original: Path, text: Path) -> None:

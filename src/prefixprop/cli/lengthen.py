@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -105,7 +105,8 @@ class _Bar:
     def __init__(self, console: Console, settings: LengthenSettings) -> None:
         columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"))
         self.progress = Progress(*columns, TimeRemainingColumn(), console=console, transient=True)
-        self.settings, self.task = settings, None
+        self.settings = settings
+        self.task: TaskID | None = None
         self.is_asked = False
         self.lines = 0
         self.tokens, self.since = 0, time.monotonic()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,19 +45,12 @@ class LongEncoder:
     has_new_head: bool
     dropout: dict[str, float]
 
-    def copy_to_global(self) -> None:
-        """Copy query, key and value to their global twins, which masked language modelling does not train."""
-        for layer in self.model.longformer.encoder.layer:
-            attention = layer.attention.self
-            for name in _PROJECTIONS:
-                getattr(attention, f"{name}_global").load_state_dict(getattr(attention, name).state_dict())
-
     def save(self, folder: Path) -> None:
-        """A folder as `from_pretrained` reads it, in float32."""
-        model = self.model.float()
+        """A folder as `from_pretrained` reads it."""
+        model = self.model
+        _set_global_projections(model, copy.deepcopy)
         for name, value in self.dropout.items():
             setattr(model.config, name, value)
-        model.config.dtype = torch.float32
         model.save_pretrained(str(folder))
         self.tokenizer.save_pretrained(str(folder))
 
@@ -76,22 +71,30 @@ def build(settings: LengthenSettings) -> LongEncoder:
     original, tokenizer, limit, has_new_head, dropout = _load(settings.model)
     if tokenizer.cls_token_id is None or tokenizer.sep_token_id is None or tokenizer.mask_token_id is None:
         raise ValueError(
-            f"{settings.model}: its tokenizer has no [CLS], [SEP] or mask token, which masked language modelling needs."
+            f"{settings.model}: its tokenizer has no [CLS], [SEP] or mask token, and masked language modelling needs "
+            "all three."
         )
     model: Any = lengthen(original, settings.max_length, settings.attention_window)
     tokenizer.model_max_length = settings.max_length
     teacher = None
     if settings.teach_cls:
         teacher = original.base_model.eval().requires_grad_(False)
-    for name, parameter in model.named_parameters():
-        # Without a teacher no token is global, so these would never learn; `copy_to_global` sets them at the end.
-        parameter.requires_grad_(settings.teach_cls or "_global." not in name)
+    # While it is trained, a global token's query, key and value are those of any token; `save` copies them.
+    _set_global_projections(model, lambda projection: projection)
+    model.requires_grad_(True)
     if settings.freeze_embeddings:
         model.get_input_embeddings().requires_grad_(False)
     install(model)
     if settings.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     return LongEncoder(model.train(), teacher, tokenizer, limit, has_new_head, dropout)
+
+
+def _set_global_projections(model: Any, of_local: Callable[[nn.Module], nn.Module]) -> None:
+    for layer in model.longformer.encoder.layer:
+        attention = layer.attention.self
+        for name in _PROJECTIONS:
+            setattr(attention, f"{name}_global", of_local(getattr(attention, name)))
 
 
 def _load(name: str) -> tuple[Any, PreTrainedTokenizerBase, int, bool, dict[str, float]]:

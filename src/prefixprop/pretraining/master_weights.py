@@ -39,16 +39,12 @@ class MasterWeights:
         """Add the gradients of the model to those of the masters, in float32."""
         if self.masters[0] is self.computed[0]:
             return
-        gradients = [parameter.grad.float() for parameter in self.computed if parameter.grad is not None]
-        if len(gradients) != len(self.masters):
-            lacking = [n for (n, _), p in zip(self.by_name.items(), self.computed, strict=True) if p.grad is None]
-            raise RuntimeError(f"these weights have no gradient: {', '.join(lacking)}")
-        if self.masters[0].grad is None:
-            for master, gradient in zip(self.masters, gradients, strict=True):
-                master.grad = gradient
-        else:
-            torch._foreach_add_([master.grad for master in self.masters], gradients)
-        for parameter in self.computed:
+        for parameter, master in zip(self.computed, self.masters, strict=True):
+            assert parameter.grad is not None, "every trained weight takes part in every step"
+            if master.grad is None:
+                master.grad = parameter.grad.float()
+            else:
+                master.grad += parameter.grad
             parameter.grad = None
 
     def step(self, rate: float, max_grad_norm: float) -> None:
@@ -63,7 +59,8 @@ class MasterWeights:
     def publish(self) -> None:
         """Give the model the masters' values."""
         if self.masters[0] is not self.computed[0]:
-            torch._foreach_copy_(self.computed, self.masters)
+            for parameter, master in zip(self.computed, self.masters, strict=True):
+                parameter.copy_(master)
 
     @torch.no_grad()
     def end(self) -> None:

@@ -21,12 +21,11 @@ def model_card(record: dict[str, Any], encoder: LongEncoder) -> str:
     }
     lines = record["history"]
     taught = (
-        "\n- **[CLS]:** a global token. It also learnt the mean of the original's [CLS] over the pieces of a text that "
-        f"the original can read; the cosine between the two was {lines[-1]['cls_cosine']:.3f} at the end."
+        "\n- **[CLS]:** a global token. It also learnt the mean of the original's [CLS] over the pieces of a text "
+        f"that the original can read; the cosine between the two was {lines[-1]['cls_cosine']:.3f} at the end."
         if encoder.teacher is not None
-        else "\n- **Global attention:** none in training; query, key and value were copied to their global twins at "
-        "the end, as Longformer's authors do."
-    )
+        else "\n- **Global attention:** none in training, as Longformer's authors have it."
+    ) + " Query, key and value were copied to their global twins at the end."
     frozen = " The embeddings of words were not changed." if settings["freeze_embeddings"] else ""
     remark = (
         "\nThe original has no masked-language-model head. The loss before training is that of a new one, which\n"

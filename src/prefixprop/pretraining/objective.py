@@ -27,7 +27,7 @@ class Objective(nn.Module):
         super().__init__()
         self.student = student
         # In a list: the teacher is no part of what is trained, moved or saved.
-        self._teacher = [] if teacher is None else [teacher]
+        self._teacher: list[Any] = [] if teacher is None else [teacher]
 
     def forward(
         self, input_ids: Tensor, positions: Tensor, targets: Tensor, pieces: Tensor | None = None
@@ -52,8 +52,8 @@ class Objective(nn.Module):
     def said_by_teacher(self, pieces: Tensor, rows: int) -> Tensor:
         """The mean of the original's [CLS] over the pieces of each row."""
         (teacher,) = self._teacher
-        padding = pieces != teacher.config.pad_token_id
-        said: Tensor = teacher(input_ids=pieces, attention_mask=padding.long()).last_hidden_state[:, 0]
+        is_text = (pieces != teacher.config.pad_token_id).long()
+        said: Tensor = teacher(input_ids=pieces, attention_mask=is_text).last_hidden_state[:, 0]
         return said.float().unflatten(0, (rows, -1)).mean(dim=1)
 
 

@@ -164,8 +164,6 @@ def _tell_facts(
 
 def _finish(folder: Path, encoder: LongEncoder, training: Pretraining, record: dict[str, Any]) -> None:
     training.weights.end()
-    if encoder.teacher is None:
-        encoder.copy_to_global()
     # Written aside, so that a kill leaves no half of a model, and then moved file by file; the record comes last.
     with replacing_folder(folder / "model") as temporary:
         encoder.save(temporary)
