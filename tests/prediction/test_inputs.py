@@ -94,5 +94,5 @@ def test_faults_of_files(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"fine\nnot \xe4\n")
     with pytest.raises(ValueError, match=r"a\.txt:2: the text is not UTF-8"):
         read(tmp_path)
-    with pytest.raises(ValueError, match=r"a\.txt: unknown kind of file; .*\.jsonl"):
-        read(tmp_path / "a.txt")
+    with pytest.raises(ValueError, match=r"a\.docx: unknown kind of file; .*\.jsonl"):
+        read((tmp_path / "a.txt").rename(tmp_path / "a.docx"))

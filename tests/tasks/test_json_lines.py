@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import lzma
 from pathlib import Path
 
 import pytest
@@ -83,10 +84,11 @@ def test_a_line_that_breaks_off_names_a_column_of_its_own(
 @pytest.mark.parametrize(
     "damage", [lambda data: data[:-12], lambda data: b"plain text", lambda data: data[:12] + b"\xff" * 20]
 )
-def test_damaged_gzip_data_is_reported_with_its_file(tmp_path: Path, damage) -> None:
-    path = tmp_path / "records.jsonl.gz"
-    path.write_bytes(damage(gzip.compress(CONTENT)))
-    with pytest.raises(ValueError, match="gzip data is damaged") as caught:
+@pytest.mark.parametrize(("ending", "module", "kind"), [("gz", gzip, "gzip"), ("xz", lzma, "xz")])
+def test_damaged_compressed_data_is_reported_with_its_file(tmp_path: Path, damage, ending, module, kind) -> None:
+    path = tmp_path / f"records.jsonl.{ending}"
+    path.write_bytes(damage(module.compress(CONTENT)))
+    with pytest.raises(ValueError, match=f"{kind} data is damaged") as caught:
         read_json_lines(path)
     assert str(caught.value).startswith(f"{path}:")
 

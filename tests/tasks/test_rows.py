@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gzip
+import lzma
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pyarrow.parquet
 import pytest
 
 from prefixprop.tasks import read_rows
+from prefixprop.tasks.rows import ENDINGS
 
 RECORDS: list[dict[str, Any]] = [
     {"text": 'one, with a comma\nand a "quoted" line', "label": "a"},
@@ -38,6 +40,7 @@ def values(*paths: Path) -> list[dict[str, Any]]:
         ("x.jsonl", JSON, [1, 2]),
         ("x.jsonl.gz", gzip.compress(JSON), [1, 2]),
         ("x.JSONL.GZ", gzip.compress(JSON), [1, 2]),
+        ("x.jsonl.xz", lzma.compress(JSON), [1, 2]),
         ("x.csv", CSV, [2, 4]),
         ("x.CSV", CSV.replace(b"\n", b"\r\n").replace(b"comma\r", b"comma"), [2, 4]),
         ("x.csv", b"\xef\xbb\xbf" + CSV.replace(b",a\n", b",a\n\n"), [2, 5]),
@@ -119,9 +122,17 @@ def test_files_are_looked_for_before_any_is_read(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"absent\.csv: there is no such file"):
         read_rows([full, tmp_path / "absent.csv"])
     with pytest.raises(
-        ValueError, match=r"x\.xlsx: unknown kind of file; .* \.jsonl, \.jsonl\.gz, \.csv, \.tsv, \.par"
+        ValueError, match=r"x\.xlsx: unknown kind of file; .* \.jsonl, \.jsonl\.gz, \.jsonl\.xz, \.csv, \.tsv, \.par"
     ):
         read_rows([full, tmp_path / "x.xlsx"])
     (tmp_path / "folder.csv").mkdir()
     with pytest.raises(ValueError, match=r"folder\.csv: this is a folder; give the files in it"):
         read_rows([tmp_path / "folder.csv"])
+
+
+def test_a_text_file_is_one_document_without_a_label(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.txt", b"\xef\xbb\xbf" + "naïve\n\ncafé".encode())
+    assert values(path) == [{"text": "naïve\n\ncafé"}]
+    assert ".txt" not in ENDINGS
+    with pytest.raises(ValueError, match=r"y\.txt:2: the text is not UTF-8"):
+        values(write(tmp_path / "y.txt", b"fine\n\xe4"))

@@ -28,8 +28,8 @@ def predict(
         str,
         typer.Argument(
             metavar="INPUT",
-            help="JSON lines (.jsonl, .jsonl.gz), CSV, TSV or Parquet file, folder of .txt files, or - for standard "
-            "input: JSON lines if its first line begins with {, otherwise one document per line.",
+            help="JSON lines (.jsonl, .jsonl.gz, .jsonl.xz), CSV, TSV, Parquet or .txt file, folder of .txt files, "
+            "or - for standard input: JSON lines if its first line begins with {, otherwise one document per line.",
         ),
     ],
     output: Annotated[

@@ -1,6 +1,6 @@
 """Documents to predict: from a table, a folder of text files, or standard input.
 
-- A table (JSON lines, CSV, TSV, Parquet) has a text column, and may have an id column.
+- A table (JSON lines, CSV, TSV, Parquet) has a text column, and may have an id column; a `.txt` file is one document.
 - A folder's documents are its `.txt` files, those in folders below included; the id is the path in the folder.
 - Standard input is JSON lines if its first line that is not blank begins with `{`; otherwise every line is a
   document, a blank one an empty document.
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from prefixprop.tasks.labelled_rows import default_id_column, id_of, text_of
-from prefixprop.tasks.rows import Row, decode_line, parse_object, read_rows
+from prefixprop.tasks.rows import Row, decode_line, parse_object, read_rows, read_text
 
 STANDARD_INPUT = "-"
 _STANDARD_INPUT_NAME = "standard input"
@@ -94,14 +94,4 @@ def _read_folder(folder: Path) -> Iterator[InputDocument]:
     if not paths:
         raise ValueError(f"{folder}: there are no .txt files in this folder; give a folder of texts, or a file.")
     for path in paths:
-        text = _decoded(path)
-        yield InputDocument(path.relative_to(folder).as_posix(), text, has_own_id=False)
-
-
-def _decoded(path: Path) -> str:
-    content = path.read_bytes()
-    try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = content[: error.start].count(b"\n") + 1
-        raise ValueError(f"{path}:{line}: the text is not UTF-8 ({error}); save the file as UTF-8.") from error
+        yield InputDocument(path.relative_to(folder).as_posix(), read_text(path), has_own_id=False)

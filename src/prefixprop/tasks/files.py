@@ -1,8 +1,8 @@
 """A classification task of your own: from files, or from a data set of the hub, with named columns.
 
-Files are JSON lines (`.jsonl`, `.jsonl.gz`), CSV, TSV or Parquet, one or more per split. Labels are names or numbers.
-The task has the labels that occur in train. Without dev, a tenth of train becomes dev, stratified by label and drawn
-with a fixed seed; without test, the test of the task is empty.
+Files are JSON lines (`.jsonl`, `.jsonl.gz`, `.jsonl.xz`), CSV, TSV or Parquet, one or more per split. Labels are
+names or numbers. The task has the labels that occur in train. Without dev, a tenth of train becomes dev, stratified
+by label and drawn with a fixed seed; without test, the test of the task is empty.
 """
 
 from __future__ import annotations

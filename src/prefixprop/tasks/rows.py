@@ -1,4 +1,4 @@
-"""Reading tables of documents row by row: JSON lines, CSV, TSV and Parquet, in files and in folders.
+"""Reading documents row by row: tables (JSON lines, CSV, TSV, Parquet) and plain text, in files and in folders.
 
 Every row knows its location, so that an error in it can be reported as `file:line`.
 """
@@ -8,13 +8,14 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import lzma
 import re
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from prefixprop.optional_packages import import_optional
 
@@ -23,9 +24,9 @@ if TYPE_CHECKING:
 
 
 def read_json_lines(path: Path | Traversable) -> list[dict[str, Any]]:
-    """Return the objects of a UTF-8 JSON lines file, gzipped if its name ends in `.gz`; skip blank lines.
+    """Return the objects of a UTF-8 JSON lines file, compressed if its name ends in `.gz` or `.xz`; skip blank lines.
 
-    A line that is not a JSON object, or damaged gzip data, raises a `ValueError` beginning with `file:line`.
+    A line that is not a JSON object, or damaged compressed data, raises a `ValueError` beginning with `file:line`.
     """
     return [record for _, record in iterate_json_lines(path)]
 
@@ -34,13 +35,19 @@ def iterate_json_lines(path: Path | Traversable) -> Iterator[tuple[int, dict[str
     """Like `read_json_lines`, one object at a time, each with the number of its line."""
     number = 0
     with path.open("rb") as raw:
-        lines = gzip.GzipFile(fileobj=raw) if path.name.lower().endswith(".gz") else raw
         try:
-            for number, line in enumerate(lines, start=1):
+            for number, line in enumerate(_decompressed(raw, path.name), start=1):
                 if line.strip():
                     yield number, parse_object(line, f"{path}:{number}")
-        except (gzip.BadGzipFile, zlib.error, EOFError) as error:
-            raise ValueError(f"{path}:{number + 1}: the gzip data is damaged: {error}") from error
+        except (gzip.BadGzipFile, zlib.error, lzma.LZMAError, EOFError) as error:
+            kind = "xz" if path.name.lower().endswith(".xz") else "gzip"
+            raise ValueError(f"{path}:{number + 1}: the {kind} data is damaged: {error}") from error
+
+
+def _decompressed(raw: IO[bytes], name: str) -> Iterable[bytes]:
+    if name.lower().endswith(".gz"):
+        return gzip.GzipFile(fileobj=raw)
+    return lzma.LZMAFile(raw) if name.lower().endswith(".xz") else raw
 
 
 def decode_line(line: bytes, location: str) -> str:
@@ -50,6 +57,16 @@ def decode_line(line: bytes, location: str) -> str:
         return line.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"{location}: the text is not UTF-8 ({error}); save the file as UTF-8.") from error
+
+
+def read_text(path: Path) -> str:
+    """The content of a UTF-8 file."""
+    content = path.read_bytes()
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content[: error.start].count(b"\n") + 1
+        raise ValueError(f"{path}:{line}: the text is not UTF-8 ({error}); save the file as UTF-8.") from error
 
 
 def parse_object(line: bytes, location: str) -> dict[str, Any]:
@@ -82,10 +99,11 @@ class Row:
 
 
 def read_rows(paths: Iterable[str | Path]) -> Iterator[Row]:
-    """Read the rows of one or more files, one file after the other, by what their names end in (`ENDINGS`).
+    """Read the rows of one or more files, one file after the other, by what their names end in (`ENDINGS`, `.txt`).
 
-    Text is UTF-8. CSV and TSV files begin with a row of column names and quote with `"`. A missing file raises an
-    error at once; a broken or empty one while the rows are read.
+    Text is UTF-8. CSV and TSV files begin with a row of column names and quote with `"`. A `.txt` file is one
+    document and has the column "text" only. A missing file raises an error at once; a broken or empty one while the
+    rows are read.
     """
     readers = [(path, _reader(path)) for path in map(Path, paths)]
     return _rows_of(readers)
@@ -102,7 +120,7 @@ def _rows_of(readers: list[tuple[Path, Callable[[Path], Iterator[Row]]]]) -> Ite
 
 
 def _reader(path: Path) -> Callable[[Path], Iterator[Row]]:
-    reader = next((_READERS[ending] for ending in ENDINGS if path.name.lower().endswith(ending)), None)
+    reader = next((reader for ending, reader in _READERS.items() if path.name.lower().endswith(ending)), None)
     if reader is None:
         raise ValueError(f"{path}: unknown kind of file; its name must end in one of {', '.join(ENDINGS)}.")
     if path.is_dir():
@@ -182,14 +200,20 @@ def _read_parquet(path: Path) -> Iterator[Row]:
         raise ValueError(f"{path}:row {number + 1}: the Parquet data cannot be read: {error}") from error
 
 
+def _read_text_rows(path: Path) -> Iterator[Row]:
+    yield Row(str(path), {"text": read_text(path)})
+
+
 _READERS: dict[str, Callable[[Path], Iterator[Row]]] = {
     ".jsonl": _read_json_rows,
     ".jsonl.gz": _read_json_rows,
+    ".jsonl.xz": _read_json_rows,
     ".csv": _read_csv,
     ".tsv": _read_tsv,
     ".parquet": _read_parquet,
+    ".txt": _read_text_rows,
 }
-ENDINGS = tuple(_READERS)
+ENDINGS = tuple(ending for ending in _READERS if ending != ".txt")  # of tables, which can have labels
 
 
 # Large tables are published in parts: train-00000-of-00015.parquet.
