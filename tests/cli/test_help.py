@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from prefixprop.cli.app import app
 
-COMMANDS = ("train", "evaluate", "predict", "sweep", "report", "archive", "tasks", "methods")
+COMMANDS = ("train", "evaluate", "predict", "sweep", "report", "archive", "tasks", "build-elife", "methods")
 
 
 @pytest.mark.parametrize("command", [*COMMANDS, "bench attention", "bench runtime"])
