@@ -1,4 +1,4 @@
-"""Research articles of eLife and their subjects: 18 classes, every text longer than 4,096 tokens.
+"""Research articles of eLife and their subjects: 18 classes, nine texts in ten longer than 4,096 tokens.
 
 An article has exactly one subject and a body of at least 18,000 characters. Its text is the first 20,000 of them,
 without title and abstract. `elife_articles` makes the files, and says which articles no training may read.
