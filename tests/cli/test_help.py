@@ -11,7 +11,19 @@ from typer.testing import CliRunner
 
 from prefixprop.cli.app import app
 
-COMMANDS = ("train", "evaluate", "predict", "sweep", "report", "archive", "tasks", "methods", "cache")
+COMMANDS = (
+    "train",
+    "evaluate",
+    "predict",
+    "sweep",
+    "report",
+    "lengthen",
+    "archive",
+    "tasks",
+    "build-elife",
+    "methods",
+    "cache",
+)
 
 
 @pytest.mark.parametrize("command", [*COMMANDS, "bench attention", "bench runtime"])

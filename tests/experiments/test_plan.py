@@ -95,7 +95,7 @@ variants:
 """
     assert problems(tmp_path, text) == [
         "1: task: 'hyperpartizan' is unknown (did you mean 'hyperpartisan'?); choose one of hyperpartisan, "
-        "newsgroups, arxiv, wikihop. One of your own: prefixprop --import MODULE, which adds it.",
+        "newsgroups, arxiv, elife, wikihop. One of your own: prefixprop --import MODULE, which adds it.",
         "2: there is no setting 'learnin_rate' (did you mean 'learning_rate'?).",
         "5: epochs: must be a whole number, got 'many'.",
         "6: seed: the list is empty, so there is nothing to run; give a value.",
@@ -155,7 +155,7 @@ def test_recipes_have_the_papers_grids() -> None:
 def test_recipes_of_the_embedded_model() -> None:
     plans = {path.stem: read_plan(path) for path in sorted((RECIPES[0].parent / "embedded").glob("*.yaml"))}
     ablations = {name: plans.pop(name) for name in list(plans) if name.startswith("ablations")}
-    sizes = {"arxiv": 75, "hyperpartisan": 62, "hyperpartisan-clean": 325, "newsgroups": 43}
+    sizes = {"elife": 43, "hyperpartisan": 62, "hyperpartisan-clean": 325, "newsgroups": 43}
     assert {name: plan.size for name, plan in plans.items()} == sizes
     methods = {name: {cell.settings.method for cell in plan.cells} for name, plan in plans.items()}
     assert set(map(frozenset, methods.values())) == {frozenset(METHODS)}, "every method in each"

@@ -24,9 +24,10 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("data")
     save_tiny_model(folder / "model")
     write_questions(folder / "wikihop")
-    (folder / "arxiv").mkdir()
-    for number, split in enumerate(("train", "dev", "test")):
-        write_documents(folder / "arxiv" / f"{split}.jsonl", 8, number)
+    for task in ("arxiv", "elife"):
+        (folder / task).mkdir()
+        for number, split in enumerate(("train", "dev", "test")):
+            write_documents(folder / task / f"{split}.jsonl", 8, number)
     (folder / "newsgroups").mkdir()
     for split in ("train", "test"):
         posts = [

@@ -9,7 +9,20 @@ from typing import Annotated
 
 import typer
 
-from prefixprop.cli import archive, bench, cache, evaluate, lengthen, methods, predict, report, sweep, tasks, train
+from prefixprop.cli import (
+    archive,
+    bench,
+    build_elife,
+    cache,
+    evaluate,
+    lengthen,
+    methods,
+    predict,
+    report,
+    sweep,
+    tasks,
+    train,
+)
 from prefixprop.cli.settings_options import SettingsCommand
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -22,6 +35,7 @@ app.command("lengthen")(lengthen.lengthen)
 app.command("archive")(archive.archive)
 app.add_typer(bench.app, name="bench")
 app.command("tasks")(tasks.tasks)
+app.command("build-elife")(build_elife.build_elife)
 app.command("methods")(methods.methods)
 app.command("cache")(cache.cache)
 

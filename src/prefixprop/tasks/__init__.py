@@ -5,6 +5,7 @@ from __future__ import annotations
 from prefixprop.tasks.arxiv import load_arxiv
 from prefixprop.tasks.batches import CandidateCollator, DocumentCollator, pad_documents
 from prefixprop.tasks.documents import SPLIT_NAMES, ClassificationTask, Document, Split
+from prefixprop.tasks.elife import load_elife
 from prefixprop.tasks.encoding import ChunkedDocuments, EncodedDocuments, chunk_documents, encode_documents
 from prefixprop.tasks.files import load_files, load_hub
 from prefixprop.tasks.hyperpartisan import load_hyperpartisan
@@ -41,6 +42,7 @@ __all__ = [
     "leave_out_fold",
     "load_arxiv",
     "load_data",
+    "load_elife",
     "load_files",
     "load_hub",
     "load_hyperpartisan",

@@ -9,9 +9,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from prefixprop.tasks.documents import ClassificationTask
-from prefixprop.tasks.files import load_hub_dataset
+from prefixprop.tasks.files import load_folder, load_hub_dataset
 from prefixprop.tasks.labelled_rows import Columns, build_task
-from prefixprop.tasks.rows import ENDINGS, check_folder, find_split_files, read_rows
+from prefixprop.tasks.rows import ENDINGS
 
 HUB_NAME, HUB_CONFIG = "ccdv/arxiv-classification", "no_ref"
 MAX_CHARACTERS = 30_000
@@ -28,17 +28,7 @@ def load_arxiv(data_dir: Path | None = None) -> ClassificationTask:
         instead = f"pass --data-dir FOLDER with {_FOLDER_MUST_HOLD}"
         hub = load_hub_dataset(HUB_NAME, HUB_CONFIG, Columns(), instead=instead)
         return build_task("arxiv", hub.splits, hub.columns, prepare=beginning, remarks=hub.remarks)
-    check_folder(data_dir)
-    files = {
-        "train": find_split_files(data_dir, "train"),
-        "dev": find_split_files(data_dir, "dev", "validation"),
-        "test": find_split_files(data_dir, "test"),
-    }
-    for split in ("train", "dev"):
-        if not files[split]:
-            raise FileNotFoundError(f"{data_dir}: there is no {split}. The folder must hold {_FOLDER_MUST_HOLD}.")
-    splits = {split: read_rows(paths) for split, paths in files.items() if paths}
-    return build_task("arxiv", splits, Columns(label_name="label_name"), prepare=beginning)
+    return load_folder("arxiv", data_dir, Columns(label_name="label_name"), _FOLDER_MUST_HOLD, prepare=beginning)
 
 
 def beginning(text: str) -> str:

@@ -7,7 +7,7 @@ by label and drawn with a fixed seed; without test, the test of the task is empt
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 from prefixprop.optional_packages import import_optional
 from prefixprop.tasks.documents import ClassificationTask
 from prefixprop.tasks.labelled_rows import Columns, build_task
-from prefixprop.tasks.rows import Row, read_rows
+from prefixprop.tasks.rows import Row, check_folder, find_split_files, read_rows
 
 # What the hub's data sets call the splits of this package, the usual name first.
 _SPLITS = {"train": ("train",), "dev": ("validation", "dev", "valid", "val"), "test": ("test",)}
@@ -114,6 +114,25 @@ def load_hub(
     columns = Columns(text=text_column, label=label_column, id=id_column)
     hub = load_hub_dataset(dataset, config, columns, instead="download its files and give those")
     return build_task(dataset, hub.splits, hub.columns, remarks=hub.remarks)
+
+
+def load_folder(
+    name: str, folder: Path, columns: Columns, must_hold: str, prepare: Callable[[str], str] = str
+) -> ClassificationTask:
+    """Load a task from the files train, dev (or validation) and, if it is there, test of a folder.
+
+    `must_hold` tells the user what belongs into the folder if train or dev is missing.
+    """
+    check_folder(folder)
+    files = {
+        "train": find_split_files(folder, "train"),
+        "dev": find_split_files(folder, "dev", "validation"),
+        "test": find_split_files(folder, "test"),
+    }
+    for split in ("train", "dev"):
+        if not files[split]:
+            raise FileNotFoundError(f"{folder}: there is no {split}. The folder must hold {must_hold}.")
+    return build_task(name, {split: read_rows(paths) for split, paths in files.items() if paths}, columns, prepare)
 
 
 def _check_given_once(paths: dict[str, Paths]) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from prefixprop.tasks.arxiv import load_arxiv
 from prefixprop.tasks.documents import ClassificationTask
+from prefixprop.tasks.elife import load_elife
 from prefixprop.tasks.files import load_files, load_hub
 from prefixprop.tasks.hyperpartisan import clean_text, load_hyperpartisan
 from prefixprop.tasks.newsgroups import load_newsgroups
@@ -74,6 +75,13 @@ _SOURCES = (
         origin="hub: ccdv/arxiv-classification (no_ref)",
         metric="micro_f1",
         load=load_arxiv,
+    ),
+    TaskSource(
+        name="elife",
+        summary="Subjects of eLife's articles: 18 classes, 8,104 / 600 / 800 articles",
+        origin="prefixprop build-elife, as a data directory",
+        metric="micro_f1",
+        load=load_elife,
     ),
     TaskSource(
         name="wikihop",
