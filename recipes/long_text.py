@@ -29,10 +29,9 @@ from typing import Any, NamedTuple
 from prefixprop.tasks.elife_articles import articles, is_for_evaluation, split_numbers
 
 SEED = 0
-SHORTEST_DOCUMENT = 8_000
-LONGEST_BOOK = 240_000
-HELD_OUT = 64
-PART_CHARACTERS = 155_000_000  # under 55 MB in xz
+SHORTEST_DOCUMENT, LONGEST_BOOK = 8_000, 240_000  # in characters
+HELD_OUT = 64  # documents of each source
+PART_BYTES = 160_000_000  # under 55 MB in xz
 
 
 class Document(NamedTuple):
@@ -40,9 +39,13 @@ class Document(NamedTuple):
     text: str
 
 
+TAGS = re.compile(r"</?(?:nowiki|poem|small|big|su[bp]|[bip]|ins|samp|onlyinclude|section|blockquote|h\d)\b[^<>]*>")
+
+
 def tidy(text: str) -> str:
-    """Single spaces, a blank line between paragraphs, no control characters, nothing that has no letters."""
-    text = re.sub(r"[\x00-\x08\x0e-\x1f\x7f-\x9f\ufeff\u200b]", "", re.sub(r"\r\n?", "\n", html.unescape(text)))
+    """Single spaces, a blank line between paragraphs, no tags or control characters, nothing that has no letters."""
+    text = re.sub(r"\r\n?", "\n", TAGS.sub("", html.unescape(text)))
+    text = re.sub(r"[\x00-\x08\x0e-\x1f\x7f-\x9f\ufeff\u200b]", "", text)
     text = "\n".join(re.sub(r"\s+", " ", line).strip() for line in text.split("\n"))
     paragraphs = (paragraph.strip() for paragraph in text.split("\n\n"))
     return "\n\n".join(paragraph for paragraph in paragraphs if any(map(str.isalpha, paragraph)))
@@ -50,13 +53,12 @@ def tidy(text: str) -> str:
 
 # What WikiExtractor leaves of formulas, tables, files and templates: a line of it is no sentence.
 WIKI_DEBRIS = re.compile(r"formula_\d|\[\[|\]\]|\{\{|\}\}|</?(?:math|chem|score|div|table|gallery)\b|style=|colspan=")
-WIKI_TAGS = re.compile(r"</?(?:nowiki|poem|small|big|su[bp]|[bip]|ins|samp|onlyinclude|blockquote|h\d)\b[^<>]*>")
 
 
 def clean_article(text: str) -> str:
     text = re.sub(r"<ref\b[^<>]*/>|<ref\b[^\n]*?</ref>|</?ref\b[^<>]*>", "", text)
     text = re.sub(r"(?i)<w?br\b[^<>]*>", " ", text)
-    text = "\n".join(line for line in WIKI_TAGS.sub("", text).split("\n") if not WIKI_DEBRIS.search(line))
+    text = "\n".join(line for line in text.split("\n") if not WIKI_DEBRIS.search(line))
     text = tidy(text)
     text = re.sub(r" ?\((?:[ ,;:]|and|or)*\)", "", text)  # a pronunciation or a foreign name stood there
     text = re.sub(r"\([ ,;:]+", "(", text)
@@ -71,7 +73,7 @@ def wikipedia(clone: Path) -> Iterator[Document]:
         yield Document(f"wikipedia-{number}", clean_article(article))
 
 
-BOOK = re.compile(r"(?ms)^ *\*\*\* ?START OF TH[^\n]*\n(.*?)^ *\*\*\* ?END OF TH")
+BOOK = re.compile(r"(?ms)^ *\*\*\* ?START OF TH[^*]*\*\*\*(.*?)^ *\*\*\* ?END OF TH")
 # Words of those who made the electronic book. What was printed before 1925 has no web address.
 PRODUCERS = """gutenberg|proofread|transcriber|redactor|this etext|this e-text|text prepared by|this ebook|this e-book
 |typographical error|underscores|internet archive|html|http|www.""".replace("\n", "").split("|")
@@ -79,20 +81,19 @@ COMMON_WORDS = re.compile(r"\b(?:the|of|and|to|in|a|is|that|was|it|his|her|he|sh
 
 
 def clean_book(text: str) -> str:
-    """A book without Project Gutenberg's words, its lines joined; "" if they do not frame it or it has a copyright."""
+    """A book without Project Gutenberg's words, its lines joined; "" if they frame none or it has a copyright."""
     text = re.sub(r"\r\n?", "\n", text)
     book = BOOK.search(text)
     if book is None or re.search(r"(?i)copyrighted project gutenberg|copyright protected", text[: book.start(1)]):
         return ""
-    text = re.sub(r"(?s)\[(?:Illustration|Frontispiece)[^\[\]]*\]", "", book[1])
-    text = re.sub(r"[\[{](?:(?:Pg|Page|p\.) ?)?\d+[\]}]", "", text).replace("_", "")
+    text = re.sub(r"\[(?:Illustration|Frontispiece)[^\[\]]*\]|[\[{](?:(?:Pg|Page|p\.) ?)?\d+[\]}]|_", "", book[1])
     paragraphs = map(unwrap, tidy(text).split("\n\n"))
     return "\n\n".join(paragraph for paragraph in paragraphs if not is_by_producers(paragraph))
 
 
 def is_by_producers(paragraph: str) -> bool:
     lower = paragraph.lower()
-    return lower.startswith("produced by") or any(words in lower for words in PRODUCERS)
+    return lower.startswith(("produced by", "transcribed from")) or any(words in lower for words in PRODUCERS)
 
 
 def unwrap(paragraph: str) -> str:
@@ -133,9 +134,9 @@ def shuffled(items: Iterable[Any]) -> list[Any]:
 
 
 SOURCES: dict[str, tuple[Callable[[Path], Iterator[Document]], int]] = {
+    "elife": (elife, 430_000_000),  # first, for it takes longest
     "wikipedia": (wikipedia, 300_000_000),
     "gutenberg": (gutenberg, 260_000_000),
-    "elife": (elife, 430_000_000),
 }
 
 
@@ -147,13 +148,21 @@ def choose(documents: Iterable[Document], characters: int) -> Iterator[Document]
     seen = set()
     for document in documents:
         opening = next((line for line in document.text.split("\n") if len(line) > 300), document.text)
-        if len(document.text) < SHORTEST_DOCUMENT or opening in seen:
-            continue
-        seen.add(opening)
-        characters -= len(document.text)
-        if characters < 0:
-            return
-        yield document
+        if len(document.text) >= SHORTEST_DOCUMENT and opening not in seen:
+            seen.add(opening)
+            characters -= len(document.text)
+            if characters < 0:
+                return
+            yield document
+
+
+def read(name: str, clone: Path) -> list[bytes]:
+    reader, limit = SOURCES[name]
+    documents = list(choose(reader(clone), limit))
+    if len(documents) <= HELD_OUT:
+        raise ValueError(f"{clone}: {len(documents)} long documents; --{name} needs a clone of its repository.")
+    print(f"{name}: {len(documents):,} documents, {sum(len(d.text) for d in documents):,} characters", flush=True)
+    return [json.dumps(document._asdict(), ensure_ascii=False).encode() + b"\n" for document in documents]
 
 
 def write(path: Path, lines: list[bytes]) -> str:
@@ -168,27 +177,19 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=Path, metavar="CLONE")
     parser.add_argument("--output", type=Path, metavar="FOLDER", required=True)
     options = parser.parse_args()
-    training, held_out, total = [], [], 0
-    for name, (read, limit) in SOURCES.items():
-        if (clone := getattr(options, name)) is None:
-            continue
+    clones = {name: clone for name in SOURCES if (clone := getattr(options, name)) is not None}
+    training, held_out = [], []
+    with ProcessPoolExecutor(2) as pool:
         try:
-            documents = list(choose(read(clone), limit))
+            for lines in pool.map(read, clones, clones.values()):
+                held_out += lines[:HELD_OUT]
+                training += lines[HELD_OUT:]
         except (OSError, ValueError) as error:
-            parser.error(f"--{name}: {error}")
-        if len(documents) <= HELD_OUT:
-            parser.error(f"--{name}: {clone} has {len(documents)} long documents; is it a clone of the repository?")
-        characters = sum(len(document.text) for document in documents)
-        print(f"{name}: {len(documents):,} documents, {characters:,} characters", flush=True)
-        lines = [json.dumps(document._asdict(), ensure_ascii=False).encode() + b"\n" for document in documents]
-        held_out += lines[:HELD_OUT]
-        training += lines[HELD_OUT:]
-        total += characters
+            parser.error(str(error))
     if not training:
         parser.error("name at least one clone: " + ", ".join(f"--{name}" for name in SOURCES))
     options.output.mkdir(parents=True, exist_ok=True)
-    parts = -(-total // PART_CHARACTERS)
-    training = shuffled(training)
+    training, parts = shuffled(training), -(-sum(map(len, training)) // PART_BYTES)
     files = {"heldout": held_out} | {f"part-{part}": training[part::parts] for part in range(parts)}
     paths = (options.output / f"{name}.jsonl.xz" for name in files)
     with ProcessPoolExecutor(2) as pool:
