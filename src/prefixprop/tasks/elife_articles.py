@@ -1,4 +1,4 @@
-"""The articles of eLife in a clone of github.com/elifesciences/elife-article-xml, and the files of `elife` made of them.
+"""The articles of eLife in a clone of github.com/elifesciences/elife-article-xml, and the task's files made of them.
 
 The licence of an article is CC BY 4.0, CC BY 3.0 or CC0. Its authors are in the clone, and at the address
 https://doi.org/10.7554/eLife.NUMBER, with the number in five digits.
