@@ -26,7 +26,7 @@ from prefixprop.settings.run_settings import RunSettings
 if TYPE_CHECKING:
     from prefixprop.training.train import RunPlan, RunResult
 
-_SHOWN = (
+SHOWN = (
     "accuracy",
     "micro_f1",
     "macro_precision",
@@ -135,7 +135,7 @@ def _show_result(console: Console, result: RunResult, settings: RunSettings, sec
     table.add_column("measure")
     for name in shown:
         table.add_column(name.replace("_", ", "), justify="right")
-    for measure in _SHOWN:
+    for measure in SHOWN:
         if measure in metrics["dev"]:
             table.add_row(measure, *(f"{measures[measure]:.4f}" for measures in shown.values()))
     console.print(table)
