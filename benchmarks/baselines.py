@@ -1,31 +1,32 @@
-"""What a method has to beat: the majority class, and TF-IDF with logistic regression, on the documents of a recipe.
+"""What a method has to beat: the majority class, and the linear model that every run is compared with.
 
     python benchmarks/baselines.py recipes/demo.yaml
     python benchmarks/baselines.py recipes/newsgroups-fine-tuning.yaml --data-dir FOLDER
     python benchmarks/baselines.py recipes/elife-fine-tuning.yaml --data-dir FOLDER --folds 5 --characters 2200
 
 A recipe says which documents these are; the `config.yaml` of a run does so too. They are judged on test, eLife's on
-dev: its test stays unseen until it is written down what will be compared on it.
+dev: its test stays unseen until it is written down what will be compared on it. With --folds the models are judged
+on left-out folds of train, and neither dev nor test is looked at.
 """
 
 from __future__ import annotations
 
 import argparse
+import statistics
+import time
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from prefixprop.evaluation import evaluate_predictions, majority_baseline, tfidf_baseline
+from prefixprop.evaluation import evaluate_predictions, majority_baseline, measure_floor
 from prefixprop.settings.documents import load_run_task
 from prefixprop.settings.recipe import override, read_settings
-from prefixprop.tasks import SPLIT_NAMES, ClassificationTask, leave_out_fold
+from prefixprop.tasks import SPLIT_NAMES, ClassificationTask
 from prefixprop.training import RunSettings
 
 MEASURES = ("accuracy", "micro_f1", "binary_f1", "ece")
-BASELINES = {"majority class": majority_baseline, "TF-IDF + logistic regression": tfidf_baseline}
 
 
 def main() -> None:
@@ -39,31 +40,42 @@ def main() -> None:
     settings = override(RunSettings(), read_settings(options.recipe))
     if options.data_dir is not None:
         settings = replace(settings, data_dir=options.data_dir)
-    try:
-        task = load_run_task(settings)
-    except (OSError, ValueError) as error:
-        parser.error(str(error))
-    if not isinstance(task, ClassificationTask):
-        parser.error("the recipe is not for a classification task")
-    task = beginnings(task, options.characters)
-    if options.folds is None:
-        split = options.split or ("dev" if task.name == "elife" else "test")
-        parts, judged = [task], f"{len(task.split(split)):,} {split} documents"
-    elif options.split is None:
-        split = "dev"
-        parts = [leave_out_fold(task, options.folds, fold) for fold in range(options.folds)]
-        judged = f"{len(task.train):,} train documents in {options.folds} folds"
-    else:
+    if options.folds is not None and options.split is not None:
         parser.error("--folds judges on train documents, --split on others; give one of them")
-    labels = [document.label for part in parts for document in part.split(split)]
-    table = Table(title=f"{task.name}, {judged}", title_justify="left")
+    runs = [settings]
+    if options.folds is not None:
+        runs = [replace(settings, folds=options.folds, fold=fold) for fold in range(options.folds)]
+    measured: dict[str, list[dict[str, float]]] = {}
+    seconds = []
+    for run in runs:
+        try:
+            task = load_run_task(run)
+        except (OSError, ValueError) as error:
+            parser.error(str(error))
+        if not isinstance(task, ClassificationTask):
+            parser.error("the recipe is not for a classification task")
+        task = beginnings(task, options.characters)
+        split = options.split or ("dev" if options.folds is not None or task.name == "elife" else "test")
+        if split == "dev":
+            task = replace(task, test=())  # not even measured
+        documents = task.split(split)
+        started = time.monotonic()
+        floor = measure_floor(task)
+        seconds.append(time.monotonic() - started)
+        labels = [document.label for document in documents]
+        majority = evaluate_predictions(majority_baseline(task, documents), labels)
+        measured.setdefault("majority class", []).append(majority)
+        measured.setdefault(floor["model"], []).append(floor[split])
+    judged = f"{len(documents):,} {split} documents"
+    if options.folds is not None:
+        judged = f"means of {options.folds} folds of train"
+    table = Table(title=f"{task.name}, {judged}; {statistics.fmean(seconds):.1f} s", title_justify="left")
     table.add_column("model")
     for measure in MEASURES:
         table.add_column(measure, justify="right")
-    for name, baseline in BASELINES.items():
-        probabilities = np.concatenate([baseline(part, part.split(split)) for part in parts])
-        metrics = evaluate_predictions(probabilities, labels)
-        table.add_row(name, *(f"{metrics[measure]:.3f}" if measure in metrics else "" for measure in MEASURES))
+    for name, found in measured.items():
+        values = [[measures[measure] for measures in found if measure in measures] for measure in MEASURES]
+        table.add_row(name, *(f"{statistics.fmean(value):.3f}" if value else "" for value in values))
     Console().print(table)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from prefixprop.cli.app import app
+from prefixprop.cli.train import SHOWN
 from prefixprop.settings.run_settings import SETTING_FIELDS, RunSettings, flag_of
 from prefixprop.training import override, read_settings, settings_to_yaml
 
@@ -38,6 +40,28 @@ def test_ends_in_a_table_and_the_path(tmp_path: Path, recipe: Path) -> None:
     assert f"{metrics['test']['nll']:.4f}" in result.stdout
     assert "epoch   1  step      3" in result.stderr
     assert "Note: the run has 3 steps, too few to learn much" in result.stderr
+
+
+@pytest.mark.parametrize("better", [True, False])
+def test_a_floor_that_is_better_is_told(
+    tmp_path: Path, recipe: Path, monkeypatch: pytest.MonkeyPatch, better: bool
+) -> None:
+    measures = dict.fromkeys(SHOWN, 0.987 if better else 0.0)
+    floor = {"model": "TF-IDF of a test", "dev": measures, "test": measures}
+    module = importlib.import_module("prefixprop.training.train")
+    monkeypatch.setattr(module, "measure_floor", lambda task: floor)
+    result = run("--config", recipe, "--run-dir", tmp_path / "run")
+    assert result.exit_code == 0, result.output
+    for words in ("dev, floor", "test, floor", "TF-IDF of a test", "0.9870" if better else "0.0000"):
+        assert words in result.stdout
+    metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    sentence = f"A linear model of words is better here: 0.987 against {metrics['dev']['micro_f1']:.3f} on dev."
+    assert (sentence in result.stdout) == better
+
+
+def test_without_a_floor_none_is_shown(tmp_path: Path, recipe: Path) -> None:
+    result = run("--config", recipe, "--run-dir", tmp_path / "run", "--no-floor")
+    assert result.exit_code == 0 and "floor" not in result.stdout.partition("Run directory")[0].lower(), result.output
 
 
 def test_the_last_checkpoint_of_a_fold(tmp_path: Path, recipe: Path) -> None:

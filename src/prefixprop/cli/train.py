@@ -26,7 +26,7 @@ from prefixprop.settings.run_settings import RunSettings
 if TYPE_CHECKING:
     from prefixprop.training.train import RunPlan, RunResult
 
-_SHOWN = (
+SHOWN = (
     "accuracy",
     "micro_f1",
     "macro_precision",
@@ -92,7 +92,7 @@ def train(
                 result = train_run(wanted, directory, resume, overwrite, callbacks, print_note)
         finally:
             bars.stop()
-        _show_result(console, result, wanted.keep, time.monotonic() - started)
+        _show_result(console, result, wanted, time.monotonic() - started)
 
 
 def _settings(config: Path | None, flags: dict[str, Any], resumed: Path | None) -> RunSettings:
@@ -120,22 +120,27 @@ def _show_plan(console: Console, run: RunPlan) -> None:
         console.print(f"# Note: {note}", highlight=False, markup=False, soft_wrap=True)
 
 
-def _show_result(console: Console, result: RunResult, keep: str, seconds: float) -> None:
+def _show_result(console: Console, result: RunResult, settings: RunSettings, seconds: float) -> None:
     from prefixprop.evaluation.temperature import is_bound
 
     metrics = result.metrics
     title = f"Best checkpoint: epoch {metrics['best_epoch']} of {metrics['epochs']}"
-    if keep == "last":
+    if settings.keep == "last":
         title = f"Last checkpoint: epoch {metrics['epochs']} (best on dev: {metrics['best_epoch']})"
-    splits = [name for name in ("dev", "dev_calibrated", "test", "test_calibrated") if name in metrics]
+    floor = metrics.get("floor", {})
+    columns = {name: metrics.get(name) for name in ("dev", "dev_calibrated", "test", "test_calibrated")}
+    columns |= {f"{split}_floor": floor.get(split) for split in ("dev", "test")}
+    shown = {name: measures for name, measures in columns.items() if measures}
     table = Table(title=title, title_justify="left")
     table.add_column("measure")
-    for name in splits:
+    for name in shown:
         table.add_column(name.replace("_", ", "), justify="right")
-    for measure in _SHOWN:
+    for measure in SHOWN:
         if measure in metrics["dev"]:
-            table.add_row(measure, *(f"{metrics[name][measure]:.4f}" for name in splits))
+            table.add_row(measure, *(f"{measures[measure]:.4f}" for measures in shown.values()))
     console.print(table)
+    if floor:
+        console.print(f"Floor: {floor['model']}; whole documents.", highlight=False, soft_wrap=True)
     parameters = metrics["parameters"]
     console.print(
         f"Temperature {metrics['temperature']:.4g}; {parameters['trainable']:,} parameters trained "
@@ -146,6 +151,14 @@ def _show_result(console: Console, result: RunResult, keep: str, seconds: float)
         console.print(
             "This temperature is a bound of the search: dev has too few documents or mistakes to calibrate with. Do "
             "not trust calibrated probabilities.",
+            highlight=False,
+            soft_wrap=True,
+        )
+    if floor and floor["dev"][settings.metric] > metrics["dev"][settings.metric]:
+        console.print(
+            f"A linear model of words is better here: {floor['dev'][settings.metric]:.3f} against "
+            f"{metrics['dev'][settings.metric]:.3f} on dev. More epochs, another --learning-rate or longer documents "
+            "may help; see docs/training.md.",
             highlight=False,
             soft_wrap=True,
         )

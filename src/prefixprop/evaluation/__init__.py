@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from prefixprop.evaluation.baselines import majority_baseline, tfidf_baseline, tfidf_classifier
+from prefixprop.evaluation.baselines import majority_baseline, measure_floor, tfidf_baseline, tfidf_classifier
 from prefixprop.evaluation.calibration import (
     CalibrationMetrics,
     Reliability,
@@ -71,6 +71,7 @@ __all__ = [
     "majority_baseline",
     "maximum_calibration_error",
     "mcnemar_test",
+    "measure_floor",
     "negative_log_likelihood",
     "paired_bootstrap",
     "paired_scores",

@@ -63,6 +63,12 @@ class Run:
         values = self.metrics.get(part)
         return as_number(values.get(name)) if isinstance(values, dict) else None
 
+    def floor(self, split: str, name: str) -> float | None:
+        """A number of the linear model that was fitted on the run's documents; None if there is none."""
+        floor = self.metrics.get("floor")
+        values = floor.get(split) if isinstance(floor, dict) else None
+        return as_number(values.get(name)) if isinstance(values, dict) else None
+
     @property
     def splits(self) -> tuple[str, ...]:
         """The splits that the run was evaluated on."""

@@ -236,6 +236,12 @@ class RunSettings:
         "Keep what was trained, and the tokenizer; without them a run can be reported on, but cannot predict.",
         resumable=True,
     )
+    floor: bool = _option(
+        True,
+        MACHINE,
+        "Fit a linear model of words on the same documents, and show what it reaches beside the run.",
+        resumable=True,
+    )
     report_to: tuple[str, ...] = _option((), MACHINE, "Trackers, such as tensorboard or wandb.", resumable=True)
 
     def __post_init__(self) -> None:

@@ -47,12 +47,20 @@ def model_card(
 {count.backbone:,} (prefix {count.prefix:,}, head {count.head:,}).
 - **Training:** {settings.epochs} epochs at most, batches of {settings.batch_size}, learning rate \
 {settings.learning_rate:g}, seed {settings.seed}; {kept}.
-- **Calibration:** temperature {metrics["temperature"]:.4g}, fitted on dev.
+- **Calibration:** temperature {metrics["temperature"]:.4g}, fitted on dev.{_floor(settings, metrics)}
 
 {_table(metrics)}
 
 {_use(settings, labels)}
 """
+
+
+def _floor(settings: RunSettings, metrics: Mapping[str, Any]) -> str:
+    floor = metrics.get("floor")
+    if not floor:
+        return ""
+    reached = " and ".join(f"{floor[split][settings.metric]:.4f} on {split}" for split in floor if split != "model")
+    return f"\n- **Floor:** {floor['model']}, fitted on the same documents, reaches {settings.metric} {reached}."
 
 
 def _table(metrics: Mapping[str, Any]) -> str:

@@ -18,7 +18,7 @@ from transformers.integrations import get_available_reporting_integrations
 
 from prefixprop.atomic_files import clear_leftovers, replacing_folder, write_json, write_text
 from prefixprop.attention.backends import is_modern_gpu
-from prefixprop.evaluation import PredictionSet, fit_temperature, write_predictions
+from prefixprop.evaluation import PredictionSet, fit_temperature, measure_floor, write_predictions
 from prefixprop.models.attention_without_cudnn import without_cudnn
 from prefixprop.models.precision import hold_frozen_in_bfloat16
 from prefixprop.processes import is_main_process, process_count
@@ -29,6 +29,7 @@ from prefixprop.settings.check import SettingsError, check_settings
 from prefixprop.settings.documents import cut_to_run, fingerprint, load_whole_task
 from prefixprop.settings.resolve import idle_notes, resolve
 from prefixprop.settings.run_settings import RunSettings
+from prefixprop.tasks import ClassificationTask, Task
 from prefixprop.training.callbacks import (
     BestEpoch,
     CheckpointTimes,
@@ -65,6 +66,7 @@ class RunPlan:
 
     settings: RunSettings
     base: BaseModel
+    task: Task  # the documents that the run reads
     data: RunData
     model: nn.Module
     parameters: ParameterCount
@@ -92,14 +94,15 @@ def plan(settings: RunSettings) -> RunPlan:
     settings = resolve(settings)
     base = load_base_model(settings)
     settings = replace(settings, max_length=choose_max_length(settings, base))
-    task = load_whole_task(settings)
-    data = encode_task(cut_to_run(task, settings), base.tokenizer, settings)
+    whole = load_whole_task(settings)
+    task = cut_to_run(whole, settings)
+    data = encode_task(task, base.tokenizer, settings)
     data = replace(data, notes=(*notes, *data.notes))
     set_seed(settings.seed)
     with explained_memory_errors(building_remedy(settings)):
         model = build_trainable(base.build(data.label_names), settings)
     steps = -(-len(data.train_lengths) // settings.batch_size)
-    return RunPlan(settings, base, data, model, count_parameters(model), steps, fingerprint(task))
+    return RunPlan(settings, base, task, data, model, count_parameters(model), steps, fingerprint(whole))
 
 
 def train(
@@ -151,18 +154,20 @@ def _train(
     callbacks: Sequence[TrainerCallback],
     tell: Callable[[str], None],
 ) -> RunResult:
+    floor: dict[str, Any] = {}
     if arguments.should_save:
         for note in run.notes:
             tell(note)
         start(directory, run.settings, overwrite)
         _write_start(directory, run, arguments)
+        floor = _floor(run, tell)
     arguments.distributed_state.wait_for_everyone()
     with explained_memory_errors(building_remedy(run.settings)):
         trainer = _trainer(run, arguments, directory, callbacks)  # brings the model to the device
     with explained_memory_errors(training_remedy(run.settings)), without_cudnn():
         _fit(trainer, run.settings, directory, tell)
         predictions = {name: trainer.predict_split(split) for name, split in run.data.evaluated.items()}
-    metrics = _metrics(trainer, run, predictions)
+    metrics = _metrics(trainer, run, predictions) | floor
     if arguments.should_save:
         try:
             _write_results(directory, run, trainer, predictions, metrics)
@@ -172,6 +177,17 @@ def _train(
             ) from error
     arguments.distributed_state.wait_for_everyone()
     return RunResult(directory.path, metrics)
+
+
+def _floor(run: RunPlan, tell: Callable[[str], None]) -> dict[str, Any]:
+    """What a linear model reaches on the documents of the run, as an entry of the metrics; empty without one."""
+    if not run.settings.floor or not isinstance(run.task, ClassificationTask):
+        return {}
+    try:
+        return {"floor": measure_floor(run.task)}
+    except ValueError as error:
+        tell(f"the run is not compared with a linear model: {error}")
+        return {}
 
 
 def _comparable(settings: RunSettings, directory: RunDirectory) -> RunSettings:

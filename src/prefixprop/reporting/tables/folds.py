@@ -15,6 +15,7 @@ from prefixprop.evaluation.significance import summarise_seeds
 from prefixprop.reporting.choose.comparisons import Comparison, Trial, protocol_title, trials_of
 from prefixprop.reporting.choose.method_rows import MethodRow, data_key, method_rows, row_key, searched_values
 from prefixprop.reporting.file_names import file_name
+from prefixprop.reporting.tables.floor import with_floor
 from prefixprop.reporting.tables.measures import ECE, headline
 from prefixprop.reporting.tables.table import (
     ABSENT,
@@ -103,7 +104,8 @@ def _table(runs: Sequence[Run], chosen: dict[Any, Any], number: int, title: str)
     )
     has_differences = any(column.title == _DIFFERENCE_TITLE for column in columns)
     name = f"cross-validation-{number}-{file_name(settings.data_name)}"
-    return Table(name, title, columns, _notes(rows, runs, has_differences))
+    table = Table(name, title, columns, _notes(rows, runs, has_differences))
+    return with_floor(table, runs, "dev", (headline(settings.metric), ECE))
 
 
 def _without_details(column: Column) -> Column:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from prefixprop.reporting.choose.comparisons import Comparison, Contender, Trial
 from prefixprop.reporting.choose.method_rows import searched_values
 from prefixprop.reporting.file_names import file_name
+from prefixprop.reporting.tables.floor import with_floor
 from prefixprop.reporting.tables.measures import CALIBRATION, QUALITY, Measure
 from prefixprop.reporting.tables.paper import (
     MEASURES,
@@ -80,7 +81,9 @@ def _quality_table(comparison: Comparison, split: str, name: str, with_paper: bo
         *_tuned_notes(columns),
         *_paper_notes(comparison, columns),
     )
-    return Table(name, f"{comparison.title}, {split}: quality", columns, notes)
+    table = Table(name, f"{comparison.title}, {split}: quality", columns, notes)
+    runs = [run for trial in trials for run in trial.runs]
+    return with_floor(table, runs, split, QUALITY[comparison.settings.metric])
 
 
 def _calibration_table(comparison: Comparison, split: str, name: str, with_paper: bool) -> Table:
