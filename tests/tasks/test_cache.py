@@ -70,9 +70,10 @@ def test_what_fails_leaves_nothing() -> None:
 
 
 @pytest.mark.parametrize("damage", [lambda file: file.write_bytes(b"\0"), lambda file: file.unlink()])
-def test_a_damaged_entry_is_made_anew(damage: Callable[[Path], None]) -> None:
+@pytest.mark.parametrize("name", ["numbers", "facts.json"])
+def test_a_damaged_entry_is_made_anew(damage: Callable[[Path], None], name: str) -> None:
     stored("kind", "key", filling(3, 4))
-    damage(entries()[0].path / "numbers")
+    damage(entries()[0].path / name)
     assert stored("kind", "key", filling(3, 4)).arrays["numbers"].tolist() == [3, 4]
     stored("kind", "key", refuse)
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 
-from prefixprop.tasks import Document, Row
-from prefixprop.tasks.labelled_rows import Columns, label_documents
+from prefixprop.tasks import Document, Row, read_rows
+from prefixprop.tasks.cache import entries
+from prefixprop.tasks.labelled_rows import Columns, build_task, label_documents
 
 
 def rows(*values: dict[str, object]) -> list[Row]:
@@ -22,3 +26,22 @@ def test_labels_are_those_given() -> None:
 def test_other_labels_are_refused() -> None:
     with pytest.raises(ValueError, match=r"a.jsonl:1: the label 'law' is unknown; the labels are art, tax\."):
         label_documents(rows({"text": "A", "label": "law"}), Columns(), ["art", "tax"])
+
+
+def loud(text: str) -> str:
+    return text.upper()
+
+
+def test_what_cannot_be_told_apart_by_its_name_is_not_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PREFIXPROP_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "a.csv").write_text("text,label\nOne,a\nTwo,b\n")
+
+    def build(prepare: Callable[[str], str]) -> list[str]:
+        files = {split: read_rows([tmp_path / "a.csv"]) for split in ("train", "dev")}
+        return [document.text for document in build_task("mine", files, Columns(), prepare).train]
+
+    for number in (1, 2):
+        assert build(lambda text: f"{text} {number}") == [f"One {number}", f"Two {number}"]  # noqa: B023
+    assert build(str.lower) == ["one", "two"] and entries() == []
+    assert build(loud) == build(loud) == ["ONE", "TWO"] and len(entries()) == 1
+    assert build(str) == ["One", "Two"] and len(entries()) == 2

@@ -34,5 +34,6 @@ def cache(
                 used = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.used))
                 table.add_row(entry.path.name, f"{entry.size / 1e6:,.1f}", used)
             console.print(table)
-        what = f"{len(found)} entries, {size / 1e6:,.1f} MB{' removed' if remove else ''}"
+        count = f"{len(found)} {'entry' if len(found) == 1 else 'entries'}"
+        what = f"{count}, {size / 1e6:,.1f} MB{' removed' if remove else ''}"
         console.print(f"{cache_folder()}: {what}", highlight=False, markup=False, soft_wrap=True)

@@ -9,7 +9,7 @@ from typing import Any
 from prefixprop.settings.run_settings import RunSettings
 from prefixprop.tasks import SPLIT_NAMES, Task, draw_sample, leave_out_fold, load_data
 from prefixprop.tasks.cache import Writer, stored
-from prefixprop.tasks.documents import StoredDocuments
+from prefixprop.tasks.documents import Document, StoredDocuments
 
 # Which of a run's settings say where its data are: the arguments of `load_data`.
 DATA_SETTINGS = (
@@ -67,7 +67,8 @@ def fingerprint(task: Task) -> str:
 
     # Of documents on the disk, which are not to be read at every start.
     identities = [split.identity if isinstance(split, StoredDocuments) else "" for split in splits]
-    known: str = stored("fingerprint", " ".join(identities), fill).facts["fingerprint"]
+    key = f"{identities} {Document('', '', 0)}"  # a document with another field would have another fingerprint
+    known: str = stored("fingerprint", key, fill).facts["fingerprint"]
     return known
 
 

@@ -73,7 +73,7 @@ def stored(kind: str, key: str, fill: Callable[[Writer], None], can_refill: bool
         if (found := _opened(path)) is not None:
             return found
         limit = _limit()
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # whose documents these are is not known
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # documents may be private
         with FileLock(path.with_name(f".{name}.lock")):
             if (found := _opened(path)) is None:
                 with replacing_folder(path) as folder:
@@ -127,7 +127,7 @@ def _opened(path: Path) -> Stored | None:
                 return None
             # An empty file cannot be mapped.
             arrays[name] = np.memmap(path / name, dtype=kind, mode="r") if size else np.zeros(0, dtype=kind)
-    except FileNotFoundError:  # also if another process has just removed it
+    except (FileNotFoundError, ValueError, LookupError):  # also if another process has just removed it
         return None
     with contextlib.suppress(OSError):
         os.utime(path / _FACTS)  # when it was used

@@ -94,15 +94,19 @@ def build_task(
 def _key(splits: Mapping[str, Iterable[Row]], columns: Columns, prepare: Callable[[str], str]) -> str | None:
     """Identifies what is made of the files and the code that makes it; None if rows or `prepare` have no identity."""
     files = {split: rows for split, rows in splits.items() if isinstance(rows, FileRows)}
-    name = getattr(prepare, "__qualname__", "<unknown>")
-    if len(files) < len(splits) or "<" in name:  # such as <lambda>
+    if len(files) < len(splits):
         return None
     code = set(Path(__file__).parent.glob("*.py"))
-    if file := getattr(sys.modules[prepare.__module__], "__file__", None):
+    module_name, name = getattr(prepare, "__module__", None), getattr(prepare, "__qualname__", "")
+    if prepare is not str:
+        module = sys.modules.get(str(module_name))
+        file = getattr(module, "__file__", None)
+        if file is None or getattr(module, name, None) is not prepare:
+            return None  # a lambda, say, or a method
         code.add(Path(file))
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(code)))
     digests = {split: rows.digest() for split, rows in sorted(files.items())}
-    return f"{digests} {columns} {prepare.__module__}.{name} {digest.hexdigest()}"
+    return f"{digests} {columns} {module_name}.{name} {digest.hexdigest()}"
 
 
 def _write_texts(
