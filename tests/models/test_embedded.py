@@ -28,7 +28,7 @@ from transformers import (
     RobertaModel,
 )
 
-from prefixprop.models import embedded, load_default
+from prefixprop.models import embedded, load_default, load_embedded
 from prefixprop.models.embedded import EmbeddedModel
 
 HEADED = {"SEQ_CLS": "classifier", "TOKEN_CLS": "classifier", "QUESTION_ANS": "qa_outputs"}
@@ -78,7 +78,7 @@ def test_builds_every_task_ready_to_use(task: str, long: bool, tokenizer: PreTra
     assert all(parameter.requires_grad for parameter in model.parameters())
     assert model.base_model.pooler is None
     assert model.base_model.config is model.config
-    name = "longformer-mini-4096" if long else "roberta-mini-512"
+    name = "prefixprop/longformer-mini-4096" if long else "roberta-mini-512"
     assert model.config.name_or_path == model.name_or_path == name
     pair = tokenizer(["Who met?", "When?"], [TEXT, TEXT[:40]], return_tensors="pt", padding=True)
     with torch.no_grad():
@@ -110,7 +110,9 @@ def test_factory_is_frozen_and_travels() -> None:
 
 @torch.no_grad()
 def test_long_and_short_encoder_agree_within_the_window(tokenizer: PreTrainedTokenizerFast) -> None:
-    long_encoder, short_encoder = (load_default(long)[0]("FEATURE_EXTRACTION") for long in (True, False))
+    long_encoder, short_encoder = (
+        load_embedded(name)[0]("FEATURE_EXTRACTION") for name in ("embedded", "roberta-mini-512")
+    )
     inputs = tokenizer([TEXT * 30, TEXT], truncation=True, max_length=257, padding=True, return_tensors="pt")
     assert inputs["input_ids"].shape[1] == 257
     real = inputs["attention_mask"].bool()
@@ -261,7 +263,9 @@ def test_bad_overrides_and_tasks() -> None:
         factory(hidden_size=768)
     with pytest.raises(ValueError, match="num_labels=2, but 3 labels are named"):
         factory(num_labels=2, id2label={0: "a", 1: "b", 2: "c"})
-    with pytest.raises(ValueError, match=r"'SEQ_CLASS'.*SEQ_CLS, TOKEN_CLS, QUESTION_ANS, FEATURE_EXTRACTION"):
+    with pytest.raises(
+        ValueError, match=r"'SEQ_CLASS'.*SEQ_CLS, TOKEN_CLS, QUESTION_ANS, MASKED_LM, FEATURE_EXTRACTION"
+    ):
         factory("SEQ_CLASS")
 
 
@@ -310,7 +314,10 @@ def copied_assets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return copy
 
 
-@pytest.mark.parametrize("file_name", [embedded.WEIGHTS, embedded.CONFIG, embedded.TOKENIZER])
+DIFFERENCES = f"longformer-mini-4096/{embedded.DIFFERENCES}"
+
+
+@pytest.mark.parametrize("file_name", [embedded.WEIGHTS, embedded.CONFIG, embedded.TOKENIZER, DIFFERENCES])
 @pytest.mark.parametrize("damage", ["missing", "truncated", "empty"])
 def test_damaged_assets_ask_for_a_reinstallation(copied_assets: Path, file_name: str, damage: str) -> None:
     asset = copied_assets / file_name
@@ -329,15 +336,37 @@ def test_damaged_weights_are_found_before_a_model_is_built(copied_assets: Path) 
         load_default()
 
 
-def test_model_card_ships_with_the_weights() -> None:
-    card = (embedded.ASSETS / "MODEL_CARD.md").read_text(encoding="utf-8")
-    for fact in (
-        "granite-embedding-30m-english",
-        "Apache-2.0",
-        "64 consecutive values",
-        "not pretrained further",
-    ):
-        assert fact in card
+@pytest.mark.parametrize(
+    ("name", "facts"),
+    [
+        ("roberta-mini-512", ("granite-embedding-30m-english", "Apache-2.0", "64 consecutive values")),
+        ("longformer-mini-4096", ("roberta-mini-512", "CC BY-SA 3.0", "CC BY 4.0", "taught", "bits per token")),
+        ("longformer-mini-4096-mlm", ("roberta-mini-512", "CC BY-SA 3.0", "CC BY 4.0", "bits per token")),
+    ],
+)
+def test_model_cards_ship_with_the_weights(name: str, facts: tuple[str, ...]) -> None:
+    card = (embedded.ASSETS / name / "MODEL_CARD.md").read_text(encoding="utf-8")
+    assert all(fact in card for fact in facts)
+
+
+@pytest.mark.parametrize("name", ["longformer-mini-4096", "longformer-mini-4096-mlm"])
+def test_a_trained_encoder_is_the_original_and_what_training_changed(name: str) -> None:
+    trained, original = (load_embedded(which)[0]("FEATURE_EXTRACTION").state_dict() for which in (name, "embedded"))
+    changed = {key for key in trained if not torch.equal(trained[key], original[key])}
+    same = set(trained) - changed
+    assert "embeddings.word_embeddings.weight" in same, "shared by all"
+    assert len(changed) > len(same)
+    for key in trained:
+        if "_global." in key:
+            assert torch.equal(trained[key], trained[key.replace("_global.", ".")]), key
+
+
+def test_the_encoder_of_version_0_1_is_still_what_its_adapters_note() -> None:
+    assert embedded.NOTED["longformer-mini-4096"] is embedded.EMBEDDED["embedded"]
+    assert embedded.NOTED["prefixprop/longformer-mini-4096"] is load_default()[0]
+    assert embedded.EMBEDDED["embedded-512"] is load_embedded("roberta-mini-512")[0]
+    with pytest.raises(ValueError, match="longformer-mini-4096-mlm"):
+        load_embedded("longformer-maxi")
 
 
 def test_loads_within_three_seconds_of_computing_in_a_fresh_process() -> None:

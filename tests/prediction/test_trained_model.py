@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from prefixprop import load_run
 from prefixprop.evaluation import read_predictions
-from prefixprop.models import load_default
+from prefixprop.models import load_embedded
 from prefixprop.prediction.run_data import predict_split
 from prefixprop.settings.methods import METHODS
 from prefixprop.tasks.hyperpartisan import clean_text
@@ -44,10 +44,13 @@ def test_the_model_is_the_one_that_was_trained(method: str, family: str, tmp_pat
     )
 
 
-@pytest.mark.parametrize(("name", "kind"), [("embedded", "longformer"), ("embedded-512", "roberta")])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("longformer-mini-4096-mlm", "longformer"), ("embedded", "longformer"), ("embedded-512", "roberta")],
+)
 def test_the_embedded_model_is_found_by_its_name(name: str, kind: str, tmp_path: Path) -> None:
     run = make_run(tmp_path, "head-only", model=name)
-    factory, tokenizer = load_default(long=name == "embedded")
+    factory, tokenizer = load_embedded(name)
     shutil.rmtree(run / "tokenizer")
     tokenizer.save_pretrained(run / "tokenizer")
     model = factory("SEQ_CLS", num_labels=3)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from prefixprop.choices import DEFAULT_MODEL
 from prefixprop.settings.methods import METHODS
 from prefixprop.settings.resolve import resolve
 from prefixprop.tasks import TASKS
@@ -48,7 +49,7 @@ def test_there_are_recipes_for_every_task_and_method() -> None:
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.stem)
 def test_recipe_makes_a_run(recipe: Path, data: Path) -> None:
     settings = override(RunSettings(), read_settings(recipe))
-    assert settings.data_dir is None and settings.model == "embedded"
+    assert settings.data_dir is None and settings.model == DEFAULT_MODEL
     if settings.task != "hyperpartisan":
         settings = replace(settings, data_dir=str(data / str(settings.task)))
     small = replace(

@@ -41,8 +41,8 @@ def loaded_by_the_card(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.mark.parametrize(
     ("method", "model", "changes"),
     [
-        *((method, "embedded-512", {}) for method in METHODS),
-        ("prefix-propagation", "embedded", {"kernel": "exp", "alpha_mode": "head", "pooling": "prefix"}),
+        *((method, "roberta-mini-512", {}) for method in METHODS),
+        ("prefix-propagation", "longformer-mini-4096", {"kernel": "exp", "alpha_mode": "head", "pooling": "prefix"}),
     ],
 )
 def test_the_code_loads_the_model(
@@ -66,7 +66,7 @@ def test_the_code_loads_a_candidate_scorer(tmp_path: Path, method: str, monkeypa
     folder = write_questions(tmp_path / "wikihop")
     options = SMALL | {"max_train_documents": 4, "max_test_documents": 1, "chunk_reduction": "sum"}
     settings = RunSettings(
-        task="wikihop", data_dir=str(folder), model="embedded-512", method=method, max_length=160, **options
+        task="wikihop", data_dir=str(folder), model="roberta-mini-512", method=method, max_length=160, **options
     )
     train(settings, tmp_path / "run", tell=lambda note: None)
     stored = read_predictions(tmp_path / "run" / "predictions" / "dev.jsonl")

@@ -22,7 +22,7 @@ from peft import (
 )
 from safetensors.torch import load_file
 
-from prefixprop.models import load_default
+from prefixprop.models import load_default, load_embedded
 
 from tiny import HEADS, METHODS, adapt, assert_same_bits, batch, both_methods, every_family, tensors, tiny_model
 
@@ -106,7 +106,7 @@ NAMED: dict[str, type[Any]] = {
 def embedded_with_adapter(name: str, method: str, task: str = "SEQ_CLS") -> Any:
     """An embedded model with an adapter that changes what it says."""
     labels = {"num_labels": 3} if task in ("SEQ_CLS", "TOKEN_CLS") else {}
-    base = load_default(long=name == "longformer-mini-4096")[0](task, **labels)
+    base = load_embedded(name)[0](task, **labels)
     if method == "lora":
         model = get_peft_model(base, LoraConfig(task_type=task, target_modules=["query", "value"]))
     else:
@@ -122,7 +122,8 @@ def embedded_with_adapter(name: str, method: str, task: str = "SEQ_CLS") -> Any:
     ("name", "method", "task"),
     [
         ("longformer-mini-4096", "propagation", "SEQ_CLS"),
-        ("longformer-mini-4096", "lora", "SEQ_CLS"),
+        ("longformer-mini-4096-mlm", "lora", "SEQ_CLS"),
+        ("embedded", "tuning", "SEQ_CLS"),
         *(("roberta-mini-512", method, "SEQ_CLS") for method in ("propagation", "tuning", "lora")),
         *(("roberta-mini-512", "propagation", task) for task in NAMED if task != "SEQ_CLS"),
     ],
@@ -130,7 +131,8 @@ def embedded_with_adapter(name: str, method: str, task: str = "SEQ_CLS") -> Any:
 def test_adapters_of_embedded_models_load_by_name(name: str, method: str, task: str, tmp_path: Path) -> None:
     model = embedded_with_adapter(name, method, task)
     model.save_pretrained(tmp_path, save_embedding_layers=False)
-    assert json.loads((tmp_path / "adapter_config.json").read_text())["base_model_name_or_path"] == name
+    noted = json.loads((tmp_path / "adapter_config.json").read_text())["base_model_name_or_path"]
+    assert noted == load_embedded(name)[0].noted
     labels = {"num_labels": 3} if task in ("SEQ_CLS", "TOKEN_CLS") else {}
     loaded = NAMED[task].from_pretrained(tmp_path, **labels)
     inputs = {"input_ids": torch.tensor([[0, 41, 52, 63, 2]]), "attention_mask": torch.ones(1, 5, dtype=torch.long)}

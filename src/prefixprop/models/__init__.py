@@ -8,7 +8,7 @@ from prefixprop.models.candidate_scoring import (
     adapt_candidate_scorer,
     candidate_scorer,
 )
-from prefixprop.models.embedded import load_default
+from prefixprop.models.embedded import load_default, load_embedded
 from prefixprop.models.lengthen import lengthen
 
 __all__ = [
@@ -18,4 +18,5 @@ __all__ = [
     "candidate_scorer",
     "lengthen",
     "load_default",
+    "load_embedded",
 ]

@@ -1,9 +1,10 @@
-"""The model that ships with the package: a small pretrained encoder that needs no network."""
+"""The models that ship with the package: small pretrained encoders that need no network."""
 
 from __future__ import annotations
 
 import difflib
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,10 +32,19 @@ from transformers import (
     RobertaModel,
 )
 
+from prefixprop.choices import DEFAULT_MODEL
 from prefixprop.models.lengthen import lengthen
 
-ASSETS = Path(__file__).parent / "assets" / "longformer-mini-4096"
-WEIGHTS, CONFIG, TOKENIZER = "model.int8.safetensors", "config.json", "tokenizer.json"
+ASSETS = Path(__file__).parent / "assets"
+ORIGINAL = "roberta-mini-512"
+WEIGHTS, CONFIG, TOKENIZER = (
+    f"{ORIGINAL}/{name}" for name in ("model.int8.safetensors", "config.json", "tokenizer.json")
+)
+DIFFERENCES = "differences.int4.safetensors"  # of an encoder that was made from the original
+GROUP = 32  # consecutive values of a row that share a scale there
+LONG, WINDOW = 4096, 512
+
+_GLOBAL = re.compile(r"(attention\.self\.(?:query|key|value))\.")
 
 # For each task: the class with full attention (512 tokens) and the one with sliding windows (4096 tokens).
 _CLASSES: dict[str, tuple[type[PreTrainedModel], type[PreTrainedModel]]] = {
@@ -69,14 +79,18 @@ class EmbeddedModel:
     nothing to keep, to copy or to send to another process.
 
     Attributes:
-        name: What the model is called in reports.
+        name: What the model is called on the command line and in reports.
+        noted: What it is called in adapters.
         max_length: The longest text in tokens, `<s>` and `</s>` included.
         attention_window: How many neighbours a token sees in the Longformer; None for full attention.
+        trained: Whether it was trained further once it was lengthened.
     """
 
     name: str
-    max_length: int
-    attention_window: int | None
+    noted: str
+    max_length: int = LONG
+    attention_window: int | None = WINDOW
+    trained: bool = True
 
     @property
     def model_type(self) -> str:
@@ -95,9 +109,12 @@ class EmbeddedModel:
         encoder = _pretrained_encoder(config_overrides)
         if self.attention_window is not None:
             encoder = lengthen(encoder, self.max_length, self.attention_window)
+        if self.trained:
+            with _asset(f"{self.name}/{DIFFERENCES}") as path:
+                add_difference(encoder, path)
         model_class = _CLASSES[task][self.attention_window is not None]
         model = encoder if isinstance(encoder, model_class) else _with_new_head(encoder, model_class)
-        model.name_or_path = model.config.name_or_path = self.name  # what peft notes in adapters
+        model.name_or_path = model.config.name_or_path = self.noted
         return model.eval()
 
     def from_pretrained(self, task: str = "SEQ_CLS", **options: Any) -> PreTrainedModel:
@@ -106,29 +123,43 @@ class EmbeddedModel:
         if task == "FEATURE_EXTRACTION":
             options["add_pooling_layer"] = False
         loaded = type(model).from_pretrained(None, config=model.config, state_dict=model.state_dict(), **options)
-        loaded.name_or_path = loaded.config.name_or_path = self.name
+        loaded.name_or_path = loaded.config.name_or_path = self.noted
         return loaded
 
 
-EMBEDDED = {
-    model.name: model
-    for model in (
-        EmbeddedModel("longformer-mini-4096", max_length=4096, attention_window=512),
-        EmbeddedModel("roberta-mini-512", max_length=512, attention_window=None),
-    )
-}
+# Adapters of version 0.1 note "longformer-mini-4096" for an encoder that was lengthened but not trained further. It
+# is still here for them, and as "embedded" for the runs of that version.
+_MODELS = (
+    EmbeddedModel("longformer-mini-4096", "prefixprop/longformer-mini-4096"),
+    EmbeddedModel("longformer-mini-4096-mlm", "prefixprop/longformer-mini-4096-mlm"),
+    EmbeddedModel(ORIGINAL, ORIGINAL, max_length=512, attention_window=None, trained=False),
+    EmbeddedModel("embedded", "longformer-mini-4096", trained=False),
+)
+EMBEDDED = {model.name: model for model in _MODELS}
+EMBEDDED["embedded-512"] = EMBEDDED[ORIGINAL]
+NOTED = {model.noted: model for model in _MODELS}
 
 
 def load_default(long: bool = True) -> tuple[EmbeddedModel, PreTrainedTokenizerFast]:
     """Return a factory of models on the pretrained encoder that ships with the package, and its tokenizer.
 
-    With `long`, the models are longformer-mini-4096: Longformer, 4096 tokens, windows of 512. Otherwise they
-    are the same encoder as RoBERTa, for 512 tokens. Nothing is downloaded.
+    With `long`, the models are longformer-mini-4096: Longformer, 4096 tokens, windows of 512. Otherwise they are
+    roberta-mini-512, from which it was made. Nothing is downloaded.
 
     >>> factory, tokenizer = load_default()
     >>> model = factory("SEQ_CLS", num_labels=2)
     """
-    factory = EMBEDDED["longformer-mini-4096" if long else "roberta-mini-512"]
+    return load_embedded(DEFAULT_MODEL if long else ORIGINAL)
+
+
+def load_embedded(name: str) -> tuple[EmbeddedModel, PreTrainedTokenizerFast]:
+    """Return a factory of models on one of the encoders that ship with the package, and its tokenizer.
+
+    >>> factory, tokenizer = load_embedded("longformer-mini-4096-mlm")
+    """
+    if name not in EMBEDDED:
+        raise ValueError(f"There is no model {name!r} in the package; choose one of {', '.join(EMBEDDED)}.")
+    factory = EMBEDDED[name]
     with _asset(WEIGHTS) as path, safe_open(path, "pt"):
         pass  # a damaged file is better found here than when the first model is built
     return factory, load_tokenizer(factory.max_length)
@@ -213,6 +244,32 @@ def read_int8_weights(path: Path) -> dict[str, torch.Tensor]:
 def dequantise(matrix: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     """Multiply each run of consecutive int8 values by its scale: a row has as many runs as scales."""
     return (matrix.unflatten(-1, (scales.shape[-1], -1)) * scales.unsqueeze(-1)).flatten(-2)
+
+
+def lengthened_original() -> PreTrainedModel:
+    """The original as a Longformer without a head, before any training."""
+    return EMBEDDED["embedded"]("FEATURE_EXTRACTION")
+
+
+def add_difference(encoder: PreTrainedModel, path: Path) -> PreTrainedModel:
+    """Add to the weights of the lengthened original what training changed; query, key and value are also global.
+
+    A matrix `X` is a difference of four bits a value, two values in a byte, with a float16 scale in `X_scale` for
+    every `GROUP` values of a row; any other weight is stored as it is.
+    """
+    stored = load_file(path)
+    weights = encoder.state_dict()
+    with torch.no_grad():
+        for name, tensor in stored.items():
+            if name.endswith("_scale"):
+                continue
+            for target in {name, _GLOBAL.sub(r"\1_global.", name)}:
+                if tensor.dtype == torch.uint8:
+                    nibbles = torch.stack([tensor & 15, tensor >> 4], dim=-1).flatten(-2).to(torch.int8) - 8
+                    weights[target] += dequantise(nibbles, stored[f"{name}_scale"].float())
+                else:
+                    weights[target].copy_(tensor)
+    return encoder
 
 
 def _with_new_head(encoder: PreTrainedModel, model_class: type[PreTrainedModel]) -> PreTrainedModel:

@@ -17,7 +17,7 @@ from transformers import (
 
 from prefixprop.backbones import FamilyFacts, family_of
 from prefixprop.choices import EMBEDDED_MODELS
-from prefixprop.models import candidate_scorer, load_default
+from prefixprop.models import candidate_scorer, load_embedded
 from prefixprop.models.embedded import EmbeddedModel
 from prefixprop.settings.run_settings import RunSettings
 from prefixprop.tasks import add_special_tokens
@@ -47,7 +47,7 @@ def load_base_model(settings: RunSettings, tokenizer: PreTrainedTokenizerBase | 
     """
     source: EmbeddedModel | str
     if settings.model in EMBEDDED_MODELS:
-        source, embedded_tokenizer = load_default(long=settings.model == EMBEDDED_MODELS[0])
+        source, embedded_tokenizer = load_embedded(settings.model)
         tokenizer = embedded_tokenizer if tokenizer is None else tokenizer
         name, limit = source.name, source.max_length
         overrides = _dropout(settings, family_of(source.model_type))

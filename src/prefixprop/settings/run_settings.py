@@ -13,6 +13,7 @@ from prefixprop.choices import (
     ALPHA_MODES,
     BACKENDS,
     CHUNK_REDUCTIONS,
+    DEFAULT_MODEL,
     INITS,
     LAYOUTS,
     MOST_ALPHA,
@@ -122,10 +123,10 @@ class RunSettings:
     )
 
     model: str = _option(
-        "embedded",
+        DEFAULT_MODEL,
         MODEL,
-        "'embedded' (longformer-mini-4096, in the package), 'embedded-512' (the same as RoBERTa), a model of the "
-        "hub, or a local folder.",
+        "One of the package (longformer-mini-4096, longformer-mini-4096-mlm, roberta-mini-512), one of the hub, or a "
+        "local folder.",
     )
     max_length: int | None = _option(
         None,

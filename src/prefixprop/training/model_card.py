@@ -116,19 +116,21 @@ def _base(settings: RunSettings, labels: int | None) -> tuple[list[str], list[st
     """Imports and lines that build the base model, named `model`."""
     embedded = settings.model in EMBEDDED_MODELS
     if settings.answers_questions:
-        imports = ["from prefixprop.models import candidate_scorer" + (", load_default" if embedded else "")]
+        imports = ["from prefixprop.models import candidate_scorer" + (", load_embedded" if embedded else "")]
         imports += ["from prefixprop.tasks import add_special_tokens"]
         if embedded:
-            base = [f"factory, tokenizer = load_default(long={settings.model == EMBEDDED_MODELS[0]})"]
+            base = [f'factory, tokenizer = load_embedded("{settings.model}")']
         else:
             imports.append("from transformers import AutoTokenizer")
             base = [f'factory, tokenizer = "{settings.model}", AutoTokenizer.from_pretrained("{settings.model}")']
         arguments = f'factory, add_special_tokens(tokenizer), chunk_reduction="{settings.chunk_reduction}"'
         return imports, [*base, f"model = candidate_scorer({arguments})"]
     if embedded:
-        long = settings.model == EMBEDDED_MODELS[0]
-        base = [f"factory, tokenizer = load_default(long={long})", f'model = factory("SEQ_CLS", num_labels={labels})']
-        return ["from prefixprop.models import load_default"], base
+        base = [
+            f'factory, tokenizer = load_embedded("{settings.model}")',
+            f'model = factory("SEQ_CLS", num_labels={labels})',
+        ]
+        return ["from prefixprop.models import load_embedded"], base
     name = "AutoModelForSequenceClassification"
     return [f"from transformers import {name}"], [
         f'model = {name}.from_pretrained("{settings.model}", num_labels={labels})'

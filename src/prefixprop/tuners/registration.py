@@ -18,7 +18,7 @@ from peft.mapping import (
 from transformers import PreTrainedModel
 
 from prefixprop.config import PrefixConfig, PrefixPropagationConfig, PrefixTuningConfig
-from prefixprop.models.embedded import EMBEDDED
+from prefixprop.models.embedded import NOTED
 from prefixprop.tuners.base import PrefixTuner
 from prefixprop.tuners.propagation import PrefixPropagationModel
 from prefixprop.tuners.tuning import PrefixTuningModel
@@ -32,15 +32,15 @@ AUTO_CLASSES: dict[str, Any] = {
 
 
 class BaseModels:
-    """Where an auto class of peft finds base models: the embedded ones by their names, others as before."""
+    """Where an auto class of peft finds base models: the embedded ones by what adapters note, others as before."""
 
     def __init__(self, task: str, others: Any) -> None:
         self.task = task
         self.others = others
 
     def from_pretrained(self, name: Any, *arguments: Any, **options: Any) -> PreTrainedModel:
-        if name in EMBEDDED:
-            return EMBEDDED[name].from_pretrained(self.task, **options)
+        if name in NOTED:
+            return NOTED[name].from_pretrained(self.task, **options)
         return self.others.from_pretrained(name, *arguments, **options)
 
 
