@@ -18,7 +18,7 @@ from prefixprop.settings.resolve import resolve
 from prefixprop.settings.run_settings import SETTING_FIELDS, RunSettings
 
 SEEDS_STAGE = "seeds"
-_OLD_DEFAULTS = {"model": "embedded"}
+_OLD_DEFAULTS: dict[str, Any] = {"model": "embedded"}
 
 # The settings of a run that judges a candidate, as far as they differ from the cell's.
 Judge = Mapping[str, Any]
