@@ -98,7 +98,7 @@ def bits(model: LongformerForMaskedLM, text: Path) -> float:
     rows = PackedRows(documents, order.numpy(), 4096, tokenizer)  # type: ignore[arg-type]
     total = 0.0
     for number in range(ROWS):
-        masked = mask([rows.row(number * (rows.count() // ROWS))], tokenizer, [[number]])  # type: ignore[arg-type]
+        masked = mask([rows.row(number * (rows.count() // ROWS))[None]], tokenizer, [[number]])  # type: ignore[arg-type]
         batch = (torch.from_numpy(array) for array in (masked.input_ids, masked.positions, masked.targets))
         total += Objective(model)(*batch)[0].item()
     return total / ROWS / math.log(2)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -44,30 +43,42 @@ def test_a_pass_reads_every_row_once_and_the_next_one_in_another_order_and_cut_e
 
 def test_cut_and_pieces_frame_every_part() -> None:
     row = np.array([CLS, *range(10, 30), SEP])
-    assert [part.tolist() for part in cut(row, 8)] == [[CLS, *range(a, a + 6), SEP] for a in (10, 16, 22)]
-    parts = pieces(row, longest=9, padding=1)
-    assert parts.tolist() == [[CLS, *range(10, 17), SEP], [CLS, *range(17, 24), SEP], [CLS, *range(24, 30), SEP, 1]]
+    assert cut(row, 8).tolist() == [[CLS, *range(a, a + 6), SEP] for a in (10, 16, 22)]
+    assert pieces(row, longest=22).tolist() == [row.tolist()]
+
+
+@given(st.integers(3, 200), st.integers(4, 40))
+def test_pieces_hold_all_of_the_text_and_no_padding(length: int, longest: int) -> None:
+    row = np.array([CLS, *range(10, 8 + length), SEP])
+    parts = pieces(row, longest)
+    assert parts.shape[1] <= longest
+    assert len(parts) == -(-(length - 2) // (longest - 2))
+    assert set(parts[:, 1:-1].reshape(-1).tolist()) == set(row[1:-1].tolist())
+    assert set(parts[:, 0]) == {CLS} and set(parts[:, -1]) == {SEP}
 
 
 @given(st.integers(0, 1000))
 def test_fifteen_percent_are_masked_most_of_them_by_the_mask(seed: int) -> None:
-    rows = [np.array([CLS, *np.random.default_rng(number).integers(4, 90, 1000), SEP]) for number in range(3)]
-    masked = mask(rows, TOKENIZER, [[seed, number] for number in range(3)])
-    flat, original = masked.input_ids.reshape(-1), masked.original.reshape(-1)
-    assert len(masked.positions) == 450 == len(set(masked.positions.tolist()))
+    blocks = [
+        np.array([[CLS, *np.random.default_rng(number).integers(4, 90, 998), SEP, SEP] for _ in range(2)])
+        for number in range(2)
+    ]
+    original = np.concatenate(blocks).reshape(-1)
+    masked = mask(blocks, TOKENIZER, [[seed, number] for number in range(2)])
+    flat = masked.input_ids.reshape(-1)
+    assert len(masked.positions) == 600 == len(set(masked.positions.tolist()))
+    assert np.bincount(masked.positions // 1001).tolist() == [150] * 4
     np.testing.assert_array_equal(masked.targets, original[masked.positions])
-    changed = np.flatnonzero(flat != original)
-    assert set(changed) <= set(masked.positions.tolist())
+    assert set(np.flatnonzero(flat != original)) <= set(masked.positions.tolist())
     became = flat[masked.positions]
     assert 0.7 < (became == MASK).mean() < 0.9
-    assert 0.02 < (became == masked.targets).mean() < 0.2
+    assert 0.04 < (became == masked.targets).mean() < 0.2
     assert CLS not in masked.targets and SEP not in masked.targets
 
 
 def test_masks_depend_on_their_seed_alone() -> None:
-    rows = [np.array([CLS, *range(4, 80), SEP])] * 2
-    both = mask(rows, TOKENIZER, [[1, 0], [1, 1]])
-    alone = mask(rows[1:], TOKENIZER, [[1, 1]])
+    blocks = [np.array([[CLS, *range(4, 80), SEP]])] * 2
+    both = mask(blocks, TOKENIZER, [[1, 0], [1, 1]])
+    alone = mask(blocks[1:], TOKENIZER, [[1, 1]])
     np.testing.assert_array_equal(both.input_ids[1], alone.input_ids[0])
-    with pytest.raises(AssertionError):
-        np.testing.assert_array_equal(both.input_ids[0], both.input_ids[1])
+    assert (both.input_ids[0] != both.input_ids[1]).any()

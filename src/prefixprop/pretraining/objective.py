@@ -52,8 +52,7 @@ class Objective(nn.Module):
     def said_by_teacher(self, pieces: Tensor, rows: int) -> Tensor:
         """The mean of the original's [CLS] over the pieces of each row."""
         (teacher,) = self._teacher
-        is_text = (pieces != teacher.config.pad_token_id).long()
-        said: Tensor = teacher(input_ids=pieces, attention_mask=is_text).last_hidden_state[:, 0]
+        said: Tensor = teacher(input_ids=pieces).last_hidden_state[:, 0]
         return said.float().unflatten(0, (rows, -1)).mean(dim=1)
 
 

@@ -79,52 +79,62 @@ class PackedRows:
         return self.row(int(order[within]), shift)
 
 
-def cut(row: Ids, length: int) -> list[Ids]:
+def cut(row: Ids, length: int) -> Ids:
     """A row's text in rows of `length` tokens of their own; what does not fill one is left out."""
     text, size = row[1:-1], length - 2
-    return [_framed(row, text[start : start + size]) for start in range(0, len(text) - size + 1, size)]
+    count = len(text) // size
+    return _framed(row, text[: count * size].reshape(count, size))
 
 
-def pieces(row: Ids, longest: int, padding: int) -> Ids:
-    """A row's text in rows of at most `longest` tokens, as few as hold all of it and of like length, padded."""
+def pieces(row: Ids, longest: int) -> Ids:
+    """A row's text in rows of at most `longest` tokens, as few as hold all of it.
+
+    They have the same length, so that none is padded; neighbours share a few tokens where that does not come out.
+    """
     text = row[1:-1]
-    parts = np.array_split(text, -(-len(text) // (longest - 2)))
-    framed = np.full((len(parts), len(parts[0]) + 2), padding, dtype=np.int64)
-    for line, part in zip(framed, parts, strict=True):
-        line[: len(part) + 2] = _framed(row, part)
-    return framed
+    count = -(-len(text) // (longest - 2))
+    size = -(-len(text) // count)
+    starts = [number * (len(text) - size) // max(1, count - 1) for number in range(count)]
+    return _framed(row, np.stack([text[start : start + size] for start in starts]))
 
 
-def _framed(row: Ids, text: Ids) -> Ids:
-    return np.concatenate([row[:1], text, row[-1:]])
+def _framed(row: Ids, texts: Ids) -> Ids:
+    """Texts between the first and the last token of `row`."""
+    first, last = (np.full((len(texts), 1), token) for token in (row[0], row[-1]))
+    return np.concatenate([first, texts, last], axis=1)
 
 
 @dataclass(frozen=True)
 class MaskedRows:
-    """Rows to read: what was masked in them, as indices into all their tokens, and what stood there.
-
-    `original` has the rows as they were.
-    """
+    """Rows to read, which of their tokens were masked, as indices into all of them, and what stood there."""
 
     input_ids: Ids
     positions: Ids
     targets: Ids
-    original: Ids
 
 
-def mask(rows: Sequence[Ids], vocabulary: Vocabulary, seeds: Sequence[Sequence[int]]) -> MaskedRows:
-    """Mask 15 % of the tokens of every row, drawn with a seed for each: 80 % become the mask, 10 % any token."""
-    original = np.stack(rows)
-    masked = original.copy()
-    positions = []
-    for index, row in enumerate(original):
-        generator = np.random.default_rng(seeds[index])
-        may_be = np.flatnonzero((row != vocabulary.sep_token_id) & (row != vocabulary.cls_token_id))
-        chosen = generator.permutation(may_be)[: max(1, round(MASKED * (len(row) - 2)))]
-        fate = generator.random(len(chosen))
-        by_mask, at_random = fate < REPLACED_BY_MASK, fate >= 1 - REPLACED_AT_RANDOM
-        masked[index, chosen[by_mask]] = vocabulary.mask_token_id
-        masked[index, chosen[at_random]] = generator.integers(len(vocabulary), size=int(at_random.sum()))
-        positions.append(chosen + index * original.shape[1])
-    flat = np.concatenate(positions)
-    return MaskedRows(masked, flat, original.reshape(-1)[flat], original)
+def mask(blocks: Sequence[Ids], vocabulary: Vocabulary, seeds: Sequence[Sequence[int]]) -> MaskedRows:
+    """Mask 15 % of the tokens of every row: 80 % of them become the mask, 10 % any token.
+
+    A block is rows of one length, [rows, length]. What is masked in it is drawn with its seed.
+    """
+    original = np.concatenate(blocks)
+    count = max(1, round(MASKED * (original.shape[1] - 2)))
+    may_be = (original != vocabulary.sep_token_id) & (original != vocabulary.cls_token_id)
+    chosen: list[Ids] = []
+    replacements: list[Ids] = []
+    first = 0
+    for block, seed in zip(blocks, seeds, strict=True):
+        generator = np.random.default_rng(seed)
+        order = np.where(may_be[first : first + len(block)], generator.random(block.shape), 2.0)
+        first += len(block)
+        places = np.argpartition(order, count, axis=1)[:, :count]
+        fate = generator.random(places.shape)
+        anything = generator.integers(len(vocabulary), size=places.shape)
+        replaced = np.where(fate < REPLACED_BY_MASK, vocabulary.mask_token_id, np.take_along_axis(block, places, 1))
+        chosen.append(places)
+        replacements.append(np.where(fate >= 1 - REPLACED_AT_RANDOM, anything, replaced))
+    positions = (np.concatenate(chosen) + np.arange(len(original))[:, None] * original.shape[1]).reshape(-1)
+    input_ids = original.copy()
+    input_ids.reshape(-1)[positions] = np.concatenate(replacements).reshape(-1)
+    return MaskedRows(input_ids, positions, original.reshape(-1)[positions])

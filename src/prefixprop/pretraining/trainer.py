@@ -6,7 +6,8 @@ import dataclasses
 import json
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,9 @@ class Pretraining:
         self.settings, self.encoder, self.text = settings, encoder, text
         self.accelerator, self.checkpoints = accelerator, checkpoints
         self.progress = Progress()
+        # The next step's rows are made while the device computes this one.
+        self.preparing = ThreadPoolExecutor(max_workers=1)
+        self.prepared: Future[list[dict[str, Ids]]] | None = None
         device = accelerator.device
         encoder.model.to(device)
         if encoder.teacher is not None:
@@ -131,52 +135,49 @@ class Pretraining:
     # --- one step -------------------------------------------------------------------------------------------------
 
     def _step(self, rate: float) -> list[Tensor]:
+        parts = self.prepared.result() if self.prepared else self._prepare(self.progress.step)
+        self.prepared = self.preparing.submit(self._prepare, self.progress.step + 1)
         sums: list[Tensor] = []
-        parts = list(self._parts())
         for part in parts:
-            loss, cls_loss = self.objective(**part)
-            ((loss + CLS_WEIGHT * cls_loss) / len(parts)).backward()
+            self.progress.tokens += part["input_ids"].size * self.accelerator.num_processes
+            losses = self.objective(**self._on_device(part))
+            (sum(weight * loss for weight, loss in zip((1, CLS_WEIGHT), losses, strict=True)) / len(parts)).backward()
             self.weights.collect_gradients()
-            sums = (
-                [loss.detach() + sums[0], cls_loss.detach() + sums[1]] if sums else [loss.detach(), cls_loss.detach()]
-            )
+            sums = [loss.detach() + total for loss, total in zip(losses, sums or (0.0, 0.0), strict=True)]
         self.weights.step(rate, self.settings.max_grad_norm)
         return [total / len(parts) for total in sums]
 
-    def _parts(self) -> Iterator[dict[str, Tensor]]:
+    def _prepare(self, step: int) -> list[dict[str, Ids]]:
         """What this process computes of a step, as many rows at once as the device takes."""
-        settings, step = self.settings, self.progress.step
+        settings = self.settings
         own = settings.batch_size // self.accelerator.num_processes
         first = self.accelerator.process_index * own
-        length = self._short_length()
+        length = self._short_length(step)
+        parts = []
         for start in range(first, first + own, settings.device_batch_size):
             numbers = range(start, start + settings.device_batch_size)
             rows = [self.text.train.drawn(step * settings.batch_size + number, settings.seed) for number in numbers]
-            parts = [[row] if length is None else cut(row, length) for row in rows]
-            seeds = [
-                [settings.seed, _OF_TRAINING, step, number, part]
-                for number, row_parts in zip(numbers, parts, strict=True)
-                for part in range(len(row_parts))
-            ]
-            rows = [part for row_parts in parts for part in row_parts]
-            self.progress.tokens += sum(map(len, rows)) * self.accelerator.num_processes
-            yield self._batch(rows, seeds)
+            blocks = [row[None] if length is None else cut(row, length) for row in rows]
+            parts.append(self._batch(blocks, [[settings.seed, _OF_TRAINING, step, number] for number in numbers]))
+        return parts
 
-    def _short_length(self) -> int | None:
-        """How long the rows of this step are, if it reads short documents."""
-        step = self.progress.step
+    def _short_length(self, step: int) -> int | None:
+        """How long the rows of a step are, if it reads short documents."""
         if not self.settings.teach_cls or step % _SHORT_STEPS != _SHORT_STEPS - 1:
             return None
         shortening = _SHORTENINGS[step // _SHORT_STEPS % len(_SHORTENINGS)]
         return max(4, min(self.encoder.original_length, self.settings.max_length) // shortening)
 
-    def _batch(self, rows: list[Ids], seeds: list[list[int]]) -> dict[str, Tensor]:
+    def _batch(self, blocks: list[Ids], seeds: list[list[int]]) -> dict[str, Ids]:
         tokenizer: Any = self.encoder.tokenizer
-        masked = mask(rows, tokenizer, seeds)
+        masked = mask(blocks, tokenizer, seeds)
         arrays = {"input_ids": masked.input_ids, "positions": masked.positions, "targets": masked.targets}
         if self.encoder.teacher is not None:
             longest = self.encoder.original_length
-            arrays["pieces"] = np.concatenate([pieces(row, longest, tokenizer.pad_token_id) for row in rows])
+            arrays["pieces"] = np.concatenate([pieces(row, longest) for block in blocks for row in block])
+        return arrays
+
+    def _on_device(self, arrays: dict[str, Ids]) -> dict[str, Tensor]:
         device = self.accelerator.device
         tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
         if device.type != "cuda":
@@ -232,11 +233,11 @@ class Pretraining:
         for start in range(0, count, at_once):
             numbers = range(start, min(start + at_once, count))
             batch = self._batch(
-                [rows.row(number) for number in numbers],
+                [rows.row(number)[None] for number in numbers],
                 [[settings.seed, _OF_HELD_OUT, number] for number in numbers],
             )
             batch.pop("pieces", None)
-            total += objective(**batch)[0] * len(numbers)
+            total += objective(**self._on_device(batch))[0] * len(numbers)
         return total.item() / count / math.log(2)
 
     # --- checkpoints ----------------------------------------------------------------------------------------------

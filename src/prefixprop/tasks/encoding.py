@@ -111,15 +111,21 @@ def readable(text: str) -> str:
 def contents(texts: Iterable[str], tokenizer: PreTrainedTokenizerBase) -> Iterator[TokenIds]:
     """The token ids of every text, uncut and without special tokens."""
     for batch in _batches(texts):
-        encoded = tokenizer(
-            [readable(text) for text in batch],
-            add_special_tokens=False,
-            return_attention_mask=False,
-            return_token_type_ids=False,
-            verbose=False,  # no warning about long texts: they are cut or chunked here
-        )
-        for ids in encoded["input_ids"]:
+        for ids in _encoded([readable(text) for text in batch], tokenizer):
             yield np.array(ids, dtype=np.int32)
+
+
+def _encoded(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        # Quiet, because it warns of long texts, which are cut or chunked here.
+        encoded = tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)
+        return encoded["input_ids"]
+    # As the tokenizer itself calls it, but without the place of every token in its text: half as fast again.
+    backend.no_truncation()
+    backend.no_padding()
+    backend.encode_special_tokens = bool(getattr(tokenizer, "split_special_tokens", False))
+    return [encoding.ids for encoding in backend.encode_batch_fast(texts, add_special_tokens=False)]
 
 
 def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
