@@ -2,6 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+TOOLS := $(VENV)/.tools
 COMPAT := .venv-compat
 
 .PHONY: demo test compat lint format clean
@@ -18,18 +19,23 @@ compat: $(COMPAT)/.installed
 	$(COMPAT)/bin/python -m pytest -n 2 --dist loadfile tests/test_golden.py tests/tuners tests/backbones \
 		tests/attention tests/models tests/training/test_resume.py --ignore tests/attention/gpu
 
-lint: $(INSTALLED)
+lint: $(TOOLS)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-format: $(INSTALLED)
+format: $(TOOLS)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 # Everything else needs the environment: made once, and again when its two sources change.
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[plots]"
+	touch $@
+
+# What tests need besides.
+$(TOOLS): $(INSTALLED)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	touch $@
 
