@@ -8,7 +8,6 @@ import pytest
 from typer.testing import CliRunner
 
 from prefixprop.cli.app import app
-
 from tiny_pretraining import write_original, write_text
 
 TINY = ["--max-length", "64", "--attention-window", "16", "--batch-size", "4", "--device-batch-size", "2"]

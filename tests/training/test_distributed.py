@@ -3,43 +3,24 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from launching import launch_two
 from prefixprop.training import settings_to_yaml, train
 
 from tiny_training import tiny_settings
-
-SOURCE = Path(__file__).parents[2] / "src"
 
 # The documents of a step are the same, but sums over them are formed in another order: float32 rounding, over nine
 # steps of AdamW. Dropout is off: each process draws masks of its own.
 TOLERANCE = 1e-4
 
 
-def launch(config: Path, run_dir: Path) -> subprocess.CompletedProcess[str]:
-    """`accelerate launch -m prefixprop train` on two processes."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    # --cpu would start one process, or need MPI; without a GPU the processes of --multi_gpu are on the CPU.
-    launcher = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
-    launcher += ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
-    launcher += ["--main_process_port", port, "--num_cpu_threads_per_process", "1"]
-    command = [*launcher, "-m", "prefixprop", "train", "--config", str(config), "--run-dir", str(run_dir)]
-    environment = {**os.environ, "PYTHONPATH": str(SOURCE), "COLUMNS": "120", "CUDA_VISIBLE_DEVICES": ""}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, cwd=config.parent)
-
-
 def test_two_processes_end_like_one(tmp_path: Path) -> None:
     settings = tiny_settings(tmp_path, dropout=0.0, prefix_dropout=0.0, device_batch_size=4)
     (tmp_path / "run.yaml").write_text(settings_to_yaml(settings))
-    result = launch(tmp_path / "run.yaml", tmp_path / "two")
+    result = launch_two("train", "--config", str(tmp_path / "run.yaml"), "--run-dir", str(tmp_path / "two"))
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("Run directory:") == 1, "only the main process speaks"
     one = train(settings, tmp_path / "one").metrics
