@@ -18,7 +18,6 @@ from prefixprop.settings.resolve import resolve
 from prefixprop.settings.run_settings import SETTING_FIELDS, RunSettings
 
 SEEDS_STAGE = "seeds"
-_OLD_DEFAULTS: dict[str, Any] = {"model": "embedded"}
 
 # The settings of a run that judges a candidate, as far as they differ from the cell's.
 Judge = Mapping[str, Any]
@@ -134,10 +133,9 @@ def cell_progress(cell: Cell, scores: Scores) -> CellProgress:
 def run_name(settings: RunSettings) -> str:
     """The name of a run's directory: its data and method, for people, and a hash of all that decides its outcome.
 
-    Only what differs from the defaults is hashed, so that a setting added in a later version keeps old names; a
-    default that has changed since counts as it was.
+    Only what differs from the defaults is hashed, so that a setting added in a later version keeps old names.
     """
-    resolved, defaults = resolve(settings), replace(RunSettings(), **_OLD_DEFAULTS)
+    resolved, defaults = resolve(settings), RunSettings()
     decisive = {
         name: getattr(resolved, name)
         for name, declared in SETTING_FIELDS.items()

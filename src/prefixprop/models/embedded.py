@@ -143,8 +143,8 @@ NOTED = {model.noted: model for model in _MODELS}
 def load_default(long: bool = True) -> tuple[EmbeddedModel, PreTrainedTokenizerFast]:
     """Return a factory of models on the pretrained encoder that ships with the package, and its tokenizer.
 
-    With `long`, the models are longformer-mini-4096: Longformer, 4096 tokens, windows of 512. Otherwise they are
-    roberta-mini-512, from which it was made. Nothing is downloaded.
+    With `long`, the models are Longformers for 4096 tokens, with windows of 512. Otherwise they are roberta-mini-512,
+    from which these were made. Nothing is downloaded.
 
     >>> factory, tokenizer = load_default()
     >>> model = factory("SEQ_CLS", num_labels=2)

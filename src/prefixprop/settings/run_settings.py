@@ -125,8 +125,8 @@ class RunSettings:
     model: str = _option(
         DEFAULT_MODEL,
         MODEL,
-        "One of the package (longformer-mini-4096, longformer-mini-4096-mlm, roberta-mini-512), one of the hub, or a "
-        "local folder.",
+        "One of the package (embedded, longformer-mini-4096, longformer-mini-4096-mlm, roberta-mini-512), one of the "
+        "hub, or a local folder.",
     )
     max_length: int | None = _option(
         None,
