@@ -34,10 +34,11 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[plots]"
 	touch $@
 
-# What tests need besides.
-$(TOOLS): $(INSTALLED)
+# With what tests need besides.
+$(TOOLS): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev]"
-	touch $@
+	touch $(INSTALLED) $@
 
 # All else as pinned, but for what transformers itself asks for in versions that fit it.
 $(COMPAT)/.installed: pyproject.toml constraints.txt constraints-oldest.txt

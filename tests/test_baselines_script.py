@@ -20,7 +20,7 @@ import baselines  # noqa: E402
         ("arxiv", [], "4 test documents"),
         ("arxiv", ["--split", "dev"], "6 dev documents"),
         ("elife", [], "6 dev documents"),
-        ("elife", ["--folds", "2", "--characters", "100"], "20 train documents in 2 folds"),
+        ("elife", ["--folds", "2", "--characters", "100"], "means of 2 folds of train"),
     ],
 )
 def test_what_is_judged(
