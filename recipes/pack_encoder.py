@@ -13,6 +13,7 @@ import argparse
 import math
 from pathlib import Path
 
+import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -25,6 +26,7 @@ from prefixprop.pretraining.objective import Objective
 from prefixprop.pretraining.packing import PackedRows, mask
 from prefixprop.tasks.encoding import contents
 from prefixprop.tasks.labelled_rows import text_of
+from prefixprop.tasks.ragged import RaggedArray
 from prefixprop.tasks.rows import read_rows
 
 ROWS = 12
@@ -95,7 +97,8 @@ def bits(model: LongformerForMaskedLM, text: Path) -> float:
     tokenizer = load_tokenizer(4096)
     documents = list(contents((text_of(row, "text") for row in read_rows([text])), tokenizer))
     order = torch.randperm(len(documents), generator=torch.Generator().manual_seed(0))
-    rows = PackedRows(documents, order.numpy(), 4096, tokenizer)  # type: ignore[arg-type]
+    lists = RaggedArray(np.concatenate(documents), np.cumsum([0, *map(len, documents)]))
+    rows = PackedRows(lists, order.numpy(), 4096, tokenizer)  # type: ignore[arg-type]
     total = 0.0
     for number in range(ROWS):
         masked = mask([rows.row(number * (rows.count() // ROWS))[None]], tokenizer, [[number]])  # type: ignore[arg-type]

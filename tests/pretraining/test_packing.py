@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prefixprop.pretraining.packing import PackedRows, cut, mask, pieces
+from prefixprop.tasks.ragged import RaggedArray
 from tiny_pretraining import masking_tokenizer
 
 TOKENIZER = masking_tokenizer()
@@ -15,7 +16,9 @@ DOCUMENTS = st.lists(st.lists(st.integers(4, 90), max_size=30), min_size=1, max_
 
 
 def packed(documents: list[list[int]], length: int) -> PackedRows:
-    return PackedRows([np.array(d, dtype=np.uint16) for d in documents], np.arange(len(documents)), length, TOKENIZER)
+    tokens = np.array([token for document in documents for token in document], dtype=np.uint16)
+    offsets = np.cumsum([0, *map(len, documents)])
+    return PackedRows(RaggedArray(tokens, offsets), np.arange(len(documents)), length, TOKENIZER)
 
 
 @given(DOCUMENTS, st.integers(4, 20), st.integers(0, 10))

@@ -13,6 +13,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from prefixprop.tasks.ragged import RaggedArray
+
 MASKED = 0.15
 REPLACED_BY_MASK, REPLACED_AT_RANDOM = 0.8, 0.1  # of those masked; the rest stay as they are
 
@@ -37,12 +39,12 @@ class PackedRows:
     """
 
     def __init__(
-        self, documents: Sequence[NDArray], chosen: NDArray[np.int64], length: int, vocabulary: Vocabulary
+        self, documents: RaggedArray, chosen: NDArray[np.int64], length: int, vocabulary: Vocabulary
     ) -> None:
         self.documents, self.chosen, self.vocabulary = documents, chosen, vocabulary
         self.length = length
-        lengths = np.array([len(documents[index]) for index in chosen], dtype=np.int64)
-        self.starts = np.concatenate([[0], np.cumsum(lengths + 1)])  # of documents, separators counted
+        lengths = documents.lengths[chosen] + 1  # with the separator
+        self.starts = np.concatenate([[0], np.cumsum(lengths)])  # of documents, in the row of all of them
         self._pass: tuple[tuple[int, int], NDArray[np.int64], int] | None = None
 
     def count(self, shift: int = 0) -> int:

@@ -151,6 +151,8 @@ def _start(folder: Path, record: dict[str, Any], overwrite: bool) -> None:
 def _tell_facts(
     text: TrainingText, encoder: LongEncoder, settings: LengthenSettings, tell: Callable[[str], None]
 ) -> None:
+    if text.note is not None:
+        tell(text.note)
     if encoder.has_new_head:
         tell(
             f"{settings.model} has no masked-language-model head; it gets a new one, tied to its embeddings. Before "

@@ -25,6 +25,7 @@ class TrainingText:
     Attributes:
         documents: How many documents there are, the held-out ones counted.
         tokens: How many tokens they have, the held-out ones not counted.
+        note: Why the tokens are in memory and not on the disk, if they are.
     """
 
     train: PackedRows
@@ -32,6 +33,7 @@ class TrainingText:
     held_out_short: PackedRows
     documents: int
     tokens: int
+    note: str | None
 
     def count_tokens(self, vocabulary: int) -> NDArray[np.int64]:
         """How often each token occurs in what is trained on."""
@@ -60,7 +62,8 @@ def read_text(settings: LengthenSettings, tokenizer: Any, original_length: int) 
         held_out=PackedRows(lists, chosen, length, tokenizer),
         held_out_short=PackedRows(lists, chosen, min(original_length, length), tokenizer),
         documents=len(lists),
-        tokens=int(sum(len(lists[index]) for index in rest)),
+        tokens=int(lists.lengths[rest].sum()),
+        note=lists.note,
     )
     if not text.train.rows_per_pass or not text.held_out_short.count():
         raise ValueError(
