@@ -23,6 +23,7 @@ def test_two_processes_end_like_one(tmp_path: Path) -> None:
         "batch-size": settings.batch_size,
         "device-batch-size": settings.device_batch_size,
         "learning-rate": settings.learning_rate,
+        "checkpoint-seconds": 0,
     }
     flags = [word for name, value in options.items() for word in (f"--{name}", str(value))]
     result = launch_two(

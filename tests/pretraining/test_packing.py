@@ -36,10 +36,15 @@ def test_a_pass_reads_every_row_once_and_the_next_one_in_another_order_and_cut_e
         [tuple(rows.drawn(number * rows.rows_per_pass + index, seed=1)) for index in range(rows.rows_per_pass)]
         for number in range(2)
     ]
-    assert all(len(set(drawn)) > 1 for drawn in passes)
-    first = {row for row in passes[0]}
-    starts = {row[1] for row in first}
-    assert starts != {row[1] for row in passes[1]} or passes[0] != passes[1]
+    shifts = []
+    for drawn in passes:
+        cuts = {
+            shift: sorted(tuple(rows.row(index, shift)) for index in range(rows.rows_per_pass)) for shift in range(10)
+        }
+        shifts += [shift for shift, whole in cuts.items() if whole == sorted(drawn)]
+    assert len(shifts) == 2 and shifts[0] != shifts[1]
+    in_order = [tuple(rows.row(index, shifts[0])) for index in range(rows.rows_per_pass)]
+    assert passes[0] != in_order
     assert [tuple(rows.drawn(3, seed=1))] == passes[0][3:4], "the same row again, whatever was drawn between"
     assert tuple(rows.drawn(3, seed=2)) != passes[0][3]
 

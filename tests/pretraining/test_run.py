@@ -85,6 +85,11 @@ def test_a_killed_training_ends_as_if_it_had_not_been(tmp_path: Path, original: 
         run(settings, tmp_path / "killed")
     with pytest.raises(ValueError, match="--learning-rate"):
         run(replace(settings, learning_rate=1.0), tmp_path / "killed", resume=True)
+    documents = text.read_text()
+    text.write_text(documents.replace("w4", "w5"))
+    with pytest.raises(ValueError, match="other documents"):
+        run(settings, tmp_path / "killed", resume=True)
+    text.write_text(documents)
     # How many rows are computed at once may differ, but changes the order of sums; so it stays here.
     resumed = run(settings, tmp_path / "killed", resume=True)
     whole = run(settings, tmp_path / "whole")

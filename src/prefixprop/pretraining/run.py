@@ -60,7 +60,7 @@ def lengthen_and_train(
     accelerator = Accelerator(cpu=not torch.accelerator.is_available())
     accelerator.wait_for_everyone()  # every process has looked at the folder before the first one writes there
     with claim(folder, "--output") if accelerator.is_main_process else contextlib.nullcontext():
-        return _train(settings, folder, accelerator, overwrite, tell, show, should_stop)
+        return _train(settings, folder, accelerator, record, tell, show, should_stop)
 
 
 def _check_may_start(
@@ -89,7 +89,7 @@ def _train(
     settings: LengthenSettings,
     folder: Path,
     accelerator: Accelerator,
-    overwrite: bool,
+    begun: dict[str, Any] | None,
     tell: Callable[[str], None],
     show: Callable[[Progress], None],
     should_stop: Callable[[], bool],
@@ -98,12 +98,17 @@ def _train(
     encoder = build(settings)
     with accelerator.main_process_first():  # which encodes the documents for all
         text = read_text(settings, encoder.tokenizer, encoder.original_length)
+    if begun is not None and begun["text"] != text.digest:
+        raise ValueError(
+            f"{folder} was begun with other documents in {', '.join(settings.text)}; --resume needs them."
+        )
     if encoder.has_new_head:
         encoder.start_new_head(text.count_tokens(encoder.model.config.vocab_size))
     use_bf16 = settings.precision == "bf16" or (settings.precision == "auto" and is_modern_gpu())
     record = {
         "settings": dataclasses.asdict(settings) | {"text": list(settings.text)},
         "environment": describe_environment(settings.seed, accelerator.device, accelerator.num_processes),
+        "text": text.digest,
         "documents": text.documents,
         "tokens_of_text": text.tokens,
         "precision": "bf16" if use_bf16 else "fp32",
@@ -111,7 +116,7 @@ def _train(
         "finished": False,
     }
     if accelerator.is_main_process:
-        _start(folder, record, overwrite)
+        _start(folder, record, resumes=begun is not None)
         _tell_facts(text, encoder, settings, tell)
     with explained_memory_errors(training_remedy(settings)), without_cudnn():
         dtype = torch.bfloat16 if use_bf16 else torch.float32
@@ -137,13 +142,13 @@ def _train(
     return record
 
 
-def _start(folder: Path, record: dict[str, Any], overwrite: bool) -> None:
+def _start(folder: Path, record: dict[str, Any], resumes: bool) -> None:
     clear_leftovers(folder)
-    if overwrite and (folder / RECORD).exists():
+    if not resumes:  # what is there then is an encoder to be overwritten; folders in it are somebody else's
+        for name in (CHECKPOINTS, "model"):
+            shutil.rmtree(folder / name, ignore_errors=True)
         for path in folder.iterdir():
-            if path.is_dir():
-                shutil.rmtree(path)
-            elif path.name != LOCK:
+            if path.is_file() and path.name != LOCK:
                 path.unlink()
     write_json(folder / RECORD, record)
 

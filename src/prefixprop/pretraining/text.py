@@ -26,6 +26,7 @@ class TrainingText:
         documents: How many documents there are, the held-out ones counted.
         tokens: How many tokens they have, the held-out ones not counted.
         note: Why the tokens are in memory and not on the disk, if they are.
+        digest: Identifies the files by what they hold.
     """
 
     train: PackedRows
@@ -34,6 +35,7 @@ class TrainingText:
     documents: int
     tokens: int
     note: str | None
+    digest: str
 
     def count_tokens(self, vocabulary: int) -> NDArray[np.int64]:
         """How often each token occurs in what is trained on."""
@@ -47,7 +49,8 @@ def read_text(settings: LengthenSettings, tokenizer: Any, original_length: int) 
     """Encode the documents of all files, unless they have been, and hold some out, drawn with the seed."""
     rows = read_rows(settings.text)
     column = settings.text_column
-    lists = stored_tokens(_Texts(rows, column), tokenizer, f"lengthen/{column}/{rows.digest()}")
+    digest = rows.digest()
+    lists = stored_tokens(_Texts(rows, column), tokenizer, f"lengthen/{column}/{digest}")
     if len(lists) < 2:
         raise ValueError(
             f"{settings.text[0]}: there is one document only, and training needs at least two: some are held out to "
@@ -64,6 +67,7 @@ def read_text(settings: LengthenSettings, tokenizer: Any, original_length: int) 
         documents=len(lists),
         tokens=int(lists.lengths[rest].sum()),
         note=lists.note,
+        digest=digest,
     )
     if not text.train.rows_per_pass or not text.held_out_short.count():
         raise ValueError(

@@ -243,6 +243,7 @@ class Pretraining:
     # --- checkpoints ----------------------------------------------------------------------------------------------
 
     def _save(self) -> None:
+        # The first process alone, by its own clock. The others do not wait here: not all need think it is time.
         if self.accelerator.is_main_process:
             numbers = dataclasses.asdict(self.progress)
             history = json.dumps(numbers.pop("history"))
@@ -256,7 +257,6 @@ class Pretraining:
                     f"({error.strerror}). Earlier ones are untouched: make room, then go on with --resume."
                 ) from error
             remove_old(self.checkpoints, folder)
-        self.accelerator.wait_for_everyone()
 
     def restore(self, checkpoint: Path) -> None:
         """Take up training at a checkpoint."""

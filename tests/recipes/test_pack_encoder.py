@@ -1,0 +1,46 @@
+"""Packing: what is read back is near what was packed, and exact where four bits suffice."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from prefixprop.models.embedded import DIFFERENCES, GROUP, add_difference
+
+from tiny import tiny_model
+
+SCRIPT = Path(__file__).parents[2] / "recipes" / "pack_encoder.py"
+spec = importlib.util.spec_from_file_location("pack_encoder", SCRIPT)
+pack_encoder = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(pack_encoder)
+
+QUERY = "encoder.layer.0.attention.self.query"
+
+
+def test_a_packed_difference_is_added_to_local_and_global_weights(tmp_path: Path) -> None:
+    encoder = tiny_model("longformer", "FEATURE_EXTRACTION")
+    before = {name: tensor.clone() for name, tensor in encoder.state_dict().items()}
+    exact = torch.arange(-7, 8).repeat(100)[: 32 * GROUP].view(32, GROUP) * 0.5
+    bias = torch.arange(32.0)
+    packed, scale = pack_encoder.pack(exact)
+    assert packed.shape == (32, GROUP // 2) and packed.dtype == torch.uint8
+    save_file(
+        {f"{QUERY}.weight": packed, f"{QUERY}.weight_scale": scale, f"{QUERY}.bias": bias}, tmp_path / DIFFERENCES
+    )
+    after = add_difference(encoder, tmp_path / DIFFERENCES).state_dict()
+    for name in (QUERY, f"{QUERY}_global"):
+        torch.testing.assert_close(after[f"{name}.weight"], before[f"{name}.weight"] + exact)
+        assert torch.equal(after[f"{name}.bias"], bias)
+    untouched = "encoder.layer.1.output.dense.weight"
+    assert torch.equal(after[untouched], before[untouched])
+
+
+def test_the_error_is_a_tenth_of_a_normal_difference() -> None:
+    difference = torch.randn(64, 4 * GROUP)
+    packed, scale = pack_encoder.pack(difference)
+    nibbles = torch.stack([packed & 15, packed >> 4], dim=-1).flatten(-2).float() - 8
+    restored = (nibbles.unflatten(-1, (-1, GROUP)) * scale.float()[..., None]).flatten(-2)
+    assert (restored - difference).norm() < 0.11 * difference.norm()
