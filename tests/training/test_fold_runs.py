@@ -46,12 +46,12 @@ def test_all_runs_share_the_folds(tmp_path: Path) -> None:
     assert sorted(name for fold in folds for name in fold) == sorted(f"train-{number}" for number in range(24))
 
 
-def test_documents_are_drawn_before_folds_are_made(tmp_path: Path) -> None:
-    settings = tiny_settings(tmp_path, max_train_documents=12, folds=3, fold=0)
-    task = load_run_task(settings)
-    assert (len(task.train), len(task.dev), len(task.test)) == (8, 4, 0)
-    everything = load_run_task(replace(settings, folds=None, fold=None))
-    assert {item.id for item in (*task.train, *task.dev)} == {item.id for item in everything.train}
+def test_documents_are_drawn_from_what_a_fold_leaves(tmp_path: Path) -> None:
+    settings = tiny_settings(tmp_path, folds=3, fold=0)
+    whole, cut = load_run_task(settings), load_run_task(replace(settings, max_train_documents=12))
+    assert (len(whole.train), len(cut.train), len(cut.dev), len(cut.test)) == (16, 12, 8, 0)
+    assert {item.id for item in cut.train} < {item.id for item in whole.train}
+    assert [item.id for item in cut.dev] == [item.id for item in whole.dev]
     assert len(load_run_task(replace(settings, max_dev_documents=2)).dev) == 2
 
 

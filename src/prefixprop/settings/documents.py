@@ -29,7 +29,7 @@ DATA_SETTINGS = (
 def load_run_task(settings: RunSettings) -> Task:
     """Load the data set that the settings name, reduced to the documents that they allow.
 
-    With `folds`, dev is the left-out fold of the reduced train, and test is empty.
+    With `folds`, dev is the left-out fold of train, train is the rest, and test is empty.
     """
     return cut_to_run(load_whole_task(settings), settings)
 
@@ -38,9 +38,9 @@ def cut_to_run(task: Task, settings: RunSettings) -> Task:
     """Those documents of a data set that the settings allow."""
     if not task.train:
         raise ValueError(f"Task {task.name!r} has no train documents.")
-    task = _sampled(task, "train", settings)
     if settings.folds is not None and settings.fold is not None:
         task = leave_out_fold(task, settings.folds, settings.fold)
+    task = _sampled(task, "train", settings)
     if not task.dev:
         raise ValueError(f"Task {task.name!r} has no dev documents, which every run needs; give some.")
     return _sampled(_sampled(task, "dev", settings), "test", settings)
