@@ -180,7 +180,12 @@ def _model_forward(
     row = None
     if reads_cls and not any(flags.values()) and not is_read_by_others(longformer, source):
         row = 0 if source is None else source.pooled_row()
-    known = {"read_row": row, "learning_rows": learning_rows(longformer, source, embedded)}
+    known = {
+        "read_row": row,
+        "learning_rows": learning_rows(longformer, source, embedded),
+        # A 2 in the attention mask makes a token global too.
+        "may_have_global": global_attention_mask is not None or attention_mask is not None,
+    }
     states = longformer.encoder(embedded, attention_mask=mask, padding_len=0, return_dict=True, **known, **flags)
     pooled = None if longformer.pooler is None else longformer.pooler(states[0])
     output = LongformerBaseModelOutputWithPooling(
@@ -206,6 +211,7 @@ def _encoder_forward(
     output_hidden_states: bool = False,
     read_row: int | None = None,
     learning_rows: int | None = None,
+    may_have_global: bool = True,
     **others: Any,
 ) -> Any:
     """`LongformerEncoder.forward`, with the pattern found once, and without the padding that only its own needs."""
@@ -219,7 +225,10 @@ def _encoder_forward(
     length = hidden_states.shape[1] - padding_len
     hidden_states, attention_mask = hidden_states[:, :length], attention_mask[:, :length]
     rows_outside_softmax = source.prefix_rows() if source is not None and source.prefix_part(0) is not None else 0
-    pattern = AttentionPattern.from_mask(attention_mask, rows_outside_softmax, read_row, learning_rows)
+    may_have_global = may_have_global or (source is not None and source.prefix_rows() > 0)
+    pattern = AttentionPattern.from_mask(
+        attention_mask, rows_outside_softmax, read_row, learning_rows, may_have_global
+    )
     pattern.backend = fast.running
 
     states, local_weights, global_weights = [hidden_states], [], []

@@ -55,7 +55,7 @@ class AttentionPattern:
     The first `rows_outside_softmax` rows are a prefix that is keys to nobody (Eq. 3).
     `read_row` is the only one of the last layer that anybody reads, if that is known; it is global, or padding.
     `learning_rows` are those at the front that want a gradient of the first layer, where others want none; they are
-    global. `backend` computes it.
+    global. `may_have_global` is False where it is known that no row is. `backend` computes it.
     """
 
     is_masked: Tensor
@@ -63,6 +63,7 @@ class AttentionPattern:
     rows_outside_softmax: int = 0
     read_row: int | None = None
     learning_rows: int | None = None
+    may_have_global: bool = True
     backend: Any = None
     _blocks: dict[tuple, Blocks] = field(default_factory=dict, init=False)
     _prepared: dict[tuple[int, ...], Any] = field(default_factory=dict, init=False)
@@ -74,9 +75,10 @@ class AttentionPattern:
         rows_outside_softmax: int = 0,
         read_row: int | None = None,
         learning_rows: int | None = None,
+        may_have_global: bool = True,
     ) -> AttentionPattern:
         """From the mask of Hugging Face's encoder: negative for padding, 0 for local, positive for global tokens."""
-        return cls(mask < 0, mask > 0, rows_outside_softmax, read_row, learning_rows)
+        return cls(mask < 0, mask > 0, rows_outside_softmax, read_row, learning_rows, may_have_global)
 
     @cached_property
     def is_prefix(self) -> Tensor:

@@ -45,13 +45,17 @@ class Words(NamedTuple):
 
 
 def forward(near: Tensor, far: Tensor, pattern: DevicePattern, words: Words, shape: Shape) -> tuple[Tensor, Tensor]:
-    """Attention of every row [batch, length, hidden], and the logarithm of its softmax's total."""
+    """Attention of every row [batch, length, hidden], and the logarithm of its softmax's total.
+
+    Where no row is global, `far` has no columns.
+    """
     batch, length = pattern.kind.shape
     output = near.new_empty(batch, length, shape.heads * shape.size)
     log_totals = near.new_empty(batch, shape.heads, length, dtype=torch.float32)
     # Backward's tensors have no part in this; any address does.
     _local_rows(near, pattern, words, shape, output, log_totals, log_totals, output, output, backward=False)
-    _global_rows(near, far, pattern, words, shape, output, log_totals, log_totals, output, output, backward=False)
+    if far.shape[1]:
+        _global_rows(near, far, pattern, words, shape, output, log_totals, log_totals, output, output, backward=False)
     return output, log_totals
 
 
@@ -80,12 +84,14 @@ def backward(
         _local_rows(near, pattern, words, shape, output, log_totals, deltas, gradient, for_near, backward=True)
     else:
         _row_deltas(output, gradient, deltas, shape)
-    if learning_rows:
+    if learning_rows and far.shape[1]:
         _global_rows(near, far, pattern, words, shape, output, log_totals, deltas, gradient, for_query, backward=True)
     if learning_rows == ALL_ROWS:
         _band_keys(near, pattern, words, shape, gradient, log_totals, deltas, for_near)
-    _listed_keys(near, pattern, words, shape, gradient, log_totals, deltas, for_near)
-    _far_keys(near, far, pattern, words, shape, gradient, log_totals, deltas, for_far)
+    if far.shape[1] or shape.prefix:
+        _listed_keys(near, pattern, words, shape, gradient, log_totals, deltas, for_near)
+    if far.shape[1]:
+        _far_keys(near, far, pattern, words, shape, gradient, log_totals, deltas, for_far)
     return for_near, for_far, for_query
 
 

@@ -42,6 +42,8 @@ def longformer_self_attention(
     if prefix_part is None and all(is_plain(linear) for linear in (*linears, module.query_global)):
         dtype = _compute_type(hidden_states)
         states = hidden_states.to(dtype).contiguous()
+        if not pattern.may_have_global:
+            linears = linears[:3]
         output = longformer_attention(
             states,
             torch.cat([linear.weight for linear in linears]).to(dtype),
@@ -97,11 +99,10 @@ def whole_layer(
 def residual_output(
     original: Callable[..., Tensor], module: Any, hidden_states: Tensor, input_tensor: Tensor
 ) -> Tensor:
-    """Dense, dropout, residual and LayerNorm of a LongformerSelfOutput or LongformerOutput; one pass if frozen."""
+    """Dense, dropout, residual and LayerNorm of a layer's output; the last three in one pass."""
     norm, dropout = module.LayerNorm, module.dropout
     untouched = type(norm) is nn.LayerNorm and type(dropout) is nn.Dropout
-    hooked = is_watched(norm) or is_watched(dropout)
-    if not untouched or hooked or norm.weight.requires_grad or norm.bias.requires_grad:
+    if not untouched or is_watched(norm) or is_watched(dropout):
         return original(hidden_states, input_tensor)
     return residual_norm(module.dense(hidden_states), input_tensor, norm, dropout.p if dropout.training else 0.0)
 
