@@ -68,6 +68,9 @@ def choose(name: str | None, device: torch.device) -> Backend:
             sliding_window.whole_layer,
             rotary.rotary_attention,
         )
-    from prefixprop.attention.gpu import self_attention as gpu  # where there is Triton
+    from prefixprop.attention.gpu import rotary_attention  # where there is Triton
+    from prefixprop.attention.gpu import self_attention as gpu
 
-    return Backend(gpu.longformer_self_attention, gpu.residual_output, gpu.whole_layer, rotary.rotary_attention)
+    return Backend(
+        gpu.longformer_self_attention, gpu.residual_output, gpu.whole_layer, rotary_attention.rotary_attention
+    )

@@ -63,7 +63,8 @@ class AttentionPattern:
     The first `rows_outside_softmax` rows are a prefix that is keys to nobody (Eq. 3).
     `read_row` is the only one of the last layer that anybody reads, if that is known; it is global, or padding.
     `learning_rows` are those at the front that want a gradient of the first layer, where others want none; they are
-    global. `backend` computes it. `front_rows` is how many rows at the front are global, where no others are.
+    global. `backend` computes it. `front_rows` is how many rows at the front are global, where no others are,
+    and None where only values tell.
     """
 
     is_masked: Tensor
@@ -72,7 +73,7 @@ class AttentionPattern:
     read_row: int | None = None
     learning_rows: int | None = None
     backend: Any = None
-    front_rows: int = 0
+    front_rows: int | None = None
     _blocks: dict[tuple, Blocks] = field(default_factory=dict, init=False)
     _prepared: dict[tuple[int, ...], Any] = field(default_factory=dict, init=False)
 
