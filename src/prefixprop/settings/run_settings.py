@@ -211,7 +211,11 @@ class RunSettings:
         resumable=True,
     )
     attention_backend: str = _option(
-        "auto", MACHINE, "What computes Longformer's attention.", _one_of(*ATTENTION_BACKENDS), resumable=True
+        "auto",
+        MACHINE,
+        "What computes Longformer's and ModernBERT's attention.",
+        _one_of(*ATTENTION_BACKENDS),
+        resumable=True,
     )
     gradient_checkpointing: bool = _option(
         False, MACHINE, "Compute activations twice instead of keeping them: less memory, more time.", resumable=True

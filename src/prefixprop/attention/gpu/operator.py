@@ -99,12 +99,15 @@ def project(states: Tensor, weight: Tensor, bias: Tensor, prefix: Tensor) -> Ten
 
 
 def attend_forward(
-    near: Tensor, far: Tensor,
+    near: Tensor, far: Tensor | None,
     kind: Tensor, tokens: Tensor, listed: Tensor, facts: Tensor, arrivals: Tensor,
     row_words: Tensor, column_words: Tensor,
     heads: int, size: int, reach: int, prefix_keys: int, outside: int, dropout: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """The same from projections that were made elsewhere (something is wrapped around them, or wants them too)."""
+    """The same from projections that were made elsewhere (something is wrapped around them, or wants them too).
+
+    Without `far`, global rows have the queries, keys and values of all rows.
+    """
     pattern, words = DevicePattern(kind, tokens, listed, facts, arrivals), Words(row_words, column_words)
     return launch.forward(near, far, pattern, words, Shape(heads, size, reach, prefix_keys, outside, dropout))
 
@@ -125,6 +128,8 @@ def attend_backward(
     for_near, for_far, for_query = attention_gradients(
         gradient.contiguous(), output, log_totals, near, far, *pattern, *ctx.shape
     )
+    if far is None:
+        return (for_near, *(None,) * 14)
     count, width = pattern[0].numel(), output.shape[-1]
     is_global = pattern[0].flatten().eq(GLOBAL.value)[:, None]
     for_near[:count, :width] = torch.where(is_global, for_query.flatten(0, 1), for_near[:count, :width])
@@ -132,14 +137,17 @@ def attend_backward(
 
 
 def _attention_gradients(
-    gradient: Tensor, output: Tensor, log_totals: Tensor, near: Tensor, far: Tensor,
+    gradient: Tensor, output: Tensor, log_totals: Tensor, near: Tensor, far: Tensor | None,
     kind: Tensor, tokens: Tensor, listed: Tensor, facts: Tensor, arrivals: Tensor,
     row_words: Tensor, column_words: Tensor,
     heads: int, size: int, reach: int, prefix_keys: int, outside: int, dropout: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     pattern, words = DevicePattern(kind, tokens, listed, facts, arrivals), Words(row_words, column_words)
     shape = Shape(heads, size, reach, prefix_keys, outside, dropout)
-    return launch.backward(gradient, output, log_totals, near, far, pattern, words, shape)
+    for_near, for_far, for_query = launch.backward(gradient, output, log_totals, near, far, pattern, words, shape)
+    if far is None:  # an operator may not return parts of what it returns
+        for_far, for_query = near.new_empty(0), near.new_empty(0)
+    return for_near, for_far, for_query
 
 
 def _add_global_rows(states: Tensor, rows: Tensor, weight: Tensor, tokens: Tensor, facts: Tensor) -> None:
@@ -156,12 +164,16 @@ def _longformer_attention_shapes(states: Tensor, weight: Tensor, *rest: Any) -> 
     return states.new_empty(batch, length, width), near, totals
 
 
-def _attend_shapes(near: Tensor, far: Tensor, kind: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+def _attend_shapes(near: Tensor, far: Tensor | None, kind: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     totals = near.new_empty(kind.shape[0], rest[6], kind.shape[1], dtype=torch.float32)
     return near.new_empty(*kind.shape, near.shape[1] // 3), totals
 
 
-def _gradient_shapes(gradient: Tensor, output: Tensor, log_totals: Tensor, near: Tensor, far: Tensor, *_: Any) -> Any:
+def _gradient_shapes(
+    gradient: Tensor, output: Tensor, log_totals: Tensor, near: Tensor, far: Tensor | None, *_: Any
+) -> Any:
+    if far is None:
+        return torch.empty_like(near), near.new_empty(0), near.new_empty(0)
     return torch.empty_like(near), torch.empty_like(far), torch.empty_like(output)
 
 
