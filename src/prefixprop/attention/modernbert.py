@@ -25,13 +25,13 @@ class FastModernBert(InstalledAttention):
     """What stands between a ModernBERT and its attention."""
 
     def replace(self) -> list[Undo]:
-        return [
-            replace_forward(self.encoder, partial(_model_forward, self)),
-            *(
-                replace_forward(layer.attn, partial(_attention_forward, self, index))
-                for index, layer in enumerate(self.encoder.layers)
-            ),
-        ]
+        undo = [replace_forward(self.encoder, partial(_model_forward, self))]
+        for index, layer in enumerate(self.encoder.layers):
+            undo += [
+                replace_forward(layer.attn, partial(_attention_forward, self, index)),
+                replace_forward(layer.mlp, partial(_feed_forward, self)),
+            ]
+        return undo
 
 
 def is_fast_with(given: dict[str, Any], config: Any) -> bool:
@@ -84,3 +84,12 @@ def _attention_forward(
         module.attention_dropout if module.training else 0.0,
     )
     return module.out_drop(module.Wo(rows)), None
+
+
+def _feed_forward(
+    fast: FastModernBert, original: Callable[..., Tensor], module: Any, hidden_states: Tensor
+) -> Tensor:
+    """`ModernBertMLP.forward`."""
+    if not fast.is_on():
+        return original(hidden_states)
+    return choose(fast.backend, hidden_states.device).gated_feed_forward(original, module, hidden_states)

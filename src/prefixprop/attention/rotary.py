@@ -7,6 +7,7 @@ bias per key; no mask has length × length.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -69,6 +70,11 @@ def attend_to_all(
     if dropout > 0 and query.device.type == "cpu" and not torch.compiler.is_compiling():
         return attend_with_dropout(query, key, value, bias, dropout)
     return F.scaled_dot_product_attention(query, key, value, attn_mask=bias, dropout_p=dropout)
+
+
+def gated_feed_forward(original: Callable[..., Tensor], module: Any, hidden_states: Tensor) -> Tensor:
+    """What `ModernBertMLP.forward` returns."""
+    return original(hidden_states)
 
 
 class _Rotate(torch.autograd.Function):
