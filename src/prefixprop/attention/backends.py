@@ -70,7 +70,7 @@ def choose(name: str | None, device: torch.device) -> Backend:
             rotary.rotary_attention,
             rotary.gated_feed_forward,
         )
-    from prefixprop.attention.gpu import gated_gelu, rotary_attention  # where there is Triton
+    from prefixprop.attention.gpu import gated_feed_forward, rotary_attention  # where there is Triton
     from prefixprop.attention.gpu import self_attention as gpu
 
     return Backend(
@@ -78,5 +78,5 @@ def choose(name: str | None, device: torch.device) -> Backend:
         gpu.residual_output,
         gpu.whole_layer,
         rotary_attention.rotary_attention,
-        gated_gelu.gated_feed_forward,
+        gated_feed_forward.gated_feed_forward,
     )

@@ -7,7 +7,6 @@ bias per key; no mask has length × length.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -72,9 +71,9 @@ def attend_to_all(
     return F.scaled_dot_product_attention(query, key, value, attn_mask=bias, dropout_p=dropout)
 
 
-def gated_feed_forward(original: Callable[..., Tensor], module: Any, hidden_states: Tensor) -> Tensor:
-    """What `ModernBertMLP.forward` returns."""
-    return original(hidden_states)
+def gated_feed_forward(layer: Any, states: Tensor) -> Tensor:
+    """The second half of a ModernBertEncoderLayer."""
+    return states + layer.mlp(layer.mlp_norm(states))
 
 
 class _Rotate(torch.autograd.Function):
