@@ -29,20 +29,13 @@ from peft import get_peft_model
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
-from transformers import (
-    AutoModel,
-    AutoModelForSequenceClassification,
-    LongformerConfig,
-    ModernBertConfig,
-    TrainerCallback,
-)
+from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, TrainerCallback
 from transformers.utils import logging
 
 from prefixprop import PrefixPropagationConfig, PrefixTuningConfig, attention
 from prefixprop.training import RunSettings, train
 
 SLACK, FLOAT32_LIMIT = 1.2, 1e-5
-MODERN_TOKENS = {"cls_token_id": 2, "sep_token_id": 3, "bos_token_id": 2, "eos_token_id": 3}
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 PREFIXES = {
     "prefix-propagation": PrefixPropagationConfig,
@@ -53,9 +46,9 @@ PREFIXES = {
 
 @dataclass(frozen=True)
 class Case:
-    """Documents of these lengths in a batch; of a Longformer the first tokens are global, and each n-th.
+    """Documents of these lengths in a batch; in Longformer, the first tokens are global, and some at this distance.
 
-    Without any global tokens and padding it is called without masks.
+    Without padding and global tokens there are no masks either.
     """
 
     lengths: tuple[int, ...]
@@ -70,8 +63,8 @@ class Case:
     def __str__(self) -> str:
         side = "left" if self.left else "right"
         everywhere = f"{self.first} global" + (f", each {self.every}th" if self.every else "")
-        of_family = everywhere if self.family == "longformer" else self.family
-        return f"{self.lengths} {side}, window {self.window}, {self.heads} × {self.size}, {of_family}"
+        kind = everywhere if self.family == "longformer" else self.family
+        return f"{self.lengths} {side}, window {self.window}, {self.heads} × {self.size}, {kind}"
 
 
 CASES = (
@@ -86,26 +79,32 @@ CASES = (
     Case((900, 450), first=40, every=29),
     Case((300, 1), every=1),
     Case((640, 640), first=0),
-    Case((777,), "modernbert"),
-    Case((1000, 613), "modernbert", left=True),
-    Case((501, 37, 499), "modernbert", window=64, size=32),
+    Case((777,), family="modernbert"),
+    Case((1000, 613, 1), family="modernbert"),
+    Case((1000, 613), family="modernbert", left=True, window=256, size=32),
+    Case((700, 411), family="modernbert", size=128, heads=3),
 )
+OF_FAMILY: dict[str, Any] = {
+    "longformer": lambda window: {"attention_window": [window, window // 2]},
+    "modernbert": lambda window: {
+        "local_attention": window,
+        "layer_types": ["full_attention", "sliding_attention"],
+        **{f"{name}_token_id": number for number, name in enumerate(("pad", "cls", "sep", "bos", "eos"))},
+    },
+}
 
 
 def build_encoder(case: Case) -> Any:
     torch.manual_seed(0)
-    shape = {
-        "hidden_size": case.heads * case.size,
-        "num_attention_heads": case.heads,
-        "intermediate_size": 2 * case.heads * case.size,
-        "vocab_size": 100,
-        "max_position_embeddings": max(case.lengths) + case.window + 2,
-        "pad_token_id": 1,
-    }
-    config = (
-        LongformerConfig(num_hidden_layers=2, attention_window=[case.window, case.window // 2], **shape)
-        if case.family == "longformer"
-        else ModernBertConfig(num_hidden_layers=3, local_attention=case.window, **MODERN_TOKENS, **shape)
+    config = AutoConfig.for_model(
+        case.family,
+        hidden_size=case.heads * case.size,
+        num_attention_heads=case.heads,
+        num_hidden_layers=2,
+        intermediate_size=2 * case.heads * case.size,
+        vocab_size=100,
+        max_position_embeddings=max(case.lengths) + case.window + 2,
+        **OF_FAMILY[case.family](case.window),
     )
     model = AutoModel.from_config(config).eval()
     with torch.no_grad():
@@ -127,11 +126,11 @@ def inputs_of(case: Case) -> dict[str, Tensor]:
     if case.every:
         everywhere = everywhere | (place % case.every == 0)
     seen, everywhere = (seen.flip(1), everywhere.flip(1)) if case.left else (seen, everywhere)
-    masks = {"attention_mask": seen.long(), "global_attention_mask": (everywhere & seen).long()}
-    if case.family != "longformer":
-        del masks["global_attention_mask"]
-    elif seen.all() and not everywhere.any():
-        masks = {}
+    masks = {"attention_mask": seen.long()}
+    if case.family == "longformer":
+        masks["global_attention_mask"] = (everywhere & seen).long()
+        if seen.all() and not everywhere.any():
+            masks = {}
     states = torch.randn(len(case.lengths), longest, case.heads * case.size)
     return {name: tensor.cuda() for name, tensor in (masks | {"inputs_embeds": states}).items()}
 
@@ -202,22 +201,18 @@ def check_numbers(console: Console) -> bool:
 def build_classifiers() -> dict[str, Any]:
     """The same model without a prefix and with each, on the Triton backend, in bfloat16."""
     models: dict[str, Any] = {}
-    shape = {
-        "hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 1024, "vocab_size": 100,
-        "max_position_embeddings": 4098, "pad_token_id": 1,
-    }  # fmt: skip
-    families = (
-        LongformerConfig(num_hidden_layers=2, attention_window=256, **shape),
-        ModernBertConfig(num_hidden_layers=3, **MODERN_TOKENS, **shape),
-    )
-    for family, (name, config) in product(families, (("no PEFT", None), *PREFIXES.items())):
+    for family, (name, config) in product(OF_FAMILY, (("no PEFT", None), *PREFIXES.items())):
         torch.manual_seed(0)
-        model = AutoModelForSequenceClassification.from_config(family)
+        shape = AutoConfig.for_model(
+            family, num_hidden_layers=2, hidden_size=256, num_attention_heads=4, intermediate_size=1024,
+            vocab_size=100, max_position_embeddings=4098, **({"pad_token_id": 1} | OF_FAMILY[family](256)),
+        )  # fmt: skip
+        model = AutoModelForSequenceClassification.from_config(shape)
         if config is not None:
             model = get_peft_model(model, config(task_type="SEQ_CLS", num_virtual_tokens=8))
         model = model.cuda().to(torch.bfloat16).eval()
         attention.install(model, backend="triton")
-        models[f"{family.model_type}, {name}"] = model
+        models[f"{family}, {name}"] = model
     return models
 
 
@@ -251,10 +246,10 @@ def check_no_sync(model: Any) -> str | None:
 
 
 def compiled_kernels() -> int:
-    from prefixprop.attention.gpu import launch, prefix_part, residual_norm, rotation
+    from prefixprop.attention.gpu import gated_feed_forward, launch, prefix_part, residual_norm, rotation
     from prefixprop.attention.gpu.triton_kernel import TritonKernel
 
-    modules = (launch, residual_norm, prefix_part, rotation)
+    modules = (launch, residual_norm, prefix_part, rotation, gated_feed_forward)
     found = [value for module in modules for value in vars(module).values() if isinstance(value, TritonKernel)]
     return sum(len(kernel._compiled) for kernel in found)
 
@@ -291,7 +286,8 @@ def difference(found: list[Tensor], expected: list[Tensor]) -> str | None:
 
 def check_whole_layer(model: Any) -> str | None:
     """Compare with the layers computed part by part, which a hook on one of them asks for."""
-    layers = [module for module in model.modules() if type(module).__name__ == "LongformerIntermediate"]
+    parts = ("LongformerIntermediate", "ModernBertMLP")
+    layers = [module for module in model.modules() if type(module).__name__ in parts]
     found = gradients_of_step(model)
     hooks = [layer.register_forward_hook(lambda *_: None) for layer in layers]
     expected = gradients_of_step(model)
