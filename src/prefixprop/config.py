@@ -80,7 +80,9 @@ class PrefixConfig(PeftConfig):
     )
     lora: LoraConfig | None = field(
         default=None,
-        metadata={"help": "A LoRA of peft that is part of the same adapter; its targets are the family's if not set."},
+        metadata={
+            "help": "peft's LoRA as a part of the same adapter, in the family's usual layers if it names none."
+        },
     )
     modules_to_save: list[str] | None = field(
         default=None,

@@ -57,8 +57,8 @@ class Method:
         for setting, option in self.options.items():
             value = getattr(settings, setting)
             part, _, name = option.rpartition(".")
-            # peft accepts lists of names, but not tuples.
-            (values.setdefault(part, {}) if part else values)[name] = list(value) if isinstance(value, tuple) else value
+            owner = values.setdefault(part, {}) if part else values
+            owner[name] = list(value) if isinstance(value, tuple) else value  # peft accepts no tuples of names
         return self.config_class(**values)
 
 

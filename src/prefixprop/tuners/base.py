@@ -160,12 +160,19 @@ class PrefixTuner(BaseTuner):
 
     def _inject_lora(self, config: PrefixConfig, adapter_name: str) -> None:
         """Put peft's own LoRA layers into the model; what is active and trained, peft settles for both parts next."""
-        entered = vars(self.model).pop("peft_config", None)  # LoRA would enter its own configuration there
+        entered = self.model.__dict__.pop("peft_config", None)  # LoRA would enter its own configuration there
         try:
             inject_adapter_in_model(config.lora, self.model, adapter_name)
         finally:
             if entered is not None:
                 self.model.peft_config = entered
+
+    def _mark_only_adapters_as_trainable(self, model: nn.Module) -> None:
+        super()._mark_only_adapters_as_trainable(model)
+        if any(self.peft_config[name].bias == "lora_only" for name in self.active_adapters):
+            for layer in self._lora_layers().values():
+                if layer.bias is not None:
+                    layer.bias.requires_grad = True
 
     # --- taking it off again --------------------------------------------------------------------------------------
 
@@ -252,9 +259,7 @@ class PrefixTuner(BaseTuner):
         return state_dict
 
     @classmethod
-    def _check_whole(
-        cls, model: Any, config: PrefixConfig, adapter_name: str, state_dict: dict[str, Tensor]
-    ) -> None:
+    def _check_whole(cls, model: Any, config: PrefixConfig, adapter_name: str, state_dict: dict[str, Tensor]) -> None:
         """Raise unless `state_dict` has all that this adapter would save; peft would leave the rest as it started."""
         others = [name for name in model.peft_config if name != adapter_name]
         own = {

@@ -52,7 +52,7 @@ class Prefix(nn.Module):
             self.register_buffer("weight", start)
 
     def layer(self, index: int, batch: int) -> Tensor:
-        """One layer's prefix, scaled by its gate, for `batch` examples; a single one for all if they do not differ."""
+        """One layer's prefix, times its gate, for `batch` examples; a single one for all if they do not differ."""
         value = self._of_layer(index)[None]
         if self.gate is not None:
             value = value * self._scale(self.gate[index])
