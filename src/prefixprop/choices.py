@@ -9,15 +9,14 @@ INITS = ("normal", "vocab")
 ALPHA_MODES = ("fixed", "layer", "head", "query")
 BACKENDS = ("sdpa", "triton")  # that compute the fast attention
 CHUNK_REDUCTIONS = ("mean", "sum")  # of a candidate's scores (WikiHop)
-# The long encoder of version 0.1, which was not trained further. The trained ones have not yet been shown to be as
-# good everywhere.
+# Two names are of version 0.1: "embedded" is its long encoder, which was not trained further, and "embedded-512" is
+# roberta-mini-512. The trained one has not yet been shown to be as good everywhere.
 DEFAULT_MODEL = "embedded"
-# The last is roberta-mini-512 under its name of version 0.1.
 EMBEDDED_MODELS = (
-    DEFAULT_MODEL,
     "longformer-mini-4096",
     "longformer-mini-4096-mlm",
     "roberta-mini-512",
+    "embedded",
     "embedded-512",
 )
 MODEL_SIZES = ("mini", "base")  # of the benchmarks

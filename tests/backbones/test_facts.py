@@ -31,7 +31,7 @@ def test_facts_are_those_of_the_model(family: str) -> None:
     if facts.has_fast_attention:
         attention.install(model)
     else:
-        with pytest.raises(ValueError, match="is for Longformer models"):
+        with pytest.raises(ValueError, match="is for Longformer and ModernBERT models"):
             attention.install(model)
 
 

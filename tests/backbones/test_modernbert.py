@@ -65,7 +65,7 @@ def test_masks_by_kind_of_layer(method: str) -> None:
     by_kind = {"full_attention": seen, "sliding_attention": seen & near}
     real = inputs["attention_mask"].bool()
     found = states(model, input_ids=inputs["input_ids"], attention_mask=by_kind)
-    torch.testing.assert_close(found[real], states(model, **inputs)[real], atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(found[real], states(model, **inputs)[real], atol=1e-5, rtol=1e-5)
 
 
 @both_methods
@@ -78,13 +78,14 @@ def test_positional_arguments(method: str) -> None:
 
 @both_methods
 def test_attention_that_knows_windows_by_itself_is_refused(method: str) -> None:
+    """Where it would have to run, that is: where somebody asks for weights."""
     model = adapt(tiny_model("modernbert"), method)
+    inputs = batch(model, [12])
+    expected = model(**inputs).logits
     model.config._attn_implementation = "flash_attention_2"
+    assert torch.equal(model(**inputs).logits, expected)
     with pytest.raises(ValueError, match=r"ModernBERT.*='flash_attention_2', .* load .* with 'sdpa' or 'eager'"):
-        model(**batch(model, [12]))
-    with model.disable_adapter():
-        model.config._attn_implementation = "sdpa"
-        assert torch.isfinite(model(**batch(model, [12])).logits).all()
+        model(**inputs, output_attentions=True)
 
 
 def test_every_method_trains_the_same_head() -> None:

@@ -157,7 +157,7 @@ def test_names_hang_on_what_decides_the_outcome() -> None:
 
 def test_names_of_version_0_1() -> None:
     """It recorded the names that LoRA looks for in all families where none were given."""
-    lora = RunSettings(task="hyperpartisan", method="lora")
+    lora = RunSettings(task="hyperpartisan", method="lora", model="embedded")
     recorded = override(lora, {"lora_targets": ["query", "value", "query_global", "value_global"]})
     assert run_name(lora) == run_name(recorded) == "hyperpartisan-lora-456ab2866718"
     assert run_name(lora) != run_name(replace(lora, lora_targets=("query",)))

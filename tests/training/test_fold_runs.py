@@ -104,3 +104,8 @@ def test_an_early_end_is_the_last(tmp_path: Path) -> None:
     lines = history(run_dir)
     assert len(lines) == metrics["epochs"] == metrics["best_epoch"] + 2 < 9
     assert lines[-1]["dev_nll"] == pytest.approx(metrics["dev"]["nll"], abs=1e-6)
+
+
+def test_test_can_be_left_alone(tmp_path: Path) -> None:
+    result = train(tiny_settings(tmp_path, max_test_documents=0), tmp_path / "run")
+    assert "dev" in result.metrics and "test" not in result.metrics

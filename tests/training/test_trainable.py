@@ -45,10 +45,9 @@ def test_lora_targets_that_the_model_lacks() -> None:
         build_trainable(tiny_model("distilbert"), LORA)
 
 
-def test_only_longformers_attention_has_backends() -> None:
+def test_only_longformer_and_modernbert_have_backends() -> None:
     settings = RunSettings(task="hyperpartisan", method="head-only", attention_backend="sdpa")
     assert hasattr(build_trainable(tiny_model("longformer"), settings).longformer, "fast_attention")
-    with pytest.raises(
-        ValueError, match=r"--attention-backend: sdpa computes Longformer's .* this model is a modern"
-    ):
-        build_trainable(tiny_model("modernbert"), settings)
+    assert hasattr(build_trainable(tiny_model("modernbert"), settings).model, "fast_attention")
+    with pytest.raises(ValueError, match=r"--attention-backend: sdpa is for Longformer .* this model is a roberta"):
+        build_trainable(tiny_model("roberta"), settings)

@@ -1,4 +1,4 @@
-"""Longformer's attention, computed block by block for any sequence length."""
+"""Longformer's and ModernBERT's attention, computed block by block for any sequence length."""
 
 from prefixprop.attention.compiled import longformer_self_attention
 from prefixprop.attention.install import install, uninstall

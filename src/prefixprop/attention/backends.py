@@ -1,4 +1,4 @@
-"""The ways to compute Longformer's attention, and which of them a machine can use."""
+"""The ways to compute attention, and which of them a machine can use."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from prefixprop.attention import compiled, sliding_window
+from prefixprop.attention import compiled, rotary, sliding_window
 from prefixprop.choices import BACKENDS
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
@@ -46,11 +46,12 @@ def is_modern_gpu(device: torch.device | None = None) -> bool:
 
 
 class Backend(NamedTuple):
-    """The functions of one backend; those in `sliding_window` say what they do."""
+    """The functions of one backend; those in `sliding_window` and `rotary` say what they do."""
 
     self_attention: Callable[..., tuple[Tensor, ...]]
     residual_output: Callable[..., Tensor]
     whole_layer: Callable[..., Tensor | None]
+    rotary_attention: Callable[..., Tensor]
 
 
 def choose(name: str | None, device: torch.device) -> Backend:
@@ -61,7 +62,15 @@ def choose(name: str | None, device: torch.device) -> Backend:
             "prefixprop.attention.install(model, backend='auto')."
         )
     if name == "sdpa" or (name != "triton" and (device.type != "cuda" or why_not("triton", device) is not None)):
-        return Backend(compiled.longformer_self_attention, sliding_window.residual_output, sliding_window.whole_layer)
-    from prefixprop.attention.gpu import self_attention as gpu  # where there is Triton
+        return Backend(
+            compiled.longformer_self_attention,
+            sliding_window.residual_output,
+            sliding_window.whole_layer,
+            rotary.rotary_attention,
+        )
+    from prefixprop.attention.gpu import rotary_attention  # where there is Triton
+    from prefixprop.attention.gpu import self_attention as gpu
 
-    return Backend(gpu.longformer_self_attention, gpu.residual_output, gpu.whole_layer)
+    return Backend(
+        gpu.longformer_self_attention, gpu.residual_output, gpu.whole_layer, rotary_attention.rotary_attention
+    )

@@ -1,18 +1,14 @@
-"""Puts the fast attention into Hugging Face's Longformer and takes it out again.
-
-Two things ask for it: `install`, for good, and a prefix method, while its adapter is active. One object per encoder
-serves both and decides at every forward pass; without either the forwards are Hugging Face's own to the bit.
-"""
+"""Puts the fast attention into Hugging Face's models and takes it out again; here, too, what Longformer is given."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import LongformerForSequenceClassification, LongformerModel
+from transformers import LongformerForSequenceClassification, LongformerModel, ModernBertModel
 from transformers.models.longformer.modeling_longformer import (
     LongformerBaseModelOutput,
     LongformerBaseModelOutputWithPooling,
@@ -20,8 +16,9 @@ from transformers.models.longformer.modeling_longformer import (
 
 from prefixprop.attention.backends import Backend, check_backend, choose
 from prefixprop.attention.forwards import Undo, replace_forward
+from prefixprop.attention.installed import InstalledAttention, prefixed_keys
+from prefixprop.attention.modernbert import FastModernBert
 from prefixprop.attention.pattern import AttentionPattern
-from prefixprop.attention.prefix import PrefixedKeys, PrefixPart
 from prefixprop.attention.read_row import (
     is_hugging_faces,
     is_read_by_others,
@@ -30,42 +27,17 @@ from prefixprop.attention.read_row import (
 )
 from prefixprop.attention.watching import learning_rows
 
-ATTRIBUTE = "fast_attention"  # of a LongformerModel
-
-
-class PrefixSource(Protocol):
-    """What attention asks of a prefix method while it runs."""
-
-    def is_active(self) -> bool: ...
-
-    def key_values(self, layer: int, batch: int) -> tuple[Tensor, Tensor] | None:
-        """Keys and values in front of a layer's own, [batch or 1, heads, j, head size] each, if any (Eq. 2)."""
-
-    def prefix_rows(self) -> int:
-        """How many rows in front of the sequence are the prefix (Eq. 1)."""
-
-    def kept(self) -> tuple[int, bool]:
-        """How many rows these are, and whether the very first is kept, to be pooled."""
-
-    def pooled_row(self) -> int:
-        """Which row a head that pools the first one gets to see, counted with these."""
-
-    def prefix_part(self, layer: int) -> PrefixPart | None:
-        """What attention to the prefix becomes when it leaves the softmax (Eq. 3)."""
-
-    def part_weight(self) -> float | None:
-        """A fixed number, if that part is a softmax attention times it: 0 without a part, None for other parts."""
-
 
 def install(model: nn.Module, backend: str = "auto") -> None:
-    """Let every Longformer in `model` compute its attention with `backend`: same weights, same calls, same numbers.
+    """Let every Longformer and ModernBERT in `model` compute its attention with `backend`.
 
-    Backends are `triton` (NVIDIA GPUs since Ampere) and `sdpa` (plain PyTorch, everywhere); `auto` takes the first
-    that suits the device the model is on when it runs. `uninstall` puts Hugging Face's attention back.
+    Weights, calls and numbers stay the same. Backends are `triton` (NVIDIA GPUs since Ampere) and `sdpa` (plain
+    PyTorch, everywhere); `auto` takes the first that suits the device the model is on when it runs. `uninstall` puts
+    Hugging Face's attention back.
     """
     check_backend(backend)
-    for longformer in _longformers(model):
-        FastAttention.of(longformer).backend = backend
+    for encoder, fast in _encoders(model):
+        fast.of(encoder).backend = backend
     for head in model.modules():
         if isinstance(head, LongformerForSequenceClassification):
             FastAttention.of(head.longformer).serve(head)
@@ -73,40 +45,35 @@ def install(model: nn.Module, backend: str = "auto") -> None:
 
 def uninstall(model: nn.Module) -> None:
     """Put Hugging Face's attention back; a prefix method still uses the fast one while its adapter is active."""
-    for longformer in _longformers(model):
-        attention = FastAttention.of(longformer)
+    for encoder, fast in _encoders(model):
+        attention = fast.of(encoder)
         attention.backend = None
         attention.release_if_unused()
 
 
-class FastAttention:
+class FastAttention(InstalledAttention):
     """What stands between a Longformer and its attention."""
 
     def __init__(self, longformer: Any) -> None:
         self.longformer = longformer
-        self.backend: str | None = None
-        self.source: PrefixSource | None = None
         self.running: Backend | None = None  # in the present pass; None where Hugging Face's runs
         self.cls_mask: Tensor | None = None  # of a head that reads [CLS] alone, between its call and ours
         self._serves_head = False
-        self._undo: list[Undo] = [
-            replace_forward(longformer, partial(_model_forward, self)),
-            replace_forward(longformer.encoder, partial(_encoder_forward, self)),
+        super().__init__(longformer)
+
+    def replace(self) -> list[Undo]:
+        undo = [
+            replace_forward(self.longformer, partial(_model_forward, self)),
+            replace_forward(self.longformer.encoder, partial(_encoder_forward, self)),
         ]
-        for index, layer in enumerate(longformer.encoder.layer):
-            self._undo += [
+        for index, layer in enumerate(self.longformer.encoder.layer):
+            undo += [
                 replace_forward(layer, partial(_layer_forward, self, index)),
                 replace_forward(layer.attention.self, partial(_attention_forward, self, index)),
                 replace_forward(layer.attention.output, partial(_output_forward, self)),
                 replace_forward(layer.output, partial(_output_forward, self)),
             ]
-
-    @classmethod
-    def of(cls, longformer: Any) -> FastAttention:
-        """The one of this model."""
-        if getattr(longformer, ATTRIBUTE, None) is None:
-            setattr(longformer, ATTRIBUTE, cls(longformer))
-        return getattr(longformer, ATTRIBUTE)
+        return undo
 
     def serve(self, head: Any) -> None:
         """Make [CLS] global for this head before it does so itself: it stops a compiler, and fails on embeddings.
@@ -117,26 +84,6 @@ class FastAttention:
             self._serves_head = True
             hook = partial(_make_cls_global, self)
             self._undo.append(head.register_forward_pre_hook(hook, with_kwargs=True).remove)
-
-    def is_on(self) -> bool:
-        return self.backend is not None or self.active_source() is not None
-
-    def active_source(self) -> PrefixSource | None:
-        return self.source if self.source is not None and self.source.is_active() else None
-
-    def listen_to(self, source: PrefixSource) -> Undo:
-        self.source = source
-        return self._stop_listening
-
-    def _stop_listening(self) -> None:
-        self.source = None
-        self.release_if_unused()
-
-    def release_if_unused(self) -> None:
-        if self.backend is None and self.source is None:
-            while self._undo:
-                self._undo.pop()()
-            delattr(self.longformer, ATTRIBUTE)
 
 
 def _model_forward(
@@ -180,7 +127,12 @@ def _model_forward(
     row = None
     if reads_cls and not any(flags.values()) and not is_read_by_others(longformer, source):
         row = 0 if source is None else source.pooled_row()
-    known = {"read_row": row, "learning_rows": learning_rows(longformer, source, embedded)}
+    known = {
+        "read_row": row,
+        "learning_rows": learning_rows(longformer, source, embedded),
+        # A 2 in the attention mask makes a token global too.
+        "front_rows": 0 if global_attention_mask is None and attention_mask is None else None,
+    }
     states = longformer.encoder(embedded, attention_mask=mask, padding_len=0, return_dict=True, **known, **flags)
     pooled = None if longformer.pooler is None else longformer.pooler(states[0])
     output = LongformerBaseModelOutputWithPooling(
@@ -206,6 +158,7 @@ def _encoder_forward(
     output_hidden_states: bool = False,
     read_row: int | None = None,
     learning_rows: int | None = None,
+    front_rows: int | None = None,
     **others: Any,
 ) -> Any:
     """`LongformerEncoder.forward`, with the pattern found once, and without the padding that only its own needs."""
@@ -219,7 +172,9 @@ def _encoder_forward(
     length = hidden_states.shape[1] - padding_len
     hidden_states, attention_mask = hidden_states[:, :length], attention_mask[:, :length]
     rows_outside_softmax = source.prefix_rows() if source is not None and source.prefix_part(0) is not None else 0
-    pattern = AttentionPattern.from_mask(attention_mask, rows_outside_softmax, read_row, learning_rows)
+    if source is not None and source.prefix_rows():
+        front_rows = None
+    pattern = AttentionPattern.from_mask(attention_mask, rows_outside_softmax, read_row, learning_rows, front_rows)
     pattern.backend = fast.running
 
     states, local_weights, global_weights = [hidden_states], [], []
@@ -258,10 +213,10 @@ def _layer_forward(
     source = fast.active_source()
     if attention_mask.read_row is not None and index == len(fast.longformer.encoder.layer) - 1:
         part = None if source is None else source.prefix_part(index)
-        prefixed_keys = _prefixed_keys(source, index, hidden_states)
-        return (read_row_of_layer(layer, hidden_states, attention_mask, prefixed_keys, part),)
+        front = prefixed_keys(source, index, hidden_states)
+        return (read_row_of_layer(layer, hidden_states, attention_mask, front, part),)
     if not output_attentions:
-        prefix = partial(_prefixed_keys, source, index, hidden_states)  # drawn once, dropout and all
+        prefix = partial(prefixed_keys, source, index, hidden_states)  # drawn once, dropout and all
         part_weight = 0.0 if source is None else source.part_weight()
         learning = attention_mask.learning_rows if index == 0 else None
         output = fast.running.whole_layer(layer, hidden_states, attention_mask, prefix, part_weight, learning)
@@ -293,15 +248,10 @@ def _attention_forward(
         module,
         hidden_states,
         attention_mask,
-        prefix=_prefixed_keys(source, index, hidden_states),
+        prefix=prefixed_keys(source, index, hidden_states),
         prefix_part=None if source is None else source.prefix_part(index),
         output_attentions=output_attentions,
     )
-
-
-def _prefixed_keys(source: PrefixSource | None, index: int, hidden_states: Tensor) -> PrefixedKeys | None:
-    prefix = None if source is None else source.key_values(index, hidden_states.shape[0])
-    return None if prefix is None else PrefixedKeys(*prefix)
 
 
 def _output_forward(
@@ -329,9 +279,19 @@ def _make_cls_global(fast: FastAttention, head: Any, args: tuple, kwargs: dict) 
     return args, dict(kwargs, global_attention_mask=mask)
 
 
-def _longformers(model: nn.Module) -> list[Any]:
-    found = [module for module in model.modules() if isinstance(module, LongformerModel)]
+def _encoders(model: nn.Module) -> list[tuple[Any, type[InstalledAttention]]]:
+    found = [
+        (module, fast) for module in model.modules() for kind, fast in FAMILIES.items() if isinstance(module, kind)
+    ]
     if not found:
         name = getattr(getattr(model, "config", None), "model_type", type(model).__name__)
-        raise ValueError(f"The fast attention is for Longformer models, and this is {name!r}; nothing to do here.")
+        raise ValueError(
+            f"The fast attention is for Longformer and ModernBERT models, and this is {name!r}; nothing to do here."
+        )
     return found
+
+
+FAMILIES: dict[type[nn.Module], type[InstalledAttention]] = {
+    LongformerModel: FastAttention,
+    ModernBertModel: FastModernBert,
+}

@@ -1,4 +1,4 @@
-"""Who sees whom in Longformer: computed once for a forward pass, shared by all its layers."""
+"""Who sees whom: computed once for a forward pass, shared by all its layers."""
 
 from __future__ import annotations
 
@@ -30,6 +30,14 @@ class GlobalTokens:
         order = torch.sort(is_global.to(torch.int8), dim=1, descending=True, stable=True).indices[:, :most]
         return cls(order, is_global.gather(1, order))
 
+    @classmethod
+    def first(cls, count: int, is_masked: Tensor) -> GlobalTokens | None:
+        """The first `count` tokens of every example."""
+        if count == 0:
+            return None
+        index = torch.arange(count, device=is_masked.device).expand(len(is_masked), -1)
+        return cls(index, torch.ones_like(index, dtype=torch.bool))
+
     def gather(self, rows: Tensor) -> Tensor:
         """[batch, heads, length, size] -> the global tokens' rows."""
         return rows.gather(2, self.index[:, None, :, None].expand(-1, rows.shape[1], -1, rows.shape[3]))
@@ -55,7 +63,8 @@ class AttentionPattern:
     The first `rows_outside_softmax` rows are a prefix that is keys to nobody (Eq. 3).
     `read_row` is the only one of the last layer that anybody reads, if that is known; it is global, or padding.
     `learning_rows` are those at the front that want a gradient of the first layer, where others want none; they are
-    global. `backend` computes it.
+    global. `backend` computes it. `front_rows` is how many rows at the front are global, where no others are,
+    and None where only values tell.
     """
 
     is_masked: Tensor
@@ -64,6 +73,7 @@ class AttentionPattern:
     read_row: int | None = None
     learning_rows: int | None = None
     backend: Any = None
+    front_rows: int | None = None
     _blocks: dict[tuple, Blocks] = field(default_factory=dict, init=False)
     _prepared: dict[tuple[int, ...], Any] = field(default_factory=dict, init=False)
 
@@ -74,9 +84,24 @@ class AttentionPattern:
         rows_outside_softmax: int = 0,
         read_row: int | None = None,
         learning_rows: int | None = None,
+        front_rows: int | None = None,
     ) -> AttentionPattern:
         """From the mask of Hugging Face's encoder: negative for padding, 0 for local, positive for global tokens."""
-        return cls(mask < 0, mask > 0, rows_outside_softmax, read_row, learning_rows)
+        return cls(mask < 0, mask > 0, rows_outside_softmax, read_row, learning_rows, front_rows=front_rows)
+
+    @classmethod
+    def with_rows_in_front(cls, is_masked: Tensor, count: int, rows_outside_softmax: int = 0) -> AttentionPattern:
+        """Tokens with `count` rows in front of them that see, and are seen by, every row; `is_masked` has them too.
+
+        `rows_outside_softmax` are all of these rows, or none.
+        """
+        everywhere = torch.arange(is_masked.shape[1], device=is_masked.device) < count
+        pattern = cls(is_masked, everywhere.expand_as(is_masked), rows_outside_softmax, front_rows=count)
+        # Nobody has to look at values for these. Set at once: a compiler stops at a cached property.
+        pattern.tokens = GlobalTokens.first(count, is_masked)
+        pattern.key_tokens = None if rows_outside_softmax else pattern.tokens
+        pattern.is_unseen = is_masked | everywhere if rows_outside_softmax else is_masked
+        return pattern
 
     @cached_property
     def is_prefix(self) -> Tensor:

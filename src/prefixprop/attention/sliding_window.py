@@ -43,7 +43,7 @@ def longformer_self_attention(
         split_heads(project(hidden_states), heads) for project in (module.query, module.key, module.value)
     )
     reach = module.one_sided_attn_window_size
-    output, local_weights = _local_rows(query, key, value, reach, pattern, in_softmax, dropout, output_attentions)
+    output, local_weights = local_rows(query, key, value, reach, pattern, in_softmax, dropout, output_attentions)
     if prefix_part is not None:
         output = output + prefix_part(query, *outside_softmax(key, value, prefix, pattern), dropout)
     # Hugging Face gives padding rows no attention at all.
@@ -91,7 +91,7 @@ def residual_output(
     return original(hidden_states, input_tensor)
 
 
-def _local_rows(
+def local_rows(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -99,7 +99,7 @@ def _local_rows(
     pattern: AttentionPattern,
     prefix: PrefixedKeys | None,
     dropout: float,
-    need_weights: bool,
+    need_weights: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """Every row's attention to the prefix, the global tokens and its `reach` neighbours on either side."""
     batch, _, length, _ = query.shape
@@ -113,7 +113,7 @@ def _local_rows(
             parts.insert(0, tokens.gather(rows).repeat_interleave(blocks.count, dim=0))
         if prefix_rows is not None:
             parts.insert(0, for_batch(prefix_rows, parts[-1]))
-        return torch.cat(parts, dim=2)
+        return torch.cat(parts, dim=2) if len(parts) > 1 else parts[0]
 
     output, weights = _attend(
         cut_windows(query, blocks.size, 0, blocks.count),
@@ -143,7 +143,7 @@ def _attend(
         scores = query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1]) + bias
         weights = dropout_weights(scores.softmax(dim=-1, dtype=wide(query.dtype)).to(query.dtype), dropout)
         return weights @ value, weights
-    if dropout > 0 and query.device.type == "cpu":
+    if dropout > 0 and query.device.type == "cpu" and not torch.compiler.is_compiling():
         return attend_with_dropout(query, key, value, bias, dropout), None
     return F.scaled_dot_product_attention(query, key, value, attn_mask=bias, dropout_p=dropout), None
 

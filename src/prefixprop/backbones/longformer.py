@@ -11,7 +11,8 @@ from torch import Tensor
 from transformers import LongformerForSequenceClassification
 
 from prefixprop.attention.forwards import Undo, replace_forward
-from prefixprop.attention.install import FastAttention, PrefixSource
+from prefixprop.attention.install import FastAttention
+from prefixprop.attention.installed import PrefixSource
 from prefixprop.backbones.base import EncoderBackbone, RobertaPositions, without_prefix
 
 WHOLE_SEQUENCE_PROJECTIONS = ("query", "key", "value", "key_global", "value_global")

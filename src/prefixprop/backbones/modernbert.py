@@ -18,7 +18,9 @@ from transformers.masking_utils import create_bidirectional_mask, create_bidirec
 from transformers.models.modernbert.modeling_modernbert import apply_rotary_pos_emb
 
 from prefixprop.attention.forwards import Undo, replace_forward
-from prefixprop.attention.install import PrefixSource
+from prefixprop.attention.installed import PrefixSource
+from prefixprop.attention.modernbert import ARGUMENTS, FastModernBert, is_fast_with
+from prefixprop.attention.pattern import AttentionPattern
 from prefixprop.backbones.base import Backbone, RowSource, record_outputs, without_prefix
 from prefixprop.backbones.dense_attention import (
     attend,
@@ -29,13 +31,12 @@ from prefixprop.backbones.dense_attention import (
     with_prefix,
 )
 
-ARGUMENTS = ("input_ids", "attention_mask", "position_ids", "inputs_embeds")
-
 
 class ModernBertBackbone(Backbone):
     hidden_dropout_fields: ClassVar[tuple[str, ...]] = ("embedding_dropout", "mlp_dropout", "classifier_dropout")
     attention_dropout_fields: ClassVar[tuple[str, ...]] = ("attention_dropout",)
     lora_targets: ClassVar[tuple[str, ...]] = ("Wqkv",)
+    has_fast_attention: ClassVar[bool] = True
 
     @property
     def word_embeddings(self) -> Any:
@@ -65,10 +66,12 @@ class ModernBertBackbone(Backbone):
         return []  # only distances count, and no table ends anywhere
 
     def attach(self, source: PrefixSource) -> list[Undo]:
-        return super().attach(source) + [
+        attention = FastModernBert.of(self.module)
+        around = [
             replace_forward(layer.attn, partial(_prefixed_attention, source, index))
             for index, layer in enumerate(self.layers)
         ]
+        return [*super().attach(source), attention.listen_to(source), *around]
 
     def attach_rows(self, source: RowSource) -> list[Undo]:
         enter, leave = partial(self._make_room, source), partial(_take_rows_off, source)
@@ -79,7 +82,10 @@ class ModernBertBackbone(Backbone):
         ]
 
     def _make_room(self, source: RowSource, _: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
-        """The model's arguments with positions and masks for the rows that `embeddings` will put in front."""
+        """The model's arguments with positions for the rows that `embeddings` will put in front.
+
+        Where Hugging Face's attention will run, with masks for them too.
+        """
         count, _kept = source.kept()
         given = dict(zip(ARGUMENTS, args, strict=False)) | kwargs
         tokens = given.get("input_ids") if given.get("inputs_embeds") is None else given["inputs_embeds"]
@@ -93,7 +99,8 @@ class ModernBertBackbone(Backbone):
         own = torch.arange(-reserved, 0, device=device) if reserved else torch.zeros(count, device=device)
         own = own.to(positions.dtype).expand(positions.shape[0], -1)
         given["position_ids"] = torch.cat([own, positions], dim=1)
-        given["attention_mask"] = self._masks(given.get("attention_mask"), tokens.shape[0], count, length)
+        if not is_fast_with(given, self.config):
+            given["attention_mask"] = self._masks(given.get("attention_mask"), tokens.shape[0], count, length)
         return (), given
 
     def _masks(self, mask: Any, batch: int, count: int, length: int) -> dict[str, Any]:
@@ -137,9 +144,10 @@ def _prefixed_attention(
     attention_mask: Any = None,
     **others: Any,
 ) -> tuple[Tensor, ...]:
-    """The forward of a layer's self-attention, with what an active prefix changes about it."""
-    prefix = source.key_values(index, hidden_states.shape[0])
-    part = source.prefix_part(index)
+    """The forward of a layer's self-attention, with what an active prefix changes where it is Hugging Face's."""
+    is_fast = isinstance(attention_mask, AttentionPattern)
+    prefix = None if is_fast else source.key_values(index, hidden_states.shape[0])
+    part = None if is_fast else source.prefix_part(index)
     if prefix is None and part is None:
         return original(
             hidden_states, position_embeddings=position_embeddings, attention_mask=attention_mask, **others

@@ -19,6 +19,9 @@ from prefixprop.settings.run_settings import SETTING_FIELDS, RunSettings
 
 SEEDS_STAGE = "seeds"
 
+# Of version 0.1, where they were others.
+_FIRST_DEFAULTS: dict[str, Any] = {"model": "embedded"}
+
 # The settings of a run that judges a candidate, as far as they differ from the cell's.
 Judge = Mapping[str, Any]
 
@@ -133,9 +136,9 @@ def cell_progress(cell: Cell, scores: Scores) -> CellProgress:
 def run_name(settings: RunSettings) -> str:
     """The name of a run's directory: its data and method, for people, and a hash of all that decides its outcome.
 
-    Only what differs from the defaults is hashed, so that a setting added in a later version keeps old names.
+    Only what differs from the first defaults is hashed: new settings, and new defaults, keep old names.
     """
-    resolved, defaults = resolve(settings), RunSettings()
+    resolved, defaults = resolve(settings), replace(RunSettings(), **_FIRST_DEFAULTS)
     decisive = {
         name: getattr(resolved, name)
         for name, declared in SETTING_FIELDS.items()

@@ -26,7 +26,7 @@ class MasterWeights:
             if not parameter.requires_grad
         }
         self.model = model.to(dtype)
-        self.computed = list(trained.values())
+        self.computed: list[Tensor] = list(trained.values())
         self.masters = list(self.by_name.values())
         groups = [
             {"params": [tensor for tensor in self.masters if tensor.ndim > 1], "weight_decay": weight_decay},
@@ -39,12 +39,15 @@ class MasterWeights:
         """Add the gradients of the model to those of the masters, in float32."""
         if self.masters[0] is self.computed[0]:
             return
-        for parameter, master in zip(self.computed, self.masters, strict=True):
-            assert parameter.grad is not None, "every trained weight takes part in every step"
-            if master.grad is None:
-                master.grad = parameter.grad.float()
-            else:
-                master.grad += parameter.grad
+        made = [parameter.grad for parameter in self.computed if parameter.grad is not None]
+        assert len(made) == len(self.computed), "every trained weight takes part in every step"
+        is_first = self.masters[0].grad is None
+        if is_first:
+            for master in self.masters:
+                master.grad = torch.empty_like(master)
+        sums = [master.grad for master in self.masters if master.grad is not None]
+        (torch._foreach_copy_ if is_first else torch._foreach_add_)(sums, made)
+        for parameter in self.computed:
             parameter.grad = None
 
     def step(self, rate: float, max_grad_norm: float) -> None:
@@ -59,8 +62,7 @@ class MasterWeights:
     def publish(self) -> None:
         """Give the model the masters' values."""
         if self.masters[0] is not self.computed[0]:
-            for parameter, master in zip(self.computed, self.masters, strict=True):
-                parameter.copy_(master)
+            torch._foreach_copy_(self.computed, self.masters)
 
     @torch.no_grad()
     def end(self) -> None:

@@ -37,9 +37,9 @@ from prefixprop.training.trainer import send_to_host
 
 EVALUATIONS = 10  # of the held-out text, besides the one before training
 _MOST_HELD_OUT_TOKENS = 2**18
-# Where [CLS] is taught, one step in four reads short documents, which the original was made for: as long as it
+# Where [CLS] is taught, every second step reads short documents, which the original was made for: as long as it
 # reads, and a half, a quarter and an eighth of that, in turns.
-_SHORT_STEPS, _SHORTENINGS = 4, (1, 2, 4, 8)
+_SHORT_STEPS, _SHORTENINGS = 2, (1, 2, 4, 8)
 _OF_TRAINING, _OF_HELD_OUT = 0, 1  # seeds of masks
 
 

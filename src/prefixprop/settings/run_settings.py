@@ -104,13 +104,19 @@ class RunSettings:
         None, DATA, "Column of the document's id; if not set, 'id' if there is one, otherwise documents are numbered."
     )
     max_train_documents: int | None = _option(
-        None, DATA, "Train on at most this many documents, drawn with the seed: for small trials.", _DOCUMENTS
+        None,
+        DATA,
+        "Train on at most this many documents, drawn with the seed: for small trials.",
+        _DOCUMENTS,
     )
     max_dev_documents: int | None = _option(
         None, DATA, "Evaluate on at most this many dev documents, drawn with the seed.", _DOCUMENTS
     )
     max_test_documents: int | None = _option(
-        None, DATA, "Evaluate on at most this many test documents, drawn with the seed.", _DOCUMENTS
+        None,
+        DATA,
+        "Evaluate on at most this many test documents, drawn with the seed; 0: leave test alone.",
+        Limits(low=0, high=1000 * _MANY),
     )
     folds: int | None = _option(
         None,
@@ -125,7 +131,7 @@ class RunSettings:
     model: str = _option(
         DEFAULT_MODEL,
         MODEL,
-        "One of the package (embedded, longformer-mini-4096, longformer-mini-4096-mlm, roberta-mini-512), one of the "
+        "One of the package (longformer-mini-4096, longformer-mini-4096-mlm, roberta-mini-512, embedded), one of the "
         "hub, or a local folder.",
     )
     max_length: int | None = _option(
@@ -206,7 +212,11 @@ class RunSettings:
         resumable=True,
     )
     attention_backend: str = _option(
-        "auto", MACHINE, "What computes Longformer's attention.", _one_of(*ATTENTION_BACKENDS), resumable=True
+        "auto",
+        MACHINE,
+        "What computes Longformer's and ModernBERT's attention.",
+        _one_of(*ATTENTION_BACKENDS),
+        resumable=True,
     )
     gradient_checkpointing: bool = _option(
         False, MACHINE, "Compute activations twice instead of keeping them: less memory, more time.", resumable=True

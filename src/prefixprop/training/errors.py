@@ -15,19 +15,23 @@ class TrainingError(RuntimeError):
     """A run that cannot go on, with what to do about it."""
 
 
+class StepTooLarge(TrainingError):
+    """A step that does not fit the device's memory."""
+
+
 # PyTorch raises a plain RuntimeError where the CPU's memory is used up.
 _CPU_MEMORY = "DefaultCPUAllocator"
 
 
 @contextlib.contextmanager
-def explained_memory_errors(remedy: str) -> Iterator[None]:
+def explained_memory_errors(remedy: str, kind: type[TrainingError] = TrainingError) -> Iterator[None]:
     """Turn "out of memory" into what can be changed about it."""
     try:
         yield
     except RuntimeError as error:
         if not (isinstance(error, torch.OutOfMemoryError) or _CPU_MEMORY in str(error)):
             raise
-        raise TrainingError(f"The device's memory is used up{remedy}.") from error
+        raise kind(f"The device's memory is used up{remedy}.") from error
 
 
 def building_remedy(settings: RunSettings) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import shutil
 import warnings
@@ -11,6 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from torch import nn
 from transformers import TrainerCallback, TrainingArguments, set_seed
@@ -43,7 +45,13 @@ from prefixprop.training.callbacks import (
 from prefixprop.training.checkpoints import find_checkpoint
 from prefixprop.training.data import RunData, encode_task
 from prefixprop.training.environment import describe_environment
-from prefixprop.training.errors import TrainingError, building_remedy, explained_memory_errors, training_remedy
+from prefixprop.training.errors import (
+    StepTooLarge,
+    TrainingError,
+    building_remedy,
+    explained_memory_errors,
+    training_remedy,
+)
 from prefixprop.training.model_card import model_card
 from prefixprop.training.trainable import build_trainable, save_trained
 from prefixprop.training.trainer import RunTrainer, training_arguments
@@ -116,8 +124,9 @@ def train(
     """Train, evaluate and calibrate one run into `run_dir`; under `accelerate launch` on several devices.
 
     An existing run is refused, unless it is to be resumed, which ends as if it had never stopped, or overwritten. A
-    finished run that is resumed is returned as it is. `tell` gets what a user should know: remarks on the data, and
-    checkpoints that cannot be used.
+    finished run that is resumed is returned as it is. Where a step does not fit the device's memory, the run goes on
+    with fewer documents at once, which changes nothing but its speed. `tell` gets what a user should know: remarks on
+    the data, checkpoints that cannot be used, and this.
 
     >>> result = train(RunSettings(task="hyperpartisan"), "runs/hyperpartisan")
     >>> result.metrics["test"]["micro_f1"]
@@ -142,8 +151,20 @@ def train(
         check_same_documents(directory, run.documents)
     # Every process has looked at the folder before the first one writes there.
     arguments.distributed_state.wait_for_everyone()
-    with directory.claimed() if arguments.should_save else contextlib.nullcontext():
-        return _train(run, directory, arguments, overwrite, callbacks, tell)
+    try:
+        with directory.claimed() if arguments.should_save else contextlib.nullcontext():
+            return _train(run, directory, arguments, overwrite, callbacks, tell)
+    except StepTooLarge:
+        fewer = _fewer_at_once(run.settings)
+        if fewer is None:
+            raise
+    # Not in the handler, where the error still holds the model.
+    del run
+    gc.collect()
+    if torch.accelerator.is_available():
+        torch.accelerator.empty_cache()
+    tell(f"the device's memory is used up; the run goes on with --device-batch-size {fewer}")
+    return train(replace(settings, device_batch_size=fewer), run_dir, True, callbacks=callbacks, tell=tell)
 
 
 def _train(
@@ -164,7 +185,7 @@ def _train(
     arguments.distributed_state.wait_for_everyone()
     with explained_memory_errors(building_remedy(run.settings)):
         trainer = _trainer(run, arguments, directory, callbacks)  # brings the model to the device
-    with explained_memory_errors(training_remedy(run.settings)), without_cudnn():
+    with explained_memory_errors(training_remedy(run.settings), StepTooLarge), without_cudnn():
         _fit(trainer, run.settings, directory, tell)
         predictions = {name: trainer.predict_split(split) for name, split in run.data.evaluated.items()}
     metrics = _metrics(trainer, run, predictions) | floor
@@ -177,6 +198,14 @@ def _train(
             ) from error
     arguments.distributed_state.wait_for_everyone()
     return RunResult(directory.path, metrics)
+
+
+def _fewer_at_once(settings: RunSettings) -> int | None:
+    """The next smaller number of documents that a step can be made of; None if there is none to try."""
+    if process_count() > 1:  # the other processes know nothing of it
+        return None
+    half = settings.device_batch_size // 2
+    return next((count for count in range(half, 0, -1) if settings.batch_size % count == 0), None)
 
 
 def _floor(run: RunPlan, tell: Callable[[str], None]) -> dict[str, Any]:

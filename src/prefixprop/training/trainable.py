@@ -26,8 +26,8 @@ def build_trainable(base: PreTrainedModel, settings: RunSettings) -> nn.Module:
         install(model, settings.attention_backend)
     elif settings.attention_backend not in ("auto", "huggingface"):
         raise ValueError(
-            f"--attention-backend: {settings.attention_backend} computes Longformer's attention, and this model is a "
-            f"{base.config.model_type}; leave it at auto."
+            f"--attention-backend: {settings.attention_backend} is for Longformer and ModernBERT, and this model is "
+            f"a {base.config.model_type}; leave it at auto."
         )
     return model
 

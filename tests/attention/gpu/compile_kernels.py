@@ -22,6 +22,7 @@ from triton.compiler import compile as compile_source
 
 from prefixprop import PrefixPropagationConfig, PrefixTuningConfig, attention
 from prefixprop.attention import backends
+from prefixprop.attention.gpu import rotary_attention
 from prefixprop.attention.gpu.triton_kernel import TritonKernel
 
 TYPES = {
@@ -60,38 +61,49 @@ def compile_instead(
     compiled[key] = f"{name}: {made.metadata.shared}"
 
 
-def step(config: Any, dtype: torch.dtype, heads: int, size: int) -> None:
-    """Forward and backward with dropout, then forward without."""
+def step(family: str, config: Any, dtype: torch.dtype, heads: int, size: int) -> None:
+    """Forward and backward with dropout, then forward without; the whole model learns if there is no `config`."""
+    of_family = {
+        "longformer": {"attention_window": [64, 64]},
+        "modernbert": {"attention_dropout": 0.1, "layer_types": ["sliding_attention", "full_attention"]},
+    }
     shape = AutoConfig.for_model(
-        "longformer",
+        family,
         vocab_size=50,
         hidden_size=heads * size,
         num_attention_heads=heads,
         num_hidden_layers=2,
         intermediate_size=64,
-        attention_window=[64, 64],
         max_position_embeddings=300,
         num_labels=2,
+        **{f"{name}_token_id": number for number, name in enumerate(("cls", "pad", "sep", "bos", "eos"))},
+        **of_family[family],
     )
     model = AutoModelForSequenceClassification.from_config(shape).to(dtype)
-    model = get_peft_model(model, config)
+    model = model if config is None else get_peft_model(model, config)
     attention.install(model, "triton")
-    ids = torch.randint(4, 50, (2, 200))
-    mask = (torch.arange(200)[None] == 0).long().expand(2, -1)  # all rows of the last layer too
-    model.train()(input_ids=ids, global_attention_mask=mask).logits.float().sum().backward()
+    inputs = {"input_ids": torch.randint(4, 50, (2, 200))}
+    if family == "longformer":  # all rows of the last layer too
+        inputs["global_attention_mask"] = (torch.arange(200)[None] == 0).long().expand(2, -1)
+    model.train()(**inputs).logits.float().sum().backward()
     with torch.no_grad():
-        model.eval()(input_ids=ids, global_attention_mask=mask)
+        model.eval()(**inputs)
 
 
 def main() -> None:
     warnings.simplefilter("ignore")
     TritonKernel.__call__ = compile_instead
     backends.INTERPRETED = True  # nobody asks for a GPU then
-    for config in (
-        PrefixPropagationConfig(task_type="SEQ_CLS", num_virtual_tokens=4, kernel="exp"),
-        PrefixTuningConfig(task_type="SEQ_CLS", num_virtual_tokens=4),
-    ):
-        step(config, getattr(torch, sys.argv[2]), heads=2, size=int(sys.argv[3]))
+    # PyTorch's flash attention has no CPU; what stands around it is compiled.
+    rotary_attention.has_flash_attention = lambda *_: True
+    rotary_attention.varlen_attn = lambda query, *_: query
+    for family in ("longformer", "modernbert"):
+        for config in (
+            PrefixPropagationConfig(task_type="SEQ_CLS", num_virtual_tokens=4, kernel="exp"),
+            PrefixTuningConfig(task_type="SEQ_CLS", num_virtual_tokens=4),
+            None,
+        ):
+            step(family, config, getattr(torch, sys.argv[2]), heads=2, size=int(sys.argv[3]))
     print("\n".join(sorted(compiled.values())))
 
 

@@ -14,6 +14,7 @@ pytest.importorskip("triton")
 SCRIPT = Path(__file__).with_name("compile_kernels.py")
 KERNELS = """
 _differentiate DROPOUT=True
+_differentiate_all DROPOUT=True
 _list_tokens
 _normalise DROPOUT=False
 _normalise DROPOUT=True
@@ -21,7 +22,8 @@ _prefix_part DROPOUT=False
 _prefix_part DROPOUT=True
 _prefix_part_backward DROPOUT=True
 band_keys DROPOUT=True
-far_keys DROPOUT=True
+far_keys DROPOUT=True ADD=False
+far_keys DROPOUT=True ADD=True
 global_rows BACKWARD=False DROPOUT=False
 global_rows BACKWARD=False DROPOUT=True
 global_rows BACKWARD=True DROPOUT=True
@@ -29,8 +31,12 @@ listed_keys DROPOUT=True
 local_rows BACKWARD=False DROPOUT=False
 local_rows BACKWARD=False DROPOUT=True
 local_rows BACKWARD=True DROPOUT=True
+move_rows BACKWARD=False
+move_rows BACKWARD=True
 project_rows ADD=False
 project_rows ADD=True
+rotate_rows BACKWARD=False
+rotate_rows BACKWARD=True
 row_deltas
 """.strip().splitlines()
 LEAST_SHARED = 99 * 1024  # what a block may have on a GeForce since Ampere (8.6); data centre cards have more

@@ -14,8 +14,8 @@ pytest.importorskip("triton")
 from prefixprop.attention.gpu.residual_norm import residual_norm
 
 
-def frozen_norm(width: int) -> nn.LayerNorm:
-    norm = nn.LayerNorm(width, eps=1e-5).requires_grad_(False)
+def a_norm(width: int, trained: bool = False) -> nn.LayerNorm:
+    norm = nn.LayerNorm(width, eps=1e-5).requires_grad_(trained)
     nn.init.normal_(norm.weight)
     nn.init.normal_(norm.bias)
     return norm
@@ -27,22 +27,27 @@ def inputs(*shape: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @settings(max_examples=15)
-@given(batch=st.integers(1, 3), rows=st.integers(1, 9), width=st.sampled_from([1, 7, 32, 48, 129]))
-def test_equals_layer_norm_of_the_sum(batch: int, rows: int, width: int) -> None:
-    norm = frozen_norm(width)
+@given(
+    batch=st.integers(1, 3), rows=st.integers(1, 9), width=st.sampled_from([1, 7, 32, 48, 129]), trained=st.booleans()
+)
+def test_equals_layer_norm_of_the_sum(batch: int, rows: int, width: int, trained: bool) -> None:
+    norm = a_norm(width, trained)
     update, residual, direction = inputs(batch, rows, width)
+    wanted = (update, residual, *(norm.parameters() if trained else ()))
     output = residual_norm(update, residual, norm, 0.0)
-    expected = norm.double()(update.double() + residual.double())
+    expected = nn.functional.layer_norm(
+        update.double() + residual.double(), (width,), norm.weight.double(), norm.bias.double(), norm.eps
+    )
     torch.testing.assert_close(output.double(), expected, atol=1e-5, rtol=1e-5)
-    found = torch.autograd.grad((output * direction).sum(), (update, residual))
-    exact = torch.autograd.grad((expected * direction).sum(), (update, residual))
+    found = torch.autograd.grad((output * direction).sum(), wanted)
+    exact = torch.autograd.grad((expected * direction).sum(), wanted)
     for mine, theirs in zip(found, exact, strict=True):
         # A single number's variance is zero, and 1/σ is large.
         torch.testing.assert_close(mine, theirs, atol=1e-5 if width > 1 else 1e-3, rtol=1e-4)
 
 
 def test_dropout_acts_on_the_update_alone_and_backward_has_its_mask() -> None:
-    probability, norm = 0.3, frozen_norm(64)
+    probability, norm = 0.3, a_norm(64)
     update, residual, direction = inputs(2, 40, 64)
     torch.manual_seed(1)
     output = residual_norm(update, residual, norm, probability)
@@ -61,7 +66,7 @@ def test_dropout_acts_on_the_update_alone_and_backward_has_its_mask() -> None:
 
 
 def test_types_that_differ_as_under_autocast() -> None:
-    norm = frozen_norm(32)
+    norm = a_norm(32)
     update, residual, direction = inputs(2, 5, 32)
     half = update.detach().bfloat16().requires_grad_()
     output = residual_norm(half, residual, norm, 0.0)

@@ -51,6 +51,26 @@ def test_same_numbers_as_hugging_face_and_back_again() -> None:
     assert_same_bits(model(**inputs), expected)
 
 
+@pytest.mark.parametrize("method", [None, "tuning"])
+def test_without_global_tokens_their_projections_have_no_part(method: str | None) -> None:
+    """As with Hugging Face's: these get no gradient then."""
+    model = small_model().longformer
+    tokens = torch.randint(5, 40, (2, 13))
+    if method is not None:
+        model = adapt(model, method, "FEATURE_EXTRACTION", prefix_dropout=0.0)
+        model.requires_grad_(True)
+    found = []
+    for backend in ("sdpa", "triton"):
+        attention.install(model, backend=backend)
+        model.zero_grad()
+        states = model(tokens)[0]
+        states.square().sum().backward()
+        found.append((states, {name: p.grad for name, p in model.named_parameters() if p.grad is not None}))
+    torch.testing.assert_close(found[1][0], found[0][0], atol=1e-5, rtol=1e-5)
+    assert not any("_global" in name for name in found[1][1])
+    assert_same_gradients(found[1][1], {name: of for name, of in found[0][1].items() if "_global" not in name})
+
+
 def test_gradient_checkpointing_with_dropout() -> None:
     """The second forward pass of a checkpoint draws the masks of the first."""
     model = small_model(hidden_dropout_prob=0.2, attention_probs_dropout_prob=0.2)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from scipy import stats
 
+from prefixprop.choices import DEFAULT_MODEL
 from prefixprop.reporting.choose.comparisons import compare
 from prefixprop.reporting.tables.folds import fold_tables
 from prefixprop.reporting.tables.table import Mark, Table
@@ -57,7 +58,7 @@ def test_every_candidate_has_its_mean_over_the_folds() -> None:
     assert marked(table) == [("prefix-propagation", "0.01")]
     assert table.notes[0].startswith("3 folds of train, seed 1: every run leaves one fold out of its training")
     assert "they are not results. Bold: the chosen values" in table.notes[1]
-    assert table.notes[2:] == ["Model: embedded."]
+    assert table.notes[2:] == [f"Model: {DEFAULT_MODEL}."]
 
 
 def test_what_was_run_on_all_of_train_is_what_was_chosen() -> None:
@@ -81,7 +82,7 @@ def test_alpha_and_model_have_columns_where_they_tell_rows_apart() -> None:
     plain = on_folds([0.5] * 3, model="roberta-mini-512")
     (table,) = fold_tables([*kernel, *plain])
     assert column(table, "Method") == ["prefix-propagation, exp kernel"] * 2 + ["prefix-propagation"]
-    assert column(table, "Model") == ["embedded"] * 2 + ["roberta-mini-512"]
+    assert column(table, "Model") == [DEFAULT_MODEL] * 2 + ["roberta-mini-512"]
     assert column(table, "Alpha") == ["0.003", "0.04", "—"]
 
 

@@ -118,26 +118,28 @@ def gradients(gradient: Tensor, kept: KeptTail, weights: TailWeights, dropout: D
     """Gradients of the rows and of the states."""
     flat = (-1, gradient.shape[-1])
     # The residual's gradient takes up the other path's.
-    for_attended, for_outer = residual_norm.gradients(
+    for_attended, for_outer, _ = residual_norm.gradients(
         gradient.contiguous(),
         kept.output_sum,
         kept.output_moments,
         weights.outer_scale,
         dropout.outer_rows,
         dropout.outer_columns,
+        False,
         dropout.probability,
     )
     for_inner = (for_outer if dropout.probability else for_attended).view(flat) @ weights.outer
     torch.ops.aten.gelu_backward.grad_input(for_inner, kept.inner.view(for_inner.shape), grad_input=for_inner)
     for_attended.view(flat).addmm_(for_inner, weights.inner)
     del for_inner, for_outer
-    for_states, for_update = residual_norm.gradients(
+    for_states, for_update, _ = residual_norm.gradients(
         for_attended,
         kept.attended_sum,
         kept.attended_moments,
         weights.attended_scale,
         dropout.attended_rows,
         dropout.attended_columns,
+        False,
         dropout.probability,
     )
     for_rows = (for_update if dropout.probability else for_states).view(flat) @ weights.attended

@@ -175,10 +175,10 @@ def far_keys(
     near, far, kind, tokens, facts, row_words, column_words, gradient, log_totals, deltas, for_far,
     length, prefix, prefix_start, outside, scale, least, growth, plain_scale,
     HEADS: tl.constexpr, SIZE: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_G: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_G: tl.constexpr, BLOCK_N: tl.constexpr, FAR_STRIDE: tl.constexpr, ADD: tl.constexpr,
     PRECISION: tl.constexpr, DROPOUT: tl.constexpr,
 ):  # fmt: skip
-    """What all keys and values get from the global rows; the last programs have the prefix."""
+    """What all keys and values get from the global rows; the last programs have the prefix. ADD: to what is there."""
     WIDTH: tl.constexpr = HEADS * SIZE
     tile, lane = tl.program_id(0), tl.program_id(1)
     example, head = lane // HEADS, lane % HEADS
@@ -199,8 +199,8 @@ def far_keys(
         inside = place < prefix
         key_row = (prefix_start + example * prefix + place).to(tl.int64)
         seen = inside
-    key = load_rows(far + head * SIZE, key_row, inside, 2 * WIDTH, SIZE, BLOCK_D)
-    value = load_rows(far + WIDTH + head * SIZE, key_row, inside, 2 * WIDTH, SIZE, BLOCK_D)
+    key = load_rows(far + head * SIZE, key_row, inside, FAR_STRIDE, SIZE, BLOCK_D)
+    value = load_rows(far + WIDTH + head * SIZE, key_row, inside, FAR_STRIDE, SIZE, BLOCK_D)
     column_word = tl.load(column_words + key_row, mask=inside, other=0) if DROPOUT else place
     bias = tl.where(seen, 0.0, UNSEEN)
     for_key = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
@@ -221,5 +221,9 @@ def far_keys(
             least, growth, PRECISION, DROPOUT,
         )  # fmt: skip
     results = for_far + head * SIZE
-    store_rows(results, key_row, inside, for_key * plain_scale, 2 * WIDTH, SIZE, BLOCK_D)
-    store_rows(results + WIDTH, key_row, inside, for_value, 2 * WIDTH, SIZE, BLOCK_D)
+    for_key *= plain_scale
+    if ADD:
+        for_key += load_rows(results, key_row, inside, FAR_STRIDE, SIZE, BLOCK_D).to(tl.float32)
+        for_value += load_rows(results + WIDTH, key_row, inside, FAR_STRIDE, SIZE, BLOCK_D).to(tl.float32)
+    store_rows(results, key_row, inside, for_key, FAR_STRIDE, SIZE, BLOCK_D)
+    store_rows(results + WIDTH, key_row, inside, for_value, FAR_STRIDE, SIZE, BLOCK_D)

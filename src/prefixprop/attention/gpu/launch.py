@@ -44,14 +44,21 @@ class Words(NamedTuple):
     columns: Tensor
 
 
-def forward(near: Tensor, far: Tensor, pattern: DevicePattern, words: Words, shape: Shape) -> tuple[Tensor, Tensor]:
-    """Attention of every row [batch, length, hidden], and the logarithm of its softmax's total."""
+def forward(
+    near: Tensor, far: Tensor | None, pattern: DevicePattern, words: Words, shape: Shape
+) -> tuple[Tensor, Tensor]:
+    """Attention of every row [batch, length, hidden], and the logarithm of its softmax's total.
+
+    Without `far`, global rows see the keys and values that all rows see.
+    """
     batch, length = pattern.kind.shape
     output = near.new_empty(batch, length, shape.heads * shape.size)
     log_totals = near.new_empty(batch, shape.heads, length, dtype=torch.float32)
     # Backward's tensors have no part in this; any address does.
     _local_rows(near, pattern, words, shape, output, log_totals, log_totals, output, output, backward=False)
-    _global_rows(near, far, pattern, words, shape, output, log_totals, log_totals, output, output, backward=False)
+    if pattern.has_tokens:
+        far = near[:, shape.heads * shape.size :] if far is None else far
+        _global_rows(near, far, pattern, words, shape, output, log_totals, log_totals, output, output, backward=False)
     return output, log_totals
 
 
@@ -60,7 +67,7 @@ def backward(
     output: Tensor,
     log_totals: Tensor,
     near: Tensor,
-    far: Tensor,
+    far: Tensor | None,
     pattern: DevicePattern,
     words: Words,
     shape: Shape,
@@ -68,24 +75,32 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of `near` and `far`; the third holds those of the global rows' queries, and nothing elsewhere.
 
+    Without `far`, everything is in the first, and the others are parts of it.
     If only so many rows at the front learn, which are global, there is nothing in `near` but the keys and values that
     are listed, and without any nothing in the third.
     """
     batch, length = pattern.kind.shape
-    for_near, for_far, for_query = torch.empty_like(near), torch.empty_like(far), torch.empty_like(output)
+    width, shared = shape.heads * shape.size, far is None
+    for_near = torch.empty_like(near)
+    if far is None:
+        far, for_far, for_query = near[:, width:], for_near[:, width:], for_near
+    else:
+        for_far, for_query = torch.empty_like(far), torch.empty_like(output)
     if shape.prefix:  # nobody asks with a prefix row
-        for_near[batch * length :, : shape.heads * shape.size] = 0
+        for_near[batch * length :, :width] = 0
     deltas = torch.empty_like(log_totals)
     if learning_rows == ALL_ROWS:
         _local_rows(near, pattern, words, shape, output, log_totals, deltas, gradient, for_near, backward=True)
     else:
         _row_deltas(output, gradient, deltas, shape)
-    if learning_rows:
+    if learning_rows and pattern.has_tokens:
         _global_rows(near, far, pattern, words, shape, output, log_totals, deltas, gradient, for_query, backward=True)
     if learning_rows == ALL_ROWS:
         _band_keys(near, pattern, words, shape, gradient, log_totals, deltas, for_near)
-    _listed_keys(near, pattern, words, shape, gradient, log_totals, deltas, for_near)
-    _far_keys(near, far, pattern, words, shape, gradient, log_totals, deltas, for_far)
+    if pattern.has_tokens or shape.prefix:
+        _listed_keys(near, pattern, words, shape, gradient, log_totals, deltas, for_near)
+    if pattern.has_tokens:
+        _far_keys(near, far, pattern, words, shape, gradient, log_totals, deltas, for_far, add=shared)
     return for_near, for_far, for_query
 
 
@@ -126,6 +141,8 @@ def _global_rows(
         (pattern.kind.shape[1], pattern.listed.shape[1], shape.prefix, shape.outside, *factors(shape)),
         BACKWARD=backward,
         SHARES=shares,
+        FAR_STRIDE=far.stride(0),
+        WRITTEN_STRIDE=tensors[-1].stride(-2) if backward else tensors[0].stride(-2),
         **constants,
     )
 
@@ -156,7 +173,7 @@ def _listed_keys(near: Tensor, pattern: DevicePattern, words: Words, shape: Shap
 
 
 def _far_keys(
-    near: Tensor, far: Tensor, pattern: DevicePattern, words: Words, shape: Shape, *tensors: Tensor
+    near: Tensor, far: Tensor, pattern: DevicePattern, words: Words, shape: Shape, *tensors: Tensor, add: bool
 ) -> None:
     batch, length = pattern.kind.shape
     constants = _constants("far_keys", shape, near.dtype)
@@ -165,6 +182,8 @@ def _far_keys(
         (key_tiles, batch * shape.heads),
         (near, far, pattern.kind, pattern.tokens, pattern.facts, *words, *tensors),
         (length, shape.prefix, batch * length, shape.outside, *factors(shape)),
+        FAR_STRIDE=far.stride(0),
+        ADD=add,
         **constants,
     )
 

@@ -30,12 +30,14 @@ def longformer_attention_forward(
 
     `weight` [5 width, width] and `bias` are those of query, key, value, key_global and value_global one after the
     other, `query_weight` and `query_bias` those of query_global; `prefix` [batch, j, 2 width] is keys and values.
+    Where no row is global, only the first three are given, and those of query_global have no part in it.
     Returns the rows, `near` (see tiles) and the softmaxes' totals; the last two are for backward alone.
     """
     pattern, words = DevicePattern(kind, tokens, listed, facts, arrivals), Words(row_words, column_words)
     width = heads * size
     near = project(states, weight[: 3 * width], bias[: 3 * width], prefix)
-    launch.project_rows(states, query_weight, query_bias, tokens, facts, near)
+    if len(weight) > 3 * width:
+        launch.project_rows(states, query_weight, query_bias, tokens, facts, near)
     far = project(states, weight[3 * width :], bias[3 * width :], prefix)
     shape = Shape(heads, size, reach, prefix_keys, outside, dropout)
     output, log_totals = launch.forward(near, far, pattern, words, shape)
@@ -67,26 +69,28 @@ def longformer_attention_backward(
     count = states.shape[0] * states.shape[1]
     if for_states:
         rows = (for_near[:count] @ weight[: 3 * width]).addmm_(for_far[:count], weight[3 * width :])
-        add_global_rows(rows, for_query, query_weight, pattern[1], pattern[3])
+        if far.shape[1]:
+            add_global_rows(rows, for_query, query_weight, pattern[1], pattern[3])
         result[0] = rows.view_as(states)
     flat = states.flatten(0, 1)
     if for_weight:
         result[1] = torch.cat([for_near[:count].t() @ flat, for_far[:count].t() @ flat])
     if for_bias:
         result[2] = torch.cat([for_near[:count].sum(dim=0), for_far[:count].sum(dim=0)])
-    if for_query_weight or for_query_bias:
+    if far.shape[1] and (for_query_weight or for_query_bias):
         # Elsewhere than in global rows nothing was ever written.
         queries = for_query.masked_fill(pattern[0].ne(GLOBAL.value)[..., None], 0).flatten(0, 1)
         result[3], result[4] = queries.t() @ flat, queries.sum(dim=0)
     if for_prefix:
-        result[5] = (for_near[count:, width:] + for_far[count:]).view_as(prefix)
+        of_near = for_near[count:, width:]
+        result[5] = (of_near + for_far[count:] if far.shape[1] else of_near.contiguous()).view_as(prefix)
     return tuple(result)
 
 
 def project(states: Tensor, weight: Tensor, bias: Tensor, prefix: Tensor) -> Tensor:
     """Projections of all tokens, and behind them the prefix rows in the last places: [rows, places * width]."""
     rows = states.flatten(0, 1)
-    if prefix.shape[1] == 0:
+    if prefix.shape[1] == 0 or len(weight) == 0:
         return F.linear(rows, weight, bias)
     result = rows.new_empty(rows.shape[0] + prefix.shape[0] * prefix.shape[1], weight.shape[0])
     torch.addmm(bias, rows, weight.t(), out=result[: rows.shape[0]])
@@ -95,12 +99,15 @@ def project(states: Tensor, weight: Tensor, bias: Tensor, prefix: Tensor) -> Ten
 
 
 def attend_forward(
-    near: Tensor, far: Tensor,
+    near: Tensor, far: Tensor | None,
     kind: Tensor, tokens: Tensor, listed: Tensor, facts: Tensor, arrivals: Tensor,
     row_words: Tensor, column_words: Tensor,
     heads: int, size: int, reach: int, prefix_keys: int, outside: int, dropout: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """The same from projections that were made elsewhere (something is wrapped around them, or wants them too)."""
+    """The same from projections that were made elsewhere (something is wrapped around them, or wants them too).
+
+    Without `far`, global rows have the queries, keys and values of all rows.
+    """
     pattern, words = DevicePattern(kind, tokens, listed, facts, arrivals), Words(row_words, column_words)
     return launch.forward(near, far, pattern, words, Shape(heads, size, reach, prefix_keys, outside, dropout))
 
@@ -121,6 +128,8 @@ def attend_backward(
     for_near, for_far, for_query = attention_gradients(
         gradient.contiguous(), output, log_totals, near, far, *pattern, *ctx.shape
     )
+    if far is None:
+        return (for_near, *(None,) * 14)
     count, width = pattern[0].numel(), output.shape[-1]
     is_global = pattern[0].flatten().eq(GLOBAL.value)[:, None]
     for_near[:count, :width] = torch.where(is_global, for_query.flatten(0, 1), for_near[:count, :width])
@@ -128,14 +137,17 @@ def attend_backward(
 
 
 def _attention_gradients(
-    gradient: Tensor, output: Tensor, log_totals: Tensor, near: Tensor, far: Tensor,
+    gradient: Tensor, output: Tensor, log_totals: Tensor, near: Tensor, far: Tensor | None,
     kind: Tensor, tokens: Tensor, listed: Tensor, facts: Tensor, arrivals: Tensor,
     row_words: Tensor, column_words: Tensor,
     heads: int, size: int, reach: int, prefix_keys: int, outside: int, dropout: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     pattern, words = DevicePattern(kind, tokens, listed, facts, arrivals), Words(row_words, column_words)
     shape = Shape(heads, size, reach, prefix_keys, outside, dropout)
-    return launch.backward(gradient, output, log_totals, near, far, pattern, words, shape)
+    for_near, for_far, for_query = launch.backward(gradient, output, log_totals, near, far, pattern, words, shape)
+    if far is None:  # an operator may not return parts of what it returns
+        for_far, for_query = near.new_empty(0), near.new_empty(0)
+    return for_near, for_far, for_query
 
 
 def _add_global_rows(states: Tensor, rows: Tensor, weight: Tensor, tokens: Tensor, facts: Tensor) -> None:
@@ -146,18 +158,22 @@ def _add_global_rows(states: Tensor, rows: Tensor, weight: Tensor, tokens: Tenso
 def _longformer_attention_shapes(states: Tensor, weight: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
     prefix, heads = rest[3], rest[11]
     batch, length, _ = states.shape
-    width = weight.shape[0] // 5
+    width = heads * rest[12]
     near = states.new_empty(batch * (length + prefix.shape[1]), 3 * width)
     totals = states.new_empty(batch, heads, length, dtype=torch.float32)
     return states.new_empty(batch, length, width), near, totals
 
 
-def _attend_shapes(near: Tensor, far: Tensor, kind: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+def _attend_shapes(near: Tensor, far: Tensor | None, kind: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     totals = near.new_empty(kind.shape[0], rest[6], kind.shape[1], dtype=torch.float32)
     return near.new_empty(*kind.shape, near.shape[1] // 3), totals
 
 
-def _gradient_shapes(gradient: Tensor, output: Tensor, log_totals: Tensor, near: Tensor, far: Tensor, *_: Any) -> Any:
+def _gradient_shapes(
+    gradient: Tensor, output: Tensor, log_totals: Tensor, near: Tensor, far: Tensor | None, *_: Any
+) -> Any:
+    if far is None:
+        return torch.empty_like(near), near.new_empty(0), near.new_empty(0)
     return torch.empty_like(near), torch.empty_like(far), torch.empty_like(output)
 
 

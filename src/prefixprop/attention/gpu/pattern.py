@@ -18,7 +18,7 @@ SHARES = 16  # programs that share the global rows, or the listed keys, of an ex
 
 
 class DevicePattern(NamedTuple):
-    """`tokens` [batch, length + 1] lists each example's global tokens at its front.
+    """`tokens` [batch, length + 1] lists each example's global tokens at its front; [batch, 0] if there are none.
 
     `listed` are the keys that every local row sees, as rows of all examples' tokens one after the other: first the
     prefix keys, which are further rows at the end (Eq. 2), then the global tokens. `facts` [batch, 5] are counts and
@@ -34,7 +34,13 @@ class DevicePattern(NamedTuple):
     @classmethod
     def of(cls, pattern: AttentionPattern, prefix_keys: int, heads: int) -> DevicePattern:
         make = _compiled_make if torch.compiler.is_compiling() else _make
-        return cls(*make(pattern.is_masked, pattern.is_global, prefix_keys, pattern.rows_outside_softmax, heads))
+        made = cls(*make(pattern.is_masked, pattern.is_global, prefix_keys, pattern.rows_outside_softmax, heads))
+        return made._replace(tokens=made.tokens[:, :0]) if pattern.front_rows == 0 else made
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether there may be global tokens: that there are none is known beforehand in some models."""
+        return self.tokens.shape[1] > 0
 
 
 def _make(

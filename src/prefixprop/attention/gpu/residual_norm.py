@@ -10,17 +10,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from prefixprop.attention.backends import INTERPRETED
 from prefixprop.attention.gpu.dropout import draw_words, is_kept, levels
 from prefixprop.attention.gpu.triton_kernel import TritonKernel, function, operator
 
-ROWS = 4  # per program
+ROWS = 4  # at a time in a program
+PROGRAMS = 3 if INTERPRETED else 1024  # that share all rows where the norm is trained; each sums its gradients
 
 
 def residual_norm(update: Tensor, residual: Tensor, norm: torch.nn.LayerNorm, dropout: float) -> Tensor:
-    """What `norm(dropout(update) + residual)` is, for a frozen `norm`."""
+    """What `norm(dropout(update) + residual)` is."""
     width = residual.shape[-1]
     row_words, column_words = draw_words((residual.numel() // width, width), norm.weight, dropout)
-    keeps_sum = torch.is_grad_enabled() and (update.requires_grad or residual.requires_grad)
+    learns = any(tensor.requires_grad for tensor in (update, residual, norm.weight, norm.bias))
+    keeps_sum = torch.is_grad_enabled() and learns
     run: Any = _residual_norm if keeps_sum else normalise
     if torch.compiler.is_compiling():
         run = _compiled_residual_norm
@@ -69,33 +72,42 @@ def _keep(ctx: Any, inputs: tuple, output: tuple) -> None:
 def _backward(differentiate: Any, ctx: Any, gradient: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
     if gradient is None:
         return (None,) * 9
-    residual, update = differentiate(gradient.contiguous(), *ctx.saved_tensors, ctx.dropout)
+    weight, bias = ctx.needs_input_grad[2:4]
+    residual, update, sums = differentiate(gradient.contiguous(), *ctx.saved_tensors, weight or bias, ctx.dropout)
     update = (update if ctx.dropout else residual).to(ctx.update_type)  # under autocast they differ
-    return (update, residual, *(None,) * 7)
+    for_weight, for_bias = sums.sum(dim=0).to(ctx.saved_tensors[2].dtype) if weight or bias else (None, None)
+    return (update, residual, for_weight if weight else None, for_bias if bias else None, *(None,) * 5)
 
 
 def gradients(
     gradient: Tensor, total: Tensor, moments: Tensor, weight: Tensor, row_words: Tensor, column_words: Tensor,
-    dropout: float,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Gradients of the residual and, if it differs from that, of the update."""
-    for_residual, for_update = _gradient_shapes(gradient, total, dropout)
+    trains_norm: bool, dropout: float,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of the residual, of the update, if it differs from that, and parts [programs, 2, width] of the sums
+    that are the gradients of the norm's weight and bias, if these are wanted."""
+    results = _gradient_shapes(gradient, total, trains_norm, dropout)
     width = total.shape[-1]
     rows = total.numel() // width
-    _DIFFERENTIATE(
-        (-(-rows // ROWS),),
-        (gradient, total, moments, weight, row_words, column_words, for_residual, for_update),
+    kernel, programs = (_DIFFERENTIATE_ALL, PROGRAMS) if trains_norm else (_DIFFERENTIATE, -(-rows // ROWS))
+    kernel(
+        (programs,),
+        (gradient, total, moments, weight, row_words, column_words, *results),
         (rows, *levels(dropout)),
         WIDTH=width,
         BLOCK=1 << (width - 1).bit_length(),
         ROWS=ROWS,
         DROPOUT=dropout > 0,
     )
-    return for_residual, for_update
+    return results
 
 
-def _gradient_shapes(gradient: Tensor, total: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(total), torch.empty_like(total) if rest[-1] else total.new_empty(0)
+def _gradient_shapes(gradient: Tensor, total: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    trains_norm, dropout = rest[-2:]
+    return (
+        torch.empty_like(total),
+        torch.empty_like(total) if dropout else total.new_empty(0),
+        total.new_empty(PROGRAMS if trains_norm else 0, 2, total.shape[-1], dtype=torch.float32),
+    )
 
 
 _residual_norm = function(normalise, _keep, partial(_backward, gradients))
@@ -137,10 +149,42 @@ def _normalise(
 
 @triton.jit(do_not_specialize=["rows", "least"])
 def _differentiate(
-    gradient, total, moments, weight, row_words, column_words, for_residual, for_update, rows, least, growth,
+    gradient, total, moments, weight, row_words, column_words, for_residual, for_update, sums, rows, least, growth,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, DROPOUT: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    _rows_back(
+        tl.program_id(0) * ROWS, gradient, total, moments, weight, row_words, column_words, for_residual, for_update,
+        rows, least, growth, WIDTH, BLOCK, ROWS, DROPOUT,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["rows", "least"])
+def _differentiate_all(
+    gradient, total, moments, weight, row_words, column_words, for_residual, for_update, sums, rows, least, growth,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, DROPOUT: tl.constexpr,
+):  # fmt: skip
+    column = tl.arange(0, BLOCK)
+    for_weight, for_bias = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
+    for start in range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS):
+        arriving, normed = _rows_back(
+            start, gradient, total, moments, weight, row_words, column_words, for_residual, for_update,
+            rows, least, growth, WIDTH, BLOCK, ROWS, DROPOUT,
+        )  # fmt: skip
+        for_weight += tl.sum(arriving * normed, axis=0)
+        for_bias += tl.sum(arriving, axis=0)
+    sums += tl.program_id(0) * 2 * WIDTH + column
+    tl.store(sums, for_weight, mask=column < WIDTH)
+    tl.store(sums + WIDTH, for_bias, mask=column < WIDTH)
+
+
+@triton.jit
+def _rows_back(
+    start, gradient, total, moments, weight, row_words, column_words, for_residual, for_update,
+    rows, least, growth,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, DROPOUT: tl.constexpr,
+):  # fmt: skip
+    """Writes the gradients of some rows; returns what arrived at them, and the rows as they were normalised."""
+    row = start + tl.arange(0, ROWS)
     column = tl.arange(0, BLOCK)
     inside = (row < rows)[:, None] & (column < WIDTH)[None, :]
     place = row.to(tl.int64)[:, None] * WIDTH + column[None, :]
@@ -149,7 +193,8 @@ def _differentiate(
     normed = (tl.load(total + place, mask=inside, other=0.0).to(tl.float32) - mean[:, None]) * inverse[:, None]
     normed = tl.where(inside, normed, 0.0)
     scale = tl.load(weight + column, mask=column < WIDTH, other=0.0).to(tl.float32)
-    scaled = tl.load(gradient + place, mask=inside, other=0.0).to(tl.float32) * scale[None, :]
+    arriving = tl.load(gradient + place, mask=inside, other=0.0).to(tl.float32)
+    scaled = arriving * scale[None, :]
     along = tl.sum(scaled * normed, axis=1) / WIDTH
     mean_gradient = tl.sum(scaled, axis=1) / WIDTH
     back = (scaled - mean_gradient[:, None] - normed * along[:, None]) * inverse[:, None]
@@ -157,6 +202,7 @@ def _differentiate(
     if DROPOUT:
         back = tl.where(_kept(row_words, column_words, row, column, rows, least, WIDTH), back * growth, 0.0)
         tl.store(for_update + place, back.to(for_update.dtype.element_ty), mask=inside)
+    return arriving, normed
 
 
 @triton.jit
@@ -167,3 +213,4 @@ def _kept(row_words, column_words, row, column, rows, least, WIDTH: tl.constexpr
 
 
 _NORMALISE, _DIFFERENTIATE = TritonKernel(_normalise), TritonKernel(_differentiate)
+_DIFFERENTIATE_ALL = TritonKernel(_differentiate_all)

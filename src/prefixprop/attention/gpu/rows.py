@@ -125,9 +125,10 @@ def global_rows(
     parts_left, arrivals, length, most_listed, prefix, outside, scale, least, growth, plain_scale,
     HEADS: tl.constexpr, SIZE: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_G: tl.constexpr, BLOCK_N: tl.constexpr, SHARES: tl.constexpr,
+    FAR_STRIDE: tl.constexpr, WRITTEN_STRIDE: tl.constexpr,
     PRECISION: tl.constexpr, DROPOUT: tl.constexpr, BACKWARD: tl.constexpr,
 ):  # fmt: skip
-    """Rows of global tokens see every token and the prefix, through keys and values of their own.
+    """Rows of global tokens see every token and the prefix, through the keys and values in `far`.
 
     How many there are is known on the device alone. SHARES programs of an example's head divide them and, where they
     are few, the keys; who is last puts the parts together, which stand in `parts_left` [programs, BLOCK_G, size + 2].
@@ -159,20 +160,20 @@ def global_rows(
         result, carried, carried_too = visit_rows(
             query, upstream, result, carried, carried_too, words, far + head * SIZE, column_words,
             listed + example * most_listed, tl.where(part == 0, prefix, 0), scale, least, growth,
-            2 * WIDTH, WIDTH, SIZE, BLOCK_D, BLOCK_G, PRECISION, DROPOUT, BACKWARD,
+            FAR_STRIDE, WIDTH, SIZE, BLOCK_D, BLOCK_G, PRECISION, DROPOUT, BACKWARD,
         )  # fmt: skip
         result, carried, carried_too = visit_sequence(
-            query, upstream, result, carried, carried_too, words, row, far + here * 2 * WIDTH + head * SIZE,
+            query, upstream, result, carried, carried_too, words, row, far + here * FAR_STRIDE + head * SIZE,
             column_words + here, kind + here, low, high, 0, 0, outside, 0, scale, least, growth,
-            2 * WIDTH, WIDTH, SIZE, BLOCK_D, BLOCK_N, False, PRECISION, DROPOUT, BACKWARD,
+            FAR_STRIDE, WIDTH, SIZE, BLOCK_D, BLOCK_N, False, PRECISION, DROPOUT, BACKWARD,
         )  # fmt: skip
         # Each branch writes for itself: Triton 3.8 and 3.9 fail to compile tensors that come out of nested branches.
         written = for_query if BACKWARD else output
-        rows = written + here * WIDTH + head * SIZE
+        rows = written + here * WRITTEN_STRIDE + head * SIZE
         if parts == 1:
             finish_rows(
                 result, carried, carried_too, rows, log_totals + there, row, is_row, growth, plain_scale,
-                WIDTH, SIZE, BLOCK_D, BACKWARD,
+                WRITTEN_STRIDE, SIZE, BLOCK_D, BACKWARD,
             )  # fmt: skip
         else:
             tl.store(slab + place[:, None] * BLOCK_D + dimension[None, :], result)
@@ -197,20 +198,20 @@ def global_rows(
                         highest = new
                 finish_rows(
                     summed, total, highest, rows, log_totals + there, row, is_row, growth, plain_scale,
-                    WIDTH, SIZE, BLOCK_D, BACKWARD,
+                    WRITTEN_STRIDE, SIZE, BLOCK_D, BACKWARD,
                 )  # fmt: skip
 
 
 @triton.jit
 def finish_rows(
     result, total, highest, rows, log_totals, row, is_row, growth, plain_scale,
-    WIDTH: tl.constexpr, SIZE: tl.constexpr, BLOCK_D: tl.constexpr, BACKWARD: tl.constexpr,
+    STRIDE: tl.constexpr, SIZE: tl.constexpr, BLOCK_D: tl.constexpr, BACKWARD: tl.constexpr,
 ):  # fmt: skip
     """Write what rows have met altogether; of their totals only forward knows."""
     if BACKWARD:
-        store_rows(rows, row, is_row, result * plain_scale, WIDTH, SIZE, BLOCK_D)
+        store_rows(rows, row, is_row, result * plain_scale, STRIDE, SIZE, BLOCK_D)
     else:
-        store_rows(rows, row, is_row, result * (growth / total)[:, None], WIDTH, SIZE, BLOCK_D)
+        store_rows(rows, row, is_row, result * (growth / total)[:, None], STRIDE, SIZE, BLOCK_D)
         tl.store(log_totals + row, highest + tl.log2(total), mask=is_row)
 
 

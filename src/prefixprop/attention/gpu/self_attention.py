@@ -42,20 +42,22 @@ def longformer_self_attention(
     if prefix_part is None and all(is_plain(linear) for linear in (*linears, module.query_global)):
         dtype = _compute_type(hidden_states)
         states = hidden_states.to(dtype).contiguous()
+        if pattern.front_rows == 0:
+            linears = linears[:3]
         output = longformer_attention(
             states,
             torch.cat([linear.weight for linear in linears]).to(dtype),
             torch.cat([linear.bias for linear in linears]).to(dtype),
             module.query_global.weight.to(dtype),
             module.query_global.bias.to(dtype),
-            _as_rows(in_softmax, states),
+            as_rows(in_softmax, states),
             *_arguments(module, pattern, in_softmax, dropout),
         )
         return (output,)
 
     query, key, value, far_key, far_value = (linear(hidden_states) for linear in linears)
     query = torch.where(pattern.is_global[..., None], module.query_global(hidden_states), query)
-    front = _as_rows(in_softmax, query).flatten(0, 1)
+    front = as_rows(in_softmax, query).flatten(0, 1)
     near = torch.cat([torch.cat([rows.flatten(0, 1) for rows in (query, key, value)], dim=1), _padded(front)])
     far = torch.cat([torch.cat([rows.flatten(0, 1) for rows in (far_key, far_value)], dim=1), front])
     output = attend(near, far, *_arguments(module, pattern, in_softmax, dropout))
@@ -87,7 +89,7 @@ def whole_layer(
         if weights is not None:
             prefix, own = prefixed_keys(), layer.attention.self
             arguments = _arguments(own, pattern, prefix, own.dropout if own.training else 0.0)
-            rows = _as_rows(prefix, hidden_states)
+            rows = as_rows(prefix, hidden_states)
             learning = ALL_ROWS if learning_rows is None or part_weight else learning_rows
             return frozen_layer(layer, hidden_states, weights, tail, arguments, rows, part_weight, learning)
     (rows,) = layer.attention.self(hidden_states, attention_mask=pattern)
@@ -97,11 +99,10 @@ def whole_layer(
 def residual_output(
     original: Callable[..., Tensor], module: Any, hidden_states: Tensor, input_tensor: Tensor
 ) -> Tensor:
-    """Dense, dropout, residual and LayerNorm of a LongformerSelfOutput or LongformerOutput; one pass if frozen."""
+    """Dense, dropout, residual and LayerNorm of a layer's output; the last three in one pass."""
     norm, dropout = module.LayerNorm, module.dropout
     untouched = type(norm) is nn.LayerNorm and type(dropout) is nn.Dropout
-    hooked = is_watched(norm) or is_watched(dropout)
-    if not untouched or hooked or norm.weight.requires_grad or norm.bias.requires_grad:
+    if not untouched or is_watched(norm) or is_watched(dropout):
         return original(hidden_states, input_tensor)
     return residual_norm(module.dense(hidden_states), input_tensor, norm, dropout.p if dropout.training else 0.0)
 
@@ -113,22 +114,30 @@ def _compute_type(states: Tensor) -> torch.dtype:
 
 
 def _arguments(module: Any, pattern: AttentionPattern, prefix: PrefixedKeys | None, dropout: float) -> tuple:
+    shape = module.num_heads, module.head_dim, module.one_sided_attn_window_size
+    return kernel_arguments(*shape, pattern, prefix, dropout)
+
+
+def kernel_arguments(
+    heads: int, size: int, reach: int, pattern: AttentionPattern, prefix: PrefixedKeys | None, dropout: float
+) -> tuple:
+    """What the attention's operators take beside projections: a DevicePattern, Words and a Shape, spelt out."""
     prefix_keys = 0 if prefix is None else prefix.keys.shape[2]
-    heads, (batch, length) = module.num_heads, pattern.is_masked.shape
+    batch, length = pattern.is_masked.shape
     device_pattern = pattern.prepared(DevicePattern.of, prefix_keys, heads)
     return (
         *device_pattern,
         *draw_words((batch * heads * length, batch * (length + prefix_keys)), device_pattern.arrivals, dropout),
         heads,
-        module.head_dim,
-        module.one_sided_attn_window_size,
+        size,
+        reach,
         prefix_keys,
         pattern.rows_outside_softmax,
         float(dropout),
     )
 
 
-def _as_rows(prefix: PrefixedKeys | None, rows: Tensor) -> Tensor:
+def as_rows(prefix: PrefixedKeys | None, rows: Tensor) -> Tensor:
     """Prefix keys and values of every example, [batch, j, 2 width]."""
     if prefix is None:
         return rows.new_empty(rows.shape[0], 0, 2 * rows.shape[2])

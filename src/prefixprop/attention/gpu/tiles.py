@@ -2,7 +2,8 @@
 
 Projections of a layer stand in two buffers, one row per token: `near` [rows, 3, heads, size] holds query, key and
 value, `far` [rows, 2, heads, size] the key and value that global rows see. A global row's query stands in `near` too,
-in place of the local one that nobody uses. Prefix keys and values (Eq. 2) are further rows behind all tokens.
+in place of the local one that nobody uses. Where global rows share the projections of all rows, `far` is a part of
+`near`, so kernels are told its stride. Prefix keys and values (Eq. 2) are further rows behind all tokens.
 
 Forward and the gradient of the queries visit the same keys, so the same functions do both: what they carry from tile
 to tile is (attention so far, total, highest score) forward, (gradient so far, log of the total, Σ P dP) backward.

@@ -1,0 +1,96 @@
+"""Attention with rotary positions: windows on the Triton kernels, all rows on PyTorch's flash attention.
+
+Flash attention reads packed documents, without their padding; packing costs nothing, as rows are rotated anyway.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention.varlen import varlen_attn
+
+from prefixprop.attention.gpu.operator import attend
+from prefixprop.attention.gpu.rotation import move, rotate
+from prefixprop.attention.gpu.self_attention import as_rows, kernel_arguments
+from prefixprop.attention.pattern import AttentionPattern
+from prefixprop.attention.prefix import PrefixedKeys, PrefixPart, outside_softmax
+from prefixprop.attention.rotary import Rotation, attend_to_all
+
+
+class Packing(NamedTuple):
+    """Where each token stands among the documents without padding (-1: nowhere), each behind its prefix keys."""
+
+    places: Tensor  # [batch, length]
+    prefix_places: Tensor  # [batch * j]
+    ends: Tensor  # [batch + 1]: of the documents, from 0
+    longest: int  # that a document might be
+
+    @classmethod
+    def of(cls, pattern: AttentionPattern, prefix_keys: int) -> Packing:
+        real = ~pattern.is_masked
+        counted = real.cumsum(dim=1, dtype=torch.int32)
+        ends = F.pad((counted[:, -1] + prefix_keys).cumsum(dim=0, dtype=torch.int32), (1, 0))
+        starts = ends[:-1, None]
+        places = torch.where(real, starts + (prefix_keys - 1) + counted, -1)
+        prefix_places = starts + torch.arange(prefix_keys, device=real.device)
+        return cls(places, prefix_places.flatten(), ends, real.shape[1] + prefix_keys)
+
+
+def rotary_attention(
+    projected: Tensor,
+    rotation: Rotation,
+    heads: int,
+    reach: int | None,
+    pattern: AttentionPattern,
+    prefix: PrefixedKeys | None = None,
+    prefix_part: PrefixPart | None = None,
+    dropout: float = 0.0,
+) -> Tensor:
+    """What the function of this name in `rotary` returns."""
+    batch, length, width = projected.shape
+    projected = projected.contiguous()
+    in_softmax = prefix if prefix_part is None else None
+    if reach is None and prefix_part is None and has_flash_attention(projected, heads, dropout):
+        return packed_attention(projected, rotation, heads, pattern, prefix)
+
+    front = as_rows(None if reach is None else in_softmax, projected[..., : width // 3])
+    behind = torch.arange(batch * length, batch * (length + front.shape[1]), device=projected.device)
+    near = rotate(projected, *_angles(rotation), front, behind[:0].int(), behind, heads)
+    query, key, value = near[: batch * length].view(batch, length, 3, heads, -1).transpose(1, 3).unbind(2)
+    if reach is None:
+        output = attend_to_all(query, key, value, pattern, in_softmax, dropout).transpose(1, 2).flatten(2)
+    else:
+        size = query.shape[-1]
+        output = attend(near, None, *kernel_arguments(heads, size, reach, pattern, in_softmax, dropout))
+    if prefix_part is None:
+        return output
+    part = prefix_part(query, *outside_softmax(key, value, prefix, pattern), dropout)
+    return output + part.transpose(1, 2).flatten(2)
+
+
+def packed_attention(
+    projected: Tensor, rotation: Rotation, heads: int, pattern: AttentionPattern, prefix: PrefixedKeys | None
+) -> Tensor:
+    """Attention of all rows to all rows and the prefix."""
+    front = as_rows(prefix, projected[..., : projected.shape[2] // 3])
+    packing = pattern.prepared(Packing.of, front.shape[1])
+    near = rotate(projected, *_angles(rotation), front, packing.places, packing.prefix_places, heads)
+    query, key, value = near.unflatten(-1, (3, heads, -1)).unbind(1)
+    # How many rows there are altogether is known on the device alone: what is behind the last document is unused.
+    output: Any = varlen_attn(query, key, value, packing.ends, packing.ends, packing.longest, packing.longest)
+    return move(output.flatten(1), packing.places)
+
+
+def _angles(rotation: Rotation) -> Rotation:
+    cosine, sine = rotation
+    return cosine.contiguous(), sine.contiguous()
+
+
+def has_flash_attention(rows: Tensor, heads: int, dropout: float) -> bool:
+    """Whether PyTorch's flash attention takes packed documents of this kind."""
+    size = rows.shape[-1] // (3 * heads)
+    fits = rows.dtype in (torch.float16, torch.bfloat16) and size % 8 == 0 and size <= 256
+    return rows.is_cuda and fits and not dropout

@@ -1,0 +1,86 @@
+"""Puts the fast attention into Hugging Face's ModernBERT, in its layers of a window and of full attention alike.
+
+Where somebody asks for the attention's weights, or gives masks that are no padding, Hugging Face's own runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from prefixprop.attention.backends import choose
+from prefixprop.attention.forwards import Undo, replace_forward
+from prefixprop.attention.installed import InstalledAttention, prefixed_keys
+from prefixprop.attention.pattern import AttentionPattern
+
+ARGUMENTS = ("input_ids", "attention_mask", "position_ids", "inputs_embeds")  # of the model, in their order
+KINDS = ("full_attention", "sliding_attention")  # of layers
+
+
+class FastModernBert(InstalledAttention):
+    """What stands between a ModernBERT and its attention."""
+
+    def replace(self) -> list[Undo]:
+        return [
+            replace_forward(self.encoder, partial(_model_forward, self)),
+            *(
+                replace_forward(layer.attn, partial(_attention_forward, self, index))
+                for index, layer in enumerate(self.encoder.layers)
+            ),
+        ]
+
+
+def is_fast_with(given: dict[str, Any], config: Any) -> bool:
+    """Whether the fast attention can do what the model is called with, its arguments by name."""
+    weights, mask = given.get("output_attentions"), given.get("attention_mask")
+    if config.output_attentions if weights is None else weights:
+        return False
+    return mask is None or (isinstance(mask, Tensor) and mask.dim() == 2)
+
+
+def _model_forward(fast: FastModernBert, original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
+    """`ModernBertModel.forward`, with a pattern for its layers in place of masks of length × length."""
+    given = dict(zip(ARGUMENTS, args, strict=False)) | kwargs
+    tokens = given.get("input_ids") if given.get("inputs_embeds") is None else given["inputs_embeds"]
+    if tokens is None or not fast.is_on() or not is_fast_with(given, model.config):
+        return original(*args, **kwargs)
+    mask, source = given.get("attention_mask"), fast.active_source()
+    is_masked = tokens.new_zeros(tokens.shape[:2], dtype=bool) if mask is None else ~mask.to(tokens.device).bool()
+    front = 0 if source is None else source.prefix_rows()  # the embeddings are about to get these
+    outside = front if source is not None and source.prefix_part(0) is not None else 0
+    pattern = AttentionPattern.with_rows_in_front(F.pad(is_masked, (front, 0)), front, outside)
+    given["attention_mask"] = dict.fromkeys(KINDS, pattern)
+    return original(**given)
+
+
+def _attention_forward(
+    fast: FastModernBert,
+    index: int,
+    original: Callable[..., tuple[Tensor, Tensor | None]],
+    module: Any,
+    hidden_states: Tensor,
+    position_embeddings: Any = None,
+    attention_mask: Any = None,
+    **others: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """`ModernBertAttention.forward`: the fast one where the model has found a pattern."""
+    if not isinstance(attention_mask, AttentionPattern):
+        return original(
+            hidden_states, position_embeddings=position_embeddings, attention_mask=attention_mask, **others
+        )
+    source = fast.active_source()
+    rows = choose(fast.backend, hidden_states.device).rotary_attention(
+        module.Wqkv(hidden_states),
+        position_embeddings,
+        module.config.num_attention_heads,
+        None if module.sliding_window is None else module.sliding_window - 1,  # counted with the row itself
+        attention_mask,
+        prefixed_keys(source, index, hidden_states),
+        None if source is None else source.prefix_part(index),
+        module.attention_dropout if module.training else 0.0,
+    )
+    return module.out_drop(module.Wo(rows)), None

@@ -1,0 +1,95 @@
+"""Attention of a layer with rotary positions in plain PyTorch: a sliding window, or all rows (ModernBERT).
+
+Rows in front of the tokens see, and are seen by, every row: Longformer's global tokens, with the same projections. So
+a window is Longformer's (see `sliding_window`), and rows that see everything take PyTorch's fused attention with one
+bias per key; no mask has length × length.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from prefixprop.attention.dropout import attend_with_dropout, wide
+from prefixprop.attention.pattern import AttentionPattern, as_bias
+from prefixprop.attention.prefix import PrefixedKeys, PrefixPart, for_batch, outside_softmax
+from prefixprop.attention.sliding_window import local_rows
+
+Rotation = tuple[Tensor, Tensor]  # cosines and sines, [batch or 1, length, head size] each
+
+
+def rotary_attention(
+    projected: Tensor,
+    rotation: Rotation,
+    heads: int,
+    reach: int | None,
+    pattern: AttentionPattern,
+    prefix: PrefixedKeys | None = None,
+    prefix_part: PrefixPart | None = None,
+    dropout: float = 0.0,
+) -> Tensor:
+    """Attention's rows [batch, length, width] from queries, keys and values, `projected` [batch, length, 3 width].
+
+    Rows see `reach` neighbours on either side, or all rows if it is None. The pattern knows its rows in front. Prefix
+    keys are not rotated. With a `prefix_part` the prefix is in no row's softmax, and the part is added (Eq. 3).
+    """
+    asking, value = projected.unflatten(-1, (3, heads, -1)).split([2, 1], dim=2)  # [batch, length, ., heads, size]
+    query, key = (rows.transpose(1, 2) for rows in _Rotate.apply(asking, *rotation).unbind(2))
+    value = value.squeeze(2).transpose(1, 2)
+    in_softmax = prefix if prefix_part is None else None
+    if reach is None:
+        output = attend_to_all(query, key, value, pattern, in_softmax, dropout)
+    else:
+        output, _ = local_rows(query, key, value, reach, pattern, in_softmax, dropout)
+        if count := pattern.front_rows:
+            front = attend_to_all(query[:, :, :count], key, value, pattern, in_softmax, dropout)
+            output = torch.cat([front, output[:, :, count:]], dim=2)
+    if prefix_part is not None:
+        output = output + prefix_part(query, *outside_softmax(key, value, prefix, pattern), dropout)
+    return output.transpose(1, 2).flatten(2)
+
+
+def attend_to_all(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    pattern: AttentionPattern,
+    prefix: PrefixedKeys | None,
+    dropout: float,
+) -> Tensor:
+    """Attention of rows that see the prefix and all tokens but padding: [batch, heads, rows, size]."""
+    bias = as_bias(~pattern.is_unseen[:, None, None, :], query.dtype)
+    if prefix is not None:
+        key = torch.cat([for_batch(prefix.keys, key), key], dim=2)
+        value = torch.cat([for_batch(prefix.values, value), value], dim=2)
+        bias = F.pad(bias, (prefix.keys.shape[2], 0))
+    if dropout > 0 and query.device.type == "cpu" and not torch.compiler.is_compiling():
+        return attend_with_dropout(query, key, value, bias, dropout)
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=bias, dropout_p=dropout)
+
+
+class _Rotate(torch.autograd.Function):
+    """Rotary positions of rows [batch, length, ., heads, size], which Hugging Face takes four times as long for."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+        ctx.save_for_backward(cosine, sine)
+        return _rotated(rows, cosine, sine)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        cosine, sine = ctx.saved_tensors
+        return _rotated(gradient, cosine, -sine), None, None
+
+
+def _rotated(rows: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    """Turn each pair (i, i + size / 2) of a row by its angle."""
+    half = rows.shape[-1] // 2
+    exact, sine = rows.to(wide(rows.dtype)), sine[:, :, None, None, :half]
+    turned = exact * cosine[:, :, None, None]
+    turned[..., :half].addcmul_(exact[..., half:], sine, value=-1)
+    turned[..., half:].addcmul_(exact[..., :half], sine)
+    return turned.to(rows.dtype)

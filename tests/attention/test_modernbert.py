@@ -1,0 +1,270 @@
+"""ModernBERT on the fast attention, against Hugging Face's own."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from prefixprop import attention
+
+from tiny import HEADS, adapt, assert_same_bits, batch, both_methods, tiny_model
+
+REPLACED = 1 + 3  # the model, and attention in each of three layers
+
+
+def modernbert(task: str = "FEATURE_EXTRACTION", **overrides: Any) -> Any:
+    return tiny_model("modernbert", task, **overrides)
+
+
+def forwards(model: Any) -> list[str]:
+    return [name for name, module in model.named_modules() if "forward" in vars(module)]
+
+
+def by_kind(model: Any, mask: Tensor) -> dict[str, Tensor]:
+    """The masks that Hugging Face would make of it. Given these, its attention runs."""
+    length = mask.shape[1]
+    seen = mask.bool()[:, None, None, :].expand(-1, 1, length, -1)
+    place = torch.arange(length)
+    near = (place[:, None] - place[None]).abs() <= model.config.local_attention // 2
+    return {"full_attention": seen, "sliding_attention": seen & near}
+
+
+@st.composite
+def inputs_of_any_kind(draw: Any) -> dict[str, Any]:
+    """Any length, window and padding: left, right, or anywhere."""
+    lengths = draw(st.lists(st.integers(1, 70), min_size=1, max_size=3))
+    inputs = batch(modernbert(), lengths, draw(st.integers(0, 100)), draw(st.booleans()))
+    if draw(st.booleans()):
+        generator = torch.Generator().manual_seed(draw(st.integers(0, 100)))
+        holes = torch.rand(inputs["attention_mask"].shape, generator=generator) < 0.3
+        inputs["attention_mask"] = inputs["attention_mask"].masked_fill(holes, 0)
+        inputs["attention_mask"][:, max(lengths) // 2] = 1  # somebody is there
+    return {"inputs": inputs, "window": draw(st.sampled_from([2, 4, 8, 16, 64, 200]))}
+
+
+def states_and_gradients(model: Any, inputs: dict[str, Any], real: Tensor) -> dict[str, Tensor]:
+    model.zero_grad()
+    states = model(**inputs).last_hidden_state[real]
+    direction = torch.randn(states.shape, generator=torch.Generator().manual_seed(0))
+    (states * direction).sum().backward()
+    gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    assert gradients
+    return {"states": states.detach()} | gradients
+
+
+def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float = 1e-5) -> None:
+    assert found.keys() == expected.keys()
+    largest = max(float(tensor.abs().max()) for tensor in expected.values())
+    for name, tensor in expected.items():
+        scale = 1.0 if name == "states" else largest
+        torch.testing.assert_close(found[name] / scale, tensor / scale, atol=tolerance, rtol=tolerance)
+
+
+@settings(max_examples=30)
+@given(case=inputs_of_any_kind())
+def test_same_states_and_gradients_as_hugging_face(case: dict[str, Any]) -> None:
+    model, inputs = modernbert(local_attention=case["window"]), case["inputs"]
+    real = inputs["attention_mask"].bool()
+    expected = states_and_gradients(model, inputs, real)
+    attention.install(model)
+    assert_same(states_and_gradients(model, inputs, real), expected)
+
+
+KERNELS: list[dict[str, Any]] = [
+    {},
+    {"kernel": "exp"},
+    {"kernel": "rbf", "alpha_mode": "head"},
+    {"kernel": "poly", "alpha_mode": "query"},
+    {"kernel": "linear", "alpha_mode": "layer"},
+]
+
+
+@both_methods
+@settings(max_examples=20)
+@given(
+    case=inputs_of_any_kind(),
+    length=st.integers(1, 9),
+    layout=st.sampled_from(["paper", "reference"]),
+    kernel=st.sampled_from(KERNELS),
+)
+def test_prefix_methods_have_the_numbers_of_hugging_faces_attention(
+    method: str, case: dict[str, Any], length: int, layout: str, kernel: dict[str, Any]
+) -> None:
+    options = kernel | ({"alpha": 0.5} if kernel else {})
+    model = modernbert(local_attention=case["window"])
+    model = adapt(model, method, "FEATURE_EXTRACTION", length, layout=layout, prefix_dropout=0.0, **options)
+    model.set_prefix(0.5 * torch.randn(model.get_prefix().shape))
+    inputs = case["inputs"]
+    real = inputs["attention_mask"].bool()
+    masks = dict(inputs, attention_mask=by_kind(model, inputs["attention_mask"]))
+    assert_same(states_and_gradients(model, inputs, real), states_and_gradients(model, masks, real))
+
+
+@pytest.mark.parametrize("task", HEADS)
+def test_installed_under_every_head_and_taken_out_again(task: str) -> None:
+    model = modernbert(task)
+    inputs, keys = batch(model, [29, 17]), list(model.state_dict())
+    real = inputs["attention_mask"].bool() if task != "SEQ_CLS" else slice(None)
+    expected = model(**inputs)
+    attention.install(model)
+    attention.install(model)  # twice is once
+    assert list(model.state_dict()) == keys and len(forwards(model)) == REPLACED
+    torch.testing.assert_close(model(**inputs)[0][real], expected[0][real], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(model(**inputs, return_dict=False)[0][real], expected[0][real], atol=1e-5, rtol=1e-5)
+    twin = copy.deepcopy(model)
+    attention.uninstall(model)
+    assert forwards(model) == [] and not hasattr(model.base_model, "fast_attention")
+    assert_same_bits(model(**inputs), expected)
+    assert len(forwards(twin)) == REPLACED
+    attention.uninstall(model)  # nothing to take out
+
+
+@both_methods
+def test_together_with_a_prefix_in_any_order(method: str) -> None:
+    inputs = batch(modernbert(), [29, 17])
+    base = modernbert()(**inputs)
+    real = inputs["attention_mask"].bool()
+    adapted = adapt(modernbert(), method, "FEATURE_EXTRACTION")
+    with_prefix = adapted(**inputs)
+    first = modernbert()
+    attention.install(first)
+    first = adapt(first, method, "FEATURE_EXTRACTION")
+    first.set_prefix(adapted.get_prefix().detach())
+    attention.install(adapted)
+    for model in (adapted, first):
+        assert_same_bits(model(**inputs), with_prefix)
+        with model.disable_adapter():
+            found = model(**inputs).last_hidden_state
+            torch.testing.assert_close(found[real], base.last_hidden_state[real], atol=1e-5, rtol=1e-5)
+        attention.uninstall(model)
+        assert_same_bits(model(**inputs), with_prefix)
+        with model.disable_adapter():
+            assert_same_bits(model(**inputs), base)
+        attention.install(model)
+        plain = model.unload()
+        assert len(forwards(plain)) == REPLACED  # still installed
+        attention.uninstall(plain)
+        assert forwards(plain) == []
+        assert_same_bits(plain(**inputs), base)
+
+
+class LargestTensor(TorchDispatchMode):
+    """How many elements the largest tensor has that any operation returns."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = function(*args, **(kwargs or {}))
+        self.elements = max([self.elements, *(t.numel() for t in tree_leaves(output) if isinstance(t, Tensor))])
+        return output
+
+
+@pytest.mark.parametrize("method", [None, "propagation", "tuning"])
+def test_nothing_has_length_times_length(method: str | None) -> None:
+    model = modernbert(max_position_embeddings=700)
+    if method is None:
+        attention.install(model)
+    else:
+        model = adapt(model, method, "FEATURE_EXTRACTION", kernel="exp", alpha=0.1)
+    with LargestTensor() as largest:
+        model(**batch(model, [700])).last_hidden_state.sum().backward()
+    assert 0 < largest.elements < 700 * 700
+
+
+def test_weights_that_are_asked_for_are_hugging_faces() -> None:
+    model = modernbert()
+    model.set_attn_implementation("eager")
+    inputs = batch(model, [29, 17])
+    expected = model(**inputs, output_attentions=True)
+    attention.install(model)
+    found = model(**inputs, output_attentions=True)
+    assert_same_bits(found, expected)
+    assert all(map(torch.equal, found.attentions, expected.attentions)) and len(found.attentions) == 3
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.float32])
+def test_masks_of_any_type(dtype: torch.dtype) -> None:
+    model = modernbert()
+    inputs = batch(model, [31, 20])
+    real = inputs["attention_mask"].bool()
+    expected = model(**inputs).last_hidden_state[real]
+    attention.install(model)
+    found = model(inputs["input_ids"], real.to(dtype)).last_hidden_state[real]
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+def gradients(model: Any, inputs: dict[str, Any]) -> dict[str, Tensor]:
+    model.zero_grad()
+    torch.manual_seed(3)
+    model(**inputs, labels=torch.tensor([0, 2])).loss.backward()
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def test_gradient_checkpointing_draws_the_same_dropout() -> None:
+    model = modernbert("SEQ_CLS", attention_dropout=0.3).train()
+    inputs = batch(model, [29, 17])
+    attention.install(model)
+    expected = gradients(model, inputs)
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    assert_same(gradients(model, inputs), expected, 1e-6)
+    model.gradient_checkpointing_disable()
+    model.eval()
+    assert not torch.allclose(gradients(model, inputs)["classifier.weight"], expected["classifier.weight"])
+
+
+def test_dropout_acts_on_the_probabilities() -> None:
+    """Kept probabilities grow by 1 / (1 - p), so the mean over masks is the output without dropout."""
+    model = modernbert(
+        attention_dropout=0.2, num_hidden_layers=2, layer_types=["full_attention", "sliding_attention"]
+    )
+    attention.install(model)
+    for layer in model.layers:
+        seen = []
+        # What attention gives before its own dropout.
+        hook = layer.attn.Wo.register_forward_pre_hook(lambda _, args, seen=seen: seen.append(args[0]))
+        inputs = {
+            "position_embeddings": model.rotary_emb(torch.ones(1), torch.arange(40)[None], layer.attention_type)
+        }
+        states = torch.randn(1, 40, 32)
+        with torch.no_grad():
+            for count in (1, 600):
+                masked = torch.zeros(count, 40, dtype=torch.bool)
+                pattern = attention.AttentionPattern.with_rows_in_front(masked, 3)
+                layer.attn.train(count > 1)
+                layer.attn(states.expand(count, -1, -1), attention_mask=pattern, **inputs)
+        hook.remove()
+        (expected,), drawn = seen
+        assert (drawn.std(dim=0) > 0).all()
+        error = (drawn.mean(dim=0) - expected).abs() / (drawn.std(dim=0) / 600**0.5)
+        assert error.mean() < 1.1 and error.max() < 6
+
+
+def test_half_precision_is_no_worse_than_hugging_face() -> None:
+    model = modernbert(local_attention=16, max_position_embeddings=300)
+    inputs = batch(model, [200, 120])
+    real = inputs["attention_mask"].bool()
+    exact = copy.deepcopy(model).double()(**inputs).last_hidden_state[real]
+    model = model.to(torch.bfloat16)
+    theirs = model(**inputs).last_hidden_state[real]
+    attention.install(model)
+    ours = model(**inputs).last_hidden_state[real]
+    assert ours.dtype == torch.bfloat16
+    assert (ours - exact).norm() <= 1.1 * (theirs - exact).norm()
+
+
+def test_compiled_without_a_graph_break() -> None:
+    torch.compiler.reset()
+    model = modernbert("SEQ_CLS")
+    inputs = batch(model, [29, 17])
+    attention.install(model)
+    expected = gradients(model, inputs)
+    found = gradients(torch.compile(model, fullgraph=True, backend="aot_eager"), inputs)
+    assert_same({name.removeprefix("_orig_mod."): gradient for name, gradient in found.items()}, expected, 1e-6)
