@@ -59,9 +59,10 @@ def lora_weights(model: Any) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def states(model: Any, inputs: dict[str, Tensor]) -> Tensor:
-    """Logits and all hidden states, in one row."""
+    """Logits, and the hidden states of real tokens, in one row."""
     output = model(**inputs, output_hidden_states=True)
-    return torch.cat([tensor.flatten() for tensor in (output.logits, *output.hidden_states)])
+    real = inputs["attention_mask"].bool()
+    return torch.cat([output.logits.flatten(), *(state[real].flatten() for state in output.hidden_states)])
 
 
 def assert_equal(found: Tensor, expected: Tensor) -> None:
@@ -117,14 +118,21 @@ def test_both_parts_have_an_effect_and_are_trained(family: str, method: str) -> 
     assert not torch.allclose(model(**inputs).logits, expected.logits)
 
 
-@pytest.mark.parametrize("backend", ["sdpa", "triton"])
+@pytest.mark.parametrize(
+    ("family", "backend"), [("longformer", "sdpa"), ("longformer", "triton"), ("modernbert", "triton")]
+)
 @pytest.mark.parametrize("options", [{}, {"kernel": "exp", "alpha": 0.5}])
 @both_methods
-def test_the_fast_attention_does_not_pass_it_by(method: str, options: dict[str, Any], backend: str) -> None:
+def test_the_fast_attention_does_not_pass_it_by(
+    method: str, options: dict[str, Any], family: str, backend: str
+) -> None:
     """As if LoRA's product were in the weights, on every backend; the last layer may be for one row alone."""
-    small = {"num_hidden_layers": 2, "attention_window": [8, 4], "num_attention_heads": 1, "hidden_size": 16}
-    lora = LoraConfig(r=2, init_lora_weights=False, target_modules=["query", "value_global", "dense"])
-    model = adapt(tiny_model(**small), method, lora=lora, **options)
+    small: dict[str, Any] = {"num_hidden_layers": 2, "num_attention_heads": 1, "hidden_size": 16}
+    targets = ["Wqkv", "Wo"]
+    if family == "longformer":
+        small, targets = small | {"attention_window": [8, 4]}, ["query", "value_global", "dense"]
+    lora = LoraConfig(r=2, init_lora_weights=False, target_modules=targets)
+    model = adapt(tiny_model(family, **small), method, lora=lora, **options)
     attention.install(model, backend)
     inputs, labels = batch(model, [13, 6]), torch.tensor([0, 2])
     found = model(**inputs, labels=labels)
