@@ -243,9 +243,10 @@ def test_a_method(package: Callable[[str], None], tmp_path: Path) -> None:
     assert "KeysAloneConfig" in listed and "KEYS_ALONE" in listed and "take attention away" in listed
     assert "did you mean 'keys-alone'" in call("train", "--method", "key-alone", status=1).stderr
     idle = call("train", *flags, "--layout", "reference", "--lora-rank", 2, status=1).stderr
-    assert "--layout: belongs to --method prefix-propagation and prefix-tuning" in idle and "--lora-rank" in idle
+    assert "--layout: belongs to --method prefix-propagation, prefix-tuning, " in idle and "--lora-rank" in idle
     other = call("train", *flags, "--method", "lora", status=1).stderr
-    assert "--num-virtual-tokens: belongs to --method prefix-propagation and prefix-tuning and keys-alone" in other
+    owners = "prefix-propagation, prefix-tuning, prefix-propagation+lora, prefix-tuning+lora and keys-alone"
+    assert f"--num-virtual-tokens: belongs to --method {owners}" in other
 
     plan = write_plan(tmp_path, variants={"own": {"method": "keys-alone"}, "usual": {"method": "prefix-tuning"}})
     assert "2 runs in" in call("sweep", plan, "--dry-run").stdout

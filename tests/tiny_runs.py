@@ -137,9 +137,10 @@ def _invented_predictions(generator: Any, skill: float, documents: int, question
 
 
 def _trained(method: str, model: Any) -> Any:
-    if method in ("prefix-propagation", "prefix-tuning"):
-        config = METHODS[method.removeprefix("prefix-")](task_type="SEQ_CLS", num_virtual_tokens=4)
-        model = get_peft_model(model, config)
+    if method.startswith("prefix-"):
+        prefix, _, lora = method.removeprefix("prefix-").partition("+")
+        beside = LoraConfig() if lora else None
+        model = get_peft_model(model, METHODS[prefix](task_type="SEQ_CLS", num_virtual_tokens=4, lora=beside))
     elif method == "lora":
         model = get_peft_model(model, LoraConfig(task_type="SEQ_CLS", target_modules=["query", "value"]))
     elif method == "head-only":

@@ -9,7 +9,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, ClassVar
 
-from peft import PeftConfig, TaskType
+from peft import LoraConfig, PeftConfig, TaskType
 from peft.utils import SAFETENSORS_WEIGHTS_NAME, WEIGHTS_NAME
 from safetensors import SafetensorError, safe_open
 
@@ -75,6 +75,15 @@ class PrefixConfig(PeftConfig):
     reparameterize_hidden: int | None = field(
         default=None, metadata={"help": "Hidden size of that MLP; the model's hidden size if not set."}
     )
+    gate: bool = field(
+        default=False, metadata={"help": "Train one number per layer that scales the prefix there, starting at 1."}
+    )
+    lora: LoraConfig | None = field(
+        default=None,
+        metadata={
+            "help": "peft's LoRA as a part of the same adapter, in the family's usual layers if it names none."
+        },
+    )
     modules_to_save: list[str] | None = field(
         default=None,
         metadata={"help": "Modules trained and saved beside the prefix; peft adds the head of the task."},
@@ -100,6 +109,10 @@ class PrefixConfig(PeftConfig):
         for option, allowed in choices.items():
             _check_choice(name, option, getattr(self, option), allowed)
         self._check_kernel(name)
+        if isinstance(self.lora, dict):  # as read from adapter_config.json
+            self.lora = LoraConfig.from_peft_type(**{"peft_type": "LORA"} | self.lora)
+        if not isinstance(self.lora, LoraConfig | None):
+            raise ValueError(f"{name}: lora={self.lora!r} must be a LoraConfig of peft.")
         _check_count(name, "num_virtual_tokens", self.num_virtual_tokens)
         if self.reparameterize_hidden is not None:
             _check_count(name, "reparameterize_hidden", self.reparameterize_hidden)
@@ -121,6 +134,18 @@ class PrefixConfig(PeftConfig):
             build_kernel(self)
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
+
+    @property
+    def bias(self) -> str:
+        """Which biases are trained, where peft asks: LoRA has them beside its own weights."""
+        return "none" if self.lora is None else self.lora.bias
+
+    def to_dict(self) -> dict[str, Any]:
+        entries: dict[str, Any] = super().to_dict()
+        if self.lora is not None:
+            own = self.lora.to_dict()
+            entries["lora"] = {name: sorted(v) if isinstance(v, set) else v for name, v in own.items()}
+        return entries
 
     @classmethod
     def from_pretrained(

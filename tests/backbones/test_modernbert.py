@@ -90,7 +90,7 @@ def test_attention_that_knows_windows_by_itself_is_refused(method: str) -> None:
 
 def test_every_method_trains_the_same_head() -> None:
     trained = {}
-    for method in ("head-only", "prefix-propagation", "prefix-tuning", "lora"):
+    for method in ("head-only", "prefix-propagation", "prefix-tuning", "lora", "prefix-tuning+lora"):
         settings = RunSettings(task="hyperpartisan", method=method, num_virtual_tokens=4)
         model = build_trainable(tiny_model("modernbert"), settings)
         named = ((name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad)

@@ -11,12 +11,14 @@ import yaml
 from click.testing import Result
 from typer.testing import CliRunner
 
+from prefixprop import load_run
 from prefixprop.cli.app import app
 from prefixprop.cli.train import SHOWN
+from prefixprop.evaluation import read_predictions
 from prefixprop.settings.run_settings import SETTING_FIELDS, RunSettings, flag_of
 from prefixprop.training import override, read_settings, settings_to_yaml
 
-from tiny_training import tiny_settings
+from tiny_training import LABELS, tiny_settings
 
 
 def run(*arguments: object, typed: str = "") -> Result:
@@ -224,3 +226,21 @@ def test_a_temperature_that_says_nothing_is_told(
     monkeypatch.setattr("prefixprop.evaluation.temperature.is_bound", lambda temperature: is_bound)
     result = run("--config", recipe, "--run-dir", tmp_path / "run")
     assert ("Do not trust calibrated probabilities" in result.stdout) is is_bound
+
+
+def test_a_composed_method_from_training_to_prediction(tmp_path: Path, recipe: Path) -> None:
+    flags = ("--method", "prefix-propagation+lora", "--gate", "--lora-rank", 2)
+    result = run("--config", recipe, "--run-dir", tmp_path / "run", *flags)
+    assert result.exit_code == 0, result.output
+    parts = json.loads((tmp_path / "run" / "metrics.json").read_text())["parameters"]
+    assert (parts["prefix"], parts["gates"], parts["lora"]) == (3 * 2 * 32, 3, 4 * 3 * 2 * 2 * 32)
+    card = (tmp_path / "run" / "README.md").read_text()
+    assert "2 virtual tokens, a gate per layer, LoRA of rank 2: trains rows" in card
+    assert "(prefix 192, gates 3, lora 1,536, head" in card
+
+    documents = [json.loads(line) for line in (tmp_path / "dev.jsonl").read_text().splitlines()]
+    stored = read_predictions(tmp_path / "run" / "predictions" / "dev.jsonl")
+    predicted = load_run(tmp_path / "run").predict([document["text"] for document in documents])
+    assert [found.label for found in predicted] == [sorted(LABELS)[row] for row in stored.logits.argmax(axis=1)]
+    shown = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["report", str(tmp_path / "run")])
+    assert "prefix-propagation+lora" in shown.stdout, shown.output

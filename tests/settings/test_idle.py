@@ -13,16 +13,19 @@ from prefixprop.settings.resolve import idle_notes, refuse_idle, without_idle
 from prefixprop.settings.run_settings import SETTING_FIELDS
 from prefixprop.training import RunSettings, SettingsError
 
+COMPOSED = "prefix-propagation+lora and prefix-tuning+lora"
+LORA_RANK = f"--lora-rank: belongs to --method lora, {COMPOSED}, and would change nothing here; leave it out."
+
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"lora_rank": 4}, "--lora-rank: belongs to --method lora, and would change nothing here; leave it out."),
+        ({"lora_rank": 4}, LORA_RANK),
         ({"alpha": 0.01}, "--alpha: belongs to a --kernel, such as exp"),
-        ({"method": "lora", "prefix_dropout": 0.0}, "--prefix-dropout: belongs to --method prefix-propagation and"),
+        ({"method": "lora", "prefix_dropout": 0.0}, "--prefix-dropout: belongs to --method prefix-propagation, "),
         ({"method": "fine-tuning", "num_virtual_tokens": 16}, "--num-virtual-tokens: belongs to --method prefix-"),
-        ({"method": "lora", "kernel": "exp"}, "--kernel: belongs to --method prefix-propagation and prefix-tuning"),
-        ({"method": "prefix-tuning", "pooling": "prefix"}, "--pooling: belongs to --method prefix-propagation,"),
+        ({"method": "lora", "kernel": "exp"}, "--kernel: belongs to --method prefix-propagation, prefix-tu"),
+        ({"method": "prefix-tuning", "pooling": "prefix"}, "--pooling: belongs to --method prefix-propagation and"),
         ({"alpha_mode": "layer"}, "--alpha-mode: belongs to a --kernel, such as exp"),
         ({"max_chunks": 2}, "--max-chunks: belongs to a --task with questions, such as wikihop"),
         ({"text_column": "body"}, "--text-column: belongs to --train-files and --hub-dataset"),
@@ -38,6 +41,7 @@ def test_what_has_no_effect_is_refused(changes: dict[str, Any], words: str) -> N
     "changes",
     [
         {"method": "lora", "lora_rank": 4},
+        {"method": "prefix-tuning+lora", "lora_rank": 4, "num_virtual_tokens": 4, "gate": True},
         {"kernel": "exp", "alpha": 0.01},
         {"prefix_dropout": 0.0, "num_virtual_tokens": 16},
         {"task": "wikihop", "max_chunks": 2},
@@ -51,8 +55,8 @@ def test_what_has_an_effect_is_not(changes: dict[str, Any]) -> None:
 def test_in_a_recipe_it_is_told_and_left_out() -> None:
     shared = RunSettings(task="hyperpartisan", method="fine-tuning", kernel="exp", lora_rank=4)
     assert idle_notes(shared) == [
-        "kernel belongs to --method prefix-propagation and prefix-tuning, and changes nothing here",
-        "lora_rank belongs to --method lora, and changes nothing here",
+        f"kernel belongs to --method prefix-propagation, prefix-tuning, {COMPOSED}, and changes nothing here",
+        f"lora_rank belongs to --method lora, {COMPOSED}, and changes nothing here",
     ]
     assert without_idle(shared) == RunSettings(task="hyperpartisan", method="fine-tuning")
 
@@ -61,7 +65,7 @@ def test_a_sweep_tells_what_no_run_uses(tmp_path: Path) -> None:
     path = tmp_path / "sweep.yaml"
     path.write_text("task: hyperpartisan\nlora_rank: 4\nalpha: [0.1, 0.2]\nsearch: alpha\n")
     assert read_plan(path).notes == (
-        f"{path}:2: lora_rank belongs to --method lora, which no run here has.",
+        f"{path}:2: lora_rank belongs to --method lora, {COMPOSED}, which no run here has.",
         f"{path}:3: alpha belongs to a --kernel, such as exp, which no run here has.",
     )
 

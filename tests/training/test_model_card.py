@@ -61,7 +61,7 @@ def test_the_code_loads_the_model(
             assert loaded(**inputs).logits[0].tolist() == pytest.approx(stored.logits[row].tolist(), abs=1e-3)
 
 
-@pytest.mark.parametrize("method", ["prefix-propagation", "head-only"])
+@pytest.mark.parametrize("method", ["prefix-propagation", "prefix-tuning+lora", "head-only"])
 def test_the_code_loads_a_candidate_scorer(tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write_questions(tmp_path / "wikihop")
     options = SMALL | {"max_train_documents": 4, "max_test_documents": 1, "chunk_reduction": "sum"}

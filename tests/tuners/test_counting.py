@@ -32,6 +32,17 @@ def test_longformer_base(config: Any, prefix: int, percent: str) -> None:
     assert line.split()[1:] == [f"{prefix:,}", *percent.split()]
 
 
+def test_lora_beside_a_prefix_at_longformer_base() -> None:
+    with torch.device("meta"):
+        model = LongformerForSequenceClassification(
+            LongformerConfig(max_position_embeddings=4098, type_vocab_size=1, vocab_size=50265, num_labels=2)
+        )
+        adapted = get_peft_model(model, PrefixTuningConfig(task_type="SEQ_CLS", lora=LoraConfig(r=8)))
+    count = count_parameters(adapted)
+    assert (count.prefix, count.lora) == (147_456, 589_824)
+    assert round(count.percent("lora"), 4) == 0.3983
+
+
 def test_roberta_base_as_the_reference_counts_it() -> None:
     with torch.device("meta"):
         model = RobertaModel(RobertaConfig(max_position_embeddings=514, type_vocab_size=1, vocab_size=50265))
@@ -67,5 +78,20 @@ def test_other_adapters_and_networks_are_rest() -> None:
 
     lora = get_peft_model(tiny_model(), LoraConfig(target_modules=["query"], r=2))
     count = count_parameters(lora)
-    assert count.prefix == 0 and count.rest == count.trainable == 3 * 2 * 2 * 32
+    assert count.prefix == count.rest == 0 and count.lora == count.trainable == 3 * 2 * 2 * 32
     assert count.backbone == count_parameters(tiny_model()).backbone
+
+
+def test_every_part_of_a_composed_adapter_is_counted_apart() -> None:
+    options: Any = {"task_type": "SEQ_CLS", "gate": True, "kernel": "exp", "alpha_mode": "head"}
+    lora = LoraConfig(target_modules=["query"], r=2)
+    model = get_peft_model(tiny_model(), PrefixPropagationConfig(num_virtual_tokens=5, lora=lora, **options))
+    model.add_adapter("other", PrefixPropagationConfig(num_virtual_tokens=2, lora=LoraConfig(r=1)))
+    count = count_parameters(model)
+    sizes = (count.prefix, count.gates, count.alpha, count.lora)
+    assert sizes == (3 * 5 * 32, 3, 3 * 4, 3 * 2 * 2 * 32)
+    assert count.trainable == sum(sizes) + trained_head(model)
+    assert count.rest == 3 * 2 * 32 + 4 * 3 * 2 * 32
+    assert count.backbone == count_parameters(tiny_model()).backbone
+    lines = {line.split()[0]: line.split()[1] for line in str(count).splitlines()}
+    assert (lines["prefix"], lines["gates"], lines["lora"]) == ("480", "3", "384")

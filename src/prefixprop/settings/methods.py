@@ -30,7 +30,8 @@ class Method:
         learning_rate: The peak if none is given.
         folder: What is trained: an `ADAPTER`, the whole `MODEL`, or the `HEAD` alone.
         config: The peft configuration of an adapter, as `module:class`; imported when it is needed.
-        options: The settings that only this method uses, and the fields of `config` they become.
+        options: The settings that only this method uses, and the fields of `config` they become; `lora.r` is the
+            field `r` of the part `lora`.
         is_prefix: Whether it is a prefix method.
     """
 
@@ -52,9 +53,13 @@ class Method:
 
     def peft_config(self, settings: RunSettings) -> PeftConfig:
         """The configuration of a run's adapter."""
-        values: dict[str, Any] = {option: getattr(settings, setting) for setting, option in self.options.items()}
-        # peft accepts lists of names, but not tuples.
-        return self.config_class(**{name: list(v) if isinstance(v, tuple) else v for name, v in values.items()})
+        values: dict[str, Any] = {}
+        for setting, option in self.options.items():
+            value = getattr(settings, setting)
+            part, _, name = option.rpartition(".")
+            owner = values.setdefault(part, {}) if part else values
+            owner[name] = list(value) if isinstance(value, tuple) else value  # peft accepts no tuples of names
+        return self.config_class(**values)
 
 
 _PREFIX = {
@@ -68,6 +73,7 @@ _PREFIX = {
         "kernel",
         "alpha",
         "alpha_mode",
+        "gate",
     )
 }
 _LORA = {
@@ -76,9 +82,11 @@ _LORA = {
     "lora_dropout": "lora_dropout",
     "lora_targets": "target_modules",
 }
+_LORA_BESIDE = {setting: f"lora.{option}" for setting, option in _LORA.items()}
 
 # The paper searches {1e-2, 5e-2, 1e-3, 5e-3, 5e-4} for prefixes and {3e-5, 5e-5} for fine-tuning. It has neither
-# head-only training nor LoRA; these two have common values.
+# head-only training nor LoRA; these two have common values. LoRA beside a prefix trains at one rate with it: between
+# the two, since a prefix's own is too high for LoRA.
 _ROWS = (
     Method(
         "prefix-propagation",
@@ -107,6 +115,25 @@ _ROWS = (
         folder=ADAPTER,
         config="peft:LoraConfig",
         options=_LORA,
+    ),
+    Method(
+        "prefix-propagation+lora",
+        "rows as in prefix-propagation, low-rank changes of the attention projections, and the head, as one adapter",
+        learning_rate=1e-3,
+        folder=ADAPTER,
+        config="prefixprop.config:PrefixPropagationConfig",
+        options=_PREFIX | {"pooling": "pooling"} | _LORA_BESIDE,
+        is_prefix=True,
+    ),
+    Method(
+        "prefix-tuning+lora",
+        "keys and values as in prefix-tuning, low-rank changes of the attention projections, and the head, as one "
+        "adapter",
+        learning_rate=1e-3,
+        folder=ADAPTER,
+        config="prefixprop.config:PrefixTuningConfig",
+        options=_PREFIX | _LORA_BESIDE,
+        is_prefix=True,
     ),
 )
 METHODS: dict[str, Method] = {method.name: method for method in _ROWS}

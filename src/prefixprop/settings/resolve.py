@@ -44,8 +44,13 @@ def idle_settings(settings: RunSettings) -> dict[str, str]:
     """The fields that change nothing in such a run, each with what it belongs to."""
     idle = {name: scope.owner for scope in _SCOPES if not scope.holds(settings) for name in scope.names}
     used = METHODS[settings.method].options
-    of_methods = {name: f"--method {' and '.join(owners(name))}" for name in SETTING_FIELDS if owners(name)}
+    of_methods = {name: f"--method {_listed(owners(name))}" for name in SETTING_FIELDS if owners(name)}
     return idle | {name: owner for name, owner in of_methods.items() if name not in used}
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    """`a`, `a and b`, `a, b and c`."""
+    return " and ".join([", ".join(names[:-1]), names[-1]] if names[1:] else names)
 
 
 def refuse_idle(settings: RunSettings, given: Iterable[str]) -> None:

@@ -164,6 +164,7 @@ class RunSettings:
         Limits(low=-MOST_ALPHA, high=MOST_ALPHA),
     )
     alpha_mode: str = _option("fixed", METHOD, "Fixed, or trained per layer, head or query.", _one_of(*ALPHA_MODES))
+    gate: bool = _option(False, METHOD, "Train a number per layer that scales the prefix there.")
     lora_rank: int = _option(8, METHOD, "LoRA: its rank.", _WIDTH)
     lora_alpha: float = _option(
         16.0, METHOD, "LoRA: its scale is this divided by the rank.", Limits(above=0, high=_MANY)

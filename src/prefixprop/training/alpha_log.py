@@ -1,4 +1,4 @@
-"""Writes the trained alpha of the kernel decomposition (Eq. 3) into the training log, layer by layer."""
+"""Writes trained alphas (Eq. 3) and gates into the training log, layer by layer."""
 
 from __future__ import annotations
 
@@ -14,14 +14,17 @@ def trained_alpha(model: nn.Module) -> dict[str, float]:
     """The active adapter's trained alpha by name, such as `alpha/layer_1` or `alpha/layer_1/head_3`.
 
     In mode `query` alpha differs from row to row; what is given instead is how long the trained vector of each head
-    is (`alpha_query/layer_1/head_3`): zero is where it starts, at the configured alpha for every query.
+    is (`alpha_query/layer_1/head_3`): zero is where it starts, at the configured alpha for every query. Its gates, if
+    it has some, are `gate/layer_1` and so on.
     """
     values: dict[str, float] = {}
     for layer in model.modules():
         if not isinstance(layer, PrefixLayer):
             continue
+        trained = [("gate", weight) for weight in layer.active_gates()]
         for weight in layer.active_alpha():
-            name, numbers = ("alpha_query", weight.norm(dim=-1)) if weight.dim() == 3 else ("alpha", weight)
+            trained.append(("alpha_query", weight.norm(dim=-1)) if weight.dim() == 3 else ("alpha", weight))
+        for name, numbers in trained:
             for index, number in enumerate(numbers.detach().float().cpu(), start=1):
                 if number.dim() == 0:
                     values[f"{name}/layer_{index}"] = number.item()

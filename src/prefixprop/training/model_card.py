@@ -12,6 +12,7 @@ from prefixprop.settings.methods import ADAPTER, MODEL
 from prefixprop.settings.run_settings import RunSettings
 from prefixprop.tuners.counting import ParameterCount
 
+_PARTS = ("prefix", "gates", "alpha", "lora", "head")
 _MEASURES = ("accuracy", "micro_f1", "macro_precision", "macro_recall", "binary_f1", "ece", "nll", "documents")
 
 
@@ -29,7 +30,10 @@ def model_card(
     kernel = (
         f", kernel {settings.kernel} with alpha {settings.alpha:g} ({settings.alpha_mode})" if settings.kernel else ""
     )
-    prefix = f", {settings.num_virtual_tokens} virtual tokens{kernel}" if settings.is_prefix_method else ""
+    gate = ", a gate per layer" if settings.gate else ""
+    prefix = f", {settings.num_virtual_tokens} virtual tokens{kernel}{gate}" if settings.is_prefix_method else ""
+    lora = f", LoRA of rank {settings.lora_rank}" if "lora_rank" in method.options else ""
+    parts = ", ".join(f"{part} {size:,}" for part in _PARTS if (size := getattr(count, part)))
     fold = f"; dev is fold {settings.fold} of {settings.folds} of train, left out" if settings.folds else ""
     kept = f"the checkpoint of epoch {metrics['best_epoch']} was the best on dev by {settings.metric}"
     if settings.keep == "last":
@@ -40,11 +44,11 @@ def model_card(
 
 # {settings.data_name}: {settings.method}
 
-- **Method:** {settings.method}{prefix}: trains {method.summary}.
+- **Method:** {settings.method}{prefix}{lora}: trains {method.summary}.
 - **Base model:** {base_name}, up to {settings.max_length} tokens.
 - **Data:** {settings.data_name}{fold}.
 - **Trained parameters:** {count.trainable:,}, {count.percent("trainable"):.3f} % of the encoder's \
-{count.backbone:,} (prefix {count.prefix:,}, head {count.head:,}).
+{count.backbone:,} ({parts}).
 - **Training:** {settings.epochs} epochs at most, batches of {settings.batch_size}, learning rate \
 {settings.learning_rate:g}, seed {settings.seed}; {kept}.
 - **Calibration:** temperature {metrics["temperature"]:.4g}, fitted on dev.{_floor(settings, metrics)}

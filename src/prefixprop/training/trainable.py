@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -59,13 +60,12 @@ def _trainable(base: PreTrainedModel, settings: RunSettings) -> nn.Module:
         else:
             base.base_model.requires_grad_(False)
         return base
-    config = method.peft_config(settings)
     if "lora_targets" in method.options:
-        config.target_modules = _lora_targets(base, settings)
-    return _adapted(base, config)
+        settings = replace(settings, lora_targets=_lora_targets(base, settings))
+    return _adapted(base, method.peft_config(settings))
 
 
-def _lora_targets(base: PreTrainedModel, settings: RunSettings) -> set[str]:
+def _lora_targets(base: PreTrainedModel, settings: RunSettings) -> tuple[str, ...]:
     """The names of the layers that LoRA changes: the family's, unless they are given."""
     layers = {name.rpartition(".")[2] for name, module in base.named_modules() if isinstance(module, nn.Linear)}
     targets = family_in(base).lora_targets if settings.lora_targets is None else settings.lora_targets
@@ -75,7 +75,7 @@ def _lora_targets(base: PreTrainedModel, settings: RunSettings) -> set[str]:
             f"--lora-targets: this {base.config.model_type} has no layers named {', '.join(lacking)}; it has "
             f"{', '.join(sorted(layers))}."
         )
-    return set(targets)
+    return targets
 
 
 def _adapted(base: PreTrainedModel, config: PeftConfig) -> PeftModel:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
-from peft import PeftConfig
+from peft import LoraModel, PeftConfig, inject_adapter_in_model
+from peft.tuners import tuners_utils
+from peft.tuners.lora import LoraLayer
 from peft.tuners.tuners_utils import BaseTuner
-from peft.utils import ModulesToSaveWrapper, _get_submodules
+from peft.utils import _get_submodules
 from torch import Tensor, nn
 
 from prefixprop.backbones import Backbone, find_backbone
@@ -67,6 +70,14 @@ class PrefixTuner(BaseTuner):
         part = kernels[adapter_name]
         return part.start if part.mode == "fixed" else part.weight
 
+    def get_gates(self, adapter_name: str | None = None) -> Tensor:
+        """What the prefix of an adapter is scaled by at each layer: the trained parameter, [layers]."""
+        adapter_name = self._named(adapter_name)
+        gate: Tensor | None = self._prefix(adapter_name).gate
+        if gate is None:
+            raise ValueError(f"Adapter {adapter_name!r} has no gates; set gate=True in its configuration.")
+        return gate
+
     def _named(self, adapter_name: str | None) -> str:
         return self.active_adapters[0] if adapter_name is None else adapter_name
 
@@ -91,7 +102,20 @@ class PrefixTuner(BaseTuner):
         names = [adapter_name] if isinstance(adapter_name, str) else list(adapter_name)
         if len(names) > 1:
             raise ValueError(f"Only one prefix adapter can be active at a time, not {', '.join(names)}.")
-        super().set_adapter(names, inference_mode=inference_mode)
+        kinds: Any = (self.tuner_layer_cls, LoraLayer)
+        tuners_utils.set_adapter(self.model, names, inference_mode=inference_mode, layer_cls=kinds)
+        self.active_adapter = names
+
+    def delete_adapter(self, adapter_name: str) -> None:
+        was_active = adapter_name in self.active_adapters
+        super().delete_adapter(adapter_name)
+        for layer in self._lora_layers().values():
+            if was_active:
+                layer.set_adapter(self.active_adapters)  # the prefix's: left alone, each would choose for itself
+            layer.delete_adapter(adapter_name)
+
+    def _lora_layers(self) -> dict[str, Any]:
+        return {name: layer for name, layer in self.model.named_modules() if isinstance(layer, LoraLayer)}
 
     # --- injection ------------------------------------------------------------------------------------------------
 
@@ -101,7 +125,12 @@ class PrefixTuner(BaseTuner):
         _check_pooling(peft_config, self.model, backbone)
         _check_modules_to_save(peft_config, self.model)
         _record_model(peft_config, backbone)
+        if peft_config.lora is not None:
+            _prepare_lora(peft_config, backbone)
         return peft_config
+
+    def _pre_injection_hook(self, model: nn.Module, config: PeftConfig, adapter_name: str) -> None:
+        self._trainable_before = [parameter for parameter in model.parameters() if parameter.requires_grad]
 
     def _check_target_module_exists(self, peft_config: PeftConfig, key: str) -> bool:
         return self.model.get_submodule(key) is find_backbone(self.model).host
@@ -119,7 +148,6 @@ class PrefixTuner(BaseTuner):
         layer = getattr(target, LAYER_NAME, None)
         if layer is None:
             layer = self.tuner_layer_cls(find_backbone(self.model))
-            self._trainable_before = [p for p in self.model.parameters() if p.requires_grad]
             layer.train(target.training)
             layer.attach()
             target.add_module(LAYER_NAME, layer)
@@ -127,33 +155,70 @@ class PrefixTuner(BaseTuner):
             raise ValueError("The model already carries another prefix method; call unload() on that one first.")
         layer.add_prefix(adapter_name, peft_config)
         layer.prefixes[adapter_name].train(target.training)
+        if peft_config.lora is not None:
+            self._inject_lora(peft_config, adapter_name)
+
+    def _inject_lora(self, config: PrefixConfig, adapter_name: str) -> None:
+        """Put peft's own LoRA layers into the model; what is active and trained, peft settles for both parts next."""
+        entered = self.model.__dict__.pop("peft_config", None)  # LoRA would enter its own configuration there
+        try:
+            inject_adapter_in_model(config.lora, self.model, adapter_name)
+        finally:
+            if entered is not None:
+                self.model.peft_config = entered
+
+    def _mark_only_adapters_as_trainable(self, model: nn.Module) -> None:
+        super()._mark_only_adapters_as_trainable(model)
+        if any(self.peft_config[name].bias == "lora_only" for name in self.active_adapters):
+            for layer in self._lora_layers().values():
+                if layer.bias is not None:
+                    layer.bias.requires_grad = True
 
     # --- taking it off again --------------------------------------------------------------------------------------
 
-    def _unload_and_optionally_merge(self, merge: bool = True, *args: Any, **kwargs: Any) -> nn.Module:
+    def _unload_and_optionally_merge(
+        self,
+        merge: bool = True,
+        progressbar: bool = False,
+        safe_merge: bool = False,
+        adapter_names: list[str] | None = None,
+    ) -> nn.Module:
         if merge:
-            self._check_merge_allowed()
+            return self._merge_lora(adapter_names or self.active_adapters, safe_merge)
         layer = self.prefix_layer()
         layer.detach()
         delattr(layer.backbone.host, LAYER_NAME)
-        for name, module in list(self.model.named_modules()):
-            if isinstance(module, ModulesToSaveWrapper):
-                parent, _, attribute = _get_submodules(self.model, name)
-                setattr(parent, attribute, module.original_module)
+        super()._unload_and_optionally_merge(merge=False, progressbar=progressbar)
         for parameter in self._trainable_before:
             parameter.requires_grad = True
-        if hasattr(self.model, "peft_config"):
-            del self.model.peft_config
         return self.model
 
-    def merge_adapter(self, *args: Any, **kwargs: Any) -> NoReturn:
-        self._check_merge_allowed()
+    def _replace_module(self, parent: nn.Module, child_name: str, new_module: nn.Module, child: nn.Module) -> None:
+        setattr(parent, child_name, new_module)
 
-    def _check_merge_allowed(self) -> NoReturn:
-        raise ValueError(
-            "A prefix cannot be merged: it acts as extra rows or keys that attention sees, not as a change of any "
-            "weight. Save it with save_pretrained(), or get the base model back with unload()."
+    def _merge_lora(self, names: list[str], safe_merge: bool) -> nn.Module:
+        """What `merge_and_unload` can do of what it promises: the LoRA part goes into the weights."""
+        self.set_adapter(names)
+        self.merge_adapter(safe_merge=safe_merge)
+        for name in [name for name in self.peft_config if name not in names]:
+            self.delete_adapter(name)  # it was for the weights as they were
+        for name, layer in self._lora_layers().items():
+            parent, _, attribute = _get_submodules(self.model, name)
+            setattr(parent, attribute, layer.get_base_layer())
+        self.peft_config[names[0]].lora = None
+        warnings.warn(
+            "The LoRA part is merged into the weights, but the prefix stays, because it changes no weight: "
+            "save_pretrained() stores it alone, and unload() gives the merged model without it.",
+            stacklevel=4,
         )
+        return self.model
+
+    def _check_merge_allowed(self) -> None:
+        if all(self.peft_config[name].lora is None for name in self.active_adapters):
+            raise ValueError(
+                "A prefix cannot be merged: it acts as extra rows or keys that attention sees, not as a change of "
+                "any weight. Save it with save_pretrained(), or get the base model back with unload()."
+            )
 
     # --- saving and loading ---------------------------------------------------------------------------------------
 
@@ -166,41 +231,46 @@ class PrefixTuner(BaseTuner):
         state_dict: dict[str, Tensor],
         unwanted_adapter_names: list[str],
     ) -> dict[str, Tensor]:
-        """The plain prefix, whatever network it was trained through, and a trained alpha."""
+        """The plain prefix, whatever network it was trained through, a trained alpha, gates, and the LoRA part."""
         path, layer = _locate(model)
-        prefix_key, alpha_key = _keys(path, layer, adapter_name)
-        prefix = layer.prefixes[adapter_name]
-        saved = {prefix_key: state_dict[prefix_key] if prefix.network is None else prefix.value().detach()}
-        if alpha_key in state_dict:
-            saved[alpha_key] = state_dict[alpha_key]
+        keys, prefix = _keys(path, layer, adapter_name), layer.prefixes[adapter_name]
+        saved = {key: state_dict[key] for key in keys if key in state_dict}
+        if prefix.network is not None:
+            saved[keys[0]] = prefix.value().detach()
+        if config.lora is not None:
+            both = LoraModel._get_adapter_state_dict(
+                model, config.lora, adapter_name, state_dict, unwanted_adapter_names
+            )
+            saved |= {key: tensor for key, tensor in both.items() if not key.startswith(f"{path}.")}
         return saved
 
     @classmethod
     def _remap_adapter_state_dict_for_load(
-        cls, model: nn.Module, config: PrefixConfig, adapter_name: str, state_dict: dict[str, Tensor]
+        cls, model: Any, config: PrefixConfig, adapter_name: str, state_dict: dict[str, Tensor]
     ) -> dict[str, Tensor]:
+        cls._check_whole(model, config, adapter_name, state_dict)
+        state_dict = LoraModel._remap_adapter_state_dict_for_load(model, config.lora, adapter_name, state_dict)
         path, layer = _locate(model)
-        prefix_key, alpha_key = _keys(path, layer, adapter_name)
-        prefix = layer.prefixes[adapter_name]
-        value = cls._take(state_dict, prefix_key, adapter_name, prefix.weight)
+        prefix, key = layer.prefixes[adapter_name], _keys(path, layer, adapter_name)[0]
         if prefix.network is not None:
-            base = prefix_key.removesuffix("weight")
+            base = key.removesuffix("weight")
             state_dict.update({f"{base}network.{name}": own for name, own in prefix.network.state_dict().items()})
-            value = value - prefix.from_network().detach().to(value.device)
-        state_dict[prefix_key] = value
-        if adapter_name in layer.kernels and layer.kernels[adapter_name].mode != "fixed":
-            own = layer.kernels[adapter_name].weight
-            state_dict[alpha_key] = cls._take(state_dict, alpha_key, adapter_name, own)
+            state_dict[key] = state_dict[key] - prefix.from_network().detach().to(state_dict[key].device)
         return state_dict
 
     @classmethod
-    def _take(cls, state_dict: dict[str, Tensor], key: str, adapter_name: str, own: Tensor) -> Tensor:
-        """Take a saved tensor out of `state_dict`, checked against the one it is to replace."""
-        saved_key = cls._remove_adapter_name_from_key(key, adapter_name)
-        saved = state_dict.pop(saved_key, None)
-        if saved is None:
-            saved = state_dict.pop(f"base_model.model.{saved_key}", None)
-        return _checked(saved, own, saved_key)
+    def _check_whole(cls, model: Any, config: PrefixConfig, adapter_name: str, state_dict: dict[str, Tensor]) -> None:
+        """Raise unless `state_dict` has all that this adapter would save; peft would leave the rest as it started."""
+        others = [name for name in model.peft_config if name != adapter_name]
+        own = {
+            key: tensor
+            for key, tensor in model.state_dict().items()
+            if not any(f".{name}." in f"{key}." for name in others)
+        }
+        for key, tensor in cls._get_adapter_state_dict(model, config, adapter_name, own, others).items():
+            saved_key = cls._remove_adapter_name_from_key(key, adapter_name)
+            saved = state_dict.get(saved_key, state_dict.get(f"base_model.model.{saved_key}"))
+            _check_saved(saved, tensor, saved_key)
 
 
 def _locate(model: nn.Module) -> tuple[str, PrefixLayer]:
@@ -212,11 +282,12 @@ def _locate(model: nn.Module) -> tuple[str, PrefixLayer]:
 
 
 def _keys(path: str, layer: PrefixLayer, adapter_name: str) -> list[str]:
-    """The state dict keys of an adapter's prefix and of its alpha."""
-    return [f"{path}.{name}.{adapter_name}.weight" for name in layer.adapter_layer_names]
+    """The state dict keys of an adapter's prefix, of its alpha and of its gates."""
+    prefix, alpha = (f"{path}.{name}.{adapter_name}" for name in layer.adapter_layer_names)
+    return [f"{prefix}.weight", f"{alpha}.weight", f"{prefix}.gate"]
 
 
-def _checked(saved: Tensor | None, own: Tensor, key: str) -> Tensor:
+def _check_saved(saved: Tensor | None, own: Tensor, key: str) -> None:
     again = "load it onto the model it was trained on, or save the adapter again."
     if saved is None:
         raise ValueError(f"The adapter file has no tensor {key!r}: it is not this kind of prefix; {again}")
@@ -227,7 +298,6 @@ def _checked(saved: Tensor | None, own: Tensor, key: str) -> Tensor:
         )
     if not saved.is_floating_point() or not bool(torch.isfinite(saved).all()):
         raise ValueError(f"The saved tensor {key!r} holds values that are no finite floats; {again}")
-    return saved
 
 
 def _check_fits(config: PrefixConfig, backbone: Backbone) -> None:
@@ -258,6 +328,17 @@ def _check_modules_to_save(config: PrefixConfig, model: nn.Module) -> None:
                 f"modules_to_save: {type(model).__name__} has no module {wanted!r}; it has {parts} and what is in "
                 "them."
             )
+
+
+def _prepare_lora(config: PrefixConfig, backbone: Backbone) -> None:
+    """Give the LoRA part what the whole adapter knows; both parts name the same heads, which are saved once."""
+    lora = config.lora
+    assert lora is not None
+    heads = dict.fromkeys([*(config.modules_to_save or ()), *(lora.modules_to_save or ())])
+    config.modules_to_save = lora.modules_to_save = list(heads) or None
+    lora.task_type, lora.inference_mode = config.task_type, config.inference_mode
+    if lora.target_modules is None and lora.target_parameters is None:
+        lora.target_modules = set(backbone.lora_targets)
 
 
 def _record_model(config: PrefixConfig, backbone: Backbone) -> None:

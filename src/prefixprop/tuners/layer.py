@@ -63,7 +63,7 @@ class PrefixLayer(nn.Module, BaseTunerLayer):
             network = PrefixNetwork(layers, config.num_virtual_tokens, features, width, hidden)
             network = network.to(start.device, start.dtype)
         self.settings[adapter] = config
-        self.prefixes[adapter] = Prefix(start, config.prefix_dropout, network)
+        self.prefixes[adapter] = Prefix(start, config.prefix_dropout, network, config.gate)
         if config.kernel is not None:
             model = self.backbone.config
             size = self.backbone.head_size
@@ -106,6 +106,12 @@ class PrefixLayer(nn.Module, BaseTunerLayer):
         self.settings.pop(adapter_name, None)
         super().delete_adapter(adapter_name)
 
+    def merge(self, *args: Any, **kwargs: Any) -> None:
+        """A prefix stays what it is when the LoRA beside it is merged."""
+
+    def unmerge(self) -> None:
+        """As in `merge`."""
+
     @property
     def weight(self) -> Tensor:
         raise AttributeError("a prefix layer wraps no other layer")
@@ -135,6 +141,11 @@ class PrefixLayer(nn.Module, BaseTunerLayer):
         """The trained alpha of the active adapter, if it has one."""
         name = self.active_name()
         return list(self.kernels[name].parameters()) if name is not None and name in self.kernels else []
+
+    def active_gates(self) -> list[nn.Parameter]:
+        """The gates of the active adapter, if it has some."""
+        active = self.active_prefix()
+        return [] if active is None or active[0].gate is None else [active[0].gate]
 
     def is_active(self) -> bool:
         return self.active_name() is not None

@@ -39,24 +39,33 @@ class Prefix(nn.Module):
 
     weight: Tensor
 
-    def __init__(self, start: Tensor, dropout: float, network: PrefixNetwork | None = None) -> None:
+    def __init__(
+        self, start: Tensor, dropout: float, network: PrefixNetwork | None = None, gated: bool = False
+    ) -> None:
         super().__init__()
         self.dropout = dropout
         self.network = network
+        self.gate = nn.Parameter(start.new_ones(len(start))) if gated else None
         if network is None:
             self.weight = nn.Parameter(start)
         else:
             self.register_buffer("weight", start)
 
     def layer(self, index: int, batch: int) -> Tensor:
-        """One layer's prefix for `batch` examples; a single one for all if they do not differ."""
+        """One layer's prefix, times its gate, for `batch` examples; a single one for all if they do not differ."""
         value = self._of_layer(index)[None]
+        if self.gate is not None:
+            value = value * self._scale(self.gate[index])
         if self.training and self.dropout:
             value = F.dropout(value.expand(batch, *value.shape[1:]), self.dropout)
         return value
 
+    def _scale(self, gate: Tensor) -> Tensor:
+        """What rows are scaled by, or keys and values: values alone, which scales what attention takes from them."""
+        return gate if self.weight.dim() == 3 else F.pad(gate.view(1), (1, 0), value=1.0).view(2, 1, 1, 1)
+
     def value(self) -> Tensor:
-        """The whole prefix: the parameter itself, or what the network makes of it."""
+        """The whole prefix without its gates: the parameter itself, or what the network makes of it."""
         if self.network is None:
             return self.weight
         return torch.stack([self._of_layer(index) for index in range(len(self.weight))])

@@ -1,4 +1,4 @@
-"""What prefixes do: alpha over training, and λ, the share of attention that they get."""
+"""What prefixes do: alpha and gates over training, and λ, the share of attention that they get."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ from prefixprop.tuners.layer import PrefixLayer
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-LOGGED = re.compile(r"(?P<name>alpha|alpha_query)/layer_(?P<layer>\d+)(?:/head_(?P<head>\d+))?")
+LOGGED = re.compile(r"(?P<name>alpha|alpha_query|gate)/layer_(?P<layer>\d+)(?:/head_(?P<head>\d+))?")
+_AXES = {"alpha": "α", "alpha_query": "length of the query vector", "gate": "gate"}
 Series = dict[int, list[tuple[int, float]]]  # by head (0: the whole layer): steps and values
 
 
-def plot_alpha(history: Iterable[Mapping[str, Any]], path: str | Path | None = None) -> Figure:
-    """Draw alpha per layer, and per head where there is one each, over training.
+def plot_alpha(history: Iterable[Mapping[str, Any]], path: str | Path | None = None, of: str = "alpha") -> Figure:
+    """Draw alpha per layer, and per head where there is one each, over training; or the gates, `of="gate"`.
 
     `history` is `trainer.state.log_history` of a training that logged alpha (`prefixprop.training.log_alpha`). The
     figure is written to `path` if given; its ending says how (png, pdf, svg).
     """
-    layers, name = _read(history)
+    layers, name = _read(history, of)
     columns = 3 if len(layers) in (3, 5, 6, 9) else min(len(layers), 4)
     rows = math.ceil(len(layers) / columns)
     figure = new_figure(width=3.0 * columns, height=2.4 * rows)
@@ -50,7 +51,7 @@ def plot_alpha(history: Iterable[Mapping[str, Any]], path: str | Path | None = N
     if len(next(iter(layers.values()))) > 1:
         axes.flat[0].legend(fontsize=7, frameon=False)
     figure.supxlabel("training step", fontsize=9)
-    figure.supylabel("α" if name == "alpha" else "length of the query vector", fontsize=9)
+    figure.supylabel(_AXES[name], fontsize=9)
     return saved(figure, path)
 
 
@@ -112,17 +113,17 @@ def plot_prefix_share(share: Tensor, path: str | Path | None = None) -> Figure:
     return saved(figure, path)
 
 
-def _read(history: Iterable[Mapping[str, Any]]) -> tuple[dict[int, Series], str]:
+def _read(history: Iterable[Mapping[str, Any]], of: str) -> tuple[dict[int, Series], str]:
     layers: dict[int, Series] = {}
-    name = "alpha"
+    name = of
     for entry in history:
         for key, value in entry.items():
-            if found := LOGGED.fullmatch(key):
+            if (found := LOGGED.fullmatch(key)) and found["name"].startswith(of):
                 name = found["name"]
                 series = layers.setdefault(int(found["layer"]), {})
                 series.setdefault(int(found["head"] or 0), []).append((int(entry.get("step", 0)), float(value)))
     if not layers:
-        raise ValueError("The history holds no alpha; train with prefixprop.training.log_alpha(trainer).")
+        raise ValueError(f"The history holds no {of}; train with prefixprop.training.log_alpha(trainer).")
     return layers, name
 
 

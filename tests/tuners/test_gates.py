@@ -1,0 +1,123 @@
+"""Gates: one trained number per layer that scales the prefix's part of it."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file
+from torch import Tensor
+
+from prefixprop import attention
+from prefixprop.reporting import plot_alpha
+from prefixprop.training import trained_alpha
+
+from tiny import adapt, assert_same_bits, batch, both_methods, every_family, tiny_model
+
+GATES = torch.tensor([0.3, -1.2, 2.0])
+KERNELS: list[dict[str, Any]] = [{}, {"kernel": "exp", "alpha": 0.5}, {"kernel": "linear", "alpha_mode": "head"}]
+
+
+def gated(model: Any, method: str, gates: Tensor = GATES, **options: Any) -> Any:
+    adapted = adapt(model, method, gate=True, **options)
+    with torch.no_grad():
+        adapted.get_gates().copy_(gates)
+    return adapted
+
+
+def scaled(prefix: Tensor, method: str, gates: Tensor) -> Tensor:
+    """The prefix without gates that stands for the same: rows times the gate, or values alone."""
+    result = prefix.detach().clone()
+    if method == "propagation":
+        return result * gates.view(-1, 1, 1)
+    result[:, 1] *= gates.view(-1, 1, 1, 1)
+    return result
+
+
+@pytest.mark.parametrize("options", KERNELS)
+@both_methods
+@every_family
+def test_it_starts_where_the_method_without_gates_is(family: str, method: str, options: dict[str, Any]) -> None:
+    model = adapt(tiny_model(family), method, gate=True, **options)
+    plain = adapt(tiny_model(family), method, **options)
+    plain.set_prefix(model.get_prefix())
+    assert torch.equal(model.get_gates(), torch.ones(3))
+    inputs = batch(model, [25, 14])
+    assert_same_bits(model(**inputs), plain(**inputs))
+
+
+@pytest.mark.parametrize("options", [*KERNELS, {"layout": "reference"}, {"reparameterize": True}])
+@both_methods
+@every_family
+def test_it_scales_what_is_added_or_the_values(family: str, method: str, options: dict[str, Any]) -> None:
+    model = gated(tiny_model(family), method, **options)
+    plain = adapt(tiny_model(family), method, **options)
+    plain.set_prefix(scaled(model.get_prefix(), method, GATES))
+    inputs = batch(model, [25, 14])
+    torch.testing.assert_close(model(**inputs).logits, plain(**inputs).logits, atol=1e-5, rtol=1e-5)
+
+
+@every_family
+def test_with_a_kernel_the_gate_of_prefix_tuning_multiplies_alpha(family: str) -> None:
+    model = gated(tiny_model(family), "tuning", kernel="rbf", alpha=0.5)
+    by_layer = adapt(tiny_model(family), "tuning", kernel="rbf", alpha=0.5, alpha_mode="layer")
+    by_layer.set_prefix(model.get_prefix())
+    with torch.no_grad():
+        by_layer.get_alpha().copy_(0.5 * GATES)
+    inputs = batch(model, [25, 14])
+    torch.testing.assert_close(model(**inputs).logits, by_layer(**inputs).logits, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("backend", ["sdpa", "triton"])
+@both_methods
+def test_gradients_are_those_of_the_scaled_prefix(method: str, backend: str) -> None:
+    """On the fast attention, whose frozen layers are computed in one piece: d/dg is the sum over P of P · d/d(gP)."""
+    small = {"attention_window": [8, 4, 8], "num_attention_heads": 1, "hidden_size": 16}
+    model = gated(tiny_model(**small), method)
+    plain = adapt(tiny_model(**small), method)
+    plain.set_prefix(scaled(model.get_prefix(), method, GATES))
+    inputs, labels = batch(model, [13, 6]), torch.tensor([0, 2])
+    for one in (model, plain):
+        attention.install(one, backend)
+        one(**inputs, labels=labels).loss.backward()
+    product = (model.get_prefix() * plain.get_prefix().grad).detach()
+    expected = (product if method == "propagation" else product[:, 1]).flatten(1).sum(dim=1)
+    assert expected.abs().min() > 1e-6
+    torch.testing.assert_close(model.get_gates().grad, expected, atol=1e-6, rtol=1e-4)
+
+
+@both_methods
+def test_gates_are_trained_saved_and_loaded(method: str, tmp_path: Path) -> None:
+    model = gated(tiny_model(), method)
+    assert "gate" in "".join(name for name, parameter in model.named_parameters() if parameter.requires_grad)
+    model.save_pretrained(tmp_path)
+    saved = load_file(tmp_path / "adapter_model.safetensors")
+    (gates,) = [tensor for name, tensor in saved.items() if name.endswith(".gate")]
+    assert torch.equal(gates, GATES)
+    inputs = batch(model, [13])
+    again = PeftModel.from_pretrained(tiny_model(), tmp_path)
+    assert_same_bits(again(**inputs), model(**inputs))
+    assert torch.equal(again.get_gates(), GATES)
+
+    plain = adapt(copy.deepcopy(tiny_model()), method)
+    plain.load_adapter(tmp_path, "gated")
+    assert torch.equal(plain.get_gates("gated"), GATES)
+    with pytest.raises(ValueError, match="'default' has no gates; set gate=True"):
+        plain.get_gates()
+
+
+def test_gates_are_logged_and_drawn_per_layer(tmp_path: Path) -> None:
+    model = gated(tiny_model(), "tuning", kernel="exp", alpha_mode="layer")
+    values = trained_alpha(model)
+    assert {name: value for name, value in values.items() if name.startswith("gate/")} == {
+        f"gate/layer_{layer}": pytest.approx(gate) for layer, gate in enumerate(GATES.tolist(), start=1)
+    }
+    figure = plot_alpha([{"step": 1, **values}, {"step": 2, **values}], tmp_path / "gates.png", of="gate")
+    lines = [axis.lines[0].get_ydata().tolist() for axis in figure.axes if axis.get_visible()]
+    assert lines == [pytest.approx([gate, gate]) for gate in GATES.tolist()]
+    with pytest.raises(ValueError, match="holds no gate"):
+        plot_alpha([{"step": 1, "alpha/layer_1": 0.1}], of="gate")

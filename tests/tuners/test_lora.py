@@ -1,0 +1,336 @@
+"""LoRA beside a prefix, as one adapter: what it equals, and that peft treats it as one."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import (
+    AutoPeftModelForSequenceClassification,
+    LoraConfig,
+    PeftModel,
+    get_peft_model,
+    get_peft_model_state_dict,
+    inject_adapter_in_model,
+    set_peft_model_state_dict,
+)
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from prefixprop import attention
+
+from tiny import METHODS, adapt, assert_same_bits, batch, both_methods, every_family, tiny_model
+
+TARGETS = {"longformer": ["query", "value", "query_global", "value_global"], "modernbert": ["Wqkv"]}
+KERNELS = [{}, {"kernel": "exp", "alpha": 0.5}, {"kernel": "poly", "alpha_mode": "head"}]
+VARIANTS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "DoRA": {"use_dora": True},
+    "rsLoRA": {"use_rslora": True, "lora_alpha": 3},
+    "every linear layer": {"target_modules": "all-linear"},
+    "one layer": {"layers_to_transform": [1], "target_modules": ["query"]},
+    "ranks": {"rank_pattern": {"value": 5}},
+    "biases": {"bias": "lora_only"},
+}
+
+
+def composed(family: str, method: str, lora: dict[str, Any] | None = None, **options: Any) -> Any:
+    """A tiny model with both parts; LoRA starts at random, so that it has an effect."""
+    config = LoraConfig(**{"r": 2, "init_lora_weights": False} | (lora or {}))
+    return adapt(tiny_model(family), method, lora=config, **options)
+
+
+def random_weights(model: Any) -> Any:
+    """The model with all that is trained set at random."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(torch.randn_like(parameter) * 0.2)
+    return model
+
+
+def lora_weights(model: Any) -> dict[str, Tensor]:
+    return {name: tensor for name, tensor in model.state_dict().items() if ".lora_" in name}
+
+
+@torch.no_grad()
+def states(model: Any, inputs: dict[str, Tensor]) -> Tensor:
+    """Logits, and the hidden states of real tokens, in one row."""
+    output = model(**inputs, output_hidden_states=True)
+    real = inputs["attention_mask"].bool()
+    return torch.cat([output.logits.flatten(), *(state[real].flatten() for state in output.hidden_states)])
+
+
+def assert_equal(found: Tensor, expected: Tensor) -> None:
+    """To 1e-6 of its length, which is what float32 has."""
+    assert float((found - expected).norm() / expected.norm()) < 1e-6
+
+
+# --- what it equals -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", KERNELS)
+@both_methods
+@every_family
+def test_with_b_at_zero_it_is_the_prefix_alone(family: str, method: str, options: dict[str, Any]) -> None:
+    both = composed(family, method, {"init_lora_weights": True}, **options)
+    alone = adapt(tiny_model(family), method, **options)
+    alone.set_prefix(both.get_prefix())
+    inputs = batch(both, [25, 14])
+    assert_equal(states(both, inputs), states(alone, inputs))
+    assert any("lora_B" in name for name in lora_weights(both))
+
+
+@both_methods
+@every_family
+def test_with_alpha_at_zero_it_is_lora_alone(family: str, method: str) -> None:
+    """Outside the softmax and weighed by zero, prefix keys give nothing; propagation's rows are there, and unread."""
+    both = composed(family, method, kernel="exp", alpha=0.0)
+    lora = LoraConfig(task_type="SEQ_CLS", r=2, target_modules=TARGETS.get(family, ["query", "value"]))
+    alone = get_peft_model(tiny_model(family), lora).eval()
+    inputs = batch(both, [25, 14])
+    without = states(alone, inputs)
+    weights = lora_weights(both)
+    assert weights.keys() == lora_weights(alone).keys()
+    alone.load_state_dict(weights, strict=False)
+    assert_equal(states(both, inputs), states(alone, inputs))
+    assert (states(alone, inputs) - without).abs().max() > 1e-2
+
+
+@both_methods
+@every_family
+def test_both_parts_have_an_effect_and_are_trained(family: str, method: str) -> None:
+    model = composed(family, method)
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    parts = [{name for name in trained if part in name} for part in ("prefixes", ".lora_", "classifier")]
+    assert all(parts) and set.union(*parts) == trained
+    inputs = batch(model, [25, 14])
+    expected = model(**inputs, labels=torch.tensor([0, 2]))
+    expected.loss.backward()
+    gradients = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+    assert gradients.keys() == trained and model.get_prefix().grad.abs().sum() > 0
+    assert any(gradients[name].abs().sum() > 0 for name in parts[1])
+    model.set_prefix(torch.zeros_like(model.get_prefix()))
+    assert not torch.allclose(model(**inputs).logits, expected.logits)
+
+
+@pytest.mark.parametrize(
+    ("family", "backend"), [("longformer", "sdpa"), ("longformer", "triton"), ("modernbert", "triton")]
+)
+@pytest.mark.parametrize("options", [{}, {"kernel": "exp", "alpha": 0.5}])
+@both_methods
+def test_the_fast_attention_does_not_pass_it_by(
+    method: str, options: dict[str, Any], family: str, backend: str
+) -> None:
+    """As if LoRA's product were in the weights, on every backend; the last layer may be for one row alone."""
+    small: dict[str, Any] = {"num_hidden_layers": 2, "num_attention_heads": 1, "hidden_size": 16}
+    targets = ["Wqkv", "Wo"]
+    if family == "longformer":
+        small, targets = small | {"attention_window": [8, 4]}, ["query", "value_global", "dense"]
+    lora = LoraConfig(r=2, init_lora_weights=False, target_modules=targets)
+    model = adapt(tiny_model(family, **small), method, lora=lora, **options)
+    attention.install(model, backend)
+    inputs, labels = batch(model, [13, 6]), torch.tensor([0, 2])
+    found = model(**inputs, labels=labels)
+    found.loss.backward()
+    gradient = model.get_prefix().grad.clone()
+    model.zero_grad()
+    model.merge_adapter()
+    expected = model(**inputs, labels=labels)
+    expected.loss.backward()
+    torch.testing.assert_close(found.logits, expected.logits, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(gradient, model.get_prefix().grad, atol=1e-5, rtol=1e-4)
+    model.unmerge_adapter()
+    torch.testing.assert_close(model(**inputs).logits, found.logits, atol=1e-5, rtol=1e-5)
+
+
+# --- one adapter ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@both_methods
+def test_one_folder_holds_both_to_the_bit(variant: str, method: str, tmp_path: Path) -> None:
+    tiny_model("roberta").save_pretrained(tmp_path / "base")
+    lora = LoraConfig(**{"r": 2, "target_modules": ["query", "value"]} | VARIANTS[variant])
+    base = type(tiny_model("roberta")).from_pretrained(tmp_path / "base")
+    model = random_weights(adapt(base, method, lora=lora))
+    model.save_pretrained(tmp_path / "adapter")
+    assert sorted(path.name for path in (tmp_path / "adapter").iterdir()) == [
+        "README.md", "adapter_config.json", "adapter_model.safetensors",
+    ]  # fmt: skip
+    saved = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
+    trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    assert len(saved) == len(trained)  # each once, heads too
+    assert sum(tensor.numel() for tensor in saved.values()) == model.get_nb_trainable_parameters()[0]
+    config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    assert config["lora"]["r"] == 2 and config["lora"]["peft_type"] == "LORA"
+
+    inputs = batch(model, [20, 11])
+    expected = model(**inputs)
+    for loaded in (
+        PeftModel.from_pretrained(tiny_model("roberta"), tmp_path / "adapter"),
+        PeftModel.from_pretrained(tiny_model("roberta"), tmp_path / "adapter", low_cpu_mem_usage=True),
+        AutoPeftModelForSequenceClassification.from_pretrained(tmp_path / "adapter", num_labels=3),
+    ):
+        assert_same_bits(loaded(**inputs), expected)
+        frozen = not any(parameter.requires_grad for parameter in loaded.parameters())
+        assert frozen or variant == "biases"  # which peft leaves trainable
+    again = PeftModel.from_pretrained(tiny_model("roberta"), tmp_path / "adapter", is_trainable=True)
+    assert {name for name, parameter in again.named_parameters() if parameter.requires_grad} == set(trained)
+
+
+@both_methods
+@every_family
+def test_saving_and_loading_on_every_family(family: str, method: str, tmp_path: Path) -> None:
+    model = random_weights(composed(family, method, {"use_dora": True}, gate=True, kernel="rbf", alpha_mode="layer"))
+    model.save_pretrained(tmp_path)
+    inputs = batch(model, [20, 11])
+    again = PeftModel.from_pretrained(tiny_model(family), tmp_path, is_trainable=True).eval()
+    assert torch.equal(states(again, inputs), states(model, inputs))
+    # On the CPU, PyTorch rounds products with some slices otherwise where the weight is frozen.
+    assert_equal(states(PeftModel.from_pretrained(tiny_model(family), tmp_path), inputs), states(model, inputs))
+
+
+def test_a_file_without_the_lora_part_is_refused(tmp_path: Path) -> None:
+    composed("roberta", "propagation").save_pretrained(tmp_path)
+    saved = load_file(tmp_path / "adapter_model.safetensors")
+    lacking = next(name for name in saved if "layer.1.attention.self.value.lora_B" in name)
+    save_file(
+        {name: tensor for name, tensor in saved.items() if name != lacking}, tmp_path / "adapter_model.safetensors"
+    )
+    with pytest.raises(ValueError, match=rf"no tensor '{lacking}'.*save the adapter again"):
+        PeftModel.from_pretrained(tiny_model("roberta"), tmp_path)
+
+
+@both_methods
+@every_family
+def test_several_adapters_with_and_without_lora(family: str, method: str, tmp_path: Path) -> None:
+    """Each is as it is alone, whichever was added, active or deleted before."""
+    alone = {
+        "plain": adapt(tiny_model(family), method, length=3),
+        "lora": composed(family, method, length=5),
+        "other": composed(family, method, {"r": 3, "target_modules": ["dense", "Wo"]}),
+    }
+    inputs = batch(alone["plain"], [19, 7])
+    expected = {name: states(model, inputs) for name, model in alone.items()}
+    for name, model in alone.items():
+        model.save_pretrained(tmp_path / name)
+    untouched = states(tiny_model(family), inputs)
+    names = list(alone)
+    for first in names:
+        model = PeftModel.from_pretrained(tiny_model(family), tmp_path / first, adapter_name=first)
+        for other in names:
+            if other != first:
+                model.load_adapter(tmp_path / other, other)
+                assert_equal(states(model, inputs), expected[first])  # loading does not activate
+        for name in [*names, *reversed(names)]:
+            model.set_adapter(name)
+            assert_equal(states(model, inputs), expected[name])
+            with model.disable_adapter():
+                assert torch.equal(states(model, inputs), untouched)
+        model.set_adapter("lora")
+        with pytest.warns(UserWarning):
+            model.delete_adapter("lora")
+        (active,) = model.active_adapters
+        assert_equal(states(model, inputs), expected[active])
+        assert not any(".lora_A.lora." in name for name, _ in model.named_parameters())
+        model.set_adapter("other")
+        assert_equal(states(model, inputs), expected["other"])
+        model.save_pretrained(tmp_path / "again" / first, selected_adapters=["other"])
+        again = PeftModel.from_pretrained(tiny_model(family), tmp_path / "again" / first / "other")
+        assert_equal(states(again, inputs), expected["other"])
+
+
+@both_methods
+def test_a_new_adapter_waits_to_be_active(method: str) -> None:
+    model = composed("roberta", method)
+    before = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    model.add_adapter("second", METHODS[method](task_type="SEQ_CLS", lora=LoraConfig(r=2)))
+    assert {name for name, parameter in model.named_parameters() if parameter.requires_grad} == before
+    model.set_adapter("second")
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    assert trained == {name.replace(".default", ".second") for name in before}
+
+
+def pristine(module: Any) -> tuple:
+    kinds = {
+        name: (type(child), list(child._forward_hooks), list(child._forward_pre_hooks), "forward" in vars(child))
+        for name, child in module.named_modules()
+    }
+    return kinds, [name for name, parameter in module.named_parameters() if parameter.requires_grad]
+
+
+@both_methods
+@every_family
+def test_unload_gives_the_untouched_model_back(family: str, method: str) -> None:
+    model = tiny_model(family)
+    inputs = batch(model, [25, 14])
+    before, expected = pristine(model), model(**inputs)
+    adapted = adapt(model, method, lora=LoraConfig(r=2, init_lora_weights=False))
+    with adapted.disable_adapter():
+        assert_same_bits(adapted(**inputs), expected)
+    twin = copy.deepcopy(adapted)
+    for one in (adapted, twin):
+        one(**inputs)
+        base = one.unload()
+        assert pristine(base) == before and not hasattr(base, "peft_config")
+        assert_same_bits(base(**inputs), expected)
+
+
+@both_methods
+@every_family
+def test_merging_keeps_the_prefix_and_says_so(family: str, method: str, tmp_path: Path) -> None:
+    model = composed(family, method, {"use_dora": True}, kernel="exp", alpha=0.5)
+    model.add_adapter("second", METHODS[method](task_type="SEQ_CLS", num_virtual_tokens=2))
+    inputs = batch(model, [25, 14])
+    expected = model(**inputs).logits
+    with pytest.warns(UserWarning, match=r"merged into the weights, but the prefix stays.*unload\(\)") as told:
+        merged = model.merge_and_unload()
+    assert told[0].filename == __file__
+    assert merged is model.get_base_model() and not lora_weights(merged)
+    assert list(model.peft_config) == ["default"]  # the other was for the weights as they were
+    for one in (model, merged):
+        torch.testing.assert_close(one(**inputs).logits, expected, atol=1e-5, rtol=1e-5)
+
+    model.save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "adapter_config.json").read_text())["lora"] is None
+    weights = model.unload()
+    assert not torch.allclose(weights(**inputs).logits, expected, atol=1e-3)
+    again = PeftModel.from_pretrained(weights, tmp_path)
+    torch.testing.assert_close(again(**inputs).logits, expected, atol=1e-5, rtol=1e-5)
+    with pytest.raises(ValueError, match="cannot be merged"):
+        again.merge_and_unload()
+
+
+def test_injection_without_a_peft_model() -> None:
+    inputs = batch(tiny_model(), [12])
+    config = METHODS["propagation"](num_virtual_tokens=4, lora=LoraConfig(r=2, init_lora_weights=False))
+    injected = inject_adapter_in_model(config, tiny_model()).eval()
+    state = get_peft_model_state_dict(injected)
+    model = tiny_model()
+    model.add_adapter(METHODS["propagation"](num_virtual_tokens=4, lora=LoraConfig(r=2)))
+    set_peft_model_state_dict(model, state)
+    assert_same_bits(model.eval()(**inputs), injected(**inputs))
+    model.disable_adapters()
+    assert_same_bits(model(**inputs), tiny_model()(**inputs))
+
+
+def test_after_wrong_targets_the_model_can_be_adapted() -> None:
+    model = tiny_model("bert")
+    inputs = batch(model, [12])
+    with pytest.raises(ValueError, match="No modules were targeted"):
+        adapt(model, "propagation", lora=LoraConfig(target_modules=["quary"]))
+    adapted = adapt(model, "propagation", lora=LoraConfig(target_modules=["query"], init_lora_weights=False))
+    expected = adapted(**inputs)
+    with pytest.raises(ValueError, match="No modules were targeted"):
+        adapted.add_adapter("second", METHODS["propagation"](lora=LoraConfig(target_modules=["quary"])))
+    assert_same_bits(adapted(**inputs), expected)
+
+
+def test_what_is_no_lora_is_refused() -> None:
+    with pytest.raises(ValueError, match="lora=8 must be a LoraConfig of peft"):
+        METHODS["tuning"](lora=8)
