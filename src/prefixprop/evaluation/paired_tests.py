@@ -12,7 +12,7 @@ from scipy import stats
 from prefixprop.evaluation.prediction_set import PredictionSet
 from prefixprop.evaluation.significance import CONFIDENCE, Alternative, SignificanceTest, check_alternative
 
-DEFAULT_RESAMPLES = 10_000
+DEFAULT_RESAMPLES = 20_000
 # How many counts are drawn at once: 128 MiB.
 _COUNTS_AT_ONCE = 2**24
 _ROUNDING = 1e-12

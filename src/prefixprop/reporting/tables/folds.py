@@ -73,12 +73,14 @@ def fold_tables(runs: Iterable[Run], comparisons: Sequence[Comparison] = ()) -> 
         for comparison in comparisons
         for contender in comparison.contenders
     }
+    has_results = {comparison.title for comparison in comparisons}
     found = sorted(together.values(), key=lambda runs: (protocol_title(runs[0].settings), runs[0].settings.folds))
     titles = [protocol_title(runs[0].settings) for runs in found]
     tables = []
     for number, (runs_on_folds, title) in enumerate(zip(found, titles, strict=True), start=1):
         folds = f" ({runs_on_folds[0].settings.folds} folds)" if titles.count(title) > 1 else ""
-        tables.append(_table(runs_on_folds, chosen, number, f"{title}{folds}: cross-validation on train"))
+        table = _table(runs_on_folds, chosen, number, f"{title}{folds}: cross-validation on train")
+        tables.append(replace(table, section=title, is_detail=title in has_results))
     return tables
 
 
