@@ -66,7 +66,7 @@ def _predictions(run: Run, split: str) -> PredictionSet | None:
     except (ValueError, OSError):  # the pictures, which need them too, say why
         return None
     # As in an archive, of which a report says the same.
-    return replace(found, logits=half_precision(found.logits))
+    return replace(found, logits=half_precision(found.logits).astype(np.float64))
 
 
 def _labels(predictions: PredictionSet, names: tuple[str, ...], title: str, name: str) -> Table:
@@ -94,7 +94,8 @@ def _mistakes(predictions: PredictionSet, run: Run, split: str, title: str, name
     wrong = np.flatnonzero(guesses != labels)
     rows = [int(row) for row in wrong[np.argsort(-probabilities[wrong, guesses[wrong]], kind="stable")][:_MISTAKES]]
     ids = [predictions.ids[row] for row in rows]
-    notes = [f"The {len(rows)} of {len(wrong):,} mistakes that the run is surest of, after temperature scaling."]
+    count = f"{len(wrong):,} {'mistake' if len(wrong) == 1 else 'mistakes'}"
+    notes = [f"{count} in all; first those that the run is surest of, after temperature scaling."]
     beginnings = _beginnings(run, split, ids)
     if not beginnings:
         notes.append("How they begin is not shown: the documents are not at hand, or have changed since the run.")
