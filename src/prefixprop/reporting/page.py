@@ -55,7 +55,7 @@ th.text, td.text { text-align: left; }
 th:first-child, td:first-child { position: sticky; left: 0; z-index: 1; }
 td:first-child { background: var(--paper); }
 td.text { white-space: normal; }
-td.long { min-width: 18rem; }
+td.long { min-width: 28rem; }
 td.text span { white-space: nowrap; }
 td:first-child { min-width: 7rem; }
 th.paper, td.paper { color: var(--dim); font-style: italic; border-left: 1px dashed var(--line); }

@@ -67,6 +67,13 @@ def test_the_baseline_is_chosen_and_models_are_named(tmp_path: Path) -> None:
     assert "ahead of lora on test" in told(tmp_path, baseline="lora")[1]
 
 
+def test_a_method_alone_is_not_the_best_of_anything(tmp_path: Path) -> None:
+    for seed in (1, 2):
+        make_results(tmp_path / f"lora{seed}", method="lora", seed=seed)
+    (only,) = told(tmp_path)
+    assert only.startswith("Lora reaches ") and "% micro-F1 on test (95 % interval over 2 seeds" in only
+
+
 def test_the_rows_stand_by_their_scores(tmp_path: Path) -> None:
     for method, skill in (("lora", 1.0), ("head-only", 0.1), ("prefix-tuning", 3.0)):
         make_results(tmp_path / method, method=method, skill=skill, documents=200)

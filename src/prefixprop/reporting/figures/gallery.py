@@ -64,7 +64,8 @@ def _of_lengths(comparisons: Sequence[Comparison]) -> Iterator[Picture]:
     figure = plot_lengths(comparisons)
     if figure is not None:
         caption = "Lengths of the train documents of every task; the line is the median."
-        yield Picture("document-lengths", caption, figure, "Documents", "Lengths of documents")
+        section = comparisons[0].title if len(comparisons) == 1 else "Documents"
+        yield Picture("document-lengths", caption, figure, section, "Lengths of documents")
 
 
 def _of_all_methods(comparison: Comparison, prefix: str) -> Iterator[Picture]:

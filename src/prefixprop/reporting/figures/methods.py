@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import textwrap
 from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 # Fewer points than this have no shape worth drawing.
 _FEWEST_FOR_VIOLIN = 3
+_NAME_WIDTH = 28  # letters of a row's name in one line
 # What a line is drawn from: by epoch or learning rate, the values of the seeds or folds.
 Course = Mapping[float, list[float]]
 
@@ -41,7 +43,8 @@ def plot_seeds(comparison: Comparison, split: str) -> Figure | None:
         points = {"s": 30, "edgecolor": "white", "linewidth": 0.5, "zorder": 3}
         axis.scatter(values, [row] * len(values), **points, **style)  # type: ignore[arg-type]
         axis.plot([statistics.fmean(values)] * 2, [row - 0.3, row + 0.3], color=style["color"], linewidth=2)
-    names = [plain(comparison.short_name(row, "\n")) for row in comparison.contenders]
+    # Long names in several lines leave the points their room.
+    names = [plain(textwrap.fill(comparison.short_name(row), _NAME_WIDTH)) for row in comparison.contenders]
     axis.set_yticks(range(len(scores)), names, fontsize=8)
     axis.invert_yaxis()
     axis.set_xlabel(f"{title} on {split}, %", fontsize=9)

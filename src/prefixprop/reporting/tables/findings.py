@@ -23,8 +23,7 @@ def findings(comparison: Comparison, against: Sequence[Pair]) -> list[str]:
         and pair.second.method == pair.second.best.settings.method
         and pair.split == comparison.judged_on
     ]
-    best = [_best(comparison)] if len(comparison.contenders) > 1 else []
-    return [*best, *(" ".join(_compared(comparison, pair)) for pair in main)]
+    return [_best(comparison), *(" ".join(_compared(comparison, pair)) for pair in main)]
 
 
 def _best(comparison: Comparison) -> str:
@@ -35,8 +34,10 @@ def _best(comparison: Comparison) -> str:
     if summary.interval is not None:
         low, high = summary.interval
         spread = f"95 % interval over {summary.count} seeds {low:.1f} to {high:.1f}"
-    start = f"Best on {split}{_model(comparison, row)}: {row.method}"
-    return f"{start}, {summary.mean:.1f} % {comparison.measure} ({spread})."
+    score = f"{summary.mean:.1f} % {comparison.measure}"
+    if len(comparison.contenders) == 1:
+        return f"{row.method.capitalize()} reaches {score} on {split} ({spread})."
+    return f"Best on {split}{_model(comparison, row)}: {row.method}, {score} ({spread})."
 
 
 def _model(comparison: Comparison, row: Contender) -> str:

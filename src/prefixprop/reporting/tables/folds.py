@@ -15,6 +15,7 @@ from prefixprop.evaluation.significance import summarise_seeds
 from prefixprop.reporting.choose.comparisons import Comparison, Trial, protocol_title, trials_of
 from prefixprop.reporting.choose.method_rows import MethodRow, data_key, method_rows, row_key, searched_values
 from prefixprop.reporting.file_names import file_name
+from prefixprop.reporting.tables.circumstances import differing_circumstances
 from prefixprop.reporting.tables.floor import with_floor
 from prefixprop.reporting.tables.measures import ECE, headline
 from prefixprop.reporting.tables.table import (
@@ -184,7 +185,7 @@ def _notes(rows: Sequence[_Row], runs: Sequence[Run], has_differences: bool) -> 
     listed = f"{'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds))}"
     notes = [
         f"{settings.folds} folds of train, {listed}: every run leaves one fold out of its training and is judged on "
-        "it; mean ± standard deviation over the runs.",
+        f"it; mean ± standard deviation over the runs. {differing_circumstances(runs)}".rstrip(),
         _NO_RESULTS,
     ]
     if any(row.is_chosen for row in rows):
