@@ -11,7 +11,7 @@ from html import escape
 
 from prefixprop.reporting.figures.canvas import BLUE, GREEN, PINK, SKY, VERMILION, svg_of
 from prefixprop.reporting.figures.gallery import Picture
-from prefixprop.reporting.tables.markup import to_html
+from prefixprop.reporting.tables.markup import to_html, with_units
 from prefixprop.reporting.tables.table import Table
 
 # The colours of pictures follow the page's. On a dark page those of the palette are lightened, in the same hue, until
@@ -125,7 +125,7 @@ def _section(tables: Sequence[Table], pictures: Sequence[Picture]) -> Iterator[s
     """What is open first, and then what is folded away."""
     for table in tables:
         if not table.is_detail:
-            yield from (f'<p class="finding">{escape(finding)}</p>' for finding in table.findings)
+            yield from (f'<p class="finding">{with_units(finding)}</p>' for finding in table.findings)
             yield f"<h3>{escape(_short_title(table))}</h3>\n{to_html(table)}"
     by_fold: dict[str, list[Picture]] = {}
     for picture in pictures:

@@ -121,11 +121,11 @@ class Comparison:
         counts = " and ".join(f"{count:,} {split}" for split, count in self.documents.items())
         return f"{counts} {self.items}" + ("" if self.labels is None else f", {len(self.labels)} labels")
 
-    def short_name(self, contender: Contender, separator: str = ", ") -> str:
+    def short_name(self, contender: Contender) -> str:
         """The method, and where models differ the model, without who made it."""
         if len(self.models) == 1:
             return contender.method
-        return f"{contender.method}{separator}{contender.model.rsplit('/', 1)[-1]}"
+        return f"{contender.method}, {contender.model.rsplit('/', 1)[-1]}"
 
     @property
     def models(self) -> tuple[str, ...]:

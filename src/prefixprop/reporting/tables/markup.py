@@ -35,7 +35,7 @@ def to_html(table: Table) -> str:
     """
     head = "".join(
         f'<th scope="col" aria-sort="none"{_css_class(column)}>'
-        f'<button type="button">{_html_heading(column)}</button></th>'
+        f'<button type="button">{with_units(column.heading)}</button></th>'
         for column in table.columns
     )
     body = "\n".join(f"<tr>{_html_cells(table, row)}</tr>" for row in table.rows)
@@ -48,9 +48,9 @@ def to_html(table: Table) -> str:
     )
 
 
-def _html_heading(column: Column) -> str:
-    """The heading with its unit and arrow kept on the line of the word before."""
-    return escape(column.heading).replace(" %", "\u00a0%").replace(" ↑", "\u00a0↑").replace(" ↓", "\u00a0↓")
+def with_units(text: str) -> str:
+    """The text in HTML, with units and arrows kept on the line of the word before."""
+    return escape(text).replace(" %", "\u00a0%").replace(" ↑", "\u00a0↑").replace(" ↓", "\u00a0↓")
 
 
 def _html_cells(table: Table, row: tuple[Cell, ...]) -> str:

@@ -33,6 +33,7 @@ from prefixprop.reporting.tables.table import (
     plain_cell,
     ranked,
     setting_cell,
+    text_column,
     without_empty,
 )
 from prefixprop.runs.run import Run, as_number
@@ -74,7 +75,8 @@ def _methods_table(comparison: Comparison, name: str, told: Sequence[str]) -> Ta
     seconds = Column("Training, s", [number_cell(_recorded(trial, "seconds"), 0) for trial in trials], Better.LOWER)
     runs = [run for trial in trials for run in trial.runs]
     columns = [
-        *_name_columns(comparison),
+        # One column of names: on a phone, the score is to be seen beside it.
+        text_column("Method", [comparison.short_name(row) for row in comparison.contenders]),
         *map(ranked, _measure_columns(comparison, split, measure, with_paper=False)),
         measure.interval_column(trials, split),
         *(ranked(one) for each in calibration for one in _measure_columns(comparison, split, each, with_paper=False)),
