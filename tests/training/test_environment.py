@@ -38,8 +38,8 @@ def test_the_commit_and_what_differs_from_it(folder: Path) -> None:
     commit = git("rev-parse", "HEAD")
     assert recorded() == {"commit": commit, "changed": False}
     names = []
-    for number in (2, 3, 2):
-        (folder / "code.py").write_text(f"{number}\n")
+    for content in (b"2\n", b"in Latin-1: \xe9\n", b"2\n"):
+        (folder / "code.py").write_bytes(content)
         found = recorded()
         assert (found["commit"], found["changed"]) == (commit, True)
         names.append(found["difference"])

@@ -12,7 +12,7 @@ from html import escape
 from prefixprop.reporting.figures.canvas import BLUE, GREEN, PINK, SKY, VERMILION, svg_of
 from prefixprop.reporting.figures.gallery import Picture
 from prefixprop.reporting.tables.markup import to_html, with_units
-from prefixprop.reporting.tables.table import Table
+from prefixprop.reporting.tables.table import Table, capitalised
 
 # The colours of pictures follow the page's. On a dark page those of the palette are lightened, in the same hue, until
 # they stand out from it and from each other.
@@ -142,8 +142,7 @@ def _folded(title: str, content: str) -> str:
 
 def _short_title(table: Table) -> str:
     """The title without what the heading of the section says already."""
-    title = table.title.removeprefix(table.section).lstrip(",: ")
-    return title[0].upper() + title[1:]
+    return capitalised(table.title.removeprefix(table.section).lstrip(",: "))
 
 
 def _figures(pictures: Sequence[Picture]) -> str:

@@ -54,9 +54,9 @@ def _git() -> dict[str, Any] | None:
     if commit is None:
         told = os.environ.get(COMMIT_VARIABLE, "").strip() or _told_by_file()
         return {"commit": told, "changed": None} if told else None
-    changes = _git_output("diff", "HEAD")
+    changes = _git_output("diff", "--no-ext-diff", "HEAD")
     if not changes:
-        return {"commit": commit, "changed": False}
+        return {"commit": commit, "changed": None if changes is None else False}
     return {"commit": commit, "changed": True, "difference": hashlib.sha256(changes.encode()).hexdigest()[:7]}
 
 
@@ -69,7 +69,7 @@ def _told_by_file() -> str | None:
 
 def _git_output(*arguments: str) -> str | None:
     try:
-        result = subprocess.run(["git", *arguments], capture_output=True, text=True, timeout=10, check=True)
+        result = subprocess.run(["git", *arguments], capture_output=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
-    return result.stdout.strip()
+    return result.stdout.decode("utf-8", "replace").strip()  # a changed file may be in any encoding

@@ -146,6 +146,17 @@ def test_a_turned_table_of_rows_of_different_widths_keeps_to_the_terminal(width:
     assert all(shown.count(f"7{n}.4 to 81.{n}") == len(names) for n in range(20))
 
 
+@pytest.mark.parametrize("width", [120, 70, 44])
+def test_long_texts_take_several_lines_and_lose_nothing(width: int) -> None:
+    text = "It begins with many words " * 6 + "https://" + "x" * 150
+    stream = io.StringIO()
+    columns = [text_column("Document", ["d1"]), Column("Sure, %", [Cell("96")]), text_column("It begins", [text])]
+    print_table(Console(file=stream, width=width), Table("x", "A table", columns))
+    shown = stream.getvalue()
+    assert max(map(len, shown.splitlines())) <= width
+    assert (shown.count("x"), shown.count("words"), shown.count("…")) == (150, 6, 0)
+
+
 @pytest.mark.parametrize("width", [200, 40, 36])
 def test_numbers_are_not_cut_in_a_narrow_terminal(width: int) -> None:
     stream = io.StringIO()

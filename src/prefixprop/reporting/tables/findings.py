@@ -8,6 +8,7 @@ from prefixprop.evaluation import PairedBootstrap, t_test
 from prefixprop.evaluation.significance import summarise_seeds
 from prefixprop.reporting.choose.comparisons import Comparison, Contender
 from prefixprop.reporting.tables.significance import Pair, p_text
+from prefixprop.reporting.tables.table import capitalised
 
 # The method that the paper proposes.
 PROPOSED = "prefix-propagation"
@@ -36,7 +37,7 @@ def _best(comparison: Comparison) -> str:
         spread = f"95 % interval over {summary.count} seeds {low:.1f} to {high:.1f}"
     score = f"{summary.mean:.1f} % {comparison.measure}"
     if len(comparison.contenders) == 1:
-        return f"{row.method.capitalize()} reaches {score} on {split} ({spread})."
+        return f"{capitalised(row.method)} reaches {score} on {split} ({spread})."
     return f"Best on {split}{_model(comparison, row)}: {row.method}, {score} ({spread})."
 
 
@@ -54,7 +55,7 @@ def _compared(comparison: Comparison, pair: Pair) -> Iterator[str]:
         standing = "level with"
     first, second = (100 * row.best.mean(pair.split, metric) for row in (pair.first, pair.second))
     yield (
-        f"{pair.first.method.capitalize()} is {standing} {pair.second.method} on "
+        f"{capitalised(pair.first.method)} is {standing} {pair.second.method} on "
         f"{pair.split}{_model(comparison, pair.first)}: {first:.1f} % against {second:.1f} %."
     )
     seeds = min(len(row.best.runs) for row in (pair.first, pair.second))

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from prefixprop.evaluation import PredictionSet, confusion_counts
 from prefixprop.reporting.choose.comparisons import Comparison
-from prefixprop.reporting.tables.table import Cell, Column, Table, plain_cell, text_column
+from prefixprop.reporting.tables.table import Cell, Column, Table, capitalised, plain_cell, text_column
 from prefixprop.runs.archive_file import half_precision
 from prefixprop.runs.directory import DOCUMENTS
 from prefixprop.runs.run import Run
@@ -27,8 +27,8 @@ def one_run_findings(comparison: Comparison, run: Run) -> list[str]:
     """How many documents are right, and whether the run is as sure as it should be."""
     split = comparison.judged_on
     accuracy, count = run.measure(split, "accuracy") or 0.0, comparison.documents[split]
-    start = f"{comparison.contenders[0].method.capitalize()} gets {round(accuracy * count):,} of {count:,} {split} "
-    told = [f"{start}{comparison.items} right: {100 * accuracy:.1f} %."]
+    method, right = capitalised(comparison.contenders[0].method), f"{round(accuracy * count):,} of {count:,}"
+    told = [f"{method} gets {right} {split} {comparison.items} right: {100 * accuracy:.1f} %."]
     ece, scaled = run.measure(split, "ece"), run.measure(f"{split}_calibrated", "ece")
     predictions = _predictions(run, split)
     if predictions is not None and ece is not None and scaled is not None:

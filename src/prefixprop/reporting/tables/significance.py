@@ -32,6 +32,7 @@ from prefixprop.reporting.tables.table import (
     Column,
     Mark,
     Table,
+    capitalised,
     plain_cell,
     range_cell,
     text_column,
@@ -174,7 +175,7 @@ def _seed_columns(comparison: Comparison, pairs: Sequence[Pair], tests: Sequence
     title = f"{comparison.measure} difference, points"
     return [
         Column("n seeds", [_two(*count) for count in counts]),
-        Column(title[0].upper() + title[1:], [plain_cell(100 * test.difference, 1, sign="+") for test in tests]),
+        Column(capitalised(title), [plain_cell(100 * test.difference, 1, sign="+") for test in tests]),
     ]
 
 

@@ -81,6 +81,11 @@ class Table:
         return list(zip(*(column.cells for column in self.columns), strict=True))
 
 
+def capitalised(text: str) -> str:
+    """The text as a sentence begins; `str.capitalize` would change its other letters too."""
+    return text[:1].upper() + text[1:]
+
+
 def text_column(title: str, texts: Iterable[str]) -> Column:
     """A column of words, such as the names of the rows."""
     return Column(title, [Cell(text) for text in texts], is_text=True)

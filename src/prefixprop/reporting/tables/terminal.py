@@ -10,6 +10,7 @@ from rich.text import Text
 
 from prefixprop.reporting.tables.table import Cell, Column, Mark, Table
 
+_LONGEST_NAME = 24
 _STYLES = {Mark.BOLD: "bold", Mark.UNDERLINED: "underline", Mark.NONE: ""}
 
 
@@ -35,6 +36,7 @@ def _upright(table: Table, widths: Sequence[int]) -> RichTable:
             Text(column.heading),
             justify="left" if column.is_text else "right",
             style=_style(column),
+            overflow="fold",
             min_width=width,
             max_width=width,
         )
@@ -58,8 +60,13 @@ def _widths(columns: Sequence[Column], available: int) -> list[int] | None:
 
 
 def _least_width(column: Column) -> int:
-    words = [word for cell in column.cells for word in cell.text.split()] if column.is_text else []
-    return max([0 if column.is_text else column.width, *map(len, [*words, *column.heading.split()])])
+    widest = max(map(_longest_word, column.cells), default=0) if column.is_text else column.width
+    return max([widest, *map(len, column.heading.split())])
+
+
+def _longest_word(cell: Cell) -> int:
+    """How wide the words of a cell are; one that no name is as long as may be broken."""
+    return min(_LONGEST_NAME, max(map(len, cell.text.split()), default=0))
 
 
 def _print_turned(console: Console, table: Table) -> None:
@@ -95,9 +102,8 @@ def _room_for_titles(available: int, columns: Sequence[Column], rows: Sequence[t
 
 def _width_of_row(columns: Sequence[Column], row: tuple[Cell, ...]) -> int:
     """Of a row that is turned into a column: numbers in one line, long names in several."""
-    numbers = [cell.text for column, cell in zip(columns, row, strict=True) if not column.is_text]
-    words = [word for column, cell in zip(columns, row, strict=True) if column.is_text for word in cell.text.split()]
-    return max(map(len, [*numbers, *words]))
+    widths = zip(columns, row, strict=True)
+    return max(_longest_word(cell) if column.is_text else len(cell.text) for column, cell in widths)
 
 
 def _style(column: Column) -> str:
