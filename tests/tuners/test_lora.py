@@ -35,6 +35,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "one layer": {"layers_to_transform": [1], "target_modules": ["query"]},
     "ranks": {"rank_pattern": {"value": 5}},
     "biases": {"bias": "lora_only"},
+    "tokens": {"trainable_token_indices": {"word_embeddings": [5, 6]}},
 }
 
 
@@ -170,6 +171,7 @@ def test_one_folder_holds_both_to_the_bit(variant: str, method: str, tmp_path: P
     assert config["lora"]["r"] == 2 and config["lora"]["peft_type"] == "LORA"
 
     inputs = batch(model, [20, 11])
+    inputs["input_ids"][0, 3] = 5
     expected = model(**inputs)
     for loaded in (
         PeftModel.from_pretrained(tiny_model("roberta"), tmp_path / "adapter"),
@@ -326,9 +328,11 @@ def test_after_wrong_targets_the_model_can_be_adapted() -> None:
         adapt(model, "propagation", lora=LoraConfig(target_modules=["quary"]))
     adapted = adapt(model, "propagation", lora=LoraConfig(target_modules=["query"], init_lora_weights=False))
     expected = adapted(**inputs)
+    trained = {name for name, parameter in adapted.named_parameters() if parameter.requires_grad}
     with pytest.raises(ValueError, match="No modules were targeted"):
         adapted.add_adapter("second", METHODS["propagation"](lora=LoraConfig(target_modules=["quary"])))
     assert_same_bits(adapted(**inputs), expected)
+    assert {name for name, parameter in adapted.named_parameters() if parameter.requires_grad} >= trained
 
 
 def test_what_is_no_lora_is_refused() -> None:
