@@ -20,6 +20,7 @@ import warnings
 from collections import Counter
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from peft import get_peft_model
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
-from transformers import LongformerConfig, LongformerForSequenceClassification, LongformerModel, TrainerCallback
+from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, TrainerCallback
 from transformers.utils import logging
 
 from prefixprop import PrefixPropagationConfig, PrefixTuningConfig, attention
@@ -45,9 +46,13 @@ PREFIXES = {
 
 @dataclass(frozen=True)
 class Case:
-    """Documents of these lengths in a batch; the first tokens are global, and others at this distance."""
+    """Documents of these lengths in a batch; in Longformer, the first tokens are global, and some at this distance.
+
+    Without padding and global tokens there are no masks either.
+    """
 
     lengths: tuple[int, ...]
+    family: str = "longformer"
     window: int = 128
     heads: int = 4
     size: int = 64
@@ -58,7 +63,8 @@ class Case:
     def __str__(self) -> str:
         side = "left" if self.left else "right"
         everywhere = f"{self.first} global" + (f", each {self.every}th" if self.every else "")
-        return f"{self.lengths} {side}, window {self.window}, {self.heads} × {self.size}, {everywhere}"
+        kind = everywhere if self.family == "longformer" else self.family
+        return f"{self.lengths} {side}, window {self.window}, {self.heads} × {self.size}, {kind}"
 
 
 CASES = (
@@ -72,26 +78,44 @@ CASES = (
     Case((900, 450), first=0),
     Case((900, 450), first=40, every=29),
     Case((300, 1), every=1),
+    Case((640, 640), first=0),
+    Case((777,), family="modernbert"),
+    Case((1000, 613, 1), family="modernbert"),
+    Case((1000, 613), family="modernbert", left=True, window=256, size=32),
+    Case((700, 411), family="modernbert", size=128, heads=3),
 )
+OF_FAMILY: dict[str, Any] = {
+    "longformer": lambda window: {"attention_window": [window, window // 2]},
+    "modernbert": lambda window: {
+        "local_attention": window,
+        "layer_types": ["full_attention", "sliding_attention"],
+        **{f"{name}_token_id": number for number, name in enumerate(("pad", "cls", "sep", "bos", "eos"))},
+    },
+}
 
 
 def build_encoder(case: Case) -> Any:
     torch.manual_seed(0)
-    config = LongformerConfig(
+    config = AutoConfig.for_model(
+        case.family,
         hidden_size=case.heads * case.size,
         num_attention_heads=case.heads,
         num_hidden_layers=2,
         intermediate_size=2 * case.heads * case.size,
-        attention_window=[case.window, case.window // 2],
         vocab_size=100,
         max_position_embeddings=max(case.lengths) + case.window + 2,
+        **OF_FAMILY[case.family](case.window),
     )
-    model = LongformerModel(config, add_pooling_layer=False).eval()
+    model = AutoModel.from_config(config).eval()
     with torch.no_grad():
-        for parameter in model.encoder.parameters():
+        for parameter in layers_of(model).parameters():
             if parameter.dim() > 1:  # the usual weights make attention so flat that mistakes hide
                 parameter.normal_(std=1 / parameter.shape[1] ** 0.5)
     return model.cuda()
+
+
+def layers_of(model: Any) -> Any:
+    return model.encoder if hasattr(model, "encoder") else model.layers
 
 
 def inputs_of(case: Case) -> dict[str, Tensor]:
@@ -102,7 +126,11 @@ def inputs_of(case: Case) -> dict[str, Tensor]:
     if case.every:
         everywhere = everywhere | (place % case.every == 0)
     seen, everywhere = (seen.flip(1), everywhere.flip(1)) if case.left else (seen, everywhere)
-    masks = {"attention_mask": seen.long(), "global_attention_mask": (everywhere & seen).long()}
+    masks = {"attention_mask": seen.long()}
+    if case.family == "longformer":
+        masks["global_attention_mask"] = (everywhere & seen).long()
+        if seen.all() and not everywhere.any():
+            masks = {}
     states = torch.randn(len(case.lengths), longest, case.heads * case.size)
     return {name: tensor.cuda() for name, tensor in (masks | {"inputs_embeds": states}).items()}
 
@@ -112,9 +140,9 @@ def results(model: Any, inputs: dict[str, Tensor], direction: Tensor, backend: s
     if backend is not None:
         attention.install(model, backend=backend)
     states = inputs["inputs_embeds"].to(model.dtype).requires_grad_()
-    real = inputs["attention_mask"].bool()
+    real = inputs.get("attention_mask", torch.ones(states.shape[:2], device=states.device)).bool()
     output = model(**(inputs | {"inputs_embeds": states})).last_hidden_state[real]
-    leaves = [states, *model.encoder.parameters()]
+    leaves = [states, *layers_of(model).parameters()]
     gradients = torch.autograd.grad((output * direction[real].to(model.dtype)).sum(), leaves, allow_unused=True)
     of_states, *of_weights = (
         torch.zeros_like(leaf) if gradient is None else gradient
@@ -173,18 +201,18 @@ def check_numbers(console: Console) -> bool:
 def build_classifiers() -> dict[str, Any]:
     """The same model without a prefix and with each, on the Triton backend, in bfloat16."""
     models: dict[str, Any] = {}
-    for name, config in (("no PEFT", None), *PREFIXES.items()):
+    for family, (name, config) in product(OF_FAMILY, (("no PEFT", None), *PREFIXES.items())):
         torch.manual_seed(0)
-        shape = LongformerConfig(
-            num_hidden_layers=2, hidden_size=256, num_attention_heads=4, intermediate_size=1024, attention_window=256,
-            vocab_size=100, max_position_embeddings=4098, pad_token_id=1,
+        shape = AutoConfig.for_model(
+            family, num_hidden_layers=2, hidden_size=256, num_attention_heads=4, intermediate_size=1024,
+            vocab_size=100, max_position_embeddings=4098, **({"pad_token_id": 1} | OF_FAMILY[family](256)),
         )  # fmt: skip
-        model = LongformerForSequenceClassification(shape)
+        model = AutoModelForSequenceClassification.from_config(shape)
         if config is not None:
             model = get_peft_model(model, config(task_type="SEQ_CLS", num_virtual_tokens=8))
         model = model.cuda().to(torch.bfloat16).eval()
         attention.install(model, backend="triton")
-        models[name] = model
+        models[f"{family}, {name}"] = model
     return models
 
 
@@ -218,10 +246,10 @@ def check_no_sync(model: Any) -> str | None:
 
 
 def compiled_kernels() -> int:
-    from prefixprop.attention.gpu import launch, prefix_part, residual_norm
+    from prefixprop.attention.gpu import gated_feed_forward, launch, prefix_part, residual_norm, rotation
     from prefixprop.attention.gpu.triton_kernel import TritonKernel
 
-    modules = (launch, residual_norm, prefix_part)
+    modules = (launch, residual_norm, prefix_part, rotation, gated_feed_forward)
     found = [value for module in modules for value in vars(module).values() if isinstance(value, TritonKernel)]
     return sum(len(kernel._compiled) for kernel in found)
 
@@ -258,7 +286,8 @@ def difference(found: list[Tensor], expected: list[Tensor]) -> str | None:
 
 def check_whole_layer(model: Any) -> str | None:
     """Compare with the layers computed part by part, which a hook on one of them asks for."""
-    layers = [module for module in model.modules() if type(module).__name__ == "LongformerIntermediate"]
+    parts = ("LongformerIntermediate", "ModernBertMLP")
+    layers = [module for module in model.modules() if type(module).__name__ in parts]
     found = gradients_of_step(model)
     hooks = [layer.register_forward_hook(lambda *_: None) for layer in layers]
     expected = gradients_of_step(model)

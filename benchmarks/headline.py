@@ -15,16 +15,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 from scipy.stats import combine_pvalues
 
-from prefixprop.evaluation import paired_scores, t_test
+from prefixprop.evaluation import paired_bootstrap, t_test
 from prefixprop.reporting.choose.comparisons import Contender, compare
+from prefixprop.reporting.tables.significance import Pair
 from prefixprop.runs.find import find_runs
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -35,7 +34,6 @@ PROTOCOLS = {
 }
 FIRST, SECOND = "prefix-propagation", "prefix-tuning"
 SPLITS = ("test", "dev", "dev and test")
-RESAMPLES = 20_000
 
 
 @dataclass(frozen=True)
@@ -52,10 +50,12 @@ class Evidence:
 def evidence(folder: str, splits: str) -> Evidence:
     """What the runs of a sweep say on the documents of these splits."""
     rows = _rows(folder)
-    first, second = (_right(rows[method], rows[FIRST], splits.split(" and ")) for method in (FIRST, SECOND))
-    test = t_test([*first.mean(axis=1)], [*second.mean(axis=1)])
-    assert test.p_value is not None
-    return Evidence(first.shape[1], 100 * test.difference, test.p_value, seeds_and_documents(first, second))
+    right = [Pair(rows[FIRST], rows[SECOND], split).right() for split in splits.split(" and ")]
+    first, second = (np.concatenate(parts, axis=1) for parts in zip(*right, strict=True))
+    over_seeds = t_test([*first.mean(axis=1)], [*second.mean(axis=1)]).p_value
+    over_both = paired_bootstrap(first, second)
+    assert over_seeds is not None and over_both.p_value is not None
+    return Evidence(first.shape[1], 100 * over_both.difference, over_seeds, over_both.p_value)
 
 
 def together(tasks: Sequence[Evidence]) -> tuple[float, ...]:
@@ -64,40 +64,10 @@ def together(tasks: Sequence[Evidence]) -> tuple[float, ...]:
     return tuple(float(combine_pvalues(values, method="stouffer").pvalue) for values in p_values)
 
 
-def seeds_and_documents(first: NDArray[Any], second: NDArray[Any], resamples: int = RESAMPLES) -> float:
-    """The share of resamples in which the first is not ahead; both say which documents are right, [seeds, documents].
-
-    As in `paired_bootstrap`, the sample itself counts as one of them.
-    """
-    generator = np.random.default_rng(0)
-    # Documents that the same runs get right are drawn together: some hundred numbers per sample, not thousands.
-    kinds, counts = np.unique(np.concatenate([first, second]), axis=1, return_counts=True)
-    documents = _shares(generator, counts, resamples)
-    one, other = (
-        ((_shares(generator, np.ones(len(seeds)), resamples) @ seeds) * documents).sum(axis=1)
-        for seeds in np.split(kinds, [len(first)])
-    )
-    # Sums of fractions leave a tie a rounding error away from zero.
-    return (1 + int((one - other <= 1e-12).sum())) / (1 + resamples)
-
-
-def _shares(generator: np.random.Generator, counts: NDArray[Any], samples: int) -> NDArray[Any]:
-    """How much of each sample, drawn with replacement, every kind makes up: [samples, kinds]."""
-    total = int(counts.sum())
-    return generator.multinomial(total, counts / total, size=samples) / total
-
-
 @cache
 def _rows(folder: str) -> dict[str, Contender]:
     (comparison,) = compare(find_runs([RESULTS / folder]).runs)
     return {row.method: row for row in comparison.contenders if row.model == "embedded"}
-
-
-def _right(row: Contender, reference: Contender, splits: Sequence[str]) -> NDArray[Any]:
-    """Which documents each seed of a row gets right, in the reference's order: [seeds, documents]."""
-    ordered = {split: reference.best.runs[0].predictions(split) for split in splits}
-    right = [[paired_scores(ordered[split], run.predictions(split))[1] for run in row.best.runs] for split in splits]
-    return np.concatenate(right, axis=1).astype(np.float64)
 
 
 def main() -> None:

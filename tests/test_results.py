@@ -8,7 +8,6 @@ import sys
 from functools import cache
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from prefixprop.experiments import SweepState, read_plan, settle_finished
@@ -198,7 +197,7 @@ def test_p_values(table: str, split: str, method: str, said: str) -> None:
 
 
 def against_tuning(table: str, split: str, method: str) -> Row:
-    rows = results(f"{table}, embedded: better than prefix-tuning? Over seeds")
+    rows = results(f"{table}, embedded: better than prefix-tuning?")
     (row,) = (row for row in rows if (row["Method"], row["Split"]) == (method, split))
     return row
 
@@ -259,17 +258,6 @@ def test_the_headline() -> None:
     assert [[row[name] for name in columns] for row in shown] == [
         [row[name] for name in columns] for row in judged_on_test
     ]
-
-
-def test_a_bootstrap_over_seeds_and_documents() -> None:
-    nothing = np.zeros((2, 10))
-    one_document = np.concatenate([np.ones((2, 1)), np.zeros((2, 9))], axis=1)
-    one_seed = np.concatenate([np.ones((1, 10)), np.zeros((1, 10))])
-    # Not ahead where the one document, or the one seed, is not drawn.
-    assert headline.seeds_and_documents(one_document, nothing) == pytest.approx(0.9**10, abs=0.01)
-    assert headline.seeds_and_documents(one_seed, nothing) == pytest.approx(0.5**2, abs=0.01)
-    assert headline.seeds_and_documents(nothing, one_seed) == 1
-    assert headline.seeds_and_documents(np.ones((2, 10)), nothing) < 0.001
 
 
 def test_runs_of_a_changed_tree() -> None:

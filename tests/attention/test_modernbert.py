@@ -17,7 +17,7 @@ from prefixprop import attention
 
 from tiny import HEADS, adapt, assert_same_bits, batch, both_methods, tiny_model
 
-REPLACED = 1 + 3  # the model, and attention in each of three layers
+REPLACED = 1 + 3 * 2  # the model, and in each of three layers: itself, attention
 
 
 def modernbert(task: str = "FEATURE_EXTRACTION", **overrides: Any) -> Any:

@@ -30,7 +30,7 @@ def test_archive_then_report(tmp_path: Path) -> None:
     assert f"Skipped: {tmp_path / 'runs' / 'unfinished'}: the run is not finished" in result.stderr
     again = call("archive", tmp_path / "runs", "--output", tmp_path / "archive")
     assert "0 runs added, 2 already there" in again.stdout
-    assert "hyperpartisan, dev: quality" in call("report", tmp_path / "archive").stdout
+    assert "hyperpartisan, test: methods" in call("report", tmp_path / "archive").stdout
     refused = call("evaluate", tmp_path / "archive" / "run1")
     assert refused.exit_code == 1 and "this is a run of an archive" in refused.stderr
 

@@ -61,6 +61,21 @@ def test_attention(tmp_path: Path) -> None:
         assert row["ratio"] == pytest.approx(row["hugging_face"]["median_s"] / row["prefixprop"]["median_s"])
 
 
+@pytest.mark.parametrize("flags", [(), ("--whole-model",)])
+def test_attention_of_modernbert(flags: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny = encoders.EncoderSize(hidden=32, layers=3, heads=2, window=8, family="modernbert")
+    monkeypatch.setitem(encoders.FAMILIES["modernbert"], "mini", tiny)
+    written = tmp_path / "a.json"
+    options = ("--model", "modernbert", "--lengths", "16,32", "--tokens", "64", "--repeats", "1", *flags)
+    result = run("attention", *options, "--json", str(written))
+    assert result.exit_code == 0, result.output
+    assert "global" not in result.output and "modernbert, mini size" in " ".join(result.output.split())
+    record = json.loads(written.read_text())
+    assert record["model"] == "modernbert" and record["whole_model"] == bool(flags)
+    assert all(row["ratio"] and row["global"] == 0 for row in record["results"])
+    assert "choose one of longformer, modernbert" in failed("attention", "--model", "bert")
+
+
 def test_attention_without_hugging_face_and_with_dropout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "120")
     flags = ("--lengths", "16", "--global", "2", "--dropout", "0.1", "--repeats", "1", "--no-hugging-face")

@@ -30,12 +30,12 @@ def call(*arguments: object, status: int = 0, columns: int = 200) -> tuple[str, 
 
 @pytest.mark.parametrize("columns", [200, 60])
 def test_tables_are_printed(runs: Path, columns: int) -> None:
-    shown, _ = call(runs, columns=columns)
-    assert "hyperpartisan, dev: quality" in shown
-    assert "hyperpartisan, test: calibration" in shown
+    shown, told = call(runs, columns=columns)
+    assert shown.startswith("hyperpartisan, test: methods\nBest on test: prefix-propagation")
     assert "prefix-tuning" in shown
     assert "(paper)" not in shown
     assert "…" not in shown
+    assert "quality" not in shown and "5 more tables" in told, "details are for files"
 
 
 def test_the_papers_values_are_asked_for(runs: Path) -> None:

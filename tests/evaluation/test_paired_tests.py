@@ -93,8 +93,36 @@ def test_equal_runs_do_not_differ() -> None:
     assert same.p_value == 1.0 and same.interval == (0.0, 0.0)
 
 
-@pytest.mark.parametrize(("first", "second"), [([1, 0], [1]), ([], []), ([[1]], [[0]])])
+def test_bootstrap_of_seeds_and_documents() -> None:
+    nothing = np.zeros((2, 10))
+    one_document = np.concatenate([np.ones((2, 1)), np.zeros((2, 9))], axis=1)
+    one_seed = np.concatenate([np.ones((1, 10)), np.zeros((1, 10))])
+    # Not ahead where the one document, or the one seed, is not drawn.
+    assert paired_bootstrap(one_document, nothing).p_value == pytest.approx(0.9**10, abs=0.01)
+    assert paired_bootstrap(one_seed, nothing).p_value == pytest.approx(0.5**2, abs=0.01)
+    assert paired_bootstrap(nothing, one_seed).p_value == 1
+    assert paired_bootstrap(np.ones((2, 10)), nothing).p_value < 0.001  # type: ignore[operator]
+    # Seeds that differ widen the interval of the same means.
+    alike = np.tile(one_seed.mean(axis=0) > np.arange(10) / 10, (2, 1))
+    assert alike.mean() == one_seed.mean()
+    assert paired_bootstrap(one_seed, nothing).interval == (0, 1)
+    low, high = paired_bootstrap(alike, nothing).interval
+    assert 0.1 < low < high < 0.9
+
+
+def test_bootstrap_in_parts_is_of_the_same_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = np.random.default_rng(5).random((2, 3, 50)) < np.array([0.7, 0.6])[:, None, None]
+    whole = paired_bootstrap(first, second)
+    monkeypatch.setattr("prefixprop.evaluation.paired_tests._COUNTS_AT_ONCE", 1000)
+    parts = paired_bootstrap(first, second)
+    assert parts.p_value == pytest.approx(whole.p_value, abs=0.02)
+    assert parts.interval == pytest.approx(whole.interval, abs=0.02)
+
+
+@pytest.mark.parametrize(("first", "second"), [([1, 0], [1]), ([], []), ([[[1]]], [[[0]]])])
 def test_what_is_not_paired(first: list[int], second: list[int]) -> None:
+    with pytest.raises(ValueError, match="one number per document"):
+        mcnemar_test([first], [second])  # one run each, no seeds
     for test in (paired_bootstrap, mcnemar_test):
         with pytest.raises(ValueError, match="one number per document"):
             test(first, second)

@@ -9,7 +9,7 @@ import shutil
 import statistics
 import subprocess
 import sys
-from html import unescape
+from html import escape, unescape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -91,13 +91,13 @@ def test_questions_alone_have_accuracy_which_is_micro_f1_elsewhere(report: Repor
 
 
 def test_times_of_one_machine_are_ranked_and_of_several_are_not(runs: Path, report: Report, tmp_path: Path) -> None:
-    assert column(named(report, "1-hyperpartisan-time"), "Training, s")[1].mark is Mark.BOLD
+    assert column(named(report, "1-hyperpartisan-methods"), "Training, s")[1].mark is Mark.BOLD
     shutil.copytree(runs, tmp_path / "runs")
     for seed in (1, 2, 3):
         (tmp_path / "runs" / f"tuning{seed}" / "environment.json").write_text('{"device": "H200"}')
-    table = named(make_report([tmp_path / "runs"]), "1-hyperpartisan-time")
+    table = named(make_report([tmp_path / "runs"]), "1-hyperpartisan-methods")
     assert {cell.mark for cell in column(table, "Training, s")} == {Mark.NONE}
-    assert [cell.text for cell in column(table, "Device")] == ["cpu", "H200"]
+    assert "device (cpu: 3, H200: 3)" in table.notes[0]
 
 
 def test_files_are_written_in_every_format(written: Path) -> None:
@@ -155,6 +155,18 @@ def test_the_page_is_whole_and_needs_nothing_else(written: Path, report: Report)
     assert not re.search(r"@import|url\((?!#)", text)
     assert "prefers-color-scheme: dark" in text
     assert 'name="viewport"' in text
+
+
+def test_the_page_starts_with_the_findings_and_folds_the_rest_away(written: Path, report: Report) -> None:
+    text = (written / "report.html").read_text(encoding="utf-8")
+    start, details = text.split("<details>", 1)
+    methods = report.measured[0]
+    assert methods.findings and all(escape(one) in start.replace("\u00a0", " ") for one in methods.findings)
+    assert start.count("<table") == start.count("<svg") == 1 and "<h3>Test: methods</h3>" in start
+    assert 'aria-label="hyperpartisan: micro-F1 on test of every seed' in start
+    for name in ("Better than prefix-tuning?", "Test: quality", "Dev: calibration", "One run of each method"):
+        assert f"<summary>{name}</summary>" in text, name
+    assert details.count("<h2>") == 3, "questions, documents and the paper"
 
 
 def test_what_runs_do_not_have_is_left_out_and_told(tmp_path: Path) -> None:
@@ -242,6 +254,7 @@ const problems = [];
 window.addEventListener("error", (event) => problems.push(event.message));
 for (const name of ["error", "warn"]) console[name] = (...words) => problems.push(words.join(" "));
 window.addEventListener("load", () => {
+  for (const folded of document.querySelectorAll("details")) folded.open = true;
   const table = document.querySelector("table"), button = table.querySelectorAll("th button")[1];
   const first = () => table.tBodies[0].rows[0].cells[0].textContent;
   const told = {problems, width: window.innerWidth, start: first()};

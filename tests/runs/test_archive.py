@@ -70,7 +70,7 @@ def test_a_report_has_the_same_tables(runs: Path, tmp_path: Path) -> None:
     result = archive_runs([runs], tmp_path / "archive")
     assert len(result.added) == 9 and not result.present and not result.skipped
     expected = markdown(runs)
-    assert "McNemar" in expected and "wikihop" in expected
+    assert "p, seeds and documents" in expected and "wikihop" in expected
     assert markdown(tmp_path / "archive") == expected
     assert contents(runs) == before, "originals are only read"
     remarks = make_report([tmp_path / "archive"]).remarks

@@ -91,7 +91,7 @@ def test_only_results_keep_predictions(sweep: Path, tmp_path: Path) -> None:
 def test_a_report_says_and_draws_the_same(sweep: Path, tmp_path: Path) -> None:
     archive_runs([sweep], tmp_path)
     before, after = make_report([sweep]), make_report([tmp_path])
-    assert "McNemar" in tables(before) and tables(after) == tables(before)
+    assert "p, seeds and documents" in tables(before) and tables(after) == tables(before)
     (drawn, complaints), (drawn_before, _) = after.draw(), before.draw()
     assert not complaints
     names = [picture.name for picture in drawn]
@@ -217,15 +217,16 @@ def test_what_a_report_needs_and_does_not_find_is_told(copied: Path, tmp_path: P
         "No reliability diagram and confusion matrix of prefix-tuning, embedded: "
         f"{lacking} has no predictions of test; archive the run by its name to add them."
     )
-    assert "No paired tests: none of these runs has predictions" in tables(report)
+    assert "No bootstrap: none of these runs has predictions" in tables(report)
 
 
 def test_another_seed_speaks_where_the_first_has_no_predictions(copied: Path, tmp_path: Path) -> None:
     shutil.rmtree(copied / "prefix-tuning-low-1" / "predictions")
     report = make_report([copied])
-    documents = next(table for table in report.tables if table.name.endswith("tests-documents"))
-    place = [column.title for column in documents.columns].index("Runs of seed")
-    assert {row[0].text: row[place].text for row in documents.rows}["prefix-propagation"] == "2 and 2"
+    tests = next(table for table in report.tables if table.name.endswith("-tests"))
+    place = [column.title for column in tests.columns].index("p, seeds and documents")
+    assert {row[0].text: row[place].value for row in tests.rows}["prefix-propagation"] is not None
+    assert tests.notes[-1] == "The bootstrap leaves out runs that have no predictions."
     drawn, complaints = report.draw()
     assert not complaints
     captions = [picture.caption for picture in drawn if picture.name.endswith("reliability")]

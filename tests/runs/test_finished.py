@@ -87,15 +87,6 @@ def test_a_setting_of_another_version_names_that_version(tmp_path: Path) -> None
         read_run(run)
 
 
-def test_several_versions_are_told(tmp_path: Path) -> None:
-    make_results(tmp_path / "a", seed=1)
-    other = make_results(tmp_path / "b", seed=2)
-    (other / "environment.json").write_text('{"packages": {"prefixprop": "99.0"}}')
-    found = find_runs([tmp_path])
-    assert len(found.runs) == 2
-    assert "several versions of prefixprop: 0.1.0 (1), 99.0 (1)" in found.remarks[0]
-
-
 def test_a_repeated_run_counts_once(tmp_path: Path) -> None:
     make_results(tmp_path / "a", seed=1)
     make_results(tmp_path / "b", seed=1, device_batch_size=1, data_dir="elsewhere")

@@ -52,6 +52,7 @@ class Backend(NamedTuple):
     residual_output: Callable[..., Tensor]
     whole_layer: Callable[..., Tensor | None]
     rotary_attention: Callable[..., Tensor]
+    gated_feed_forward: Callable[..., Tensor]
 
 
 def choose(name: str | None, device: torch.device) -> Backend:
@@ -67,10 +68,15 @@ def choose(name: str | None, device: torch.device) -> Backend:
             sliding_window.residual_output,
             sliding_window.whole_layer,
             rotary.rotary_attention,
+            rotary.gated_feed_forward,
         )
-    from prefixprop.attention.gpu import rotary_attention  # where there is Triton
+    from prefixprop.attention.gpu import gated_feed_forward, rotary_attention  # where there is Triton
     from prefixprop.attention.gpu import self_attention as gpu
 
     return Backend(
-        gpu.longformer_self_attention, gpu.residual_output, gpu.whole_layer, rotary_attention.rotary_attention
+        gpu.longformer_self_attention,
+        gpu.residual_output,
+        gpu.whole_layer,
+        rotary_attention.rotary_attention,
+        gated_feed_forward.gated_feed_forward,
     )

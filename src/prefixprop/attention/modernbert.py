@@ -25,13 +25,13 @@ class FastModernBert(InstalledAttention):
     """What stands between a ModernBERT and its attention."""
 
     def replace(self) -> list[Undo]:
-        return [
-            replace_forward(self.encoder, partial(_model_forward, self)),
-            *(
-                replace_forward(layer.attn, partial(_attention_forward, self, index))
-                for index, layer in enumerate(self.encoder.layers)
-            ),
-        ]
+        undo = [replace_forward(self.encoder, partial(_model_forward, self))]
+        for index, layer in enumerate(self.encoder.layers):
+            undo += [
+                replace_forward(layer, partial(_layer_forward, self)),
+                replace_forward(layer.attn, partial(_attention_forward, self, index)),
+            ]
+        return undo
 
 
 def is_fast_with(given: dict[str, Any], config: Any) -> bool:
@@ -55,6 +55,21 @@ def _model_forward(fast: FastModernBert, original: Callable[..., Any], model: An
     pattern = AttentionPattern.with_rows_in_front(F.pad(is_masked, (front, 0)), front, outside)
     given["attention_mask"] = dict.fromkeys(KINDS, pattern)
     return original(**given)
+
+
+def _layer_forward(
+    fast: FastModernBert,
+    original: Callable[..., Tensor],
+    layer: Any,
+    hidden_states: Tensor,
+    attention_mask: Any = None,
+    **others: Any,
+) -> Tensor:
+    """`ModernBertEncoderLayer.forward`."""
+    if not isinstance(attention_mask, AttentionPattern):
+        return original(hidden_states, attention_mask=attention_mask, **others)
+    attended, _ = layer.attn(layer.attn_norm(hidden_states), attention_mask=attention_mask, **others)
+    return choose(fast.backend, hidden_states.device).gated_feed_forward(layer, hidden_states + attended)
 
 
 def _attention_forward(

@@ -71,6 +71,11 @@ def attend_to_all(
     return F.scaled_dot_product_attention(query, key, value, attn_mask=bias, dropout_p=dropout)
 
 
+def gated_feed_forward(layer: Any, states: Tensor) -> Tensor:
+    """The second half of a ModernBertEncoderLayer."""
+    return states + layer.mlp(layer.mlp_norm(states))
+
+
 class _Rotate(torch.autograd.Function):
     """Rotary positions of rows [batch, length, ., heads, size], which Hugging Face takes four times as long for."""
 

@@ -1,6 +1,6 @@
-"""The fast Longformer attention beside Hugging Face's: forward and training step, time and peak memory.
+"""The fast attention beside Hugging Face's: forward and training step, time and peak memory.
 
-The backbone is frozen and a step goes back to the embeddings, as a prefix method's does.
+The backbone is frozen and a step goes back to the embeddings, as a prefix method's does; or the whole model learns.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import LongformerModel
+from transformers import AutoModel
 
 from prefixprop.attention import install
 from prefixprop.benchmarking.encoders import EncoderSize, find_device, frozen_on, random_tokens, twin_of
@@ -94,29 +94,31 @@ def bench_attention(
     repeats: int,
     backend: str = "auto",
     with_hugging_face: bool = True,
+    whole_model: bool = False,
     progress: Callable[[AttentionCase], object] = lambda case: None,
 ) -> Iterator[AttentionResult]:
     """Measure one case after the other; results are yielded as they are ready."""
     for case in cases:
         progress(case)
-        yield from _bench_case(case, size, repeats, backend, with_hugging_face)
+        yield from _bench_case(case, size, repeats, backend, with_hugging_face, whole_model)
 
 
 def _bench_case(
-    case: AttentionCase, size: EncoderSize, repeats: int, backend: str, with_hugging_face: bool
+    case: AttentionCase, size: EncoderSize, repeats: int, backend: str, with_hugging_face: bool, whole_model: bool
 ) -> Iterator[AttentionResult]:
     device = find_device()
     gc.collect()  # the last case's models are in cycles, and would count as memory of this one
     torch.manual_seed(0)
-    model = frozen_on(LongformerModel(size.config(case.length, case.dropout), add_pooling_layer=False), device)
-    model.train(case.dropout > 0)
+    model = frozen_on(AutoModel.from_config(size.config(case.length, case.dropout)), device)
+    model.train(case.dropout > 0).requires_grad_(whole_model)
     fast = twin_of(model)
     install(fast, backend=backend)
     models = {THEIRS: model, OURS: fast} if with_hugging_face else {OURS: fast}
     inputs = random_tokens(case.batch, case.length, device)
-    inputs["global_attention_mask"] = torch.zeros_like(inputs["input_ids"])
-    inputs["global_attention_mask"][:, : case.global_tokens] = 1
-    for name, run in (("forward", _forward), ("step", _step)):
+    if size.family == "longformer":
+        inputs["global_attention_mask"] = torch.zeros_like(inputs["input_ids"])
+        inputs["global_attention_mask"][:, : case.global_tokens] = 1
+    for name, run in (("forward", _forward), ("step", _whole_step if whole_model else _step)):
         runs = {who: run(which, inputs) for who, which in models.items()}
         timings = measure_in_turns(runs, device, repeats)
         yield AttentionResult(case, name, timings[OURS], timings.get(THEIRS))
@@ -136,5 +138,13 @@ def _step(model: Any, inputs: dict[str, torch.Tensor]) -> Run:
     def run() -> None:
         embedded = model.get_input_embeddings()(inputs["input_ids"]).requires_grad_()
         model(inputs_embeds=embedded, **masks).last_hidden_state.sum().backward()
+
+    return run
+
+
+def _whole_step(model: Any, inputs: dict[str, torch.Tensor]) -> Run:
+    def run() -> None:
+        model(**inputs).last_hidden_state.sum().backward()
+        model.zero_grad()
 
     return run

@@ -1,4 +1,4 @@
-"""Longformers of known sizes with random weights: what they compute does not matter, only how long it takes."""
+"""Encoders of known sizes with random weights: what they compute does not matter, only how long it takes."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 
 import torch
 from torch import nn
-from transformers import LongformerConfig
+from transformers import LongformerConfig, ModernBertConfig, PretrainedConfig
 
-from prefixprop.choices import MODEL_SIZES
+from prefixprop.choices import MODEL_FAMILIES, MODEL_SIZES
 
 VOCABULARY = 50_265
 FIRST_WORD = 5  # below are special tokens
@@ -20,14 +20,28 @@ Model = TypeVar("Model", bound=nn.Module)
 
 @dataclass(frozen=True)
 class EncoderSize:
-    """The dimensions of a Longformer."""
+    """The dimensions of a Longformer or a ModernBERT."""
 
     hidden: int
     layers: int
     heads: int
     window: int = 512
+    family: str = "longformer"
 
-    def config(self, longest: int, dropout: float, **options: Any) -> LongformerConfig:
+    def config(self, longest: int, dropout: float, **options: Any) -> PretrainedConfig:
+        if self.family == "modernbert":
+            return ModernBertConfig(
+                hidden_size=self.hidden,
+                num_hidden_layers=self.layers,
+                num_attention_heads=self.heads,
+                intermediate_size=3 * self.hidden // 2,
+                max_position_embeddings=longest,
+                local_attention=self.window,
+                attention_dropout=dropout,
+                embedding_dropout=dropout,
+                mlp_dropout=dropout,
+                **options,
+            )
         return LongformerConfig(
             hidden_size=self.hidden,
             num_hidden_layers=self.layers,
@@ -46,6 +60,10 @@ class EncoderSize:
 _MINI = EncoderSize(hidden=384, layers=6, heads=12)  # the embedded model's
 _BASE = EncoderSize(hidden=768, layers=12, heads=12)  # longformer-base's
 SIZES = dict(zip(MODEL_SIZES, (_MINI, _BASE), strict=True))
+_MODERN_MINI = EncoderSize(hidden=384, layers=6, heads=6, window=128, family="modernbert")
+_MODERN_BASE = EncoderSize(hidden=768, layers=22, heads=12, window=128, family="modernbert")  # ModernBERT-base's
+_MODERN_SIZES = dict(zip(MODEL_SIZES, (_MODERN_MINI, _MODERN_BASE), strict=True))
+FAMILIES = dict(zip(MODEL_FAMILIES, (SIZES, _MODERN_SIZES), strict=True))
 
 
 def find_device() -> str:

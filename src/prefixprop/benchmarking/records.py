@@ -14,7 +14,7 @@ from prefixprop.benchmarking.runtime import RuntimeResult
 from prefixprop.benchmarking.timing import Timing
 
 
-def record_of_run(benchmark: str, size: str, backend: str, repeats: int) -> dict[str, Any]:
+def record_of_run(benchmark: str, model: str, size: str, backend: str, repeats: int) -> dict[str, Any]:
     """What was run, and on what."""
     device = find_device()
     return {
@@ -23,6 +23,7 @@ def record_of_run(benchmark: str, size: str, backend: str, repeats: int) -> dict
         "dtype": "bfloat16" if device == "cuda" else "float32",
         "torch": torch.__version__,
         "transformers": transformers.__version__,
+        "model": model,
         "size": size,
         "backend": backend,
         "repeats": repeats,

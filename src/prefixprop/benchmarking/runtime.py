@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from peft import get_peft_model
-from transformers import LongformerForSequenceClassification
+from transformers import AutoModelForSequenceClassification
 
 from prefixprop.attention import install
 from prefixprop.benchmarking.encoders import EncoderSize, find_device, frozen_on, random_tokens, twin_of
@@ -60,7 +60,7 @@ def runtime_runs(
     device = find_device()
     torch.manual_seed(0)
     config = size.config(length, dropout=0.0, num_labels=2)
-    model = frozen_on(LongformerForSequenceClassification(config), device)
+    model = frozen_on(AutoModelForSequenceClassification.from_config(config), device)
     configs = {
         TUNING: PrefixTuningConfig(task_type="SEQ_CLS", num_virtual_tokens=prefix),
         PROPAGATION: PrefixPropagationConfig(task_type="SEQ_CLS", num_virtual_tokens=prefix),

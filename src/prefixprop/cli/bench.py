@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from prefixprop.atomic_files import write_json
-from prefixprop.choices import MODEL_SIZES
+from prefixprop.choices import MODEL_FAMILIES, MODEL_SIZES
 
 if TYPE_CHECKING:
     from prefixprop.benchmarking.attention import AttentionCase, AttentionResult
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="Measure how fast the attention and the prefix methods are here.")
 
+Model = Annotated[str, typer.Option(help=f"What encoder: {' or '.join(MODEL_FAMILIES)}.")]
 Size = Annotated[str, typer.Option(help=f"Dimensions of the model: {' or '.join(MODEL_SIZES)}.")]
 Backend = Annotated[str, typer.Option(help="How our attention is computed: auto, sdpa or triton.")]
 Repeats = Annotated[int, typer.Option(min=1, help="Measurements of everything; the table shows their median.")]
@@ -32,6 +33,7 @@ Figure = Annotated[Path | None, typer.Option(help="Draw a picture into this file
 
 @app.command()
 def attention(
+    model: Model = "longformer",
     size: Size = "mini",
     lengths: Annotated[
         str | None, typer.Option(help="Tokens of a document, such as 512,4096.", show_default="doubling from 512")
@@ -40,55 +42,62 @@ def attention(
         int | None,
         typer.Option(min=1, help="Tokens of a batch, the same at every length.", show_default="the longest length"),
     ] = None,
-    global_tokens: Annotated[int, typer.Option("--global", min=0, help="Global tokens of a document.")] = 9,
+    global_tokens: Annotated[
+        int, typer.Option("--global", min=0, help="Global tokens of a document, which Longformer has.")
+    ] = 9,
     dropout: Annotated[float, typer.Option(min=0.0, max=0.9, help="Of attention and hidden states.")] = 0.0,
     backend: Backend = "auto",
     repeats: Repeats = 5,
     hugging_face: Annotated[
         bool, typer.Option("--hugging-face/--no-hugging-face", help="Measure Hugging Face's attention too.")
     ] = True,
+    whole_model: Annotated[
+        bool, typer.Option("--whole-model", help="Train all weights in a step, not only what is in front of them.")
+    ] = False,
     targets: Annotated[
         bool, typer.Option("--targets", help="Measure the cases of docs/performance.md instead of growing lengths.")
     ] = False,
     json: Json = None,
     figure: Figure = None,
 ) -> None:
-    """Measure our Longformer attention beside Hugging Face's: forward and training step, time and peak memory.
+    """Measure our attention beside Hugging Face's: forward and training step, time and peak memory.
 
     Batches have the same number of tokens at every length: linear growth shows as an equal time per token.
 
     Example: prefixprop bench attention --size base --lengths 512,4096
     """
-    dimensions = _checked(size, backend, figure)
+    dimensions = _checked(model, size, backend, figure)
 
     from prefixprop.benchmarking.attention import bench_attention
     from prefixprop.benchmarking.figures import plot_attention
     from prefixprop.benchmarking.records import record_of_attention, record_of_run
 
     chosen = _cases(lengths, tokens, global_tokens, dropout, targets)
+    if model != "longformer":
+        chosen = tuple(dict.fromkeys(replace(case, global_tokens=0) for case in chosen))
     if targets and figure is not None:
         raise typer.BadParameter(
             "the cases of --targets are of mixed sizes and make no curve.", param_hint="--figure"
         )
-    console, title = Console(), _title(size)
+    console, title = Console(), _title(model, size)
     results: list[AttentionResult] = []
     with console.status("measuring ...") as status:
 
         def show(case: AttentionCase) -> None:
             status.update(f"measuring {case.batch} × {case.length} tokens ...")
 
-        results += bench_attention(chosen, dimensions, repeats, backend, hugging_face, show)
-    console.print(_attention_table(results, f"Longformer's attention: {title}"))
+        results += bench_attention(chosen, dimensions, repeats, backend, hugging_face, whole_model, show)
+    console.print(_attention_table(results, f"Attention{', the whole model learns' * whole_model}: {title}"))
     if json is not None:
-        write_json(
-            json, record_of_run("attention", size, backend, repeats) | {"results": record_of_attention(results)}
-        )
+        record = record_of_run("attention", model, size, backend, repeats) | {"whole_model": whole_model}
+        write_json(json, record | {"results": record_of_attention(results)})
     if figure is not None:
         plot_attention(results, figure, title)
 
 
 @app.command()
 def runtime(
+    model: Model = "longformer",
     size: Size = "mini",
     batch: Annotated[int, typer.Option(min=1, help="Sequences at a time.")] = 8,
     length: Annotated[int, typer.Option(min=1, help="Tokens of a sequence.")] = 4096,
@@ -119,7 +128,7 @@ def runtime(
     """
     if prefix >= length:
         raise typer.BadParameter(f"{prefix} leaves no room in sequences of {length} tokens.", param_hint="--prefix")
-    dimensions = _checked(size, backend, figure)
+    dimensions = _checked(model, size, backend, figure)
 
     from prefixprop.benchmarking.device_profile import profile_on_device
     from prefixprop.benchmarking.encoders import find_device
@@ -127,7 +136,7 @@ def runtime(
     from prefixprop.benchmarking.records import record_of_run, record_of_runtime
     from prefixprop.benchmarking.runtime import PAPER, bench_runtime, runtime_runs
 
-    console, title = Console(), f"{_title(size)}, {batch} × {length} tokens, j = {prefix}"
+    console, title = Console(), f"{_title(model, size)}, {batch} × {length} tokens, j = {prefix}"
     what = "training step" if train else "inference"
     batches = batches or (10 if find_device() == "cuda" else 1)
     if profile and find_device() != "cuda":
@@ -155,7 +164,9 @@ def runtime(
             "batches": batches,
             "pass": "step" if train else "inference",
         }
-        record = record_of_run("runtime", size, backend, repeats) | facts | {"results": record_of_runtime(results)}
+        record = (
+            record_of_run("runtime", model, size, backend, repeats) | facts | {"results": record_of_runtime(results)}
+        )
         if profiles:
             record["profile"] = {method: asdict(each) for method, each in profiles.items()}
         write_json(json, record)
@@ -163,15 +174,16 @@ def runtime(
         plot_runtime(results, figure, f"{what}: {title}", show_paper=not train)
 
 
-def _checked(size: str, backend: str, figure: Path | None) -> EncoderSize:
+def _checked(model: str, size: str, backend: str, figure: Path | None) -> EncoderSize:
     """Refuse bad options before anything is measured."""
-    if size not in MODEL_SIZES:
-        raise typer.BadParameter(f"{size!r} is unknown; choose one of {', '.join(MODEL_SIZES)}.", param_hint="--size")
+    for flag, value, known in (("--model", model, MODEL_FAMILIES), ("--size", size, MODEL_SIZES)):
+        if value not in known:
+            raise typer.BadParameter(f"{value!r} is unknown; choose one of {', '.join(known)}.", param_hint=flag)
 
     from transformers.utils import logging
 
     from prefixprop.attention.backends import check_backend
-    from prefixprop.benchmarking.encoders import SIZES
+    from prefixprop.benchmarking.encoders import FAMILIES
     from prefixprop.reporting.figures.canvas import check_ending, new_figure
 
     try:
@@ -185,7 +197,7 @@ def _checked(size: str, backend: str, figure: Path | None) -> EncoderSize:
         except (ValueError, ImportError) as error:
             raise typer.BadParameter(str(error), param_hint="--figure") from error
     logging.set_verbosity_error()  # Hugging Face logs at every call that it pads
-    return SIZES[size]
+    return FAMILIES[model][size]
 
 
 def _cases(
@@ -251,7 +263,8 @@ def _profile_table(profiles: Mapping[str, DeviceProfile]) -> Table:
 
 def _case(case: AttentionCase) -> str:
     dropout = f", dropout {case.dropout:g}" if case.dropout else ""
-    return f"{case.batch} × {case.length}, {case.global_tokens} global{dropout}"
+    everywhere = f", {case.global_tokens} global" if case.global_tokens else ""
+    return f"{case.batch} × {case.length}{everywhere}{dropout}"
 
 
 def _table(title: str, columns: tuple[str, ...]) -> Table:
@@ -263,11 +276,11 @@ def _table(title: str, columns: tuple[str, ...]) -> Table:
     return table
 
 
-def _title(size: str) -> str:
+def _title(model: str, size: str) -> str:
     from prefixprop.benchmarking.encoders import device_name, find_device
 
     device = find_device()
-    return f"{size} size, {'bfloat16' if device == 'cuda' else 'float32'}, {device_name(device)}"
+    return f"{model}, {size} size, {'bfloat16' if device == 'cuda' else 'float32'}, {device_name(device)}"
 
 
 def _time(timing: Timing) -> str:

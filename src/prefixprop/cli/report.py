@@ -42,9 +42,10 @@ def report(
         typer.Option(metavar="FILE", help="What `prefixprop bench … --json FILE` wrote; may be repeated."),
     ] = None,
 ) -> None:
-    """Compare finished runs: tables of quality, significance, calibration and time; with --output, pictures too.
+    """Compare finished runs: what they found, and a table of methods for each task.
 
-    Every seed counts once, at the learning rate that dev or cross-validation chose.
+    Tests, all measures and pictures come with --output. Every seed counts once, at the learning rate that dev or
+    cross-validation chose.
 
     Example: prefixprop report runs --output report
     """
@@ -70,8 +71,13 @@ def _print_tables(found: Report) -> None:
     from prefixprop.reporting.tables.terminal import print_table
 
     console = Console()
-    for table in found.tables:
+    shown = [table for table in found.tables if not table.is_detail]
+    for table in shown:
         print_table(console, table)
+    if left := len(found.tables) - len(shown):
+        typer.echo(
+            f"{left} more tables, with tests and all measures: --output FOLDER, or --format markdown.", err=True
+        )
 
 
 def _print_markdown(found: Report) -> None:

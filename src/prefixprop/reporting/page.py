@@ -1,14 +1,17 @@
-"""A report as one HTML page that needs nothing else: tables that sort by a click, pictures inside."""
+"""A report as one HTML page that needs nothing else: the findings of every task first, details folded away.
+
+Tables sort by a click, and the pictures are inside.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from html import escape
 
 from prefixprop.reporting.figures.canvas import BLUE, GREEN, PINK, SKY, VERMILION, svg_of
 from prefixprop.reporting.figures.gallery import Picture
-from prefixprop.reporting.tables.markup import to_html
+from prefixprop.reporting.tables.markup import to_html, with_units
 from prefixprop.reporting.tables.table import Table
 
 # The colours of pictures follow the page's. On a dark page those of the palette are lightened, in the same hue, until
@@ -39,16 +42,20 @@ h2 { margin-top: 2.5rem; border-bottom: 1px solid var(--line); }
 h3 { margin-top: 2rem; }
 a { color: inherit; }
 .wide { overflow-x: auto; }
-.contents { margin-top: 1rem; }
-.contents ul { columns: 20rem; padding-left: 1.2rem; font-size: 0.9rem; }
+nav { font-size: 0.9rem; }
+.finding { font-size: 1.1rem; max-width: 60rem; }
+details { margin: 0.5rem 0; }
 summary { cursor: pointer; font-weight: 600; }
+details.note summary { font-weight: 400; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 0.9rem; }
-th, td { padding: 0.3rem 0.4rem; text-align: right; white-space: nowrap; border-bottom: 1px solid var(--line); }
+th, td { padding: 0.3rem 0.4rem; text-align: right; vertical-align: top; white-space: nowrap;
+  border-bottom: 1px solid var(--line); }
 th { background: var(--soft); vertical-align: bottom; white-space: normal; }
 th.text, td.text { text-align: left; }
 th:first-child, td:first-child { position: sticky; left: 0; z-index: 1; }
 td:first-child { background: var(--paper); }
 td.text { white-space: normal; }
+td.long { min-width: 28rem; }
 td.text span { white-space: nowrap; }
 td:first-child { min-width: 7rem; }
 th.paper, td.paper { color: var(--dim); font-style: italic; border-left: 1px dashed var(--line); }
@@ -56,8 +63,8 @@ th button { all: unset; cursor: pointer; }
 th button:focus-visible { outline: 2px solid currentColor; }
 th[aria-sort=ascending] button::after { content: " ▲"; }
 th[aria-sort=descending] button::after { content: " ▼"; }
+li, .note { overflow-wrap: anywhere; }
 .note { margin: 0.4rem 0; color: var(--dim); font-size: 0.85rem; }
-.remarks { background: var(--soft); padding: 0.6rem 1rem; overflow-wrap: anywhere; }
 .pictures { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 24rem), 1fr)); gap: 1rem; }
 figure { margin: 0; padding: 0.5rem; border: 1px solid var(--line); min-width: 0; }
 figure svg { display: block; width: 100%; height: auto; max-height: 36rem; fill: currentColor; }
@@ -87,24 +94,24 @@ for (const button of document.querySelectorAll("table.sortable th button")) {
 
 
 def html_page(
-    measured: Sequence[Table],
-    paper: Sequence[Table] = (),
-    pictures: Sequence[Picture] = (),
-    remarks: Sequence[str] = (),
-    summary: str = "",
+    tables: Sequence[Table], pictures: Sequence[Picture] = (), remarks: Sequence[str] = (), summary: str = ""
 ) -> str:
-    """The whole page; the paper's tables stand in a section of their own."""
+    """The whole page, with the sections that tables and pictures name, in their order."""
+    sections = list(dict.fromkeys([*(one.section for one in tables), *(one.section for one in pictures)]))
     parts = [f"<h1>Report on runs</h1>\n<p>{escape(summary)}</p>"]
     if remarks:
         items = "".join(f"<li>{escape(remark)}</li>" for remark in remarks)
-        parts.append(f'<div class="remarks"><strong>Notes</strong><ul>{items}</ul></div>')
-    parts.append(_contents(measured, paper, pictures))
-    parts.append(f"<h2>Measured</h2>\n{_joined(measured)}")
-    if pictures:
-        drawn = "\n".join(_figure(picture) for picture in pictures)
-        parts.append(f'<h2 id="pictures">Pictures</h2>\n<div class="pictures">\n{drawn}\n</div>')
-    if paper:
-        parts.append(f"<h2>What the paper reports (not measured here)</h2>\n{_joined(paper)}")
+        parts.append(_folded(f"Notes ({len(remarks)})", f"<ul>{items}</ul>"))
+    if len(sections) > 1:
+        links = (f'<a href="#section-{number}">{escape(name)}</a>' for number, name in enumerate(sections))
+        parts.append(f"<nav>{' · '.join(links)}</nav>")
+    for number, name in enumerate(sections):
+        parts.append(f'<section id="section-{number}">\n<h2>{escape(name)}</h2>')
+        parts += _section(
+            [table for table in tables if table.section == name],
+            [picture for picture in pictures if picture.section == name],
+        )
+        parts.append("</section>")
     content = "\n".join(parts)
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -114,16 +121,34 @@ def html_page(
     )
 
 
-def _joined(tables: Sequence[Table]) -> str:
-    return "\n".join(f'<section id="{escape(table.name)}">{to_html(table)}</section>' for table in tables)
+def _section(tables: Sequence[Table], pictures: Sequence[Picture]) -> Iterator[str]:
+    """What is open first, and then what is folded away."""
+    for table in tables:
+        if not table.is_detail:
+            yield from (f'<p class="finding">{with_units(finding)}</p>' for finding in table.findings)
+            yield f"<h3>{escape(_short_title(table))}</h3>\n{to_html(table)}"
+    by_fold: dict[str, list[Picture]] = {}
+    for picture in pictures:
+        by_fold.setdefault(picture.fold, []).append(picture)
+    if shown := by_fold.pop("", None):
+        yield _figures(shown)
+    yield from (_folded(_short_title(table), to_html(table)) for table in tables if table.is_detail)
+    yield from (_folded(fold, _figures(folded)) for fold, folded in by_fold.items())
 
 
-def _contents(measured: Sequence[Table], paper: Sequence[Table], pictures: Sequence[Picture]) -> str:
-    links = [(table.name, table.title) for table in measured]
-    links += [("pictures", f"Pictures ({len(pictures)})")] * bool(pictures)
-    links += [(table.name, table.title) for table in paper]
-    items = "".join(f'<li><a href="#{escape(name)}">{escape(title)}</a></li>' for name, title in links)
-    return f'<details class="contents"><summary>Contents</summary><ul>{items}</ul></details>'
+def _folded(title: str, content: str) -> str:
+    return f"<details><summary>{escape(title)}</summary>\n{content}\n</details>"
+
+
+def _short_title(table: Table) -> str:
+    """The title without what the heading of the section says already."""
+    title = table.title.removeprefix(table.section).lstrip(",: ")
+    return title[0].upper() + title[1:]
+
+
+def _figures(pictures: Sequence[Picture]) -> str:
+    drawn = "\n".join(map(_figure, pictures))
+    return f'<div class="pictures">\n{drawn}\n</div>'
 
 
 def _figure(picture: Picture) -> str:

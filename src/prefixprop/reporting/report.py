@@ -65,7 +65,7 @@ class Report:
         return written
 
     def _page(self, drawn: list[Picture], complaints: list[str]) -> str:
-        return html_page(self.measured, self.paper, drawn, (*self.remarks, *complaints), self.summary)
+        return html_page(self.tables, drawn, (*self.remarks, *complaints), self.summary)
 
 
 def make_report(

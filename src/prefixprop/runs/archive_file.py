@@ -81,7 +81,7 @@ class ArchiveFiles:
         if counts := list(lengths):
             line = line | {"lengths": self._add("lengths", np.array(counts, dtype=np.int32))}
         for split, one in predictions.items():
-            self.added[f"logits/{name}/{split}"] = _half(one.logits)
+            self.added[f"logits/{name}/{split}"] = half_precision(one.logits)
         self.lines[name] = line
 
     def write(self) -> None:
@@ -139,7 +139,7 @@ def _frozen(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def _half(logits: NDArray[np.float64]) -> NDArray[np.float16]:
+def half_precision(logits: NDArray[np.float64]) -> NDArray[np.float16]:
     """The logits in half precision, with the predicted class of every document as it was."""
     finite = np.where(np.isfinite(logits), logits.clip(-_LARGEST, _LARGEST), logits)
     half = finite.astype(np.float16)

@@ -87,7 +87,6 @@ def find_runs(paths: Iterable[str | Path]) -> FoundRuns:
     # A run of a sweep that failed at its very start has no directory.
     remarks += [f"Left out: {path}: the run failed in its sweep: {reason}" for path, reason in failures.items()]
     distinct = _without_repetitions(runs, remarks)
-    remarks += _version_remarks(distinct)
     return FoundRuns(tuple(distinct), tuple(remarks))
 
 
@@ -164,18 +163,6 @@ def _without_repetitions(runs: Sequence[Run], remarks: list[str]) -> list[Run]:
         if same is not run:
             remarks.append(f"Left out: {run.path} has the settings and the seed of {same.path}, which is counted.")
     return list(first.values())
-
-
-def _version_remarks(runs: Sequence[Run]) -> list[str]:
-    """What a reader should know where the runs come from several versions of prefixprop."""
-    made: dict[str, int] = {}
-    for run in runs:
-        name = run.made_by or "an unknown version"
-        made[name] = made.get(name, 0) + 1
-    if len(made) < 2:
-        return []
-    counted = ", ".join(f"{name} ({count})" for name, count in sorted(made.items()))
-    return [f"The runs were made by several versions of prefixprop: {counted}; numbers may differ for that reason."]
 
 
 def _age(environment: dict[str, Any]) -> str:

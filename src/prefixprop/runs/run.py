@@ -96,13 +96,6 @@ class Run:
         return tuple(Path(file).name for file in (*settings.train_files, *settings.dev_files, *settings.test_files))
 
     @property
-    def made_by(self) -> str | None:
-        """The version of prefixprop that made the run, if known."""
-        packages = self.environment.get("packages")
-        found = packages.get("prefixprop") if isinstance(packages, dict) else None
-        return found if isinstance(found, str) else None
-
-    @property
     def device(self) -> str:
         return str(self.environment.get("device") or "unknown")
 

@@ -19,6 +19,7 @@ from prefixprop.tasks.newsgroups import load_newsgroups
 from prefixprop.tasks.wikihop import QuestionTask, load_wikihop
 
 Task = ClassificationTask | QuestionTask
+SHIPPED = "shipped with the package"
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ _SOURCES = (
     TaskSource(
         name="hyperpartisan",
         summary="Hyperpartisan news or not: 2 classes, 516 / 64 / 625 articles",
-        origin="shipped with the package",
+        origin=SHIPPED,
         metric="micro_f1",
         load=load_hyperpartisan,
         epochs=20,

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import platform
 import shlex
 import subprocess
 import sys
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 import torch
 
 PACKAGES = ("prefixprop", "torch", "transformers", "peft", "accelerate", "numpy", "scikit-learn", "safetensors")
+
+# Where the commit of the code stands if there is no git history to ask.
+COMMIT_VARIABLE, COMMIT_FILE = "PREFIXPROP_COMMIT", Path("COMMIT")
 
 
 def describe_environment(seed: int, device: torch.device, processes: int) -> dict[str, Any]:
@@ -39,11 +45,26 @@ def _version(package: str) -> str | None:
 
 
 def _git() -> dict[str, Any] | None:
-    """Commit of the working folder, and whether files differ from it; None outside a repository."""
+    """The commit of the working folder, whether files differ from it, and a short name of the differences.
+
+    Without a repository, as in a copy of one, the commit is what `PREFIXPROP_COMMIT` or the file `COMMIT` says; None
+    without these.
+    """
     commit = _git_output("rev-parse", "HEAD")
     if commit is None:
+        told = os.environ.get(COMMIT_VARIABLE, "").strip() or _told_by_file()
+        return {"commit": told, "changed": None} if told else None
+    changes = _git_output("diff", "HEAD")
+    if not changes:
+        return {"commit": commit, "changed": False}
+    return {"commit": commit, "changed": True, "difference": hashlib.sha256(changes.encode()).hexdigest()[:7]}
+
+
+def _told_by_file() -> str | None:
+    try:
+        return COMMIT_FILE.read_text(encoding="utf-8").strip() or None
+    except (OSError, UnicodeDecodeError):
         return None
-    return {"commit": commit, "changed": bool(_git_output("status", "--porcelain", "--untracked-files=no"))}
 
 
 def _git_output(*arguments: str) -> str | None:

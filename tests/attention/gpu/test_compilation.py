@@ -24,6 +24,8 @@ _prefix_part_backward DROPOUT=True
 band_keys DROPOUT=True
 far_keys DROPOUT=True ADD=False
 far_keys DROPOUT=True ADD=True
+gated_gelu BACKWARD=False
+gated_gelu BACKWARD=True
 global_rows BACKWARD=False DROPOUT=False
 global_rows BACKWARD=False DROPOUT=True
 global_rows BACKWARD=True DROPOUT=True

@@ -113,7 +113,7 @@ def test_folds_alone_have_a_report_but_no_split(tmp_path: Path) -> None:
     assert report.summary == "2 finished runs on hyperpartisan."
     assert any("they are not results" in note for note in report.measured[0].notes)
     assert report.draw() == ([], [])
-    assert "hyperpartisan: cross-validation on train</h3>" in report.page()
+    assert "<h2>hyperpartisan</h2>\n<h3>Cross-validation on train</h3>" in report.page(), "not folded away"
     with pytest.raises(ValueError, match=r"No run at or below .* was judged on dev; leave --split out"):
         make_report([tmp_path], split="dev")
 

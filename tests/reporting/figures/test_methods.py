@@ -5,8 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from matplotlib.collections import PathCollection
+
 from prefixprop.reporting.choose.comparisons import compare
-from prefixprop.reporting.figures.methods import plot_learning_rates
+from prefixprop.reporting.figures.canvas import style_of
+from prefixprop.reporting.figures.methods import method_styles, plot_learning_rates, plot_seeds
 from prefixprop.runs.find import read_run
 from prefixprop.runs.run import Run
 
@@ -38,3 +41,19 @@ def test_learning_rates_tried_on_folds_are_not_shown_as_those_of_dev(tmp_path: P
         assert figure is not None
         labels.append(figure.axes[0].get_ylabel())
     assert labels == ["micro-F1 on left-out folds, %", "micro-F1 on dev, %", "micro-F1 on dev or left-out folds, %"]
+
+
+def test_a_method_keeps_its_colour_beside_a_better_row_with_a_kernel(tmp_path: Path) -> None:
+    better = a_run(tmp_path, kernel="exp", skill=3.0)
+    (comparison,) = compare([better, a_run(tmp_path, skill=0.2)])
+    assert [row.method for row in comparison.contenders] == ["prefix-propagation, exp kernel", "prefix-propagation"]
+    assert method_styles(comparison)[1] == style_of(0) != method_styles(comparison)[0]
+
+
+def test_every_seed_is_a_point_even_of_methods_with_one(tmp_path: Path) -> None:
+    runs = [a_run(tmp_path, seed=seed) for seed in (1, 2, 3)]
+    assert plot_seeds(compare(runs[:1])[0], "test") is None
+    figure = plot_seeds(compare([*runs, a_run(tmp_path, method="lora")])[0], "test")
+    assert figure is not None
+    points = [len(drawn.get_offsets()) for drawn in figure.axes[0].collections if isinstance(drawn, PathCollection)]
+    assert sorted(points) == [1, 3]

@@ -42,7 +42,9 @@ def test_the_floor_is_the_last_row_and_takes_part_in_nothing(tmp_path: Path) -> 
     assert f1.cells[-1].text == "99.9" and [cell.mark for cell in f1.cells] == [Mark.BOLD, Mark.UNDERLINED, Mark.NONE]
     assert column(quality, "Learning rate")[-1] == column(quality, "Seeds")[-1] == "—"
     assert quality.notes[-1].startswith(FLOOR)
-    others = [table for table in tables.values() if "quality" not in table.title]
+    methods = tables["hyperpartisan, test: methods"]
+    assert (column(methods, "Method")[-1], column(methods, "ECE")[-1]) == (FLOOR, "0.010")
+    others = [table for table in tables.values() if "quality" not in table.title and table is not methods]
     assert others and not any(FLOOR in cell.text for table in others for row in table.rows for cell in row)
 
 

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from scipy import stats
 
-from prefixprop.evaluation import holm_correction
+from prefixprop.evaluation import holm_correction, paired_bootstrap
 from prefixprop.reporting import make_report
 from prefixprop.reporting.choose.comparisons import compare
-from prefixprop.reporting.tables.significance import significance_tables
+from prefixprop.reporting.tables.significance import baseline_pairs, significance_tables
 from prefixprop.reporting.tables.table import Mark, Table
-from prefixprop.runs.find import find_runs
+from prefixprop.runs.find import find_runs, read_run
 
 from tiny_runs import make_results
 
@@ -33,7 +33,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def tables_of(folder: Path, baseline: str = "prefix-tuning") -> dict[str, Table]:
     (comparison,) = compare(find_runs([folder]).runs)
-    return {table.name: table for table in significance_tables(comparison, "x", baseline)}
+    pairs = baseline_pairs(comparison, baseline)
+    return {table.name: table for table in significance_tables(comparison, "x", pairs, baseline)}
 
 
 def rows_of(table: Table) -> dict[tuple[str, ...], dict[str, Any]]:
@@ -52,7 +53,7 @@ def seeds_of(folder: Path, method: str, split: str) -> list[float]:
 
 
 def test_every_method_is_tested_against_the_baseline_over_seeds(runs: Path) -> None:
-    rows = rows_of(tables_of(runs)["x-tests-seeds"])
+    rows = rows_of(tables_of(runs)["x-tests"])
     others = [method for method in METHODS if method != "prefix-tuning"]
     assert set(rows) == {(method, split) for method in others for split in ("dev", "test")}
     for split in ("dev", "test"):
@@ -60,10 +61,8 @@ def test_every_method_is_tested_against_the_baseline_over_seeds(runs: Path) -> N
         for method in others:
             first, second = seeds_of(runs, method, split), seeds_of(runs, "prefix-tuning", split)
             expected[method] = stats.ttest_ind(first, second, alternative="greater").pvalue
-            welch = stats.ttest_ind(first, second, alternative="greater", equal_var=False).pvalue
             row = rows[method, split]
             assert row["p, Student's t"].value == pytest.approx(expected[method])
-            assert row["p, Welch's t"].value == pytest.approx(welch)
             assert row["n seeds"].text == "3 and 3"
         corrected = holm_correction(list(expected.values()))
         for method, p_value in zip(others, corrected, strict=True):
@@ -73,24 +72,25 @@ def test_every_method_is_tested_against_the_baseline_over_seeds(runs: Path) -> N
             assert (cell.mark is Mark.BOLD) == (p_value < 0.05)
 
 
-def test_two_runs_are_compared_on_their_documents(runs: Path) -> None:
-    rows = rows_of(tables_of(runs)["x-tests-documents"])
+def test_seeds_and_documents_are_drawn_for_the_interval(runs: Path) -> None:
+    rows = rows_of(tables_of(runs)["x-tests"])
     row = rows["prefix-propagation", "test"]
-    assert (row["n documents"].text, row["Runs of seed"].text) == ("60", "1 and 1")
-    of_first_seed = [
-        json.loads((runs / f"{method}1" / "metrics.json").read_text())["test"]["accuracy"]
-        for method in ("prefix-propagation", "prefix-tuning")
-    ]
-    assert row["Difference, points"].value == pytest.approx(100 * (of_first_seed[0] - of_first_seed[1]))
-    assert 0 < row["p, bootstrap"].value < 0.05
-    assert 0 < row["p, McNemar"].value < 0.05
-    assert row["p, bootstrap, Holm"].value >= row["p, bootstrap"].value
+    right = {}
+    for method in ("prefix-propagation", "prefix-tuning"):
+        found = [read_run(runs / f"{method}{seed}").predictions("test") for seed in (1, 2, 3)]
+        right[method] = [one.logits.argmax(axis=1) == one.known_labels for one in found]
+    expected = paired_bootstrap(right["prefix-propagation"], right["prefix-tuning"])
+    low, high = (100 * end for end in expected.interval)
+    assert row["95 % interval"].text == f"{low:+.1f} to {high:+.1f}"
+    assert row["Micro-F1 difference, points"].value == pytest.approx(100 * expected.difference)
+    assert row["p, seeds and documents"].value == expected.p_value
+    assert 0 < row["p, seeds and documents"].value <= row["p, seeds and documents, Holm"].value < 0.05
 
 
 def test_all_pairs_are_two_sided_and_corrected(runs: Path) -> None:
     table = tables_of(runs)["x-tests-pairs"]
     rows = rows_of(table)
-    assert len(rows) == 2 * 3
+    assert len(rows) == 3, "on test alone"
     row = rows["prefix-propagation", "prefix-tuning", "test"]
     first, second = (seeds_of(runs, method, "test") for method in ("prefix-propagation", "prefix-tuning"))
     assert row["p, Welch's t"].value == pytest.approx(stats.ttest_ind(first, second, equal_var=False).pvalue)
@@ -99,17 +99,16 @@ def test_all_pairs_are_two_sided_and_corrected(runs: Path) -> None:
 
 
 def test_another_baseline_and_one_that_no_run_has(runs: Path) -> None:
-    assert ("prefix-tuning", "dev") in rows_of(tables_of(runs, "lora")["x-tests-seeds"])
+    assert ("prefix-tuning", "dev") in rows_of(tables_of(runs, "lora")["x-tests"])
     assert set(tables_of(runs, "head-only")) == {"x-tests-pairs"}
 
 
 def test_two_methods_need_no_correction_and_no_table_of_pairs(runs: Path, tmp_path: Path) -> None:
     for method in ("prefix-propagation", "prefix-tuning"):
         for seed in (1, 2, 3):
-            (tmp_path / f"{method}{seed}").symlink_to(runs / f"{method}{seed}")
-    found = compare(find_runs(list(tmp_path.iterdir())).runs)
-    tables = {table.name: table for table in significance_tables(found[0], "x")}
-    assert set(tables) == {"x-tests-seeds", "x-tests-documents"}
+            shutil.copytree(runs / f"{method}{seed}", tmp_path / f"{method}{seed}")
+    tables = tables_of(tmp_path)
+    assert set(tables) == {"x-tests"}
     assert not any("Holm" in column.title for table in tables.values() for column in table.columns)
 
 
@@ -117,17 +116,17 @@ def test_too_few_seeds_are_told_and_have_no_p_value(tmp_path: Path) -> None:
     make_results(tmp_path / "a", seed=1, documents=60)
     make_results(tmp_path / "b", seed=1, method="prefix-tuning", skill=0.5, documents=60)
     tables = tables_of(tmp_path)
-    row = rows_of(tables["x-tests-seeds"])["prefix-propagation", "test"]
-    assert (row["p, Student's t"].value, row["p, Welch's t"].value) == (None, None)
+    row = rows_of(tables["x-tests"])["prefix-propagation", "test"]
+    assert "p, Student's t" not in row
     assert row["Micro-F1 difference, points"].value is not None
-    reason = tables["x-tests-seeds"].notes[-1]
-    assert reason.startswith("No p-value over seeds for prefix-propagation and prefix-tuning on dev; ")
+    reason = tables["x-tests"].notes[-1]
+    assert reason.startswith("No p-value over seeds for prefix-propagation and prefix-tuning on test; ")
     assert "too few seeds: a t-test needs 2 of each" in reason
-    assert rows_of(tables["x-tests-documents"])["prefix-propagation", "test"]["p, McNemar"].value is not None
+    assert row["p, seeds and documents"].value is not None, "over documents alone"
 
 
 def test_many_pairs_without_a_test_are_counted(tmp_path: Path) -> None:
-    for method in ("prefix-propagation", "prefix-tuning", "lora"):
+    for method in ("prefix-propagation", "prefix-tuning", "lora", "head-only"):
         make_results(tmp_path / method, seed=1, method=method, documents=60)
     reason = tables_of(tmp_path)["x-tests-pairs"].notes[1]
     assert reason == "No p-value over seeds for 6 of these pairs: too few seeds: a t-test needs 2 of each."
@@ -145,22 +144,19 @@ def test_runs_without_the_same_documents_have_no_paired_test(tmp_path: Path, dam
     make_results(tmp_path / "a", seed=1)
     make_results(tmp_path / "b", seed=1, method="prefix-tuning")
     damage(tmp_path / "b" / "predictions" / "test.jsonl")
-    table = tables_of(tmp_path)["x-tests-documents"]
+    table = tables_of(tmp_path)["x-tests"]
     rows = rows_of(table)
-    assert rows["prefix-propagation", "test"]["p, McNemar"].value is None
-    assert rows["prefix-propagation", "dev"]["p, McNemar"].value is not None
-    assert any(note.startswith("No paired test for prefix-propagation") and reason in note for note in table.notes)
+    assert rows["prefix-propagation", "test"]["p, seeds and documents"].value is None
+    assert rows["prefix-propagation", "dev"]["p, seeds and documents"].value is not None
+    assert any(note.startswith("No bootstrap for prefix-propagation") and reason in note for note in table.notes)
 
 
 def test_no_paired_tests_where_no_run_has_predictions(tmp_path: Path) -> None:
     for method in ("prefix-propagation", "prefix-tuning", "lora"):
         shutil.rmtree(make_results(tmp_path / method, seed=1, method=method) / "predictions")
-    tables = tables_of(tmp_path)
-    assert set(tables) == {"x-tests-seeds", "x-tests-pairs"}
-    for table in tables.values():
-        assert table.notes[-1].startswith("No paired tests: none of these runs has predictions")
-        assert "McNemar" not in table.notes[0]
-        assert not any("McNemar" in column.title for column in table.columns)
+    table = tables_of(tmp_path)["x-tests"]
+    assert table.notes[-1].startswith("No bootstrap: none of these runs has predictions")
+    assert not any("interval" in column.title or "documents" in column.title for column in table.columns)
 
 
 def test_methods_on_different_models_are_not_tested_against_each_other(tmp_path: Path) -> None:
@@ -179,6 +175,7 @@ def test_an_unknown_baseline_or_split_is_refused(runs: Path) -> None:
 def test_a_split_alone(runs: Path) -> None:
     report = make_report([runs], split="dev")
     names = [table.name for table in report.measured]
-    assert names[0] == "1-hyperpartisan-dev"
+    assert names[0] == "1-hyperpartisan-methods" and "1-hyperpartisan-dev" in names
+    assert report.measured[0].title == "hyperpartisan, dev: methods"
     assert not any("-test" in name.replace("-tests", "") for name in names)
-    assert {row[1].text for row in next(t for t in report.measured if t.name.endswith("tests-seeds")).rows} == {"dev"}
+    assert {row[1].text for row in next(t for t in report.measured if t.name.endswith("-tests")).rows} == {"dev"}

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention.varlen import varlen_attn
 
 from prefixprop.attention.gpu.operator import attend
 from prefixprop.attention.gpu.rotation import move, rotate
@@ -18,6 +17,13 @@ from prefixprop.attention.gpu.self_attention import as_rows, kernel_arguments
 from prefixprop.attention.pattern import AttentionPattern
 from prefixprop.attention.prefix import PrefixedKeys, PrefixPart, outside_softmax
 from prefixprop.attention.rotary import Rotation, attend_to_all
+
+try:
+    from torch.nn.attention import varlen
+
+    varlen_attn: Any = varlen.varlen_attn
+except ImportError:  # before PyTorch 2.10
+    varlen_attn = None
 
 
 class Packing(NamedTuple):
@@ -80,7 +86,7 @@ def packed_attention(
     near = rotate(projected, *_angles(rotation), front, packing.places, packing.prefix_places, heads)
     query, key, value = near.unflatten(-1, (3, heads, -1)).unbind(1)
     # How many rows there are altogether is known on the device alone: what is behind the last document is unused.
-    output: Any = varlen_attn(query, key, value, packing.ends, packing.ends, packing.longest, packing.longest)
+    output = varlen_attn(query, key, value, packing.ends, packing.ends, packing.longest, packing.longest)
     return move(output.flatten(1), packing.places)
 
 
@@ -93,4 +99,4 @@ def has_flash_attention(rows: Tensor, heads: int, dropout: float) -> bool:
     """Whether PyTorch's flash attention takes packed documents of this kind."""
     size = rows.shape[-1] // (3 * heads)
     fits = rows.dtype in (torch.float16, torch.bfloat16) and size % 8 == 0 and size <= 256
-    return rows.is_cuda and fits and not dropout
+    return varlen_attn is not None and rows.is_cuda and fits and not dropout

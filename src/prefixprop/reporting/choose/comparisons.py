@@ -28,6 +28,11 @@ class Trial:
         found = (run.measure(part, measure) for run in self.runs)
         return [value for value in found if value is not None]
 
+    def mean(self, part: str, measure: str) -> float:
+        """The mean of these values, below all others where there are none."""
+        values = self.values(part, measure)
+        return statistics.fmean(values) if values else float("-inf")
+
     def with_predictions(self, split: str) -> tuple[Run, ...]:
         """The runs that kept their predictions of a split; all of them where none did."""
         return tuple(run for run in self.runs if run.has_predictions(split)) or self.runs
@@ -35,8 +40,7 @@ class Trial:
     @property
     def dev_score(self) -> float:
         """The mean over seeds of the measure on dev that checkpoints are chosen by."""
-        values = self.values("dev", self.settings.metric)
-        return statistics.fmean(values) if values else float("-inf")
+        return self.mean("dev", self.settings.metric)
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,7 @@ class Contender:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The runs that were judged on the same documents by the same protocol."""
+    """The runs that were judged on the same documents by the same protocol, the best row first."""
 
     title: str
     documents: dict[str, int]
@@ -92,6 +96,21 @@ class Comparison:
         return tuple(self.documents)
 
     @property
+    def judged_on(self) -> str:
+        """The split whose numbers stand first: test where there is one."""
+        return self.splits[-1]
+
+    @property
+    def measure(self) -> str:
+        """What the rows are compared by, as people call it."""
+        return self.settings.metric.replace("micro_f1", "micro-F1")
+
+    @property
+    def lone_run(self) -> Run | None:
+        """The only run, where there is but one."""
+        return self.trials[0].runs[0] if sum(len(trial.runs) for trial in self.trials) == 1 else None
+
+    @property
     def items(self) -> str:
         """What is judged, in the plural."""
         return "questions" if self.labels is None else "documents"
@@ -102,11 +121,11 @@ class Comparison:
         counts = " and ".join(f"{count:,} {split}" for split, count in self.documents.items())
         return f"{counts} {self.items}" + ("" if self.labels is None else f", {len(self.labels)} labels")
 
-    def short_name(self, contender: Contender, separator: str = ", ") -> str:
+    def short_name(self, contender: Contender) -> str:
         """The method, and where models differ the model, without who made it."""
         if len(self.models) == 1:
             return contender.method
-        return f"{contender.method}{separator}{contender.model.rsplit('/', 1)[-1]}"
+        return f"{contender.method}, {contender.model.rsplit('/', 1)[-1]}"
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -167,6 +186,7 @@ def _comparison(runs: Sequence[Run], on_folds: Mapping[Any, Sequence[Run]]) -> C
         folds = _folds_that_chose(on_folds.get(row_key(row.runs[0]), ()), trials)
         contenders.append(Contender(row.model, row.name, _by_folds(trials, folds), folds))
     first = runs[0]
+    contenders.sort(key=lambda row: row.best.mean(first.splits[-1], first.settings.metric), reverse=True)
     return Comparison(protocol_title(first.settings), first.documents, first.labels, tuple(contenders))
 
 

@@ -25,11 +25,16 @@ ENDINGS = (".png", ".pdf")
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure with what it shows, in words; `name` is a file's name without its ending."""
+    """A figure with what it shows, in words; `name` is a file's name without its ending.
+
+    `section` is the heading under which the page has it, and `fold` what the page folds it away under, if anything.
+    """
 
     name: str
     caption: str
     figure: Figure
+    section: str
+    fold: str = ""
 
     def save(self, folder: Path) -> list[Path]:
         """Write it in every format, and return the paths."""
@@ -59,14 +64,14 @@ def _of_lengths(comparisons: Sequence[Comparison]) -> Iterator[Picture]:
     figure = plot_lengths(comparisons)
     if figure is not None:
         caption = "Lengths of the train documents of every task; the line is the median."
-        yield Picture("document-lengths", caption, figure)
+        section = comparisons[0].title if len(comparisons) == 1 else "Documents"
+        yield Picture("document-lengths", caption, figure, section, "Lengths of documents")
 
 
 def _of_all_methods(comparison: Comparison, prefix: str) -> Iterator[Picture]:
-    measure = "accuracy" if comparison.labels is None else "micro-F1"
     drawn = []
-    for split in comparison.splits:
-        caption = f"{measure} on {split} of every seed; the line is the mean."
+    for split in reversed(comparison.splits):
+        caption = f"{comparison.measure} on {split} of every seed; the line is the mean."
         drawn.append((f"seeds-{split}", caption, plot_seeds(comparison, split)))
     caption = "calibration error on dev over training; mean and range over seeds."
     drawn.append(("ece-over-training", caption, plot_calibration_course(comparison)))
@@ -74,12 +79,15 @@ def _of_all_methods(comparison: Comparison, prefix: str) -> Iterator[Picture]:
     drawn.append(("learning-rates", caption, plot_learning_rates(comparison)))
     for name, caption, figure in drawn:
         if figure is not None:
-            yield Picture(file_name(f"{prefix}-{name}"), f"{comparison.title}: {caption}", figure)
+            fold = "" if name == f"seeds-{comparison.judged_on}" else "More pictures"
+            title = file_name(f"{prefix}-{name}")
+            yield Picture(title, f"{comparison.title}: {caption}", figure, comparison.title, fold)
 
 
 def _of_one_run(comparison: Comparison, contender: Contender, prefix: str) -> Iterator[Picture]:
     """The pictures of one seed, because the mean of several would be of no model."""
-    split = comparison.splits[-1]
+    split = comparison.judged_on
+    place = comparison.title, "" if comparison.lone_run is not None else "One run of each method"
     run = contender.best.with_predictions(split)[0]
     before = run.predictions(split)
     if run.temperature is None:
@@ -96,8 +104,9 @@ def _of_one_run(comparison: Comparison, contender: Contender, prefix: str) -> It
             temperature=run.temperature.value,
             title=title,
         ),
+        *place,
     )
     if before.label_names is not None:
         counts = confusion_counts(before.probabilities, labels)
         figure = plot_confusion(counts, before.label_names, title=title)
-        yield Picture(file_name(f"{prefix}-confusion"), f"{what}: which label is taken for which.", figure)
+        yield Picture(file_name(f"{prefix}-confusion"), f"{what}: which label is taken for which.", figure, *place)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import textwrap
 from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 # Fewer points than this have no shape worth drawing.
 _FEWEST_FOR_VIOLIN = 3
+_NAME_WIDTH = 28  # letters of a row's name in one line
 # What a line is drawn from: by epoch or learning rate, the values of the seeds or folds.
 Course = Mapping[float, list[float]]
 
@@ -25,26 +27,25 @@ Course = Mapping[float, list[float]]
 def plot_seeds(comparison: Comparison, split: str) -> Figure | None:
     """Draw micro-F1 (accuracy for questions) of every seed, with violins where there are three or more.
 
-    It is the paper's violin plot of Hyperpartisan. None where no method has two seeds.
+    It is the paper's violin plot of Hyperpartisan. None of a single run.
     """
     name, title = ("accuracy", "accuracy") if comparison.labels is None else ("micro_f1", "micro-F1")
     scores = [[100 * value for value in trial.values(split, name)] for trial in comparison.trials]
-    if all(len(values) < 2 for values in scores):
+    if sum(map(len, scores)) < 2:
         return None
-    figure = new_figure(width=5.2, height=1.1 + 0.5 * len(scores))
+    figure = new_figure(width=5.2, height=1.0 + 0.4 * len(scores))
     axis = figure.subplots()
     for row, (values, style) in enumerate(zip(scores, method_styles(comparison), strict=True)):
         if not values:
             continue
         if len(values) >= _FEWEST_FOR_VIOLIN:
             draw_violin(axis, values, row, style["color"], alpha=0.25)
-        points = {"s": 28, "edgecolor": "white", "linewidth": 0.5, "zorder": 3}
+        points = {"s": 30, "edgecolor": "white", "linewidth": 0.5, "zorder": 3}
         axis.scatter(values, [row] * len(values), **points, **style)  # type: ignore[arg-type]
         axis.plot([statistics.fmean(values)] * 2, [row - 0.3, row + 0.3], color=style["color"], linewidth=2)
-    names = [comparison.short_name(row, "\n") for row in comparison.contenders]
-    counts = ["1 seed" if len(values) == 1 else f"{len(values)} seeds" for values in scores]
-    labels = [plain(f"{name}\n{count}") for name, count in zip(names, counts, strict=True)]
-    axis.set_yticks(range(len(scores)), labels, fontsize=8)
+    # Long names in several lines leave the points their room.
+    names = [plain(textwrap.fill(comparison.short_name(row), _NAME_WIDTH)) for row in comparison.contenders]
+    axis.set_yticks(range(len(scores)), names, fontsize=8)
     axis.invert_yaxis()
     axis.set_xlabel(f"{title} on {split}, %", fontsize=9)
     axis.grid(axis="x", alpha=0.3)
@@ -97,14 +98,17 @@ def plot_learning_rates(comparison: Comparison) -> Figure | None:
 def method_styles(comparison: Comparison) -> list[dict[str, str]]:
     """Colour and marker of every row: that of its method, and one of the others where a row before has it already.
 
-    A method keeps its own on the model that most rows have, so that a single run on another model does not change
-    the colours of a whole picture.
+    A method keeps its own on the model that most rows have, and without a kernel or settings of its own, so that a
+    single run on another model does not change the colours of a whole picture.
     """
     rows = comparison.contenders
     most = Counter(row.model for row in rows).most_common(1)[0][0]
     taken: dict[int, int] = {}
-    for row in sorted(range(len(rows)), key=lambda row: rows[row].model != most):
-        own = list(METHODS).index(rows[row].best.settings.method)
+    plain_methods = [row.best.settings.method for row in rows]
+    for row in sorted(
+        range(len(rows)), key=lambda row: (rows[row].model != most, rows[row].method != plain_methods[row])
+    ):
+        own = list(METHODS).index(plain_methods[row])
         taken[row] = own if own not in taken.values() else max(len(METHODS) - 1, *taken.values()) + 1
     return [style_of(taken[row]) for row in range(len(rows))]
 

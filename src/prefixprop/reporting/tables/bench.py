@@ -20,6 +20,7 @@ from prefixprop.reporting.tables.table import (
 )
 from prefixprop.runs.run import as_number
 
+SPEED = "Speed"
 _PAPER_PERCENT = {name.lower(): percent for name, _, percent in INFERENCE_SECONDS}
 _PAPER_NOTE = (
     "The column marked (paper) is inference on a GTX 1080 Ti with Hugging Face's attention, Longformer-base and "
@@ -72,7 +73,8 @@ def _runtime_table(record: dict[str, Any], name: str, with_paper: bool) -> Table
         columns.append(Column("More than no PEFT, %", cells, from_paper=True))
         notes.append(_PAPER_NOTE)
     what = "inference" if is_inference else "training step"
-    return Table(name, f"Run time, {what}: {record['device']}", columns, notes)
+    title = f"Run time, {what}: {record['device']}"
+    return Table(name, title, columns, notes, section=SPEED, is_detail=False)
 
 
 def _attention_table(record: dict[str, Any], name: str) -> Table:
@@ -90,7 +92,8 @@ def _attention_table(record: dict[str, Any], name: str) -> Table:
         Column("prefixprop, GiB", [_memory(timing) for timing in ours]),
     ]
     note = f"Median of {record['repeats']} measurements, and peak memory; {_circumstances(record)}."
-    return Table(name, f"Longformer's attention: {record['device']}", columns, (note,))
+    title = f"Longformer's attention: {record['device']}"
+    return Table(name, title, columns, (note,), section=SPEED, is_detail=False)
 
 
 def _relative(result: dict[str, Any]) -> tuple[Cell, Cell]:

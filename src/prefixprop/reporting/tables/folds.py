@@ -15,6 +15,7 @@ from prefixprop.evaluation.significance import summarise_seeds
 from prefixprop.reporting.choose.comparisons import Comparison, Trial, protocol_title, trials_of
 from prefixprop.reporting.choose.method_rows import MethodRow, data_key, method_rows, row_key, searched_values
 from prefixprop.reporting.file_names import file_name
+from prefixprop.reporting.tables.circumstances import differing_circumstances
 from prefixprop.reporting.tables.floor import with_floor
 from prefixprop.reporting.tables.measures import ECE, headline
 from prefixprop.reporting.tables.table import (
@@ -73,12 +74,14 @@ def fold_tables(runs: Iterable[Run], comparisons: Sequence[Comparison] = ()) -> 
         for comparison in comparisons
         for contender in comparison.contenders
     }
+    has_results = {comparison.title for comparison in comparisons}
     found = sorted(together.values(), key=lambda runs: (protocol_title(runs[0].settings), runs[0].settings.folds))
     titles = [protocol_title(runs[0].settings) for runs in found]
     tables = []
     for number, (runs_on_folds, title) in enumerate(zip(found, titles, strict=True), start=1):
         folds = f" ({runs_on_folds[0].settings.folds} folds)" if titles.count(title) > 1 else ""
-        tables.append(_table(runs_on_folds, chosen, number, f"{title}{folds}: cross-validation on train"))
+        table = _table(runs_on_folds, chosen, number, f"{title}{folds}: cross-validation on train")
+        tables.append(replace(table, section=title, is_detail=title in has_results))
     return tables
 
 
@@ -182,7 +185,7 @@ def _notes(rows: Sequence[_Row], runs: Sequence[Run], has_differences: bool) -> 
     listed = f"{'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds))}"
     notes = [
         f"{settings.folds} folds of train, {listed}: every run leaves one fold out of its training and is judged on "
-        "it; mean ± standard deviation over the runs.",
+        f"it; mean ± standard deviation over the runs. {differing_circumstances(runs)}".rstrip(),
         _NO_RESULTS,
     ]
     if any(row.is_chosen for row in rows):

@@ -26,7 +26,9 @@ def to_latex(table: Table) -> str:
     each with the names of the rows. What is too wide even so is made smaller.
     """
     environment = "table*" if _total_width(table.columns) > _ONE_COLUMN else "table"
-    caption = " ".join([table.title if table.title.endswith("?") else f"{table.title}.", *table.notes])
+    caption = " ".join(
+        [table.title if table.title.endswith("?") else f"{table.title}.", *table.findings, *table.notes]
+    )
     lines = [
         r"% needs \usepackage{booktabs,graphicx}",
         rf"\begin{{{environment}}}",

@@ -8,12 +8,15 @@ from html import escape
 
 from prefixprop.reporting.tables.table import Cell, Column, Mark, Table
 
+_LONG = 50  # letters of a text that is to have several lines, but not one for each word
 _MARKDOWN_SPECIAL = re.compile(r"([\\`*_\[\]<>|])")
 
 
 def to_markdown(table: Table) -> str:
     """Markdown as GitHub shows it; it has no underline of its own, so the second best is in HTML's."""
     lines = [f"### {_markdown_text(table.title)}", ""]
+    for finding in table.findings:
+        lines += [_markdown_text(finding), ""]
     lines.append("| " + " | ".join(_markdown_text(column.heading) for column in table.columns) + " |")
     lines.append("| " + " | ".join("---" if column.is_text else "---:" for column in table.columns) + " |")
     lines += [
@@ -26,23 +29,28 @@ def to_markdown(table: Table) -> str:
 
 
 def to_html(table: Table) -> str:
-    """An HTML table; cells carry what a column is sorted by."""
+    """An HTML table with its notes, without its title; cells carry what a column is sorted by.
+
+    Of a table that is not folded away itself, all notes but the first are.
+    """
     head = "".join(
         f'<th scope="col" aria-sort="none"{_css_class(column)}>'
-        f'<button type="button">{_html_heading(column)}</button></th>'
+        f'<button type="button">{with_units(column.heading)}</button></th>'
         for column in table.columns
     )
     body = "\n".join(f"<tr>{_html_cells(table, row)}</tr>" for row in table.rows)
-    notes = "".join(f'<p class="note">{escape(note)}</p>' for note in table.notes)
+    notes = [f'<p class="note">{escape(note)}</p>' for note in table.notes]
+    if not table.is_detail and len(notes) > 1:
+        notes[1:] = [f'<details class="note"><summary>Notes</summary>{"".join(notes[1:])}</details>']
     return (
-        f'<h3>{escape(table.title)}</h3>\n<div class="wide"><table class="sortable">\n'
-        f"<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody></table></div>\n{notes}"
+        f'<div class="wide"><table class="sortable">\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>'
+        f"</table></div>\n{''.join(notes)}"
     )
 
 
-def _html_heading(column: Column) -> str:
-    """The heading with its unit and arrow kept on the line of the word before."""
-    return escape(column.heading).replace(" %", "\u00a0%").replace(" ↑", "\u00a0↑").replace(" ↓", "\u00a0↓")
+def with_units(text: str) -> str:
+    """The text in HTML, with units and arrows kept on the line of the word before."""
+    return escape(text).replace(" %", "\u00a0%").replace(" ↑", "\u00a0↑").replace(" ↓", "\u00a0↓")
 
 
 def _html_cells(table: Table, row: tuple[Cell, ...]) -> str:
@@ -61,7 +69,8 @@ def _html_text(text: str) -> str:
 
 
 def _css_class(column: Column) -> str:
-    names = ["text"] * column.is_text + ["paper"] * column.from_paper
+    is_long = column.is_text and column.width > _LONG
+    names = ["text"] * column.is_text + ["long"] * is_long + ["paper"] * column.from_paper
     return f' class="{" ".join(names)}"' if names else ""
 
 

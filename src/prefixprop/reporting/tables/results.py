@@ -1,15 +1,18 @@
-"""The tables of a report: quality per task (as Table 2), calibration (as Table 3), significance and time."""
+"""The tables of a task: its methods in brief; then tests, quality (as Table 2) and calibration (as Table 3)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from prefixprop.reporting.choose.comparisons import Comparison, Contender, Trial
 from prefixprop.reporting.choose.method_rows import searched_values
 from prefixprop.reporting.file_names import file_name
+from prefixprop.reporting.tables.circumstances import differing_circumstances
+from prefixprop.reporting.tables.findings import findings
 from prefixprop.reporting.tables.floor import with_floor
-from prefixprop.reporting.tables.measures import CALIBRATION, QUALITY, Measure
+from prefixprop.reporting.tables.measures import CALIBRATION, QUALITY, Measure, headline
+from prefixprop.reporting.tables.one_run import one_run_findings, one_run_tables
 from prefixprop.reporting.tables.paper import (
     MEASURES,
     REPORTED_SPLITS,
@@ -18,7 +21,7 @@ from prefixprop.reporting.tables.paper import (
     find_paper_method,
     paper_value,
 )
-from prefixprop.reporting.tables.significance import significance_tables
+from prefixprop.reporting.tables.significance import baseline_pairs, significance_tables
 from prefixprop.reporting.tables.table import (
     ABSENT,
     Better,
@@ -53,13 +56,43 @@ def result_tables(
     for number, comparison in enumerate(comparisons, start=1):
         # Two comparisons may share their title, but not the names of their files.
         name = f"{number}-{file_name(comparison.settings.data_name)}"
-        for split in comparison.splits:
-            tables.append(_quality_table(comparison, split, f"{name}-{split}", with_paper))
-        tables += significance_tables(comparison, name, baseline)
-        for split in comparison.splits:
-            tables.append(_calibration_table(comparison, split, f"{name}-{split}-calibration", with_paper))
-        tables.append(_time_table(comparison, f"{name}-time"))
+        against, run = baseline_pairs(comparison, baseline), comparison.lone_run
+        told = findings(comparison, against) if run is None else one_run_findings(comparison, run)
+        found = [_methods_table(comparison, f"{name}-methods", told)]
+        found += [] if run is None else one_run_tables(comparison, run, name)
+        found += significance_tables(comparison, name, against, baseline)
+        for split in reversed(comparison.splits):
+            found.append(_quality_table(comparison, split, f"{name}-{split}", with_paper))
+            found.append(_calibration_table(comparison, split, f"{name}-{split}-calibration", with_paper))
+        tables += [replace(table, section=comparison.title) for table in found]
     return tables
+
+
+def _methods_table(comparison: Comparison, name: str, told: Sequence[str]) -> Table:
+    """What most readers want to know of every method: how good it is, how well calibrated, and what it costs."""
+    trials, split = comparison.trials, comparison.judged_on
+    measure, calibration = headline(comparison.settings.metric), CALIBRATION[:2]
+    seconds = Column("Training, s", [number_cell(_recorded(trial, "seconds"), 0) for trial in trials], Better.LOWER)
+    runs = [run for trial in trials for run in trial.runs]
+    columns = [
+        # One column of names: on a phone, the score is to be seen beside it.
+        text_column("Method", [comparison.short_name(row) for row in comparison.contenders]),
+        *map(ranked, _measure_columns(comparison, split, measure, with_paper=False)),
+        measure.interval_column(trials, split),
+        *(ranked(one) for each in calibration for one in _measure_columns(comparison, split, each, with_paper=False)),
+        Column("Trained parameters", [_trained_cell(trial.runs[0]) for trial in trials]),
+        # Times of different machines are not a contest.
+        ranked(seconds) if len({run.device for run in runs}) == 1 else seconds,
+        _seeds_column(trials),
+    ]
+    notes = (
+        " ".join(filter(None, [_spread_note(comparison, split), differing_circumstances(runs)])),
+        *protocol_notes(comparison, split),
+        f"{_SCALING} Training: with its evaluations on dev, as the runs recorded it.",
+    )
+    title = f"{comparison.title}, {split}: methods"
+    table = Table(name, title, without_empty(columns), notes, findings=told, is_detail=False)
+    return with_floor(table, runs, split, (measure, *calibration))
 
 
 def _quality_table(comparison: Comparison, split: str, name: str, with_paper: bool) -> Table:
@@ -95,23 +128,6 @@ def _calibration_table(comparison: Comparison, split: str, name: str, with_paper
     columns = without_empty(map(ranked, columns))
     notes = (_spread_note(comparison, split), _SCALING, *_paper_notes(comparison, columns))
     return Table(name, f"{comparison.title}, {split}: calibration", columns, notes)
-
-
-def _time_table(comparison: Comparison, name: str) -> Table:
-    trials = comparison.trials
-    devices = [", ".join(sorted({run.device for run in trial.runs})) for trial in trials]
-    seconds = [_recorded(trial, "seconds") for trial in trials]
-    per_epoch = [_present(_seconds_per_epoch(run) for run in trial.runs) for trial in trials]
-    times = [
-        Column("Training, s", [number_cell(values, 1) for values in seconds], Better.LOWER),
-        Column("Per epoch, s", [number_cell(values, 2) for values in per_epoch], Better.LOWER),
-    ]
-    # Times of different machines are not a contest.
-    if len(set(devices)) == 1 and devices[0] != "unknown":
-        times = [ranked(column) for column in times]
-    columns = [*_name_columns(comparison), text_column("Device", devices), *times, _seeds_column(trials)]
-    note = "Time of training with its evaluations on dev, as the runs recorded it."
-    return Table(name, f"{comparison.title}: training time", without_empty(columns), (note,))
 
 
 def _name_columns(comparison: Comparison) -> list[Column]:
@@ -153,6 +169,10 @@ def _tuned_columns(comparison: Comparison, split: str, with_paper: bool) -> list
     return columns
 
 
+def _trained_cell(run: Run) -> Cell:
+    return plain_cell(run.measure("parameters", "trainable"), 0)
+
+
 def _tuned_cell(run: Run, with_head: bool) -> Cell:
     backbone, trainable = run.measure("parameters", "backbone"), run.measure("parameters", "trainable")
     head = 0.0 if with_head else run.measure("parameters", "head")
@@ -172,16 +192,8 @@ def _seeds_column(trials: Sequence[Trial]) -> Column:
 
 def _recorded(trial: Trial, name: str) -> list[float]:
     """A number that `metrics.json` has outside the splits, of every run that has it."""
-    return _present(as_number(run.metrics.get(name)) for run in trial.runs)
-
-
-def _seconds_per_epoch(run: Run) -> float | None:
-    seconds, epochs = as_number(run.metrics.get("seconds")), as_number(run.metrics.get("epochs"))
-    return seconds / epochs if seconds is not None and epochs else None
-
-
-def _present(values: Iterable[float | None]) -> list[float]:
-    return [value for value in values if value is not None]
+    found = (as_number(run.metrics.get(name)) for run in trial.runs)
+    return [value for value in found if value is not None]
 
 
 def _spread_note(comparison: Comparison, split: str) -> str:

@@ -62,12 +62,19 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """Columns of the same length, with a title and notes; `name` is a file's name without its ending."""
+    """Columns of the same length, with a title and notes; `name` is a file's name without its ending.
+
+    `findings` are sentences that a reader should see first, and `section` is the heading under which the page has the
+    table: folded away where it is a detail. A terminal shows no details.
+    """
 
     name: str
     title: str
     columns: Sequence[Column]
     notes: Sequence[str] = ()
+    findings: Sequence[str] = ()
+    section: str = ""
+    is_detail: bool = True
 
     @property
     def rows(self) -> list[tuple[Cell, ...]]:

@@ -16,6 +16,8 @@ _STYLES = {Mark.BOLD: "bold", Mark.UNDERLINED: "underline", Mark.NONE: ""}
 def print_table(console: Console, table: Table) -> None:
     """Print the table; where the terminal is too narrow for it, turned round, some rows at a time."""
     console.print(Text(table.title, style="bold"))
+    for finding in table.findings:
+        console.print(Text(finding))
     widths = _widths(table.columns, console.width)
     if widths is None:
         _print_turned(console, table)
@@ -42,8 +44,8 @@ def _upright(table: Table, widths: Sequence[int]) -> RichTable:
 
 
 def _widths(columns: Sequence[Column], available: int) -> list[int] | None:
-    """How wide the columns are so that all fit: titles may take several lines, cells one; None where they do not."""
-    least = [max(column.width, *map(len, column.heading.split())) for column in columns]
+    """How wide the columns are so that all fit: words may take several lines, numbers one; None where they do not."""
+    least = [_least_width(column) for column in columns]
     widths = [max(column.width, len(column.heading)) for column in columns]
     borders = 3 * len(columns) + 1
     while sum(widths) + borders > available:
@@ -53,6 +55,11 @@ def _widths(columns: Sequence[Column], available: int) -> list[int] | None:
             return None
         widths[widest] -= 1
     return widths
+
+
+def _least_width(column: Column) -> int:
+    words = [word for cell in column.cells for word in cell.text.split()] if column.is_text else []
+    return max([0 if column.is_text else column.width, *map(len, [*words, *column.heading.split()])])
 
 
 def _print_turned(console: Console, table: Table) -> None:

@@ -1,0 +1,153 @@
+"""The second half of a ModernBERT layer: states + feed-forward of their LayerNorm.
+
+Between its products stands gelu(input) · gate, in one pass over memory; PyTorch keeps the activation for backward
+beside what it was made of. With frozen weights the whole half is one operation, which adds the residual within the
+last product, keeps nothing but the states, and makes the inner rows again.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor, nn
+from transformers.activations import GELUActivation
+
+from prefixprop.attention.backends import INTERPRETED
+from prefixprop.attention.gpu.triton_kernel import TritonKernel, function
+from prefixprop.attention.watching import is_watched
+
+# A product less in backward for twice the width of the feed-forward, per row and layer, to be kept.
+KEEPS_INNER = False
+HALF_ROOT, DENSITY = tl.constexpr(0.7071067811865476), tl.constexpr(0.3989422804014327)  # 1/√2 and 1/√(2π)
+
+
+def gated_feed_forward(layer: Any, states: Tensor) -> Tensor:
+    """What the function of this name in `rotary` returns."""
+    norm, mlp = layer.mlp_norm, layer.mlp
+    # A compiler puts the steps together by itself.
+    if type(mlp.act) is not GELUActivation or any(map(is_watched, (mlp, mlp.act))) or torch.compiler.is_compiling():
+        return states + mlp(norm(states))
+    weights = FrozenWeights.of(layer, states)
+    if weights is not None:
+        keeps = torch.is_grad_enabled() and states.requires_grad
+        return (_half if keeps else _half_forward)(states.contiguous(), *weights, norm.eps)[0]
+    both = mlp.Wi(norm(states)).contiguous()
+    return states + mlp.Wo(mlp.drop((_gated if torch.is_grad_enabled() else gate)(both)))
+
+
+class FrozenWeights(NamedTuple):
+    norm: Tensor
+    inner: Tensor
+    outer: Tensor
+
+    @classmethod
+    def of(cls, layer: Any, states: Tensor) -> FrozenWeights | None:
+        """The weights, or None where one is not frozen or has a bias, or somebody waits for a part to be called."""
+        norm, mlp = layer.mlp_norm, layer.mlp
+        parts = (norm, mlp.Wi, mlp.Wo)
+        if tuple(map(type, parts)) != (nn.LayerNorm, nn.Linear, nn.Linear) or (mlp.drop.training and mlp.drop.p):
+            return None
+        if any(map(is_watched, (*parts, mlp.drop))) or torch.is_autocast_enabled(states.device.type):
+            return None
+        if any(part.weight.requires_grad or part.bias is not None for part in parts):
+            return None
+        if any(part.weight.dtype != states.dtype for part in parts):
+            return None
+        return cls(*(part.weight for part in parts))
+
+
+def _half_forward(
+    states: Tensor, scale: Tensor, inner: Tensor, outer: Tensor, epsilon: float
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """The layer's output, and what backward needs."""
+    flat = states.flatten(0, -2)
+    normed, *moments = torch.native_layer_norm(flat, scale.shape, scale, None, epsilon)
+    both = normed @ inner.t()
+    output = torch.empty_like(states)  # no view of another: prefix rows may be added in place
+    torch.addmm(flat, gate(both), outer.t(), out=output.view_as(flat))
+    return output, (*moments, *([both] if KEEPS_INNER else []))
+
+
+def _keep_half(ctx: Any, inputs: tuple, output: tuple[Tensor, tuple[Tensor, ...]]) -> None:
+    *tensors, ctx.epsilon = inputs
+    ctx.save_for_backward(*tensors, *output[1])
+
+
+def _half_backward(ctx: Any, gradient: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+    states, scale, inner, outer, mean, deviation, *both = ctx.saved_tensors
+    flat, gradient = states.flatten(0, -2), gradient.contiguous()
+    upstream = gradient.view_as(flat) @ outer
+    if both:
+        for_both = torch.empty_like(both[0])
+    else:
+        normed = torch.native_layer_norm(flat, scale.shape, scale, None, ctx.epsilon)[0]
+        both = [normed @ inner.t()]
+        for_both = both[0]  # nobody else has it
+    _launch(both[0], upstream, for_both, backward=True)
+    for_states, _, _ = torch.ops.aten.native_layer_norm_backward(
+        for_both @ inner, flat, scale.shape, mean, deviation, scale, None, [True, False, False]
+    )
+    return (for_states.view_as(states).add_(gradient), *(None,) * 4)
+
+
+def gate(both: Tensor) -> Tensor:
+    """gelu(input) · gate, where `both` holds the input in the first half of its last dimension."""
+    output = both.new_empty(*both.shape[:-1], both.shape[-1] // 2)
+    _launch(both, output, output, backward=False)
+    return output
+
+
+def _keep(ctx: Any, inputs: tuple, output: Tensor) -> None:
+    ctx.save_for_backward(inputs[0])
+
+
+def _backward(ctx: Any, gradient: Tensor) -> Tensor:
+    (both,) = ctx.saved_tensors
+    for_both = torch.empty_like(both)
+    _launch(both, gradient.contiguous(), for_both, backward=True)
+    return for_both
+
+
+def _launch(both: Tensor, single: Tensor, result: Tensor, backward: bool) -> None:
+    width = single.shape[-1]
+    rows = single.numel() // width
+    block, columns = (16, 16) if INTERPRETED else (16, 128)
+    _GATED_GELU(
+        (-(-width // columns), -(-rows // block)),
+        (both, single, result),
+        (rows,),
+        WIDTH=width,
+        BLOCK=block,
+        COLUMNS=columns,
+        BACKWARD=backward,
+    )
+
+
+@triton.jit(do_not_specialize=["rows"])
+def gated_gelu(
+    both, gradient, result, rows,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, COLUMNS: tl.constexpr, BACKWARD: tl.constexpr,
+):  # fmt: skip
+    """Each element is read before it is written: the result may stand where `both` does."""
+    row = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)[:, None]
+    column = (tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS))[None, :]
+    inside = (row < rows) & (column < WIDTH)
+    pair = row * 2 * WIDTH + column
+    entered = tl.load(both + pair, mask=inside, other=0.0).to(tl.float32)
+    opened = tl.load(both + pair + WIDTH, mask=inside, other=0.0).to(tl.float32)
+    share = 0.5 + 0.5 * tl.erf(entered * HALF_ROOT)
+    if BACKWARD:
+        upstream = tl.load(gradient + row * WIDTH + column, mask=inside, other=0.0).to(tl.float32)
+        slope = share + entered * DENSITY * tl.exp(-0.5 * entered * entered)
+        tl.store(result + pair, (upstream * opened * slope).to(result.dtype.element_ty), mask=inside)
+        tl.store(result + pair + WIDTH, (upstream * entered * share).to(result.dtype.element_ty), mask=inside)
+    else:
+        tl.store(result + row * WIDTH + column, (entered * share * opened).to(result.dtype.element_ty), mask=inside)
+
+
+_GATED_GELU = TritonKernel(gated_gelu)
+_gated = function(gate, _keep, _backward)
+_half = function(_half_forward, _keep_half, _half_backward)
