@@ -120,18 +120,22 @@ def test_both_parts_have_an_effect_and_are_trained(family: str, method: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("family", "backend"), [("longformer", "sdpa"), ("longformer", "triton"), ("modernbert", "triton")]
+    ("family", "backend", "targets"),
+    [
+        ("longformer", "sdpa", ["query", "value_global", "dense"]),
+        ("longformer", "triton", ["query", "value_global"]),
+        ("modernbert", "triton", ["Wqkv"]),
+        ("modernbert", "triton", ["Wi", "Wo"]),
+    ],
 )
 @pytest.mark.parametrize("options", [{}, {"kernel": "exp", "alpha": 0.5}])
 @both_methods
 def test_the_fast_attention_does_not_pass_it_by(
-    method: str, options: dict[str, Any], family: str, backend: str
+    method: str, options: dict[str, Any], family: str, backend: str, targets: list[str]
 ) -> None:
-    """As if LoRA's product were in the weights, on every backend; the last layer may be for one row alone."""
+    """As if LoRA's product were in the weights, where frozen layers are computed in one piece."""
     small: dict[str, Any] = {"num_hidden_layers": 2, "num_attention_heads": 1, "hidden_size": 16}
-    targets = ["Wqkv", "Wo"]
-    if family == "longformer":
-        small, targets = small | {"attention_window": [8, 4]}, ["query", "value_global", "dense"]
+    small |= {"attention_window": [8, 4]} if family == "longformer" else {}
     lora = LoraConfig(r=2, init_lora_weights=False, target_modules=targets)
     model = adapt(tiny_model(family, **small), method, lora=lora, **options)
     attention.install(model, backend)
@@ -140,13 +144,27 @@ def test_the_fast_attention_does_not_pass_it_by(
     found.loss.backward()
     gradient = model.get_prefix().grad.clone()
     model.zero_grad()
-    model.merge_adapter()
+    with pytest.warns(UserWarning, match="the prefix stays"):
+        model.merge_and_unload()
     expected = model(**inputs, labels=labels)
     expected.loss.backward()
     torch.testing.assert_close(found.logits, expected.logits, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(gradient, model.get_prefix().grad, atol=1e-5, rtol=1e-4)
+
+
+@both_methods
+def test_merging_for_a_while(method: str) -> None:
+    model = composed("roberta", method)
+    inputs = batch(model, [13, 6])
+    expected = model(**inputs).logits
+    weight = model.get_base_model().roberta.encoder.layer[0].attention.self.query.base_layer.weight
+    before = weight.clone()
+    model.merge_adapter()
+    assert not torch.equal(weight, before)
+    torch.testing.assert_close(model(**inputs).logits, expected, atol=1e-5, rtol=1e-5)
     model.unmerge_adapter()
-    torch.testing.assert_close(model(**inputs).logits, found.logits, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(weight, before)
+    torch.testing.assert_close(model(**inputs).logits, expected, atol=1e-5, rtol=1e-5)
 
 
 # --- one adapter ----------------------------------------------------------------------------------------------------
