@@ -35,6 +35,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "one layer": {"layers_to_transform": [1], "target_modules": ["query"]},
     "ranks": {"rank_pattern": {"value": 5}},
     "biases": {"bias": "lora_only"},
+    "tokens": {"trainable_token_indices": {"word_embeddings": [5, 6]}},
 }
 
 
@@ -119,18 +120,22 @@ def test_both_parts_have_an_effect_and_are_trained(family: str, method: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("family", "backend"), [("longformer", "sdpa"), ("longformer", "triton"), ("modernbert", "triton")]
+    ("family", "backend", "targets"),
+    [
+        ("longformer", "sdpa", ["query", "value_global", "dense"]),
+        ("longformer", "triton", ["query", "value_global"]),
+        ("modernbert", "triton", ["Wqkv"]),
+        ("modernbert", "triton", ["Wi", "Wo"]),
+    ],
 )
 @pytest.mark.parametrize("options", [{}, {"kernel": "exp", "alpha": 0.5}])
 @both_methods
 def test_the_fast_attention_does_not_pass_it_by(
-    method: str, options: dict[str, Any], family: str, backend: str
+    method: str, options: dict[str, Any], family: str, backend: str, targets: list[str]
 ) -> None:
-    """As if LoRA's product were in the weights, on every backend; the last layer may be for one row alone."""
+    """As if LoRA's product were in the weights, where frozen layers are computed in one piece."""
     small: dict[str, Any] = {"num_hidden_layers": 2, "num_attention_heads": 1, "hidden_size": 16}
-    targets = ["Wqkv", "Wo"]
-    if family == "longformer":
-        small, targets = small | {"attention_window": [8, 4]}, ["query", "value_global", "dense"]
+    small |= {"attention_window": [8, 4]} if family == "longformer" else {}
     lora = LoraConfig(r=2, init_lora_weights=False, target_modules=targets)
     model = adapt(tiny_model(family, **small), method, lora=lora, **options)
     attention.install(model, backend)
@@ -139,13 +144,27 @@ def test_the_fast_attention_does_not_pass_it_by(
     found.loss.backward()
     gradient = model.get_prefix().grad.clone()
     model.zero_grad()
-    model.merge_adapter()
+    with pytest.warns(UserWarning, match="the prefix stays"):
+        model.merge_and_unload()
     expected = model(**inputs, labels=labels)
     expected.loss.backward()
     torch.testing.assert_close(found.logits, expected.logits, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(gradient, model.get_prefix().grad, atol=1e-5, rtol=1e-4)
+
+
+@both_methods
+def test_merging_for_a_while(method: str) -> None:
+    model = composed("roberta", method)
+    inputs = batch(model, [13, 6])
+    expected = model(**inputs).logits
+    weight = model.get_base_model().roberta.encoder.layer[0].attention.self.query.base_layer.weight
+    before = weight.clone()
+    model.merge_adapter()
+    assert not torch.equal(weight, before)
+    torch.testing.assert_close(model(**inputs).logits, expected, atol=1e-5, rtol=1e-5)
     model.unmerge_adapter()
-    torch.testing.assert_close(model(**inputs).logits, found.logits, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(weight, before)
+    torch.testing.assert_close(model(**inputs).logits, expected, atol=1e-5, rtol=1e-5)
 
 
 # --- one adapter ----------------------------------------------------------------------------------------------------
@@ -170,6 +189,7 @@ def test_one_folder_holds_both_to_the_bit(variant: str, method: str, tmp_path: P
     assert config["lora"]["r"] == 2 and config["lora"]["peft_type"] == "LORA"
 
     inputs = batch(model, [20, 11])
+    inputs["input_ids"][0, 3] = 5
     expected = model(**inputs)
     for loaded in (
         PeftModel.from_pretrained(tiny_model("roberta"), tmp_path / "adapter"),
@@ -326,9 +346,11 @@ def test_after_wrong_targets_the_model_can_be_adapted() -> None:
         adapt(model, "propagation", lora=LoraConfig(target_modules=["quary"]))
     adapted = adapt(model, "propagation", lora=LoraConfig(target_modules=["query"], init_lora_weights=False))
     expected = adapted(**inputs)
+    trained = {name for name, parameter in adapted.named_parameters() if parameter.requires_grad}
     with pytest.raises(ValueError, match="No modules were targeted"):
         adapted.add_adapter("second", METHODS["propagation"](lora=LoraConfig(target_modules=["quary"])))
     assert_same_bits(adapted(**inputs), expected)
+    assert {name for name, parameter in adapted.named_parameters() if parameter.requires_grad} >= trained
 
 
 def test_what_is_no_lora_is_refused() -> None:

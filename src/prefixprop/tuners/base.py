@@ -150,6 +150,7 @@ class PrefixTuner(BaseTuner):
             layer = self.tuner_layer_cls(find_backbone(self.model))
             layer.train(target.training)
             layer.attach()
+            self.model.requires_grad_(False)  # where peft finds an adapter, as LoRA is about to, it freezes nothing
             target.add_module(LAYER_NAME, layer)
         elif not isinstance(layer, self.tuner_layer_cls):
             raise ValueError("The model already carries another prefix method; call unload() on that one first.")
