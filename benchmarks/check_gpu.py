@@ -46,7 +46,7 @@ PREFIXES = {
 
 @dataclass(frozen=True)
 class Case:
-    """Documents of these lengths in a batch; in Longformer, the first tokens are global, and some at this distance.
+    """Documents of these lengths in a batch; in Longformer the first tokens are global, others at this distance.
 
     Without padding and global tokens there are no masks either.
     """

@@ -12,7 +12,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
-from prefixprop.attention.backends import choose
+from prefixprop.attention.backends import Backend, choose
 from prefixprop.attention.forwards import Undo, replace_forward
 from prefixprop.attention.installed import InstalledAttention, prefixed_keys
 from prefixprop.attention.pattern import AttentionPattern
@@ -32,6 +32,12 @@ class FastModernBert(InstalledAttention):
                 replace_forward(layer.attn, partial(_attention_forward, self, index)),
             ]
         return undo
+
+    def backend_for(self, pattern: AttentionPattern, states: Tensor) -> Backend:
+        """The backend that computes this pass."""
+        if pattern.backend is None:
+            pattern.backend = choose(self.backend, states.device)
+        return pattern.backend
 
 
 def is_fast_with(given: dict[str, Any], config: Any) -> bool:
@@ -69,7 +75,7 @@ def _layer_forward(
     if not isinstance(attention_mask, AttentionPattern):
         return original(hidden_states, attention_mask=attention_mask, **others)
     attended, _ = layer.attn(layer.attn_norm(hidden_states), attention_mask=attention_mask, **others)
-    return choose(fast.backend, hidden_states.device).gated_feed_forward(layer, hidden_states + attended)
+    return fast.backend_for(attention_mask, hidden_states).gated_feed_forward(layer, hidden_states + attended)
 
 
 def _attention_forward(
@@ -88,11 +94,12 @@ def _attention_forward(
             hidden_states, position_embeddings=position_embeddings, attention_mask=attention_mask, **others
         )
     source = fast.active_source()
-    rows = choose(fast.backend, hidden_states.device).rotary_attention(
+    kind = module.config.layer_types[index]
+    rows = fast.backend_for(attention_mask, hidden_states).rotary_attention(
         module.Wqkv(hidden_states),
         position_embeddings,
         module.config.num_attention_heads,
-        None if module.sliding_window is None else module.sliding_window - 1,  # counted with the row itself
+        module.config.sliding_window if kind == "sliding_attention" else None,
         attention_mask,
         prefixed_keys(source, index, hidden_states),
         None if source is None else source.prefix_part(index),

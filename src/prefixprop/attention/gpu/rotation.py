@@ -115,7 +115,9 @@ def _backward(turn_back: Any, ctx: Any, gradient: Tensor) -> tuple[Tensor | None
     for_prefix = None
     if ctx.needs_input_grad[3]:
         for_prefix = gradient[prefix_places][:, width // 3 :].reshape(prefix_shape)
-    for_projected = turn_back(gradient, cosine, sine, places, batch, length, ctx.heads)
+    for_projected = None
+    if ctx.needs_input_grad[0]:  # not in a frozen model's first layer, if nothing but a prefix's keys learns
+        for_projected = turn_back(gradient, cosine, sine, places, batch, length, ctx.heads)
     return for_projected, None, None, for_prefix, None, None, None
 
 
