@@ -75,7 +75,7 @@ class AttentionPattern:
     backend: Any = None
     front_rows: int | None = None
     _blocks: dict[tuple, Blocks] = field(default_factory=dict, init=False)
-    _prepared: dict[tuple[int, ...], Any] = field(default_factory=dict, init=False)
+    _prepared: dict[tuple, Any] = field(default_factory=dict, init=False)
 
     @classmethod
     def from_mask(
@@ -124,9 +124,10 @@ class AttentionPattern:
 
     def prepared(self, prepare: Callable[..., Prepared], *details: int) -> Prepared:
         """What a backend makes of this pattern, made once: prepare(pattern, *details)."""
-        if details not in self._prepared:
-            self._prepared[details] = prepare(self, *details)
-        return self._prepared[details]
+        wanted = (prepare, *details)
+        if wanted not in self._prepared:
+            self._prepared[wanted] = prepare(self, *details)
+        return self._prepared[wanted]
 
     def blocks(self, reach: int, prefix_keys: int, dtype: torch.dtype, whole_grid: bool) -> Blocks:
         """How rows that see `reach` neighbours on either side are cut; a `whole_grid` never makes a single block."""
