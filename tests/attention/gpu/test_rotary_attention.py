@@ -17,7 +17,7 @@ from prefixprop.attention import AttentionPattern, rotary
 from prefixprop.attention.prefix import PrefixedKeys
 
 from one_layer import assert_close
-from tiny import adapt, batch, both_methods, tiny_model
+from tiny import adapt, batch, tiny_model
 
 pytest.importorskip("triton")
 from prefixprop.attention.gpu import rotary_attention as triton_backend
@@ -203,8 +203,13 @@ def test_gradient_checkpointing_with_dropout() -> None:
     assert_same_gradients(trained_gradients(model, inputs), plain)
 
 
-@both_methods
-def test_compiled_without_a_graph_break_and_for_any_length(method: str) -> None:
+@pytest.mark.parametrize(("method", "packed"), [("propagation", False), ("tuning", False), ("tuning", True)])
+def test_compiled_without_a_graph_break_and_for_any_length(
+    method: str, packed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What stands around flash attention too: in its place, something that a compiler takes, without documents."""
+    monkeypatch.setattr(triton_backend, "has_flash_attention", lambda *_: packed)
+    monkeypatch.setattr(triton_backend, "varlen_attn", lambda query, key, value, *_: query * key + value)
     torch.compiler.reset()
     model = adapt(tiny_model("modernbert", **SMALL), method, length=3, prefix_dropout=0.0)
     attention.install(model, backend="triton")
