@@ -33,14 +33,14 @@ def runtime(tmp_path: Path) -> Path:
         RuntimeResult("prefix-propagation", NO_MEMORY, None, None, None),
     ]
     facts = {"batch": 8, "length": 4096, "prefix": 8, "pass": "inference", "results": record_of_runtime(results)}
-    return written(tmp_path / "runtime.json", record_of_run("runtime", "mini", "auto", 3) | facts)
+    return written(tmp_path / "runtime.json", record_of_run("runtime", "longformer", "mini", "auto", 3) | facts)
 
 
 @pytest.fixture
 def attention(tmp_path: Path) -> Path:
     case = AttentionCase(8, 4096, 9, 0.1)
     results = [AttentionResult(case, "forward", FAST, SLOW), AttentionResult(case, "step", FAST, None)]
-    record = record_of_run("attention", "mini", "auto", 3) | {"results": record_of_attention(results)}
+    record = record_of_run("attention", "longformer", "mini", "auto", 3) | {"results": record_of_attention(results)}
     return written(tmp_path / "attention.json", record)
 
 
