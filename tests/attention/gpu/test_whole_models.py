@@ -127,4 +127,4 @@ def test_compiled_without_a_graph_break_and_for_any_length(method: str | None) -
         expected = trained_gradients(model, inputs)
         with torch._dynamo.config.patch(error_on_recompile=index > 0):
             found = trained_gradients(compiled, inputs)
-        assert_same_gradients({name.removeprefix("_orig_mod."): g for name, g in found.items()}, expected, 1e-6)
+        assert_same_gradients({name.removeprefix("_orig_mod."): g for name, g in found.items()}, expected, 3e-6)
