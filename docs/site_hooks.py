@@ -35,7 +35,7 @@ def as_markdown(notebook: dict[str, Any], name: str) -> str:
             parts.append(source)
             continue
         parts.append(f"```python\n{source}\n```")
-        printed = "".join("".join(output["text"]) for output in cell["outputs"] if output["output_type"] == "stream")
+        printed = "".join("".join(output["text"]) for output in cell["outputs"] if output.get("name") == "stdout")
         if printed:
             parts.append(f"```text\n{printed}```")
     parts.insert(1, f'<p><a href="{name}.ipynb" download>This page as a notebook</a></p>')
