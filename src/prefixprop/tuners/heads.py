@@ -46,6 +46,14 @@ def in_order(rows: Tensor, places: list[list[int]]) -> Tensor:
     return rows if where == list(range(len(where))) else rows[torch.tensor(where, device=rows.device)]
 
 
+def classes_of(model: nn.Module, adapter_name: str) -> int | None:
+    """How many classes the head of an adapter has; None if it has no head of its own."""
+    heads = [part for part in model.modules() if isinstance(part, ModulesToSaveWrapper)]
+    own = [head.modules_to_save[adapter_name] for head in heads if adapter_name in head.modules_to_save]
+    linears = [part for head in own for part in head.modules() if isinstance(part, nn.Linear)]
+    return linears[-1].out_features if linears else None
+
+
 @torch.no_grad()
 def fit_heads(model: nn.Module, adapter_name: str, state_dict: dict[str, Tensor]) -> None:
     """Give the heads of an adapter as many classes as it was saved with; peft made them like the model's own."""
