@@ -5,7 +5,7 @@ INSTALLED := $(VENV)/.installed
 TOOLS := $(VENV)/.tools
 COMPAT := .venv-compat
 
-.PHONY: demo test compat lint format clean
+.PHONY: demo test docs compat lint format clean
 
 demo: $(INSTALLED)
 	$(BIN)/prefixprop train --config recipes/demo.yaml --run-dir runs/demo --overwrite
@@ -13,6 +13,10 @@ demo: $(INSTALLED)
 
 test: lint
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+# The site, in site/; `python -m http.server --directory site` shows it, and its pages open from the disk too.
+docs: $(TOOLS)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # The core with the oldest transformers and peft that pyproject.toml allows.
 compat: $(COMPAT)/.installed
@@ -49,4 +53,4 @@ $(COMPAT)/.installed: pyproject.toml constraints.txt constraints-oldest.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(COMPAT) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(COMPAT) site .pytest_cache .mypy_cache .ruff_cache .hypothesis

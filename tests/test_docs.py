@@ -1,7 +1,8 @@
-"""The Python code of the README and the docs runs, in its order, each page in a process of its own folder."""
+"""The code of the README, the docs and the notebooks runs, each page in a folder of its own; links lead somewhere."""
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -10,21 +11,46 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+NOTEBOOKS = sorted((ROOT / "docs").rglob("*.ipynb"))
 BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
+CODE = {page: "\n".join(BLOCK.findall(page.read_text(encoding="utf-8"))) for page in PAGES}
+# In place of the notebook's own numbers, which make it run for minutes.
+SMALL = {"TRAIN": 24, "TEST": 8, "MAX_LENGTH": 32, "EPOCHS": 1}
 
 
-# Results are tables, which test_results.py compares with the runs.
-@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "results.md"], ids=lambda page: page.name)
+def name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def run(code: str, folder: Path) -> str:
+    ended = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if CODE[page]], ids=name)
 def test_code_runs(page: Path, tmp_path: Path) -> None:
-    code = "\n".join(BLOCK.findall(page.read_text(encoding="utf-8")))
-    assert code
-    run = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=300)
-    assert run.returncode == 0, run.stderr
+    run(CODE[page], tmp_path)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=name)
+def test_a_notebook_runs(notebook: Path, tmp_path: Path) -> None:
+    cells = [
+        cell for cell in json.loads(notebook.read_text(encoding="utf-8"))["cells"] if cell["cell_type"] == "code"
+    ]
+    (parameters,) = (cell for cell in cells if "parameters" in cell["metadata"].get("tags", ()))
+    assert all(name in "".join(parameters["source"]) for name in SMALL)
+    parameters["source"] = [f"{name} = {value}\n" for name, value in SMALL.items()]
+    printed = run("\n".join("".join(cell["source"]) for cell in cells), tmp_path)
+    # The last cell predicts; what it printed when the notebook was made has the same shape.
+    (shown,) = cells[-1]["outputs"]
+    assert len(printed.splitlines()[-3:]) == len(shown["text"]) == 3
+    assert all("; true: " in line for line in [*printed.splitlines()[-3:], *shown["text"]])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
 def test_links_inside_the_project_exist(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
         if "://" not in target:
             assert (page.parent / target).exists(), target

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 # What every package of version 0.1 had in its `__all__`, and what its docs imported from elsewhere.
 NAMES_OF_0_1 = {
@@ -71,7 +71,7 @@ def test_names_of_0_1_are_there(package: str) -> None:
     assert not lacking
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_names_in_the_docs_are_there(page: Path) -> None:
     for name in _mentioned(page.read_text(encoding="utf-8")):
         pkgutil.resolve_name(name)

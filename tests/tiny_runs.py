@@ -43,28 +43,38 @@ def texts(count: int, seed: int = 0, longest: int = 28) -> list[str]:
     return [sentence(generator, generator.randint(1, longest)) for _ in range(count)]
 
 
-def write_rows(path: Path, documents: list[str], seed: int = 0) -> Path:
+def write_rows(path: Path, documents: list[str], seed: int = 0, label_names: tuple[str, ...] = LABEL_NAMES) -> Path:
     """Documents as labelled JSON lines, with ids d0, d1, …"""
     generator = random.Random(seed)
     rows = [
-        {"id": f"d{number}", "text": text, "label": generator.choice(LABEL_NAMES)}
+        {"id": f"d{number}", "text": text, "label": generator.choice(label_names)}
         for number, text in enumerate(documents)
     ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path
 
 
-def make_run(folder: Path, method: str = "prefix-propagation", family: str = "longformer", **settings: Any) -> Path:
-    """A finished run on files of one's own, in `folder`/run; its base model, in `folder`/base, is random."""
+def make_run(
+    folder: Path,
+    method: str = "prefix-propagation",
+    family: str = "longformer",
+    label_names: tuple[str, ...] = LABEL_NAMES,
+    weights: int = 7,
+    **settings: Any,
+) -> Path:
+    """A finished run on files of one's own, in `folder`/run; its base model, in `folder`/base, is random.
+
+    `weights` is the seed of what it trained.
+    """
     run, base_folder = folder / "run", folder / "base"
     run.mkdir(parents=True)
     tiny_model(family).save_pretrained(base_folder)
-    model = _trained(method, tiny_model(family))
+    model = _trained(method, tiny_model(family, num_labels=len(label_names)), weights)
     tokenizer = framing_tokenizer()
     tokenizer.save_pretrained(run / "tokenizer")
     _save_weights(method, model, run)
     files = {
-        f"{split}_files": [str(write_rows(folder / f"{split}.jsonl", texts(30, seed), seed))]
+        f"{split}_files": [str(write_rows(folder / f"{split}.jsonl", texts(30, seed), seed, label_names))]
         for seed, split in enumerate(("train", "dev", "test"))
     }
     config = {
@@ -72,8 +82,10 @@ def make_run(folder: Path, method: str = "prefix-propagation", family: str = "lo
         "text_column": "text", "label_column": "label", "id_column": "id", **files, **settings,
     }  # fmt: skip
     (run / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
-    (run / "labels.json").write_text(json.dumps(LABEL_NAMES), encoding="utf-8")
-    predictions = {split: _one_by_one(model, tokenizer, folder / f"{split}.jsonl") for split in ("dev", "test")}
+    (run / "labels.json").write_text(json.dumps(label_names), encoding="utf-8")
+    predictions = {
+        split: _one_by_one(model, tokenizer, folder / f"{split}.jsonl", label_names) for split in ("dev", "test")
+    }
     _write_metrics(run, predictions)
     return run
 
@@ -136,7 +148,7 @@ def _invented_predictions(generator: Any, skill: float, documents: int, question
     return PredictionSet(ids, known, logits, label_names=LABEL_NAMES[:2])
 
 
-def _trained(method: str, model: Any) -> Any:
+def _trained(method: str, model: Any, seed: int) -> Any:
     if method.startswith("prefix-"):
         prefix, _, lora = method.removeprefix("prefix-").partition("+")
         beside = LoraConfig() if lora else None
@@ -145,12 +157,12 @@ def _trained(method: str, model: Any) -> Any:
         model = get_peft_model(model, LoraConfig(task_type="SEQ_CLS", target_modules=["query", "value"]))
     elif method == "head-only":
         model.base_model.requires_grad_(False)
-    return _spread(model)
+    return _spread(model, seed)
 
 
-def _spread(model: Any) -> Any:
+def _spread(model: Any, seed: int = 7) -> Any:
     """Change what is trained, so that a model without it gives other numbers."""
-    torch.manual_seed(7)
+    torch.manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.requires_grad:
@@ -170,7 +182,7 @@ def _save_weights(method: str, model: Any, run: Path) -> None:
 
 
 @torch.no_grad()
-def _one_by_one(model: Any, tokenizer: Any, path: Path) -> PredictionSet:
+def _one_by_one(model: Any, tokenizer: Any, path: Path, label_names: tuple[str, ...]) -> PredictionSet:
     """Every document in a batch of its own, through the tokenizer and the model as Hugging Face has them."""
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     logits = []
@@ -178,8 +190,8 @@ def _one_by_one(model: Any, tokenizer: Any, path: Path) -> PredictionSet:
         encoded = tokenizer(row["text"], truncation=True, max_length=MAX_LENGTH, return_tensors="pt")
         inputs = {name: encoded[name] for name in ("input_ids", "attention_mask")}
         logits.append(model(**inputs).logits[0].numpy())
-    ids, labels = tuple(row["id"] for row in rows), tuple(LABEL_NAMES.index(row["label"]) for row in rows)
-    return PredictionSet(ids, labels, np.stack(logits), label_names=LABEL_NAMES)
+    ids, labels = tuple(row["id"] for row in rows), tuple(label_names.index(row["label"]) for row in rows)
+    return PredictionSet(ids, labels, np.stack(logits), label_names=label_names)
 
 
 @torch.no_grad()

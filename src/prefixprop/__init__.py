@@ -10,7 +10,7 @@ import sys
 
 from prefixprop.lazy_imports import after_peft, lazy_names
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # Types are in __init__.pyi, because these names are loaded when they are asked for.
 __all__ = [

@@ -217,5 +217,3 @@ def test_without_a_name_it_is_the_active_adapter(method: str) -> None:
     assert model.get_prefix().shape[-2] == 9 and model.get_alpha() == 0.3
     model.set_prefix(torch.zeros_like(model.get_prefix()))
     assert not model.get_prefix("longer").any() and model.get_prefix("default").any()
-    with pytest.raises(ValueError, match=r"one adapter is active at a time; use set_adapter\(\)"):
-        model(**batch(model, [9, 9]), adapter_names=["default", "longer"])

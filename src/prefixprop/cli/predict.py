@@ -23,7 +23,13 @@ from prefixprop.runs.directory import RunDirectory
 
 
 def predict(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a finished run.")],
+    runs: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="RUN...",
+            help="Directory of a finished run, or several: each document is read once and answered by all.",
+        ),
+    ],
     documents: Annotated[
         str,
         typer.Argument(
@@ -60,9 +66,10 @@ def predict(
     ] = DEFAULT_BATCH_TOKENS,
     resume: Annotated[bool, typer.Option("--resume", help="Continue where the output file ends.")] = False,
 ) -> None:
-    """Label documents with the model of a run: label, calibrated confidence and all probabilities, in order.
+    """Label documents with the model of a run, or of several: label, calibrated confidence and all probabilities.
 
-    It writes every few seconds, and answers standard input as it arrives.
+    It keeps the order, writes every few seconds, and answers standard input as it arrives. With several runs, a line
+    has the answers of all, by the name of the run.
 
     Example: prefixprop predict runs/letters new-letters.jsonl --output labels.jsonl
     """
@@ -72,13 +79,14 @@ def predict(
         format_name = _format_name(output_format, output)
         _check_output(output, resume)
         columns = InputColumns(text_column, id_column)
-        RunDirectory(run).check_finished()
+        for run in runs:
+            RunDirectory(run).check_finished()
         if documents != STANDARD_INPUT:
             read_inputs(documents, columns)  # is it there?
 
         from prefixprop.cli.prediction_job import PredictionJob
 
-        job = PredictionJob.prepared(run, columns, long, batch_tokens, format_name, output)
+        job = PredictionJob.prepared(runs, columns, long, batch_tokens, format_name, output)
         total = None if documents == STANDARD_INPUT else _count(documents, columns)
         job.run(_read(documents, columns), total)
 

@@ -1,7 +1,9 @@
 """Predictions as lines of a growing file, which a later call can continue after a kill.
 
 JSON lines have the fields of a `Prediction` behind the `id`; CSV has them as columns, with one `probability of NAME`
-per label. A small file beside the output says what made it, so that nothing else continues it.
+per label. With several runs a line has the answers of all: in JSON `predictions` has these fields by the name of the
+run; in CSV the columns of each run begin with its name. A small file beside the output says what made it, so that
+nothing else continues it.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import csv
 import io
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,8 @@ from prefixprop.prediction.inputs import InputDocument
 from prefixprop.prediction.predictor import Prediction
 
 _PROBABILITY = "probability of "
+_COLUMNS = ("label", "confidence", "tokens", "truncated", "chunks")
+_BY_RUN = "predictions"
 
 
 @dataclass(frozen=True)
@@ -28,14 +32,18 @@ class StoredPrediction:
     """A line of an output file."""
 
     id: str
-    prediction: Prediction
+    predictions: tuple[Prediction, ...]  # one for each run
 
 
 class LineFormat(ABC):
-    """How predictions become lines, and lines become predictions again."""
+    """How predictions become lines, and lines become predictions again.
 
-    def __init__(self, label_names: tuple[str, ...]) -> None:
+    `label_names` are those of each run, by its name.
+    """
+
+    def __init__(self, label_names: Mapping[str, tuple[str, ...]]) -> None:
         self.label_names = label_names
+        self.has_several = len(label_names) > 1
 
     @abstractmethod
     def header(self) -> bytes:
@@ -47,23 +55,24 @@ class LineFormat(ABC):
         """How every file begins."""
 
     @abstractmethod
-    def line(self, name: str, prediction: Prediction) -> bytes:
-        """The line of one document, its end included."""
+    def line(self, name: str, predictions: Sequence[Prediction]) -> bytes:
+        """The line of one document, with what each run predicts, its end included."""
 
     def written_id(self, name: str) -> str:
         """The id as a file of this format has it."""
         return name
 
     @abstractmethod
-    def fields(self, line: bytes) -> dict[str, Any]:
-        """The fields of a line that `line` wrote; anything else raises `ValueError`."""
+    def parsed(self, line: bytes) -> tuple[str, list[dict[str, Any]]]:
+        """The id in a line that `line` wrote, and each run's fields; anything else raises `ValueError`."""
 
     def stored(self, line: bytes) -> StoredPrediction:
-        """A line as a prediction of this run's labels; anything else raises `ValueError`."""
-        fields = self.fields(line)
-        if tuple(fields["probabilities"]) != self.label_names:
-            raise ValueError(f"its labels are {', '.join(fields['probabilities'])}")
-        return StoredPrediction(fields.pop("id"), Prediction(**fields))
+        """A line as predictions of these runs' labels; anything else raises `ValueError`."""
+        name, fields = self.parsed(line)
+        for found, label_names in zip(fields, self.label_names.values(), strict=True):
+            if tuple(found["probabilities"]) != label_names:
+                raise ValueError(f"its labels are {', '.join(found['probabilities'])}")
+        return StoredPrediction(name, tuple(Prediction(**found) for found in fields))
 
 
 class JsonLines(LineFormat):
@@ -74,17 +83,23 @@ class JsonLines(LineFormat):
     def header(self) -> bytes:
         return b""
 
-    def line(self, name: str, prediction: Prediction) -> bytes:
-        text = json.dumps({"id": name, **vars(prediction)}, ensure_ascii=False, allow_nan=False)
+    def line(self, name: str, predictions: Sequence[Prediction]) -> bytes:
+        by_run = {run: vars(one) for run, one in zip(self.label_names, predictions, strict=True)}
+        fields = {_BY_RUN: by_run} if self.has_several else vars(predictions[0])
+        text = json.dumps({"id": name, **fields}, ensure_ascii=False, allow_nan=False)
         # Half of a surrogate pair has no UTF-8 form; its escape is the same character to JSON.
         return text.encode("utf-8", errors="backslashreplace") + b"\n"
 
-    def fields(self, line: bytes) -> dict[str, Any]:
+    def parsed(self, line: bytes) -> tuple[str, list[dict[str, Any]]]:
         record = json.loads(line)
-        expected = {"id", *Prediction.__dataclass_fields__}
-        if not isinstance(record, dict) or record.keys() != expected or not isinstance(record["probabilities"], dict):
-            raise ValueError("it is not a prediction")
-        return record
+        name = record.pop("id")
+        by_run = record.pop(_BY_RUN) if self.has_several else dict.fromkeys(self.label_names, record)
+        if list(by_run) != list(self.label_names):
+            raise ValueError(f"its runs are {', '.join(by_run)}")
+        for fields in by_run.values():
+            if fields.keys() != set(Prediction.__dataclass_fields__) or not isinstance(fields["probabilities"], dict):
+                raise ValueError("it is not a prediction")
+        return name, list(by_run.values())
 
 
 class CommaSeparated(LineFormat):
@@ -93,35 +108,47 @@ class CommaSeparated(LineFormat):
         return self.header()
 
     def header(self) -> bytes:
-        probabilities = [_PROBABILITY + name for name in self.label_names]
-        return _csv_line(["id", "label", "confidence", "tokens", "truncated", "chunks", *probabilities])
+        columns = [
+            f"{run}: {column}" if self.has_several else column
+            for run, label_names in self.label_names.items()
+            for column in (*_COLUMNS, *(_PROBABILITY + name for name in label_names))
+        ]
+        return _csv_line(["id", *columns])
 
-    def line(self, name: str, prediction: Prediction) -> bytes:
-        numbers = [prediction.confidence, prediction.tokens, str(prediction.truncated).lower(), prediction.chunks]
-        return _csv_line([name, prediction.label, *numbers, *prediction.probabilities.values()])
+    def line(self, name: str, predictions: Sequence[Prediction]) -> bytes:
+        cells: list[Any] = [name]
+        for one in predictions:
+            numbers = [one.confidence, one.tokens, str(one.truncated).lower(), one.chunks]
+            cells += [one.label, *numbers, *one.probabilities.values()]
+        return _csv_line(cells)
 
     def written_id(self, name: str) -> str:
         return _one_line(name)
 
-    def fields(self, line: bytes) -> dict[str, Any]:
-        (values,) = csv.reader([line.decode("utf-8")], strict=True)
-        if len(values) != 6 + len(self.label_names):
+    def parsed(self, line: bytes) -> tuple[str, list[dict[str, Any]]]:
+        ((name, *values),) = csv.reader([line.decode("utf-8")], strict=True)
+        runs = []
+        for label_names in self.label_names.values():
+            own, values = values[: len(_COLUMNS) + len(label_names)], values[len(_COLUMNS) + len(label_names) :]
+            label, confidence, tokens, truncated, chunks, *probabilities = own
+            by_name = zip(label_names, map(float, probabilities), strict=True)
+            runs.append(
+                {
+                    "label": label,
+                    "confidence": float(confidence),
+                    "probabilities": dict(by_name),
+                    "tokens": int(tokens),
+                    "truncated": truncated == "true",
+                    "chunks": int(chunks),
+                }
+            )
+        if values:
             raise ValueError("it is not a prediction")
-        name, label, confidence, tokens, truncated, chunks, *probabilities = values
-        by_name = zip(self.label_names, map(float, probabilities), strict=True)
-        return {
-            "id": name,
-            "label": label,
-            "confidence": float(confidence),
-            "probabilities": dict(by_name),
-            "tokens": int(tokens),
-            "truncated": truncated == "true",
-            "chunks": int(chunks),
-        }
+        return name, runs
 
 
-def line_format(name: str, label_names: tuple[str, ...]) -> LineFormat:
-    """The format of that name, for predictions of these labels."""
+def line_format(name: str, label_names: Mapping[str, tuple[str, ...]]) -> LineFormat:
+    """The format of that name, for predictions of runs with these labels."""
     formats = dict(zip(PREDICTION_FORMATS, (JsonLines, CommaSeparated), strict=True))
     return formats[name](label_names)
 
@@ -181,7 +208,7 @@ def _one_line(text: str) -> str:
 
 def take_stored(
     documents: Iterator[InputDocument], stored: Iterable[StoredPrediction], form: LineFormat
-) -> Iterator[tuple[InputDocument, Prediction]]:
+) -> Iterator[tuple[InputDocument, tuple[Prediction, ...]]]:
     """Take the documents that are `stored`, whose ids must be the same, and leave the others in `documents`."""
     for earlier in stored:
         document = next(documents, None)
@@ -195,7 +222,7 @@ def take_stored(
                 f"The output belongs to another input: it has the document {earlier.id!r} where the input has "
                 f"{document.id!r}. Give the same input to --resume, or choose another --output."
             )
-        yield document, earlier.prediction
+        yield document, earlier.predictions
 
 
 _START_AFRESH = "choose another --output, or remove the file"

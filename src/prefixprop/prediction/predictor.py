@@ -9,7 +9,9 @@ and weighted by its number of tokens, so that a short remainder counts for littl
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -75,18 +77,42 @@ class _Pieces:
 
 def predict_together(trained: TrainedModel, texts: list[str], options: PredictionOptions) -> list[Prediction]:
     """Predict texts, at least one, batched together."""
-    prepared = [trained.prepare(text) for text in texts]
-    pieces = _cut(trained, prepared) if options.long == "truncate" else _chunked(trained, prepared)
-    logits = classify(trained.model, pieces.input_ids, trained.pad_token_id, options.batch_tokens, trained.uses_bf16)
+    return [prediction for (prediction,) in predict_with_each([trained], texts, options)]
+
+
+def predict_with_each(
+    runs: Sequence[TrainedModel], texts: list[str], options: PredictionOptions
+) -> list[tuple[Prediction, ...]]:
+    """What each run predicts of texts, at least one; runs that read alike have them read and tokenized once."""
+    read: dict[Hashable, _Pieces] = {}
+    together: dict[tuple[int, Hashable], list[TrainedModel]] = {}
+    for run in runs:
+        if run.reading not in read:
+            prepared = [run.prepare(text) for text in texts]
+            read[run.reading] = _cut(run, prepared) if options.long == "truncate" else _chunked(run, prepared)
+        together.setdefault((id(run.model), run.reading), []).append(run)
+    predictions: dict[Path, list[Prediction]] = {}
+    for (_, reading), (first, *others) in together.items():
+        pieces, adapters = read[reading], [run.adapter for run in (first, *others)]
+        logits = classify(
+            first.model, pieces.input_ids, first.pad_token_id, options.batch_tokens, first.uses_bf16, adapters
+        )
+        for run, own in zip((first, *others), logits, strict=True):
+            predictions[run.run_dir] = _predictions(run, pieces, own[:, : len(run.label_names)], options.long)
+    return list(zip(*(predictions[run.run_dir] for run in runs), strict=True))
+
+
+def _predictions(run: TrainedModel, pieces: _Pieces, logits: NDArray[np.float64], long: str) -> list[Prediction]:
+    count = len(pieces.lengths)
     weights = np.array([[len(ids)] for ids in pieces.input_ids], dtype=np.float64)
-    weighted = trained.temperature.apply(logits) * weights
-    starts = np.searchsorted(pieces.documents, np.arange(len(texts)))
+    weighted = run.temperature.apply(logits) * weights
+    starts = np.searchsorted(pieces.documents, np.arange(count))
     averages = np.add.reduceat(weighted, starts) / np.add.reduceat(weights, starts)
-    chunks = np.bincount(pieces.documents, minlength=len(texts))
-    cut = [options.long == "truncate" and length > trained.max_length for length in pieces.lengths]
+    chunks = np.bincount(pieces.documents, minlength=count)
+    cut = [long == "truncate" and length > run.max_length for length in pieces.lengths]
     return [
-        _prediction(trained.label_names, averages[index], pieces.lengths[index], cut[index], int(chunks[index]))
-        for index in range(len(texts))
+        _prediction(run.label_names, averages[index], pieces.lengths[index], cut[index], int(chunks[index]))
+        for index in range(count)
     ]
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from prefixprop.models.attention_without_cudnn import without_cudnn
 from prefixprop.tasks.batches import pad_documents
@@ -35,18 +36,46 @@ def batches_by_length(lengths: Sequence[int], batch_tokens: int) -> Iterator[lis
 
 
 def classify(
-    model: Any, input_ids: Sequence[TokenIds], pad_token_id: int, batch_tokens: int, bf16: bool
-) -> NDArray[np.float64]:
-    """The logits of every text [texts, classes], in the order given."""
+    model: Any,
+    input_ids: Sequence[TokenIds],
+    pad_token_id: int,
+    batch_tokens: int,
+    bf16: bool,
+    adapters: Sequence[str | None] = (None,),
+) -> list[NDArray[np.float64]]:
+    """The logits of every text [texts, classes], in the order given, with each of the model's adapters.
+
+    None is the active one. Where adapters have different numbers of classes, -inf may follow those that one has.
+    """
     device = next(model.parameters()).device
-    logits: dict[int, NDArray[np.float64]] = {}
+    logits: dict[tuple[int, int], NDArray[np.float64]] = {}
     for indices in batches_by_length([len(ids) for ids in input_ids], batch_tokens):
         rows = [input_ids[index] for index in indices]
         batch = {name: tensor.to(device) for name, tensor in pad_documents(rows, pad_token_id).items()}
         with inference(device, bf16, lower="batch_tokens (--batch-tokens)"):
-            outputs = model(**batch).logits
-        logits.update(zip(indices, outputs.double().cpu().numpy(), strict=True))
-    return np.stack([logits[index] for index in range(len(input_ids))])
+            outputs = _with_each(model, batch, adapters, batch_tokens)
+        for place, output in enumerate(outputs):
+            numbers = output.double().cpu().numpy()
+            logits.update({(place, index): row for index, row in zip(indices, numbers, strict=True)})
+    return [np.stack([logits[place, index] for index in range(len(input_ids))]) for place in range(len(adapters))]
+
+
+def _with_each(
+    model: Any, batch: dict[str, Tensor], adapters: Sequence[str | None], batch_tokens: int
+) -> Sequence[Tensor]:
+    """Logits of a batch with each adapter: in one pass if the batch fits in as often as there are adapters.
+
+    A full batch is no faster for being mixed; one of a few short documents is.
+    """
+    if len(adapters) == 1 and adapters[0] is None:
+        return [model(**batch).logits]
+    tokens = batch["input_ids"]
+    count = len(tokens)
+    if len(adapters) * tokens.numel() > batch_tokens:
+        return [model(**batch, adapter_names=[adapter] * count).logits for adapter in adapters]
+    repeated = {name: tensor.repeat(len(adapters), 1) for name, tensor in batch.items()}
+    names = [adapter for adapter in adapters for _ in range(count)]
+    return model(**repeated, adapter_names=names).logits.split(count)
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,11 +22,12 @@ from prefixprop.attention import install
 from prefixprop.backbones import family_in
 from prefixprop.choices import DEFAULT_BATCH_TOKENS
 from prefixprop.evaluation import Temperature
+from prefixprop.manifest import checksums
 from prefixprop.models.precision import hold_frozen_in_bfloat16
 from prefixprop.prediction.predictor import Prediction, PredictionOptions, predict_together
 from prefixprop.prediction.summary import PredictionSummary
 from prefixprop.prediction.token_batches import classify
-from prefixprop.prediction.weights import load_trained
+from prefixprop.prediction.weights import DEFAULT_ADAPTER, load_trained
 from prefixprop.prediction.windows import windows
 from prefixprop.runs.directory import RunDirectory
 from prefixprop.settings.run_settings import RunSettings
@@ -39,7 +40,8 @@ class TrainedModel:
     """The model of a finished run, in evaluation mode.
 
     `label_names` is empty for a run on WikiHop, whose model scores the candidates of questions. `settings` are those
-    of `config.yaml`. `prepare` cleans a text as the run's task cleaned its own.
+    of `config.yaml`. `prepare` cleans a text as the run's task cleaned its own. `adapter` is the run's own in a model
+    that it shares with other runs.
     """
 
     run_dir: Path
@@ -50,6 +52,7 @@ class TrainedModel:
     temperature: Temperature
     settings: RunSettings
     prepare: Callable[[str], str]
+    adapter: str | None = None
 
     def predict(
         self, texts: Iterable[str], *, long: str = "truncate", batch_tokens: int = DEFAULT_BATCH_TOKENS
@@ -92,12 +95,18 @@ class TrainedModel:
         """The uncalibrated logits [texts, labels] of texts that are already prepared; longer ones are cut."""
         encoded = encode_documents(list(texts), self.tokenizer, self.max_length)
         input_ids = [self.readable(ids) for ids in encoded.input_ids]
-        return classify(self.model, input_ids, self.pad_token_id, batch_tokens, self.uses_bf16)
+        (logits,) = classify(self.model, input_ids, self.pad_token_id, batch_tokens, self.uses_bf16, (self.adapter,))
+        return logits[:, : len(self.label_names)]
 
     @property
     def answers_questions(self) -> bool:
         """Whether this is a run on WikiHop, for questions with candidates."""
         return self.settings.answers_questions
+
+    @property
+    def reading(self) -> Hashable:
+        """What decides the tokens of a text; the same for runs that read alike and were loaded together."""
+        return id(self.tokenizer), self.max_length, self.prepare, self.pad_token_id
 
     @property
     def pad_token_id(self) -> int:
@@ -133,7 +142,49 @@ def load_run(run_dir: str | Path, device: str | torch.device | None = None) -> T
 
     `device` is where it runs, such as "cpu" or "cuda:1"; by default a CUDA GPU if there is one.
     """
-    run_dir = Path(run_dir)
+    return load_runs([run_dir], device)[0]
+
+
+def load_runs(run_dirs: Sequence[str | Path], device: str | torch.device | None = None) -> list[TrainedModel]:
+    """Load several runs; prefixes of one kind on the same base model become adapters of one model."""
+    folders = [Path(run_dir) for run_dir in run_dirs]
+    settings = [_settings(folder) for folder in folders]
+    sharing = [_sharing(*both) for both in zip(folders, settings, strict=True)]
+    runs: list[TrainedModel] = []
+    for number, folder in enumerate(folders):
+        shared = next((run.model for run, key in zip(runs, sharing, strict=False) if key == sharing[number]), None)
+        adapter = f"run{number}" if sharing.count(sharing[number]) > 1 else None
+        runs.append(_load(folder, settings[number], runs, shared, adapter))
+    chosen_device = _device(device)
+    for run in {id(run.model): run for run in runs}.values():
+        _make_ready(run.model, run.settings, chosen_device)
+    return runs
+
+
+def _load(
+    run_dir: Path, settings: RunSettings, others: list[TrainedModel], shared: Any, adapter: str | None
+) -> TrainedModel:
+    directory = RunDirectory(run_dir)
+    temperature = directory.read_temperature()
+    alike = [run for run in others if _content(run.run_dir) == _content(run_dir)]
+    tokenizer = alike[0].tokenizer if alike else _load_tokenizer(directory.tokenizer)
+    label_names = None if settings.answers_questions else directory.read_labels()
+    assert settings.max_length is not None
+    return TrainedModel(
+        run_dir=run_dir,
+        model=load_trained(run_dir, settings, tokenizer, label_names, shared, adapter or DEFAULT_ADAPTER),
+        tokenizer=tokenizer,
+        label_names=label_names or (),
+        max_length=settings.max_length,
+        temperature=temperature,
+        settings=settings,
+        prepare=settings.task_row.prepare,
+        adapter=adapter,
+    )
+
+
+def _settings(run_dir: Path) -> RunSettings:
+    """The settings of a run that is finished, whole, and has its weights."""
     directory = RunDirectory(run_dir)
     directory.check_finished()
     settings = directory.read_settings()
@@ -147,27 +198,29 @@ def load_run(run_dir: str | Path, device: str | torch.device | None = None) -> T
             f"{directory.config}: max_length is missing, which a finished run always has; train the run again."
         )
     directory.check_parts()
-    temperature = directory.read_temperature()
-    tokenizer = _load_tokenizer(directory.tokenizer)
-    label_names = None if settings.answers_questions else directory.read_labels()
-    model = load_trained(run_dir, settings, tokenizer, label_names)
+    return settings
+
+
+def _sharing(run_dir: Path, settings: RunSettings) -> Hashable:
+    """The same for runs that can be adapters of one model."""
+    if not settings.is_prefix_method or settings.answers_questions:
+        return run_dir
+    return settings.model, settings.method_row.config, settings.precision, settings.attention_backend
+
+
+def _make_ready(model: Any, settings: RunSettings, device: torch.device) -> None:
     # This machine may need another fast backend than the one that the run used.
     if settings.attention_backend != "huggingface" and family_in(model).has_fast_attention:
         install(model)
-    chosen_device = _device(device)
-    if chosen_device.type == "cuda" and settings.precision != "fp32":
+    if device.type == "cuda" and settings.precision != "fp32":
         hold_frozen_in_bfloat16(model.requires_grad_(False))
-    model.to(chosen_device)
-    return TrainedModel(
-        run_dir=run_dir,
-        model=model,
-        tokenizer=tokenizer,
-        label_names=label_names or (),
-        max_length=settings.max_length,
-        temperature=temperature,
-        settings=settings,
-        prepare=settings.task_row.prepare,
-    )
+    model.to(device)
+
+
+def _content(run_dir: Path) -> dict[str, str]:
+    """What the files of a run's tokenizer hold."""
+    folder = RunDirectory(run_dir).tokenizer
+    return checksums(folder, (file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file()))
 
 
 def _checked_text(text: object, index: int) -> str:

@@ -21,17 +21,25 @@ from prefixprop.models import CandidateScorer
 from prefixprop.settings.base_model import load_base_model, token_limit
 from prefixprop.settings.methods import ADAPTER, HEAD, HEAD_FILE, MODEL, Method
 from prefixprop.settings.run_settings import RunSettings
+from prefixprop.tuners.heads import classes_of
 
+DEFAULT_ADAPTER = "default"  # peft's name for an adapter that nobody named
 _AGAIN = "train the run again, or restore the file from a copy"
 _LONGEST_PROBLEM = 300  # characters of a library's message; some list every weight
 
 
 def load_trained(
-    run_dir: Path, settings: RunSettings, tokenizer: PreTrainedTokenizerBase, label_names: tuple[str, ...] | None
+    run_dir: Path,
+    settings: RunSettings,
+    tokenizer: PreTrainedTokenizerBase,
+    label_names: tuple[str, ...] | None,
+    shared: Any = None,
+    adapter: str = DEFAULT_ADAPTER,
 ) -> Any:
     """The run's model, in evaluation mode: for documents, with logits in the order of `label_names`.
 
-    Without label names it is a model for questions with candidates (WikiHop). `tokenizer` is the run's.
+    Without label names it is a model for questions with candidates (WikiHop). `tokenizer` is the run's. `shared` is
+    the model of another run, which this run's adapter can be put on; `adapter` is the name it gets.
     """
     method = settings.method_row
     folders = (ADAPTER, MODEL, HEAD)
@@ -48,28 +56,30 @@ def load_trained(
             model = _whole_model(weights, model_class)
             limit = token_limit((model.encoder if label_names is None else model).config, tokenizer)
         else:
-            model, limit = _base_model(run_dir, settings, tokenizer, label_names)
-            model = _with_adapter(model, weights, method) if method.folder == ADAPTER else _with_head(model, weights)
+            with _explained_absence(run_dir, settings):
+                base = load_base_model(settings, tokenizer)
+                model, limit = base.build(label_names) if shared is None else shared, base.limit
+            if method.folder == ADAPTER:
+                model = _with_adapter(model, weights, method, adapter)
+            else:
+                model = _with_head(model, weights)
     if settings.max_length is not None and settings.max_length > limit:
         raise ValueError(
             f"{run_dir / 'config.yaml'}: max_length is {settings.max_length}, but the model reads {limit} tokens at "
             "most; put back the number that the run was trained with, or train the run again."
         )
-    if label_names is not None and model.config.num_labels != len(label_names):
+    classes = model.config.num_labels if shared is None else classes_of(shared, adapter)
+    if label_names is not None and classes != len(label_names):
         raise ValueError(
-            f"{run_dir}: the model has {model.config.num_labels} classes, but labels.json has {len(label_names)}; "
-            f"{_AGAIN}."
+            f"{run_dir}: the model has {classes} classes, but labels.json has {len(label_names)}; {_AGAIN}."
         )
     return model.eval()
 
 
-def _base_model(
-    run_dir: Path, settings: RunSettings, tokenizer: PreTrainedTokenizerBase, label_names: tuple[str, ...] | None
-) -> tuple[PreTrainedModel, int]:
-    """The base model with a new head, and the longest text that it reads."""
+@contextlib.contextmanager
+def _explained_absence(run_dir: Path, settings: RunSettings) -> Iterator[None]:
     try:
-        base = load_base_model(settings, tokenizer)
-        return base.build(label_names), base.limit
+        yield
     except (OSError, ValueError, SafetensorError) as error:
         # The problem alone, without the advice on --model, which is for training.
         problem = _shortened(error.__cause__ or error)
@@ -86,7 +96,7 @@ def _whole_model(folder: Path, model_class: Any) -> PreTrainedModel:
         )
 
 
-def _with_adapter(model: PreTrainedModel, folder: Path, method: Method) -> PeftModel:
+def _with_adapter(model: PreTrainedModel | PeftModel, folder: Path, method: Method, adapter: str) -> PeftModel:
     # peft would look for a missing file on the hub, and take a pickled one.
     for name in ("adapter_config.json", "adapter_model.safetensors"):
         if not (folder / name).is_file():
@@ -100,12 +110,16 @@ def _with_adapter(model: PreTrainedModel, folder: Path, method: Method) -> PeftM
             f"{method.name}, so they are of different runs; {_AGAIN}."
         )
     with _explained_damage(folder):
-        adapted = PeftModel.from_pretrained(model, folder)
+        if isinstance(model, PeftModel):
+            model.load_adapter(folder, adapter)
+        else:
+            model = PeftModel.from_pretrained(model, folder, adapter_name=adapter)
         # peft leaves weights that the file lacks at their random start.
-        lacking = get_peft_model_state_dict(adapted, save_embedding_layers=False).keys() - load_file(weights).keys()
+        saved = get_peft_model_state_dict(model, adapter_name=adapter, save_embedding_layers=False)
+        lacking = saved.keys() - load_file(weights).keys()
     if lacking:
         raise ValueError(f"{weights}: the weights of {sorted(lacking)[0]} are missing; {_AGAIN}.")
-    return adapted
+    return model
 
 
 def _with_head(model: PreTrainedModel, folder: Path) -> PreTrainedModel:

@@ -18,7 +18,9 @@ from torch import Tensor, nn
 
 from prefixprop.backbones import Backbone, find_backbone
 from prefixprop.config import PrefixConfig
+from prefixprop.tuners.heads import fit_heads
 from prefixprop.tuners.layer import PrefixLayer
+from prefixprop.tuners.mixed_batch import MixedBatch
 
 # Name of the module beside the encoder's layers. peft's deletion skips names that contain a method's prefix.
 LAYER_NAME = "prefixes"
@@ -28,6 +30,7 @@ _HEADS = ("classifier", "score", "qa_outputs")  # what peft adds to modules_to_s
 class PrefixTuner(BaseTuner):
     """Base of `PrefixPropagationModel` and `PrefixTuningModel`."""
 
+    model: nn.Module
     tuner_layer_cls: type[PrefixLayer]
     peft_type: Enum  # with equal names and values, as `PrefixPeftType`
     target_module_mapping: dict[str, list[str]] = {}  # noqa: RUF012 (declared by peft)
@@ -83,10 +86,21 @@ class PrefixTuner(BaseTuner):
 
     @contextmanager
     def _enable_peft_forward_hooks(self, *args: Any, **kwargs: Any) -> Iterator[None]:
-        """Where peft asks for an adapter per example."""
-        if kwargs.get("adapter_names") is not None:
-            raise ValueError("adapter_names is not for prefixes: one adapter is active at a time; use set_adapter().")
-        yield
+        """Where peft asks for an adapter per document."""
+        names = kwargs.get("adapter_names")
+        if names is None:
+            yield
+            return
+        if self.training:
+            raise ValueError("adapter_names is for inference, and the model is in training mode; call eval() first.")
+        if any(layer.merged for layer in self._lora_layers().values()):
+            raise ValueError("adapter_names needs the weights as they were; call unmerge_adapter() first.")
+        model = self.model
+        self.model = MixedBatch(model, names, self.peft_config)
+        try:
+            yield
+        finally:
+            self.model = model
 
     def _prefix(self, adapter_name: str) -> Any:
         prefixes = self.prefix_layer().prefixes
@@ -250,6 +264,8 @@ class PrefixTuner(BaseTuner):
         cls, model: Any, config: PrefixConfig, adapter_name: str, state_dict: dict[str, Tensor]
     ) -> dict[str, Tensor]:
         cls._check_whole(model, config, adapter_name, state_dict)
+        if len(model.peft_config) > 1:  # the first one shows whether the model was built for its classes
+            fit_heads(model, adapter_name, state_dict)
         state_dict = LoraModel._remap_adapter_state_dict_for_load(model, config.lora, adapter_name, state_dict)
         path, layer = _locate(model)
         prefix, key = layer.prefixes[adapter_name], _keys(path, layer, adapter_name)[0]

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from prefixprop.config import PrefixConfig
-from prefixprop.kernels import Exponential, build_kernel
+from prefixprop.kernels import Exponential, Kernel, build_kernel
 
 
 class PrefixAttention(nn.Module):
@@ -25,14 +25,27 @@ class PrefixAttention(nn.Module):
     α · 2σ(⟨w, q⟩ / √d) with a trained w per head that starts at zero, so training starts at α.
     """
 
-    def __init__(self, config: PrefixConfig, layers: int, heads: int, size: int) -> None:
+    def __init__(self, kernel: Kernel, mode: str, start: float, weight: Tensor | None) -> None:
         super().__init__()
-        assert config.kernel is not None
-        self.kernel = build_kernel(config)
-        self.mode, self.start = config.alpha_mode, float(config.alpha)
+        self.kernel, self.mode, self.start = kernel, mode, start
+        if weight is not None:
+            self.weight = weight
+
+    @classmethod
+    def new(cls, config: PrefixConfig, layers: int, heads: int, size: int) -> PrefixAttention:
+        """That of a new adapter."""
         shapes = {"layer": (layers,), "head": (layers, heads), "query": (layers, heads, size)}
-        if self.mode in shapes:
-            self.weight = nn.Parameter(torch.full(shapes[self.mode], 0.0 if self.mode == "query" else self.start))
+        mode, start = config.alpha_mode, float(config.alpha)
+        shape = shapes.get(mode)
+        weight = None if shape is None else nn.Parameter(torch.full(shape, 0.0 if mode == "query" else start))
+        return cls(build_kernel(config), mode, start, weight)
+
+    @classmethod
+    def mixed(cls, parts: list[PrefixAttention], owner: Tensor) -> PrefixAttention:
+        """That of a batch, whose document i has `parts[owner[i]]`; they differ in nothing but trained weights."""
+        first = parts[0]
+        weight = None if first.mode == "fixed" else torch.stack([part.weight for part in parts], dim=1)[:, owner]
+        return cls(first.kernel, first.mode, first.start, weight)
 
     def forward(self, layer: int, query: Tensor, keys: Tensor, values: Tensor, dropout: float) -> Tensor:
         """Queries [batch, heads, rows, size], prefix keys and values [batch or 1, heads, j, size]."""
@@ -56,8 +69,9 @@ class PrefixAttention(nn.Module):
         if self.mode == "fixed":
             return self.start
         weight = self.weight[layer].float()
+        # Of one adapter for all documents, or with a batch dimension.
         if self.mode == "layer":
-            return weight
+            return weight[..., None, None, None]
         if self.mode == "head":
-            return weight[:, None, None]
-        return self.start * 2 * torch.sigmoid(query @ weight[:, :, None] / math.sqrt(query.shape[-1]))
+            return weight[..., None, None]
+        return self.start * 2 * torch.sigmoid(query @ weight[..., None] / math.sqrt(query.shape[-1]))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
@@ -15,14 +16,23 @@ from prefixprop.attention.prefix import PrefixPart
 from prefixprop.backbones import Backbone
 from prefixprop.config import PrefixConfig
 from prefixprop.tuners.kernel import PrefixAttention
-from prefixprop.tuners.prefix import INIT_STD, Prefix, PrefixNetwork
+from prefixprop.tuners.prefix import INIT_STD, MixedPrefix, Prefix, PrefixNetwork
+
+
+class ActivePrefix(NamedTuple):
+    """What a pass uses: of the active adapter, or of several that a batch mixes."""
+
+    prefix: Prefix | MixedPrefix
+    config: PrefixConfig
+    kernel: PrefixAttention | None
 
 
 class PrefixLayer(nn.Module, BaseTunerLayer):
     """A small module beside the encoder's layers; the layers themselves stay where they are.
 
     Everything it does to the encoder is a hook that looks up the active adapter when called: no state is kept
-    between hooks, so `torch.compile`, gradient checkpointing and `disable_adapter` need nothing special.
+    between hooks, so `torch.compile`, gradient checkpointing and `disable_adapter` need nothing special. A batch that
+    mixes adapters is the exception: `mix` keeps what its documents need until the pass is over.
     """
 
     # Where the prefixes are, and the kernel parts of Eq. 3; both names start with the method's peft prefix.
@@ -39,6 +49,7 @@ class PrefixLayer(nn.Module, BaseTunerLayer):
         for name in self.adapter_layer_names:
             setattr(self, name, nn.ModuleDict())
         self._undo: list[Undo] = []
+        self._mixed: ActivePrefix | None = None
 
     @property
     def prefixes(self) -> Any:
@@ -67,7 +78,7 @@ class PrefixLayer(nn.Module, BaseTunerLayer):
         if config.kernel is not None:
             model = self.backbone.config
             size = self.backbone.head_size
-            kernel = PrefixAttention(config, model.num_hidden_layers, model.num_attention_heads, size)
+            kernel = PrefixAttention.new(config, model.num_hidden_layers, model.num_attention_heads, size)
             self.kernels[adapter] = kernel.to(start.device)
 
     def _start(self, config: PrefixConfig) -> Tensor:
@@ -133,19 +144,37 @@ class PrefixLayer(nn.Module, BaseTunerLayer):
             return None
         return next((name for name in self.active_adapters if name in self.prefixes), None)
 
-    def active_prefix(self) -> tuple[Prefix, PrefixConfig] | None:
+    def active_prefix(self) -> ActivePrefix | None:
+        if self._mixed is not None:
+            return self._mixed
         name = self.active_name()
-        return None if name is None else (self.prefixes[name], self.settings[name])
+        if name is None:
+            return None
+        kernel = self.kernels[name] if name in self.kernels else None  # noqa: SIM401 (a ModuleDict has no get)
+        return ActivePrefix(self.prefixes[name], self.settings[name], kernel)
+
+    def mix(self, names: Sequence[str]) -> Undo:
+        """Give each document its own of these adapters, which have the same structure, until it is undone."""
+        distinct = list(dict.fromkeys(names))
+        prefixes = [self.prefixes[name] for name in distinct]
+        kernels = [self.kernels[name] for name in distinct if name in self.kernels]
+        owner = torch.tensor([distinct.index(name) for name in names], device=prefixes[0].weight.device)
+        kernel = PrefixAttention.mixed(kernels, owner) if kernels else None
+        self._mixed = ActivePrefix(MixedPrefix(prefixes, owner), self.settings[distinct[0]], kernel)
+        return self._unmix
+
+    def _unmix(self) -> None:
+        self._mixed = None
 
     def active_alpha(self) -> list[nn.Parameter]:
         """The trained alpha of the active adapter, if it has one."""
-        name = self.active_name()
-        return list(self.kernels[name].parameters()) if name is not None and name in self.kernels else []
+        active = self.active_prefix()
+        return [] if active is None or active.kernel is None else list(active.kernel.parameters())
 
     def active_gates(self) -> list[nn.Parameter]:
         """The gates of the active adapter, if it has some."""
-        active = self.active_prefix()
-        return [] if active is None or active[0].gate is None else [active[0].gate]
+        name = self.active_name()
+        return [] if name is None or self.prefixes[name].gate is None else [self.prefixes[name].gate]
 
     def is_active(self) -> bool:
         return self.active_name() is not None
@@ -163,13 +192,12 @@ class PrefixLayer(nn.Module, BaseTunerLayer):
         return 0
 
     def prefix_part(self, layer: int) -> PrefixPart | None:
-        name = self.active_name()
-        return partial(self.kernels[name], layer) if name is not None and name in self.kernels else None
+        active = self.active_prefix()
+        return None if active is None or active.kernel is None else partial(active.kernel, layer)
 
     def part_weight(self) -> float | None:
-        name = self.active_name()
-        weight: float | None = self.kernels[name].softmax_weight if name in self.kernels else 0.0
-        return weight
+        active = self.active_prefix()
+        return 0.0 if active is None or active.kernel is None else active.kernel.softmax_weight
 
     # --- hooks ----------------------------------------------------------------------------------------------------
 
@@ -184,7 +212,7 @@ class PrefixLayer(nn.Module, BaseTunerLayer):
     def reserved_positions(self) -> int:
         """Layout `reference`: real tokens stand behind the prefix's positions."""
         active = self.active_prefix()
-        return 0 if active is None or active[1].layout != "reference" else active[1].num_virtual_tokens
+        return 0 if active is None or active.config.layout != "reference" else active.config.num_virtual_tokens
 
     def _positions(self) -> int | None:
         return self.reserved_positions() if self.is_active() else None

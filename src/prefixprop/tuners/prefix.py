@@ -60,9 +60,15 @@ class Prefix(nn.Module):
             value = F.dropout(value.expand(batch, *value.shape[1:]), self.dropout)
         return value
 
+    def gated(self) -> Tensor:
+        """The whole prefix, times its gates: what layers see of it without dropout."""
+        return self.value() if self.gate is None else self.value() * self._scale(self.gate)
+
     def _scale(self, gate: Tensor) -> Tensor:
         """What rows are scaled by, or keys and values: values alone, which scales what attention takes from them."""
-        return gate if self.weight.dim() == 3 else F.pad(gate.view(1), (1, 0), value=1.0).view(2, 1, 1, 1)
+        if self.weight.dim() == 3:
+            return gate[..., None, None]
+        return F.pad(gate[..., None], (1, 0), value=1.0)[..., None, None, None]
 
     def value(self) -> Tensor:
         """The whole prefix without its gates: the parameter itself, or what the network makes of it."""
@@ -89,3 +95,16 @@ class Prefix(nn.Module):
             return rows
         _, two, heads, length, size = self.weight.shape  # prefix-tuning: keys and values, split into heads
         return rows.view(length, two, heads, size).permute(1, 2, 0, 3)
+
+
+class MixedPrefix:
+    """The prefixes of several adapters for a batch, one per document, gathered once for all layers.
+
+    Document i has `prefixes[owner[i]]`. For inference: there is no dropout.
+    """
+
+    def __init__(self, prefixes: list[Prefix], owner: Tensor) -> None:
+        self.values = torch.stack([prefix.gated() for prefix in prefixes], dim=1)[:, owner]
+
+    def layer(self, index: int, batch: int) -> Tensor:
+        return self.values[index]

@@ -45,32 +45,33 @@ class PropagationLayer(PrefixLayer):
 
     def prefix_rows(self) -> int:
         active = self.active_prefix()
-        return 0 if active is None else active[1].num_virtual_tokens
+        return 0 if active is None else active.config.num_virtual_tokens
 
     def pooled_row(self) -> int:
         active = self.active_prefix()
-        return 0 if active is None or active[1].pooling == "prefix" else active[1].num_virtual_tokens
+        return 0 if active is None or active.config.pooling == "prefix" else active.config.num_virtual_tokens
 
     def first_rows(self, states: Tensor) -> Tensor | None:
         active = self.active_prefix()
         if active is None:
             return None
-        prefix, config = active
-        rows = prefix.layer(0, states.shape[0]).to(states.dtype)
-        if config.layout == "reference":
-            rows = rows + self.backbone.embed_empty_words(config.num_virtual_tokens)
+        rows = active.prefix.layer(0, states.shape[0]).to(states.dtype)
+        if active.config.layout == "reference":
+            rows = rows + self.backbone.embed_empty_words(active.config.num_virtual_tokens)
         return rows.to(states.dtype).expand(states.shape[0], -1, -1)
 
     def kept(self) -> tuple[int, bool]:
         active = self.active_prefix()
-        return (0, False) if active is None else (active[1].num_virtual_tokens, active[1].pooling == "prefix")
+        if active is None:
+            return 0, False
+        return active.config.num_virtual_tokens, active.config.pooling == "prefix"
 
     def _enter_layer(self, index: int, layer: Any, args: tuple) -> tuple | None:
         active = self.active_prefix()
         if active is None:
             return None
         hidden_states, *others = args
-        rows = active[0].layer(index, hidden_states.shape[0])
+        rows = active.prefix.layer(index, hidden_states.shape[0])
         in_place = not torch.compiler.is_compiling() and self._owns_states(index, layer)
         return ((_add_in_place if in_place else _add)(hidden_states, rows), *others)
 

@@ -28,7 +28,7 @@ class TuningLayer(PrefixLayer):
         active = self.active_prefix()
         if active is None:
             return None
-        keys, values = active[0].layer(layer, batch).unbind(1)
+        keys, values = active.prefix.layer(layer, batch).unbind(1)
         return keys, values
 
 

@@ -66,7 +66,7 @@ def prefix_share(model: Any, inputs: dict[str, Tensor]) -> Tensor:
     active = None if layer is None else layer.active_prefix()
     if active is None:
         raise ValueError("The model has no active prefix, so there is no share to measure.")
-    if active[1].kernel is not None:
+    if active.config.kernel is not None:
         raise ValueError(
             "With a kernel the prefix has no share of the softmax: alpha stands in its place; plot that instead."
         )

@@ -1,0 +1,183 @@
+"""Many adapters in one batch: every document with its own prefix, its own head and its own LoRA part.
+
+Documents whose adapters have the same structure go through the model together, because a prefix per document is a
+prefix with a batch dimension. Those of another structure get another pass, and the outputs are put back in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import fields
+from functools import partial
+from typing import Any
+
+import torch
+from peft import PeftConfig
+from peft.tuners.lora import LoraLayer
+from peft.tuners.tuners_utils import BaseTunerLayer
+from peft.utils import AuxiliaryTrainingWrapper, ModulesToSaveWrapper
+from torch import Tensor, nn
+
+from prefixprop.attention.forwards import Undo, replace_forward
+from prefixprop.config import PrefixConfig
+from prefixprop.tuners.heads import in_order, own_heads, side_by_side
+from prefixprop.tuners.layer import PrefixLayer
+
+BASE = "__base__"  # peft's name for no adapter
+# Adapters that differ in these alone can share a pass. Whatever else a configuration has may decide a shape.
+_MAY_DIFFER = {"prefix_dropout", "init", "reparameterize", "reparameterize_hidden", "gate", "lora", "modules_to_save"}
+_OF_PEFT = {option.name for option in fields(PeftConfig)}
+_ANSWERS = ("labels", "start_positions", "end_positions")
+
+
+class MixedBatch(nn.Module):
+    """Stands for a model while it is called with an adapter for each document."""
+
+    def __init__(self, model: nn.Module, names: Any, configs: Mapping[str, PrefixConfig]) -> None:
+        super().__init__()
+        self.model = model
+        self.names = _checked(names, configs)
+        self.configs = configs
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        tokens = _tokens(args, kwargs)
+        batch = len(tokens)
+        if len(self.names) != batch:
+            raise ValueError(
+                f"adapter_names has {len(self.names)} names for {batch} documents; give one name for each document."
+            )
+        if any(kwargs.get(name) is not None for name in _ANSWERS):
+            raise ValueError("With adapter_names there is no loss; leave the labels out and take the logits.")
+        if "question_of_chunk" in kwargs:
+            raise ValueError(
+                "adapter_names is not for a model that scores candidates: a question is many rows of its batch. "
+                "Use set_adapter()."
+            )
+        passes = self._passes()
+        if len(passes) == 1:
+            with adapters_of(self.model, self.names):
+                return self.model(*args, **kwargs)
+        outputs = []
+        for places in passes:
+            part = partial(_part, torch.tensor(places, device=tokens.device), batch)
+            with adapters_of(self.model, [self.names[place] for place in places]):
+                outputs.append(self.model(*map(part, args), **{name: part(value) for name, value in kwargs.items()}))
+        return _merged(outputs, passes)
+
+    def _passes(self) -> list[list[int]]:
+        """Where the documents are that can be computed together."""
+        structures = {name: self._structure(name) for name in set(self.names)}
+        passes: dict[Any, list[int]] = {}
+        for place, name in enumerate(self.names):
+            passes.setdefault(structures[name], []).append(place)
+        return list(passes.values())
+
+    def _structure(self, name: str) -> tuple[Any, ...]:
+        """All that decides shapes and the way through the code."""
+        if name == BASE:
+            return (BASE,)
+        config = self.configs[name]
+        decisive = [option.name for option in fields(config) if option.name not in _MAY_DIFFER | _OF_PEFT]
+        return (*(getattr(config, option) for option in decisive), None if self._can_be_mixed(name) else name)
+
+    def _can_be_mixed(self, name: str) -> bool:
+        """Whether peft can compute its LoRA part for some documents of a batch: not DoRA, nor anything special."""
+        lora = self.configs[name].lora
+        if lora is None:
+            return True
+        layers = [module for module in self.model.modules() if isinstance(module, LoraLayer)]
+        is_plain = not (lora.target_parameters or lora.trainable_token_indices)
+        return is_plain and not any(name in layer.lora_variant for layer in layers)
+
+
+@contextmanager
+def adapters_of(model: nn.Module, names: Sequence[str]) -> Iterator[None]:
+    """Let every document have its adapter, of those in `names`; all are of one structure.
+
+    With a single adapter this is what `set_adapter` and `disable_adapter` do, but for what is trained.
+    """
+    modules = [part for part in model.modules() if isinstance(part, BaseTunerLayer | AuxiliaryTrainingWrapper)]
+    before = [(module, module._active_adapter, module._disable_adapters) for module in modules]
+    undo: list[Undo] = []
+    wanted = set(names)
+    try:
+        for module in modules:
+            module._active_adapter = [names[0]]
+            module._disable_adapters = wanted.isdisjoint(module._get_available_adapters())
+            if len(wanted) > 1 and not module._disable_adapters:
+                undo += _mixed(module, names)
+        yield
+    finally:
+        for each in undo:
+            each()
+        for module, active, disabled in before:
+            module._active_adapter, module._disable_adapters = active, disabled
+
+
+def _mixed(module: Any, names: Sequence[str]) -> list[Undo]:
+    if isinstance(module, PrefixLayer):
+        return [module.mix(names)]
+    if isinstance(module, LoraLayer):
+        return [replace_forward(module, partial(_own_lora, names))]
+    return [replace_forward(module, partial(own_heads, names))] if isinstance(module, ModulesToSaveWrapper) else []
+
+
+def _own_lora(names: Sequence[str], original: Any, layer: nn.Module, *args: Any, **kwargs: Any) -> Tensor:
+    """peft's own way of computing it. It comes with hooks, which would keep attention from its shorter ways."""
+    return original(*args, adapter_names=list(names), **kwargs)
+
+
+def _checked(names: Any, configs: Mapping[str, PrefixConfig]) -> list[str]:
+    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+        raise ValueError(f"adapter_names={names!r} must be a list with the name of an adapter for each document.")
+    unknown = [name for name in dict.fromkeys(names) if name != BASE and name not in configs]
+    if unknown:
+        raise ValueError(
+            f"There is no adapter {', '.join(map(repr, unknown))}; there are: {', '.join(configs)}, and {BASE} for "
+            "none."
+        )
+    return list(names)
+
+
+def _tokens(args: tuple, kwargs: dict[str, Any]) -> Tensor:
+    given = (*args[:1], kwargs.get("input_ids"), kwargs.get("inputs_embeds"))
+    return next(tokens for tokens in given if tokens is not None)
+
+
+def _part(places: Tensor, batch: int, value: Any) -> Any:
+    """What some documents need of an argument: their rows, if it has a row for each document."""
+    if isinstance(value, Tensor) and value.dim() and len(value) == batch:
+        return value[places]
+    return {name: _part(places, batch, item) for name, item in value.items()} if isinstance(value, dict) else value
+
+
+def _merged(outputs: list[Any], passes: list[list[int]]) -> Any:
+    """The outputs of all passes as that of one."""
+    first = outputs[0]
+    if isinstance(first, Tensor):
+        return side_by_side(outputs, passes)
+    if isinstance(first, Mapping):
+        if any(output.keys() != first.keys() for output in outputs):
+            raise _cannot_be_one(", ".join(sorted(set().union(*outputs) - set.intersection(*map(set, outputs)))))
+        return type(first)(**{name: _merged_entry(name, outputs, passes) for name in first})
+    return tuple(_merged_entry(place, outputs, passes) for place in range(len(first)))
+
+
+def _merged_entry(name: Any, outputs: list[Any], passes: list[list[int]]) -> Any:
+    entries = [output[name] for output in outputs]
+    if isinstance(entries[0], Tensor):
+        return side_by_side(entries, passes)
+    merged = []
+    for layer in zip(*entries, strict=True):  # states or attentions of all layers
+        if any(each.shape[1:] != layer[0].shape[1:] for each in layer):
+            raise _cannot_be_one(name)
+        merged.append(in_order(torch.cat(layer), passes))
+    return tuple(merged)
+
+
+def _cannot_be_one(what: Any) -> ValueError:
+    return ValueError(
+        f"The adapters' outputs differ in shape ({what}), so they cannot be one tensor for all documents; call the "
+        "model once for each adapter."
+    )

@@ -1,0 +1,154 @@
+"""`prefixprop predict` with several runs."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import transformers
+from typer.testing import CliRunner
+
+from prefixprop import load_run
+from prefixprop.cli.app import app
+from prefixprop.prediction import predictor, token_batches
+from prefixprop.prediction.trained_model import load_runs
+
+from tiny_questions import invented
+from tiny_runs import make_run, make_wikihop_run, texts, write_rows
+
+DOCUMENTS = [*texts(9, seed=3), "", "w4 " * 50]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Three that are adapters of one model, one with other labels; then another kind of prefix, and fine-tuning."""
+    folder = tmp_path_factory.mktemp("runs")
+    base = str(folder / "first" / "base")
+    options: dict[str, dict[str, Any]] = {
+        "first": {},
+        "second": {"weights": 8, "label_names": ("no", "yes")},
+        "third": {"weights": 9, "method": "prefix-propagation+lora", "max_length": 20},
+        "tuning": {"weights": 10, "method": "prefix-tuning"},
+        "whole": {"weights": 11, "method": "fine-tuning"},
+    }
+    made = []
+    for name, own in options.items():
+        run = make_run(folder / name, family="roberta", **({} if name == "first" else {"model": base}) | own)
+        made.append(run.rename(folder / name / name))
+    return made
+
+
+def call(*arguments: object, status: int = 0, stdin: bytes | None = None) -> tuple[str, str]:
+    """Standard output and standard error."""
+    result = CliRunner().invoke(app, ["predict", *map(str, arguments)], input=stdin)
+    assert result.exit_code == status, result.output
+    assert "Traceback" not in result.output
+    return result.stdout, result.stderr
+
+
+def assert_alike(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    """The same but for the last digits, which depend on the batches."""
+    numbers = ("probabilities", "confidence")
+    assert [found[name] for name in found if name not in numbers] == [
+        expected[name] for name in expected if name not in numbers
+    ]
+    assert found["probabilities"] == pytest.approx(expected["probabilities"], abs=1e-5)
+
+
+@pytest.mark.parametrize("options", [(), ("--long", "chunk-average"), ("--batch-tokens", "40")])
+def test_every_run_answers_as_it_does_alone(runs: list[Path], tmp_path: Path, options: tuple[str, ...]) -> None:
+    path = write_rows(tmp_path / "in.jsonl", DOCUMENTS)
+    printed, told = call(*runs, path, *options)
+    lines = [json.loads(line) for line in printed.splitlines()]
+    assert [line["id"] for line in lines] == [f"d{number}" for number in range(len(DOCUMENTS))]
+    for run in runs:
+        alone = [json.loads(line) for line in call(run, path, *options)[0].splitlines()]
+        for line, expected in zip(lines, alone, strict=True):
+            assert list(line) == ["id", "predictions"] and list(line["predictions"]) == [each.name for each in runs]
+            assert_alike({"id": line["id"], **line["predictions"][run.name]}, expected)
+        assert f"{run.name}: {len(DOCUMENTS)} documents: " in told
+    assert told.count("1 document is empty: d9") == 1  # what all say is said once
+
+
+def test_documents_are_read_once_and_models_are_shared(runs: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = load_runs(runs)
+    assert len({id(run.model) for run in loaded}) == 3 and len({id(run.tokenizer) for run in loaded}) == 1
+    assert [run.adapter for run in loaded] == ["run0", "run1", "run2", None, None]
+    tokenized: list[int] = []
+    original = predictor.encode_documents
+    monkeypatch.setattr(
+        predictor, "encode_documents", lambda given, *rest: tokenized.append(len(given)) or original(given, *rest)
+    )
+    answers = predictor.predict_with_each(loaded, DOCUMENTS, predictor.PredictionOptions())
+    assert tokenized == [len(DOCUMENTS)] * 2  # one run cuts earlier
+    for run, alone in zip(loaded, map(load_run, runs), strict=True):
+        place = loaded.index(run)
+        expected = predictor.predict_together(alone, DOCUMENTS, predictor.PredictionOptions())
+        for found, other in zip(answers, expected, strict=True):
+            assert_alike(vars(found[place]), vars(other))
+        assert run.logits(DOCUMENTS[:3]) == pytest.approx(alone.logits(DOCUMENTS[:3]), abs=1e-5)
+
+
+def test_runs_share_a_pass_where_the_documents_of_all_fit_in_a_batch(
+    runs: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = load_runs(runs[:2])
+    read: list[int] = []
+    original = transformers.RobertaModel.forward
+
+    def forward(self: Any, input_ids: Any = None, **given: Any) -> Any:
+        read.append(len(input_ids))
+        return original(self, input_ids, **given)
+
+    monkeypatch.setattr(transformers.RobertaModel, "forward", forward)
+    for batch_tokens, passes in ((40, [4]), (39, [2, 2]), (10, [1, 1, 1, 1])):
+        read.clear()
+        adapters = [run.adapter for run in loaded]
+        ids = [np.arange(4, 14, dtype=np.int32)] * 2
+        token_batches.classify(loaded[0].model, ids, 1, batch_tokens, False, adapters)
+        assert read == passes
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "csv"])
+def test_resume(runs: list[Path], tmp_path: Path, ending: str) -> None:
+    path, output = write_rows(tmp_path / "in.jsonl", DOCUMENTS), tmp_path / f"out.{ending}"
+    _, told = call(*runs[:2], path, "--output", output)
+    whole = output.read_bytes()
+    ends = [place + 1 for place, byte in enumerate(whole) if byte == ord("\n")]
+    for length in (ends[4] + 7, 0, len(whole)):
+        output.write_bytes(whole[:length])
+        _, again = call(*runs[:2], path, "--output", output, "--resume")
+        assert output.read_bytes().count(b"\n") == len(ends) and again.splitlines()[:-1] == told.splitlines()[:-1]
+    for others in (runs[:1], runs[1::-1], [runs[0], runs[2]]):
+        _, refused = call(*others, path, "--output", output, "--resume", status=1)
+        assert "the run was first, second, now" in refused
+    moved = shutil.copytree(runs[1], tmp_path / "moved")
+    assert "this line was not written by" in call(runs[0], moved, path, "--output", output, "--resume", status=1)[1]
+
+
+def test_csv(runs: list[Path], tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "in.jsonl", DOCUMENTS)
+    rows = list(csv.DictReader(io.StringIO(call(*runs[:2], path, "--format", "csv")[0])))
+    lines = [json.loads(line)["predictions"] for line in call(*runs[:2], path)[0].splitlines()]
+    for row, line in zip(rows, lines, strict=True):
+        assert row["first: label"] == line["first"]["label"] and row["second: label"] == line["second"]["label"]
+        assert float(row["second: probability of yes"]) == pytest.approx(line["second"]["probabilities"]["yes"])
+
+
+def test_names_and_what_is_refused(runs: list[Path], tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "in.jsonl", DOCUMENTS[:2])
+    assert "this run is given twice" in call(runs[0], runs[1], runs[0], path, status=1)[1]
+    same = shutil.copytree(runs[1], tmp_path / "first")
+    line = json.loads(call(runs[0], same, path)[0].splitlines()[0])
+    assert list(line["predictions"]) == [runs[0].as_posix(), same.as_posix()]
+    questions = {split: invented(3, seed) for seed, split in enumerate(("train", "dev", "test"))}
+    wikihop = make_wikihop_run(tmp_path / "wikihop", questions)
+    assert "trained on WikiHop" in call(runs[0], wikihop, path, status=1)[1]
+    (same / "labels.json").write_text('["a", "b", "c"]')
+    assert "the model has 2 classes, but labels.json has 3" in call(runs[0], same, path, status=1)[1]
