@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+import prefixprop
+
 HEAVY = ("torch", "transformers", "peft")
 
 # Prints which of the heavy packages a program has imported when it ends, whatever it ends with.
@@ -38,6 +40,7 @@ def test_import_is_light(tmp_path: Path) -> None:
     ("arguments", "status", "words"),
     [
         (["--help"], 0, "train"),
+        (["--version"], 0, prefixprop.__version__),
         (["train", "--help"], 0, "--learning-rate"),
         (["predict", "--help"], 0, "--batch-tokens"),
         (["bench", "attention", "--help"], 0, "--backend"),

@@ -70,6 +70,7 @@ def test_it_trains_and_predicts_in_an_empty_folder(environment: Path, tmp_path: 
     assert Path(shown.strip()).is_relative_to(environment)
 
     command = environment / "bin" / "prefixprop"
+    assert run(command, "--version", folder=tmp_path).strip() == prefixprop.__version__
     assert "hyperpartisan" in run(command, "tasks", folder=tmp_path)
     with (tmp_path / "letters.csv").open("w", newline="") as file:
         rows = csv.writer(file)

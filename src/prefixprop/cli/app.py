@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from prefixprop import __version__
 from prefixprop.cli import (
     archive,
     bench,
@@ -40,6 +41,12 @@ app.command("methods")(methods.methods)
 app.command("cache")(cache.cache)
 
 
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(__version__)
+        raise typer.Exit
+
+
 @app.callback()
 def prefixprop(
     modules: Annotated[
@@ -50,6 +57,9 @@ def prefixprop(
             help="Import a module first: one that adds a kernel, a method, a task or a backbone.",
         ),
     ] = None,
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
+    ] = False,
 ) -> None:
     """Prefix methods for long-document encoders."""
     if modules:
