@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from peft import LoraConfig, get_peft_model
 from torch import Tensor
+from transformers import LongformerModel
 
 from prefixprop import attention
 
@@ -263,6 +264,22 @@ def test_nothing_of_it_stays(method: str) -> None:
         assert_same_bits(model(**inputs, adapter_names=["one"] * 3), alone(model, BASE, inputs))
 
 
+def test_a_compiled_model_takes_it() -> None:
+    model = with_adapters(tiny_model("roberta"), "propagation", {"one": {}, "two": {}})
+    inputs, names = batch(model, LENGTHS[:2]), ["two", "one"]
+    compiled = torch.compile(model, backend="eager")
+    with torch.no_grad():
+        compiled(**inputs)
+        assert_same_bits(compiled(**inputs, adapter_names=names), model(**inputs, adapter_names=names))
+
+
+def test_a_bare_encoder_without_a_pooler_as_a_tuple() -> None:
+    bare = LongformerModel(tiny_model().config, add_pooling_layer=False).eval()
+    model = with_adapters(bare, "tuning", {"one": {}, "longer": {"num_virtual_tokens": 6}}, None)
+    states, pooled = model(**batch(model, [9, 9]), adapter_names=["one", "longer"], return_dict=False)
+    assert states.shape == (2, 9, 32) and pooled is None
+
+
 def test_gradients_reach_each_document_s_prefix() -> None:
     """Of a model in evaluation mode, as peft wants it."""
     model = with_adapters(tiny_model(), "propagation", {"one": {}, "two": {}, "three": {}})
@@ -283,10 +300,14 @@ def test_bad_input_is_answered_in_plain_words() -> None:
         model(**inputs, adapter_names=["one"] * 3)
     with pytest.raises(ValueError, match="no adapter 'tow'; there are: one, lora, and __base__ for none"):
         model(**inputs, adapter_names=["one", "tow"])
+    with pytest.raises(ValueError, match="needs input_ids or inputs_embeds"):
+        model(adapter_names=["one"])
     with pytest.raises(ValueError, match="must be a list with the name of an adapter for each document"):
         model(**inputs, adapter_names="one")
     with pytest.raises(ValueError, match="leave the labels out"):
         model(**inputs, adapter_names=["one", "one"], labels=torch.tensor([0, 1]))
+    with pytest.raises(ValueError, match="not for a model that scores candidates"):
+        model(**inputs, adapter_names=["one", "one"], question_of_chunk=torch.tensor([0, 0]))
     with pytest.raises(ValueError, match=r"in training mode; call eval\(\) first"):
         model.train()(**inputs, adapter_names=["one", "one"])
     model.eval().set_adapter("lora")
