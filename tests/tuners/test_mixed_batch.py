@@ -86,8 +86,11 @@ def rows(output: Any, document: int, real: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def assert_as_alone(model: Any, names: list[str], inputs: dict[str, Tensor], **options: Any) -> Any:
-    """Equal to 1e-6 of their length, which is what float32 has."""
+def assert_as_alone(
+    model: Any, names: list[str], inputs: dict[str, Tensor], tolerance: float = 1e-6, **options: Any
+) -> Any:
+    """Logits and the states of all layers, equal to 1e-6 of their length, which is what float32 has."""
+    options = {"output_hidden_states": True} | options
     mixed = model(**inputs, adapter_names=names, **options)
     found, expected = [], []
     for name in set(names):
@@ -98,7 +101,7 @@ def assert_as_alone(model: Any, names: list[str], inputs: dict[str, Tensor], **o
             found.append(rows(mixed, place, real))
             expected.append(rows(own, document, real))
     difference = torch.cat(found) - torch.cat(expected)
-    assert float(difference.norm() / torch.cat(expected).norm()) < 1e-6
+    assert float(difference.norm() / torch.cat(expected).norm()) < tolerance
     return mixed
 
 
@@ -112,13 +115,14 @@ def test_each_document_is_as_in_a_pass_of_its_own_adapter(family: str, method: s
     model = with_adapters(tiny_model(family), method)
     names = [*ADAPTERS, BASE]
     inputs = batch(model, [LENGTHS[place % len(LENGTHS)] for place in range(len(names))], left=left)
-    mixed = assert_as_alone(model, names, inputs)
-    assert_as_alone(model, names[::-1], inputs, output_hidden_states=True)
+    assert_as_alone(model, names, inputs)
+    # Few numbers, after all layers; with nobody to read the states, the last layer is shorter on Longformer.
+    assert_as_alone(model, names[::-1], inputs, tolerance=1e-5, output_hidden_states=False)
     # All of them have an effect, or a mix-up would not show.
     same = {name: inputs[name][:1].expand(len(names), -1) for name in inputs}
     with torch.no_grad():
         logits = model(**same, adapter_names=names).logits
-    assert torch.pdist(logits).min() > 1e-3 and mixed.logits.shape == logits.shape
+    assert torch.pdist(logits).min() > 1e-3
 
 
 @pytest.mark.parametrize("pooling", ["cls", "prefix"])
@@ -163,7 +167,7 @@ def test_under_every_head(family: str, method: str, task: str | None) -> None:
     if family == "longformer":
         inputs["global_attention_mask"] = (torch.arange(25) < 3).long().expand(6, -1)
     names = ["one", "longer", "two", BASE, "lora", "one"]
-    mixed = assert_as_alone(model, names, inputs, output_hidden_states=True)
+    mixed = assert_as_alone(model, names, inputs)
     as_tuple = model(**inputs, adapter_names=names, output_hidden_states=True, return_dict=False)
     torch.testing.assert_close(as_tuple[0], mixed[0])
     assert len(as_tuple) == len(mixed)
