@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from peft import LoraConfig, get_peft_model
 from torch import Tensor
+from transformers import LongformerModel
 
 from prefixprop import attention
 
@@ -85,8 +86,11 @@ def rows(output: Any, document: int, real: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def assert_as_alone(model: Any, names: list[str], inputs: dict[str, Tensor], **options: Any) -> Any:
-    """Equal to 1e-6 of their length, which is what float32 has."""
+def assert_as_alone(
+    model: Any, names: list[str], inputs: dict[str, Tensor], tolerance: float = 1e-6, **options: Any
+) -> Any:
+    """Logits and the states of all layers, equal to 1e-6 of their length, which is what float32 has."""
+    options = {"output_hidden_states": True} | options
     mixed = model(**inputs, adapter_names=names, **options)
     found, expected = [], []
     for name in set(names):
@@ -97,7 +101,7 @@ def assert_as_alone(model: Any, names: list[str], inputs: dict[str, Tensor], **o
             found.append(rows(mixed, place, real))
             expected.append(rows(own, document, real))
     difference = torch.cat(found) - torch.cat(expected)
-    assert float(difference.norm() / torch.cat(expected).norm()) < 1e-6
+    assert float(difference.norm() / torch.cat(expected).norm()) < tolerance
     return mixed
 
 
@@ -111,13 +115,14 @@ def test_each_document_is_as_in_a_pass_of_its_own_adapter(family: str, method: s
     model = with_adapters(tiny_model(family), method)
     names = [*ADAPTERS, BASE]
     inputs = batch(model, [LENGTHS[place % len(LENGTHS)] for place in range(len(names))], left=left)
-    mixed = assert_as_alone(model, names, inputs)
-    assert_as_alone(model, names[::-1], inputs, output_hidden_states=True)
+    assert_as_alone(model, names, inputs)
+    # Few numbers, after all layers; with nobody to read the states, the last layer is shorter on Longformer.
+    assert_as_alone(model, names[::-1], inputs, tolerance=1e-5, output_hidden_states=False)
     # All of them have an effect, or a mix-up would not show.
     same = {name: inputs[name][:1].expand(len(names), -1) for name in inputs}
     with torch.no_grad():
         logits = model(**same, adapter_names=names).logits
-    assert torch.pdist(logits).min() > 1e-3 and mixed.logits.shape == logits.shape
+    assert torch.pdist(logits).min() > 1e-3
 
 
 @pytest.mark.parametrize("pooling", ["cls", "prefix"])
@@ -162,7 +167,7 @@ def test_under_every_head(family: str, method: str, task: str | None) -> None:
     if family == "longformer":
         inputs["global_attention_mask"] = (torch.arange(25) < 3).long().expand(6, -1)
     names = ["one", "longer", "two", BASE, "lora", "one"]
-    mixed = assert_as_alone(model, names, inputs, output_hidden_states=True)
+    mixed = assert_as_alone(model, names, inputs)
     as_tuple = model(**inputs, adapter_names=names, output_hidden_states=True, return_dict=False)
     torch.testing.assert_close(as_tuple[0], mixed[0])
     assert len(as_tuple) == len(mixed)
@@ -263,6 +268,22 @@ def test_nothing_of_it_stays(method: str) -> None:
         assert_same_bits(model(**inputs, adapter_names=["one"] * 3), alone(model, BASE, inputs))
 
 
+def test_a_compiled_model_takes_it() -> None:
+    model = with_adapters(tiny_model("roberta"), "propagation", {"one": {}, "two": {}})
+    inputs, names = batch(model, LENGTHS[:2]), ["two", "one"]
+    compiled = torch.compile(model, backend="eager")
+    with torch.no_grad():
+        compiled(**inputs)
+        assert_same_bits(compiled(**inputs, adapter_names=names), model(**inputs, adapter_names=names))
+
+
+def test_a_bare_encoder_without_a_pooler_as_a_tuple() -> None:
+    bare = LongformerModel(tiny_model().config, add_pooling_layer=False).eval()
+    model = with_adapters(bare, "tuning", {"one": {}, "longer": {"num_virtual_tokens": 6}}, None)
+    states, pooled = model(**batch(model, [9, 9]), adapter_names=["one", "longer"], return_dict=False)
+    assert states.shape == (2, 9, 32) and pooled is None
+
+
 def test_gradients_reach_each_document_s_prefix() -> None:
     """Of a model in evaluation mode, as peft wants it."""
     model = with_adapters(tiny_model(), "propagation", {"one": {}, "two": {}, "three": {}})
@@ -283,10 +304,14 @@ def test_bad_input_is_answered_in_plain_words() -> None:
         model(**inputs, adapter_names=["one"] * 3)
     with pytest.raises(ValueError, match="no adapter 'tow'; there are: one, lora, and __base__ for none"):
         model(**inputs, adapter_names=["one", "tow"])
+    with pytest.raises(ValueError, match="needs input_ids or inputs_embeds"):
+        model(adapter_names=["one"])
     with pytest.raises(ValueError, match="must be a list with the name of an adapter for each document"):
         model(**inputs, adapter_names="one")
     with pytest.raises(ValueError, match="leave the labels out"):
         model(**inputs, adapter_names=["one", "one"], labels=torch.tensor([0, 1]))
+    with pytest.raises(ValueError, match="not for a model that scores candidates"):
+        model(**inputs, adapter_names=["one", "one"], question_of_chunk=torch.tensor([0, 0]))
     with pytest.raises(ValueError, match=r"in training mode; call eval\(\) first"):
         model.train()(**inputs, adapter_names=["one", "one"])
     model.eval().set_adapter("lora")

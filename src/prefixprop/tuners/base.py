@@ -91,10 +91,6 @@ class PrefixTuner(BaseTuner):
         if names is None:
             yield
             return
-        if self.training:
-            raise ValueError("adapter_names is for inference, and the model is in training mode; call eval() first.")
-        if any(layer.merged for layer in self._lora_layers().values()):
-            raise ValueError("adapter_names needs the weights as they were; call unmerge_adapter() first.")
         model = self.model
         self.model = MixedBatch(model, names, self.peft_config)
         try:

@@ -19,8 +19,8 @@ from prefixprop.tuners.kernel import PrefixAttention
 from prefixprop.tuners.prefix import INIT_STD, MixedPrefix, Prefix, PrefixNetwork
 
 
-class ActivePrefix(NamedTuple):
-    """What a pass uses: of the active adapter, or of several that a batch mixes."""
+class PrefixAdapter(NamedTuple):
+    """What a pass uses of an adapter, or of several that a batch mixes."""
 
     prefix: Prefix | MixedPrefix
     config: PrefixConfig
@@ -45,11 +45,11 @@ class PrefixLayer(nn.Module, BaseTunerLayer):
         super().__init__()
         # Backbone is no module, so the encoder is not registered as a child of its own child.
         self.backbone = backbone
-        self.settings: dict[str, PrefixConfig] = {}
+        self.adapters: dict[str, PrefixAdapter] = {}
         for name in self.adapter_layer_names:
             setattr(self, name, nn.ModuleDict())
         self._undo: list[Undo] = []
-        self._mixed: ActivePrefix | None = None
+        self._mixed: PrefixAdapter | None = None
 
     @property
     def prefixes(self) -> Any:
@@ -73,13 +73,14 @@ class PrefixLayer(nn.Module, BaseTunerLayer):
             hidden = config.reparameterize_hidden or width
             network = PrefixNetwork(layers, config.num_virtual_tokens, features, width, hidden)
             network = network.to(start.device, start.dtype)
-        self.settings[adapter] = config
-        self.prefixes[adapter] = Prefix(start, config.prefix_dropout, network, config.gate)
+        prefix, kernel = Prefix(start, config.prefix_dropout, network, config.gate), None
+        self.prefixes[adapter] = prefix
         if config.kernel is not None:
             model = self.backbone.config
             size = self.backbone.head_size
             kernel = PrefixAttention.new(config, model.num_hidden_layers, model.num_attention_heads, size)
             self.kernels[adapter] = kernel.to(start.device)
+        self.adapters[adapter] = PrefixAdapter(prefix, config, kernel)
 
     def _start(self, config: PrefixConfig) -> Tensor:
         reference = self.backbone.word_embeddings.weight
@@ -114,7 +115,7 @@ class PrefixLayer(nn.Module, BaseTunerLayer):
         """The prefix that stands for real tokens [1, j]."""
 
     def delete_adapter(self, adapter_name: str) -> None:
-        self.settings.pop(adapter_name, None)
+        self.adapters.pop(adapter_name, None)
         super().delete_adapter(adapter_name)
 
     def merge(self, *args: Any, **kwargs: Any) -> None:
@@ -142,16 +143,13 @@ class PrefixLayer(nn.Module, BaseTunerLayer):
     def active_name(self) -> str | None:
         if self.disable_adapters:
             return None
-        return next((name for name in self.active_adapters if name in self.prefixes), None)
+        return next((name for name in self.active_adapters if name in self.adapters), None)
 
-    def active_prefix(self) -> ActivePrefix | None:
+    def active_prefix(self) -> PrefixAdapter | None:
         if self._mixed is not None:
             return self._mixed
         name = self.active_name()
-        if name is None:
-            return None
-        kernel = self.kernels[name] if name in self.kernels else None  # noqa: SIM401 (a ModuleDict has no get)
-        return ActivePrefix(self.prefixes[name], self.settings[name], kernel)
+        return None if name is None else self.adapters[name]
 
     def mix(self, names: Sequence[str]) -> Undo:
         """Give each document its own of these adapters, which have the same structure, until it is undone."""
@@ -160,7 +158,7 @@ class PrefixLayer(nn.Module, BaseTunerLayer):
         kernels = [self.kernels[name] for name in distinct if name in self.kernels]
         owner = torch.tensor([distinct.index(name) for name in names], device=prefixes[0].weight.device)
         kernel = PrefixAttention.mixed(kernels, owner) if kernels else None
-        self._mixed = ActivePrefix(MixedPrefix(prefixes, owner), self.settings[distinct[0]], kernel)
+        self._mixed = PrefixAdapter(MixedPrefix(prefixes, owner), self.adapters[distinct[0]].config, kernel)
         return self._unmix
 
     def _unmix(self) -> None:

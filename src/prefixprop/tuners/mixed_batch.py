@@ -28,6 +28,7 @@ BASE = "__base__"  # peft's name for no adapter
 # Adapters that differ in these alone can share a pass. Whatever else a configuration has may decide a shape.
 _MAY_DIFFER = {"prefix_dropout", "init", "reparameterize", "reparameterize_hidden", "gate", "lora", "modules_to_save"}
 _OF_PEFT = {option.name for option in fields(PeftConfig)}
+_ADAPTED = (BaseTunerLayer, AuxiliaryTrainingWrapper)
 _ANSWERS = ("labels", "start_positions", "end_positions")
 
 
@@ -39,7 +40,15 @@ class MixedBatch(nn.Module):
         self.model = model
         self.names = _checked(names, configs)
         self.configs = configs
+        # A list, for `Module` not to register them again.
+        self.adapted: list[Any] = [part for part in model.modules() if isinstance(part, _ADAPTED)]
+        self.lora_layers = [layer for layer in self.adapted if isinstance(layer, LoraLayer)]
+        if model.training:
+            raise ValueError("adapter_names is for inference, and the model is in training mode; call eval() first.")
+        if any(layer.merged for layer in self.lora_layers):
+            raise ValueError("adapter_names needs the weights as they were; call unmerge_adapter() first.")
 
+    @torch.compiler.disable  # forwards are replaced and put back, once for each pass
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         tokens = _tokens(args, kwargs)
         batch = len(tokens)
@@ -56,12 +65,12 @@ class MixedBatch(nn.Module):
             )
         passes = self._passes()
         if len(passes) == 1:
-            with adapters_of(self.model, self.names):
+            with adapters_of(self.names, self.adapted):
                 return self.model(*args, **kwargs)
         outputs = []
         for places in passes:
             part = partial(_part, torch.tensor(places, device=tokens.device), batch)
-            with adapters_of(self.model, [self.names[place] for place in places]):
+            with adapters_of([self.names[place] for place in places], self.adapted):
                 outputs.append(self.model(*map(part, args), **{name: part(value) for name, value in kwargs.items()}))
         return _merged(outputs, passes)
 
@@ -79,25 +88,24 @@ class MixedBatch(nn.Module):
             return (BASE,)
         config = self.configs[name]
         decisive = [option.name for option in fields(config) if option.name not in _MAY_DIFFER | _OF_PEFT]
-        return (*(getattr(config, option) for option in decisive), None if self._can_be_mixed(name) else name)
+        return (*(repr(getattr(config, option)) for option in decisive), None if self._can_be_mixed(name) else name)
 
     def _can_be_mixed(self, name: str) -> bool:
         """Whether peft can compute its LoRA part for some documents of a batch: not DoRA, nor anything special."""
         lora = self.configs[name].lora
         if lora is None:
             return True
-        layers = [module for module in self.model.modules() if isinstance(module, LoraLayer)]
         is_plain = not (lora.target_parameters or lora.trainable_token_indices)
-        return is_plain and not any(name in layer.lora_variant for layer in layers)
+        return is_plain and not any(name in layer.lora_variant for layer in self.lora_layers)
 
 
 @contextmanager
-def adapters_of(model: nn.Module, names: Sequence[str]) -> Iterator[None]:
-    """Let every document have its adapter, of those in `names`; all are of one structure.
+def adapters_of(names: Sequence[str], modules: list[Any]) -> Iterator[None]:
+    """Let every document have its adapter, of those in `names`, in all modules that adapters change.
 
-    With a single adapter this is what `set_adapter` and `disable_adapter` do, but for what is trained.
+    They are of one structure. With a single one this is what `set_adapter` and `disable_adapter` do, but for what is
+    trained.
     """
-    modules = [part for part in model.modules() if isinstance(part, BaseTunerLayer | AuxiliaryTrainingWrapper)]
     before = [(module, module._active_adapter, module._disable_adapters) for module in modules]
     undo: list[Undo] = []
     wanted = set(names)
@@ -141,8 +149,11 @@ def _checked(names: Any, configs: Mapping[str, PrefixConfig]) -> list[str]:
 
 
 def _tokens(args: tuple, kwargs: dict[str, Any]) -> Tensor:
-    given = (*args[:1], kwargs.get("input_ids"), kwargs.get("inputs_embeds"))
-    return next(tokens for tokens in given if tokens is not None)
+    given = [*args[:1], kwargs.get("input_ids"), kwargs.get("inputs_embeds")]
+    found = [tokens for tokens in given if tokens is not None]
+    if not found:
+        raise ValueError("The model needs input_ids or inputs_embeds.")
+    return found[0]
 
 
 def _part(places: Tensor, batch: int, value: Any) -> Any:
@@ -168,6 +179,8 @@ def _merged_entry(name: Any, outputs: list[Any], passes: list[list[int]]) -> Any
     entries = [output[name] for output in outputs]
     if isinstance(entries[0], Tensor):
         return side_by_side(entries, passes)
+    if entries[0] is None:  # in a tuple, for what a model has not, such as a pooler
+        return None
     merged = []
     for layer in zip(*entries, strict=True):  # states or attentions of all layers
         if any(each.shape[1:] != layer[0].shape[1:] for each in layer):
