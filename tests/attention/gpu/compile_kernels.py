@@ -13,7 +13,7 @@ import warnings
 from typing import Any
 
 import torch
-from peft import get_peft_model
+from peft import LoraConfig, get_peft_model
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForSequenceClassification
 from triton.backends.compiler import GPUTarget
@@ -98,8 +98,9 @@ def main() -> None:
     rotary_attention.has_flash_attention = lambda *_: True
     rotary_attention.varlen_attn = lambda query, *_: query
     for family in ("longformer", "modernbert"):
+        lora = LoraConfig(r=8, lora_dropout=0.1)
         for config in (
-            PrefixPropagationConfig(task_type="SEQ_CLS", num_virtual_tokens=4, kernel="exp"),
+            PrefixPropagationConfig(task_type="SEQ_CLS", num_virtual_tokens=4, kernel="exp", lora=lora),
             PrefixTuningConfig(task_type="SEQ_CLS", num_virtual_tokens=4),
             None,
         ):

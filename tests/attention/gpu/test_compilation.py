@@ -22,6 +22,9 @@ _prefix_part DROPOUT=False
 _prefix_part DROPOUT=True
 _prefix_part_backward DROPOUT=True
 band_keys DROPOUT=True
+dropped_add_back
+dropped_descend
+dropped_down_gradient
 far_keys DROPOUT=True ADD=False
 far_keys DROPOUT=True ADD=True
 gated_gelu BACKWARD=False

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
 
 from prefixprop import attention
 
@@ -64,15 +63,6 @@ def test_in_one_piece_and_in_parts(
     assert_same_as_in_parts(model, "frozen_layer", monkeypatch)
 
 
-@pytest.mark.parametrize("training", [False, True])
-def test_what_follows_attention_in_one_piece_where_attention_is_wrapped(
-    training: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = LoraConfig(task_type="SEQ_CLS", target_modules=["query", "value"], lora_dropout=0.0)
-    model = get_peft_model(one_layer(training), config).train(training)
-    assert_same_as_in_parts(model, "frozen_tail", monkeypatch)
-
-
 def test_a_kernel_with_a_trained_alpha(monkeypatch: pytest.MonkeyPatch) -> None:
     model = adapt(one_layer(False), "propagation", kernel="exp", alpha_mode="layer")
     assert_same_as_in_parts(model, "frozen_tail", monkeypatch)
@@ -89,17 +79,17 @@ def test_alpha_zero_is_no_prefix_in_the_softmax(method: str) -> None:
 
 
 def test_layers_that_are_trained_or_uneven_go_in_parts() -> None:
-    from prefixprop.attention.gpu.frozen_layer import attention_weights_of
-    from prefixprop.attention.gpu.frozen_tail import tail_weights_of
+    from prefixprop.attention.gpu.frozen_layer import attention_of
+    from prefixprop.attention.gpu.frozen_tail import tail_of
 
     layer = tiny_model().requires_grad_(False).longformer.encoder.layer[0]
-    for weights_of in (attention_weights_of, tail_weights_of):
+    for weights_of in (attention_of, tail_of):
         assert weights_of(layer, torch.float32) is not None
         assert weights_of(layer, torch.float16) is None
     layer.attention.self.key_global.weight.requires_grad_(True)
-    assert attention_weights_of(layer, torch.float32) is None
+    assert attention_of(layer, torch.float32) is None
     layer.output.dropout.p = 0.9
-    assert tail_weights_of(layer, torch.float32) is None
+    assert tail_of(layer, torch.float32) is None
     layer.output.dropout.p = layer.attention.output.dropout.p
     layer.output.LayerNorm.bias.requires_grad_(True)
-    assert tail_weights_of(layer, torch.float32) is None
+    assert tail_of(layer, torch.float32) is None
