@@ -11,7 +11,7 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 
 from prefixprop.attention.forwards import Undo
-from prefixprop.attention.prefix import PrefixPart
+from prefixprop.attention.prefix import FusedPart, PrefixPart
 from prefixprop.backbones import Backbone
 from prefixprop.config import PrefixConfig
 from prefixprop.tuners.kernel import PrefixAttention
@@ -166,10 +166,9 @@ class PrefixLayer(nn.Module, BaseTunerLayer):
         name = self.active_name()
         return partial(self.kernels[name], layer) if name is not None and name in self.kernels else None
 
-    def part_weight(self) -> float | None:
+    def fused_part(self, layer: int) -> FusedPart | None:
         name = self.active_name()
-        weight: float | None = self.kernels[name].softmax_weight if name in self.kernels else 0.0
-        return weight
+        return self.kernels[name].fused(layer) if name is not None and name in self.kernels else None
 
     # --- hooks ----------------------------------------------------------------------------------------------------
 

@@ -63,8 +63,27 @@ def test_in_one_piece_and_in_parts(
     assert_same_as_in_parts(model, "frozen_layer", monkeypatch)
 
 
-def test_a_kernel_with_a_trained_alpha(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = adapt(one_layer(False), "propagation", kernel="exp", alpha_mode="layer")
+@pytest.mark.parametrize(
+    ("kernel", "mode", "options"),
+    [
+        ("exp", "layer", {}),
+        ("rbf", "head", {"kernel_length_scale": 1.5}),
+        ("poly", "query", {"kernel_degree": 4}),
+        ("linear", "fixed", {}),
+    ],
+)
+def test_kernels_and_trained_alpha(
+    kernel: str, mode: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = adapt(one_layer(False), "propagation", kernel=kernel, alpha=0.7, alpha_mode=mode, **options)
+    if mode != "fixed":
+        with torch.no_grad():
+            model.get_alpha().add_(torch.randn(model.get_alpha().shape))
+    assert_same_as_in_parts(model, "frozen_layer", monkeypatch)
+
+
+def test_a_kernel_over_trained_keys_goes_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = adapt(one_layer(False), "tuning", kernel="exp", alpha_mode="layer")
     assert_same_as_in_parts(model, "frozen_tail", monkeypatch)
 
 

@@ -11,14 +11,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from prefixprop.attention.gpu import frozen_tail, launch, prefix_part
+from prefixprop.attention.gpu import frozen_tail, launch
 from prefixprop.attention.gpu.frozen_tail import Dropout, KeptTail, Sides, Tail, TailWeights, is_frozen
 from prefixprop.attention.gpu.launch import ALL_ROWS, Shape, Words
 from prefixprop.attention.gpu.lora import Piece, SidePath, fit_together, spell_out, unwrap
 from prefixprop.attention.gpu.operator import project
 from prefixprop.attention.gpu.pattern import DevicePattern
+from prefixprop.attention.gpu.prefix_part import Rows, add_gradients, add_part
 from prefixprop.attention.gpu.tiles import GLOBAL
 from prefixprop.attention.gpu.triton_kernel import function
+from prefixprop.attention.prefix import FusedPart
 from prefixprop.attention.watching import is_watched
 
 QUERY_GLOBAL = 5  # the place of its side path: behind the parts of `projections`
@@ -73,20 +75,24 @@ def frozen_layer(
     tail: Tail,
     pattern: tuple,
     prefix: Tensor,
-    part_weight: float = 0.0,
+    part: FusedPart | None = None,
     learning_rows: int = ALL_ROWS,
 ) -> Tensor:
-    """`pattern` is what the attention's operators take: a DevicePattern, Words and a Shape, spelt out; `part_weight`
-    is the α of a part for prefix rows (see `prefix_part`), if there is one. Of `states`, the first `learning_rows`
-    rows get their gradient, which are global then; the others get something that nobody may read."""
+    """`pattern` is what the attention's operators take: a DevicePattern, Words and a Shape, spelt out; `part` is for
+    prefix rows outside the softmax, if there are any. Of `states`, the first `learning_rows` rows get their gradient,
+    which are global then; the others get something that nobody may read."""
     plans, lora = spell_out([attention.pieces, *tail.pieces], states.shape[0] * states.shape[1])
-    keeps = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (states, prefix, *lora))
+    trained = None if part is None or part.trained is None else part.trained.contiguous()
+    learning = [tensor for tensor in (states, prefix, trained, *lora) if tensor is not None and tensor.requires_grad]
+    keeps = torch.is_grad_enabled() and bool(learning)
     dropout = Dropout.draw(layer, states)
-    learning_rows = ALL_ROWS if attention.pieces else learning_rows  # LoRA learns from every row
-    numbers = (layer.output.LayerNorm.eps, keeps, part_weight, learning_rows)
+    if attention.pieces or part is not None:  # these learn from every row
+        learning_rows = ALL_ROWS
+    fixed = part if part is None else part._replace(trained=None)
+    numbers = (layer.output.LayerNorm.eps, keeps, (fixed,), learning_rows)
     run = _layer if keeps else _forward
     arguments = (*pattern, *attention.weights, *tail.weights, *dropout, *numbers, plans, *lora)
-    return run(states.contiguous(), prefix, *arguments)[0]
+    return run(states.contiguous(), prefix, trained, *arguments)[0]
 
 
 def _unpack(arguments: tuple, dtype: torch.dtype) -> Inputs:
@@ -103,10 +109,18 @@ def _unpack(arguments: tuple, dtype: torch.dtype) -> Inputs:
     )
 
 
-def _forward(states: Tensor, prefix: Tensor, *arguments: Any) -> tuple[Tensor, tuple[Tensor | None, ...]]:
+def _part(arguments: tuple, trained: Tensor | None) -> FusedPart | None:
+    (fixed,) = arguments[34]
+    return None if fixed is None else fixed._replace(trained=trained)
+
+
+def _forward(
+    states: Tensor, prefix: Tensor, trained: Tensor | None, *arguments: Any
+) -> tuple[Tensor, tuple[Tensor | None, ...]]:
     """The layer's output, and what backward needs."""
     given = _unpack(arguments, states.dtype)
-    epsilon, keeps, part_weight, _ = arguments[32:36]
+    epsilon, keeps = arguments[32:34]
+    part = _part(arguments, trained)
     pattern, words, shape, weights = given[:4]
     width = states.shape[-1]
     lowered = None if given.side is None else given.side.descend(states.flatten(0, 1))
@@ -116,7 +130,7 @@ def _forward(states: Tensor, prefix: Tensor, *arguments: Any) -> tuple[Tensor, t
     _add_side_of_global_queries(given, lowered, near)
     far = _far(given, states, prefix, lowered)
     rows, log_totals = launch.forward(near, far, pattern, words, shape)
-    summed = rows if not part_weight else prefix_part.add_part(rows, near, far, pattern, words, shape, part_weight)
+    summed = rows if part is None else add_part(rows, Rows(near, far, pattern, words, shape), part)
     del far  # backward makes it again
     output, kept = frozen_tail.forward(summed, states, given.tail, given.tail_sides, given.dropout, epsilon, keeps)
     return output, (near, rows, log_totals, lowered, *kept)
@@ -151,24 +165,25 @@ def _add_side_of_global_queries(given: Inputs, lowered: Tensor | None, near: Ten
 
 
 def _backward(ctx: Any, gradient: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-    states, prefix, near, rows, log_totals, lowered, *saved = ctx.saved_tensors
+    states, prefix, trained, near, rows, log_totals, lowered, *saved = ctx.saved_tensors
     arguments = _with_numbers(saved[8:], ctx.numbers)
     given = _unpack(arguments, states.dtype)
     pattern, words, shape, weights, tail, dropout, side, tail_sides = given
-    epsilon, _, part_weight, learning = arguments[32:36]
+    epsilon, learning = arguments[32], arguments[35]
+    part = _part(arguments, trained)
     batch, length, width = states.shape
     far = _far(given, states, prefix, lowered)
     summed = None
     if tail_sides.attended is not None:
-        part = (near, far, pattern, words, shape, part_weight)
-        summed = prefix_part.add_part(rows, *part) if part_weight else rows
+        summed = rows if part is None else add_part(rows, Rows(near, far, pattern, words, shape), part)
     for_rows, for_states, of_tail = frozen_tail.gradients(
         gradient, summed, KeptTail(*saved[:8]), tail, tail_sides, dropout, epsilon
     )
     del summed
     results = launch.backward(for_rows, rows, log_totals, near, far, pattern, words, shape, learning)
-    if part_weight:
-        prefix_part.add_gradients(for_rows, near, far, pattern, words, shape, part_weight, results)
+    for_alpha = None
+    if part is not None:
+        for_alpha = add_gradients(for_rows, Rows(near, far, pattern, words, shape), part, results)
     for_near, for_far, for_query = results
     count = batch * length
     result = for_states.view(-1, width)
@@ -200,12 +215,13 @@ def _backward(ctx: Any, gradient: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
     for_prefix = None
     if ctx.needs_input_grad[1]:
         for_prefix = (for_near[count:, width:] + for_far[count:]).view(prefix.shape)
-    return (for_states if ctx.needs_input_grad[0] else None, for_prefix, *(None,) * 37, *of_side, *of_tail)
+    found = (for_states if ctx.needs_input_grad[0] else None, for_prefix, for_alpha)
+    return (*found, *(None,) * 37, *of_side, *of_tail)
 
 
 def _keep(ctx: Any, inputs: tuple, output: tuple[Tensor, tuple[Tensor | None, ...]]) -> None:
-    states, prefix, *arguments = inputs
-    ctx.save_for_backward(states, prefix, *output[1], *(value for value in arguments if isinstance(value, Tensor)))
+    *leaves, arguments = *inputs[:3], inputs[3:]
+    ctx.save_for_backward(*leaves, *output[1], *(value for value in arguments if isinstance(value, Tensor)))
     ctx.numbers = [None if isinstance(value, Tensor) else value for value in arguments]
 
 
