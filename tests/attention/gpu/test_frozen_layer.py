@@ -20,8 +20,11 @@ def outcome(model: Any, inputs: dict[str, Any]) -> tuple[torch.Tensor, dict[str,
     return output.logits.detach(), {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
-def one_layer(training: bool) -> Any:
-    model = tiny_model(num_hidden_layers=1, attention_window=[8]).train(training)
+SMALLER = {"num_attention_heads": 1, "hidden_size": 16}
+
+
+def one_layer(training: bool, **overrides: Any) -> Any:
+    model = tiny_model(num_hidden_layers=1, attention_window=[8], **overrides).train(training)
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.3
@@ -75,7 +78,7 @@ def test_in_one_piece_and_in_parts(
 def test_kernels_and_trained_alpha(
     kernel: str, mode: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = adapt(one_layer(False), "propagation", kernel=kernel, alpha=0.7, alpha_mode=mode, **options)
+    model = adapt(one_layer(False, **SMALLER), "propagation", kernel=kernel, alpha=0.7, alpha_mode=mode, **options)
     if mode != "fixed":
         with torch.no_grad():
             model.get_alpha().add_(torch.randn(model.get_alpha().shape))
@@ -83,7 +86,7 @@ def test_kernels_and_trained_alpha(
 
 
 def test_a_kernel_over_trained_keys_goes_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = adapt(one_layer(False), "tuning", kernel="exp", alpha_mode="layer")
+    model = adapt(one_layer(False, **SMALLER), "tuning", kernel="exp", alpha_mode="layer")
     assert_same_as_in_parts(model, "frozen_tail", monkeypatch)
 
 

@@ -117,3 +117,10 @@ def test_rows_and_gradients(name: str, mode: str, outside: int, dropout: float) 
     )
     torch.testing.assert_close(for_far - already[1], far.grad, atol=1e-5, rtol=1e-4)
     assert by_query[~is_global[:, 0]].abs().max() == 0
+
+
+def test_prefixes_that_a_program_cannot_hold() -> None:
+    half, single = torch.empty(0, dtype=torch.bfloat16), torch.empty(0)
+    assert prefix_part.fits(8, 64, half) and prefix_part.fits(128, 64, half) and prefix_part.fits(64, 64, single)
+    assert not prefix_part.fits(129, 64, half) and not prefix_part.fits(128, 64, single)
+    assert not prefix_part.fits(0, 64, half)

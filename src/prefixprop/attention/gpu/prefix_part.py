@@ -7,6 +7,7 @@ values. Nothing of rows × prefix is ever in memory: backward computes the weigh
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -23,10 +24,26 @@ from prefixprop.attention.gpu.tiles import GLOBAL, MASKED, UNSEEN, load_rows, sc
 from prefixprop.attention.gpu.triton_kernel import TritonKernel
 from prefixprop.attention.prefix import FusedPart
 
-MOST_ROWS = 128  # of the prefix; a program holds all of them
+# A program holds all prefix rows. Of a GPU's shared memory it takes no more than so many bytes, and so many for every
+# byte of their keys; compiled for sm_90.
+SHARED, SHARED_OVER_KEYS = 48 * 1024, 10
 SHARES = 8  # programs that divide the rows of an example's head, where they add up gradients of the prefix
 TINY = tl.constexpr(torch.finfo(torch.float32).tiny)  # the least total that similarities are divided by
 LOGARITHMIC = ("exp", "rbf")  # kernels that are the exponential of something
+
+
+def fits(rows: int, size: int, states: Tensor) -> bool:
+    """Whether a program can hold so many prefix rows."""
+    held = SHARED + SHARED_OVER_KEYS * _power(rows) * _power(size) * states.element_size()
+    return rows > 0 and held <= _shared_memory(states.device)
+
+
+@lru_cache
+def _shared_memory(device: torch.device) -> int:
+    """Bytes that a program may have; those of an H100 where kernels are interpreted."""
+    return (
+        torch.cuda.get_device_properties(device).shared_memory_per_block_optin if device.type == "cuda" else 232_448
+    )
 
 
 class Rows(NamedTuple):
@@ -100,15 +117,20 @@ def _constants(shape: Shape, near: Tensor, part: FusedPart) -> dict[str, Any]:
     return {
         "HEADS": shape.heads,
         "SIZE": shape.size,
-        "BLOCK_D": max(16, 1 << (shape.size - 1).bit_length()),
-        "BLOCK_M": 16 if INTERPRETED else 64,
-        "BLOCK_J": max(16, 1 << (shape.outside - 1).bit_length()),
+        "BLOCK_D": _power(shape.size),
+        "BLOCK_M": 16 if INTERPRETED else 64 if near.element_size() * shape.size <= 128 else 32,
+        "BLOCK_J": _power(shape.outside),
         "KERNEL": part.kernel,
         "DEGREE": part.degree,
         "ALPHA": "fixed" if part.trained is None else ("head", "query")[part.trained.dim() - 1],
         "PRECISION": launch.precision(near.dtype),
         "DROPOUT": shape.dropout > 0,
     }
+
+
+def _power(count: int) -> int:
+    """The next power of 2, and no less than matrix units want."""
+    return max(16, 1 << (count - 1).bit_length())
 
 
 @triton.jit

@@ -15,7 +15,7 @@ from prefixprop.attention.gpu.frozen_tail import frozen_tail, tail_of
 from prefixprop.attention.gpu.launch import ALL_ROWS
 from prefixprop.attention.gpu.operator import attend, longformer_attention
 from prefixprop.attention.gpu.pattern import DevicePattern
-from prefixprop.attention.gpu.prefix_part import MOST_ROWS
+from prefixprop.attention.gpu.prefix_part import fits
 from prefixprop.attention.gpu.residual_norm import residual_norm
 from prefixprop.attention.pattern import AttentionPattern
 from prefixprop.attention.prefix import FusedPart, PrefixedKeys, PrefixPart, add_prefix_part
@@ -85,7 +85,8 @@ def whole_layer(
         return None
     hidden_states = hidden_states.to(dtype)  # autocast has float32 in front of the first layer
     # Outside the softmax, only rows of the sequence are met in one piece, no trained keys (Eq. 2).
-    if not has_other_part and (part is None or 0 < pattern.rows_outside_softmax <= MOST_ROWS):
+    size = layer.attention.self.head_dim
+    if not has_other_part and (part is None or fits(pattern.rows_outside_softmax, size, hidden_states)):
         attention = attention_of(layer, dtype)
         if attention is not None:
             prefix, own = prefixed_keys(), layer.attention.self
