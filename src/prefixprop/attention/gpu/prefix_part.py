@@ -41,9 +41,10 @@ def fits(rows: int, size: int, states: Tensor) -> bool:
 @lru_cache
 def _shared_memory(device: torch.device) -> int:
     """Bytes that a program may have; those of an H100 where kernels are interpreted."""
-    return (
-        torch.cuda.get_device_properties(device).shared_memory_per_block_optin if device.type == "cuda" else 232_448
-    )
+    if device.type != "cuda":
+        return 232_448
+    properties: Any = torch.cuda.get_device_properties(device)
+    return properties.shared_memory_per_block_optin
 
 
 class Rows(NamedTuple):
