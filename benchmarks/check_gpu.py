@@ -5,7 +5,8 @@
 For each case, the error of Hugging Face's attention, of the plain PyTorch backend and of the Triton backend against
 float64 (the plain backend in that type, on weights and inputs as the smaller type has them). Fails if Triton is more
 than 1.2 times as far from it as Hugging Face in bfloat16 or float16, or further than 1e-5 of the scale in float32,
-or if plain PyTorch makes no number.
+or if plain PyTorch makes no number. Frozen layers in one piece, with LoRA and kernels beside them, are compared with
+plain PyTorch in Hugging Face's place.
 `make test` runs the same kernels on the CPU, in Triton's interpreter.
 """
 
@@ -25,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import get_peft_model
+from peft import LoraConfig, get_peft_model
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
@@ -41,7 +42,28 @@ PREFIXES = {
     "prefix-propagation": PrefixPropagationConfig,
     "prefix-tuning": PrefixTuningConfig,
     "kernel prefix-propagation": partial(PrefixPropagationConfig, kernel="exp", alpha=0.5),
+    "rbf, α per head": partial(PrefixPropagationConfig, kernel="rbf", alpha=0.5, alpha_mode="head"),
+    "prefix-propagation + LoRA": lambda **given: PrefixPropagationConfig(lora=lora(), **given),
 }
+LONGFORMER_LINEARS = (
+    "query", "key", "value", "query_global", "key_global", "value_global",
+    "attention.output.dense", "intermediate.dense", "layer.1.output.dense",
+)  # fmt: skip
+# What is trained beside a frozen Longformer whose layers are computed in one piece.
+ADAPTERS: dict[str, Any] = {
+    "LoRA": lambda: lora(target_modules=list(LONGFORMER_LINEARS)),
+    "prefix-propagation + LoRA": lambda: PrefixPropagationConfig(lora=lora(target_modules=list(LONGFORMER_LINEARS))),
+    "exp": lambda: PrefixPropagationConfig(kernel="exp", alpha=0.5),
+    "exp, α per layer": lambda: PrefixPropagationConfig(kernel="exp", alpha=0.5, alpha_mode="layer"),
+    "rbf, α per head": lambda: PrefixPropagationConfig(kernel="rbf", alpha=0.5, alpha_mode="head"),
+    "poly, α of queries": lambda: PrefixPropagationConfig(kernel="poly", alpha=0.5, alpha_mode="query"),
+    "linear, 40 rows": lambda: PrefixPropagationConfig(kernel="linear", alpha=0.5, num_virtual_tokens=40),
+}
+
+
+def lora(**options: Any) -> LoraConfig:
+    """With weights at random, so that all of them get a gradient."""
+    return LoraConfig(r=8, init_lora_weights=False, **options)
 
 
 @dataclass(frozen=True)
@@ -194,8 +216,97 @@ def check_numbers(console: Console) -> bool:
                     str(case), str(dtype).removeprefix("torch."), name, *(f"{e:.1e}" for e in error.values()), verdict
                 )
         table.add_section()
+    for name, dtype in product([*ADAPTERS, DROPPED], DTYPES):
+        found = compare_dropped(dtype) if name == DROPPED else compare_adapted(name, dtype)
+        for of, error in found.items():
+            fine = is_close_enough(error | {"Hugging Face": error["sdpa"]}, dtype)
+            all_fine &= fine
+            numbers = (f"{error[who]:.1e}" for who in ("sdpa", "triton"))
+            verdict = "ok" if fine else "TOO FAR"
+            table.add_row(f"frozen, {name}", str(dtype).removeprefix("torch."), of, "-", *numbers, verdict)
     console.print(table)
     return all_fine
+
+
+DROPPED = "LoRA's products with dropout"
+
+
+def distance(found: Tensor, exact: Tensor, dtype: torch.dtype) -> float:
+    if dtype == torch.float32:
+        return float((found.double() - exact).abs().max() / exact.abs().max())
+    return float((found.double() - exact).norm() / exact.norm())
+
+
+def adapted_results(model: Any, inputs: dict[str, Tensor], direction: Tensor, backend: str) -> dict[str, Tensor]:
+    """Output of real tokens, and the gradients of all that learns, as one vector for each kind."""
+    attention.install(model, backend=backend)
+    model.zero_grad()
+    real = inputs["attention_mask"].bool()
+    output = model(**(inputs | {"inputs_embeds": inputs["inputs_embeds"].to(model.dtype)})).last_hidden_state[real]
+    (output * direction[real].to(model.dtype)).sum().backward()
+    results = {"output": output.detach()}
+    for kind in ("lora_A", "lora_B", "prefix", "alpha"):
+        named = [(name, leaf) for name, leaf in model.named_parameters() if leaf.requires_grad and kind in name]
+        if named:
+            assert all(leaf.grad is not None for _, leaf in named), named
+            results[kind] = torch.cat([leaf.grad.double().flatten() for _, leaf in named])
+    return results
+
+
+def compare_adapted(name: str, dtype: torch.dtype) -> dict[str, dict[str, float]]:
+    case = Case((700, 411), first=3)
+    model = get_peft_model(build_encoder(case).requires_grad_(False), ADAPTERS[name]()).cuda().eval()
+    with torch.no_grad():
+        for leaf in model.parameters():
+            if leaf.requires_grad:
+                leaf.add_(0.1 * torch.randn_like(leaf))
+    model, inputs = model.to(dtype), inputs_of(case)
+    inputs["inputs_embeds"] = inputs["inputs_embeds"].to(dtype)
+    direction = torch.randn_like(inputs["inputs_embeds"])
+    exact = adapted_results(copy.deepcopy(model).double(), inputs, direction, "sdpa")
+    errors: dict[str, dict[str, float]] = {of: {} for of in exact}
+    for backend in ("sdpa", "triton"):
+        for of, tensor in adapted_results(model, inputs, direction, backend).items():
+            errors[of][backend] = distance(tensor, exact[of].double(), dtype)
+    return errors
+
+
+def compare_dropped(dtype: torch.dtype) -> dict[str, dict[str, float]]:
+    """The kernels of LoRA's side path under dropout, beside PyTorch with the same masks."""
+    from prefixprop.attention.gpu import dropped_products
+    from prefixprop.attention.gpu.dropout import draw_words, levels
+
+    count, pieces, rank, width, dropout = 3001, 3, 16, 768, 0.1
+    rows, down = (
+        torch.randn(*shape, device="cuda", dtype=dtype) for shape in ((count, width), (pieces, rank, width))
+    )
+    upstream = torch.randn(count, pieces * rank, device="cuda", dtype=dtype)
+    words = draw_words((count, pieces * width), rows, dropout)
+    least, growth = levels(dropout)
+    kept = (words[0][None, :, None] ^ words[1].view(pieces, 1, width)) * -1640531535 >= least
+
+    def plain(dtype: torch.dtype) -> dict[str, Tensor]:
+        mask = kept.to(dtype) * growth
+        by_piece = upstream.to(dtype).view(count, pieces, rank).transpose(0, 1)
+        dropped = rows.to(dtype) * mask
+        return {
+            "down": (dropped @ down.to(dtype).transpose(1, 2)).transpose(0, 1).flatten(1),
+            "gradient of A": by_piece.transpose(1, 2) @ dropped,
+            "gradient of rows": ((by_piece @ down.to(dtype)) * mask).sum(dim=0),
+        }
+
+    back = torch.zeros_like(rows)
+    dropped_products.add_back(upstream, down, *words, dropout, back)
+    ours = {
+        "down": dropped_products.descend(rows, down, *words, dropout),
+        "gradient of A": dropped_products.down_gradient(upstream, rows, down, *words, dropout),
+        "gradient of rows": back,
+    }
+    exact, in_type = plain(torch.float64), plain(dtype)
+    return {
+        of: {"sdpa": distance(in_type[of], exact[of], dtype), "triton": distance(ours[of], exact[of], dtype)}
+        for of in exact
+    }
 
 
 def build_classifiers() -> dict[str, Any]:
@@ -246,10 +357,17 @@ def check_no_sync(model: Any) -> str | None:
 
 
 def compiled_kernels() -> int:
-    from prefixprop.attention.gpu import gated_feed_forward, launch, prefix_part, residual_norm, rotation
+    from prefixprop.attention.gpu import (
+        dropped_products,
+        gated_feed_forward,
+        launch,
+        prefix_part,
+        residual_norm,
+        rotation,
+    )
     from prefixprop.attention.gpu.triton_kernel import TritonKernel
 
-    modules = (launch, residual_norm, prefix_part, rotation, gated_feed_forward)
+    modules = (launch, residual_norm, prefix_part, dropped_products, rotation, gated_feed_forward)
     found = [value for module in modules for value in vars(module).values() if isinstance(value, TritonKernel)]
     return sum(len(kernel._compiled) for kernel in found)
 

@@ -53,7 +53,7 @@ def test_attention(tmp_path: Path) -> None:
     ]  # fmt: skip
     for row in record["results"]:
         assert row.keys() == {
-            "batch", "length", "global", "dropout", "pass", "hugging_face", "prefixprop", "ratio",
+            "batch", "length", "global", "dropout", "method", "pass", "hugging_face", "prefixprop", "ratio",
         }  # fmt: skip
         for who in ("hugging_face", "prefixprop"):
             assert row[who].keys() == {"out_of_memory", "median_s", "seconds", "peak_gib"}
@@ -83,6 +83,36 @@ def test_attention_without_hugging_face_and_with_dropout(monkeypatch: pytest.Mon
     assert result.exit_code == 0, result.output
     rows = [line for line in result.output.splitlines() if "1 × 16, 2 global, dropout 0.1" in line]
     assert len(rows) == 2 and all(line.count("ms") == 1 for line in rows)
+
+
+def test_attention_with_each_method_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from prefixprop.benchmarking.attention import METHODS
+
+    monkeypatch.setenv("COLUMNS", "120")
+    written = tmp_path / "m.json"
+    options = (
+        "--lengths",
+        "16",
+        "--tokens",
+        "32",
+        "--global",
+        "2",
+        "--dropout",
+        "0.1",
+        "--repeats",
+        "1",
+        "--methods",
+    )
+    result = run("attention", *options, "--json", str(written))
+    assert result.exit_code == 0, result.output
+    assert all(method in result.output for method in METHODS)
+    rows = json.loads(written.read_text())["results"]
+    assert [(row["method"], row["pass"]) for row in rows] == [
+        (method, name) for method in METHODS for name in ("forward", "step")
+    ]
+    beside = {row["method"] for row in rows if row["hugging_face"] is not None}
+    assert beside == {"whole model", "LoRA"}, "prefixes compute with our attention alone"
+    assert all(row["prefixprop"]["median_s"] > 0 for row in rows)
 
 
 def test_targets_are_the_cases_of_the_documentation(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,9 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from torch import Tensor
 
-from prefixprop import count_parameters
+from prefixprop import PrefixPropagationConfig, count_parameters
+from prefixprop.tuners import kernel as kernel_module
+from prefixprop.tuners.kernel import PrefixAttention
 
 import oracle
 from tiny import (
@@ -259,3 +261,34 @@ def test_compiles_without_graph_breaks(family: str, method: str) -> None:
     torch._dynamo.reset()
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(**inputs).logits, model(**inputs).logits, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
+def test_rows_in_blocks_are_computed_again_in_backward(dropout: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same numbers, and nothing of rows × j waits for backward."""
+    monkeypatch.setattr(kernel_module, "BLOCK_ROWS", 16)
+    config = PrefixPropagationConfig(kernel="poly", alpha=0.5, alpha_mode="query")
+    part = PrefixAttention(config, layers=1, heads=2, size=8)
+    torch.nn.init.normal_(part.weight)
+    rows, length = 37, 5
+    leaves = [torch.randn(2, 2, count, 8, requires_grad=True) for count in (rows, length, length)]
+    kept: list[int] = []
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept.append(tensor.numel())
+        return tensor
+
+    found, expected = [], []
+    for attend, results in ((part, found), (part._attend, expected)):
+        torch.manual_seed(3)
+        if attend is part:
+            with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+                output = attend(0, *leaves, dropout)
+            assert not any(count % (2 * 2 * length) == 0 and count > 2 * 2 * length * 8 for count in kept)
+        else:  # the same masks, drawn block by block
+            output = torch.cat(
+                [attend(0, block, *leaves[1:], dropout) for block in leaves[0].split(16, dim=2)], dim=2
+            )
+        results += [output.detach(), *torch.autograd.grad(output.square().sum(), [*leaves, part.weight])]
+    for mine, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, theirs)

@@ -217,9 +217,10 @@ def _layer_forward(
         return (read_row_of_layer(layer, hidden_states, attention_mask, front, part),)
     if not output_attentions:
         prefix = partial(prefixed_keys, source, index, hidden_states)  # drawn once, dropout and all
-        part_weight = 0.0 if source is None else source.part_weight()
+        fused = None if source is None else source.fused_part(index)
+        is_other = source is not None and fused is None and source.prefix_part(index) is not None
         learning = attention_mask.learning_rows if index == 0 else None
-        output = fast.running.whole_layer(layer, hidden_states, attention_mask, prefix, part_weight, learning)
+        output = fast.running.whole_layer(layer, hidden_states, attention_mask, prefix, fused, is_other, learning)
         if output is not None:
             return (output,)
     # Hugging Face's own goes through a helper that inspects a signature at every call.

@@ -12,7 +12,7 @@ from typing import Any, Protocol, Self
 from torch import Tensor
 
 from prefixprop.attention.forwards import Undo
-from prefixprop.attention.prefix import PrefixedKeys, PrefixPart
+from prefixprop.attention.prefix import FusedPart, PrefixedKeys, PrefixPart
 
 ATTRIBUTE = "fast_attention"  # of a LongformerModel, or a ModernBertModel
 
@@ -37,8 +37,8 @@ class PrefixSource(Protocol):
     def prefix_part(self, layer: int) -> PrefixPart | None:
         """What attention to the prefix becomes when it leaves the softmax (Eq. 3)."""
 
-    def part_weight(self) -> float | None:
-        """A fixed number, if that part is a softmax attention times it: 0 without a part, None for other parts."""
+    def fused_part(self, layer: int) -> FusedPart | None:
+        """The same for backends that compute it themselves; None without a part, or with a kernel of one's own."""
 
 
 class InstalledAttention(ABC):

@@ -14,6 +14,22 @@ from prefixprop.attention.pattern import AttentionPattern
 PrefixPart = Callable[[Tensor, Tensor, Tensor, float], Tensor]
 
 
+class FusedPart(NamedTuple):
+    """α · Σ k(q, k_p) v_p / Σ k(q, k_p) with a kernel that backends know, so that they may compute it themselves.
+
+    Kernels by name, with s = `scale` and size d of a head: exp, e^(s⟨q, k⟩); rbf, e^(-s‖q - k‖² / 2); poly,
+    (s⟨q, k⟩ + `offset`)^`degree`; linear, φ(sq) · φ(sk) with φ(x) = elu(x) + 1.
+    α is the number `alpha`; or `trained` [heads]; or with `trained` [heads, d], alpha · 2σ(⟨trained, q⟩ / √d).
+    """
+
+    kernel: str
+    scale: float
+    offset: float
+    degree: int
+    alpha: float
+    trained: Tensor | None
+
+
 class PrefixedKeys(NamedTuple):
     """Trained keys and values in front of everybody's own: [batch or 1, heads, j, head size] each (Eq. 2)."""
 

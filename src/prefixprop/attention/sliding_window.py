@@ -18,7 +18,7 @@ from torch import Tensor
 from prefixprop.attention.dropout import attend_with_dropout, dropout_weights, wide
 from prefixprop.attention.global_rows import attend_globally, split_heads
 from prefixprop.attention.pattern import AttentionPattern, cut_windows, join_blocks
-from prefixprop.attention.prefix import PrefixedKeys, PrefixPart, for_batch, outside_softmax
+from prefixprop.attention.prefix import FusedPart, PrefixedKeys, PrefixPart, for_batch, outside_softmax
 
 
 def longformer_self_attention(
@@ -73,13 +73,14 @@ def whole_layer(
     hidden_states: Tensor,
     pattern: AttentionPattern,
     prefixed_keys: Callable[[], PrefixedKeys | None],
-    part_weight: float | None,
+    part: FusedPart | None,
+    has_other_part: bool,
     learning_rows: int | None,
 ) -> Tensor | None:
     """The output of a whole layer at once, where a backend has a faster way than part by part.
 
-    `part_weight` is α, where a part outside the softmax (Eq. 3) is α times a softmax: 0 if there is no part, None if
-    it is something else. `learning_rows`: how many rows at the front of the states want a gradient, None for all.
+    `part` is what is outside the softmax (Eq. 3), if backends know it; `has_other_part`: it is something else.
+    `learning_rows`: how many rows at the front of the states want a gradient, None for all.
     """
     return None
 

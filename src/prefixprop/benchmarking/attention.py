@@ -1,6 +1,7 @@
 """The fast attention beside Hugging Face's: forward and training step, time and peak memory.
 
-The backbone is frozen and a step goes back to the embeddings, as a prefix method's does; or the whole model learns.
+The backbone is frozen and a step goes back to the embeddings, as a prefix method's does; or a method trains what it
+trains, or the whole model learns.
 """
 
 from __future__ import annotations
@@ -11,14 +12,24 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from peft import LoraConfig, get_peft_model
 from transformers import AutoModel
 
 from prefixprop.attention import install
+from prefixprop.backbones import family_in
 from prefixprop.benchmarking.encoders import EncoderSize, find_device, frozen_on, random_tokens, twin_of
 from prefixprop.benchmarking.timing import Run, Timing, measure_in_turns
+from prefixprop.config import PrefixPropagationConfig
 
 PASSES = ("forward", "step")
 OURS, THEIRS = "prefixprop", "Hugging Face"
+WHOLE_MODEL, LORA = "whole model", "LoRA"
+_PREFIXES: dict[str, dict[str, Any]] = {
+    "propagation": {},
+    "kernel exp": {"kernel": "exp"},
+    "kernel rbf, α per head": {"kernel": "rbf", "alpha_mode": "head"},
+}
+METHODS = (WHOLE_MODEL, LORA, *_PREFIXES)
 
 
 @dataclass(frozen=True)
@@ -29,6 +40,7 @@ class AttentionCase:
     length: int
     global_tokens: int
     dropout: float
+    method: str | None = None  # one of METHODS
 
 
 @dataclass(frozen=True)
@@ -109,19 +121,33 @@ def _bench_case(
     device = find_device()
     gc.collect()  # the last case's models are in cycles, and would count as memory of this one
     torch.manual_seed(0)
-    model = frozen_on(AutoModel.from_config(size.config(case.length, case.dropout)), device)
-    model.train(case.dropout > 0).requires_grad_(whole_model)
-    fast = twin_of(model)
-    install(fast, backend=backend)
-    models = {THEIRS: model, OURS: fast} if with_hugging_face else {OURS: fast}
+    base = frozen_on(AutoModel.from_config(size.config(case.length, case.dropout)), device)
+    whole_model = whole_model or case.method == WHOLE_MODEL
+    base.requires_grad_(whole_model)
+    models: dict[str, Any] = {}
+    if with_hugging_face and case.method not in _PREFIXES:  # these compute with our attention alone
+        models[THEIRS] = _with_method(case.method, twin_of(base)).train(case.dropout > 0)
+    models[OURS] = _with_method(case.method, base).train(case.dropout > 0)
+    install(models[OURS], backend=backend)
     inputs = random_tokens(case.batch, case.length, device)
     if size.family == "longformer":
         inputs["global_attention_mask"] = torch.zeros_like(inputs["input_ids"])
         inputs["global_attention_mask"][:, : case.global_tokens] = 1
-    for name, run in (("forward", _forward), ("step", _whole_step if whole_model else _step)):
+    trains = whole_model or case.method is not None
+    for name, run in (("forward", _forward), ("step", _whole_step if trains else _step)):
         runs = {who: run(which, inputs) for who, which in models.items()}
         timings = measure_in_turns(runs, device, repeats)
         yield AttentionResult(case, name, timings[OURS], timings.get(THEIRS))
+
+
+def _with_method(method: str | None, model: Any) -> Any:
+    """The model with what the method trains beside it."""
+    if method is None or method == WHOLE_MODEL:
+        return model
+    if method == LORA:
+        targets = list(family_in(model).lora_targets)
+        return get_peft_model(model, LoraConfig(r=8, lora_alpha=16, lora_dropout=0.1, target_modules=targets))
+    return get_peft_model(model, PrefixPropagationConfig(num_virtual_tokens=8, **_PREFIXES[method]))
 
 
 def _forward(model: Any, inputs: dict[str, torch.Tensor]) -> Run:

@@ -54,6 +54,10 @@ def attention(
     whole_model: Annotated[
         bool, typer.Option("--whole-model", help="Train all weights in a step, not only what is in front of them.")
     ] = False,
+    methods: Annotated[
+        bool,
+        typer.Option("--methods", help="Measure each case with the whole model, LoRA, a prefix and kernels trained."),
+    ] = False,
     targets: Annotated[
         bool, typer.Option("--targets", help="Measure the cases of docs/performance.md instead of growing lengths.")
     ] = False,
@@ -68,16 +72,18 @@ def attention(
     """
     dimensions = _checked(model, size, backend, figure)
 
-    from prefixprop.benchmarking.attention import bench_attention
+    from prefixprop.benchmarking.attention import METHODS, bench_attention
     from prefixprop.benchmarking.figures import plot_attention
     from prefixprop.benchmarking.records import record_of_attention, record_of_run
 
     chosen = _cases(lengths, tokens, global_tokens, dropout, targets)
     if model != "longformer":
         chosen = tuple(dict.fromkeys(replace(case, global_tokens=0) for case in chosen))
-    if targets and figure is not None:
+    if methods:
+        chosen = tuple(replace(case, method=method) for case in chosen for method in METHODS)
+    if (targets or methods) and figure is not None:
         raise typer.BadParameter(
-            "the cases of --targets are of mixed sizes and make no curve.", param_hint="--figure"
+            "the cases of --targets and --methods are of mixed kinds and make no curve.", param_hint="--figure"
         )
     console, title = Console(), _title(model, size)
     results: list[AttentionResult] = []
@@ -264,7 +270,8 @@ def _profile_table(profiles: Mapping[str, DeviceProfile]) -> Table:
 def _case(case: AttentionCase) -> str:
     dropout = f", dropout {case.dropout:g}" if case.dropout else ""
     everywhere = f", {case.global_tokens} global" if case.global_tokens else ""
-    return f"{case.batch} × {case.length}{everywhere}{dropout}"
+    method = f",\n{case.method}" if case.method else ""
+    return f"{case.batch} × {case.length}{everywhere}{dropout}{method}"
 
 
 def _table(title: str, columns: tuple[str, ...]) -> Table:

@@ -13,9 +13,13 @@ import math
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
+from prefixprop.attention.prefix import FusedPart
 from prefixprop.config import PrefixConfig
-from prefixprop.kernels import Exponential, Kernel, build_kernel
+from prefixprop.kernels import Exponential, Kernel, Linear, Polynomial, RadialBasis, build_kernel
+
+BLOCK_ROWS = 1024
 
 
 class PrefixAttention(nn.Module):
@@ -25,9 +29,9 @@ class PrefixAttention(nn.Module):
     α · 2σ(⟨w, q⟩ / √d) with a trained w per head that starts at zero, so training starts at α.
     """
 
-    def __init__(self, kernel: Kernel, mode: str, start: float, weight: Tensor | None) -> None:
+    def __init__(self, kernel: Kernel, mode: str, start: float, heads: int, size: int, weight: Tensor | None) -> None:
         super().__init__()
-        self.kernel, self.mode, self.start = kernel, mode, start
+        self.kernel, self.mode, self.start, self.heads, self.size = kernel, mode, start, heads, size
         if weight is not None:
             self.weight = weight
 
@@ -38,31 +42,63 @@ class PrefixAttention(nn.Module):
         mode, start = config.alpha_mode, float(config.alpha)
         shape = shapes.get(mode)
         weight = None if shape is None else nn.Parameter(torch.full(shape, 0.0 if mode == "query" else start))
-        return cls(build_kernel(config), mode, start, weight)
+        return cls(build_kernel(config), mode, start, heads, size, weight)
 
     @classmethod
     def mixed(cls, parts: list[PrefixAttention], owner: Tensor) -> PrefixAttention:
         """That of a batch, whose document i has `parts[owner[i]]`; they differ in nothing but trained weights."""
         first = parts[0]
         weight = None if first.mode == "fixed" else torch.stack([part.weight for part in parts], dim=1)[:, owner]
-        return cls(first.kernel, first.mode, first.start, weight)
+        return cls(first.kernel, first.mode, first.start, first.heads, first.size, weight)
 
     def forward(self, layer: int, query: Tensor, keys: Tensor, values: Tensor, dropout: float) -> Tensor:
-        """Queries [batch, heads, rows, size], prefix keys and values [batch or 1, heads, j, size]."""
+        """Queries [batch, heads, rows, size], prefix keys and values [batch or 1, heads, j, size].
+
+        Of each block of rows only these are kept, and backward computes it again.
+        """
+        if not torch.is_grad_enabled() or torch.compiler.is_compiling():  # a compiler decides itself what to keep
+            return self._attend(layer, query, keys, values, dropout)
+        blocks = [
+            checkpoint(
+                self._attend, layer, rows, keys, values, dropout, use_reentrant=False, preserve_rng_state=dropout > 0
+            )
+            for rows in query.split(BLOCK_ROWS, dim=2)
+        ]
+        return torch.cat(blocks, dim=2) if len(blocks) > 1 else blocks[0]
+
+    def _attend(self, layer: int, query: Tensor, keys: Tensor, values: Tensor, dropout: float) -> Tensor:
         # In float32 throughout: a polynomial of half-precision scores loses the differences between keys.
         with torch.autocast(query.device.type, enabled=False):
             rows = query.float()
             weights = F.dropout(self.kernel.weights(rows, keys.float()), dropout)
             return (self.alpha(layer, rows) * (weights @ values.float())).to(query.dtype)
 
-    @property
-    def softmax_weight(self) -> float | None:
-        """α, where it is fixed and the kernel's attention is a softmax, which backends may compute themselves.
+    def fused(self, layer: int) -> FusedPart | None:
+        """The same as backends take it that compute it themselves.
 
-        Not if it is 0, which would be no part at all.
+        None for a kernel of one's own, and where documents have trained α of their own.
         """
-        is_softmax = type(self.kernel) is Exponential and self.mode == "fixed"
-        return self.start if is_softmax and self.start else None
+        if self.mode != "fixed" and not isinstance(self.weight, nn.Parameter):
+            return None
+        root = math.sqrt(self.size)
+        scales = {
+            Exponential: lambda _: (1 / root, 0.0, 1),
+            RadialBasis: lambda kernel: (
+                1 / (root if kernel.length_scale is None else kernel.length_scale**2),
+                0.0,
+                1,
+            ),
+            Polynomial: lambda kernel: (1 / root, kernel.offset, kernel.degree),
+            Linear: lambda _: (1 / math.sqrt(root), 0.0, 1),
+        }
+        known = scales.get(type(self.kernel))
+        if known is None:
+            return None
+        trained = None
+        if self.mode != "fixed":
+            trained = self.weight[layer].float()
+            trained = trained.expand(self.heads) if self.mode == "layer" else trained
+        return FusedPart(self.kernel.name, *known(self.kernel), self.start, trained)
 
     def alpha(self, layer: int, query: Tensor) -> Tensor | float:
         """A number, or a tensor that broadcasts to [batch, heads, rows, 1]."""

@@ -12,7 +12,7 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 
 from prefixprop.attention.forwards import Undo
-from prefixprop.attention.prefix import PrefixPart
+from prefixprop.attention.prefix import FusedPart, PrefixPart
 from prefixprop.backbones import Backbone
 from prefixprop.config import PrefixConfig
 from prefixprop.tuners.kernel import PrefixAttention
@@ -193,9 +193,9 @@ class PrefixLayer(nn.Module, BaseTunerLayer):
         active = self.active_prefix()
         return None if active is None or active.kernel is None else partial(active.kernel, layer)
 
-    def part_weight(self) -> float | None:
+    def fused_part(self, layer: int) -> FusedPart | None:
         active = self.active_prefix()
-        return 0.0 if active is None or active.kernel is None else active.kernel.softmax_weight
+        return None if active is None or active.kernel is None else active.kernel.fused(layer)
 
     # --- hooks ----------------------------------------------------------------------------------------------------
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import sys
 import warnings
+from functools import partial
 from typing import Any
 
 import torch
-from peft import get_peft_model
+from peft import LoraConfig, get_peft_model
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForSequenceClassification
 from triton.backends.compiler import GPUTarget
@@ -36,6 +37,7 @@ TYPES = {
     torch.uint8: "u8",
 }
 LAUNCH_OPTIONS = ("num_warps", "num_stages")
+NAMED = ("BACKWARD", "DROPOUT", "ADD", "KERNEL", "ALPHA")  # constants that are printed with a kernel
 compiled: dict[tuple, str] = {}
 
 
@@ -56,7 +58,7 @@ def compile_instead(
     aligned = {(function.arg_names.index(name),): [["tt.divisibility", 16]] for name in names[: len(tensors)]}
     source = ASTSource(function, signature | dict.fromkeys(constants, "constexpr"), constants, aligned)
     made = compile_source(source, target=GPUTarget("cuda", int(sys.argv[1]), 32), options=options)
-    told = {name: constants[name] for name in ("BACKWARD", "DROPOUT", "ADD") if name in constants}
+    told = {name: constants[name] for name in NAMED if name in constants}
     name = " ".join([function.__name__, *(f"{name}={value}" for name, value in told.items())])
     compiled[key] = f"{name}: {made.metadata.shared}"
 
@@ -97,13 +99,17 @@ def main() -> None:
     # PyTorch's flash attention has no CPU; what stands around it is compiled.
     rotary_attention.has_flash_attention = lambda *_: True
     rotary_attention.varlen_attn = lambda query, *_: query
+    dtype, size = getattr(torch, sys.argv[2]), int(sys.argv[3])
+    propagation = partial(PrefixPropagationConfig, task_type="SEQ_CLS", num_virtual_tokens=4)
     for family in ("longformer", "modernbert"):
         for config in (
-            PrefixPropagationConfig(task_type="SEQ_CLS", num_virtual_tokens=4, kernel="exp"),
+            propagation(kernel="exp", lora=LoraConfig(r=8, lora_dropout=0.1)),
             PrefixTuningConfig(task_type="SEQ_CLS", num_virtual_tokens=4),
             None,
         ):
-            step(family, config, getattr(torch, sys.argv[2]), heads=2, size=int(sys.argv[3]))
+            step(family, config, dtype, heads=2, size=size)
+    for kernel, mode in (("rbf", "head"), ("poly", "query"), ("linear", "layer")):
+        step("longformer", propagation(kernel=kernel, alpha_mode=mode), dtype, heads=2, size=size)
     print("\n".join(sorted(compiled.values())))
 
 

@@ -18,10 +18,22 @@ _differentiate_all DROPOUT=True
 _list_tokens
 _normalise DROPOUT=False
 _normalise DROPOUT=True
-_prefix_part DROPOUT=False
-_prefix_part DROPOUT=True
-_prefix_part_backward DROPOUT=True
+_prefix_part DROPOUT=False KERNEL=exp ALPHA=fixed
+_prefix_part DROPOUT=False KERNEL=linear ALPHA=head
+_prefix_part DROPOUT=False KERNEL=poly ALPHA=query
+_prefix_part DROPOUT=False KERNEL=rbf ALPHA=head
+_prefix_part DROPOUT=True KERNEL=exp ALPHA=fixed
+_prefix_part DROPOUT=True KERNEL=linear ALPHA=head
+_prefix_part DROPOUT=True KERNEL=poly ALPHA=query
+_prefix_part DROPOUT=True KERNEL=rbf ALPHA=head
+_prefix_part_backward DROPOUT=True KERNEL=exp ALPHA=fixed
+_prefix_part_backward DROPOUT=True KERNEL=linear ALPHA=head
+_prefix_part_backward DROPOUT=True KERNEL=poly ALPHA=query
+_prefix_part_backward DROPOUT=True KERNEL=rbf ALPHA=head
 band_keys DROPOUT=True
+dropped_add_back
+dropped_descend
+dropped_down_gradient
 far_keys DROPOUT=True ADD=False
 far_keys DROPOUT=True ADD=True
 gated_gelu BACKWARD=False

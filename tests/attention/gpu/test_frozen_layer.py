@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
 
 from prefixprop import attention
 
@@ -21,8 +20,11 @@ def outcome(model: Any, inputs: dict[str, Any]) -> tuple[torch.Tensor, dict[str,
     return output.logits.detach(), {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
-def one_layer(training: bool) -> Any:
-    model = tiny_model(num_hidden_layers=1, attention_window=[8]).train(training)
+SMALLER = {"num_attention_heads": 1, "hidden_size": 16}
+
+
+def one_layer(training: bool, **overrides: Any) -> Any:
+    model = tiny_model(num_hidden_layers=1, attention_window=[8], **overrides).train(training)
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.3
@@ -64,17 +66,27 @@ def test_in_one_piece_and_in_parts(
     assert_same_as_in_parts(model, "frozen_layer", monkeypatch)
 
 
-@pytest.mark.parametrize("training", [False, True])
-def test_what_follows_attention_in_one_piece_where_attention_is_wrapped(
-    training: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("kernel", "mode", "options"),
+    [
+        ("exp", "layer", {}),
+        ("rbf", "head", {"kernel_length_scale": 1.5}),
+        ("poly", "query", {"kernel_degree": 4}),
+        ("linear", "fixed", {}),
+    ],
+)
+def test_kernels_and_trained_alpha(
+    kernel: str, mode: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = LoraConfig(task_type="SEQ_CLS", target_modules=["query", "value"], lora_dropout=0.0)
-    model = get_peft_model(one_layer(training), config).train(training)
-    assert_same_as_in_parts(model, "frozen_tail", monkeypatch)
+    model = adapt(one_layer(False, **SMALLER), "propagation", kernel=kernel, alpha=0.7, alpha_mode=mode, **options)
+    if mode != "fixed":
+        with torch.no_grad():
+            model.get_alpha().add_(torch.randn(model.get_alpha().shape))
+    assert_same_as_in_parts(model, "frozen_layer", monkeypatch)
 
 
-def test_a_kernel_with_a_trained_alpha(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = adapt(one_layer(False), "propagation", kernel="exp", alpha_mode="layer")
+def test_a_kernel_over_trained_keys_goes_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = adapt(one_layer(False, **SMALLER), "tuning", kernel="exp", alpha_mode="layer")
     assert_same_as_in_parts(model, "frozen_tail", monkeypatch)
 
 
@@ -89,17 +101,17 @@ def test_alpha_zero_is_no_prefix_in_the_softmax(method: str) -> None:
 
 
 def test_layers_that_are_trained_or_uneven_go_in_parts() -> None:
-    from prefixprop.attention.gpu.frozen_layer import attention_weights_of
-    from prefixprop.attention.gpu.frozen_tail import tail_weights_of
+    from prefixprop.attention.gpu.frozen_layer import attention_of
+    from prefixprop.attention.gpu.frozen_tail import tail_of
 
     layer = tiny_model().requires_grad_(False).longformer.encoder.layer[0]
-    for weights_of in (attention_weights_of, tail_weights_of):
+    for weights_of in (attention_of, tail_of):
         assert weights_of(layer, torch.float32) is not None
         assert weights_of(layer, torch.float16) is None
     layer.attention.self.key_global.weight.requires_grad_(True)
-    assert attention_weights_of(layer, torch.float32) is None
+    assert attention_of(layer, torch.float32) is None
     layer.output.dropout.p = 0.9
-    assert tail_weights_of(layer, torch.float32) is None
+    assert tail_of(layer, torch.float32) is None
     layer.output.dropout.p = layer.attention.output.dropout.p
     layer.output.LayerNorm.bias.requires_grad_(True)
-    assert tail_weights_of(layer, torch.float32) is None
+    assert tail_of(layer, torch.float32) is None

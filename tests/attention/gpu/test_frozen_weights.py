@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig, inject_adapter_in_model
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -64,6 +65,19 @@ def test_activations_kept_for_a_layer() -> None:
     """
     of_a_layer = kept_elements(encoder(layers=2)) - kept_elements(encoder(layers=1))
     assert 5 * HIDDEN < of_a_layer / (BATCH * LENGTH) <= 11 * HIDDEN + HEADS + 4
+
+
+def test_activations_kept_for_lora() -> None:
+    """Of every linear layer's side path, rows of its rank, padded to 16."""
+
+    def adapted(layers: int) -> Any:
+        config = LoraConfig(r=4, lora_dropout=0.1, target_modules=["query", "value", "intermediate.dense"])
+        return inject_adapter_in_model(config, encoder(layers)).train()
+
+    plain = kept_elements(encoder(layers=2)) - kept_elements(encoder(layers=1))
+    of_a_layer = kept_elements(adapted(2)) - kept_elements(adapted(1))
+    # Dropout has a word for each row of a path, and for each column of a piece.
+    assert plain < of_a_layer <= plain + (3 * 16 + 2) * BATCH * LENGTH + 3 * HIDDEN + 4
 
 
 def matrix_work(model: Any) -> tuple[int, int]:

@@ -13,8 +13,10 @@ from prefixprop.attention.gpu.dropout import draw_words, levels
 from prefixprop.attention.gpu.launch import Shape, Words
 from prefixprop.attention.gpu.pattern import DevicePattern
 from prefixprop.attention.pattern import AttentionPattern
+from prefixprop.attention.prefix import FusedPart
+from prefixprop.kernels import Exponential, Kernel, Linear, Polynomial, RadialBasis
 
-HEADS, SIZE, BATCH, LENGTH, WEIGHT = 2, 8, 2, 37, 0.7
+HEADS, SIZE, BATCH, LENGTH = 2, 8, 2, 37
 WIDTH = HEADS * SIZE
 
 
@@ -28,22 +30,51 @@ def mask_of(words: Words, outside: int, dropout: float) -> Tensor:
     return ((row ^ column) * -1640531535 >= least).float() * growth
 
 
-def expected(rows: Tensor, near: Tensor, far: Tensor, pattern: AttentionPattern, mask: Tensor) -> Tensor:
+def alpha_of(part: FusedPart, query: Tensor) -> Tensor | float:
+    if part.trained is None:
+        return part.alpha
+    if part.trained.dim() == 1:
+        return part.trained[:, None, None]
+    return part.alpha * 2 * torch.sigmoid(query @ part.trained[:, :, None] / math.sqrt(SIZE))
+
+
+def expected(
+    rows: Tensor, near: Tensor, far: Tensor, pattern: AttentionPattern, mask: Tensor, kernel: Kernel, part: FusedPart
+) -> Tensor:
     query, key, value = near.view(BATCH, LENGTH, 3, HEADS, SIZE).permute(2, 0, 3, 1, 4)
     far_key, far_value = far.view(BATCH, LENGTH, 2, HEADS, SIZE).permute(2, 0, 3, 1, 4)
     outside = pattern.rows_outside_softmax
 
     def attended(key: Tensor, value: Tensor) -> Tensor:
-        scores = query @ key[:, :, :outside].transpose(-1, -2) / math.sqrt(SIZE)
-        return (scores.softmax(dim=-1) * mask) @ value[:, :, :outside]
+        weights = kernel.weights(query, key[:, :, :outside]) * mask
+        return alpha_of(part, query) * (weights @ value[:, :, :outside])
 
     is_global, is_masked = pattern.is_global[:, None, :, None], pattern.is_masked[:, None, :, None]
-    part = torch.where(is_global, attended(far_key, far_value), attended(key, value)).masked_fill(is_masked, 0.0)
-    return rows + WEIGHT * part.transpose(1, 2).flatten(2)
+    attention = torch.where(is_global, attended(far_key, far_value), attended(key, value)).masked_fill(is_masked, 0.0)
+    return rows + attention.transpose(1, 2).flatten(2)
 
 
-@pytest.mark.parametrize(("outside", "dropout"), [(3, 0.0), (3, 0.4), (19, 0.4)])
-def test_rows_and_gradients(outside: int, dropout: float) -> None:
+EXP, POLY = (1 / math.sqrt(SIZE), 0.0, 1), (1 / math.sqrt(SIZE), 0.5, 4)
+KERNELS: dict[str, tuple[Kernel, tuple[float, float, int]]] = {
+    "exp": (Exponential(), EXP),
+    "rbf": (RadialBasis(length_scale=1.5), (1 / 1.5**2, 0.0, 1)),
+    "poly": (Polynomial(degree=4, offset=0.5), POLY),
+    "linear": (Linear(), (SIZE**-0.25, 0.0, 1)),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "mode", "outside", "dropout"),
+    [
+        ("exp", "fixed", 3, 0.0),
+        ("exp", "fixed", 19, 0.4),
+        ("exp", "query", 3, 0.4),
+        ("rbf", "head", 3, 0.4),
+        ("poly", "query", 3, 0.4),
+        ("linear", "head", 19, 0.4),
+    ],
+)
+def test_rows_and_gradients(name: str, mode: str, outside: int, dropout: float) -> None:
     torch.manual_seed(1)
     attention_mask = torch.zeros(BATCH, LENGTH)
     attention_mask[:, :outside] = 10000.0  # the prefix is global
@@ -57,19 +88,26 @@ def test_rows_and_gradients(outside: int, dropout: float) -> None:
     far = torch.randn(BATCH * LENGTH, 2 * WIDTH, requires_grad=True)
     rows, gradient = torch.randn(2, BATCH, LENGTH, WIDTH)
     gradient[1, 30:] = 0.0
+    trained = {"fixed": None, "head": torch.randn(HEADS), "query": torch.randn(HEADS, SIZE)}[mode]
+    trained = None if trained is None else trained.requires_grad_()
+    kernel, numbers = KERNELS[name]
+    part = FusedPart(name, *numbers, 0.7, trained)
 
-    output = expected(rows, near, far, pattern, mask_of(words, outside, dropout))
+    output = expected(rows, near, far, pattern, mask_of(words, outside, dropout), kernel, part)
     output.backward(gradient)
-    with torch.no_grad():
-        summed = prefix_part.add_part(rows, near, far, on_device, words, shape, WEIGHT)
+    given = prefix_part.Rows(near.detach(), far.detach(), on_device, words, shape)
+    part = part._replace(trained=None if trained is None else trained.detach())
+    summed = prefix_part.add_part(rows, given, part)
     torch.testing.assert_close(summed, output.detach(), atol=1e-5, rtol=1e-5)
 
     already = [torch.randn_like(near), torch.randn_like(far), torch.randn_like(rows)]
     for_near, for_far, for_query = (tensor.clone() for tensor in already)
-    prefix_part.add_gradients(
-        gradient, near.detach(), far.detach(), on_device, words, shape, WEIGHT, (for_near, for_far, for_query)
-    )
+    for_alpha = prefix_part.add_gradients(gradient, given, part, (for_near, for_far, for_query))
     assert near.grad is not None and far.grad is not None
+    if trained is None:
+        assert for_alpha is None
+    else:
+        torch.testing.assert_close(for_alpha, trained.grad, atol=1e-5, rtol=1e-4)
     is_global = pattern.is_global.flatten()[:, None]
     by_near = for_near - already[0]
     by_query = (for_query - already[2]).flatten(0, 1)
@@ -79,3 +117,10 @@ def test_rows_and_gradients(outside: int, dropout: float) -> None:
     )
     torch.testing.assert_close(for_far - already[1], far.grad, atol=1e-5, rtol=1e-4)
     assert by_query[~is_global[:, 0]].abs().max() == 0
+
+
+def test_prefixes_that_a_program_cannot_hold() -> None:
+    half, single = torch.empty(0, dtype=torch.bfloat16), torch.empty(0)
+    assert prefix_part.fits(8, 64, half) and prefix_part.fits(128, 64, half) and prefix_part.fits(64, 64, single)
+    assert not prefix_part.fits(129, 64, half) and not prefix_part.fits(128, 64, single)
+    assert not prefix_part.fits(0, 64, half)

@@ -51,6 +51,21 @@ def test_same_numbers_as_hugging_face_and_back_again() -> None:
     assert_same_bits(model(**inputs), expected)
 
 
+def test_a_frozen_model_without_masks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then no token is global, and nothing may come from gradients that no kernel wrote."""
+    model = adapt(small_model().longformer, "tuning", "FEATURE_EXTRACTION", prefix_dropout=0.0)
+    tokens = torch.randint(5, 40, (2, 13))
+    make = torch.empty_like
+    monkeypatch.setattr(torch, "empty_like", lambda *given, **named: make(*given, **named).fill_(100))
+    found = []
+    for backend in ("sdpa", "triton"):
+        attention.install(model, backend=backend)
+        model.zero_grad()
+        (model(tokens)[0] * torch.arange(16.0)).sum().backward()
+        found.append({"prefix": model.get_prefix().grad.clone()})
+    assert_same_gradients(found[1], found[0])
+
+
 @pytest.mark.parametrize("method", [None, "tuning"])
 def test_without_global_tokens_their_projections_have_no_part(method: str | None) -> None:
     """As with Hugging Face's: these get no gradient then."""

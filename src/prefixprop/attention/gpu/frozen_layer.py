@@ -9,15 +9,21 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from prefixprop.attention.gpu import frozen_tail, launch, prefix_part
-from prefixprop.attention.gpu.frozen_tail import Dropout, KeptTail, TailWeights, is_frozen
+from prefixprop.attention.gpu import frozen_tail, launch
+from prefixprop.attention.gpu.frozen_tail import Dropout, KeptTail, Sides, Tail, TailWeights, is_frozen
 from prefixprop.attention.gpu.launch import ALL_ROWS, Shape, Words
+from prefixprop.attention.gpu.lora import Piece, SidePath, fit_together, spell_out, unwrap
 from prefixprop.attention.gpu.operator import project
 from prefixprop.attention.gpu.pattern import DevicePattern
+from prefixprop.attention.gpu.prefix_part import Rows, add_gradients, add_part
+from prefixprop.attention.gpu.tiles import GLOBAL
 from prefixprop.attention.gpu.triton_kernel import function
+from prefixprop.attention.prefix import FusedPart
 from prefixprop.attention.watching import is_watched
+
+QUERY_GLOBAL = 5  # the place of its side path: behind the parts of `projections`
 
 
 class AttentionWeights(NamedTuple):
@@ -29,93 +35,193 @@ class AttentionWeights(NamedTuple):
     query_global_bias: Tensor
 
 
-def attention_weights_of(layer: Any, dtype: torch.dtype) -> AttentionWeights | None:
-    """The weights, or None where they are not frozen, or somebody waits for one of the parts to be called."""
+class Attention(NamedTuple):
+    weights: AttentionWeights
+    pieces: list[Piece]  # of LoRA, in the order of the weights
+
+
+class Inputs(NamedTuple):
+    """What the operation is given beside states and prefix."""
+
+    pattern: DevicePattern
+    words: Words
+    shape: Shape
+    weights: AttentionWeights
+    tail: TailWeights
+    dropout: Dropout
+    side: SidePath | None  # of attention
+    tail_sides: Sides
+
+
+def attention_of(layer: Any, dtype: torch.dtype) -> Attention | None:
+    """None where weights are not frozen, or somebody waits for one of the parts to be called."""
     own = layer.attention.self
-    linears = (own.query, own.key, own.value, own.key_global, own.value_global, own.query_global)
-    if any(is_watched(part) for part in (own, *linears)):
+    wrapped = (own.query, own.key, own.value, own.key_global, own.value_global, own.query_global)
+    found = [each for place, linear in enumerate(wrapped) if (each := unwrap(linear, place)) is not None]
+    linears, pieces = [linear for linear, _ in found], [piece for _, pieces in found for piece in pieces]
+    if is_watched(own) or len(found) < len(wrapped) or not fit_together(pieces):
         return None
-    if any(type(linear) is not nn.Linear or not is_frozen(linear, dtype) for linear in linears):
+    if not all(is_frozen(linear, dtype) for linear in linears):
         return None
     projections = torch.cat([linear.weight for linear in linears[:5]])
     projections_bias = torch.cat([linear.bias for linear in linears[:5]])
-    return AttentionWeights(projections, projections_bias, own.query_global.weight, own.query_global.bias)
+    return Attention(AttentionWeights(projections, projections_bias, linears[5].weight, linears[5].bias), pieces)
 
 
 def frozen_layer(
     layer: Any,
     states: Tensor,
-    weights: AttentionWeights,
-    tail: TailWeights,
+    attention: Attention,
+    tail: Tail,
     pattern: tuple,
     prefix: Tensor,
-    part_weight: float = 0.0,
+    part: FusedPart | None = None,
     learning_rows: int = ALL_ROWS,
 ) -> Tensor:
-    """`pattern` is what the attention's operators take: a DevicePattern, Words and a Shape, spelt out; `part_weight`
-    is the α of a part for prefix rows (see `prefix_part`), if there is one. Of `states`, the first `learning_rows`
-    rows get their gradient, which are global then; the others get something that nobody may read."""
-    keeps = torch.is_grad_enabled() and (states.requires_grad or prefix.requires_grad)
+    """`pattern` is what the attention's operators take: a DevicePattern, Words and a Shape, spelt out; `part` is for
+    prefix rows outside the softmax, if there are any. Of `states`, the first `learning_rows` rows get their gradient,
+    which are global then; the others get something that nobody may read."""
+    plans, lora = spell_out([attention.pieces, *tail.pieces], states.shape[0] * states.shape[1])
+    trained = None if part is None or part.trained is None else part.trained.contiguous()
+    learning = [tensor for tensor in (states, prefix, trained, *lora) if tensor is not None and tensor.requires_grad]
+    keeps = torch.is_grad_enabled() and bool(learning)
     dropout = Dropout.draw(layer, states)
-    numbers = (layer.output.LayerNorm.eps, keeps, part_weight, learning_rows)
+    if attention.pieces or part is not None:  # these learn from every row
+        learning_rows = ALL_ROWS
+    fixed = part if part is None else part._replace(trained=None)
+    numbers = (layer.output.LayerNorm.eps, keeps, (fixed,), learning_rows)
     run = _layer if keeps else _forward
-    return run(states.contiguous(), prefix, *pattern, *weights, *tail, *dropout, *numbers)[0]
+    arguments = (*pattern, *attention.weights, *tail.weights, *dropout, *numbers, plans, *lora)
+    return run(states.contiguous(), prefix, trained, *arguments)[0]
 
 
-def _unpack(arguments: tuple) -> tuple[DevicePattern, Words, Shape, AttentionWeights, TailWeights, Dropout]:
-    pattern, words, shape = DevicePattern(*arguments[:5]), Words(*arguments[5:7]), Shape(*arguments[7:13])
-    weights, tail = AttentionWeights(*arguments[13:17]), TailWeights(*arguments[17:27])
-    return pattern, words, shape, weights, tail, Dropout(*arguments[27:32])
+def _unpack(arguments: tuple, dtype: torch.dtype) -> Inputs:
+    side, *tail_sides = SidePath.read(arguments[36], arguments[37:], dtype)
+    return Inputs(
+        DevicePattern(*arguments[:5]),
+        Words(*arguments[5:7]),
+        Shape(*arguments[7:13]),
+        AttentionWeights(*arguments[13:17]),
+        TailWeights(*arguments[17:27]),
+        Dropout(*arguments[27:32]),
+        side,
+        Sides(*tail_sides),
+    )
 
 
-def _forward(states: Tensor, prefix: Tensor, *arguments: Any) -> tuple[Tensor, tuple[Tensor, ...]]:
+def _part(arguments: tuple, trained: Tensor | None) -> FusedPart | None:
+    (fixed,) = arguments[34]
+    return None if fixed is None else fixed._replace(trained=trained)
+
+
+def _forward(
+    states: Tensor, prefix: Tensor, trained: Tensor | None, *arguments: Any
+) -> tuple[Tensor, tuple[Tensor | None, ...]]:
     """The layer's output, and what backward needs."""
-    pattern, words, shape, weights, tail, dropout = _unpack(arguments)
-    epsilon, keeps, part_weight, _ = arguments[32:]
+    given = _unpack(arguments, states.dtype)
+    epsilon, keeps = arguments[32:34]
+    part = _part(arguments, trained)
+    pattern, words, shape, weights = given[:4]
     width = states.shape[-1]
+    lowered = None if given.side is None else given.side.descend(states.flatten(0, 1))
     near = project(states, weights.projections[: 3 * width], weights.projections_bias[: 3 * width], prefix)
+    _add_side(given.side, lowered, near, 0)
     launch.project_rows(states, weights.query_global, weights.query_global_bias, pattern.tokens, pattern.facts, near)
-    far = project(states, weights.projections[3 * width :], weights.projections_bias[3 * width :], prefix)
+    _add_side_of_global_queries(given, lowered, near)
+    far = _far(given, states, prefix, lowered)
     rows, log_totals = launch.forward(near, far, pattern, words, shape)
-    summed = rows if not part_weight else prefix_part.add_part(rows, near, far, pattern, words, shape, part_weight)
+    summed = rows if part is None else add_part(rows, Rows(near, far, pattern, words, shape), part)
     del far  # backward makes it again
-    output, kept = frozen_tail.forward(summed, states, tail, dropout, epsilon, keeps)
-    return output, (near, rows, log_totals, *kept)
+    output, kept = frozen_tail.forward(summed, states, given.tail, given.tail_sides, given.dropout, epsilon, keeps)
+    return output, (near, rows, log_totals, lowered, *kept)
+
+
+def _far(given: Inputs, states: Tensor, prefix: Tensor, lowered: Tensor | None) -> Tensor:
+    weights, width = given.weights, states.shape[-1]
+    far = project(states, weights.projections[3 * width :], weights.projections_bias[3 * width :], prefix)
+    _add_side(given.side, lowered, far, 3)
+    return far
+
+
+def _add_side(side: SidePath | None, lowered: Tensor | None, projected: Tensor, first: int) -> None:
+    """Add LoRA to the tokens' projections, of which the first in the buffer has the place `first`."""
+    if side is None or lowered is None:
+        return
+    parts = projected[: len(lowered)].split(side.up.shape[1], dim=1)
+    for piece, place in enumerate(side.plan.places):
+        if 0 <= place - first < len(parts):
+            side.ascend(lowered, piece, parts[place - first])
+
+
+def _add_side_of_global_queries(given: Inputs, lowered: Tensor | None, near: Tensor) -> None:
+    side, pattern = given.side, given.pattern
+    if side is None or lowered is None:
+        return
+    for piece, place in enumerate(side.plan.places):
+        if place == QUERY_GLOBAL:
+            rows = side.low(lowered, piece).unflatten(0, pattern.kind.shape)
+            up = (side.up[piece] * side.plan.scales[piece]).t()
+            launch.project_rows(rows, up, None, pattern.tokens, pattern.facts, near)
 
 
 def _backward(ctx: Any, gradient: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-    states, prefix, near, rows, log_totals, *kept = ctx.saved_tensors
-    pattern, words, shape, weights, tail, dropout = _unpack(_with_numbers(kept[5:], ctx.numbers))
-    part_weight, learning = ctx.numbers[-2:]
+    states, prefix, trained, near, rows, log_totals, lowered, *saved = ctx.saved_tensors
+    arguments = _with_numbers(saved[8:], ctx.numbers)
+    given = _unpack(arguments, states.dtype)
+    pattern, words, shape, weights, tail, dropout, side, tail_sides = given
+    epsilon, learning = arguments[32], arguments[35]
+    part = _part(arguments, trained)
     batch, length, width = states.shape
-    for_rows, for_states = frozen_tail.gradients(gradient, KeptTail(*kept[:5]), tail, dropout)
-    far = project(states, weights.projections[3 * width :], weights.projections_bias[3 * width :], prefix)
+    far = _far(given, states, prefix, lowered)
+    summed = None
+    if tail_sides.attended is not None:
+        summed = rows if part is None else add_part(rows, Rows(near, far, pattern, words, shape), part)
+    for_rows, for_states, of_tail = frozen_tail.gradients(
+        gradient, summed, KeptTail(*saved[:8]), tail, tail_sides, dropout, epsilon
+    )
+    del summed
     results = launch.backward(for_rows, rows, log_totals, near, far, pattern, words, shape, learning)
-    if part_weight:
-        prefix_part.add_gradients(for_rows, near, far, pattern, words, shape, part_weight, results)
+    for_alpha = None
+    if part is not None:
+        for_alpha = add_gradients(for_rows, Rows(near, far, pattern, words, shape), part, results)
     for_near, for_far, for_query = results
     count = batch * length
     result = for_states.view(-1, width)
-    if learning == ALL_ROWS:
+    for_low, of_side = None, list[Tensor | None]()
+    if side is not None:
+        if QUERY_GLOBAL in side.plan.places:  # elsewhere than in global rows nothing was ever written
+            for_query.masked_fill_(pattern.kind.ne(GLOBAL.value)[..., None], 0.0)
+        parts = (
+            *for_near[:count].split(width, dim=1),
+            *for_far[:count].split(width, dim=1),
+            for_query.view(-1, width),
+        )
+        for_low, of_side = side.gradients(lowered, states.flatten(0, 1), [parts[place] for place in side.plan.places])
+    if not ctx.needs_input_grad[0]:
+        pass
+    elif learning == ALL_ROWS:
         result.addmm_(for_near[:count], weights.projections[: 3 * width])
         result.addmm_(for_far[:count], weights.projections[3 * width :])
+        if side is not None and for_low is not None:
+            side.add_back(for_low, result)
     elif learning:
         near_keys, far_keys = (
             gradients[:count].unflatten(0, (batch, length))[:, :learning] for gradients in (for_near, for_far)
         )
         for_states[:, :learning] += near_keys[..., width:] @ weights.projections[width : 3 * width]
         for_states[:, :learning] += far_keys @ weights.projections[3 * width :]
-    if learning:
+    if learning and ctx.needs_input_grad[0]:
         launch.project_rows(for_query, weights.query_global, None, pattern.tokens, pattern.facts, result)
     for_prefix = None
     if ctx.needs_input_grad[1]:
         for_prefix = (for_near[count:, width:] + for_far[count:]).view(prefix.shape)
-    return (for_states if ctx.needs_input_grad[0] else None, for_prefix, *(None,) * 36)
+    found = (for_states if ctx.needs_input_grad[0] else None, for_prefix, for_alpha)
+    return (*found, *(None,) * 37, *of_side, *of_tail)
 
 
-def _keep(ctx: Any, inputs: tuple, output: tuple[Tensor, tuple[Tensor, ...]]) -> None:
-    states, prefix, *arguments = inputs
-    ctx.save_for_backward(states, prefix, *output[1], *(value for value in arguments if isinstance(value, Tensor)))
+def _keep(ctx: Any, inputs: tuple, output: tuple[Tensor, tuple[Tensor | None, ...]]) -> None:
+    *leaves, arguments = *inputs[:3], inputs[3:]
+    ctx.save_for_backward(*leaves, *output[1], *(value for value in arguments if isinstance(value, Tensor)))
     ctx.numbers = [None if isinstance(value, Tensor) else value for value in arguments]
 
 

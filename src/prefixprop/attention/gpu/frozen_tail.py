@@ -1,7 +1,7 @@
 """What follows attention in a Longformer layer (dense, residual, norm, feed-forward) with frozen weights.
 
-It is the second half of a layer in one piece (`frozen_layer`), and an operation of its own where something is wrapped
-around the projections, as LoRA is: then only attention is called part by part.
+It is the second half of a layer in one piece (`frozen_layer`), and an operation of its own where attention is called
+part by part: where its projections learn, or something is wrapped around them. LoRA is a side path in both (`lora`).
 """
 
 from __future__ import annotations
@@ -15,6 +15,16 @@ from transformers.activations import GELUActivation
 
 from prefixprop.attention.gpu import residual_norm
 from prefixprop.attention.gpu.dropout import draw_words
+from prefixprop.attention.gpu.lora import (
+    Piece,
+    Plan,
+    SidePath,
+    add_side,
+    fit_together,
+    side_gradients,
+    spell_out,
+    unwrap,
+)
 from prefixprop.attention.gpu.triton_kernel import function
 from prefixprop.attention.watching import is_watched
 
@@ -49,23 +59,43 @@ class Dropout(NamedTuple):
 
 
 class KeptTail(NamedTuple):
-    """What backward needs of forward."""
+    """What backward needs of forward; the last three are what went down LoRA's side paths."""
 
     attended_sum: Tensor
     attended_moments: Tensor
     inner: Tensor
     output_sum: Tensor
     output_moments: Tensor
+    attended_low: Tensor | None
+    inner_low: Tensor | None
+    outer_low: Tensor | None
 
 
-def tail_weights_of(layer: Any, dtype: torch.dtype) -> TailWeights | None:
-    """The weights, or None where they are not frozen, or somebody waits for one of the parts to be called."""
+class Sides(NamedTuple):
+    """LoRA's paths beside the linear layers, if there are any."""
+
+    attended: SidePath | None
+    inner: SidePath | None
+    outer: SidePath | None
+
+
+class Tail(NamedTuple):
+    weights: TailWeights
+    pieces: list[list[Piece]]  # of LoRA, around each of the linear layers
+
+
+def tail_of(layer: Any, dtype: torch.dtype) -> Tail | None:
+    """None where weights are not frozen, or somebody waits for one of the parts to be called."""
     attention, feed_forward = layer.attention, layer.output
-    linears = (attention.output.dense, layer.intermediate.dense, feed_forward.dense)
+    unwrapped = [unwrap(part.dense) for part in (attention.output, layer.intermediate, feed_forward)]
+    found = [each for each in unwrapped if each is not None]
+    if len(found) < len(unwrapped) or not fit_together(piece for _, pieces in found for piece in pieces):
+        return None
+    linears = [linear for linear, _ in found]
     norms = (attention.output.LayerNorm, feed_forward.LayerNorm)
     drops = (attention.output.dropout, feed_forward.dropout)
     activation = layer.intermediate.intermediate_act_fn
-    parts = (*linears, *norms, *drops, attention, attention.output, layer.intermediate, feed_forward, activation)
+    parts = (*norms, *drops, attention, attention.output, layer.intermediate, feed_forward, activation)
     if any(is_watched(part) for part in parts):
         return None
     if len({(drop.p, drop.training, norm.eps) for drop, norm in zip(drops, norms, strict=True)}) > 1:
@@ -74,10 +104,9 @@ def tail_weights_of(layer: Any, dtype: torch.dtype) -> TailWeights | None:
         return None
     if not all(is_frozen(part, dtype) for part in (*linears, *norms)):
         return None
-    if any(type(linear) is not nn.Linear for linear in linears):
-        return None
     in_order = (linears[0], norms[0], linears[1], linears[2], norms[1])
-    return TailWeights(*(tensor for part in in_order for tensor in (part.weight, part.bias)))
+    weights = TailWeights(*(tensor for part in in_order for tensor in (part.weight, part.bias)))
+    return Tail(weights, [pieces for _, pieces in found])
 
 
 def is_frozen(part: Any, dtype: torch.dtype) -> bool:
@@ -85,11 +114,13 @@ def is_frozen(part: Any, dtype: torch.dtype) -> bool:
 
 
 def forward(
-    rows: Tensor, states: Tensor, weights: TailWeights, dropout: Dropout, epsilon: float, keeps: bool
+    rows: Tensor, states: Tensor, weights: TailWeights, sides: Sides, dropout: Dropout, epsilon: float, keeps: bool
 ) -> tuple[Tensor, KeptTail]:
     """The layer's output from the rows of its attention, and from the states that it was given."""
+    update = F.linear(rows, weights.attended, weights.attended_bias)
+    attended_low = add_side(sides.attended, rows, update)
     attended, attended_sum, attended_moments = residual_norm.normalise(
-        F.linear(rows, weights.attended, weights.attended_bias),
+        update,
         states,
         weights.attended_scale,
         weights.attended_shift,
@@ -100,8 +131,13 @@ def forward(
         keeps,
     )
     inner = F.linear(attended, weights.inner, weights.inner_bias)
+    inner_low = add_side(sides.inner, attended, inner)
+    active = F.gelu(inner)
+    update = F.linear(active, weights.outer, weights.outer_bias)
+    outer_low = add_side(sides.outer, active, update)
+    del active
     output, output_sum, output_moments = residual_norm.normalise(
-        F.linear(F.gelu(inner), weights.outer, weights.outer_bias),
+        update,
         attended,
         weights.outer_scale,
         weights.outer_shift,
@@ -111,12 +147,25 @@ def forward(
         dropout.probability,
         keeps,
     )
-    return output, KeptTail(attended_sum, attended_moments, inner, output_sum, output_moments)
+    kept = (attended_sum, attended_moments, inner, output_sum, output_moments, attended_low, inner_low, outer_low)
+    return output, KeptTail(*kept)
 
 
-def gradients(gradient: Tensor, kept: KeptTail, weights: TailWeights, dropout: Dropout) -> tuple[Tensor, Tensor]:
-    """Gradients of the rows and of the states."""
-    flat = (-1, gradient.shape[-1])
+def gradients(
+    gradient: Tensor,
+    rows: Tensor | None,
+    kept: KeptTail,
+    weights: TailWeights,
+    sides: Sides,
+    dropout: Dropout,
+    epsilon: float,
+) -> tuple[Tensor, Tensor, list[Tensor | None]]:
+    """Gradients of the rows and of the states, and of what `spell_out` made of LoRA.
+
+    The rows themselves are asked for only if there is a path beside the first linear layer.
+    """
+    width = gradient.shape[-1]
+    flat = (-1, width)
     # The residual's gradient takes up the other path's.
     for_attended, for_outer, _ = residual_norm.gradients(
         gradient.contiguous(),
@@ -128,9 +177,21 @@ def gradients(gradient: Tensor, kept: KeptTail, weights: TailWeights, dropout: D
         False,
         dropout.probability,
     )
-    for_inner = (for_outer if dropout.probability else for_attended).view(flat) @ weights.outer
-    torch.ops.aten.gelu_backward.grad_input(for_inner, kept.inner.view(for_inner.shape), grad_input=for_inner)
-    for_attended.view(flat).addmm_(for_inner, weights.inner)
+    for_attended_rows = for_attended.view(flat)
+    for_outer = (for_outer if dropout.probability else for_attended).view(flat)
+    inner = kept.inner.flatten(0, -2)
+    for_inner = for_outer @ weights.outer
+    of_outer: list[Tensor | None] = []
+    if sides.outer is not None:
+        of_outer = side_gradients(sides.outer, kept.outer_low, F.gelu(inner), for_outer, for_inner)
+    torch.ops.aten.gelu_backward.grad_input(for_inner, inner, grad_input=for_inner)
+    for_attended_rows.addmm_(for_inner, weights.inner)
+    of_inner: list[Tensor | None] = []
+    if sides.inner is not None:
+        scale, shift = weights.attended_scale, weights.attended_shift
+        attended = F.layer_norm(kept.attended_sum, (width,), scale, shift, epsilon).view(flat)
+        of_inner = side_gradients(sides.inner, kept.inner_low, attended, for_inner, for_attended_rows)
+        del attended
     del for_inner, for_outer
     for_states, for_update, _ = residual_norm.gradients(
         for_attended,
@@ -142,37 +203,50 @@ def gradients(gradient: Tensor, kept: KeptTail, weights: TailWeights, dropout: D
         False,
         dropout.probability,
     )
-    for_rows = (for_update if dropout.probability else for_states).view(flat) @ weights.attended
-    return for_rows.view_as(gradient), for_states
+    for_update = (for_update if dropout.probability else for_states).view(flat)
+    for_rows = for_update @ weights.attended
+    of_attended: list[Tensor | None] = []
+    if rows is not None:
+        of_attended = side_gradients(sides.attended, kept.attended_low, rows.flatten(0, -2), for_update, for_rows)
+    return for_rows.view_as(gradient), for_states, [*of_attended, *of_inner, *of_outer]
 
 
-def frozen_tail(layer: Any, rows: Tensor, states: Tensor, weights: TailWeights) -> Tensor:
+def frozen_tail(layer: Any, rows: Tensor, states: Tensor, tail: Tail) -> Tensor:
     """The output of a layer whose attention was computed elsewhere."""
-    keeps = torch.is_grad_enabled() and (rows.requires_grad or states.requires_grad)
-    arguments = (*weights, *Dropout.draw(layer, states), layer.output.LayerNorm.eps, keeps)
+    plans, tensors = spell_out(tail.pieces, states.shape[0] * states.shape[1])
+    keeps = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (rows, states, *tensors))
+    arguments = (*tail.weights, *Dropout.draw(layer, states), layer.output.LayerNorm.eps, keeps, plans, *tensors)
     run = _tail if keeps else _forward
     return run(rows.contiguous(), states.contiguous(), *arguments)[0]
 
 
-def _unpack(arguments: Any) -> tuple[TailWeights, Dropout]:
-    return TailWeights(*arguments[:10]), Dropout(*arguments[10:15])
+def _unpack(arguments: Any, dtype: torch.dtype) -> tuple[TailWeights, Sides, Dropout]:
+    plans: tuple[Plan, ...] = arguments[17]
+    sides = Sides(*SidePath.read(plans, arguments[18:], dtype))
+    return TailWeights(*arguments[:10]), sides, Dropout(*arguments[10:15])
 
 
 def _forward(rows: Tensor, states: Tensor, *arguments: Any) -> tuple[Tensor, KeptTail]:
-    return forward(rows, states, *_unpack(arguments), *arguments[15:])
+    return forward(rows, states, *_unpack(arguments, states.dtype), *arguments[15:17])
 
 
 def _keep(ctx: Any, inputs: tuple, output: tuple[Tensor, KeptTail]) -> None:
-    _, _, *arguments = inputs
-    weights, dropout = _unpack(arguments)
-    ctx.save_for_backward(*output[1], *weights, *dropout[1:])
-    ctx.probability = dropout.probability
+    rows, _, *arguments = inputs
+    kept = output[1]
+    ctx.save_for_backward(
+        rows if kept.attended_low is not None else None, *kept, *arguments[:10], *arguments[11:15], *arguments[18:]
+    )
+    ctx.probability, ctx.numbers = arguments[10], arguments[15:18]
 
 
 def _backward(ctx: Any, gradient: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-    kept, weights, words = ctx.saved_tensors[:5], ctx.saved_tensors[5:15], ctx.saved_tensors[15:]
-    found = gradients(gradient, KeptTail(*kept), TailWeights(*weights), Dropout(ctx.probability, *words))
-    return (*found, *(None,) * 17)
+    rows, *saved = ctx.saved_tensors
+    kept, weights, words, lora = KeptTail(*saved[:8]), saved[8:18], saved[18:22], saved[22:]
+    arguments = (*weights, ctx.probability, *words, *ctx.numbers, *lora)
+    for_rows, for_states, of_lora = gradients(
+        gradient, rows, kept, *_unpack(arguments, gradient.dtype), epsilon=ctx.numbers[0]
+    )
+    return (for_rows, for_states, *(None,) * 18, *of_lora)
 
 
 _tail = function(_forward, _keep, _backward)

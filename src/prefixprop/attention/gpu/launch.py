@@ -85,7 +85,8 @@ def backward(
     if far is None:
         far, for_far, for_query = near[:, width:], for_near[:, width:], for_near
     else:
-        for_far, for_query = torch.empty_like(far), torch.empty_like(output)
+        make = torch.empty_like if pattern.has_tokens else torch.zeros_like  # then no kernel writes there
+        for_far, for_query = make(far), make(output)
     if shape.prefix:  # nobody asks with a prefix row
         for_near[batch * length :, :width] = 0
     deltas = torch.empty_like(log_totals)

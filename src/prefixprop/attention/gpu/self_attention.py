@@ -10,15 +10,15 @@ from torch import Tensor, nn
 
 from prefixprop.attention.global_rows import is_plain, split_heads
 from prefixprop.attention.gpu.dropout import draw_words
-from prefixprop.attention.gpu.frozen_layer import attention_weights_of, frozen_layer
-from prefixprop.attention.gpu.frozen_tail import frozen_tail, tail_weights_of
+from prefixprop.attention.gpu.frozen_layer import attention_of, frozen_layer
+from prefixprop.attention.gpu.frozen_tail import frozen_tail, tail_of
 from prefixprop.attention.gpu.launch import ALL_ROWS
 from prefixprop.attention.gpu.operator import attend, longformer_attention
 from prefixprop.attention.gpu.pattern import DevicePattern
-from prefixprop.attention.gpu.prefix_part import MOST_ROWS
+from prefixprop.attention.gpu.prefix_part import fits
 from prefixprop.attention.gpu.residual_norm import residual_norm
 from prefixprop.attention.pattern import AttentionPattern
-from prefixprop.attention.prefix import PrefixedKeys, PrefixPart, add_prefix_part
+from prefixprop.attention.prefix import FusedPart, PrefixedKeys, PrefixPart, add_prefix_part
 from prefixprop.attention.sliding_window import longformer_self_attention as with_weights
 from prefixprop.attention.watching import is_watched
 
@@ -72,26 +72,28 @@ def whole_layer(
     hidden_states: Tensor,
     pattern: AttentionPattern,
     prefixed_keys: Callable[[], PrefixedKeys | None],
-    part_weight: float | None,
+    part: FusedPart | None,
+    has_other_part: bool,
     learning_rows: int | None,
 ) -> Tensor | None:
     """The output of a layer whose weights are all frozen, or all but those of attention; None for other layers."""
     if torch.compiler.is_compiling():
         return None
     dtype = _compute_type(hidden_states)
-    tail = tail_weights_of(layer, dtype)
+    tail = tail_of(layer, dtype)
     if tail is None:
         return None
     hidden_states = hidden_states.to(dtype)  # autocast has float32 in front of the first layer
     # Outside the softmax, only rows of the sequence are met in one piece, no trained keys (Eq. 2).
-    if part_weight == 0 or (part_weight is not None and 0 < pattern.rows_outside_softmax <= MOST_ROWS):
-        weights = attention_weights_of(layer, dtype)
-        if weights is not None:
+    size = layer.attention.self.head_dim
+    if not has_other_part and (part is None or fits(pattern.rows_outside_softmax, size, hidden_states)):
+        attention = attention_of(layer, dtype)
+        if attention is not None:
             prefix, own = prefixed_keys(), layer.attention.self
             arguments = _arguments(own, pattern, prefix, own.dropout if own.training else 0.0)
             rows = as_rows(prefix, hidden_states)
-            learning = ALL_ROWS if learning_rows is None or part_weight else learning_rows
-            return frozen_layer(layer, hidden_states, weights, tail, arguments, rows, part_weight, learning)
+            learning = ALL_ROWS if learning_rows is None else learning_rows
+            return frozen_layer(layer, hidden_states, attention, tail, arguments, rows, part, learning)
     (rows,) = layer.attention.self(hidden_states, attention_mask=pattern)
     return frozen_tail(layer, rows.to(dtype), hidden_states, tail)
 
