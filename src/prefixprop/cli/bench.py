@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from prefixprop.atomic_files import write_json
-from prefixprop.choices import MODEL_FAMILIES, MODEL_SIZES
+from prefixprop.choices import BACKENDS, MODEL_FAMILIES, MODEL_SIZES
 
 if TYPE_CHECKING:
     from prefixprop.benchmarking.attention import AttentionCase, AttentionResult
@@ -176,7 +176,8 @@ def runtime(
 
 def _checked(model: str, size: str, backend: str, figure: Path | None) -> EncoderSize:
     """Refuse bad options before anything is measured."""
-    for flag, value, known in (("--model", model, MODEL_FAMILIES), ("--size", size, MODEL_SIZES)):
+    choices = {"--model": (model, MODEL_FAMILIES), "--size": (size, MODEL_SIZES)}
+    for flag, (value, known) in (choices | {"--backend": (backend, ("auto", *BACKENDS))}).items():
         if value not in known:
             raise typer.BadParameter(f"{value!r} is unknown; choose one of {', '.join(known)}.", param_hint=flag)
 
