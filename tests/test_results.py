@@ -44,8 +44,8 @@ HYPERPARTISAN_COLUMNS = {
     "scaled ECE (folds)": (f"{FOLDS}, test: calibration", "ECE after scaling"),
 }
 README_COLUMNS = {
-    "Hyperpartisan, test": (f"{FOLDS}, test: quality", "F1 micro, %"),
-    "20-newsgroups, test": (f"{NEWSGROUPS}, test: quality", "F1 micro, %"),
+    "Hyperpartisan": (f"{FOLDS}, test: quality", "F1 micro, %"),
+    "20-newsgroups": (f"{NEWSGROUPS}, test: quality", "F1 micro, %"),
 }
 
 
@@ -80,7 +80,7 @@ def reported(*folders: str) -> dict[str, list[Row]]:
 
 
 def results(title: str) -> list[Row]:
-    task = title.split(",")[0]
+    task = re.split("[,:]", title)[0]
     return reported(*((task,) if task == NEWSGROUPS else ("hyperpartisan", "hyperpartisan-clean")))[title]
 
 
@@ -259,10 +259,13 @@ def test_the_readme_says_what_the_results_say() -> None:
                 assert row[title] == found[column], (name, title)
                 compared += 1
     assert compared == 12
-    (encoder,) = documented(RESULTS, "")
-    elife = {name.replace("propagation", "prefix-propagation"): score for name, score in encoder.items() if name}
-    del elife["fine-tuning, 512 tokens"]
-    assert {name: row["eLife, dev"] for name, row in rows.items() if "\u00b1" in row["eLife, dev"]} == elife
+    # Of the long encoder, docs/results.md has the methods as columns.
+    lines = RESULTS.read_text(encoding="utf-8").splitlines()
+    place = next(number for number, line in enumerate(lines) if line.startswith("| `longformer-mini-4096-mlm` |"))
+    names, scores = ([cell.strip() for cell in lines[at].split("|")[2:-1]] for at in (place - 2, place))
+    elife = {re.sub("^prop", "prefix-prop", name): score for name, score in zip(names, scores, strict=True)}
+    shown = {name: row["eLife"] for name, row in rows.items() if "\u00b1" in row["eLife"]}
+    assert len(shown) == 5 and shown.items() <= elife.items()
     tests = {
         row["task"]: row
         for row in documented(RESULTS, "what chooses")

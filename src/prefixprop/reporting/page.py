@@ -129,7 +129,8 @@ def _section(tables: Sequence[Table], pictures: Sequence[Picture]) -> Iterator[s
             yield _titled(table)
     if shown := [picture for picture in pictures if not picture.fold]:
         yield _figures(shown)
-    for fold in dict.fromkeys(one.fold for one in (*tables, *pictures) if one.fold):
+    folds = dict.fromkeys([*(table.fold for table in tables), *(picture.fold for picture in pictures)])
+    for fold in filter(None, folds):
         inside = [_titled(table) for table in tables if table.fold == fold]
         if folded := [picture for picture in pictures if picture.fold == fold]:
             inside.append(_figures(folded))
