@@ -76,7 +76,9 @@ def _print_tables(found: Report) -> None:
     for table in shown:
         print_table(console, table)
     if left := len(found.tables) - len(shown):
-        typer.echo(f"{left} more tables with tests and all measures: --output FOLDER, or --format markdown.", err=True)
+        typer.echo(
+            f"{left} more tables with tests and all measures: --output FOLDER, or --format markdown.", err=True
+        )
 
 
 def _print_markdown(found: Report) -> None:
