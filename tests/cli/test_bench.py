@@ -170,7 +170,7 @@ def test_runtime_of_training_has_no_paper_to_compare_with() -> None:
     ("arguments", "message"),
     [
         (("attention", "--size", "huge"), "'huge' is unknown; choose one of mini, base"),
-        (("attention", "--backend", "flash"), "backend='flash' is unknown; choose one of auto, sdpa, triton"),
+        (("attention", "--backend", "flash"), "'flash' is unknown; choose one of auto, sdpa, triton"),
         (("attention", "--lengths", "512,many"), "'512,many' is not a list of lengths; write positive numbers"),
         (("attention", "--lengths", "0"), "is not a list of lengths"),
         (

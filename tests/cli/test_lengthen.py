@@ -45,7 +45,7 @@ def test_it_shows_the_held_out_loss_and_where_the_encoder_is(arguments: list[str
     [
         (["--steps", "0"], "--steps: 0 is below 1"),
         (["--steps", "1", "--minutes", "1"], "--steps and --minutes"),
-        (["--text", "absent.jsonl"], "absent.jsonl: there is no such file"),
+        (["--text", "absent.jsonl"], "--text: absent.jsonl is not a file"),
         (["--text-column", "body"], "there is no column 'body'"),
     ],
 )

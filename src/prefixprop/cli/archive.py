@@ -24,10 +24,11 @@ def archive(
     Example: prefixprop archive runs/table2 --output results/table2
     """
     with clean_errors():
-        from prefixprop.runs.archive import archive_runs
-
-        result = archive_runs(runs, output)
         messages = Console(stderr=True, highlight=False, soft_wrap=True)
+        with messages.status("packing runs"):
+            from prefixprop.runs.archive import archive_runs
+
+            result = archive_runs(runs, output)
         for skipped in result.skipped:
             messages.print(f"Skipped: {skipped}", markup=False)
         size = sum(file.stat().st_size for file in output.rglob("*") if file.is_file())

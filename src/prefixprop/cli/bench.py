@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from prefixprop.atomic_files import write_json
-from prefixprop.choices import MODEL_FAMILIES, MODEL_SIZES
+from prefixprop.choices import BACKENDS, MODEL_FAMILIES, MODEL_SIZES
 
 if TYPE_CHECKING:
     from prefixprop.benchmarking.attention import AttentionCase, AttentionResult
@@ -70,13 +70,14 @@ def attention(
 
     Example: prefixprop bench attention --size base --lengths 512,4096
     """
+    wanted = _lengths(lengths)
     dimensions = _checked(model, size, backend, figure)
 
     from prefixprop.benchmarking.attention import METHODS, bench_attention
     from prefixprop.benchmarking.figures import plot_attention
     from prefixprop.benchmarking.records import record_of_attention, record_of_run
 
-    chosen = _cases(lengths, tokens, global_tokens, dropout, targets)
+    chosen = _cases(wanted, tokens, global_tokens, dropout, targets)
     if model != "longformer":
         chosen = tuple(dict.fromkeys(replace(case, global_tokens=0) for case in chosen))
     if methods:
@@ -182,7 +183,8 @@ def runtime(
 
 def _checked(model: str, size: str, backend: str, figure: Path | None) -> EncoderSize:
     """Refuse bad options before anything is measured."""
-    for flag, value, known in (("--model", model, MODEL_FAMILIES), ("--size", size, MODEL_SIZES)):
+    choices = {"--model": (model, MODEL_FAMILIES), "--size": (size, MODEL_SIZES)}
+    for flag, (value, known) in (choices | {"--backend": (backend, ("auto", *BACKENDS))}).items():
         if value not in known:
             raise typer.BadParameter(f"{value!r} is unknown; choose one of {', '.join(known)}.", param_hint=flag)
 
@@ -206,8 +208,19 @@ def _checked(model: str, size: str, backend: str, figure: Path | None) -> Encode
     return FAMILIES[model][size]
 
 
+def _lengths(text: str | None) -> list[int] | None:
+    if text is None:
+        return None
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdecimal() and int(word) > 0 for word in words):
+        raise typer.BadParameter(
+            f"{text!r} is not a list of lengths; write positive numbers such as 512,4096.", param_hint="--lengths"
+        )
+    return sorted({int(word) for word in words})
+
+
 def _cases(
-    lengths: str | None, tokens: int | None, global_tokens: int, dropout: float, targets: bool
+    lengths: list[int] | None, tokens: int | None, global_tokens: int, dropout: float, targets: bool
 ) -> tuple[AttentionCase, ...]:
     from prefixprop.benchmarking.attention import REPORTED_CASES, cases_of_lengths, doubling_lengths
     from prefixprop.benchmarking.encoders import find_device
@@ -219,15 +232,7 @@ def _cases(
                 "has cases of its own; leave out --lengths and --tokens.", param_hint="--targets"
             )
         return REPORTED_CASES[device]
-    chosen = doubling_lengths(device)
-    if lengths is not None:
-        words = [word.strip() for word in lengths.split(",")]
-        if not all(word.isdecimal() and int(word) > 0 for word in words):
-            raise typer.BadParameter(
-                f"{lengths!r} is not a list of lengths; write positive numbers such as 512,4096.",
-                param_hint="--lengths",
-            )
-        chosen = sorted({int(word) for word in words})
+    chosen = lengths or doubling_lengths(device)
     try:
         return cases_of_lengths(chosen, tokens or max(chosen), global_tokens, dropout)
     except ValueError as error:

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from prefixprop.choices import DEFAULT_BATCH_TOKENS
 from prefixprop.cli.messages import clean_errors, refuse
+from prefixprop.runs.directory import RunDirectory
 from prefixprop.tasks.labelled_rows import Columns
 
 if TYPE_CHECKING:
@@ -112,17 +113,20 @@ def evaluate(
         elif run is None:
             raise ValueError("Give the directory of a run, or stored predictions with --predictions FILE.")
         else:
+            RunDirectory(run).check_finished()
             columns = Columns(text_column or "text", label_column or "label", id_column)
 
-            from prefixprop.prediction import load_run
+            with Console(stderr=True).status("loading the model") as status:
+                from prefixprop.prediction import load_run
 
-            trained = load_run(run)
-            if trained.answers_questions:
-                refuse(of_input, "questions have columns of their own")
-            if trained.answers_questions and confusion is not None:
-                raise ValueError(_NO_CONFUSION)
-            tokens = batch_tokens or DEFAULT_BATCH_TOKENS
-            evaluated = _predicted(trained, split or "test", data_dir, input_file, columns, tokens)
+                trained = load_run(run)
+                if trained.answers_questions:
+                    refuse(of_input, "questions have columns of their own")
+                if trained.answers_questions and confusion is not None:
+                    raise ValueError(_NO_CONFUSION)
+                tokens = batch_tokens or DEFAULT_BATCH_TOKENS
+                status.update("predicting")
+                evaluated = _predicted(trained, split or "test", data_dir, input_file, columns, tokens)
         _print(evaluated, as_json)
         if figure is not None:
             _draw_reliability(evaluated, figure)
@@ -132,7 +136,6 @@ def evaluate(
 
 def _stored(path: Path, run: Path | None) -> _Evaluated:
     from prefixprop.evaluation import read_predictions, stored_predictions
-    from prefixprop.runs.directory import RunDirectory
 
     found = stored_predictions(path)
     if found is None:

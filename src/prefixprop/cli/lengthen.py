@@ -86,10 +86,11 @@ def lengthen(
         settings = LengthenSettings(**options | {"text": tuple(text)})
         settings.check(process_count())
 
-        from prefixprop.cli.train import silence_libraries
-        from prefixprop.pretraining import lengthen_and_train
+        with messages.status("loading PyTorch"):
+            from prefixprop.cli.train import silence_libraries
+            from prefixprop.pretraining import lengthen_and_train
 
-        silence_libraries()
+            silence_libraries()
         bar = _Bar(messages, settings)
         with bar.progress, handling_signals(bar.ask_to_stop):
             record = lengthen_and_train(settings, output, resume, overwrite, bar.note, bar.show, lambda: bar.is_asked)
@@ -106,6 +107,7 @@ class _Bar:
         columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"))
         self.progress = Progress(*columns, TimeRemainingColumn(), console=console, transient=True)
         self.settings = settings
+        self.preparing = self.progress.add_task("reading the model and the text", total=None)
         self.task: TaskID | None = None
         self.is_asked = False
         self.lines = 0
@@ -122,6 +124,7 @@ class _Bar:
 
     def show(self, progress: TrainingProgress) -> None:
         if self.task is None:
+            self.progress.update(self.preparing, visible=False)
             self.task = self.progress.add_task("training", total=1.0)
             self.lines = max(0, len(progress.history) - 1)
             self.tokens, self.since = progress.tokens, time.monotonic()

@@ -16,10 +16,11 @@ def methods() -> None:
 
     Example: prefixprop methods
     """
-    from peft import PeftConfig
+    with Console(stderr=True).status("loading peft"):
+        from peft import PeftConfig
 
-    from prefixprop.backbones import FAMILIES
-    from prefixprop.config import PrefixConfig
+        from prefixprop.backbones import FAMILIES
+        from prefixprop.config import PrefixConfig
 
     console = Console()
     table = Table(title="Methods", title_justify="left")

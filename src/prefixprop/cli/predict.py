@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, BinaryIO
 
 import typer
+from rich.console import Console
 
 from prefixprop.choices import DEFAULT_BATCH_TOKENS, LONG_DOCUMENTS, PREDICTION_FORMATS
 from prefixprop.cli.messages import clean_errors
@@ -84,10 +85,12 @@ def predict(
         if documents != STANDARD_INPUT:
             read_inputs(documents, columns)  # is it there?
 
-        from prefixprop.cli.prediction_job import PredictionJob
+        with Console(stderr=True).status("loading the model") as status:
+            from prefixprop.cli.prediction_job import PredictionJob
 
-        job = PredictionJob.prepared(runs, columns, long, batch_tokens, format_name, output)
-        total = None if documents == STANDARD_INPUT else _count(documents, columns)
+            job = PredictionJob.prepared(runs, columns, long, batch_tokens, format_name, output)
+            status.update("counting documents")
+            total = None if documents == STANDARD_INPUT else _count(documents, columns)
         job.run(_read(documents, columns), total)
 
 

@@ -1,4 +1,4 @@
-"""Progress of a run on the terminal: one bar for training, one for whatever is being read."""
+"""Progress of a run on the terminal: what it does before it trains, a bar for training, one for what is read."""
 
 from __future__ import annotations
 
@@ -18,10 +18,18 @@ class ProgressBars(TrainerCallback):
         columns = (TextColumn("{task.description:>8}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         self.progress = Progress(*columns, console=console, transient=True)
         self.metric = metric
+        self.stage: TaskID | None = None
         self.training: TaskID | None = None
         self.reading: TaskID | None = None
 
+    def show(self, stage: str) -> None:
+        """Say what is being done; nobody knows how long it takes, so the bar only moves."""
+        self._end_stage()
+        self.progress.start()
+        self.stage = self.progress.add_task(stage, total=None)
+
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
+        self._end_stage()
         if state.is_world_process_zero:
             self.progress.start()
             self.training = self.progress.add_task("training", total=state.max_steps, completed=state.global_step)
@@ -35,6 +43,7 @@ class ProgressBars(TrainerCallback):
     ) -> None:
         if not state.is_world_process_zero:
             return
+        self._end_stage()
         self.progress.start()
         if self.reading is None:
             self.reading = self.progress.add_task("reading", total=len(eval_dataloader))
@@ -56,6 +65,11 @@ class ProgressBars(TrainerCallback):
     def stop(self) -> None:
         """Give the terminal back."""
         self.progress.stop()
+
+    def _end_stage(self) -> None:
+        if self.stage is not None:
+            self.progress.remove_task(self.stage)
+            self.stage = None
 
     def _end_reading(self) -> None:
         if self.reading is not None:

@@ -54,16 +54,17 @@ def report(
             raise ValueError(f"--format {format_name!r} is unknown; choose one of {', '.join(_FORMATS)}.")
         if output is not None and output.exists() and not output.is_dir():
             raise ValueError(f"--output {output} is a file; give a folder.")
-
-        from prefixprop.reporting import make_report
-
-        found = make_report(runs or (), paper, split=split, baseline=baseline, benchmarks=bench or ())
         messages = Console(stderr=True, highlight=False, soft_wrap=True)
+        with messages.status("reading runs"):
+            from prefixprop.reporting import make_report
+
+            found = make_report(runs or (), paper, split=split, baseline=baseline, benchmarks=bench or ())
         for remark in found.remarks:
             messages.print(f"Note: {remark}", markup=False)
         _FORMATS[format_name](found)
         if output is not None:
-            written = found.write(output)
+            with messages.status("drawing pictures"):
+                written = found.write(output)
             messages.print(f"{len(written)} files in {output}; open {written[0]}", markup=False)
 
 
@@ -71,12 +72,12 @@ def _print_tables(found: Report) -> None:
     from prefixprop.reporting.tables.terminal import print_table
 
     console = Console()
-    shown = [table for table in found.tables if not table.is_detail]
+    shown = [table for table in found.tables if not table.fold]
     for table in shown:
         print_table(console, table)
     if left := len(found.tables) - len(shown):
         typer.echo(
-            f"{left} more tables, with tests and all measures: --output FOLDER, or --format markdown.", err=True
+            f"{left} more tables with tests and all measures: --output FOLDER, or --format markdown.", err=True
         )
 
 

@@ -67,9 +67,10 @@ def sweep(
             messages.print(f"Note: {note}", highlight=False, markup=False, soft_wrap=True)
         folder = runs_dir or Path("runs", wanted.name)
 
-        from prefixprop.cli.sweep_tables import plan_table, result_table
-        from prefixprop.experiments.engines import LocalEngine, RayEngine
-        from prefixprop.experiments.sweep import SweepState, run_sweep, settle_finished
+        with messages.status("loading PyTorch"):
+            from prefixprop.cli.sweep_tables import plan_table, result_table
+            from prefixprop.experiments.engines import LocalEngine, RayEngine
+            from prefixprop.experiments.sweep import SweepState, run_sweep, settle_finished
 
         if dry_run:
             state = SweepState(wanted, folder)

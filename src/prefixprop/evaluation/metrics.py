@@ -6,7 +6,6 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from sklearn.metrics import accuracy_score, confusion_matrix, f1_score, precision_score, recall_score
 
 from prefixprop.evaluation.calibration import DEFAULT_BINS, calibration_metrics
 from prefixprop.evaluation.predictions import check_candidates, checked_predictions
@@ -29,15 +28,16 @@ def classification_metrics(probabilities: ArrayLike, labels: ArrayLike) -> Class
     `probabilities` is [documents, classes]. Macro measures average over the classes that occur among the
     labels or the predictions; without predictions a class's precision is 0, without labels its recall.
     """
-    probability_array, label_array = checked_predictions(probabilities, labels)
-    predicted = probability_array.argmax(axis=1)
-    two_classes = probability_array.shape[1] == 2
+    counts = confusion_counts(probabilities, labels)
+    right, labelled, predicted = np.diag(counts), counts.sum(axis=1), counts.sum(axis=0)
+    occurs = labelled + predicted > 0
+    accuracy = float(right.sum() / counts.sum())
     return ClassificationMetrics(
-        accuracy=float(accuracy_score(label_array, predicted)),
-        micro_f1=float(f1_score(label_array, predicted, average="micro")),
-        macro_precision=float(precision_score(label_array, predicted, average="macro", zero_division=0)),
-        macro_recall=float(recall_score(label_array, predicted, average="macro", zero_division=0)),
-        binary_f1=float(f1_score(label_array, predicted, zero_division=0)) if two_classes else None,
+        accuracy=accuracy,
+        micro_f1=accuracy,  # every document has one label
+        macro_precision=float((right / predicted.clip(min=1))[occurs].mean()),
+        macro_recall=float((right / labelled.clip(min=1))[occurs].mean()),
+        binary_f1=float(2 * right[1] / max(labelled[1] + predicted[1], 1)) if len(counts) == 2 else None,
     )
 
 
@@ -50,15 +50,15 @@ def question_accuracy(probabilities: ArrayLike, labels: ArrayLike, candidate_cou
     """
     probability_array, label_array = checked_predictions(probabilities, labels)
     check_candidates(probability_array, label_array, candidate_counts)
-    return float(accuracy_score(label_array, probability_array.argmax(axis=1)))
+    return float((probability_array.argmax(axis=1) == label_array).mean())
 
 
 def confusion_counts(probabilities: ArrayLike, labels: ArrayLike) -> NDArray[np.int64]:
     """Count documents by label (rows) and most probable class (columns), [classes, classes]."""
     probability_array, label_array = checked_predictions(probabilities, labels)
-    classes = range(probability_array.shape[1])
-    counts: NDArray[np.int64] = confusion_matrix(label_array, probability_array.argmax(axis=1), labels=classes)
-    return counts
+    classes = probability_array.shape[1]
+    cells = label_array * classes + probability_array.argmax(axis=1)
+    return np.bincount(cells, minlength=classes**2).reshape(classes, classes)
 
 
 def evaluate_predictions(

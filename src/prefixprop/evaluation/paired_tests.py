@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import stats
 
 from prefixprop.evaluation.prediction_set import PredictionSet
 from prefixprop.evaluation.significance import CONFIDENCE, Alternative, SignificanceTest, check_alternative
@@ -100,6 +99,8 @@ def mcnemar_test(first: ArrayLike, second: ArrayLike, alternative: Alternative =
         raise ValueError("McNemar's test takes right (1) or wrong (0) for every document, got other numbers.")
     only_first, only_second = int((one > other).sum()), int((one < other).sum())
     discordant = only_first + only_second
+    from scipy import stats
+
     p_value = float(stats.binomtest(only_first, discordant, alternative=alternative).pvalue) if discordant else 1.0
     # Sums of probabilities may come out above 1 by a rounding error.
     return McNemarTest(

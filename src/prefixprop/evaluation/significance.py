@@ -12,7 +12,6 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
 
 CONFIDENCE = 0.95
 
@@ -47,6 +46,8 @@ def summarise_seeds(values: Sequence[float]) -> SeedSummary:
     if len(array) < 2:
         return SeedSummary(1, mean, None, None, "a deviation needs at least 2 seeds, got 1")
     deviation = float(array.std(ddof=1))
+    from scipy import stats  # half a second, which a mistake on the command line need not wait for
+
     reach = float(stats.t.ppf((1 + CONFIDENCE) / 2, len(array) - 1)) * deviation / len(array) ** 0.5
     return SeedSummary(len(array), mean, deviation, (mean - reach, mean + reach))
 
@@ -139,5 +140,7 @@ def _seeds_test(
     # scipy warns about nearly equal values; its result is still the best that the numbers allow.
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
+        from scipy import stats
+
         p_value = float(stats.ttest_ind(one, other, equal_var=equal_variances, alternative=alternative).pvalue)
     return SignificanceTest(name, difference, p_value)

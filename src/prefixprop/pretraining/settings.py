@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 from prefixprop.settings.check import SettingsError
@@ -80,6 +81,7 @@ class LengthenSettings:
             for name in ("minutes", "learning_rate", "max_grad_norm")
             if (value := getattr(self, name)) is not None and not value > 0
         ]
+        problems += [f"--text: {file} is not a file." for file in self.text if not Path(file).is_file()]
         if not 0 <= self.warmup < 1:
             problems.append(f"--warmup: {self.warmup:g} is not a share of training, from 0 to below 1.")
         if self.steps is not None and self.minutes is not None:

@@ -11,8 +11,8 @@ from html import escape
 
 from prefixprop.reporting.figures.canvas import BLUE, GREEN, PINK, SKY, VERMILION, svg_of
 from prefixprop.reporting.figures.gallery import Picture
-from prefixprop.reporting.tables.markup import to_html, with_units
-from prefixprop.reporting.tables.table import Table, capitalised
+from prefixprop.reporting.tables.markup import to_html
+from prefixprop.reporting.tables.table import Table, capitalised, with_units
 
 # The colours of pictures follow the page's. On a dark page those of the palette are lightened, in the same hue, until
 # they stand out from it and from each other.
@@ -55,9 +55,9 @@ th.text, td.text { text-align: left; }
 th:first-child, td:first-child { position: sticky; left: 0; z-index: 1; }
 td:first-child { background: var(--paper); }
 td.text { white-space: normal; }
-td.long { min-width: 28rem; }
+td.long { min-width: min(28rem, 60vw); }
 td.text span { white-space: nowrap; }
-td:first-child { min-width: 7rem; }
+td:first-child { min-width: min(7rem, 25vw); }
 th.paper, td.paper { color: var(--dim); font-style: italic; border-left: 1px dashed var(--line); }
 th button { all: unset; cursor: pointer; }
 th button:focus-visible { outline: 2px solid currentColor; }
@@ -124,20 +124,25 @@ def html_page(
 def _section(tables: Sequence[Table], pictures: Sequence[Picture]) -> Iterator[str]:
     """What is open first, and then what is folded away."""
     for table in tables:
-        if not table.is_detail:
-            yield from (f'<p class="finding">{with_units(finding)}</p>' for finding in table.findings)
-            yield f"<h3>{escape(_short_title(table))}</h3>\n{to_html(table)}"
-    by_fold: dict[str, list[Picture]] = {}
-    for picture in pictures:
-        by_fold.setdefault(picture.fold, []).append(picture)
-    if shown := by_fold.pop("", None):
+        if not table.fold:
+            yield from (f'<p class="finding">{escape(with_units(finding))}</p>' for finding in table.findings)
+            yield _titled(table)
+    if shown := [picture for picture in pictures if not picture.fold]:
         yield _figures(shown)
-    yield from (_folded(_short_title(table), to_html(table)) for table in tables if table.is_detail)
-    yield from (_folded(fold, _figures(folded)) for fold, folded in by_fold.items())
+    folds = dict.fromkeys([*(table.fold for table in tables), *(picture.fold for picture in pictures)])
+    for fold in filter(None, folds):
+        inside = [_titled(table) for table in tables if table.fold == fold]
+        if folded := [picture for picture in pictures if picture.fold == fold]:
+            inside.append(_figures(folded))
+        yield _folded(fold, "\n".join(inside))
 
 
 def _folded(title: str, content: str) -> str:
     return f"<details><summary>{escape(title)}</summary>\n{content}\n</details>"
+
+
+def _titled(table: Table) -> str:
+    return f"<h3>{escape(_short_title(table))}</h3>\n{to_html(table)}"
 
 
 def _short_title(table: Table) -> str:

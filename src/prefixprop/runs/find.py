@@ -157,11 +157,15 @@ def read_archived_run(archive: ArchiveFiles, name: str) -> Run:
 def _without_repetitions(runs: Sequence[Run], remarks: list[str]) -> list[Run]:
     """The runs without repetitions of the same settings and seed, which would count as another seed."""
     first: dict[Any, Run] = {}
+    repeated: list[str] = []
     for run in runs:
         decisive = tuple(getattr(run.settings, name) for name in DECISIVE_SETTINGS)
         same = first.setdefault((decisive, run.identity_of_documents), run)
         if same is not run:
-            remarks.append(f"Left out: {run.path} has the settings and the seed of {same.path}, which is counted.")
+            repeated.append(f"{run.path} has the settings and the seed of {same.path}, which is counted")
+    if repeated:
+        more = f"; likewise {len(repeated) - 1} more" if len(repeated) > 1 else ""
+        remarks.append(f"Left out: {repeated[0]}{more}.")
     return list(first.values())
 
 

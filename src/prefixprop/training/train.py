@@ -94,16 +94,23 @@ class RunPlan:
         return (*self.data.notes, f"{few}: give it more --epochs or documents, or a smaller --batch-size")
 
 
-def plan(settings: RunSettings) -> RunPlan:
+def _in_silence(stage: str) -> None:
+    """Shows nobody what is being done."""
+
+
+def plan(settings: RunSettings, show: Callable[[str], None] = _in_silence) -> RunPlan:
     """Check the settings, load data and model, and count parameters and steps; nothing is written."""
     check_settings(settings, process_count())
     _check_trackers(settings)
     notes = idle_notes(settings)
     settings = resolve(settings)
+    show("loading the model")
     base = load_base_model(settings)
     settings = replace(settings, max_length=choose_max_length(settings, base))
+    show("reading documents")
     whole = load_whole_task(settings)
     task = cut_to_run(whole, settings)
+    show("turning documents into tokens")
     data = encode_task(task, base.tokenizer, settings)
     data = replace(data, notes=(*notes, *data.notes))
     set_seed(settings.seed)
@@ -120,13 +127,14 @@ def train(
     overwrite: bool = False,
     callbacks: Sequence[TrainerCallback] = (),
     tell: Callable[[str], None] = warnings.warn,
+    show: Callable[[str], None] = _in_silence,
 ) -> RunResult:
     """Train, evaluate and calibrate one run into `run_dir`; under `accelerate launch` on several devices.
 
     An existing run is refused, unless it is to be resumed, which ends as if it had never stopped, or overwritten. A
     finished run that is resumed is returned as it is. Where a step does not fit the device's memory, the run goes on
     with fewer documents at once, which changes nothing but its speed. `tell` gets what a user should know: remarks on
-    the data, checkpoints that cannot be used, and this.
+    the data, checkpoints that cannot be used, and this. `show` gets what the run is doing before it trains.
 
     >>> result = train(RunSettings(task="hyperpartisan"), "runs/hyperpartisan")
     >>> result.metrics["test"]["micro_f1"]
@@ -144,7 +152,7 @@ def train(
             with directory.claimed():  # a kill may have come between the results and the tidying up
                 _tidy_up(directory)
         return RunResult(directory.path, directory.read_metrics())
-    run = plan(settings)
+    run = plan(settings, show)
     arguments = _arguments(run.settings, directory)
     if going_on:
         check_same_settings(directory, run.settings)
@@ -153,7 +161,7 @@ def train(
     arguments.distributed_state.wait_for_everyone()
     try:
         with directory.claimed() if arguments.should_save else contextlib.nullcontext():
-            return _train(run, directory, arguments, overwrite, callbacks, tell)
+            return _train(run, directory, arguments, overwrite, callbacks, tell, show)
     except StepTooLarge:
         fewer = _fewer_at_once(run.settings)
         if fewer is None:
@@ -164,7 +172,7 @@ def train(
     if torch.accelerator.is_available():
         torch.accelerator.empty_cache()
     tell(f"the device's memory is used up; the run goes on with --device-batch-size {fewer}")
-    return train(replace(settings, device_batch_size=fewer), run_dir, True, callbacks=callbacks, tell=tell)
+    return train(replace(settings, device_batch_size=fewer), run_dir, True, callbacks=callbacks, tell=tell, show=show)
 
 
 def _train(
@@ -174,6 +182,7 @@ def _train(
     overwrite: bool,
     callbacks: Sequence[TrainerCallback],
     tell: Callable[[str], None],
+    show: Callable[[str], None],
 ) -> RunResult:
     floor: dict[str, Any] = {}
     if arguments.should_save:
@@ -181,6 +190,7 @@ def _train(
             tell(note)
         start(directory, run.settings, overwrite)
         _write_start(directory, run, arguments)
+        show("fitting a linear model to compare with")
         floor = _floor(run, tell)
     arguments.distributed_state.wait_for_everyone()
     with explained_memory_errors(building_remedy(run.settings)):

@@ -29,23 +29,25 @@ def test_the_papers_question_is_answered_in_words_and_by_two_tests(tmp_path: Pat
     assert best.startswith("Best on test: prefix-propagation, 9") and "% micro-F1 (95 % interval over 3 seeds" in best
     points = row["Micro-F1 difference, points"].text.removeprefix("+")
     assert compared.startswith(f"Prefix-propagation is {points} points ahead of prefix-tuning on test: 9")
-    interval = f"the difference could be {row['95 % interval'].text} points (95 % interval)"
-    assert f"With other seeds and documents {interval}, so this is hardly chance." in compared
-    both, student = row["p, seeds and documents"].text, row["p, Student's t"].text
-    assert f"over seeds and documents {both} (bootstrap), over seeds alone {student} (Student's t" in compared
+    interval = row["95 % interval"].text
+    assert f"That is hardly chance: with other seeds and documents it could be {interval} points (95 %" in compared
+    both, student = (row[f"p, {test}"].text for test in ("seeds and documents", "Student's t"))
+    assert both == student == "< 0.001"
+    assert f"a bootstrap over seeds and documents, one-tailed p {both})." in compared
+    assert compared.endswith(f"Student's t over seeds alone, the paper's test: one-tailed p {student}.")
     assert to_markdown(report.measured[0]).startswith(f"### hyperpartisan, test: methods\n\n{best}\n")
 
 
 def test_a_small_difference_may_be_chance(tmp_path: Path) -> None:
     add(tmp_path, seeds=2, tuning=2.4)
-    assert "so this may be chance." in told(tmp_path)[1]
+    assert "That may be chance: " in told(tmp_path)[1]
 
 
 def test_one_seed_says_nothing_about_others(tmp_path: Path) -> None:
     add(tmp_path, seeds=1)
     best, compared = told(tmp_path)
     assert best.endswith("(one seed).")
-    assert "With other documents the difference" in compared and "Student" not in compared
+    assert "with other documents it could be" in compared and "Student" not in compared
     assert compared.endswith("One seed says nothing about other seeds; train more.")
 
 
@@ -53,7 +55,7 @@ def test_without_predictions_the_seeds_alone_are_tested(tmp_path: Path) -> None:
     add(tmp_path, seeds=2)
     for run in tmp_path.iterdir():
         shutil.rmtree(run / "predictions")
-    assert "interval" not in told(tmp_path)[1] and "One-tailed p: over seeds alone" in told(tmp_path)[1]
+    assert "interval" not in told(tmp_path)[1] and "test: one-tailed p = " in told(tmp_path)[1]
 
 
 def test_the_baseline_is_chosen_and_models_are_named(tmp_path: Path) -> None:
@@ -61,6 +63,9 @@ def test_the_baseline_is_chosen_and_models_are_named(tmp_path: Path) -> None:
     make_results(tmp_path / "short", skill=0.1, method="lora", model="embedded-512")
     assert len(told(tmp_path, baseline="lora")) == 1, "no other row has its model"
     best, compared = told(tmp_path)
+    assert best.startswith("Best on test: prefix-propagation") and "ahead of prefix-tuning on test: " in compared
+    make_results(tmp_path / "shorter", skill=0.1, method="head-only", model="embedded-512")
+    best, compared = told(tmp_path)  # now no model is the usual one
     assert best.startswith("Best on test, with the model embedded: prefix-propagation")
     assert "ahead of prefix-tuning on test, with the model embedded: " in compared
     make_results(tmp_path / "long", skill=0.1, method="lora")

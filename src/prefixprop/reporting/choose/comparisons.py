@@ -122,10 +122,16 @@ class Comparison:
         return f"{counts} {self.items}" + ("" if self.labels is None else f", {len(self.labels)} labels")
 
     def short_name(self, contender: Contender) -> str:
-        """The method, and where models differ the model, without who made it."""
-        if len(self.models) == 1:
+        """The method, and the model where it is not the usual one, without who made it."""
+        if contender.model == self.usual_model:
             return contender.method
         return f"{contender.method}, {contender.model.rsplit('/', 1)[-1]}"
+
+    @property
+    def usual_model(self) -> str | None:
+        """The model of more than half of the rows, if there is one."""
+        model, count = Counter(row.model for row in self.contenders).most_common(1)[0]
+        return model if 2 * count > len(self.contenders) else None
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -133,8 +139,9 @@ class Comparison:
         return tuple(dict.fromkeys(contender.model for contender in self.contenders))
 
     @property
-    def has_several_seeds(self) -> bool:
-        return any(len(trial.runs) > 1 for trial in self.trials)
+    def seed_counts(self) -> tuple[int, ...]:
+        """How many seeds the rows have: every number once."""
+        return tuple(sorted({len(trial.runs) for trial in self.trials}))
 
 
 def compare(runs: Iterable[Run]) -> tuple[Comparison, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from prefixprop.atomic_files import replacing_file
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 # Of the palette of Okabe & Ito (2008), which colour-blind readers can tell apart.
@@ -18,7 +16,7 @@ BLUE, VERMILION, GREEN = "#0072B2", "#D55E00", "#009E73"
 PINK, ORANGE, SKY = "#CC79A7", "#E69F00", "#56B4E9"
 PALETTE = (BLUE, VERMILION, GREEN, PINK, ORANGE, SKY, "#000000")
 # Beside the colours, for who prints in grey and for more lines than colours.
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<")
 _LONGEST_BESIDE = 34  # letters of a legend's name that leave room for another beside it
 _LEGEND_LINES, _LINE = 2, 0.17  # of a legend that a figure has room for, and the height of one more in inches
 
@@ -42,14 +40,6 @@ def new_figure(width: float, height: float) -> Figure:
     except ImportError as error:
         raise ImportError("Pictures need matplotlib: pip install 'prefixprop[plots]'.") from error
     return Figure(figsize=(max(width, 4.0), height), layout="constrained", dpi=150)
-
-
-def draw_violin(axis: Axes, values: Sequence[float], position: float, color: str, alpha: float) -> None:
-    """Draw how values are spread along the horizontal axis; nothing where they are all the same."""
-    if len(set(values)) > 1:
-        shape = axis.violinplot(values, [position], orientation="horizontal", widths=0.8, showextrema=False)
-        for body in shape["bodies"]:  # type: ignore[attr-defined]
-            body.set(facecolor=color, alpha=alpha)
 
 
 def legend_below(figure: Figure) -> None:
@@ -85,6 +75,7 @@ def _write(figure: Figure, target: Path | BytesIO, ending: str) -> None:
 
     with rc_context({"svg.hashsalt": "prefixprop"}):
         figure.savefig(target, format=ending.removeprefix("."), metadata=_METADATA[ending])
+    figure.set_layout_engine("none")  # it stays as it was laid out, which takes long, for the next format
 
 
 def check_ending(path: str | Path) -> str:

@@ -52,7 +52,7 @@ def pictures(comparisons: Sequence[Comparison], report_problem: Callable[[str], 
         groups.append((f"Not all pictures of {comparison.title}", _of_all_methods(comparison, prefix)))
         for row, contender in enumerate(comparison.contenders, start=1):
             drawn = _of_one_run(comparison, contender, f"{prefix}-{row}")
-            groups.append((f"No reliability diagram and confusion matrix of {contender.name}", drawn))
+            groups.append((f"No reliability diagram of {contender.name}", drawn))
     for problem, group in groups:
         try:
             yield from group
@@ -71,7 +71,7 @@ def _of_lengths(comparisons: Sequence[Comparison]) -> Iterator[Picture]:
 def _of_all_methods(comparison: Comparison, prefix: str) -> Iterator[Picture]:
     drawn = []
     for split in reversed(comparison.splits):
-        caption = f"{comparison.measure} on {split} of every seed; the line is the mean."
+        caption = f"{comparison.measure} on {split} of every seed; the line is the mean, the bar its 95 % interval."
         drawn.append((f"seeds-{split}", caption, plot_seeds(comparison, split)))
     caption = "calibration error on dev over training; mean and range over seeds."
     drawn.append(("ece-over-training", caption, plot_calibration_course(comparison)))
@@ -106,7 +106,7 @@ def _of_one_run(comparison: Comparison, contender: Contender, prefix: str) -> It
         ),
         *place,
     )
-    if before.label_names is not None:
+    if before.label_names is not None and comparison.lone_run is not None:
         counts = confusion_counts(before.probabilities, labels)
         figure = plot_confusion(counts, before.label_names, title=title)
         yield Picture(file_name(f"{prefix}-confusion"), f"{what}: which label is taken for which.", figure, *place)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from prefixprop.reporting.choose.comparisons import Comparison
-from prefixprop.reporting.figures.canvas import BLUE, VERMILION, draw_violin, new_figure, plain
+from prefixprop.reporting.figures.canvas import BLUE, VERMILION, new_figure, plain
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -31,7 +31,10 @@ def plot_lengths(comparisons: Sequence[Comparison]) -> Figure | None:
     for row, (_, lengths) in enumerate(named):
         # The density is that of the logarithms, because the axis shows these.
         logarithms = [math.log10(length) for length in lengths]
-        draw_violin(axis, logarithms, row, BLUE, alpha=0.4)
+        if len(set(logarithms)) > 1:
+            shape = axis.violinplot(logarithms, [row], orientation="horizontal", widths=0.8, showextrema=False)
+            for body in shape["bodies"]:  # type: ignore[attr-defined]
+                body.set(facecolor=BLUE, alpha=0.4)
         middle = sorted(logarithms)[len(logarithms) // 2]
         axis.plot([middle] * 2, [row - 0.3, row + 0.3], color=BLUE, linewidth=2)
     for model, limit in LIMITS.items():

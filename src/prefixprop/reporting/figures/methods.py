@@ -8,8 +8,9 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from prefixprop.evaluation.significance import summarise_seeds
 from prefixprop.reporting.choose.comparisons import Comparison, Contender, Trial
-from prefixprop.reporting.figures.canvas import draw_violin, legend_below, new_figure, plain, style_of
+from prefixprop.reporting.figures.canvas import legend_below, new_figure, plain, style_of
 from prefixprop.runs.run import as_number
 from prefixprop.settings.methods import METHODS
 
@@ -17,18 +18,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Fewer points than this have no shape worth drawing.
-_FEWEST_FOR_VIOLIN = 3
 _NAME_WIDTH = 28  # letters of a row's name in one line
 # What a line is drawn from: by epoch or learning rate, the values of the seeds or folds.
 Course = Mapping[float, list[float]]
 
 
 def plot_seeds(comparison: Comparison, split: str) -> Figure | None:
-    """Draw micro-F1 (accuracy for questions) of every seed, with violins where there are three or more.
-
-    It is the paper's violin plot of Hyperpartisan. None of a single run.
-    """
+    """Draw micro-F1 (accuracy for questions) of every seed, with the mean and its 95 % interval; None of one run."""
     name, title = ("accuracy", "accuracy") if comparison.labels is None else ("micro_f1", "micro-F1")
     scores = [[100 * value for value in trial.values(split, name)] for trial in comparison.trials]
     if sum(map(len, scores)) < 2:
@@ -38,11 +34,11 @@ def plot_seeds(comparison: Comparison, split: str) -> Figure | None:
     for row, (values, style) in enumerate(zip(scores, method_styles(comparison), strict=True)):
         if not values:
             continue
-        if len(values) >= _FEWEST_FOR_VIOLIN:
-            draw_violin(axis, values, row, style["color"], alpha=0.25)
-        points = {"s": 30, "edgecolor": "white", "linewidth": 0.5, "zorder": 3}
-        axis.scatter(values, [row] * len(values), **points, **style)  # type: ignore[arg-type]
-        axis.plot([statistics.fmean(values)] * 2, [row - 0.3, row + 0.3], color=style["color"], linewidth=2)
+        summary = summarise_seeds(values)
+        if summary.interval is not None:
+            axis.plot(summary.interval, [row] * 2, color=style["color"], linewidth=9, alpha=0.25)
+        axis.plot([summary.mean] * 2, [row - 0.3, row + 0.3], color=style["color"], linewidth=2)
+        axis.scatter(values, [row] * len(values), s=26, linewidth=0, zorder=3, **style)  # type: ignore[arg-type]
     # Long names in several lines leave the points their room.
     names = [plain(textwrap.fill(comparison.short_name(row), _NAME_WIDTH)) for row in comparison.contenders]
     axis.set_yticks(range(len(scores)), names, fontsize=8)

@@ -74,7 +74,7 @@ def _runtime_table(record: dict[str, Any], name: str, with_paper: bool) -> Table
         notes.append(_PAPER_NOTE)
     what = "inference" if is_inference else "training step"
     title = f"Run time, {what}: {record['device']}"
-    return Table(name, title, columns, notes, section=SPEED, is_detail=False)
+    return Table(name, title, columns, notes, section=SPEED)
 
 
 def _attention_table(record: dict[str, Any], name: str) -> Table:
@@ -93,7 +93,7 @@ def _attention_table(record: dict[str, Any], name: str) -> Table:
     ]
     note = f"Median of {record['repeats']} measurements, and peak memory; {_circumstances(record)}."
     title = f"Longformer's attention: {record['device']}"
-    return Table(name, title, columns, (note,), section=SPEED, is_detail=False)
+    return Table(name, title, columns, (note,), section=SPEED)
 
 
 def _relative(result: dict[str, Any]) -> tuple[Cell, Cell]:

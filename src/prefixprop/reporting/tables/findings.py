@@ -42,8 +42,8 @@ def _best(comparison: Comparison) -> str:
 
 
 def _model(comparison: Comparison, row: Contender) -> str:
-    """With which model, where models differ."""
-    return "" if len(comparison.models) == 1 else f", with the model {row.model}"
+    """With which model, where it is not the usual one."""
+    return "" if row.model == comparison.usual_model else f", with the model {row.model}"
 
 
 def _compared(comparison: Comparison, pair: Pair) -> Iterator[str]:
@@ -59,18 +59,22 @@ def _compared(comparison: Comparison, pair: Pair) -> Iterator[str]:
         f"{pair.split}{_model(comparison, pair.first)}: {first:.1f} % against {second:.1f} %."
     )
     seeds = min(len(row.best.runs) for row in (pair.first, pair.second))
-    p_values = []
     both = pair.over_both
     if isinstance(both, PairedBootstrap) and both.p_value is not None:
         low, high = (100 * end for end in both.interval)
         drawn = f"seeds and {comparison.items}" if seeds > 1 else comparison.items
         chance = "may be chance" if low <= 0 <= high else "is hardly chance"
-        reach = f"{low:+.1f} to {high:+.1f} points"
-        yield f"With other {drawn} the difference could be {reach} (95 % interval), so this {chance}."
-        p_values.append(f"over {drawn} {p_text(both.p_value)} (bootstrap)")
+        yield (
+            f"That {chance}: with other {drawn} it could be {low:+.1f} to {high:+.1f} points (95 % interval of a "
+            f"bootstrap over {drawn}, one-tailed p {_equals(both.p_value)})."
+        )
     if student.p_value is not None:
-        p_values.append(f"over seeds alone {p_text(student.p_value)} (Student's t, the paper's test)")
-    if p_values:
-        yield f"One-tailed p: {', '.join(p_values)}."
+        yield f"Student's t over seeds alone, the paper's test: one-tailed p {_equals(student.p_value)}."
     if seeds == 1:
         yield "One seed says nothing about other seeds; train more."
+
+
+def _equals(p_value: float) -> str:
+    """`= 0.259` or `< 0.001`."""
+    text = p_text(p_value)
+    return text if text.startswith("<") else f"= {text}"

@@ -41,6 +41,7 @@ _DIFFERENCE = (
     "narrow."
 )
 
+_FOLD = "Cross-validation on train"
 _DIFFERENCE_TITLE = "Difference, points (95 % interval)"
 
 
@@ -81,7 +82,7 @@ def fold_tables(runs: Iterable[Run], comparisons: Sequence[Comparison] = ()) -> 
     for number, (runs_on_folds, title) in enumerate(zip(found, titles, strict=True), start=1):
         folds = f" ({runs_on_folds[0].settings.folds} folds)" if titles.count(title) > 1 else ""
         table = _table(runs_on_folds, chosen, number, f"{title}{folds}: cross-validation on train")
-        tables.append(replace(table, section=title, is_detail=title in has_results))
+        tables.append(replace(table, section=title, fold=_FOLD if title in has_results else ""))
     return tables
 
 

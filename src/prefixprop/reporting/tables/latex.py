@@ -11,7 +11,7 @@ from prefixprop.reporting.tables.table import Column, Table
 _LATEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "—": "---", "↑": r"$\uparrow$",
-    "↓": r"$\downarrow$", "×": r"$\times$", "α": r"$\alpha$", "†": r"$^\dagger$",
+    "↓": r"$\downarrow$", "×": r"$\times$", "α": r"$\alpha$",
     "<": r"\textless{}", ">": r"\textgreater{}",
 }  # fmt: skip
 # About as many letters as fit into a column and into the width of a two-column page.

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from html import escape
 
-from prefixprop.reporting.tables.table import Cell, Column, Mark, Table
+from prefixprop.reporting.tables.table import Cell, Column, Mark, Table, with_units
 
 _LONG = 50  # letters of a text that is to have several lines, but not one for each word
 _MARKDOWN_SPECIAL = re.compile(r"([\\`*_\[\]<>|])")
@@ -35,22 +35,17 @@ def to_html(table: Table) -> str:
     """
     head = "".join(
         f'<th scope="col" aria-sort="none"{_css_class(column)}>'
-        f'<button type="button">{with_units(column.heading)}</button></th>'
+        f'<button type="button">{escape(with_units(column.heading))}</button></th>'
         for column in table.columns
     )
     body = "\n".join(f"<tr>{_html_cells(table, row)}</tr>" for row in table.rows)
     notes = [f'<p class="note">{escape(note)}</p>' for note in table.notes]
-    if not table.is_detail and len(notes) > 1:
+    if not table.fold and len(notes) > 1:
         notes[1:] = [f'<details class="note"><summary>Notes</summary>{"".join(notes[1:])}</details>']
     return (
         f'<div class="wide"><table class="sortable">\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>'
         f"</table></div>\n{''.join(notes)}"
     )
-
-
-def with_units(text: str) -> str:
-    """The text in HTML, with units and arrows kept on the line of the word before."""
-    return escape(text).replace(" %", "\u00a0%").replace(" ↑", "\u00a0↑").replace(" ↓", "\u00a0↓")
 
 
 def _html_cells(table: Table, row: tuple[Cell, ...]) -> str:

@@ -81,7 +81,7 @@ def _labels(predictions: PredictionSet, names: tuple[str, ...], title: str, name
         Column("Right when predicted, %", _percent(right, predicted)),
     ]
     note = "Found: of the documents with this label (recall). Right when predicted: precision."
-    return Table(name, title, columns, (note,), is_detail=False)
+    return Table(name, title, columns, (note,))
 
 
 def _percent(parts: NDArray[np.int64], wholes: NDArray[np.int64]) -> list[Cell]:
@@ -106,7 +106,7 @@ def _mistakes(predictions: PredictionSet, run: Run, split: str, title: str, name
         Column("Sure, %", [plain_cell(round(100 * probabilities[row, guesses[row]]), 0) for row in rows]),
         *([text_column("It begins", [beginnings[one] for one in ids])] if beginnings else []),
     ]
-    return Table(name, title, columns, notes, is_detail=False)
+    return Table(name, title, columns, notes)
 
 
 def _beginnings(run: Run, split: str, ids: list[str]) -> Mapping[str, str]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from prefixprop.reporting.tables.table import Column, Table, plain_cell, text_column
 
 PAPER = "What the paper reports (not measured here)"
+_FOLD = "Its tables"
 
 
 @dataclass(frozen=True)
@@ -127,13 +128,13 @@ def _main_results() -> Table:
         for measure in MEASURES[task]:
             columns.append(_paper_column(f"{title} {_SHORT[measure]}, %", _values(task, measure), 1))
     note = "Test, but dev for Hyperpartisan, where it is the mean of 5 runs. RoBERTa PT is prefix-tuning on RoBERTa."
-    return Table("paper-table-2", "The paper's Table 2: main results", columns, (note,), section=PAPER)
+    return Table("paper-table-2", "The paper's Table 2: main results", columns, (note,), section=PAPER, fold=_FOLD)
 
 
 def _calibration() -> Table:
     errors = [_paper_column(f"{TASK_TITLES[task]} ECE", _values(task, "ece"), 3) for task in _ECE]
     columns = [text_column("Method", [row.title for row in PAPER_METHODS]), *errors]
-    return Table("paper-table-3", "The paper's Table 3: calibration", columns, section=PAPER)
+    return Table("paper-table-3", "The paper's Table 3: calibration", columns, section=PAPER, fold=_FOLD)
 
 
 def _inference_time() -> Table:
@@ -146,7 +147,7 @@ def _inference_time() -> Table:
         "Prediction of 8,000 sequences of 4,096 tokens on a GTX 1080 Ti. Runs record their training time, which is "
         "something else; `prefixprop bench runtime` measures this one."
     )
-    return Table("paper-run-time", "The paper's run-time table", columns, (note,), section=PAPER)
+    return Table("paper-run-time", "The paper's run-time table", columns, (note,), section=PAPER, fold=_FOLD)
 
 
 def _values(task: str, measure: str) -> list[float | None]:

@@ -28,18 +28,20 @@ from prefixprop.reporting.tables.table import (
     Cell,
     Column,
     Table,
+    count_cell,
     name_columns,
     number_cell,
     plain_cell,
     ranked,
     setting_cell,
     text_column,
+    without_deviations,
     without_empty,
 )
 from prefixprop.runs.run import Run, as_number
 from prefixprop.settings.methods import BASELINE
 
-_ONE_SEED = "†"
+_FOLD = "All measures"
 _TUNED = "Tuned, %"
 _SCALING = "Scaling: by the temperature fitted on dev."
 
@@ -72,26 +74,27 @@ def _methods_table(comparison: Comparison, name: str, told: Sequence[str]) -> Ta
     """What most readers want to know of every method: how good it is, how well calibrated, and what it costs."""
     trials, split = comparison.trials, comparison.judged_on
     measure, calibration = headline(comparison.settings.metric), CALIBRATION[:2]
-    seconds = Column("Training, s", [number_cell(_recorded(trial, "seconds"), 0) for trial in trials], Better.LOWER)
+    times = [number_cell(_recorded(trial, "seconds"), 0) for trial in trials]
+    seconds = without_deviations(Column("Time, s", times, Better.LOWER))
     runs = [run for trial in trials for run in trial.runs]
     columns = [
         # One column of names: on a phone, the score is to be seen beside it.
         text_column("Method", [comparison.short_name(row) for row in comparison.contenders]),
-        *map(ranked, _measure_columns(comparison, split, measure, with_paper=False)),
-        measure.interval_column(trials, split),
-        *(ranked(one) for each in calibration for one in _measure_columns(comparison, split, each, with_paper=False)),
-        Column("Trained parameters", [_trained_cell(trial.runs[0]) for trial in trials]),
+        ranked(measure.column(trials, split)),
+        replace(measure.interval_column(trials, split), title="95 % interval"),
+        *(ranked(without_deviations(each.column(trials, split))) for each in calibration),
+        Column("Trained", [count_cell(trial.runs[0].measure("parameters", "trainable")) for trial in trials]),
         # Times of different machines are not a contest.
         ranked(seconds) if len({run.device for run in runs}) == 1 else seconds,
-        _seeds_column(trials),
+        *([_seeds_column(trials)] if len(comparison.seed_counts) > 1 else []),
     ]
     notes = (
         " ".join(filter(None, [_spread_note(comparison, split), differing_circumstances(runs)])),
         *protocol_notes(comparison, split),
-        f"{_SCALING} Training: with its evaluations on dev, as the runs recorded it.",
+        f"{_SCALING} Trained: parameters, with the head. Time: of training, with its evaluations on dev.",
     )
     title = f"{comparison.title}, {split}: methods"
-    table = Table(name, title, without_empty(columns), notes, findings=told, is_detail=False)
+    table = Table(name, title, without_empty(columns), notes, findings=told)
     return with_floor(table, runs, split, (measure, *calibration))
 
 
@@ -114,7 +117,7 @@ def _quality_table(comparison: Comparison, split: str, name: str, with_paper: bo
         *_tuned_notes(columns),
         *_paper_notes(comparison, columns),
     )
-    table = Table(name, f"{comparison.title}, {split}: quality", columns, notes)
+    table = Table(name, f"{comparison.title}, {split}: quality", columns, notes, fold=_FOLD)
     runs = [run for trial in trials for run in trial.runs]
     return with_floor(table, runs, split, QUALITY[comparison.settings.metric])
 
@@ -127,7 +130,7 @@ def _calibration_table(comparison: Comparison, split: str, name: str, with_paper
     columns.append(Column("Temperature", [number_cell(values, 2) for values in temperatures]))
     columns = without_empty(map(ranked, columns))
     notes = (_spread_note(comparison, split), _SCALING, *_paper_notes(comparison, columns))
-    return Table(name, f"{comparison.title}, {split}: calibration", columns, notes)
+    return Table(name, f"{comparison.title}, {split}: calibration", columns, notes, fold=_FOLD)
 
 
 def _name_columns(comparison: Comparison) -> list[Column]:
@@ -136,14 +139,8 @@ def _name_columns(comparison: Comparison) -> list[Column]:
 
 
 def _measure_columns(comparison: Comparison, split: str, measure: Measure, with_paper: bool) -> list[Column]:
-    """The measure, marked where a row has one seed and others more, and what the paper says of it."""
+    """The measure, and what the paper says of it."""
     column = measure.column(comparison.trials, split)
-    if _has_lone_seeds(comparison):
-        cells = [
-            replace(cell, text=cell.text + _ONE_SEED) if len(trial.runs) == 1 and cell != ABSENT else cell
-            for trial, cell in zip(comparison.trials, column.cells, strict=True)
-        ]
-        column = replace(column, cells=cells)
     if not with_paper or measure.calibrated:
         return [column]
     task, rows = comparison.settings.task, map(_paper_row, comparison.contenders)
@@ -167,10 +164,6 @@ def _tuned_columns(comparison: Comparison, split: str, with_paper: bool) -> list
         cells = [plain_cell(None if row is None else TUNED_PERCENT[row], 2) for row in rows]
         columns.append(Column(without_head, cells, from_paper=True))
     return columns
-
-
-def _trained_cell(run: Run) -> Cell:
-    return plain_cell(run.measure("parameters", "trainable"), 0)
 
 
 def _tuned_cell(run: Run, with_head: bool) -> Cell:
@@ -198,16 +191,13 @@ def _recorded(trial: Trial, name: str) -> list[float]:
 
 def _spread_note(comparison: Comparison, split: str) -> str:
     """How many documents and seeds stand behind the numbers, and what the marks mean."""
-    seeds = "mean ± standard deviation over seeds" if comparison.has_several_seeds else "one seed each"
-    if _has_lone_seeds(comparison):
-        seeds += f" ({_ONE_SEED} one seed)"
+    counts = comparison.seed_counts
+    over = f"{counts[0]} seeds" if len(counts) == 1 else "seeds"
+    seeds = f"mean ± standard deviation over {over}" if max(counts) > 1 else "one seed each"
+    if len(comparison.contenders) == 1 and max(counts) == 1:
+        seeds = "one seed"
     marks = "; best bold, second best underlined" if len(comparison.contenders) > 1 else ""
     return f"{comparison.documents[split]:,} {split} {comparison.items}; {seeds}{marks}."
-
-
-def _has_lone_seeds(comparison: Comparison) -> bool:
-    """Whether some rows have one seed, and others more."""
-    return comparison.has_several_seeds and any(len(trial.runs) == 1 for trial in comparison.trials)
 
 
 def protocol_notes(comparison: Comparison, split: str) -> list[str]:
@@ -217,8 +207,9 @@ def protocol_notes(comparison: Comparison, split: str) -> list[str]:
         notes.append(_dev_note(comparison))
     if comparison.settings.keep == "last":
         notes.append("The weights of the last epoch were judged, not those of the epoch that is best on dev.")
-    if len(comparison.models) == 1:
-        notes.append(f"Model: {comparison.models[0]}.")
+    if comparison.usual_model is not None:
+        others = "" if len(comparison.models) == 1 else ", where a row names no other"
+        notes.append(f"Model: {comparison.usual_model}{others}.")
     return notes
 
 

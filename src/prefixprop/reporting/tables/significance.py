@@ -41,6 +41,7 @@ from prefixprop.reporting.tables.table import (
 from prefixprop.settings.methods import BASELINE
 
 SIGNIFICANT = 0.05
+_FOLD = "Tests: which differences could be chance"
 _SMALLEST_SHOWN = 0.001
 _MOST_NAMED = 4  # pairs in a note
 _HOLM = "Holm: corrected for the several methods compared on one split by one test"
@@ -102,16 +103,17 @@ def _is_plain(row: Contender, method: str) -> bool:
 def significance_tables(comparison: Comparison, name: str, against: Sequence[Pair], baseline: str) -> list[Table]:
     """The tables of a task, for every model that several methods were tried on; `against` are `baseline_pairs`."""
     tables: list[Table] = []
-    for number, model in enumerate(comparison.models, start=1):
-        several = len(comparison.models) > 1
-        rows = [contender for contender in comparison.contenders if contender.model == model]
+    by_model = {model: [row for row in comparison.contenders if row.model == model] for model in comparison.models}
+    by_model = {model: rows for model, rows in by_model.items() if len(rows) > 1}
+    for number, (model, rows) in enumerate(by_model.items(), start=1):
+        several = len(by_model) > 1
         title = f"{comparison.title}, {model}" if several else comparison.title
         file = f"{name}-model{number}-tests" if several else f"{name}-tests"
         pairs = [pair for pair in against if pair.first.model == model]
         if pairs:
             tables.append(_against_baseline(comparison, pairs, f"{title}: better than {baseline}?", file))
         all_pairs = [Pair(*two, comparison.judged_on) for two in combinations(rows, 2)]
-        if len(all_pairs) > 1 or (all_pairs and not pairs):
+        if len(all_pairs) > 1 or not pairs:
             tables.append(_all_pairs(comparison, all_pairs, f"{title}: all pairs", f"{file}-pairs"))
     return tables
 
@@ -136,7 +138,7 @@ def _against_baseline(comparison: Comparison, pairs: Sequence[Pair], title: str,
         *(_problems("No bootstrap", pairs, both) if any(kept) else [_NO_PREDICTIONS]),
         *(["The bootstrap leaves out runs that have no predictions."] if len(kept) > 1 else []),
     )
-    return Table(name, title, without_empty(columns), notes)
+    return Table(name, title, without_empty(columns), notes, fold=_FOLD)
 
 
 def _all_pairs(comparison: Comparison, pairs: Sequence[Pair], title: str, name: str) -> Table:
@@ -147,7 +149,7 @@ def _all_pairs(comparison: Comparison, pairs: Sequence[Pair], title: str, name: 
         *_p_columns("Welch's t", welch, pairs),
     ]
     note = f"Two-sided t-tests of {comparison.measure} over seeds, by Welch. {_HOLM}; {_BOLD}."
-    return Table(name, title, columns, (note, *_problems("No p-value over seeds", pairs, welch)))
+    return Table(name, title, columns, (note, *_problems("No p-value over seeds", pairs, welch)), fold=_FOLD)
 
 
 def _problems(start: str, pairs: Sequence[Pair], tests: Sequence[SignificanceTest]) -> list[str]:

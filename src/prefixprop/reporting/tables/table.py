@@ -64,8 +64,8 @@ class Column:
 class Table:
     """Columns of the same length, with a title and notes; `name` is a file's name without its ending.
 
-    `findings` are sentences that a reader should see first, and `section` is the heading under which the page has the
-    table: folded away where it is a detail. A terminal shows no details.
+    `findings` are sentences that a reader should see first, `section` is the heading under which the page has the
+    table, and `fold` what the page folds it away under, if anything. A terminal shows what is not folded away.
     """
 
     name: str
@@ -74,7 +74,7 @@ class Table:
     notes: Sequence[str] = ()
     findings: Sequence[str] = ()
     section: str = ""
-    is_detail: bool = True
+    fold: str = ""
 
     @property
     def rows(self) -> list[tuple[Cell, ...]]:
@@ -84,6 +84,11 @@ class Table:
 def capitalised(text: str) -> str:
     """The text as a sentence begins; `str.capitalize` would change its other letters too."""
     return text[:1].upper() + text[1:]
+
+
+def with_units(text: str) -> str:
+    """The text with units and arrows kept on the line of the word before."""
+    return text.replace(" %", "\u00a0%").replace(" ↑", "\u00a0↑").replace(" ↓", "\u00a0↓")
 
 
 def text_column(title: str, texts: Iterable[str]) -> Column:
@@ -100,6 +105,11 @@ def name_columns(methods: Sequence[str], models: Sequence[str]) -> list[Column]:
 def without_empty(columns: Iterable[Column]) -> list[Column]:
     """The columns in which at least one row has something."""
     return [column for column in columns if any(cell != ABSENT for cell in column.cells)]
+
+
+def without_deviations(column: Column) -> Column:
+    """The column with its means alone."""
+    return replace(column, cells=[replace(cell, text=cell.text.partition(" ± ")[0]) for cell in column.cells])
 
 
 def setting_cell(value: float | None) -> Cell:
@@ -143,6 +153,18 @@ def range_cell(low: float, high: float, decimals: int, sign: str = "") -> Cell:
 def plain_cell(value: float | None, decimals: int, sign: str = "") -> Cell:
     """A single number; absent where there is none."""
     return ABSENT if value is None else Cell(f"{value:{sign},.{decimals}f}", float(value))
+
+
+def count_cell(value: float | None) -> Cell:
+    """A large number in three digits, such as `185 k`; absent where there is none.
+
+    >>> count_cell(34_333_442).text
+    '34.3 M'
+    """
+    if value is None or value < 1000:
+        return plain_cell(value, 0)
+    size, unit = (value / 1e6, "M") if value >= 999_500 else (value / 1e3, "k")
+    return Cell(f"{size:.{0 if size >= 99.95 else 1}f} {unit}", float(value))
 
 
 def ranked(column: Column) -> Column:
