@@ -139,11 +139,11 @@ def test_whichever_row_is_pooled(family: str, pooling: str) -> None:
 @both_methods
 def test_on_every_backend(family: str, backend: str, method: str) -> None:
     overrides = SMALL | ({"attention_window": [8, 4]} if family == "longformer" else {})
-    chosen = {name: ADAPTERS[name] for name in ("one", "two", "exp", "exp too")}  # no LoRA: layers in one piece
-    model = with_adapters(tiny_model(family, **overrides), method, chosen)
+    pairs = [("two", "one"), ("exp too", "exp"), ("lora", "lora too"), ("one", "lora"), ("head too", "head")]
+    model = with_adapters(tiny_model(family, **overrides), method, {name: ADAPTERS[name] for name in sum(pairs, ())})
     attention.install(model, backend)
-    for names in (["two", "one"], ["exp too", "exp"]):
-        assert_as_alone(model, names, batch(model, [9, 6]))
+    for names in pairs:
+        assert_as_alone(model, list(names), batch(model, [9, 6]))
 
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])

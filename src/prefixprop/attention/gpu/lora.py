@@ -32,8 +32,11 @@ class Piece(NamedTuple):
 
 
 def unwrap(linear: Any, place: int = 0) -> tuple[Any, list[Piece]] | None:
-    """The plain linear layer and what LoRA adds to it; None if something else is around it, or somebody watches."""
-    if is_watched(linear):
+    """The plain linear layer and what LoRA adds to it; None if something else is around it, or somebody watches.
+
+    Nor where its forward was replaced, as it is where documents of a batch have adapters of their own.
+    """
+    if is_watched(linear) or "forward" in vars(linear):
         return None
     if type(linear) is nn.Linear:
         return linear, []
