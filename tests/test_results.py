@@ -157,12 +157,10 @@ def trial_of(row: Row) -> str:
 
 
 def test_the_trials_on_newsgroups() -> None:
-    found = {row["Method"]: row for row in reported("ablations-newsgroups")["newsgroups, last epoch, test: quality"]}
-    rows = {row["setting"]: row for row in documented(RESULTS, "setting")}
-    assert rows.keys() == found.keys()
-    for name, row in rows.items():
-        shown = found[name]["Seeds"], found[name]["Learning rate"], found[name]["F1 micro, %"]
-        assert shown == ("3", row["rate"], row["test micro-F1"])
+    rows = reported("ablations-newsgroups")["newsgroups, last epoch, test: quality"]
+    means = [row["F1 micro, %"].split(" ")[0] for row in rows]
+    assert {row["Seeds"] for row in rows} == {"3"} and len(rows) == 10
+    assert f"ten such settings have {min(means)} to {max(means)} on test" in words(RESULTS)
     pairs = reported("ablations-newsgroups")["newsgroups, last epoch: all pairs"]
     wanted = ("prefix-propagation", "prefix-propagation, layout reference, pooling prefix", "test")
     (pair,) = (row for row in pairs if (row["Method"], row["Against"], row["Split"]) == wanted)
