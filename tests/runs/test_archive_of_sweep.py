@@ -214,7 +214,7 @@ def test_what_a_report_needs_and_does_not_find_is_told(copied: Path, tmp_path: P
     assert any("seeds-test" in picture.name for picture in drawn)
     assert not any("reliability" in picture.name for picture in drawn)
     assert complaints[-1] == (
-        "No reliability diagram and confusion matrix of prefix-tuning, embedded: "
+        "No reliability diagram of prefix-tuning, embedded: "
         f"{lacking} has no predictions of test; archive the run by its name to add them."
     )
     assert "No bootstrap: none of these runs has predictions" in tables(report)

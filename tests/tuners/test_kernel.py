@@ -268,7 +268,7 @@ def test_rows_in_blocks_are_computed_again_in_backward(dropout: float, monkeypat
     """The same numbers, and nothing of rows × j waits for backward."""
     monkeypatch.setattr(kernel_module, "BLOCK_ROWS", 16)
     config = PrefixPropagationConfig(kernel="poly", alpha=0.5, alpha_mode="query")
-    part = PrefixAttention(config, layers=1, heads=2, size=8)
+    part = PrefixAttention.new(config, layers=1, heads=2, size=8)
     torch.nn.init.normal_(part.weight)
     rows, length = 37, 5
     leaves = [torch.randn(2, 2, count, 8, requires_grad=True) for count in (rows, length, length)]

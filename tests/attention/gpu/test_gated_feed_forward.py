@@ -13,10 +13,7 @@ from torch import Tensor, nn
 from transformers import ModernBertConfig
 from transformers.models.modernbert.modeling_modernbert import ModernBertEncoderLayer
 
-from prefixprop import attention
-
 from one_layer import assert_close
-from tiny import adapt, batch, tiny_model
 
 pytest.importorskip("triton")
 from prefixprop.attention.gpu import gated_feed_forward as triton_backend
@@ -81,12 +78,10 @@ def test_a_frozen_half_keeps_its_input_alone() -> None:
 
 @pytest.mark.parametrize("part", ["mlp_norm", "mlp", "mlp.Wi", "mlp.act", "mlp.drop", "mlp.Wo"])
 def test_hooks_on_any_part_fire(part: str) -> None:
-    model = adapt(tiny_model("modernbert"), "propagation")
-    attention.install(model, backend="triton")
-    inputs, calls = batch(model, [9, 5]), []
-    expected = model(**inputs).logits
-    model.base_model.model.model.layers[1].get_submodule(part).register_forward_hook(lambda *_: calls.append(1))
-    torch.testing.assert_close(model(**inputs).logits, expected, atol=1e-5, rtol=1e-5)
+    layer, states, calls = layer_of(12).requires_grad_(False), torch.randn(2, 30, 8), []
+    expected = triton_backend.gated_feed_forward(layer, states)
+    layer.get_submodule(part).register_forward_hook(lambda *_: calls.append(1))
+    torch.testing.assert_close(triton_backend.gated_feed_forward(layer, states), expected, atol=1e-5, rtol=1e-5)
     assert calls == [1]
 
 

@@ -34,13 +34,15 @@ class Piece(NamedTuple):
 def unwrap(linear: Any, place: int = 0) -> tuple[Any, list[Piece]] | None:
     """The plain linear layer and what LoRA adds to it; None if something else is around it, or somebody watches.
 
-    Nor where its forward was replaced, as it is where documents of a batch have adapters of their own.
+    Nor where LoRA's forward was replaced, as it is where documents of a batch have adapters of their own.
     """
-    if is_watched(linear) or "forward" in vars(linear):
+    if is_watched(linear):
         return None
     if type(linear) is nn.Linear:
         return linear, []
     if type(linear) is not LoraLinear or type(linear.base_layer) is not nn.Linear or is_watched(linear.base_layer):
+        return None
+    if "forward" in vars(linear):
         return None
     if linear.merged or linear.disable_adapters:
         # When it is called, peft takes out of the weights what is merged and disabled.
