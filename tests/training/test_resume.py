@@ -59,7 +59,6 @@ class KillAtTheEndOfAnEpoch(TrainerCallback):
         (5, {"checkpoint_every": 2}),  # resumed in the middle of an epoch
         (8, {"checkpoint_every": 1, "device_batch_size": 2}),
         (5, {"method": "fine-tuning", "learning_rate": 1e-3}),
-        (5, {"method": "lora", "checkpoint_every": 2}),
         (5, {"method": "prefix-propagation+lora", "gate": True, "checkpoint_every": 2}),
         (5, {"reparameterize": True}),
         (5, {"keep": "last", "checkpoint_every": 2}),

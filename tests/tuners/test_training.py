@@ -96,7 +96,6 @@ def test_models_in_half_precision(family: str, method: str, dtype: torch.dtype) 
     [
         ("roberta", "propagation", "paper"),
         ("modernbert", "propagation", "reference"),
-        ("modernbert", "tuning", "paper"),
     ],
 )
 def test_compiles_without_graph_breaks(family: str, method: str, layout: str) -> None:
