@@ -61,7 +61,7 @@ def test_attention(tmp_path: Path) -> None:
         assert row["ratio"] == pytest.approx(row["hugging_face"]["median_s"] / row["prefixprop"]["median_s"])
 
 
-@pytest.mark.parametrize("flags", [(), ("--whole-model",)])
+@pytest.mark.parametrize("flags", [(), ("--methods",)])
 def test_attention_of_modernbert(flags: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tiny = encoders.EncoderSize(hidden=32, layers=3, heads=2, window=8, family="modernbert")
     monkeypatch.setitem(encoders.FAMILIES["modernbert"], "mini", tiny)
@@ -71,8 +71,9 @@ def test_attention_of_modernbert(flags: tuple[str, ...], tmp_path: Path, monkeyp
     assert result.exit_code == 0, result.output
     assert "global" not in result.output and "modernbert, mini size" in " ".join(result.output.split())
     record = json.loads(written.read_text())
-    assert record["model"] == "modernbert" and record["whole_model"] == bool(flags)
-    assert all(row["ratio"] and row["global"] == 0 for row in record["results"])
+    assert record["model"] == "modernbert" and all(row["global"] == 0 for row in record["results"])
+    beside = {row["method"] for row in record["results"] if row["ratio"]}
+    assert beside == ({"whole model", "LoRA"} if flags else {None})
     assert "choose one of longformer, modernbert" in failed("attention", "--model", "bert")
 
 

@@ -106,24 +106,22 @@ def bench_attention(
     repeats: int,
     backend: str = "auto",
     with_hugging_face: bool = True,
-    whole_model: bool = False,
     progress: Callable[[AttentionCase], object] = lambda case: None,
 ) -> Iterator[AttentionResult]:
     """Measure one case after the other; results are yielded as they are ready."""
     for case in cases:
         progress(case)
-        yield from _bench_case(case, size, repeats, backend, with_hugging_face, whole_model)
+        yield from _bench_case(case, size, repeats, backend, with_hugging_face)
 
 
 def _bench_case(
-    case: AttentionCase, size: EncoderSize, repeats: int, backend: str, with_hugging_face: bool, whole_model: bool
+    case: AttentionCase, size: EncoderSize, repeats: int, backend: str, with_hugging_face: bool
 ) -> Iterator[AttentionResult]:
     device = find_device()
     gc.collect()  # the last case's models are in cycles, and would count as memory of this one
     torch.manual_seed(0)
     base = frozen_on(AutoModel.from_config(size.config(case.length, case.dropout)), device)
-    whole_model = whole_model or case.method == WHOLE_MODEL
-    base.requires_grad_(whole_model)
+    base.requires_grad_(case.method == WHOLE_MODEL)
     models: dict[str, Any] = {}
     if with_hugging_face and case.method not in _PREFIXES:  # these compute with our attention alone
         models[THEIRS] = _with_method(case.method, twin_of(base)).train(case.dropout > 0)
@@ -133,8 +131,7 @@ def _bench_case(
     if size.family == "longformer":
         inputs["global_attention_mask"] = torch.zeros_like(inputs["input_ids"])
         inputs["global_attention_mask"][:, : case.global_tokens] = 1
-    trains = whole_model or case.method is not None
-    for name, run in (("forward", _forward), ("step", _whole_step if trains else _step)):
+    for name, run in (("forward", _forward), ("step", _step if case.method is None else _whole_step)):
         runs = {who: run(which, inputs) for who, which in models.items()}
         timings = measure_in_turns(runs, device, repeats)
         yield AttentionResult(case, name, timings[OURS], timings.get(THEIRS))

@@ -51,9 +51,6 @@ def attention(
     hugging_face: Annotated[
         bool, typer.Option("--hugging-face/--no-hugging-face", help="Measure Hugging Face's attention too.")
     ] = True,
-    whole_model: Annotated[
-        bool, typer.Option("--whole-model", help="Train all weights in a step, not only what is in front of them.")
-    ] = False,
     methods: Annotated[
         bool,
         typer.Option("--methods", help="Measure each case with the whole model, LoRA, a prefix and kernels trained."),
@@ -93,10 +90,10 @@ def attention(
         def show(case: AttentionCase) -> None:
             status.update(f"measuring {case.batch} × {case.length} tokens ...")
 
-        results += bench_attention(chosen, dimensions, repeats, backend, hugging_face, whole_model, show)
-    console.print(_attention_table(results, f"Attention{', the whole model learns' * whole_model}: {title}"))
+        results += bench_attention(chosen, dimensions, repeats, backend, hugging_face, show)
+    console.print(_attention_table(results, f"Attention: {title}"))
     if json is not None:
-        record = record_of_run("attention", model, size, backend, repeats) | {"whole_model": whole_model}
+        record = record_of_run("attention", model, size, backend, repeats)
         write_json(json, record | {"results": record_of_attention(results)})
     if figure is not None:
         plot_attention(results, figure, title)

@@ -56,11 +56,6 @@ def test_output_and_gradients(rows: int, inner: int, scale: float, frozen: bool)
     assert_same_numbers(layer, scale * torch.randn(2, rows, 8))
 
 
-def test_inner_rows_that_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triton_backend, "KEEPS_INNER", True)
-    assert_same_numbers(layer_of(12).requires_grad_(False), torch.randn(2, 5, 8))
-
-
 @pytest.mark.parametrize("options", [{"hidden_activation": "silu"}, {"mlp_bias": True}, {"norm_bias": True}])
 @pytest.mark.parametrize("frozen", [False, True])
 def test_layers_of_another_make(options: dict[str, Any], frozen: bool) -> None:

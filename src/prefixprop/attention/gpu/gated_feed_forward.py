@@ -19,8 +19,6 @@ from prefixprop.attention.backends import INTERPRETED
 from prefixprop.attention.gpu.triton_kernel import TritonKernel, function
 from prefixprop.attention.watching import is_watched
 
-# A product less in backward for twice the width of the feed-forward, per row and layer, to be kept.
-KEEPS_INNER = False
 HALF_ROOT, DENSITY = tl.constexpr(0.7071067811865476), tl.constexpr(0.3989422804014327)  # 1/√2 and 1/√(2π)
 
 
@@ -68,7 +66,7 @@ def _half_forward(
     both = normed @ inner.t()
     output = torch.empty_like(states)  # no view of another: prefix rows may be added in place
     torch.addmm(flat, gate(both), outer.t(), out=output.view_as(flat))
-    return output, (*moments, *([both] if KEEPS_INNER else []))
+    return output, tuple(moments)
 
 
 def _keep_half(ctx: Any, inputs: tuple, output: tuple[Tensor, tuple[Tensor, ...]]) -> None:
@@ -77,18 +75,14 @@ def _keep_half(ctx: Any, inputs: tuple, output: tuple[Tensor, tuple[Tensor, ...]
 
 
 def _half_backward(ctx: Any, gradient: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-    states, scale, inner, outer, mean, deviation, *both = ctx.saved_tensors
+    states, scale, inner, outer, mean, deviation = ctx.saved_tensors
     flat, gradient = states.flatten(0, -2), gradient.contiguous()
     upstream = gradient.view_as(flat) @ outer
-    if both:
-        for_both = torch.empty_like(both[0])
-    else:
-        normed = torch.native_layer_norm(flat, scale.shape, scale, None, ctx.epsilon)[0]
-        both = [normed @ inner.t()]
-        for_both = both[0]  # nobody else has it
-    _launch(both[0], upstream, for_both, backward=True)
+    normed = torch.native_layer_norm(flat, scale.shape, scale, None, ctx.epsilon)[0]
+    both = normed @ inner.t()
+    _launch(both, upstream, both, backward=True)  # which becomes its own gradient: nobody else has it
     for_states, _, _ = torch.ops.aten.native_layer_norm_backward(
-        for_both @ inner, flat, scale.shape, mean, deviation, scale, None, [True, False, False]
+        both @ inner, flat, scale.shape, mean, deviation, scale, None, [True, False, False]
     )
     return (for_states.view_as(states).add_(gradient), *(None,) * 4)
 
