@@ -76,6 +76,15 @@ def test_attention(attention: Path) -> None:
     ]
 
 
+def test_attention_says_what_was_trained(tmp_path: Path) -> None:
+    cases = [AttentionCase(8, 512, 0, 0.0, method) for method in ("whole model", "LoRA")]
+    results = record_of_attention([AttentionResult(case, "step", FAST, SLOW) for case in cases])
+    record = record_of_run("attention", "modernbert", "mini", "auto", 3) | {"results": results}
+    (table,) = bench_tables([written(tmp_path / "attention.json", record)])
+    assert [row[3] for row in texts(table)] == ["whole model", "LoRA"]
+    assert table.title.startswith("Attention of modernbert: ")
+
+
 def test_benchmarks_need_no_runs(runtime: Path, attention: Path) -> None:
     report = make_report(benchmarks=[runtime, attention])
     assert [table.name for table in report.measured] == ["bench-1-runtime", "bench-2-attention"]

@@ -79,11 +79,13 @@ def _runtime_table(record: dict[str, Any], name: str, with_paper: bool) -> Table
 
 def _attention_table(record: dict[str, Any], name: str) -> Table:
     results = record["results"]
+    methods = [result.get("method") or "" for result in results]  # files of version 0.1 have none, nor a model
     theirs, ours = [result["hugging_face"] for result in results], [result["prefixprop"] for result in results]
     columns = [
         text_column("Documents × tokens", [f"{result['batch']} × {result['length']:,}" for result in results]),
         Column("Global tokens", [plain_cell(as_number(result["global"]), 0) for result in results]),
         Column("Dropout", [setting_cell(as_number(result["dropout"])) for result in results]),
+        *([text_column("Trained", methods)] if any(methods) else []),
         text_column("Pass", [result["pass"] for result in results]),
         Column("Hugging Face, ms", [_milliseconds(timing) for timing in theirs]),
         Column("prefixprop, ms", [_milliseconds(timing) for timing in ours]),
@@ -92,7 +94,7 @@ def _attention_table(record: dict[str, Any], name: str) -> Table:
         Column("prefixprop, GiB", [_memory(timing) for timing in ours]),
     ]
     note = f"Median of {record['repeats']} measurements, and peak memory; {_circumstances(record)}."
-    title = f"Longformer's attention: {record['device']}"
+    title = f"Attention of {record.get('model', 'longformer')}: {record['device']}"
     return Table(name, title, columns, (note,), section=SPEED)
 
 
