@@ -19,15 +19,21 @@ from prefixprop.attention import install
 from prefixprop.backbones import family_in
 from prefixprop.benchmarking.encoders import EncoderSize, find_device, frozen_on, random_tokens, twin_of
 from prefixprop.benchmarking.timing import Run, Timing, measure_in_turns
-from prefixprop.config import PrefixPropagationConfig
+from prefixprop.config import PrefixPropagationConfig, PrefixTuningConfig
 
 PASSES = ("forward", "step")
 OURS, THEIRS = "prefixprop", "Hugging Face"
 WHOLE_MODEL, LORA = "whole model", "LoRA"
-_PREFIXES: dict[str, dict[str, Any]] = {
-    "propagation": {},
-    "kernel exp": {"kernel": "exp"},
-    "kernel rbf, α per head": {"kernel": "rbf", "alpha_mode": "head"},
+# A prefix beside the frozen model, and which options it has; LoRA stands for its config.
+_PREFIXES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "propagation": (PrefixPropagationConfig, {}),
+    "propagation, gate": (PrefixPropagationConfig, {"gate": True}),
+    "kernel exp": (PrefixPropagationConfig, {"kernel": "exp"}),
+    "kernel rbf, α per head": (PrefixPropagationConfig, {"kernel": "rbf", "alpha_mode": "head"}),
+    "prefix-tuning": (PrefixTuningConfig, {}),
+    "prefix-tuning, gate": (PrefixTuningConfig, {"gate": True}),
+    "propagation and LoRA": (PrefixPropagationConfig, {"lora": LORA}),
+    "prefix-tuning and LoRA": (PrefixTuningConfig, {"lora": LORA}),
 }
 METHODS = (WHOLE_MODEL, LORA, *_PREFIXES)
 
@@ -141,10 +147,13 @@ def _with_method(method: str | None, model: Any) -> Any:
     """The model with what the method trains beside it."""
     if method is None or method == WHOLE_MODEL:
         return model
+    targets = list(family_in(model).lora_targets)
+    lora = LoraConfig(r=8, lora_alpha=16, lora_dropout=0.1, target_modules=targets)
     if method == LORA:
-        targets = list(family_in(model).lora_targets)
-        return get_peft_model(model, LoraConfig(r=8, lora_alpha=16, lora_dropout=0.1, target_modules=targets))
-    return get_peft_model(model, PrefixPropagationConfig(num_virtual_tokens=8, **_PREFIXES[method]))
+        return get_peft_model(model, lora)
+    config, options = _PREFIXES[method]
+    options = {name: lora if value == LORA else value for name, value in options.items()}
+    return get_peft_model(model, config(num_virtual_tokens=8, **options))
 
 
 def _forward(model: Any, inputs: dict[str, torch.Tensor]) -> Run:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,40 +9,32 @@ import torch.nn.functional as F
 from peft.utils import ModulesToSaveWrapper
 from torch import Tensor, nn
 
+from prefixprop.tuners.owners import Owners
 
-def own_heads(names: Sequence[str], _: Any, wrapper: Any, rows: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """What peft's wrapper of a head returns where each document has its own of `names`.
+
+def own_heads(owners: Owners, _: Any, wrapper: Any, rows: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """What peft's wrapper of a head returns where each document has its own.
 
     peft's own way is for single linear layers only.
     """
-    places: dict[str, list[int]] = {}
-    for place, name in enumerate(names):
-        places.setdefault(name, []).append(place)
-    order = torch.tensor([place for own in places.values() for place in own], device=rows.device)
-    parts = rows[order].split([len(own) for own in places.values()])
+    parts = rows[owners.by_adapter].split([len(own) for own in owners.places.values()])
     saved = dict(wrapper.modules_to_save.items())
     outputs = [
         saved.get(name, wrapper.original_module)(part, *args, **kwargs)
-        for name, part in zip(places, parts, strict=True)
+        for name, part in zip(owners.places, parts, strict=True)
     ]
-    return side_by_side(outputs, list(places.values()))
+    return together(outputs)[owners.back]
 
 
-def side_by_side(parts: list[Tensor], places: list[list[int]]) -> Tensor:
-    """The parts of a batch in the batch's order; where one has fewer classes, -inf, which softmax makes zero."""
+def together(parts: list[Tensor]) -> Tensor:
+    """Parts of a batch one after the other; where one has fewer classes, -inf, which softmax makes zero."""
     widest = max(part.shape[-1] for part in parts)
-    padded = [
-        part if part.shape[-1] == widest else F.pad(part, (0, widest - part.shape[-1]), value=-torch.inf)
-        for part in parts
-    ]
-    return in_order(torch.cat(padded), places)
-
-
-def in_order(rows: Tensor, places: list[list[int]]) -> Tensor:
-    """Rows that stand in the order of `places`, each in its place."""
-    found = [place for own in places for place in own]
-    where = sorted(range(len(found)), key=found.__getitem__)
-    return rows if where == list(range(len(where))) else rows[torch.tensor(where, device=rows.device)]
+    return torch.cat(
+        [
+            part if part.shape[-1] == widest else F.pad(part, (0, widest - part.shape[-1]), value=-torch.inf)
+            for part in parts
+        ]
+    )
 
 
 def classes_of(model: nn.Module, adapter_name: str) -> int | None:

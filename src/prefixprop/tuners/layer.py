@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -16,6 +15,7 @@ from prefixprop.attention.prefix import FusedPart, PrefixPart
 from prefixprop.backbones import Backbone
 from prefixprop.config import PrefixConfig
 from prefixprop.tuners.kernel import PrefixAttention
+from prefixprop.tuners.owners import Owners
 from prefixprop.tuners.prefix import INIT_STD, MixedPrefix, Prefix, PrefixNetwork
 
 
@@ -151,14 +151,13 @@ class PrefixLayer(nn.Module, BaseTunerLayer):
         name = self.active_name()
         return None if name is None else self.adapters[name]
 
-    def mix(self, names: Sequence[str]) -> Undo:
-        """Give each document its own of these adapters, which have the same structure, until it is undone."""
-        distinct = list(dict.fromkeys(names))
-        prefixes = [self.prefixes[name] for name in distinct]
-        kernels = [self.kernels[name] for name in distinct if name in self.kernels]
-        owner = torch.tensor([distinct.index(name) for name in names], device=prefixes[0].weight.device)
-        kernel = PrefixAttention.mixed(kernels, owner) if kernels else None
-        self._mixed = PrefixAdapter(MixedPrefix(prefixes, owner), self.adapters[distinct[0]].config, kernel)
+    def mix(self, owners: Owners) -> Undo:
+        """Give each document its own adapter, of those with the same structure, until it is undone."""
+        prefixes = [self.prefixes[name] for name in owners.adapters]
+        kernels = [self.kernels[name] for name in owners.adapters if name in self.kernels]
+        kernel = PrefixAttention.mixed(kernels, owners.owner) if kernels else None
+        config = self.adapters[owners.adapters[0]].config
+        self._mixed = PrefixAdapter(MixedPrefix(prefixes, owners.owner), config, kernel)
         return self._unmix
 
     def _unmix(self) -> None:

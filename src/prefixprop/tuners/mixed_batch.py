@@ -14,15 +14,18 @@ from typing import Any
 
 import torch
 from peft import PeftConfig
+from peft.tuners.lora import Linear as LoraLinear
 from peft.tuners.lora import LoraLayer
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils import AuxiliaryTrainingWrapper, ModulesToSaveWrapper
 from torch import Tensor, nn
 
+from prefixprop.attention.document_lora import NAME, DocumentLora
 from prefixprop.attention.forwards import Undo, replace_forward
 from prefixprop.config import PrefixConfig
-from prefixprop.tuners.heads import in_order, own_heads, side_by_side
+from prefixprop.tuners.heads import own_heads, together
 from prefixprop.tuners.layer import PrefixLayer
+from prefixprop.tuners.owners import Owners
 
 BASE = "__base__"  # peft's name for no adapter
 # Adapters that differ in these alone can share a pass. Whatever else a configuration has may decide a shape.
@@ -65,14 +68,15 @@ class MixedBatch(nn.Module):
             )
         passes = self._passes()
         if len(passes) == 1:
-            with adapters_of(self.names, self.adapted):
+            with adapters_of(self.names, self.adapted, tokens.device):
                 return self.model(*args, **kwargs)
         outputs = []
-        for places in passes:
-            part = partial(_part, torch.tensor(places, device=tokens.device), batch)
-            with adapters_of([self.names[place] for place in places], self.adapted):
+        in_turn = torch.tensor([place for places in passes for place in places], device=tokens.device)
+        for places, own in zip(passes, in_turn.split([len(places) for places in passes]), strict=True):
+            part = partial(_part, own, batch)
+            with adapters_of([self.names[place] for place in places], self.adapted, tokens.device):
                 outputs.append(self.model(*map(part, args), **{name: part(value) for name, value in kwargs.items()}))
-        return _merged(outputs, passes)
+        return _merged(outputs, in_turn.argsort())
 
     def _passes(self) -> list[list[int]]:
         """Where the documents are that can be computed together."""
@@ -100,7 +104,7 @@ class MixedBatch(nn.Module):
 
 
 @contextmanager
-def adapters_of(names: Sequence[str], modules: list[Any]) -> Iterator[None]:
+def adapters_of(names: Sequence[str], modules: list[Any], device: torch.device) -> Iterator[None]:
     """Let every document have its adapter, of those in `names`, in all modules that adapters change.
 
     They are of one structure. With a single one this is what `set_adapter` and `disable_adapter` do, but for what is
@@ -108,13 +112,13 @@ def adapters_of(names: Sequence[str], modules: list[Any]) -> Iterator[None]:
     """
     before = [(module, module._active_adapter, module._disable_adapters) for module in modules]
     undo: list[Undo] = []
-    wanted = set(names)
+    owners = Owners(names, device)
     try:
         for module in modules:
             module._active_adapter = [names[0]]
-            module._disable_adapters = wanted.isdisjoint(module._get_available_adapters())
-            if len(wanted) > 1 and not module._disable_adapters:
-                undo += _mixed(module, names)
+            module._disable_adapters = owners.places.keys().isdisjoint(module._get_available_adapters())
+            if len(owners.adapters) > 1 and not module._disable_adapters:
+                undo += _mixed(module, names, owners)
         yield
     finally:
         for each in undo:
@@ -123,15 +127,24 @@ def adapters_of(names: Sequence[str], modules: list[Any]) -> Iterator[None]:
             module._active_adapter, module._disable_adapters = active, disabled
 
 
-def _mixed(module: Any, names: Sequence[str]) -> list[Undo]:
+def _mixed(module: Any, names: Sequence[str], owners: Owners) -> list[Undo]:
     if isinstance(module, PrefixLayer):
-        return [module.mix(names)]
-    if isinstance(module, LoraLayer):
-        return [replace_forward(module, partial(_own_lora, names))]
-    return [replace_forward(module, partial(own_heads, names))] if isinstance(module, ModulesToSaveWrapper) else []
+        return [module.mix(owners)]
+    if isinstance(module, ModulesToSaveWrapper):
+        return [replace_forward(module, partial(own_heads, owners))]
+    if not isinstance(module, LoraLayer):
+        return []
+    if type(module) is not LoraLinear or any(up.bias is not None for up in module.lora_B.values()):
+        return [replace_forward(module, partial(_lora_of_peft, names))]
+    setattr(module, NAME, DocumentLora.of(module, owners.adapters, owners.owner, owners.share))
+    return [partial(delattr, module, NAME), replace_forward(module, _own_lora)]
 
 
-def _own_lora(names: Sequence[str], original: Any, layer: nn.Module, *args: Any, **kwargs: Any) -> Tensor:
+def _own_lora(original: Any, layer: Any, rows: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    return getattr(layer, NAME).add_to(layer.base_layer(rows, *args, **kwargs), rows)
+
+
+def _lora_of_peft(names: Sequence[str], original: Any, layer: nn.Module, *args: Any, **kwargs: Any) -> Tensor:
     """peft's own way of computing it. It comes with hooks, which would keep attention from its shorter ways."""
     return original(*args, adapter_names=list(names), **kwargs)
 
@@ -163,29 +176,29 @@ def _part(places: Tensor, batch: int, value: Any) -> Any:
     return {name: _part(places, batch, item) for name, item in value.items()} if isinstance(value, dict) else value
 
 
-def _merged(outputs: list[Any], passes: list[list[int]]) -> Any:
-    """The outputs of all passes as that of one."""
+def _merged(outputs: list[Any], back: Tensor) -> Any:
+    """The outputs of all passes as that of one, documents in their order again."""
     first = outputs[0]
     if isinstance(first, Tensor):
-        return side_by_side(outputs, passes)
+        return together(outputs)[back]
     if isinstance(first, Mapping):
         if any(output.keys() != first.keys() for output in outputs):
             raise _cannot_be_one(", ".join(sorted(set().union(*outputs) - set.intersection(*map(set, outputs)))))
-        return type(first)(**{name: _merged_entry(name, outputs, passes) for name in first})
-    return tuple(_merged_entry(place, outputs, passes) for place in range(len(first)))
+        return type(first)(**{name: _merged_entry(name, outputs, back) for name in first})
+    return tuple(_merged_entry(place, outputs, back) for place in range(len(first)))
 
 
-def _merged_entry(name: Any, outputs: list[Any], passes: list[list[int]]) -> Any:
+def _merged_entry(name: Any, outputs: list[Any], back: Tensor) -> Any:
     entries = [output[name] for output in outputs]
     if isinstance(entries[0], Tensor):
-        return side_by_side(entries, passes)
+        return together(entries)[back]
     if entries[0] is None:  # in a tuple, for what a model has not, such as a pooler
         return None
     merged = []
     for layer in zip(*entries, strict=True):  # states or attentions of all layers
         if any(each.shape[1:] != layer[0].shape[1:] for each in layer):
             raise _cannot_be_one(name)
-        merged.append(in_order(torch.cat(layer), passes))
+        merged.append(torch.cat(layer)[back])
     return tuple(merged)
 
 

@@ -13,6 +13,7 @@ import torch
 from peft.tuners.lora import Linear as LoraLinear
 from torch import Tensor, nn
 
+from prefixprop.attention.document_lora import NAME, DocumentLora
 from prefixprop.attention.gpu import dropped_products
 from prefixprop.attention.gpu.dropout import draw_words
 from prefixprop.attention.watching import is_watched
@@ -29,19 +30,21 @@ class Piece(NamedTuple):
     up: Tensor  # B: [width of the part, rank]
     scale: float
     dropout: float
+    share: Tensor | None = None  # [documents, rank]: where each has its own, 0 for the others'
 
 
 def unwrap(linear: Any, place: int = 0) -> tuple[Any, list[Piece]] | None:
-    """The plain linear layer and what LoRA adds to it; None if something else is around it, or somebody watches.
-
-    Nor where LoRA's forward was replaced, as it is where documents of a batch have adapters of their own.
-    """
+    """The plain linear layer and what LoRA adds to it; None if something else is around it, or somebody watches."""
     if is_watched(linear):
         return None
     if type(linear) is nn.Linear:
         return linear, []
     if type(linear) is not LoraLinear or type(linear.base_layer) is not nn.Linear or is_watched(linear.base_layer):
         return None
+    own: DocumentLora | None = vars(linear).get(NAME)
+    if own is not None:
+        down, up = own.down.flatten(0, 1), own.up.transpose(0, 1).flatten(1)
+        return linear.base_layer, [Piece(place, down, up, own.scale, 0.0, own.share)]
     if "forward" in vars(linear):
         return None
     if linear.merged or linear.disable_adapters:
@@ -68,8 +71,10 @@ def _piece(linear: Any, adapter: str, place: int) -> Piece | None:
 
 def fit_together(pieces: Iterable[Piece]) -> bool:
     """Whether all have the same dropout, and the kernels for it hold their ranks."""
-    found = {(piece.dropout, piece.dropout > 0 and len(piece.down) > MOST_RANK) for piece in pieces}
-    return len(found) <= 1 and not any(too_many for _, too_many in found)
+    found = {
+        (piece.dropout, piece.share is None, piece.dropout > 0 and len(piece.down) > MOST_RANK) for piece in pieces
+    }
+    return len(found) <= 1 and not any(too_many for *_, too_many in found)
 
 
 class Plan(NamedTuple):
@@ -79,11 +84,12 @@ class Plan(NamedTuple):
     ranks: tuple[int, ...]
     scales: tuple[float, ...]
     dropout: float
+    shared: bool  # by documents, each of which has its own
 
     @property
     def tensors(self) -> int:
-        """How many tensors are spelt out: a piece's two matrices, then two tensors of words."""
-        return 2 * len(self.places) + 2 if self.places else 0
+        """How many tensors are spelt out: a piece's two matrices, shares, then two tensors of words."""
+        return (2 + self.shared) * len(self.places) + 2 if self.places else 0
 
 
 def spell_out(paths: Sequence[Sequence[Piece]], rows: int) -> tuple[tuple[Plan, ...], list[Tensor]]:
@@ -93,22 +99,28 @@ def spell_out(paths: Sequence[Sequence[Piece]], rows: int) -> tuple[tuple[Plan, 
         dropout = pieces[0].dropout if pieces else 0.0
         columns = [(piece.place, len(piece.down), piece.scale) for piece in pieces]
         places, ranks, scales = zip(*columns, strict=True) if pieces else ((), (), ())
-        plans.append(Plan(places, ranks, scales, dropout))
+        shares = [piece.share for piece in pieces if piece.share is not None]
+        plans.append(Plan(places, ranks, scales, dropout, bool(shares)))
         if pieces:
             width = pieces[0].down.shape[1]
             tensors += [matrix for piece in pieces for matrix in (piece.down, piece.up)]
+            tensors += shares
             tensors += draw_words((rows, len(pieces) * width), pieces[0].down, dropout)
     return tuple(plans), tensors
 
 
 class SidePath(NamedTuple):
-    """`down` [pieces, rank, width of the rows] and `up` [pieces, width of a part, rank] have one rank for all."""
+    """`down` [pieces, rank, width of the rows] and `up` [pieces, width of a part, rank] have one rank for all.
+
+    Where documents have their own, `share` [documents, 1, pieces * rank] has zeros for the others'.
+    """
 
     plan: Plan
     down: Tensor
     up: Tensor
     row_words: Tensor
     column_words: Tensor
+    share: Tensor | None
 
     @classmethod
     def read(cls, plans: Sequence[Plan], tensors: Sequence[Tensor], dtype: torch.dtype) -> list[SidePath | None]:
@@ -123,17 +135,27 @@ class SidePath(NamedTuple):
             pieces, rank = len(plan.places), -(-max(plan.ranks) // STEP) * STEP
             down = matrices[0].new_zeros(pieces, rank, matrices[0].shape[1], dtype=dtype)
             up = matrices[1].new_zeros(pieces, len(matrices[1]), rank, dtype=dtype)
+            share = None
+            if plan.shared:
+                share = matrices[-1].new_zeros(len(matrices[-1]), 1, pieces, rank, dtype=dtype)
             for piece, own_rank in enumerate(plan.ranks):
                 down[piece, :own_rank] = matrices[2 * piece]
                 up[piece, :, :own_rank] = matrices[2 * piece + 1]
-            paths.append(cls(plan, down, up, row_words, column_words))
+                if share is not None:
+                    share[:, 0, piece, :own_rank] = matrices[2 * pieces + piece]
+            paths.append(cls(plan, down, up, row_words, column_words, share if share is None else share.flatten(2)))
         return paths
 
     def descend(self, rows: Tensor) -> Tensor:
         """[rows, pieces * rank]: dropout(rows) Aᵀ of all pieces."""
         if self.plan.dropout:
             return dropped_products.descend(rows, self.down, self.row_words, self.column_words, self.plan.dropout)
-        return rows @ self.down.flatten(0, 1).t()
+        return self._shared(rows @ self.down.flatten(0, 1).t())
+
+    def _shared(self, lowered: Tensor) -> Tensor:
+        if self.share is not None:
+            lowered.view(len(self.share), -1, self.share.shape[2]).mul_(self.share)
+        return lowered
 
     def low(self, lowered: Tensor, piece: int) -> Tensor:
         """A piece's own of what `descend` made, or of its gradient."""
@@ -150,6 +172,7 @@ class SidePath(NamedTuple):
         for piece, (part, scale) in enumerate(zip(parts, self.plan.scales, strict=True)):
             self.low(for_low, piece).addmm_(part, self.up[piece], beta=0, alpha=scale)
             found.append((part.t() @ self.low(lowered, piece)).mul_(scale))
+        self._shared(for_low)
         if self.plan.dropout:
             words = (self.row_words, self.column_words)
             for_down = dropped_products.down_gradient(for_low, rows, self.down, *words, self.plan.dropout)
@@ -158,7 +181,7 @@ class SidePath(NamedTuple):
         of_matrices: list[Tensor | None] = []
         for piece, rank in enumerate(self.plan.ranks):
             of_matrices += [for_down[piece, :rank], found[piece][:, :rank]]
-        return for_low, [*of_matrices, None, None]
+        return for_low, [*of_matrices, *[None] * (self.plan.shared * len(self.plan.places)), None, None]
 
     def add_back(self, for_low: Tensor, result: Tensor) -> None:
         """Add to the rows' gradient what comes through the path."""

@@ -1,0 +1,29 @@
+"""Which adapter each document of a batch has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+class Owners:
+    """The adapters of a batch on a device. What modules ask is made once, in front of the pass: later, a list that
+    goes to a GPU would wait for all that is under way there."""
+
+    def __init__(self, names: Sequence[str], device: torch.device) -> None:
+        self.adapters = list(dict.fromkeys(names))
+        self.places = {name: [place for place, own in enumerate(names) if own == name] for name in self.adapters}
+        self.owner = torch.tensor([self.adapters.index(name) for name in names], device=device)
+        in_turn = [place for own in self.places.values() for place in own]
+        self.by_adapter = torch.tensor(in_turn, device=device)
+        self.back = torch.tensor(sorted(range(len(names)), key=in_turn.__getitem__), device=device)
+        self._shares: dict[int, Tensor] = {}
+
+    def share(self, rank: int) -> Tensor:
+        """[documents, adapters * rank]: of the adapters' numbers one beside the other, 1 for a document's own."""
+        if rank not in self._shares:
+            self._shares[rank] = F.one_hot(self.owner, len(self.adapters)).repeat_interleave(rank, dim=1)
+        return self._shares[rank]
