@@ -19,7 +19,9 @@ import sys
 import tempfile
 import warnings
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -34,6 +36,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassificati
 from transformers.utils import logging
 
 from prefixprop import PrefixPropagationConfig, PrefixTuningConfig, attention
+from prefixprop.models import replay
 from prefixprop.training import RunSettings, train
 
 SLACK, FLOAT32_LIMIT = 1.2, 1e-5
@@ -446,17 +449,50 @@ class SyncWatch(TrainerCallback):
             torch.cuda.set_sync_debug_mode("default")
 
 
+RUN = RunSettings(
+    task="hyperpartisan", epochs=2, learning_rate=1e-3, batch_size=8, device_batch_size=4,
+    max_train_documents=64, max_dev_documents=8, max_test_documents=8, max_length=512, keep_weights=False,
+)  # fmt: skip
+
+
 def check_run() -> str | None:
-    """None, or what a run of `prefixprop train` waits for between the steps of an epoch."""
-    settings = RunSettings(
-        task="hyperpartisan", epochs=1, learning_rate=1e-3, batch_size=8, device_batch_size=4,
-        max_train_documents=64, max_dev_documents=8, max_test_documents=8, max_length=512, keep_weights=False,
-    )  # fmt: skip
-    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(record=True) as told:
+    """None, or what a run of `prefixprop train` waits for between the steps of an epoch.
+
+    Recording a step waits, so here none is.
+    """
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(record=True) as told, unrecorded():
         warnings.simplefilter("always")
+        settings = replace(RUN, epochs=1)
         train(settings, Path(folder) / "run", callbacks=[SyncWatch()], tell=lambda note: None)
     waits = Counter(f"{one.filename}:{one.lineno}" for one in told if "synchronizing CUDA" in str(one.message))
     return ", ".join(f"{count} times at {place}" for place, count in waits.items()) or None
+
+
+@contextmanager
+def unrecorded() -> Iterator[None]:
+    usual, replay.MOST_TOKENS = replay.MOST_TOKENS, 0
+    try:
+        yield
+    finally:
+        replay.MOST_TOKENS = usual
+
+
+def check_recorded_run() -> str | None:
+    """None, or how far a run of recorded steps is from the same run without."""
+    recordings: list[Any] = []
+    record = replay.Replayed._record
+    replay.Replayed._record = lambda *given: recordings.append(record(*given)) or recordings[-1]
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            found = train(RUN, Path(folder) / "recorded", tell=lambda note: None).metrics["dev"]
+            with unrecorded():
+                expected = train(RUN, Path(folder) / "plain", tell=lambda note: None).metrics["dev"]
+    finally:
+        replay.Replayed._record = record
+    if len(recordings) < 2:
+        return f"{len(recordings)} steps were recorded"
+    apart = {name: value - expected[name] for name, value in found.items() if abs(value - expected[name]) > 1e-3}
+    return str(apart) if apart else None
 
 
 def check_behaviour(console: Console) -> bool:
@@ -473,9 +509,12 @@ def check_behaviour(console: Console) -> bool:
             problem = check(model)
             all_fine &= problem is None
             console.print(f"training step, bfloat16, {name}: {what}: {problem or 'ok'}")
-    problem = check_run()
-    console.print(f"prefixprop train: no waiting within an epoch: {problem or 'ok'}")
-    return all_fine and problem is None
+    of_runs = {"no waiting within an epoch": check_run, "recorded steps change nothing": check_recorded_run}
+    for what, check in of_runs.items():
+        problem = check()
+        all_fine &= problem is None
+        console.print(f"prefixprop train: {what}: {problem or 'ok'}")
+    return all_fine
 
 
 PARTS = {"numbers": check_numbers, "behaviour": check_behaviour}

@@ -38,6 +38,7 @@ def record_of_attention(results: Sequence[AttentionResult]) -> list[dict[str, An
             "global": result.case.global_tokens,
             "dropout": result.case.dropout,
             "method": result.case.method,
+            "recorded": result.case.recorded,
             "pass": result.name,
             "hugging_face": None if result.theirs is None else _record_of_timing(result.theirs),
             "prefixprop": _record_of_timing(result.ours),

@@ -273,7 +273,8 @@ def _case(case: AttentionCase) -> str:
     dropout = f", dropout {case.dropout:g}" if case.dropout else ""
     everywhere = f", {case.global_tokens} global" if case.global_tokens else ""
     method = f",\n{case.method}" if case.method else ""
-    return f"{case.batch} × {case.length}{everywhere}{dropout}{method}"
+    recorded = ",\nrecorded" if case.recorded else ""
+    return f"{case.batch} × {case.length}{everywhere}{dropout}{method}{recorded}"
 
 
 def _table(title: str, columns: tuple[str, ...]) -> Table:

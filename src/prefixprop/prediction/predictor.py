@@ -94,9 +94,8 @@ def predict_with_each(
     predictions: dict[Path, list[Prediction]] = {}
     for (_, reading), (first, *others) in together.items():
         pieces, adapters = read[reading], [run.adapter for run in (first, *others)]
-        logits = classify(
-            first.model, pieces.input_ids, first.pad_token_id, options.batch_tokens, first.uses_bf16, adapters
-        )
+        reads = (first.pad_token_id, options.batch_tokens, first.uses_bf16, first.max_length)
+        logits = classify(first.model, pieces.input_ids, *reads, adapters)
         for run, own in zip((first, *others), logits, strict=True):
             predictions[run.run_dir] = _predictions(run, pieces, own[:, : len(run.label_names)], options.long)
     return list(zip(*(predictions[run.run_dir] for run in runs), strict=True))

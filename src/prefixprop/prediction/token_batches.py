@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary, ref
 
 import numpy as np
 import torch
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from prefixprop.models.attention_without_cudnn import without_cudnn
+from prefixprop.models.replay import Replayed, can_replay, padded_length
 from prefixprop.tasks.batches import pad_documents
 from prefixprop.tasks.encoding import TokenIds
 
@@ -41,17 +43,23 @@ def classify(
     pad_token_id: int,
     batch_tokens: int,
     bf16: bool,
+    max_length: int,
     adapters: Sequence[str | None] = (None,),
 ) -> list[NDArray[np.float64]]:
     """The logits of every text [texts, classes], in the order given, with each of the model's adapters.
 
-    None is the active one. Where adapters have different numbers of classes, -inf may follow those that one has.
+    None is the active one. Where adapters have different numbers of classes, -inf may follow those that one has. The
+    model reads `max_length` tokens, and no text has more.
     """
     device = next(model.parameters()).device
+    lengths = [len(ids) for ids in input_ids]
+    if can_replay(model):
+        lengths = [padded_length(length, max_length) for length in lengths]
     logits: dict[tuple[int, int], NDArray[np.float64]] = {}
-    for indices in batches_by_length([len(ids) for ids in input_ids], batch_tokens):
+    for indices in batches_by_length(lengths, batch_tokens):
         rows = [input_ids[index] for index in indices]
-        batch = {name: tensor.to(device) for name, tensor in pad_documents(rows, pad_token_id).items()}
+        padded = pad_documents(rows, pad_token_id, length=lengths[indices[0]])
+        batch = {name: tensor.to(device) for name, tensor in padded.items()}
         with inference(device, bf16, lower="batch_tokens (--batch-tokens)"):
             outputs = _with_each(model, batch, adapters, batch_tokens)
         for place, output in enumerate(outputs):
@@ -68,7 +76,7 @@ def _with_each(
     A full batch is no faster for being mixed; one of a few short documents is.
     """
     if len(adapters) == 1 and adapters[0] is None:
-        return [model(**batch).logits]
+        return [_logits(model, batch)]
     tokens = batch["input_ids"]
     count = len(tokens)
     if len(adapters) * tokens.numel() > batch_tokens:
@@ -76,6 +84,20 @@ def _with_each(
     repeated = {name: tensor.repeat(len(adapters), 1) for name, tensor in batch.items()}
     names = [adapter for adapter in adapters for _ in range(count)]
     return model(**repeated, adapter_names=names).logits.split(count)
+
+
+_REPLAYED: WeakKeyDictionary[Any, Replayed] = WeakKeyDictionary()
+
+
+def _logits(model: Any, batch: dict[str, Tensor]) -> Tensor:
+    if not can_replay(model):
+        return model(**batch).logits
+    if model not in _REPLAYED:
+        weak: Any = ref(model)  # or the model would be kept by what is kept as long as the model
+        _REPLAYED[model] = Replayed(lambda inputs: weak()(**inputs).logits)
+    # Which adapter is active, and in which type it is computed, is part of a recording.
+    variant = str(getattr(model, "active_adapter", None)), torch.is_autocast_enabled(batch["input_ids"].device.type)
+    return _REPLAYED[model](batch, variant)
 
 
 @contextlib.contextmanager

@@ -95,7 +95,8 @@ class TrainedModel:
         """The uncalibrated logits [texts, labels] of texts that are already prepared; longer ones are cut."""
         encoded = encode_documents(list(texts), self.tokenizer, self.max_length)
         input_ids = [self.readable(ids) for ids in encoded.input_ids]
-        (logits,) = classify(self.model, input_ids, self.pad_token_id, batch_tokens, self.uses_bf16, (self.adapter,))
+        reads = (self.pad_token_id, batch_tokens, self.uses_bf16, self.max_length)
+        (logits,) = classify(self.model, input_ids, *reads, (self.adapter,))
         return logits[:, : len(self.label_names)]
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,11 +16,13 @@ if TYPE_CHECKING:
 PADDING_SIDES = ("right", "left")
 
 
-def pad_documents(rows: Sequence[TokenIds], pad_token_id: int, padding_side: str = "right") -> dict[str, Tensor]:
-    """`input_ids` and `attention_mask`, [documents, longest]."""
+def pad_documents(
+    rows: Sequence[TokenIds], pad_token_id: int, padding_side: str = "right", length: int | None = None
+) -> dict[str, Tensor]:
+    """`input_ids` and `attention_mask`, [documents, length]; without a length it is that of the longest."""
     import torch
 
-    length = max(len(row) for row in rows)
+    length = length or max(len(row) for row in rows)
     input_ids = torch.full((len(rows), length), pad_token_id)
     attention_mask = torch.zeros(len(rows), length, dtype=torch.long)
     for index, row in enumerate(rows):
@@ -39,11 +41,14 @@ class DocumentCollator:
 
     pad_token_id: int
     padding_side: str = "right"
+    padded_length: Callable[[int], int] = int  # by the longest document's
 
     def __call__(self, items: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
         import torch
 
-        padded = pad_documents([item["input_ids"] for item in items], self.pad_token_id, self.padding_side)
+        rows = [item["input_ids"] for item in items]
+        length = self.padded_length(max(map(len, rows)))
+        padded = pad_documents(rows, self.pad_token_id, self.padding_side, length)
         return padded | {"labels": torch.tensor([item["labels"] for item in items])}
 
 

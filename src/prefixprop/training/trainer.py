@@ -20,8 +20,10 @@ from torch.utils.data import DataLoader
 from transformers import PrinterCallback, Trainer, TrainerState, TrainingArguments
 
 from prefixprop.evaluation import PredictionSet
+from prefixprop.models.replay import HeldGradients, Replayed, can_replay, padded_length
 from prefixprop.settings.methods import HEAD
 from prefixprop.settings.run_settings import RunSettings
+from prefixprop.tasks import DocumentCollator
 from prefixprop.training.alpha_log import log_alpha
 from prefixprop.training.batches import LengthGroupedOrder
 from prefixprop.training.checkpoints import (
@@ -73,6 +75,17 @@ class RunTrainer(Trainer):
         )
         self.remove_callback(PrinterCallback)
         log_alpha(self)
+        self._replays = self._may_replay()
+        if self._replays:
+            lengths = partial(padded_length, most=settings.max_length or 0)
+            self.data_collator: Any = dataclasses.replace(self.data_collator, padded_length=lengths)
+        self._gradients = HeldGradients()
+        self._step, self._evaluation = Replayed(self._step_of), Replayed(self._evaluation_of)
+
+    def _may_replay(self) -> bool:
+        """Several processes exchange gradients, and checkpointing computes a second time: neither is recorded."""
+        alone = self.args.world_size == 1 and not self.args.gradient_checkpointing
+        return alone and isinstance(self.data_collator, DocumentCollator) and can_replay(self.model)
 
     def predict_split(self, split: EvaluationSplit) -> PredictionSet:
         """The predictions of a split, in the order of its documents."""
@@ -107,12 +120,30 @@ class RunTrainer(Trainer):
         return prepared
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
-        loss = super().training_step(model, inputs, num_items_in_batch)
+        if self._replays and isinstance(num_items_in_batch, Tensor):
+            self._gradients.attach()
+            loss = self._step({**inputs, "num_items_in_batch": num_items_in_batch})
+            self._gradients.learn(model)
+        else:
+            loss = super().training_step(model, inputs, num_items_in_batch)
         self._check_loss()
         rate = float(self.lr_scheduler.get_last_lr()[0])
         self.unchecked = (self.state.global_step + 1, rate, send_to_host(loss))
         self.uncounted.append(loss.detach())
         return loss
+
+    def _step_of(self, inputs: dict[str, Any]) -> Tensor:
+        count = inputs.pop("num_items_in_batch")
+        loss: Tensor = super().training_step(self.model_wrapped, inputs, count)
+        return loss
+
+    def prediction_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        if not self._replays or args[:1] == (True,) or kwargs.get("prediction_loss_only"):
+            return super().prediction_step(model, inputs, *args, **kwargs)
+        return self._evaluation(self._prepare_inputs(inputs))
+
+    def _evaluation_of(self, inputs: dict[str, Any]) -> Any:
+        return super().prediction_step(self.model_wrapped, inputs, prediction_loss_only=False)
 
     def _count_losses(self) -> float:
         """The sum of the epoch's losses so far; one after the other, so that a resumed run has the same bits."""

@@ -1,0 +1,158 @@
+"""Passes that are recorded for each shape. A stand-in plays the recordings here: there is no GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from prefixprop import attention
+from prefixprop.models import replay
+from prefixprop.models.replay import HeldGradients, Replayed, can_replay, padded_length
+from prefixprop.prediction import token_batches
+from prefixprop.training import train, trainer
+
+from tiny import tiny_model
+from tiny_training import tiny_settings
+
+
+class Again:
+    """Runs again what was recorded, and leaves the results where those of the recording are."""
+
+    def __init__(self, run: Any, inputs: dict[str, Tensor], outputs: Any) -> None:
+        self.run, self.inputs, self.outputs = run, inputs, outputs
+
+    def replay(self) -> None:
+        found = self.run(dict(self.inputs))
+        for old, new in zip(_tensors(self.outputs), _tensors(found), strict=True):
+            old.copy_(new)
+
+
+def _tensors(outputs: Any) -> list[Tensor]:
+    return [outputs] if isinstance(outputs, Tensor) else [each for each in outputs if each is not None]
+
+
+@pytest.fixture
+def played(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """The shapes that were recorded. A recording computes nothing, so nothing may change while it is made."""
+    shapes: list[tuple[int, ...]] = []
+
+    def record(self: Replayed, inputs: dict[str, Tensor]) -> Any:
+        shapes.append(tuple(inputs["input_ids"].shape))
+        held = {name: tensor.clone() for name, tensor in inputs.items()}
+        with torch.random.fork_rng():
+            before = _gradients(self)
+            outputs = self.run(dict(held))
+            for parameter, gradient in before:
+                parameter.grad.copy_(gradient)
+        return replay._Recording(Again(self.run, held, outputs), held, outputs)
+
+    monkeypatch.setattr(Replayed, "_record", record)
+    return shapes
+
+
+def _gradients(replayed: Replayed) -> list[tuple[Any, Tensor]]:
+    owner = getattr(replayed.run, "__self__", None)
+    parameters = owner.model.parameters() if hasattr(owner, "model") else ()
+    return [(each, each.grad.clone()) for each in parameters if each.grad is not None]
+
+
+def tokens(*shape: int) -> dict[str, Tensor]:
+    return {"input_ids": torch.randint(5, 50, shape)}
+
+
+def test_the_second_of_a_shape_is_recorded_and_further_ones_are_played(played: list) -> None:
+    replayed = Replayed(lambda inputs: inputs["input_ids"].sum(dim=1))
+    for shape in ((2, 8), (3, 8), (2, 8), (2, 8), (3, 8)):
+        inputs = tokens(*shape)
+        assert torch.equal(replayed(inputs), inputs["input_ids"].sum(dim=1))
+    assert played == [(2, 8), (3, 8)]
+
+
+def test_what_a_call_returned_stays_as_it_was(played: list) -> None:
+    replayed = Replayed(lambda inputs: (inputs["input_ids"] * 2, None))
+    several = [tokens(2, 4) for _ in range(4)]
+    outputs = [replayed(inputs) for inputs in several]
+    assert all(torch.equal(out[0], inputs["input_ids"] * 2) for out, inputs in zip(outputs, several, strict=True))
+
+
+def test_large_batches_and_too_many_shapes_are_computed_as_ever(
+    played: list, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replay, "MOST_TOKENS", 16)
+    monkeypatch.setattr(replay, "MOST_RECORDINGS", 1)
+    replayed = Replayed(lambda inputs: inputs["input_ids"] + 1)
+    for shape in ((2, 9), (2, 8), (1, 8)) * 3:
+        inputs = tokens(*shape)
+        assert torch.equal(replayed(inputs), inputs["input_ids"] + 1)
+    assert played == [(2, 8)]
+
+
+def test_lengths_come_again_and_waste_little() -> None:
+    lengths = {padded_length(length, 4096) for length in range(1, 4097)}
+    assert len(lengths) < 40
+    assert all(length <= padded_length(length, 4096) < max(length + 64, length * 1.13) for length in range(1, 4097))
+
+
+def test_never_without_a_gpu() -> None:
+    model = tiny_model("longformer")
+    attention.install(model)
+    assert not can_replay(model)
+
+
+def test_held_gradients_are_those_of_a_model_without_them() -> None:
+    torch.manual_seed(0)
+    first = nn.Linear(3, 2)
+    second = nn.Linear(3, 2)
+    second.load_state_dict(first.state_dict())
+    unused = nn.Linear(3, 2)  # learns nothing, and must get no gradient
+    held = HeldGradients()
+    optimizers = [torch.optim.AdamW(model.parameters(), weight_decay=0.1) for model in (first, second)]
+    addresses = set()
+    for _ in range(3):
+        rows = torch.randn(2, 4, 3)
+        held.attach()
+        for half in rows:
+            first(half).square().sum().backward()
+            held.learn(nn.ModuleList([first, unused]))
+            held.attach()
+            second(half).square().sum().backward()
+        addresses.add(tuple(each.grad.data_ptr() for each in first.parameters()))
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        assert all(torch.equal(one, two) for one, two in zip(first.parameters(), second.parameters(), strict=True))
+    assert len(addresses) == 1
+    assert all(each.grad is None for each in unused.parameters())
+
+
+@pytest.mark.parametrize("method", ["prefix-propagation", "fine-tuning"])
+def test_a_run_of_recorded_steps_is_the_same_run(
+    method: str, tmp_path: Path, played: list, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trainer, "can_replay", lambda model: True)
+    settings = tiny_settings(tmp_path, method=method, epochs=3, batch_size=4, device_batch_size=2, max_length=64)
+    recorded = train(settings, tmp_path / "recorded")
+    assert len(played) >= 2  # of steps and of evaluations
+    monkeypatch.setattr(replay, "MOST_TOKENS", 0)
+    plain = train(settings, tmp_path / "plain")
+    assert recorded.metrics["dev"] == plain.metrics["dev"]
+    (one,), (two,) = ([*path.rglob("*.safetensors")] for path in (recorded.run_dir, plain.run_dir))
+    of_one, of_two = load_file(one), load_file(two)
+    assert of_one and all(torch.equal(tensor, of_two[name]) for name, tensor in of_one.items())
+
+
+def test_predictions_of_recorded_passes(played: list, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model("longformer").eval()
+    attention.install(model)
+    ids = [torch.randint(5, 50, (length,)).numpy() for length in (7, 30, 12, 9, 20, 8)]
+    expected = token_batches.classify(model, ids, 1, 128, False, 128)[0]
+    monkeypatch.setattr(token_batches, "can_replay", lambda model: True)
+    for _ in range(3):
+        found = token_batches.classify(model, ids, 1, 128, False, 128)[0]
+        assert abs(found - expected).max() < 1e-5
+    assert played == [(2, 64)]
