@@ -103,6 +103,7 @@ def _attention_forward(
         attention_mask,
         prefixed_keys(source, index, hidden_states),
         None if source is None else source.prefix_part(index),
+        None if source is None else source.fused_part(index),
         module.attention_dropout if module.training else 0.0,
     )
     return module.out_drop(module.Wo(rows)), None
