@@ -75,7 +75,7 @@ def _layer_forward(
     if not isinstance(attention_mask, AttentionPattern):
         return original(hidden_states, attention_mask=attention_mask, **others)
     attended, _ = layer.attn(layer.attn_norm(hidden_states), attention_mask=attention_mask, **others)
-    return fast.backend_for(attention_mask, hidden_states).gated_feed_forward(layer, hidden_states + attended)
+    return fast.backend_for(attention_mask, hidden_states).gated_feed_forward(layer, hidden_states, attended)
 
 
 def _attention_forward(

@@ -73,8 +73,9 @@ def attend_to_all(
     return F.scaled_dot_product_attention(query, key, value, attn_mask=bias, dropout_p=dropout)
 
 
-def gated_feed_forward(layer: Any, states: Tensor) -> Tensor:
-    """The second half of a ModernBertEncoderLayer."""
+def gated_feed_forward(layer: Any, states: Tensor, attended: Tensor) -> Tensor:
+    """The second half of a ModernBertEncoderLayer: from the states it was given, and what its attention made."""
+    states = states + attended
     return states + layer.mlp(layer.mlp_norm(states))
 
 
