@@ -7,6 +7,7 @@ bias per key; no mask has length × length.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -71,6 +72,14 @@ def attend_to_all(
     if dropout > 0 and query.device.type == "cpu" and not torch.compiler.is_compiling():
         return attend_with_dropout(query, key, value, bias, dropout)
     return F.scaled_dot_product_attention(query, key, value, attn_mask=bias, dropout_p=dropout)
+
+
+def rotary_layer(layer: Any, states: Tensor, attend: Callable[[Tensor], Tensor]) -> Tensor | None:
+    """The output of a whole ModernBertEncoderLayer, where a backend has a faster way than part by part.
+
+    `attend` makes the rows of its attention from what was projected.
+    """
+    return None
 
 
 def gated_feed_forward(layer: Any, states: Tensor, attended: Tensor) -> Tensor:

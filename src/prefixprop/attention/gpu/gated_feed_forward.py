@@ -1,16 +1,14 @@
 """The second half of a ModernBERT layer: the states with what attention gave, and feed-forward of their LayerNorm.
 
 The sum and its LayerNorm are one pass over memory, and so is gelu(input) · gate between the products; PyTorch keeps
-the activation for backward beside what it was made of. With frozen weights the whole half is one operation, which
-adds the residual within the last product, keeps nothing but the sum, and makes the inner rows again.
+the activation for backward beside what it was made of. Frozen weights have a way of their own (`frozen_modernbert`).
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor, nn
@@ -18,7 +16,6 @@ from transformers.activations import GELUActivation
 
 from prefixprop.attention import rotary
 from prefixprop.attention.backends import INTERPRETED
-from prefixprop.attention.gpu import residual_norm
 from prefixprop.attention.gpu.residual_norm import sum_and_norm
 from prefixprop.attention.gpu.triton_kernel import TritonKernel, function
 from prefixprop.attention.watching import is_watched
@@ -37,66 +34,9 @@ def gated_feed_forward(layer: Any, states: Tensor, attended: Tensor) -> Tensor:
         or torch.compiler.is_compiling()  # a compiler puts the steps together by itself
     ):
         return rotary.gated_feed_forward(layer, states, attended)
-    weights = FrozenWeights.of(layer, states)
-    if weights is not None:
-        keeps = torch.is_grad_enabled() and (states.requires_grad or attended.requires_grad)
-        run = _half if keeps else _half_forward
-        return run(states.contiguous(), attended.contiguous(), *weights, norm.eps, keeps)[0]
     states, normed = sum_and_norm(attended, states, norm)
     both = mlp.Wi(normed).contiguous()
     return states + mlp.Wo(mlp.drop((_gated if torch.is_grad_enabled() else gate)(both)))
-
-
-class FrozenWeights(NamedTuple):
-    norm: Tensor
-    inner: Tensor
-    outer: Tensor
-
-    @classmethod
-    def of(cls, layer: Any, states: Tensor) -> FrozenWeights | None:
-        """The weights, or None where one is not frozen or has a bias, or somebody waits for a part to be called."""
-        norm, mlp = layer.mlp_norm, layer.mlp
-        parts = (norm, mlp.Wi, mlp.Wo)
-        if tuple(map(type, parts[1:])) != (nn.Linear, nn.Linear) or (mlp.drop.training and mlp.drop.p):
-            return None
-        if any(map(is_watched, (*parts[1:], mlp.drop))) or torch.is_autocast_enabled(states.device.type):
-            return None
-        if any(part.weight.requires_grad or part.bias is not None for part in parts):
-            return None
-        if any(part.weight.dtype != states.dtype for part in parts):
-            return None
-        return cls(*(part.weight for part in parts))
-
-
-def _half_forward(
-    states: Tensor, attended: Tensor, scale: Tensor, inner: Tensor, outer: Tensor, epsilon: float, keeps: bool
-) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """The layer's output, and what backward needs."""
-    normed, total, moments = residual_norm.normalise(attended, states, scale, None, scale, scale, epsilon, 0.0, True)
-    active, flat = gate(normed.flatten(0, -2) @ inner.t()), total.flatten(0, -2)
-    if not keeps:
-        flat.addmm_(active, outer.t())
-        return total, (total, moments)
-    output = torch.empty_like(states)  # no view of another: prefix rows may be added in place
-    torch.addmm(flat, active, outer.t(), out=output.view_as(flat))
-    return output, (total, moments)
-
-
-def _keep_half(ctx: Any, inputs: tuple, output: tuple[Tensor, tuple[Tensor, Tensor]]) -> None:
-    _, attended, *weights, ctx.epsilon, _ = inputs
-    ctx.attended_type = attended.dtype
-    ctx.save_for_backward(*weights, *output[1])
-
-
-def _half_backward(ctx: Any, gradient: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-    scale, inner, outer, total, moments = ctx.saved_tensors
-    flat, gradient = total.flatten(0, -2), gradient.contiguous()
-    upstream = gradient.view_as(flat) @ outer
-    both = F.layer_norm(flat, scale.shape, scale, None, ctx.epsilon) @ inner.t()
-    _launch(both, upstream, both, backward=True)  # which becomes its own gradient: nobody else has it
-    for_normed = (both @ inner).view_as(total)
-    found = residual_norm.gradients(for_normed, total, moments, scale, scale, scale, False, 0.0, gradient)[0]
-    return found, found.to(ctx.attended_type), *(None,) * 5
 
 
 def gate(both: Tensor) -> Tensor:
@@ -106,6 +46,11 @@ def gate(both: Tensor) -> Tensor:
     return output
 
 
+def gate_back(both: Tensor, gradient: Tensor, result: Tensor) -> None:
+    """Write the gradient of `both`, by that of what `gate` made, into `result`, which may be `both` itself."""
+    _launch(both, gradient, result, backward=True)
+
+
 def _keep(ctx: Any, inputs: tuple, output: Tensor) -> None:
     ctx.save_for_backward(inputs[0])
 
@@ -113,7 +58,7 @@ def _keep(ctx: Any, inputs: tuple, output: Tensor) -> None:
 def _backward(ctx: Any, gradient: Tensor) -> Tensor:
     (both,) = ctx.saved_tensors
     for_both = torch.empty_like(both)
-    _launch(both, gradient.contiguous(), for_both, backward=True)
+    gate_back(both, gradient.contiguous(), for_both)
     return for_both
 
 
@@ -156,4 +101,3 @@ def gated_gelu(
 
 _GATED_GELU = TritonKernel(gated_gelu)
 _gated = function(gate, _keep, _backward)
-_half = function(_half_forward, _keep_half, _half_backward)
