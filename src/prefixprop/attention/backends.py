@@ -51,6 +51,7 @@ class Backend(NamedTuple):
     self_attention: Callable[..., tuple[Tensor, ...]]
     residual_output: Callable[..., Tensor]
     whole_layer: Callable[..., Tensor | None]
+    rotary_layer: Callable[..., Tensor | None]
     rotary_attention: Callable[..., Tensor]
     gated_feed_forward: Callable[..., Tensor]
 
@@ -67,16 +68,18 @@ def choose(name: str | None, device: torch.device) -> Backend:
             compiled.longformer_self_attention,
             sliding_window.residual_output,
             sliding_window.whole_layer,
+            rotary.rotary_layer,
             rotary.rotary_attention,
             rotary.gated_feed_forward,
         )
-    from prefixprop.attention.gpu import gated_feed_forward, rotary_attention  # where there is Triton
+    from prefixprop.attention.gpu import frozen_modernbert, gated_feed_forward, rotary_attention  # need Triton
     from prefixprop.attention.gpu import self_attention as gpu
 
     return Backend(
         gpu.longformer_self_attention,
         gpu.residual_output,
         gpu.whole_layer,
+        frozen_modernbert.rotary_layer,
         rotary_attention.rotary_attention,
         gated_feed_forward.gated_feed_forward,
     )

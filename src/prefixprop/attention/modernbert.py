@@ -28,7 +28,7 @@ class FastModernBert(InstalledAttention):
         undo = [replace_forward(self.encoder, partial(_model_forward, self))]
         for index, layer in enumerate(self.encoder.layers):
             undo += [
-                replace_forward(layer, partial(_layer_forward, self)),
+                replace_forward(layer, partial(_layer_forward, self, index)),
                 replace_forward(layer.attn, partial(_attention_forward, self, index)),
             ]
         return undo
@@ -65,17 +65,25 @@ def _model_forward(fast: FastModernBert, original: Callable[..., Any], model: An
 
 def _layer_forward(
     fast: FastModernBert,
+    index: int,
     original: Callable[..., Tensor],
     layer: Any,
     hidden_states: Tensor,
     attention_mask: Any = None,
+    position_embeddings: Any = None,
     **others: Any,
 ) -> Tensor:
-    """`ModernBertEncoderLayer.forward`."""
+    """`ModernBertEncoderLayer.forward`, in one piece where the backend can."""
+    others |= {"attention_mask": attention_mask, "position_embeddings": position_embeddings}
     if not isinstance(attention_mask, AttentionPattern):
-        return original(hidden_states, attention_mask=attention_mask, **others)
-    attended, _ = layer.attn(layer.attn_norm(hidden_states), attention_mask=attention_mask, **others)
-    return fast.backend_for(attention_mask, hidden_states).gated_feed_forward(layer, hidden_states + attended)
+        return original(hidden_states, **others)
+    backend = fast.backend_for(attention_mask, hidden_states)
+    attend = partial(_attend, fast, index, layer.attn, attention_mask, position_embeddings)
+    output = backend.rotary_layer(layer, hidden_states, attend)
+    if output is not None:
+        return output
+    attended, _ = layer.attn(layer.attn_norm(hidden_states), **others)
+    return backend.gated_feed_forward(layer, hidden_states, attended)
 
 
 def _attention_forward(
@@ -93,16 +101,24 @@ def _attention_forward(
         return original(
             hidden_states, position_embeddings=position_embeddings, attention_mask=attention_mask, **others
         )
+    rows = _attend(fast, index, module, attention_mask, position_embeddings, module.Wqkv(hidden_states))
+    return module.out_drop(module.Wo(rows)), None
+
+
+def _attend(
+    fast: FastModernBert, index: int, module: Any, pattern: AttentionPattern, rotation: Any, projected: Tensor
+) -> Tensor:
+    """The rows of a layer's attention, from queries, keys and values."""
     source = fast.active_source()
     kind = module.config.layer_types[index]
-    rows = fast.backend_for(attention_mask, hidden_states).rotary_attention(
-        module.Wqkv(hidden_states),
-        position_embeddings,
+    return fast.backend_for(pattern, projected).rotary_attention(
+        projected,
+        rotation,
         module.config.num_attention_heads,
         module.config.sliding_window if kind == "sliding_attention" else None,
-        attention_mask,
-        prefixed_keys(source, index, hidden_states),
+        pattern,
+        prefixed_keys(source, index, projected),
         None if source is None else source.prefix_part(index),
+        None if source is None else source.fused_part(index),
         module.attention_dropout if module.training else 0.0,
     )
-    return module.out_drop(module.Wo(rows)), None

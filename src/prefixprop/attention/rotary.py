@@ -7,6 +7,7 @@ bias per key; no mask has length × length.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from prefixprop.attention.dropout import attend_with_dropout, wide
 from prefixprop.attention.pattern import AttentionPattern, as_bias
-from prefixprop.attention.prefix import PrefixedKeys, PrefixPart, for_batch, outside_softmax
+from prefixprop.attention.prefix import FusedPart, PrefixedKeys, PrefixPart, for_batch, outside_softmax
 from prefixprop.attention.sliding_window import local_rows
 
 Rotation = tuple[Tensor, Tensor]  # cosines and sines, [batch or 1, length, head size] each
@@ -29,12 +30,14 @@ def rotary_attention(
     pattern: AttentionPattern,
     prefix: PrefixedKeys | None = None,
     prefix_part: PrefixPart | None = None,
+    fused_part: FusedPart | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
     """Attention's rows [batch, length, width] from queries, keys and values, `projected` [batch, length, 3 width].
 
     Rows see `reach` neighbours on either side, or all rows if it is None. The pattern knows its rows in front. Prefix
-    keys are not rotated. With a `prefix_part` the prefix is in no row's softmax, and the part is added (Eq. 3).
+    keys are not rotated. With a `prefix_part` the prefix is in no row's softmax, and the part is added (Eq. 3);
+    `fused_part` says what it is, for backends that compute it themselves.
     """
     asking, value = projected.unflatten(-1, (3, heads, -1)).split([2, 1], dim=2)  # [batch, length, ., heads, size]
     query, key = (rows.transpose(1, 2) for rows in _Rotate.apply(asking, *rotation).unbind(2))
@@ -71,8 +74,17 @@ def attend_to_all(
     return F.scaled_dot_product_attention(query, key, value, attn_mask=bias, dropout_p=dropout)
 
 
-def gated_feed_forward(layer: Any, states: Tensor) -> Tensor:
-    """The second half of a ModernBertEncoderLayer."""
+def rotary_layer(layer: Any, states: Tensor, attend: Callable[[Tensor], Tensor]) -> Tensor | None:
+    """The output of a whole ModernBertEncoderLayer, where a backend has a faster way than part by part.
+
+    `attend` makes the rows of its attention from what was projected.
+    """
+    return None
+
+
+def gated_feed_forward(layer: Any, states: Tensor, attended: Tensor) -> Tensor:
+    """The second half of a ModernBertEncoderLayer: from the states it was given, and what its attention made."""
+    states = states + attended
     return states + layer.mlp(layer.mlp_norm(states))
 
 

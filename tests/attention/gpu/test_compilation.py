@@ -13,7 +13,9 @@ pytest.importorskip("triton")
 
 SCRIPT = Path(__file__).with_name("compile_kernels.py")
 KERNELS = """
+_differentiate DROPOUT=False
 _differentiate DROPOUT=True
+_differentiate_all DROPOUT=False
 _differentiate_all DROPOUT=True
 _list_tokens
 _normalise DROPOUT=False

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from torch import Tensor, nn
+from torch import Tensor
 
 from prefixprop import attention
 
@@ -15,7 +15,9 @@ from tiny import adapt, batch, for_all_rows, tiny_model
 
 pytest.importorskip("triton")
 from prefixprop.attention.gpu import dropped_products, lora, self_attention
-from prefixprop.attention.gpu.dropout import LEVELS, draw_words, levels
+from prefixprop.attention.gpu.dropout import LEVELS, draw_words
+
+from known_masks import Masked, mask_of
 
 PROJECTIONS = ["query", "key", "value", "key_global", "value_global", "query_global"]
 EVERYTHING = [*PROJECTIONS, "attention.output.dense", "intermediate.dense", "layer.0.output.dense"]
@@ -115,23 +117,6 @@ def test_around_what_follows_attention_alone(pieces: list[int]) -> None:
     found = outcome(model)
     assert not pieces
     assert_same(found, in_parts(model))
-
-
-def mask_of(words: list[Tensor], piece: int, width: int, dropout: float) -> Tensor:
-    least, growth = levels(dropout)
-    columns = words[1][piece * width : (piece + 1) * width]
-    return ((words[0][:, None] ^ columns[None, :]) * -1640531535 >= least).float() * growth
-
-
-class Masked(nn.Module):
-    """Stands for a dropout whose mask is known."""
-
-    def __init__(self, mask: Tensor) -> None:
-        super().__init__()
-        self.mask = mask
-
-    def forward(self, rows: Tensor) -> Tensor:
-        return rows * self.mask.view_as(rows)
 
 
 def test_dropout(pieces: list[int], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 pytest.importorskip("triton")
-from prefixprop.attention.gpu.residual_norm import residual_norm
+from prefixprop.attention.gpu.residual_norm import residual_norm, sum_and_norm
 
 
 def a_norm(width: int, trained: bool = False) -> nn.LayerNorm:
@@ -44,6 +44,21 @@ def test_equals_layer_norm_of_the_sum(batch: int, rows: int, width: int, trained
     for mine, theirs in zip(found, exact, strict=True):
         # A single number's variance is zero, and 1/σ is large.
         torch.testing.assert_close(mine, theirs, atol=1e-5 if width > 1 else 1e-3, rtol=1e-4)
+
+
+@pytest.mark.parametrize("trained", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+def test_the_sum_beside_its_norm(bias: bool, trained: bool) -> None:
+    norm = nn.LayerNorm(48, bias=bias).requires_grad_(trained)
+    nn.init.normal_(norm.weight)
+    update, residual, direction = inputs(2, 9, 48)
+    wanted = (update, residual, *(norm.parameters() if trained else ()))
+    total, normed = sum_and_norm(update, residual, norm)
+    found = torch.autograd.grad((normed * direction + total.square()).sum(), wanted)
+    exact = update + residual
+    torch.testing.assert_close((total, normed), (exact, norm(exact)), atol=1e-5, rtol=1e-5)
+    expected = torch.autograd.grad((norm(exact) * direction + exact.square()).sum(), wanted)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
 
 
 def test_dropout_acts_on_the_update_alone_and_backward_has_its_mask() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from functools import partial
 from typing import Any, NamedTuple
 
 import pytest
@@ -14,7 +15,9 @@ from torch import Tensor
 
 from prefixprop import attention
 from prefixprop.attention import AttentionPattern, rotary
-from prefixprop.attention.prefix import PrefixedKeys
+from prefixprop.attention.prefix import FusedPart, PrefixedKeys
+from prefixprop.kernels import Exponential, Kernel, Linear, Polynomial, RadialBasis
+from prefixprop.tuners.kernel import PrefixAttention
 
 from one_layer import assert_close
 from tiny import adapt, batch, tiny_model
@@ -64,13 +67,18 @@ def cases(draw: Any, full: bool = False) -> Case:
     )
 
 
-def kernel_attention(query: Tensor, key: Tensor, value: Tensor, dropout: float) -> Tensor:
-    """Eq. 3 with the kernel exp."""
+def kernel_attention(layer: int, query: Tensor, key: Tensor, value: Tensor, dropout: float) -> Tensor:
+    """Eq. 3 with the kernel exp, as one's own."""
     return 0.3 * (query @ key.transpose(-1, -2) / query.shape[-1] ** 0.5).softmax(dim=-1) @ value
 
 
-def results(case: Case, backend: Any, dtype: torch.dtype = torch.float32, part: Any = None) -> dict[str, Tensor]:
-    """Attention's rows and the gradients of all that they depend on, by name; rows of padding are nobody's."""
+def results(
+    case: Case, backend: Any, dtype: torch.dtype = torch.float32, part: Any = None, fused: FusedPart | None = None
+) -> dict[str, Tensor]:
+    """Attention's rows and the gradients of all that they depend on, by name.
+
+    Rows of padding are nobody's, and neither are those of a document that is nothing else.
+    """
     generator = torch.Generator().manual_seed(case.seed)
     masked = F.pad(~torch.tensor(case.real), (case.front, 0))
     pattern = AttentionPattern.with_rows_in_front(masked, case.front, case.front if case.outside else 0)
@@ -87,12 +95,17 @@ def results(case: Case, backend: Any, dtype: torch.dtype = torch.float32, part: 
         case.reach,
         pattern,
         PrefixedKeys(*leaves[1:]) if case.prefix else None,
-        part,
+        part if part is None else partial(part, 0),
+        fused,
     )
-    rows = rows.masked_fill(masked[..., None], 0.0)
+    nobodys = masked | ~torch.tensor(case.real).any(dim=1, keepdim=True)
+    rows = rows.masked_fill(nobodys[..., None], 0.0)
     direction = torch.randn(rows.shape, generator=generator)
+    names = ["projected", "prefix keys", "prefix values"]
+    if isinstance(part, PrefixAttention) and part.mode != "fixed":
+        leaves.append(part.weight)
+        names.append("alpha")
     found = torch.autograd.grad((rows * direction.to(dtype)).sum(), leaves, materialize_grads=True)
-    names = ("projected", "prefix keys", "prefix values")
     return {"rows": rows.detach()} | {
         name: tensor for name, tensor in zip(names, found, strict=True) if tensor.numel()
     }
@@ -151,6 +164,32 @@ def test_prefix_outside_the_softmax(reach: int | None, prefix: int) -> None:
     assert_close(results(case, triton_backend, part=kernel_attention), exact)
 
 
+LEFT = [[False] * 8 + [True] * 13, [False] * 21]  # the second document is all padding
+
+
+@pytest.mark.parametrize(
+    ("kernel", "mode", "reach", "real", "has_flash"),
+    [
+        (Exponential(), "fixed", 4, SPLIT.real, False),
+        (RadialBasis(), "head", None, LEFT, True),
+        (Polynomial(), "query", None, SPLIT.real, False),
+        (Linear(), "query", 4, LEFT, False),
+    ],
+)
+def test_kernels_that_the_backend_knows(
+    kernel: Kernel, mode: str, reach: int | None, real: list, has_flash: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eq. 3 without PyTorch's part."""
+    monkeypatch.setattr(triton_backend, "has_flash_attention", lambda *_: has_flash)
+    monkeypatch.setattr(triton_backend, "varlen_attn", packed_one_by_one)
+    monkeypatch.setattr(triton_backend, "outside_softmax", None)  # it would ask for the keys
+    case = SPLIT._replace(reach=reach, real=real)
+    shape = {"fixed": (0,), "head": (1, 2), "query": (1, 2, 16)}[mode]
+    part = PrefixAttention(kernel, mode, 0.7, 2, 16, torch.nn.Parameter(torch.rand(shape)))
+    found = results(case, triton_backend, part=part, fused=part.fused(0))
+    assert_close(found, results(case, rotary, torch.float64, part.double()))
+
+
 def test_half_precision_is_no_worse_than_the_plain_backend() -> None:
     case = SPLIT._replace(outside=False, size=32)
     exact = results(case, rotary, torch.float64)
@@ -178,13 +217,18 @@ def assert_same_gradients(found: dict[str, Tensor], expected: dict[str, Tensor],
         torch.testing.assert_close(found[name] / scale, gradient / scale, atol=tolerance, rtol=0.0, msg=name)
 
 
-@pytest.mark.parametrize("method", [None, "propagation", "tuning"])
+SPLIT_METHOD = {"kernel": "rbf", "alpha_mode": "layer", "alpha": 0.3}
+
+
+@pytest.mark.parametrize(
+    ("method", "options"), [(None, {}), ("propagation", {}), ("propagation", SPLIT_METHOD), ("tuning", {})]
+)
 @pytest.mark.usefixtures("flash_attention")
-def test_whole_models(method: str | None) -> None:
+def test_whole_models(method: str | None, options: dict[str, Any]) -> None:
     """The same gradients as on the plain backend, also under autocast."""
     model = tiny_model("modernbert", **SMALL)
     if method is not None:
-        model = adapt(model, method, length=3, prefix_dropout=0.0)
+        model = adapt(model, method, length=3, prefix_dropout=0.0, **options)
     inputs = batch(model, [13, 6])
     attention.install(model, backend="sdpa")
     expected = trained_gradients(model, inputs)

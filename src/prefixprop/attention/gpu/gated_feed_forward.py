@@ -1,13 +1,12 @@
-"""The second half of a ModernBERT layer: states + feed-forward of their LayerNorm.
+"""The second half of a ModernBERT layer: the states with what attention gave, and feed-forward of their LayerNorm.
 
-Between its products stands gelu(input) · gate, in one pass over memory; PyTorch keeps the activation for backward
-beside what it was made of. With frozen weights the whole half is one operation, which adds the residual within the
-last product, keeps nothing but the states, and makes the inner rows again.
+The sum and its LayerNorm are one pass over memory, and so is gelu(input) · gate between the products; PyTorch keeps
+the activation for backward beside what it was made of. Frozen weights have a way of their own (`frozen_modernbert`).
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
@@ -15,76 +14,29 @@ import triton.language as tl
 from torch import Tensor, nn
 from transformers.activations import GELUActivation
 
+from prefixprop.attention import rotary
 from prefixprop.attention.backends import INTERPRETED
+from prefixprop.attention.gpu.residual_norm import sum_and_norm
 from prefixprop.attention.gpu.triton_kernel import TritonKernel, function
 from prefixprop.attention.watching import is_watched
 
 HALF_ROOT, DENSITY = tl.constexpr(0.7071067811865476), tl.constexpr(0.3989422804014327)  # 1/√2 and 1/√(2π)
 
 
-def gated_feed_forward(layer: Any, states: Tensor) -> Tensor:
+def gated_feed_forward(layer: Any, states: Tensor, attended: Tensor) -> Tensor:
     """What the function of this name in `rotary` returns."""
     norm, mlp = layer.mlp_norm, layer.mlp
-    # A compiler puts the steps together by itself.
-    if type(mlp.act) is not GELUActivation or any(map(is_watched, (mlp, mlp.act))) or torch.compiler.is_compiling():
-        return states + mlp(norm(states))
-    weights = FrozenWeights.of(layer, states)
-    if weights is not None:
-        keeps = torch.is_grad_enabled() and states.requires_grad
-        return (_half if keeps else _half_forward)(states.contiguous(), *weights, norm.eps)[0]
-    both = mlp.Wi(norm(states)).contiguous()
+    parts = (mlp, mlp.act, norm)
+    if (
+        type(mlp.act) is not GELUActivation
+        or type(norm) is not nn.LayerNorm
+        or any(map(is_watched, parts))
+        or torch.compiler.is_compiling()  # a compiler puts the steps together by itself
+    ):
+        return rotary.gated_feed_forward(layer, states, attended)
+    states, normed = sum_and_norm(attended, states, norm)
+    both = mlp.Wi(normed).contiguous()
     return states + mlp.Wo(mlp.drop((_gated if torch.is_grad_enabled() else gate)(both)))
-
-
-class FrozenWeights(NamedTuple):
-    norm: Tensor
-    inner: Tensor
-    outer: Tensor
-
-    @classmethod
-    def of(cls, layer: Any, states: Tensor) -> FrozenWeights | None:
-        """The weights, or None where one is not frozen or has a bias, or somebody waits for a part to be called."""
-        norm, mlp = layer.mlp_norm, layer.mlp
-        parts = (norm, mlp.Wi, mlp.Wo)
-        if tuple(map(type, parts)) != (nn.LayerNorm, nn.Linear, nn.Linear) or (mlp.drop.training and mlp.drop.p):
-            return None
-        if any(map(is_watched, (*parts, mlp.drop))) or torch.is_autocast_enabled(states.device.type):
-            return None
-        if any(part.weight.requires_grad or part.bias is not None for part in parts):
-            return None
-        if any(part.weight.dtype != states.dtype for part in parts):
-            return None
-        return cls(*(part.weight for part in parts))
-
-
-def _half_forward(
-    states: Tensor, scale: Tensor, inner: Tensor, outer: Tensor, epsilon: float
-) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """The layer's output, and what backward needs."""
-    flat = states.flatten(0, -2)
-    normed, *moments = torch.native_layer_norm(flat, scale.shape, scale, None, epsilon)
-    both = normed @ inner.t()
-    output = torch.empty_like(states)  # no view of another: prefix rows may be added in place
-    torch.addmm(flat, gate(both), outer.t(), out=output.view_as(flat))
-    return output, tuple(moments)
-
-
-def _keep_half(ctx: Any, inputs: tuple, output: tuple[Tensor, tuple[Tensor, ...]]) -> None:
-    *tensors, ctx.epsilon = inputs
-    ctx.save_for_backward(*tensors, *output[1])
-
-
-def _half_backward(ctx: Any, gradient: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-    states, scale, inner, outer, mean, deviation = ctx.saved_tensors
-    flat, gradient = states.flatten(0, -2), gradient.contiguous()
-    upstream = gradient.view_as(flat) @ outer
-    normed = torch.native_layer_norm(flat, scale.shape, scale, None, ctx.epsilon)[0]
-    both = normed @ inner.t()
-    _launch(both, upstream, both, backward=True)  # which becomes its own gradient: nobody else has it
-    for_states, _, _ = torch.ops.aten.native_layer_norm_backward(
-        both @ inner, flat, scale.shape, mean, deviation, scale, None, [True, False, False]
-    )
-    return (for_states.view_as(states).add_(gradient), *(None,) * 4)
 
 
 def gate(both: Tensor) -> Tensor:
@@ -94,6 +46,11 @@ def gate(both: Tensor) -> Tensor:
     return output
 
 
+def gate_back(both: Tensor, gradient: Tensor, result: Tensor) -> None:
+    """Write the gradient of `both`, by that of what `gate` made, into `result`, which may be `both` itself."""
+    _launch(both, gradient, result, backward=True)
+
+
 def _keep(ctx: Any, inputs: tuple, output: Tensor) -> None:
     ctx.save_for_backward(inputs[0])
 
@@ -101,7 +58,7 @@ def _keep(ctx: Any, inputs: tuple, output: Tensor) -> None:
 def _backward(ctx: Any, gradient: Tensor) -> Tensor:
     (both,) = ctx.saved_tensors
     for_both = torch.empty_like(both)
-    _launch(both, gradient.contiguous(), for_both, backward=True)
+    gate_back(both, gradient.contiguous(), for_both)
     return for_both
 
 
@@ -144,4 +101,3 @@ def gated_gelu(
 
 _GATED_GELU = TritonKernel(gated_gelu)
 _gated = function(gate, _keep, _backward)
-_half = function(_half_forward, _keep_half, _half_backward)

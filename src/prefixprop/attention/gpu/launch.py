@@ -45,17 +45,19 @@ class Words(NamedTuple):
 
 
 def forward(
-    near: Tensor, far: Tensor | None, pattern: DevicePattern, words: Words, shape: Shape
+    near: Tensor, far: Tensor | None, pattern: DevicePattern, words: Words, shape: Shape, others: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Attention of every row [batch, length, hidden], and the logarithm of its softmax's total.
 
-    Without `far`, global rows see the keys and values that all rows see.
+    Without `far`, global rows see the keys and values that all rows see. `others` are the rows that are not global,
+    if they were computed elsewhere; global ones are written in between.
     """
     batch, length = pattern.kind.shape
-    output = near.new_empty(batch, length, shape.heads * shape.size)
+    output = near.new_empty(batch, length, shape.heads * shape.size) if others is None else others
     log_totals = near.new_empty(batch, shape.heads, length, dtype=torch.float32)
     # Backward's tensors have no part in this; any address does.
-    _local_rows(near, pattern, words, shape, output, log_totals, log_totals, output, output, backward=False)
+    if others is None:
+        _local_rows(near, pattern, words, shape, output, log_totals, log_totals, output, output, backward=False)
     if pattern.has_tokens:
         far = near[:, shape.heads * shape.size :] if far is None else far
         _global_rows(near, far, pattern, words, shape, output, log_totals, log_totals, output, output, backward=False)
@@ -103,6 +105,24 @@ def backward(
     if pattern.has_tokens:
         _far_keys(near, far, pattern, words, shape, gradient, log_totals, deltas, for_far, add=shared)
     return for_near, for_far, for_query
+
+
+def backward_of_global_rows(
+    gradient: Tensor,
+    output: Tensor,
+    log_totals: Tensor,
+    near: Tensor,
+    pattern: DevicePattern,
+    words: Words,
+    shape: Shape,
+) -> Tensor:
+    """The gradient of `near` through the global rows alone, which see the keys and values that all rows see."""
+    width, for_near, deltas = shape.heads * shape.size, torch.empty_like(near), torch.empty_like(log_totals)
+    for_near[:, :width] = 0
+    far, for_far = near[:, width:], for_near[:, width:]
+    _global_rows(near, far, pattern, words, shape, output, log_totals, deltas, gradient, for_near, backward=True)
+    _far_keys(near, far, pattern, words, shape, gradient, log_totals, deltas, for_far, add=False)
+    return for_near
 
 
 def _local_rows(

@@ -203,11 +203,12 @@ def add_side(path: SidePath | None, rows: Tensor, output: Tensor) -> Tensor | No
 
 
 def side_gradients(
-    path: SidePath | None, lowered: Tensor | None, rows: Tensor, gradient: Tensor, result: Tensor
+    path: SidePath | None, lowered: Tensor | None, rows: Tensor, gradient: Tensor, result: Tensor | None
 ) -> list[Tensor | None]:
-    """Gradients of a single layer's matrices by that of its output; to `result`, the rows' own, is added."""
+    """Gradients of a single layer's matrices by that of its output; to `result`, the rows' own, is added if given."""
     if path is None or lowered is None:
         return []
     for_low, found = path.gradients(lowered, rows, [gradient] * len(path.plan.places))
-    path.add_back(for_low, result)
+    if result is not None:
+        path.add_back(for_low, result)
     return found

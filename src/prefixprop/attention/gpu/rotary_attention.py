@@ -5,6 +5,7 @@ Flash attention reads packed documents, without their padding; packing costs not
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -12,10 +13,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from prefixprop.attention.gpu.operator import attend
+from prefixprop.attention.gpu.prefix_part import fits
 from prefixprop.attention.gpu.rotation import move, rotate
 from prefixprop.attention.gpu.self_attention import as_rows, kernel_arguments
+from prefixprop.attention.gpu.split_attention import split_attention
 from prefixprop.attention.pattern import AttentionPattern
-from prefixprop.attention.prefix import PrefixedKeys, PrefixPart, outside_softmax
+from prefixprop.attention.prefix import FusedPart, PrefixedKeys, PrefixPart, outside_softmax
 from prefixprop.attention.rotary import Rotation, attend_to_all
 
 try:
@@ -53,28 +56,43 @@ def rotary_attention(
     pattern: AttentionPattern,
     prefix: PrefixedKeys | None = None,
     prefix_part: PrefixPart | None = None,
+    fused_part: FusedPart | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
     """What the function of this name in `rotary` returns."""
-    batch, length, width = projected.shape
     projected = projected.contiguous()
-    in_softmax = prefix if prefix_part is None else None
-    if reach is None and prefix_part is None and has_flash_attention(projected, heads, dropout):
+    has_flash = reach is None and has_flash_attention(projected, heads, dropout)
+    if has_flash and prefix_part is None:
         return packed_attention(projected, rotation, heads, pattern, prefix)
 
+    batch, length, width = projected.shape
+    in_softmax = prefix if prefix_part is None else None
     front = as_rows(None if reach is None else in_softmax, projected[..., : width // 3])
     behind = torch.arange(batch * length, batch * (length + front.shape[1]), device=projected.device)
     near = rotate(projected, *_angles(rotation), front, behind[:0].int(), behind, heads)
     query, key, value = near[: batch * length].view(batch, length, 3, heads, -1).transpose(1, 3).unbind(2)
-    if reach is None:
+    outside = pattern.rows_outside_softmax
+    is_split = outside > 0 and not torch.compiler.is_compiling()  # a compiler has PyTorch's way
+    output = None
+    if has_flash and (is_split or not outside):
+        output = packed_attention(projected, rotation, heads, pattern.prepared(_text_alone), None)
+    elif reach is None:
         output = attend_to_all(query, key, value, pattern, in_softmax, dropout).transpose(1, 2).flatten(2)
-    else:
-        size = query.shape[-1]
-        output = attend(near, None, *kernel_arguments(heads, size, reach, pattern, in_softmax, dropout))
-    if prefix_part is None:
+    arguments = partial(kernel_arguments, heads, query.shape[-1], reach or 0, pattern, in_softmax, dropout)
+    if is_split:
+        fused_part = fused_part if fits(outside, query.shape[-1], near) else None
+        output = split_attention(near, output, fused_part, pattern, arguments())
+    elif output is None:
+        output = attend(near, None, *arguments())
+    if prefix_part is None or (is_split and fused_part is not None):
         return output
     part = prefix_part(query, *outside_softmax(key, value, prefix, pattern), dropout)
     return output + part.transpose(1, 2).flatten(2)
+
+
+def _text_alone(pattern: AttentionPattern) -> AttentionPattern:
+    """The same for the rows that are keys, as if there were no others."""
+    return AttentionPattern.with_rows_in_front(pattern.is_unseen, 0)
 
 
 def packed_attention(
