@@ -53,7 +53,8 @@ def test_attention(tmp_path: Path) -> None:
     ]  # fmt: skip
     for row in record["results"]:
         assert row.keys() == {
-            "batch", "length", "global", "dropout", "method", "recorded", "pass", "hugging_face", "prefixprop", "ratio",
+            "batch", "length", "global", "dropout", "method", "recorded", "pass",
+            "hugging_face", "prefixprop", "ratio",
         }  # fmt: skip
         for who in ("hugging_face", "prefixprop"):
             assert row[who].keys() == {"out_of_memory", "median_s", "seconds", "peak_gib"}
