@@ -77,7 +77,9 @@ def rotary_attention(
     if has_flash and (is_split or not outside):
         output = packed_attention(projected, rotation, heads, pattern.prepared(_text_alone), None)
     elif reach is None:
-        output = attend_to_all(query, key, value, pattern, in_softmax, dropout).transpose(1, 2).flatten(2)
+        first = outside if is_split else 0
+        output = attend_to_all(query[:, :, first:], key, value, pattern, in_softmax, dropout)
+        output = F.pad(output.transpose(1, 2).flatten(2), (0, 0, first, 0))
     arguments = partial(kernel_arguments, heads, query.shape[-1], reach or 0, pattern, in_softmax, dropout)
     if is_split:
         fused_part = fused_part if fits(outside, query.shape[-1], near) else None

@@ -26,7 +26,8 @@ def split_attention(
     """Attention's rows [batch, length, width] from `near` (see tiles), in which tokens stand in their order.
 
     Without `part`, the prefix's part is left out. Where rows see all of the text, `text` is what was computed for
-    its own rows, and those of the prefix are computed here. `arguments` are what the attention's operators take.
+    its own rows, and those of the prefix are computed here: whatever stands in their place must not learn from the
+    gradient that it gets. `arguments` are what the attention's operators take.
     """
     trained = None if part is None or part.trained is None else part.trained.contiguous()
     fixed = None if part is None else part._replace(trained=None)
@@ -65,18 +66,16 @@ def _keep(ctx: Any, inputs: tuple, output: tuple[Tensor, tuple[Tensor, Tensor]])
 def _backward(ctx: Any, gradient: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
     near, trained, kind, rows, log_totals, *tensors = ctx.saved_tensors
     pattern, words, shape, for_part = _read(near, kind, (*tensors, *ctx.numbers))
-    gradient, for_text = gradient.contiguous(), None
+    gradient = gradient.contiguous()
     if ctx.has_text:
         for_near = launch.backward_of_global_rows(gradient, rows, log_totals, near, pattern, words, shape)
-        for_text = gradient.clone()
-        for_text[:, : shape.outside] = 0  # whatever stood there was replaced
     else:
         for_near = launch.backward(gradient, rows, log_totals, near, None, pattern, words, shape)[0]
     (part,), for_alpha = ctx.fixed, None
     if part is not None:
         results = (for_near, for_near[:, shape.heads * shape.size :], for_near)
         for_alpha = add_gradients(gradient, for_part, part._replace(trained=trained), results)
-    return (for_near, for_text, for_alpha, *(None,) * (2 + len(tensors) + len(ctx.numbers)))
+    return (for_near, gradient if ctx.has_text else None, for_alpha, *(None,) * (2 + len(tensors) + len(ctx.numbers)))
 
 
 _split = function(_forward, _keep, _backward)
