@@ -19,6 +19,7 @@ from rich.table import Table
 from prefixprop import PrefixPropagationConfig, PrefixTuningConfig
 from prefixprop.benchmarking.timing import measure_in_turns
 from prefixprop.models import load_default
+from prefixprop.models.precision import hold_frozen_in_bfloat16
 
 METHODS: dict[str, Any] = {"prefix-propagation": PrefixPropagationConfig, "prefix-tuning": PrefixTuningConfig}
 
@@ -45,6 +46,8 @@ def times(method: str, given: argparse.Namespace, device: str) -> tuple[float, f
     """Median seconds of a pass with one adapter, and with many."""
     model, names = adapted(method, given)
     model = model.to(device).eval()
+    if device == "cuda":  # as a run's model is held for predictions
+        hold_frozen_in_bfloat16(model.requires_grad_(False))
     tokens = torch.randint(10, 1000, (given.documents, given.length), device=device)
     owners = [names[place % len(names)] for place in range(given.documents)]
 

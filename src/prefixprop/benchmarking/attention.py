@@ -128,7 +128,8 @@ def _bench_case(
     device = find_device()
     gc.collect()  # the last case's models are in cycles, and would count as memory of this one
     torch.manual_seed(0)
-    base = frozen_on(AutoModel.from_config(size.config(case.length, case.dropout)), device)
+    with torch.device(device):  # where random weights take less time
+        base = frozen_on(AutoModel.from_config(size.config(case.length, case.dropout)), device)
     base.requires_grad_(case.method == WHOLE_MODEL)
     models: dict[str, Any] = {}
     if with_hugging_face and case.method not in _PREFIXES:  # these compute with our attention alone

@@ -78,6 +78,20 @@ def test_output_and_gradients(index: int, targets: list[str]) -> None:
     assert torch.equal(states, given)
 
 
+def test_under_autocast_with_weights_held_in_its_type() -> None:
+    layer, states = layer_of(1, LINEARS), torch.randn(2, 5, WIDTH)
+    held = copy.deepcopy(layer)
+    for parameter in held.parameters():
+        if not parameter.requires_grad:
+            parameter.data = parameter.data.half()
+    with torch.autocast("cpu", torch.float16):
+        found = results(held, in_one_piece, states)
+    assert found["output"].dtype == torch.float16
+    for name, expected in results(layer, in_parts, states).items():
+        error = (found[name].float() - expected).norm() / expected.norm()
+        assert error < 1e-2, name
+
+
 def test_lora_where_the_states_do_not_learn() -> None:
     layer, states = layer_of(0, LINEARS[:1]), torch.randn(2, 5, WIDTH)
     gradients = []

@@ -18,6 +18,7 @@ from prefixprop.attention.gpu import residual_norm
 from prefixprop.attention.gpu.dropout import draw_words
 from prefixprop.attention.gpu.gated_feed_forward import gate, gate_back
 from prefixprop.attention.gpu.lora import Piece, SidePath, add_side, fit_together, side_gradients, spell_out, unwrap
+from prefixprop.attention.gpu.self_attention import compute_type
 from prefixprop.attention.gpu.triton_kernel import function
 from prefixprop.attention.watching import is_watched
 
@@ -45,12 +46,14 @@ class Tail(NamedTuple):
 
 def rotary_layer(layer: Any, states: Tensor, attend: Callable[[Tensor], Tensor]) -> Tensor | None:
     """What the function of this name in `rotary` returns."""
-    if torch.compiler.is_compiling() or torch.is_autocast_enabled(states.device.type) or is_watched(layer.attn):
+    if torch.compiler.is_compiling() or is_watched(layer.attn):
         return None
-    tail = tail_of(layer, states.dtype)
+    dtype = compute_type(states)
+    tail = tail_of(layer, dtype)
     if tail is None:
         return None
-    entry = entry_of(layer, states.dtype)
+    states = states.to(dtype)  # autocast has float32 in front of the first layer
+    entry = entry_of(layer, dtype)
     if entry is None:
         projected = layer.attn.Wqkv(layer.attn_norm(states))
     else:
@@ -130,7 +133,7 @@ def _enter_backward(ctx: Any, gradient: Tensor, for_residual: Tensor, *_: Any) -
     (side,) = SidePath.read(ctx.plans, lora, projections.dtype)
     of_side = list[Tensor | None]()
     if side is not None:
-        normed = states if scale is None else F.layer_norm(states, scale.shape, scale, None, ctx.epsilon)
+        normed = states if scale is None else _norm(states, scale, ctx.epsilon)
         of_side = side_gradients(side, lowered, normed.flatten(0, -2), gradient, for_normed)
     for_states = None
     if for_normed is not None and scale is None:
@@ -190,7 +193,7 @@ def _leave_backward(ctx: Any, gradient: Tensor, *_: Any) -> tuple[Tensor | None,
     row_words, column_words, *lora = rest
     sides = SidePath.read(ctx.plans, lora, total.dtype)
     gradient, flat = gradient.contiguous(), total.flatten(0, -2)
-    normed = F.layer_norm(flat, scale.shape, scale, None, ctx.epsilon)
+    normed = _norm(flat, scale, ctx.epsilon)
     both = normed @ inner.t()
     inner_low = add_side(sides[1], normed, both)
     for_output = gradient.view_as(flat)
@@ -211,6 +214,10 @@ def _leave_backward(ctx: Any, gradient: Tensor, *_: Any) -> tuple[Tensor | None,
     if rows is not None:
         of_attended = side_gradients(sides[0], attended_low, rows.flatten(0, -2), for_update, for_rows)
     return (for_rows.view_as(total), for_states, *(None,) * 10, *of_attended, *of_inner, *of_outer)
+
+
+def _norm(rows: Tensor, scale: Tensor, epsilon: float) -> Tensor:
+    return torch.native_layer_norm(rows, scale.shape, scale, None, epsilon)[0]  # which autocast leaves as it is
 
 
 _enter = function(_enter_forward, _keep_entry, _enter_backward)

@@ -40,7 +40,7 @@ def longformer_self_attention(
     linears = [getattr(module, name) for name in PROJECTIONS]
     in_softmax = prefix if prefix_part is None else None
     if prefix_part is None and all(is_plain(linear) for linear in (*linears, module.query_global)):
-        dtype = _compute_type(hidden_states)
+        dtype = compute_type(hidden_states)
         states = hidden_states.to(dtype).contiguous()
         if pattern.front_rows == 0:
             linears = linears[:3]
@@ -79,7 +79,7 @@ def whole_layer(
     """The output of a layer whose weights are all frozen, or all but those of attention; None for other layers."""
     if torch.compiler.is_compiling():
         return None
-    dtype = _compute_type(hidden_states)
+    dtype = compute_type(hidden_states)
     tail = tail_of(layer, dtype)
     if tail is None:
         return None
@@ -109,7 +109,7 @@ def residual_output(
     return residual_norm(module.dense(hidden_states), input_tensor, norm, dropout.p if dropout.training else 0.0)
 
 
-def _compute_type(states: Tensor) -> torch.dtype:
+def compute_type(states: Tensor) -> torch.dtype:
     """The type that a projection would have, under autocast too."""
     kind = states.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else states.dtype
