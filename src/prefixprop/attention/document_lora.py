@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-NAME = "lora_of_documents"  # a linear layer's attribute while it has one
+NAME = "lora_of_documents"  # a linear layer's attribute while it has one, which makes it
 
 
 class DocumentLora(NamedTuple):

@@ -136,12 +136,14 @@ def _mixed(module: Any, names: Sequence[str], owners: Owners) -> list[Undo]:
         return []
     if type(module) is not LoraLinear or any(up.bias is not None for up in module.lora_B.values()):
         return [replace_forward(module, partial(_lora_of_peft, names))]
-    setattr(module, NAME, DocumentLora.of(module, owners.adapters, owners.owner, owners.share))
+    # Made when the pass comes to the layer: a GPU has something to do by then.
+    setattr(module, NAME, partial(DocumentLora.of, module, owners.adapters, owners.owner, owners.share))
     return [partial(delattr, module, NAME), replace_forward(module, _own_lora)]
 
 
 def _own_lora(original: Any, layer: Any, rows: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    return getattr(layer, NAME).add_to(layer.base_layer(rows, *args, **kwargs), rows)
+    own: DocumentLora = getattr(layer, NAME)()
+    return own.add_to(layer.base_layer(rows, *args, **kwargs), rows)
 
 
 def _lora_of_peft(names: Sequence[str], original: Any, layer: nn.Module, *args: Any, **kwargs: Any) -> Tensor:

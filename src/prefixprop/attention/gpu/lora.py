@@ -41,8 +41,8 @@ def unwrap(linear: Any, place: int = 0) -> tuple[Any, list[Piece]] | None:
         return linear, []
     if type(linear) is not LoraLinear or type(linear.base_layer) is not nn.Linear or is_watched(linear.base_layer):
         return None
-    own: DocumentLora | None = vars(linear).get(NAME)
-    if own is not None:
+    if NAME in vars(linear):
+        own: DocumentLora = getattr(linear, NAME)()
         down, up = own.down.flatten(0, 1), own.up.transpose(0, 1).flatten(1)
         return linear.base_layer, [Piece(place, down, up, own.scale, 0.0, own.share)]
     if "forward" in vars(linear):
