@@ -292,7 +292,7 @@ def words(path: Path) -> str:
 def test_the_attention_benchmark() -> None:
     results = json.loads((BENCH / "attention.json").read_text(encoding="utf-8"))["results"]
     lines, shorter = (
-        [line for line in page.read_text(encoding="utf-8").splitlines() if "GiB |" in line]
+        [line for line in page.read_text(encoding="utf-8").splitlines() if re.match(r"\| \d+ \u00d7 .*GiB \|", line)]
         for page in (PERFORMANCE, README)
     )
     assert len(lines) == len(results) / 2 > 0
@@ -308,6 +308,25 @@ def test_the_attention_benchmark() -> None:
         ]
         memory = f"{step['hugging_face']['peak_gib']:.1f} \u2192 {step['prefixprop']['peak_gib']:.1f} GiB |"
         assert line == " ".join([case, *(f"{text} |" for text in shown), memory])
+
+
+@pytest.mark.parametrize(("family", "file"), [("Longformer", "methods.json"), ("ModernBERT", "modernbert.json")])
+def test_whatever_is_trained(family: str, file: str) -> None:
+    names = {"prefix-propagation": "propagation", "\u2013 and LoRA": "propagation and LoRA"}
+    results = json.loads((BENCH / file).read_text(encoding="utf-8"))["results"]
+    found = {(each["method"], each["pass"]): each for each in results}
+    rows = documented(PERFORMANCE, "trained")
+    assert len(rows) == 7
+    for row in rows:
+        method = names.get(row["trained"], row["trained"].removeprefix("\u2013 "))
+        forward, step = found[method, "forward"], found[method, "step"]
+        whose = ("prefixprop",) if step["hugging_face"] is None else ("hugging_face", "prefixprop")
+        forwards, steps = (
+            " \u2192 ".join(milliseconds(one, who) for who in whose) + " ms" for one in (forward, step)
+        )
+        memory = " \u2192 ".join(f"{step[who]['peak_gib']:.1f}" for who in whose) + " GiB"
+        shown = [row[f"{family}: {what}"] for what in ("forward", "step", "memory")]
+        assert shown == [forwards, steps, memory], method
 
 
 def milliseconds(result: dict, whose: str) -> str:
