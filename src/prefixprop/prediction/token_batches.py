@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
@@ -53,15 +54,17 @@ def classify(
     """
     device = next(model.parameters()).device
     lengths = [len(ids) for ids in input_ids]
+    run = partial(_logits, model)
     if can_replay(model):
         lengths = [padded_length(length, max_length) for length in lengths]
+        run = partial(_replayed_logits, model)
     logits: dict[tuple[int, int], NDArray[np.float64]] = {}
     for indices in batches_by_length(lengths, batch_tokens):
         rows = [input_ids[index] for index in indices]
         padded = pad_documents(rows, pad_token_id, length=lengths[indices[0]])
         batch = {name: tensor.to(device) for name, tensor in padded.items()}
         with inference(device, bf16, lower="batch_tokens (--batch-tokens)"):
-            outputs = _with_each(model, batch, adapters, batch_tokens)
+            outputs = _with_each(run, batch, adapters, batch_tokens)
         for place, output in enumerate(outputs):
             numbers = output.double().cpu().numpy()
             logits.update({(place, index): row for index, row in zip(indices, numbers, strict=True)})
@@ -69,35 +72,39 @@ def classify(
 
 
 def _with_each(
-    model: Any, batch: dict[str, Tensor], adapters: Sequence[str | None], batch_tokens: int
+    run: Callable[..., Tensor], batch: dict[str, Tensor], adapters: Sequence[str | None], batch_tokens: int
 ) -> Sequence[Tensor]:
     """Logits of a batch with each adapter: in one pass if the batch fits in as often as there are adapters.
 
     A full batch is no faster for being mixed; one of a few short documents is.
     """
     if len(adapters) == 1 and adapters[0] is None:
-        return [_logits(model, batch)]
+        return [run(**batch)]
     tokens = batch["input_ids"]
     count = len(tokens)
     if len(adapters) * tokens.numel() > batch_tokens:
-        return [model(**batch, adapter_names=[adapter] * count).logits for adapter in adapters]
+        return [run(**batch, adapter_names=[adapter] * count) for adapter in adapters]
     repeated = {name: tensor.repeat(len(adapters), 1) for name, tensor in batch.items()}
     names = [adapter for adapter in adapters for _ in range(count)]
-    return model(**repeated, adapter_names=names).logits.split(count)
+    return run(**repeated, adapter_names=names).split(count)
+
+
+def _logits(model: Any, **given: Any) -> Tensor:
+    return model(**given).logits
 
 
 _REPLAYED: WeakKeyDictionary[Any, Replayed] = WeakKeyDictionary()
 
 
-def _logits(model: Any, batch: dict[str, Tensor]) -> Tensor:
-    if not can_replay(model):
-        return model(**batch).logits
+def _replayed_logits(model: Any, **given: Any) -> Tensor:
+    if "adapter_names" in given:  # a batch that mixes adapters sends lists to the device, which no recording can do
+        return _logits(model, **given)
     if model not in _REPLAYED:
         weak: Any = ref(model)  # or the model would be kept by what is kept as long as the model
-        _REPLAYED[model] = Replayed(lambda inputs: weak()(**inputs).logits)
+        _REPLAYED[model] = Replayed(lambda inputs: _logits(weak(), **inputs))
     # Which adapter is active, and in which type it is computed, is part of a recording.
-    variant = str(getattr(model, "active_adapter", None)), torch.is_autocast_enabled(batch["input_ids"].device.type)
-    return _REPLAYED[model](batch, variant)
+    variant = str(getattr(model, "active_adapter", None)), torch.is_autocast_enabled(given["input_ids"].device.type)
+    return _REPLAYED[model](given, variant)
 
 
 @contextlib.contextmanager

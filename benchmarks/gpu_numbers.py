@@ -1,0 +1,300 @@
+"""How far the Triton backend is from float64, beside Hugging Face's attention and plain PyTorch; see check_gpu."""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import torch
+from peft import LoraConfig, get_peft_model
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+from transformers import AutoConfig, AutoModel
+
+from prefixprop import PrefixPropagationConfig, attention
+
+SLACK, FLOAT32_LIMIT = 1.2, 1e-5
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+LONGFORMER_LINEARS = (
+    "query", "key", "value", "query_global", "key_global", "value_global",
+    "attention.output.dense", "intermediate.dense", "layer.1.output.dense",
+)  # fmt: skip
+# What is trained beside a frozen Longformer whose layers are computed in one piece.
+ADAPTERS: dict[str, Any] = {
+    "LoRA": lambda: lora(target_modules=list(LONGFORMER_LINEARS)),
+    "prefix-propagation + LoRA": lambda: PrefixPropagationConfig(lora=lora(target_modules=list(LONGFORMER_LINEARS))),
+    "exp": lambda: PrefixPropagationConfig(kernel="exp", alpha=0.5),
+    "exp, α per layer": lambda: PrefixPropagationConfig(kernel="exp", alpha=0.5, alpha_mode="layer"),
+    "rbf, α per head": lambda: PrefixPropagationConfig(kernel="rbf", alpha=0.5, alpha_mode="head"),
+    "poly, α of queries": lambda: PrefixPropagationConfig(kernel="poly", alpha=0.5, alpha_mode="query"),
+    "linear, 40 rows": lambda: PrefixPropagationConfig(kernel="linear", alpha=0.5, num_virtual_tokens=40),
+}
+
+
+def lora(**options: Any) -> LoraConfig:
+    """With weights at random, so that all of them get a gradient."""
+    return LoraConfig(r=8, init_lora_weights=False, **options)
+
+
+@dataclass(frozen=True)
+class Case:
+    """Documents of these lengths in a batch; in Longformer the first tokens are global, others at this distance.
+
+    Without padding and global tokens there are no masks either.
+    """
+
+    lengths: tuple[int, ...]
+    family: str = "longformer"
+    window: int = 128
+    heads: int = 4
+    size: int = 64
+    left: bool = False
+    first: int = 1
+    every: int = 0
+
+    def __str__(self) -> str:
+        side = "left" if self.left else "right"
+        everywhere = f"{self.first} global" + (f", each {self.every}th" if self.every else "")
+        kind = everywhere if self.family == "longformer" else self.family
+        return f"{self.lengths} {side}, window {self.window}, {self.heads} × {self.size}, {kind}"
+
+
+CASES = (
+    Case((777,)),
+    Case((1000, 613)),
+    Case((1000, 613), left=True),
+    Case((501, 37, 499), window=64, size=32),
+    Case((333, 256), window=512, size=32, heads=12),
+    Case((1025,), size=128, heads=2),
+    Case((700, 411), size=128, heads=3, left=True, first=9),
+    Case((900, 450), first=0),
+    Case((900, 450), first=40, every=29),
+    Case((300, 1), every=1),
+    Case((640, 640), first=0),
+    Case((777,), family="modernbert"),
+    Case((1000, 613, 1), family="modernbert"),
+    Case((1000, 613), family="modernbert", left=True, window=256, size=32),
+    Case((700, 411), family="modernbert", size=128, heads=3),
+)
+OF_FAMILY: dict[str, Any] = {
+    "longformer": lambda window: {"attention_window": [window, window // 2]},
+    "modernbert": lambda window: {
+        "local_attention": window,
+        "layer_types": ["full_attention", "sliding_attention"],
+        **{f"{name}_token_id": number for number, name in enumerate(("pad", "cls", "sep", "bos", "eos"))},
+    },
+}
+
+
+def build_encoder(case: Case) -> Any:
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(
+        case.family,
+        hidden_size=case.heads * case.size,
+        num_attention_heads=case.heads,
+        num_hidden_layers=2,
+        intermediate_size=2 * case.heads * case.size,
+        vocab_size=100,
+        max_position_embeddings=max(case.lengths) + case.window + 2,
+        **OF_FAMILY[case.family](case.window),
+    )
+    model = AutoModel.from_config(config).eval()
+    with torch.no_grad():
+        for parameter in layers_of(model).parameters():
+            if parameter.dim() > 1:  # the usual weights make attention so flat that mistakes hide
+                parameter.normal_(std=1 / parameter.shape[1] ** 0.5)
+    return model.cuda()
+
+
+def layers_of(model: Any) -> Any:
+    return model.encoder if hasattr(model, "encoder") else model.layers
+
+
+def inputs_of(case: Case) -> dict[str, Tensor]:
+    longest = max(case.lengths)
+    place = torch.arange(longest)[None]
+    seen = place < torch.tensor(case.lengths)[:, None]
+    everywhere = (place < case.first).expand_as(seen)
+    if case.every:
+        everywhere = everywhere | (place % case.every == 0)
+    seen, everywhere = (seen.flip(1), everywhere.flip(1)) if case.left else (seen, everywhere)
+    masks = {"attention_mask": seen.long()}
+    if case.family == "longformer":
+        masks["global_attention_mask"] = (everywhere & seen).long()
+        if seen.all() and not everywhere.any():
+            masks = {}
+    states = torch.randn(len(case.lengths), longest, case.heads * case.size)
+    return {name: tensor.cuda() for name, tensor in (masks | {"inputs_embeds": states}).items()}
+
+
+def results(model: Any, inputs: dict[str, Tensor], direction: Tensor, backend: str | None) -> dict[str, Tensor]:
+    """Output and gradients of the states, of real tokens alone, and the encoder's gradients as one vector."""
+    if backend is not None:
+        attention.install(model, backend=backend)
+    states = inputs["inputs_embeds"].to(model.dtype).requires_grad_()
+    real = inputs.get("attention_mask", torch.ones(states.shape[:2], device=states.device)).bool()
+    output = model(**(inputs | {"inputs_embeds": states})).last_hidden_state[real]
+    leaves = [states, *layers_of(model).parameters()]
+    gradients = torch.autograd.grad((output * direction[real].to(model.dtype)).sum(), leaves, allow_unused=True)
+    of_states, *of_weights = (
+        torch.zeros_like(leaf) if gradient is None else gradient
+        for leaf, gradient in zip(leaves, gradients, strict=True)
+    )
+    if backend is not None:
+        attention.uninstall(model)
+    weights = torch.cat([gradient.double().flatten() for gradient in of_weights])
+    return {"output": output.detach().double(), "states": of_states[real].double(), "weights": weights}
+
+
+def compare(case: Case, dtype: torch.dtype) -> tuple[dict[str, dict[str, float]], bool]:
+    """Errors by tensor and implementation, and whether Triton's are small enough."""
+    model = build_encoder(case).to(dtype)
+    inputs = inputs_of(case)
+    inputs["inputs_embeds"] = inputs["inputs_embeds"].to(dtype)
+    direction = torch.randn_like(inputs["inputs_embeds"])
+    exact = results(copy.deepcopy(model).double(), inputs, direction, "sdpa")
+    errors: dict[str, dict[str, float]] = {name: {} for name in exact}
+    for who, backend in (("Hugging Face", None), ("sdpa", "sdpa"), ("triton", "triton")):
+        for name, tensor in results(model, inputs, direction, backend).items():
+            if dtype == torch.float32:
+                errors[name][who] = float((tensor - exact[name]).abs().max() / exact[name].abs().max())
+            else:
+                errors[name][who] = float((tensor - exact[name]).norm() / exact[name].norm())
+    return errors, all(is_close_enough(error, dtype) for error in errors.values())
+
+
+def is_close_enough(error: dict[str, float], dtype: torch.dtype) -> bool:
+    ours, theirs = error["triton"], error["Hugging Face"]
+    if dtype == torch.float32:
+        return ours <= FLOAT32_LIMIT
+    if math.isnan(error["sdpa"]):
+        return False
+    # Hugging Face's gradients are NaN for some padding; then there is nothing to compare, but ours must be a number.
+    return not math.isnan(ours) if math.isnan(theirs) else ours <= SLACK * theirs
+
+
+def check_numbers(console: Console) -> bool:
+    table = Table("case", "type", "of", "Hugging Face", "sdpa", "triton", "", title="Distance from float64")
+    all_fine = True
+    for case in CASES:
+        for dtype in DTYPES:
+            errors, fine = compare(case, dtype)
+            all_fine &= fine
+            for name, error in errors.items():
+                verdict = "ok" if is_close_enough(error, dtype) else "TOO FAR"
+                table.add_row(
+                    str(case), str(dtype).removeprefix("torch."), name, *(f"{e:.1e}" for e in error.values()), verdict
+                )
+        table.add_section()
+    for name, dtype in product([*ADAPTERS, DROPPED], DTYPES):
+        found = compare_dropped(dtype) if name == DROPPED else compare_adapted(name, dtype)
+        for of, error in found.items():
+            fine = is_close_enough(error | {"Hugging Face": error["sdpa"]}, dtype)
+            all_fine &= fine
+            numbers = (f"{error[who]:.1e}" for who in ("sdpa", "triton"))
+            verdict = "ok" if fine else "TOO FAR"
+            table.add_row(f"frozen, {name}", str(dtype).removeprefix("torch."), of, "-", *numbers, verdict)
+    console.print(table)
+    return all_fine
+
+
+DROPPED = "LoRA's products with dropout"
+
+
+def distance(found: Tensor, exact: Tensor, dtype: torch.dtype) -> float:
+    if dtype == torch.float32:
+        return float((found.double() - exact).abs().max() / exact.abs().max())
+    return float((found.double() - exact).norm() / exact.norm())
+
+
+def adapted_results(model: Any, inputs: dict[str, Tensor], direction: Tensor, backend: str) -> dict[str, Tensor]:
+    """Output of real tokens, and the gradients of all that learns, as one vector for each kind."""
+    attention.install(model, backend=backend)
+    model.zero_grad()
+    real = inputs["attention_mask"].bool()
+    output = model(**(inputs | {"inputs_embeds": inputs["inputs_embeds"].to(model.dtype)})).last_hidden_state[real]
+    (output * direction[real].to(model.dtype)).sum().backward()
+    results = {"output": output.detach()}
+    for kind in ("lora_A", "lora_B", "prefix", "alpha"):
+        named = [(name, leaf) for name, leaf in model.named_parameters() if leaf.requires_grad and kind in name]
+        if named:
+            assert all(leaf.grad is not None for _, leaf in named), named
+            results[kind] = torch.cat([leaf.grad.double().flatten() for _, leaf in named])
+    return results
+
+
+def compare_adapted(name: str, dtype: torch.dtype) -> dict[str, dict[str, float]]:
+    """Of several models together: an α per layer is two numbers, and how they are rounded is luck."""
+    found: dict[str, list[Tensor]] = {}
+    for seed in range(4):
+        for key, tensor in adapted_once(name, dtype, seed).items():
+            found.setdefault(key, []).append(tensor)
+    together = {key: torch.cat([tensor.flatten() for tensor in tensors]) for key, tensors in found.items()}
+    kinds = [key.removeprefix("exact ") for key in together if key.startswith("exact ")]
+    return {
+        kind: {
+            who: distance(together[f"{who} {kind}"], together[f"exact {kind}"], dtype) for who in ("sdpa", "triton")
+        }
+        for kind in kinds
+    }
+
+
+def adapted_once(name: str, dtype: torch.dtype, seed: int) -> dict[str, Tensor]:
+    case = Case((700, 411), first=3)
+    model = get_peft_model(build_encoder(case).requires_grad_(False), ADAPTERS[name]()).cuda().eval()
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for leaf in model.parameters():
+            if leaf.requires_grad:
+                leaf.add_(0.1 * torch.randn_like(leaf))
+    model, inputs = model.to(dtype), inputs_of(case)
+    inputs["inputs_embeds"] = inputs["inputs_embeds"].to(dtype)
+    direction = torch.randn_like(inputs["inputs_embeds"])
+    ways = {"exact": (copy.deepcopy(model).double(), "sdpa"), "sdpa": (model, "sdpa"), "triton": (model, "triton")}
+    return {
+        f"{who} {kind}": tensor.double()
+        for who, (which, backend) in ways.items()
+        for kind, tensor in adapted_results(which, inputs, direction, backend).items()
+    }
+
+
+def compare_dropped(dtype: torch.dtype) -> dict[str, dict[str, float]]:
+    """The kernels of LoRA's side path under dropout, beside PyTorch with the same masks."""
+    from prefixprop.attention.gpu import dropped_products
+    from prefixprop.attention.gpu.dropout import draw_words, levels
+
+    count, pieces, rank, width, dropout = 3001, 3, 16, 768, 0.1
+    rows, down = (
+        torch.randn(*shape, device="cuda", dtype=dtype) for shape in ((count, width), (pieces, rank, width))
+    )
+    upstream = torch.randn(count, pieces * rank, device="cuda", dtype=dtype)
+    words = draw_words((count, pieces * width), rows, dropout)
+    least, growth = levels(dropout)
+    kept = (words[0][None, :, None] ^ words[1].view(pieces, 1, width)) * -1640531535 >= least
+
+    def plain(dtype: torch.dtype) -> dict[str, Tensor]:
+        mask = kept.to(dtype) * growth
+        by_piece = upstream.to(dtype).view(count, pieces, rank).transpose(0, 1)
+        dropped = rows.to(dtype) * mask
+        return {
+            "down": (dropped @ down.to(dtype).transpose(1, 2)).transpose(0, 1).flatten(1),
+            "gradient of A": by_piece.transpose(1, 2) @ dropped,
+            "gradient of rows": ((by_piece @ down.to(dtype)) * mask).sum(dim=0),
+        }
+
+    back = torch.zeros_like(rows)
+    dropped_products.add_back(upstream, down, *words, dropout, back)
+    ours = {
+        "down": dropped_products.descend(rows, down, *words, dropout),
+        "gradient of A": dropped_products.down_gradient(upstream, rows, down, *words, dropout),
+        "gradient of rows": back,
+    }
+    exact, in_type = plain(torch.float64), plain(dtype)
+    return {
+        of: {"sdpa": distance(in_type[of], exact[of], dtype), "triton": distance(ours[of], exact[of], dtype)}
+        for of in exact
+    }
