@@ -90,15 +90,8 @@ def test_models_in_half_precision(family: str, method: str, dtype: torch.dtype) 
     assert torch.isfinite(output.logits).all() and torch.isfinite(model.get_prefix().grad).all()
 
 
-@pytest.mark.parametrize(
-    ("family", "method", "layout"),
-    [
-        ("roberta", "propagation", "paper"),
-        ("modernbert", "propagation", "reference"),
-    ],
-)
-def test_compiles_without_graph_breaks(family: str, method: str, layout: str) -> None:
-    model = adapt(tiny_model(family, num_hidden_layers=2), method, layout=layout)
+def test_compiles_without_graph_breaks() -> None:
+    model = adapt(tiny_model("roberta", num_hidden_layers=2), "propagation", layout="reference")
     inputs = batch(model, [18, 11]) | {"labels": torch.tensor([0, 2])}
     expected, exact = model(**inputs).logits, gradients(model, inputs)
     torch._dynamo.reset()

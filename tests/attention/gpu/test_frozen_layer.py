@@ -64,19 +64,16 @@ def test_in_one_piece_and_in_parts(method: str, training: bool, monkeypatch: pyt
 @pytest.mark.parametrize(
     ("kernel", "mode", "options"),
     [
-        ("exp", "layer", {}),
         ("rbf", "head", {"kernel_length_scale": 1.5}),
         ("poly", "query", {"kernel_degree": 4}),
-        ("linear", "fixed", {}),
     ],
 )
 def test_kernels_and_trained_alpha(
     kernel: str, mode: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = adapt(one_layer(False, **SMALLER), "propagation", kernel=kernel, alpha=0.7, alpha_mode=mode, **options)
-    if mode != "fixed":
-        with torch.no_grad():
-            model.get_alpha().add_(torch.randn(model.get_alpha().shape))
+    with torch.no_grad():
+        model.get_alpha().add_(torch.randn(model.get_alpha().shape))
     assert_same_as_in_parts(model, "frozen_layer", monkeypatch)
 
 
