@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 
@@ -27,6 +28,16 @@ settings.load_profile("prefixprop")
 torch.set_num_threads(1)
 # Tests send Ctrl-C to themselves and to what they start. `nohup make test &` would have all of them ignore it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays; whoever collects garbage, as every training run does, need not look through it."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -2,24 +2,39 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import socket
-import subprocess
 import sys
 from pathlib import Path
 
-SOURCE = Path(__file__).parents[1] / "src"
+from accelerate.state import AcceleratorState
+
+from prefixprop.cli import main
 
 
-def launch_two(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """`accelerate launch -m prefixprop ...` on two processes."""
+def launch_two(folder: Path, *arguments: str) -> str:
+    """What `prefixprop ...` prints on two processes that know of each other as `torchrun` and `accelerate` tell them.
+
+    They are forked, which saves them the imports.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    # --cpu would start one process, or need MPI; without a GPU the processes of --multi_gpu are on the CPU.
-    launcher = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
-    launcher += ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
-    launcher += ["--main_process_port", port, "--num_cpu_threads_per_process", "1"]
-    environment = {**os.environ, "PYTHONPATH": str(SOURCE), "COLUMNS": "120", "CUDA_VISIBLE_DEVICES": ""}
-    command = [*launcher, "-m", "prefixprop", *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    printed = folder / "printed"
+
+    def work(rank: int) -> None:
+        os.environ |= {"WORLD_SIZE": "2", "RANK": str(rank), "LOCAL_RANK": str(rank), "COLUMNS": "120"}
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "CUDA_VISIBLE_DEVICES": ""}
+        AcceleratorState._reset_state(reset_partial_state=True)  # runs before this one had one process
+        sys.stdout = printed.open("a", encoding="utf-8")
+        sys.argv = ["prefixprop", *arguments]
+        main()
+
+    processes = [multiprocessing.get_context("fork").Process(target=work, args=(rank,)) for rank in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(300)
+    assert [process.exitcode for process in processes] == [0, 0]  # pytest shows what they wrote to standard error
+    return printed.read_text(encoding="utf-8")

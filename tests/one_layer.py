@@ -57,7 +57,7 @@ def cases(draw: Any, prefix: int = 0, outside: int = 0) -> Case:
     return Case(
         length=length,
         window=2 * draw(st.integers(1, 16)),
-        heads=draw(st.integers(1, 3)),
+        heads=draw(st.integers(1, 2)),
         size=size,
         kept=draw(st.lists(real, min_size=batch, max_size=batch)),
         left=draw(st.booleans()),

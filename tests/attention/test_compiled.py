@@ -176,7 +176,6 @@ def with_lora() -> Any:
 
 MODELS = {
     "bare": lambda: tiny_model(task="FEATURE_EXTRACTION", **SMALL),
-    "classifier": lambda: tiny_model(**SMALL),
     "propagation": lambda: adapt(tiny_model(**SMALL), "propagation", prefix_dropout=0.0),
     "tuning": lambda: adapt(tiny_model(**SMALL), "tuning", prefix_dropout=0.0),
     "kernel": lambda: adapt(tiny_model(**SMALL), "propagation", prefix_dropout=0.0, kernel="exp", alpha=0.5),

@@ -85,7 +85,9 @@ def test_same_logits_and_gradients(name: str, read: list[int]) -> None:
 
 
 def test_behind_a_layer_of_the_other_backend(read: list[int]) -> None:
-    model = model_of("propagation", num_hidden_layers=2, attention_window=[8, 8])
+    model = model_of(
+        "propagation", num_hidden_layers=2, attention_window=[8, 8], num_attention_heads=1, hidden_size=16
+    )
     attention.install(model, "triton")
     inputs = batch(model, [6, 4])
     expected = outcome(model, for_all_rows(inputs))

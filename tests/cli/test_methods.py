@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -10,19 +9,6 @@ import pytest
 from typer.testing import CliRunner
 
 from prefixprop.cli.app import app
-
-KERNEL = '''
-from dataclasses import dataclass
-from prefixprop.kernels import Kernel, register_kernel
-
-@register_kernel("overlap")
-@dataclass(frozen=True)
-class Overlap(Kernel):
-    """Relu of the product."""
-
-    def similarity(self, query, key):
-        return (query @ key.transpose(-1, -2)).relu()
-'''
 
 
 def test_lists_methods_options_kernels_and_models() -> None:
@@ -33,16 +19,6 @@ def test_lists_methods_options_kernels_and_models() -> None:
     for word in ("exp", "kernel_length_scale", "kernel_degree", "linear", "longformer", "xlm-roberta"):
         assert word in result.stdout
     assert "token_dim" not in result.stdout  # what peft and we record is no option
-    assert "overlap" not in result.stdout  # see below
-
-
-def test_a_kernel_of_ones_own_is_picked_up(tmp_path: Path) -> None:
-    (tmp_path / "my_kernels.py").write_text(KERNEL)
-    command = [sys.executable, "-m", "prefixprop", "--import", "my_kernels", "methods"]
-    environment = {"COLUMNS": "160", "PATH": "", "HOME": str(tmp_path)}
-    result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
-    assert result.returncode == 0, result.stderr
-    assert "overlap" in result.stdout and "Relu of the product." in result.stdout
 
 
 @pytest.mark.parametrize(("content", "cause"), [(None, "ModuleNotFoundError"), ("1 / 0", "ZeroDivisionError")])

@@ -26,6 +26,7 @@ from prefixprop.cli.app import app
 from prefixprop.prediction import windows
 from prefixprop.prediction.outputs import StoredPrediction, line_format, read_stored
 
+from killed_runs import killed
 from tiny_questions import invented
 from tiny_runs import LABEL_NAMES, make_run, make_wikihop_run, texts, write_rows
 
@@ -196,37 +197,25 @@ def test_lines_are_written_every_few_seconds(run: Path, tmp_path: Path, monkeypa
     assert read == [12] and max(unwritten) == 2  # 1.8 seconds
 
 
-_SLOW = """
-import time, transformers
-original = transformers.RobertaModel.forward
-def forward(self, *given, **named):
-    time.sleep(0.3)
-    return original(self, *given, **named)
-transformers.RobertaModel.forward = forward
-from prefixprop.prediction import windows
-windows.SECONDS = 0.5
-from prefixprop.cli.app import app
-app()
-"""
+def test_killed_in_the_middle_and_resumed(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_rows(tmp_path / "in.jsonl", texts(40, seed=11))
+    partial, uninterrupted = tmp_path / "killed.jsonl", tmp_path / "whole.jsonl"
 
+    def die(documents: int) -> None:
+        if partial.read_bytes().count(b"\n") >= 3:
+            os.kill(os.getpid(), signal.SIGKILL)
 
-def test_killed_in_the_middle_and_resumed(run: Path, tmp_path: Path) -> None:
-    path = write_rows(tmp_path / "in.jsonl", texts(400, seed=11))
-    killed, uninterrupted = tmp_path / "killed.jsonl", tmp_path / "whole.jsonl"
-    command = [sys.executable, "-c", _SLOW, "predict", str(run), str(path), "--output", str(killed)]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, env=os.environ | {"OMP_NUM_THREADS": "1"}) as process:
-        wait_for(lambda: killed.exists() and killed.read_bytes().count(b"\n") >= 3, process)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    assert process.returncode == -signal.SIGKILL
-    lines = killed.read_bytes().splitlines(keepends=True)
-    assert 3 <= len(lines) < 400
-    with killed.open("ab") as file:
+    with monkeypatch.context() as patched:
+        watch_model(patched, die)
+        killed(lambda: call(run, path, "--output", partial))
+    lines = partial.read_bytes().splitlines(keepends=True)
+    assert 3 <= len(lines) < 40
+    with partial.open("ab") as file:
         file.write(b'{"id": "d3", "label": "a')  # as far as the disk got
     call(run, path, "--output", uninterrupted)
-    call(run, path, "--output", killed, "--resume")
-    assert killed.read_bytes().startswith(b"".join(lines))
-    assert_same(killed, uninterrupted)
+    call(run, path, "--output", partial, "--resume")
+    assert partial.read_bytes().startswith(b"".join(lines))
+    assert_same(partial, uninterrupted)
 
 
 def wait_for(condition: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:

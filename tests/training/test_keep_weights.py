@@ -11,7 +11,6 @@ from typer.testing import CliRunner
 
 from prefixprop import load_run
 from prefixprop.cli.app import app
-from prefixprop.settings.methods import METHODS
 from prefixprop.training import RunDirectory, RunSettings, SettingsError, check_settings, settings_to_yaml, train
 
 from tiny_training import comparable, tiny_settings
@@ -26,7 +25,15 @@ def names(run_dir: Path) -> set[str]:
     return {path.name for path in run_dir.iterdir()}
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.fixture(scope="module")
+def lean(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunSettings, Path]:
+    """A run that kept no weights, and its settings."""
+    folder = tmp_path_factory.mktemp("lean")
+    settings = tiny_settings(folder, method="head-only", epochs=1, keep_weights=False)
+    return settings, train(settings, folder / "run").run_dir
+
+
+@pytest.mark.parametrize("method", ["fine-tuning", "prefix-propagation+lora"])
 def test_everything_but_the_weights_is_there(tmp_path: Path, method: str) -> None:
     settings = tiny_settings(tmp_path, method=method, epochs=1, keep_weights=False)
     train(settings, tmp_path / "run")
@@ -34,36 +41,32 @@ def test_everything_but_the_weights_is_there(tmp_path: Path, method: str) -> Non
     assert not [file for file in (tmp_path / "run").rglob("*") if file.suffix in (".safetensors", ".bin", ".pt")]
 
 
-def test_the_results_are_those_of_a_run_with_weights(tmp_path: Path) -> None:
-    settings = tiny_settings(tmp_path, method="head-only", epochs=1)
-    kept, lean = (
-        train(replace(settings, keep_weights=keep), tmp_path / f"run-{keep}").metrics for keep in (True, False)
-    )
-    assert comparable(kept) == comparable(lean)
-    assert names(tmp_path / "run-True") == KEPT | {"head", "tokenizer"}
+def test_the_results_are_those_of_a_run_with_weights(tmp_path: Path, lean: tuple[RunSettings, Path]) -> None:
+    settings, run_dir = lean
+    kept = train(replace(settings, keep_weights=True), tmp_path / "run").metrics
+    assert comparable(kept) == comparable(RunDirectory(run_dir).read_metrics())
+    assert names(tmp_path / "run") == KEPT | {"head", "tokenizer"} and names(run_dir) == KEPT
 
 
-def test_the_card_has_no_code(tmp_path: Path) -> None:
-    train(tiny_settings(tmp_path, method="head-only", epochs=1, keep_weights=False), tmp_path / "run")
-    card = (tmp_path / "run" / "README.md").read_text(encoding="utf-8")
+def test_the_card_has_no_code(lean: tuple[RunSettings, Path]) -> None:
+    card = (lean[1] / "README.md").read_text(encoding="utf-8")
     assert "told not to keep its weights" in card and "--keep-weights" in card
     assert "```" not in card and "prefixprop predict" not in card and "| accuracy |" in card
 
 
-def test_it_cannot_predict_and_says_why(tmp_path: Path) -> None:
-    settings = tiny_settings(tmp_path, method="head-only", epochs=1, keep_weights=False)
-    train(settings, tmp_path / "run")
+def test_it_cannot_predict_and_says_why(lean: tuple[RunSettings, Path]) -> None:
+    settings, run_dir = lean
     with pytest.raises(ValueError, match=r"run: this run did not keep its weights; .* --keep-weights"):
-        load_run(tmp_path / "run")
-    for command in (["predict", tmp_path / "run", tmp_path / "dev.jsonl"], ["evaluate", tmp_path / "run"]):
+        load_run(run_dir)
+    for command in (["predict", run_dir, settings.dev_files[0]], ["evaluate", run_dir]):
         result = CliRunner().invoke(app, [str(part) for part in command])
         assert result.exit_code == 1 and "did not keep its weights" in result.stderr
         assert "Traceback" not in result.output
 
 
-def test_a_finished_one_is_returned_as_it_is(tmp_path: Path) -> None:
-    settings, run_dir = tiny_settings(tmp_path, method="head-only", epochs=1, keep_weights=False), tmp_path / "run"
-    first = train(settings, run_dir).metrics
+def test_a_finished_one_is_returned_as_it_is(lean: tuple[RunSettings, Path]) -> None:
+    settings, run_dir = lean
+    first = RunDirectory(run_dir).read_metrics()
     before = {file: file.read_bytes() for file in run_dir.rglob("*") if file.is_file()}
     told: list[str] = []
     assert train(settings, run_dir, resume=True, tell=told.append).metrics == first and not told

@@ -15,8 +15,8 @@ import pytest
 from transformers import TrainerCallback
 
 from prefixprop.runs.claim import LOCK
-from prefixprop.training import RunDirectory, RunResult, RunSettings, checkpoints, train
-from prefixprop.training.checkpoints import damage, list_checkpoints
+from prefixprop.training import RunDirectory, RunResult, RunSettings, train
+from prefixprop.training.checkpoints import list_checkpoints
 
 from killed_runs import KillAt, assert_same_end, killed
 from tiny_training import tiny_settings
@@ -56,13 +56,10 @@ class KillAtTheEndOfAnEpoch(TrainerCallback):
     [
         (1, {}),  # before the first checkpoint
         (5, {}),  # in the middle of the second epoch
-        (5, {"checkpoint_every": 2}),  # resumed in the middle of an epoch
-        (8, {"checkpoint_every": 1, "device_batch_size": 2}),
+        (8, {"checkpoint_every": 1, "device_batch_size": 2}),  # resumed in the middle of an epoch
         (5, {"method": "fine-tuning", "learning_rate": 1e-3}),
         (5, {"method": "prefix-propagation+lora", "gate": True, "checkpoint_every": 2}),
-        (5, {"reparameterize": True}),
-        (5, {"keep": "last", "checkpoint_every": 2}),
-        (5, {"kernel": "rbf", "alpha_mode": "query", "checkpoint_every": 2}),
+        (5, {"kernel": "rbf", "alpha_mode": "query", "reparameterize": True, "keep": "last", "checkpoint_every": 2}),
     ],
 )
 def test_killed_in_training(documents: Path, whole: Any, tmp_path: Path, step: int, changes: dict[str, Any]) -> None:
@@ -72,36 +69,24 @@ def test_killed_in_training(documents: Path, whole: Any, tmp_path: Path, step: i
     assert_same_end(train(settings, tmp_path / "killed", resume=True), whole(settings))
 
 
-@pytest.mark.parametrize("every", [1, 3])
-def test_killed_before_an_epoch_is_judged(documents: Path, whole: Any, tmp_path: Path, every: int) -> None:
-    settings = tiny_settings(documents, checkpoint_every=every)
+def test_killed_before_an_epoch_is_judged(documents: Path, whole: Any, tmp_path: Path) -> None:
+    settings = tiny_settings(documents, checkpoint_every=3)
     killed(lambda: train(settings, tmp_path / "killed", callbacks=[KillAtTheEndOfAnEpoch()]))
     assert_same_end(train(settings, tmp_path / "killed", resume=True), whole(settings))
 
 
-@pytest.mark.parametrize("file", ["tensors.safetensors", "trainer_state.json", "manifest.json"])
 def test_killed_while_a_checkpoint_is_written(
-    documents: Path, whole: Any, tmp_path: Path, file: str, monkeypatch: pytest.MonkeyPatch
+    documents: Path, whole: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = tiny_settings(documents)
-    saved, written = checkpoints.save_file, Path.write_bytes
-
-    def halve(path: Path) -> None:
-        if path.name == file and len(list_checkpoints(tmp_path / "killed" / "checkpoints")) == 1:
-            os.truncate(path, path.stat().st_size // 2)
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    def save_half(tensors: Any, path: Path) -> None:
-        saved(tensors, path)
-        halve(path)
+    settings, written = tiny_settings(documents), Path.write_bytes
 
     def write_half(path: Path, data: bytes) -> int:
-        count = written(path, data)
-        halve(path)
-        return count
+        if path.name == "manifest.json" and len(list_checkpoints(tmp_path / "killed" / "checkpoints")) == 1:
+            written(path, data[: len(data) // 2])
+            os.kill(os.getpid(), signal.SIGKILL)
+        return written(path, data)
 
     with monkeypatch.context() as patched:
-        patched.setattr(checkpoints, "save_file", save_half)
         patched.setattr(Path, "write_bytes", write_half)
         killed(lambda: train(settings, tmp_path / "killed"))
     assert len(list_checkpoints(tmp_path / "killed" / "checkpoints")) == 1
@@ -111,7 +96,6 @@ def test_killed_while_a_checkpoint_is_written(
 @pytest.mark.parametrize(
     ("name", "keep"),
     [
-        ("write_predictions", "best"),
         ("write_predictions", "last"),
         ("model_card", "best"),
         ("clear_leftovers", "best"),
@@ -127,108 +111,92 @@ def test_killed_while_results_are_written(
     assert_same_end(train(settings, tmp_path / "killed", resume=True), whole(settings))
 
 
-def test_resumption_repeats_no_steps(documents: Path, tmp_path: Path) -> None:
-    settings, steps = tiny_settings(documents), []
-
-    class Steps(TrainerCallback):
-        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            steps.append(state.global_step)
-
-    killed(lambda: train(settings, tmp_path / "killed", callbacks=[KillAt(5)]))
-    train(settings, tmp_path / "killed", resume=True, callbacks=[Steps()])
-    assert steps == [4, 5, 6, 7, 8, 9]
-
-
-def test_resuming_where_there_is_nothing_starts_from_the_beginning(documents: Path, tmp_path: Path) -> None:
-    settings = tiny_settings(documents, epochs=1)
-    assert train(settings, tmp_path / "run", resume=True).metrics["status"] == "finished"
-
-
-def test_a_finished_run_is_returned_as_it_is(documents: Path, tmp_path: Path) -> None:
-    settings, run_dir = tiny_settings(documents, epochs=1), tmp_path / "run"
-    first = train(settings, run_dir)
+def test_a_run_that_nothing_stops(documents: Path, tmp_path: Path) -> None:
+    """Resumed where there is nothing, it starts from the beginning; finished, it is returned as it is."""
+    settings, run_dir = tiny_settings(documents, epochs=1, keep_checkpoints=True), tmp_path / "run"
+    first = train(settings, run_dir, resume=True)
+    assert first.metrics["status"] == "finished"
+    endings = {path.suffix for path in run_dir.rglob("*") if path.is_file() and path.name != LOCK}
+    assert endings == {".safetensors", ".json", ".jsonl", ".yaml", ".md"}, "nothing is a pickle"
     before = {path: path.stat().st_mtime_ns for path in run_dir.rglob("*")}
     assert train(settings, run_dir, resume=True).metrics == first.metrics
     assert {path: path.stat().st_mtime_ns for path in run_dir.rglob("*")} == before
 
 
-@pytest.mark.parametrize("keep", ["best", "last"])
 def test_an_early_end_is_not_gone_beyond(
-    documents: Path, whole: Any, tmp_path: Path, keep: str, monkeypatch: pytest.MonkeyPatch
+    documents: Path, whole: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = tiny_settings(documents, method="head-only", learning_rate=1e-9, epochs=9, early_stopping=2, keep=keep)
+    settings = tiny_settings(documents, method="head-only", learning_rate=1e-9, epochs=9, early_stopping=2)
     with monkeypatch.context() as patched:
         patched.setattr(TRAIN_MODULE, "write_predictions", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
         killed(lambda: train(settings, tmp_path / "killed"))
     assert_same_end(train(settings, tmp_path / "killed", resume=True), whole(settings))
 
 
-def damaged_run(documents: Path, folder: Path, **changes: Any) -> tuple[RunSettings, list[Path]]:
-    """A run that was killed in its third epoch, and its two checkpoints."""
-    settings = tiny_settings(documents, **changes)
-    killed(lambda: train(settings, folder / "killed", callbacks=[KillAt(8)]))
-    found = list_checkpoints(folder / "killed" / "checkpoints")
-    assert [path.name for path in found] == ["step-00000003", "step-00000006"]
-    return settings, found
+@pytest.fixture(scope="module")
+def killed_once(documents: Path) -> Path:
+    """A run that was killed in its third epoch."""
+    folder = documents / "killed-in-the-third-epoch"
+    killed(lambda: train(tiny_settings(documents), folder, callbacks=[KillAt(8)]))
+    return folder
 
 
-@pytest.mark.parametrize(
-    ("file", "harm"),
-    [("tensors.safetensors", "truncated"), ("trainer_state.json", "missing"), ("manifest.json", "truncated")],
-)
+@pytest.fixture
+def killed_run(killed_once: Path, tmp_path: Path) -> Path:
+    """A copy of it with its two checkpoints."""
+    folder = Path(shutil.copytree(killed_once, tmp_path / "killed"))
+    assert [path.name for path in list_checkpoints(folder / "checkpoints")] == ["step-00000003", "step-00000006"]
+    return folder
+
+
+def test_resumption_repeats_no_steps(documents: Path, killed_run: Path) -> None:
+    steps: list[int] = []
+
+    class Steps(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            steps.append(state.global_step)
+
+    train(tiny_settings(documents), killed_run, resume=True, callbacks=[Steps()])
+    assert steps == [7, 8, 9]
+
+
 def test_a_damaged_checkpoint_is_told_and_the_one_before_is_used(
-    documents: Path, whole: Any, tmp_path: Path, file: str, harm: str
+    documents: Path, whole: Any, killed_run: Path
 ) -> None:
-    settings, (_, latest) = damaged_run(documents, tmp_path)
-    if harm == "missing":
-        (latest / file).unlink()
-    else:
-        os.truncate(latest / file, (latest / file).stat().st_size // 2)
+    file = killed_run / "checkpoints" / "step-00000006" / "tensors.safetensors"
+    os.truncate(file, file.stat().st_size // 2)
     notes: list[str] = []
-    resumed = train(settings, tmp_path / "killed", resume=True, tell=notes.append)
+    resumed = train(tiny_settings(documents), killed_run, resume=True, tell=notes.append)
     (note,) = [note for note in notes if "step-00000006" in note]
-    assert file in note and "goes on from step-00000003 instead" in note
-    assert_same_end(resumed, whole(settings))
+    assert file.name in note and "goes on from step-00000003 instead" in note
+    assert_same_end(resumed, whole(tiny_settings(documents)))
 
 
-def test_without_any_good_checkpoint_the_run_starts_again(documents: Path, whole: Any, tmp_path: Path) -> None:
-    settings, found = damaged_run(documents, tmp_path)
-    for folder in found:
-        (folder / "tensors.safetensors").write_bytes(b"")
-    notes: list[str] = []
-    resumed = train(settings, tmp_path / "killed", resume=True, tell=notes.append)
-    assert sum("starts from the beginning" in note for note in notes) == 2
-    assert_same_end(resumed, whole(settings))
-
-
-def test_damaged_ones_do_not_push_out_good_ones(documents: Path, whole: Any, tmp_path: Path) -> None:
-    settings, found = damaged_run(documents, tmp_path)
-    for folder in found:
-        (folder / "tensors.safetensors").write_bytes(b"")
+def test_damaged_ones_do_not_push_out_good_ones(documents: Path, whole: Any, killed_run: Path) -> None:
+    settings, folder = tiny_settings(documents), killed_run / "checkpoints"
+    for damaged in list_checkpoints(folder):
+        (damaged / "tensors.safetensors").write_bytes(b"")
+    told = folder.parent / "told"
     every_step = replace(settings, checkpoint_every=1)
-    killed(lambda: train(every_step, tmp_path / "killed", True, callbacks=[KillAt(3)], tell=lambda _: None))
-    assert [path.name for path in list_checkpoints(tmp_path / "killed" / "checkpoints")] == [
-        "step-00000001",
-        "step-00000002",
-    ]
+
+    def tell(note: str) -> None:
+        with told.open("a") as file:
+            file.write(note + "\n")
+
+    killed(lambda: train(every_step, killed_run, resume=True, callbacks=[KillAt(3)], tell=tell))
+    assert told.read_text().count("starts from the beginning") == 2, "there was no good one"
+    assert [path.name for path in list_checkpoints(folder)] == ["step-00000001", "step-00000002"]
     notes: list[str] = []
-    assert_same_end(train(settings, tmp_path / "killed", resume=True, tell=notes.append), whole(settings))
+    assert_same_end(train(settings, killed_run, resume=True, tell=notes.append), whole(settings))
     assert not any("step-" in note for note in notes)
 
 
-def test_other_settings_cannot_be_resumed(documents: Path, tmp_path: Path) -> None:
-    settings, _ = damaged_run(documents, tmp_path)
+def test_other_settings_cannot_be_resumed(documents: Path, killed_run: Path) -> None:
+    settings = tiny_settings(documents)
     with pytest.raises(ValueError, match=r"other settings: --seed \(was 1, now 2\)\."):
-        train(replace(settings, seed=2), tmp_path / "killed", resume=True)
+        train(replace(settings, seed=2), killed_run, resume=True)
     smaller = replace(settings, device_batch_size=2, gradient_checkpointing=True)
-    assert train(smaller, tmp_path / "killed", resume=True).metrics["status"] == "finished"
-
-
-def test_nothing_in_a_checkpoint_is_a_pickle(documents: Path, tmp_path: Path) -> None:
-    run = train(tiny_settings(documents, epochs=1, keep_checkpoints=True), tmp_path / "run")
-    endings = {path.suffix for path in run.run_dir.rglob("*") if path.is_file() and path.name != LOCK}
-    assert endings == {".safetensors", ".json", ".jsonl", ".yaml", ".md"}
-    assert damage(list_checkpoints(run.run_dir / "checkpoints")[0]) is None
+    assert train(smaller, killed_run, resume=True).metrics["status"] == "finished"
 
 
 def test_a_finished_run_of_other_documents_is_not_shown(tmp_path: Path) -> None:
@@ -244,14 +212,14 @@ def test_a_finished_run_of_other_documents_is_not_shown(tmp_path: Path) -> None:
     assert train(settings, tmp_path / "run", resume=True).metrics["status"] == "finished"
 
 
-def test_other_documents_cannot_be_resumed(documents: Path, tmp_path: Path) -> None:
-    settings, _ = damaged_run(documents, tmp_path)
+def test_other_documents_cannot_be_resumed(documents: Path, killed_run: Path, tmp_path: Path) -> None:
+    settings = tiny_settings(documents)
     files = [Path(shutil.copy(file, tmp_path / Path(file).name)) for file in settings.train_files]
     moved = replace(settings, train_files=[str(file) for file in files])
-    before = (tmp_path / "killed" / "labels.json").read_bytes()
+    before = (killed_run / "labels.json").read_bytes()
     files[0].write_text(files[0].read_text() + '{"id": "more", "text": "w5 w6", "label": "other"}\n')
-    config = tmp_path / "killed" / "config.yaml"
+    config = killed_run / "config.yaml"
     config.write_text(config.read_text().replace(settings.train_files[0], str(files[0])))
     with pytest.raises(ValueError, match="killed was started with other documents than there are now"):
-        train(moved, tmp_path / "killed", resume=True)
-    assert (tmp_path / "killed" / "labels.json").read_bytes() == before
+        train(moved, killed_run, resume=True)
+    assert (killed_run / "labels.json").read_bytes() == before

@@ -34,15 +34,19 @@ def history(run_dir: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run_dir / "history.jsonl").read_text().splitlines()]
 
 
-def test_a_run_directory_has_everything(tmp_path: Path) -> None:
-    settings, run_dir = tiny_settings(tmp_path), tmp_path / "run"
-    notes: list[str] = []
-    metrics = train(settings, run_dir, tell=notes.append).metrics
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of four epochs."""
+    folder = tmp_path_factory.mktemp("finished")
+    return train(tiny_settings(folder, epochs=4), folder / "run").run_dir
+
+
+def test_a_run_directory_has_everything(run_dir: Path) -> None:
     assert {path.name for path in run_dir.iterdir()} - {LOCK} == {
         "config.yaml", "labels.json", "environment.json", "lengths.json", "history.jsonl", "predictions",
         "manifest.json", "metrics.json", "adapter", "tokenizer", "README.md",
     }  # fmt: skip
-    assert json.loads((run_dir / "metrics.json").read_text()) == metrics
+    metrics = RunDirectory(run_dir).read_metrics()
     assert metrics["status"] == "finished" and metrics["parameters"]["prefix"] == 3 * 2 * 32
     assert json.loads((run_dir / "labels.json").read_text()) == sorted(LABELS)
     resolved = RunDirectory(run_dir).read_settings()
@@ -51,9 +55,8 @@ def test_a_run_directory_has_everything(tmp_path: Path) -> None:
     assert environment["seed"] == 1 and environment["device"] == "cpu" and environment["packages"]["torch"]
 
 
-def test_metrics_are_those_of_the_stored_predictions(tmp_path: Path) -> None:
-    run_dir = tmp_path / "run"
-    metrics = train(tiny_settings(tmp_path), run_dir).metrics
+def test_metrics_are_those_of_the_stored_predictions(run_dir: Path) -> None:
+    metrics = RunDirectory(run_dir).read_metrics()
     predictions = {split: read_predictions(run_dir / "predictions" / f"{split}.jsonl") for split in ("dev", "test")}
     temperature = fit_temperature(predictions["dev"].logits, predictions["dev"].known_labels)
     assert metrics["temperature"] == temperature.value
@@ -65,10 +68,8 @@ def test_metrics_are_those_of_the_stored_predictions(tmp_path: Path) -> None:
     assert metrics["dev"] != metrics["dev_calibrated"]
 
 
-def test_the_history_has_every_epoch_and_the_best_is_kept(tmp_path: Path) -> None:
-    run_dir = tmp_path / "run"
-    metrics = train(tiny_settings(tmp_path, epochs=4), run_dir).metrics
-    lines = history(run_dir)
+def test_the_history_has_every_epoch_and_the_best_is_kept(run_dir: Path) -> None:
+    metrics, lines = RunDirectory(run_dir).read_metrics(), history(run_dir)
     assert [(line["epoch"], line["step"]) for line in lines] == [(1, 3), (2, 6), (3, 9), (4, 12)]
     assert all(0 <= line["dev_ece"] <= 1 and line["loss"] > 0 for line in lines)
     best = max(lines, key=lambda line: line["dev_micro_f1"])  # the first of equal ones
@@ -77,8 +78,9 @@ def test_the_history_has_every_epoch_and_the_best_is_kept(tmp_path: Path) -> Non
         assert best[f"dev_{measure}"] == pytest.approx(value, abs=1e-6), measure
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("family", ["longformer", "roberta"])
+@pytest.mark.parametrize(
+    ("family", "method"), [*(("longformer", name) for name in METHODS), ("roberta", "prefix-tuning")]
+)
 def test_every_method_gives_its_own_predictions_again_when_loaded(tmp_path: Path, family: str, method: str) -> None:
     settings, run_dir = tiny_settings(tmp_path, family, method=method, epochs=1), tmp_path / "run"
     train(settings, run_dir)
@@ -100,7 +102,7 @@ def test_every_method_gives_its_own_predictions_again_when_loaded(tmp_path: Path
             assert logits.tolist() == pytest.approx(stored.logits[row].tolist(), abs=1e-4)
 
 
-@pytest.mark.parametrize("method", [method for method in METHODS if method != "fine-tuning"])  # freezes nothing
+@pytest.mark.parametrize("method", ["prefix-propagation+lora", "prefix-tuning", "head-only"])
 def test_half_precision_is_of_what_is_frozen_alone(tmp_path: Path, method: str) -> None:
     """What was trained is stored in float32, and the predictions are near those of the whole run in float32."""
     # A low rate, so that rounding alone makes the difference, and not what Adam's first steps make of it.
@@ -132,11 +134,11 @@ def test_the_device_batch_size_does_not_change_the_outcome(tmp_path: Path) -> No
     """22 documents in steps of 8: each step has the same documents, and those of the last, short one count alike."""
     settings = tiny_settings(tmp_path, prefix_dropout=0.0, dropout=0.0, epochs=2, max_train_documents=22)
     losses = []
-    for device_batch_size in (2, 4, 8):
+    for device_batch_size in (2, 8):
         run_dir = tmp_path / f"run{device_batch_size}"
         train(replace(settings, device_batch_size=device_batch_size), run_dir)
         losses.append([line["loss"] for line in history(run_dir)])
-    assert losses[0] == pytest.approx(losses[1], abs=1e-5) and losses[0] == pytest.approx(losses[2], abs=1e-5)
+    assert losses[0] == pytest.approx(losses[1], abs=1e-5)
 
 
 def test_early_stopping(tmp_path: Path) -> None:
@@ -168,7 +170,7 @@ def test_plan_counts_and_writes_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize(("documents", "epochs"), [(8, 1), (8, 2), (24, 4)])
+@pytest.mark.parametrize(("documents", "epochs"), [(8, 1), (24, 4)])
 def test_every_step_trains(tmp_path: Path, documents: int, epochs: int) -> None:
     rates: list[float] = []
     trained: list[torch.Tensor] = []
@@ -224,18 +226,6 @@ def test_gradient_checkpointing_computes_the_same(tmp_path: Path) -> None:
         train(replace(settings, gradient_checkpointing=on), tmp_path / f"run{on}").metrics for on in (False, True)
     )
     assert one["dev"]["nll"] == pytest.approx(two["dev"]["nll"], abs=1e-5)
-
-
-def test_callbacks_of_ones_own_are_called(tmp_path: Path) -> None:
-    class Counter(TrainerCallback):
-        steps = 0
-
-        def on_step_end(self, *_: Any, **__: Any) -> None:
-            self.steps += 1
-
-    counter = Counter()
-    train(tiny_settings(tmp_path, epochs=1), tmp_path / "run", callbacks=[counter])
-    assert counter.steps == 3
 
 
 def test_reference_layout_leaves_room_for_the_prefix(tmp_path: Path) -> None:

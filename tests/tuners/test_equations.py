@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import oracle
@@ -74,6 +74,7 @@ def global_mask(kind: str, shape: torch.Size, seed: int) -> torch.Tensor:
 
 
 @both_methods
+@settings(max_examples=25)
 @given(case=long_batches())
 def test_longformer_follows_the_equations(method: str, case: dict[str, Any]) -> None:
     model = tiny_model("longformer", "FEATURE_EXTRACTION", attention_window=case["windows"])
@@ -84,9 +85,10 @@ def test_longformer_follows_the_equations(method: str, case: dict[str, Any]) -> 
     assert_follows_equation(model, method, inputs, case["prefix"], layout=case["layout"])
 
 
-@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
 @both_methods
+@settings(max_examples=25)
 @given(
+    implementation=st.sampled_from(["sdpa", "eager"]),
     lengths=st.lists(st.integers(1, 40), min_size=1, max_size=3),
     length=st.integers(1, 9),
     layout=st.sampled_from(["paper", "reference"]),

@@ -76,10 +76,10 @@ def test_with_a_kernel_the_gate_of_prefix_tuning_multiplies_alpha(family: str) -
 @both_methods
 def test_gradients_are_those_of_the_scaled_prefix(method: str, backend: str) -> None:
     """On the fast attention, whose frozen layers are computed in one piece: d/dg is the sum over P of P · d/d(gP)."""
-    small = {"attention_window": [8, 4, 8], "num_attention_heads": 1, "hidden_size": 16}
-    model = gated(tiny_model(**small), method)
+    small = {"num_hidden_layers": 2, "attention_window": [8, 4], "num_attention_heads": 1, "hidden_size": 16}
+    model = gated(tiny_model(**small), method, GATES[:2])
     plain = adapt(tiny_model(**small), method)
-    plain.set_prefix(scaled(model.get_prefix(), method, GATES))
+    plain.set_prefix(scaled(model.get_prefix(), method, GATES[:2]))
     inputs, labels = batch(model, [13, 6]), torch.tensor([0, 2])
     for one in (model, plain):
         attention.install(one, backend)

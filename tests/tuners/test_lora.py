@@ -128,8 +128,7 @@ def test_both_parts_have_an_effect_and_are_trained(family: str, method: str) -> 
         ("modernbert", "triton", ["Wi", "Wo"]),
     ],
 )
-@pytest.mark.parametrize("options", [{}, {"kernel": "exp", "alpha": 0.5}])
-@both_methods
+@pytest.mark.parametrize(("method", "options"), [("propagation", {"kernel": "exp", "alpha": 0.5}), ("tuning", {})])
 def test_the_fast_attention_does_not_pass_it_by(
     method: str, options: dict[str, Any], family: str, backend: str, targets: list[str]
 ) -> None:

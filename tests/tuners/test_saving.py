@@ -122,9 +122,8 @@ def embedded_with_adapter(name: str, method: str, task: str = "SEQ_CLS") -> Any:
     ("name", "method", "task"),
     [
         ("longformer-mini-4096", "propagation", "SEQ_CLS"),
-        ("longformer-mini-4096-mlm", "lora", "SEQ_CLS"),
         ("embedded", "tuning", "SEQ_CLS"),
-        *(("roberta-mini-512", method, "SEQ_CLS") for method in ("propagation", "tuning", "lora")),
+        ("roberta-mini-512", "lora", "SEQ_CLS"),
         *(("roberta-mini-512", "propagation", task) for task in NAMED if task != "SEQ_CLS"),
     ],
 )

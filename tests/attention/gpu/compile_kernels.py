@@ -108,7 +108,7 @@ def main() -> None:
             None,
         ):
             step(family, config, dtype, heads=2, size=size)
-    for kernel, mode in (("rbf", "head"), ("poly", "query"), ("linear", "layer")):
+    for kernel, mode in (("rbf", "layer"), ("poly", "query")):
         step("longformer", propagation(kernel=kernel, alpha_mode=mode), dtype, heads=2, size=size)
     print("\n".join(sorted(compiled.values())))
 

@@ -21,15 +21,12 @@ _list_tokens
 _normalise DROPOUT=False
 _normalise DROPOUT=True
 _prefix_part DROPOUT=False KERNEL=exp ALPHA=fixed
-_prefix_part DROPOUT=False KERNEL=linear ALPHA=head
 _prefix_part DROPOUT=False KERNEL=poly ALPHA=query
 _prefix_part DROPOUT=False KERNEL=rbf ALPHA=head
 _prefix_part DROPOUT=True KERNEL=exp ALPHA=fixed
-_prefix_part DROPOUT=True KERNEL=linear ALPHA=head
 _prefix_part DROPOUT=True KERNEL=poly ALPHA=query
 _prefix_part DROPOUT=True KERNEL=rbf ALPHA=head
 _prefix_part_backward DROPOUT=True KERNEL=exp ALPHA=fixed
-_prefix_part_backward DROPOUT=True KERNEL=linear ALPHA=head
 _prefix_part_backward DROPOUT=True KERNEL=poly ALPHA=query
 _prefix_part_backward DROPOUT=True KERNEL=rbf ALPHA=head
 band_keys DROPOUT=True

@@ -18,7 +18,7 @@ from one_layer import Case, Layer, assert_close, cases, layer_of, results
 pytest.importorskip("triton")
 from prefixprop.attention.gpu import self_attention as triton_backend
 
-few_examples = settings(max_examples=6)  # the interpreter is slow
+few_examples = settings(max_examples=4)  # the interpreter is slow
 
 
 def kernel_attention(query: Tensor, key: Tensor, value: Tensor, dropout: float) -> Tensor:
@@ -44,7 +44,7 @@ def test_prefix_keys_and_values(case: Case) -> None:
         assert found["prefix keys"].any() and found["prefix values"].any()
 
 
-@settings(max_examples=4)
+@settings(max_examples=3)
 @given(case=cases(outside=5))
 def test_rows_outside_the_softmax(case: Case) -> None:
     """Rows that are keys to nobody (Eq. 3), without the part that stands for them and with it."""
