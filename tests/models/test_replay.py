@@ -92,6 +92,21 @@ def test_large_batches_and_too_many_shapes_are_computed_as_ever(
     assert played == [(2, 8)]
 
 
+def test_without_memory_for_it_nothing_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+
+    def record(self: Replayed, inputs: dict[str, Tensor]) -> Any:
+        tried.append(inputs)
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(Replayed, "_record", record)
+    replayed = Replayed(lambda inputs: inputs["input_ids"] + 1)
+    for _ in range(4):
+        inputs = tokens(2, 8)
+        assert torch.equal(replayed(inputs), inputs["input_ids"] + 1)
+    assert len(tried) == 1
+
+
 def test_lengths_come_again_and_waste_little() -> None:
     lengths = {padded_length(length, 4096) for length in range(1, 4097)}
     assert len(lengths) < 40

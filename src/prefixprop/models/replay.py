@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_map_only
 from prefixprop.attention.backends import why_not
 from prefixprop.attention.installed import ATTRIBUTE
 
-MOST_TOKENS = 32_768  # of a batch: with more, the GPU is the slower one
+MOST_TOKENS = 16_384  # of a batch: with more, the GPU is the slower one
 MOST_RECORDINGS = 64  # further shapes are computed as ever
 STEP, STEPS = 64, 8  # lengths that batches are padded to: multiples of the first, so many between powers of two
 
@@ -61,6 +61,7 @@ class Replayed:
         self._seen: set[Hashable] = set()
         self._recordings: dict[Hashable, _Recording] = {}
         self._memory: Any = None  # which all recordings share: no two are played at once
+        self._most = MOST_RECORDINGS
 
     def __call__(self, inputs: Mapping[str, Tensor], variant: Hashable = None) -> Any:
         """`variant` tells apart what the shapes do not."""
@@ -70,10 +71,15 @@ class Replayed:
         if key not in self._seen:
             self._seen.add(key)
             return self.run(dict(inputs))
+        if key not in self._recordings and len(self._recordings) < self._most:
+            try:
+                self._recordings[key] = self._record(inputs)
+            except torch.OutOfMemoryError:  # what is recorded has memory of its own
+                self._most = 0
+                self._recordings.clear()
+                torch.cuda.empty_cache()
         if key not in self._recordings:
-            if len(self._recordings) == MOST_RECORDINGS:
-                return self.run(dict(inputs))
-            self._recordings[key] = self._record(inputs)
+            return self.run(dict(inputs))
         recording = self._recordings[key]
         for name, tensor in recording.inputs.items():
             tensor.copy_(inputs[name], non_blocking=True)
