@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 import warnings
 from collections import Counter
@@ -17,10 +18,10 @@ import torch
 from peft import get_peft_model
 from rich.console import Console
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForSequenceClassification, TrainerCallback
+from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, TrainerCallback
 
 from prefixprop import PrefixPropagationConfig, PrefixTuningConfig, attention
-from prefixprop.models import replay
+from prefixprop.models import load_default, replay
 from prefixprop.prediction.token_batches import classify
 from prefixprop.training import RunSettings, train
 
@@ -218,6 +219,27 @@ def check_recorded_run() -> str | None:
     return str(apart) if apart else None
 
 
+def check_modernbert_run() -> str | None:
+    """None, or how far a run on a ModernBERT, under autocast, is from the same run on plain PyTorch."""
+    _, tokenizer = load_default()
+    shape = AutoConfig.for_model(
+        "modernbert", num_hidden_layers=3, hidden_size=128, num_attention_heads=2, intermediate_size=192,
+        vocab_size=len(tokenizer), max_position_embeddings=1024, pad_token_id=tokenizer.pad_token_id,
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        torch.manual_seed(0)
+        AutoModel.from_config(shape).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        losses = []
+        for backend in ("triton", "sdpa"):
+            settings = replace(RUN, model=folder, attention_backend=backend, dropout=0.0, prefix_dropout=0.0)
+            run = train(settings, Path(folder) / backend, tell=lambda note: None).run_dir
+            lines = (run / "history.jsonl").read_text(encoding="utf-8").splitlines()
+            losses.append([json.loads(line)["loss"] for line in lines])
+    apart = max(abs(one - two) for one, two in zip(*losses, strict=True))
+    return f"losses differ by {apart:.1e}" if not apart < 2e-2 else None
+
+
 def check_recorded_predictions() -> str | None:
     """None, or how far recorded passes are from those that were not."""
     model = next(iter(build_classifiers().values()))
@@ -246,6 +268,7 @@ def check_behaviour(console: Console) -> bool:
     of_runs = {
         "prefixprop train: no waiting within an epoch": check_run,
         "prefixprop train: recorded steps change nothing": check_recorded_run,
+        "prefixprop train: a ModernBERT learns as on plain PyTorch": check_modernbert_run,
         "prefixprop predict: recorded passes change nothing": check_recorded_predictions,
     }
     for what, check in of_runs.items():
