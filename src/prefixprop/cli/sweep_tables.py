@@ -10,6 +10,8 @@ from rich.text import Text
 from prefixprop.evaluation import summarise_seeds
 from prefixprop.experiments import Axis, Cell, SweepState
 
+WIDEST_WORD = 30  # of a cell that is not broken where the terminal has 80 columns
+
 
 def plan_table(state: SweepState) -> Table:
     """A row per cell with its stages and their sizes; the model in every row, or in the title if all share it."""
@@ -57,6 +59,8 @@ def progress_table(state: SweepState, slots: int) -> Table:
 def result_table(state: SweepState) -> Table:
     """A row per cell with what was chosen, and the dev metric over its seeds."""
     table = _table("Results on dev", "cell", "chosen")
+    words = [word for cell in state.plan.cells for word in cell.name.split()]
+    table.columns[0].min_width = min(max(map(len, words), default=0), WIDEST_WORD)
     table.add_column("metric\nseeds", no_wrap=True)
     table.add_column("mean ± deviation\n95 % interval", justify="right", no_wrap=True)
     for cell in state.plan.cells:
