@@ -6,7 +6,7 @@ For each case, the error of Hugging Face's attention, of the plain PyTorch backe
 float64 (the plain backend in that type, on weights and inputs as the smaller type has them). Fails if Triton is more
 than 1.2 times as far from it as Hugging Face in bfloat16 or float16, or further than 1e-5 of the scale in float32,
 or if plain PyTorch makes no number. Frozen layers in one piece, with LoRA and kernels beside them, are compared with
-plain PyTorch in Hugging Face's place.
+plain PyTorch in Hugging Face's place, or with the type's own rounding if that is larger.
 `make test` runs the same kernels on the CPU, in Triton's interpreter.
 """
 

@@ -193,7 +193,9 @@ def check_numbers(console: Console) -> bool:
     for name, dtype in product([*ADAPTERS, DROPPED], DTYPES):
         found = compare_dropped(dtype) if name == DROPPED else compare_adapted(name, dtype)
         for of, error in found.items():
-            fine = is_close_enough(error | {"Hugging Face": error["sdpa"]}, dtype)
+            # Plain PyTorch computes a kernel's part in float32: what is as near as a single number is rounded will do.
+            allowed = max(error["sdpa"], torch.finfo(dtype).eps)
+            fine = is_close_enough(error | {"Hugging Face": allowed}, dtype)
             all_fine &= fine
             numbers = (f"{error[who]:.1e}" for who in ("sdpa", "triton"))
             verdict = "ok" if fine else "TOO FAR"

@@ -247,15 +247,12 @@ def test_gradient_checkpointing_with_dropout() -> None:
     assert_same_gradients(trained_gradients(model, inputs), plain)
 
 
-@pytest.mark.parametrize(("method", "packed"), [("propagation", False), ("tuning", True)])
-def test_compiled_without_a_graph_break_and_for_any_length(
-    method: str, packed: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_compiled_without_a_graph_break_and_for_any_length(monkeypatch: pytest.MonkeyPatch) -> None:
     """What stands around flash attention too: in its place, something that a compiler takes, without documents."""
-    monkeypatch.setattr(triton_backend, "has_flash_attention", lambda *_: packed)
+    monkeypatch.setattr(triton_backend, "has_flash_attention", lambda *_: True)
     monkeypatch.setattr(triton_backend, "varlen_attn", lambda query, key, value, *_: query * key + value)
     torch.compiler.reset()
-    model = adapt(tiny_model("modernbert", **SMALL), method, length=3, prefix_dropout=0.0)
+    model = adapt(tiny_model("modernbert", **SMALL), "propagation", length=3, prefix_dropout=0.0)
     attention.install(model, backend="triton")
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager", dynamic=True)
     for index, lengths in enumerate(([13, 6], [17, 5])):
