@@ -193,7 +193,7 @@ def check_numbers(console: Console) -> bool:
     for name, dtype in product([*ADAPTERS, DROPPED], DTYPES):
         found = compare_dropped(dtype) if name == DROPPED else compare_adapted(name, dtype)
         for of, error in found.items():
-            # Plain PyTorch computes a kernel's part in float32: what is as near as a single number is rounded will do.
+            # Plain PyTorch computes a kernel's part in float32: as near as a single number is rounded will do.
             allowed = max(error["sdpa"], torch.finfo(dtype).eps)
             fine = is_close_enough(error | {"Hugging Face": allowed}, dtype)
             all_fine &= fine
