@@ -19,10 +19,7 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-SETTINGS = (
-    "task", "max_train_documents", "model", "method", "head_start", "max_length", "batch_size", "epochs",
-    "learning_rate",
-)  # fmt: skip
+SETTINGS = ("task", "max_train_documents", "model", "method", "max_length", "batch_size", "epochs", "learning_rate")
 
 
 def main() -> None:
@@ -34,7 +31,7 @@ def main() -> None:
     for path in sorted(path for folder in options.runs for path in folder.glob("*/metrics.json")):
         settings = yaml.safe_load((path.parent / "config.yaml").read_text(encoding="utf-8"))
         metrics = json.loads(path.read_text(encoding="utf-8"))
-        key = tuple(settings.get(name) for name in SETTINGS)
+        key = tuple(settings[name] for name in SETTINGS)
         scores[key].append(100 * metrics["dev"]["micro_f1"])
         if metrics.get("floor"):
             floors[key[:2]].append(100 * metrics["floor"]["dev"]["micro_f1"])

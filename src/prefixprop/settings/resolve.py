@@ -31,11 +31,7 @@ _SCOPES = (
         "a --task with questions, such as wikihop",
         ("chunk_reduction", "max_chunks"),
     ),
-    _Scope(
-        lambda settings: not settings.answers_questions,
-        "tasks that classify documents",
-        ("pooling", "floor", "head_start"),
-    ),
+    _Scope(lambda settings: not settings.answers_questions, "tasks that classify documents", ("pooling", "floor")),
     _Scope(
         lambda settings: settings.task is None,
         "--train-files and --hub-dataset",

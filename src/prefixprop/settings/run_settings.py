@@ -195,11 +195,6 @@ class RunSettings:
     early_stopping: int = _option(
         0, OPTIMISATION, "Stop after this many epochs without a better dev metric; 0: never.", _UP_TO_MANY
     )
-    head_start: bool = _option(
-        False,
-        OPTIMISATION,
-        "Fit the head to the model as it is before the first step, by logistic regression.",
-    )
     keep: str = _option(
         "best", OPTIMISATION, "The epoch a run ends with: the best by the dev metric, or the last.",
         _one_of(*KEPT_CHECKPOINTS),

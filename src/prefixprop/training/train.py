@@ -52,7 +52,6 @@ from prefixprop.training.errors import (
     explained_memory_errors,
     training_remedy,
 )
-from prefixprop.training.head_start import start_head
 from prefixprop.training.model_card import model_card
 from prefixprop.training.trainable import build_trainable, save_trained
 from prefixprop.training.trainer import RunTrainer, training_arguments
@@ -197,7 +196,7 @@ def _train(
     with explained_memory_errors(building_remedy(run.settings)):
         trainer = _trainer(run, arguments, directory, callbacks)  # brings the model to the device
     with explained_memory_errors(training_remedy(run.settings), StepTooLarge), without_cudnn():
-        _fit(trainer, run, directory, tell, show)
+        _fit(trainer, run.settings, directory, tell)
         predictions = {name: trainer.predict_split(split) for name, split in run.data.evaluated.items()}
     metrics = _metrics(trainer, run, predictions) | floor
     if arguments.should_save:
@@ -295,15 +294,8 @@ def _trainer(
     return trainer
 
 
-def _fit(
-    trainer: RunTrainer,
-    run: RunPlan,
-    directory: RunDirectory,
-    tell: Callable[[str], None],
-    show: Callable[[str], None],
-) -> None:
+def _fit(trainer: RunTrainer, settings: RunSettings, directory: RunDirectory, tell: Callable[[str], None]) -> None:
     """Train, from the latest checkpoint if there is one, and end with the epoch that is kept in the model."""
-    settings = run.settings
     checkpoint, complaints = find_checkpoint(directory.checkpoints)
     if trainer.args.should_save:
         for complaint in complaints:
@@ -311,9 +303,6 @@ def _fit(
             tell(f"{complaint}; the run {instead} instead")
     if checkpoint is not None:
         trainer.restore(checkpoint)
-    elif settings.head_start:
-        show("fitting the head to the model as it is")
-        start_head(trainer, run.data.train, run.data.train_lengths)
     if checkpoint is None or not is_exhausted(trainer.state.log_history, settings.metric, settings.early_stopping):
         trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     if trainer.best_trained is not None:

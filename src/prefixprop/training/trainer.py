@@ -6,20 +6,17 @@ import dataclasses
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from accelerate.utils import gather_object
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 from transformers import PrinterCallback, Trainer, TrainerState, TrainingArguments
 
 from prefixprop.evaluation import PredictionSet
@@ -92,25 +89,11 @@ class RunTrainer(Trainer):
 
     def predict_split(self, split: EvaluationSplit) -> PredictionSet:
         """The predictions of a split, in the order of its documents."""
-        return split.predictions(self.outputs(split.dataset)[0])
-
-    def outputs(self, documents: Dataset[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
-        """What the model says of documents, in their order; and their labels."""
         of_dev, self.compute_metrics = self.compute_metrics, None
         try:
-            found = self.predict(documents)
+            return split.predictions(self.predict(split.dataset).predictions)
         finally:
             self.compute_metrics = of_dev
-        return found.predictions, found.label_ids
-
-    @contextmanager
-    def unrecorded(self) -> Iterator[None]:
-        """While the model is changed for a moment, as recordings would not know."""
-        replays, self._replays = self._replays, False
-        try:
-            yield
-        finally:
-            self._replays = replays
 
     @property
     def seconds(self) -> float:
