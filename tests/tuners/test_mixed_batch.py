@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ BASE = "__base__"
 LENGTHS = [25, 14, 9, 25, 13, 21, 6, 17]
 SHARED: dict[str, dict[str, Any]] = {"one": {}, "two": {}, "gated": {"gate": True}, "lora": {"lora": True}}
 ADAPTERS: dict[str, dict[str, Any]] = SHARED | {
-    "lora too": {"lora": True, "gate": True},
+    "lora too": {"lora": LoraConfig(r=3, lora_alpha=5, init_lora_weights=False), "gate": True},
     "longer": {"num_virtual_tokens": 6},
     "reference": {"layout": "reference"},
     "exp": {"kernel": "exp", "alpha": 0.5},
@@ -43,7 +44,7 @@ def with_adapters(
 ) -> Any:
     """The model with these adapters, all of whose numbers are random."""
     for name, own in adapters.items():
-        options = {"task_type": task, "num_virtual_tokens": 4} | own
+        options = {"task_type": task, "num_virtual_tokens": 4} | copy.deepcopy(own)  # peft writes into a LoraConfig
         if options.get("lora") is True:
             options["lora"] = LoraConfig(r=2, init_lora_weights=False)
         if hasattr(model, "peft_config"):

@@ -45,6 +45,6 @@ class DocumentLora(NamedTuple):
 
     def add_to(self, output: Tensor, rows: Tensor) -> Tensor:
         """`output` of the linear layer with each document's own part; both [documents, ..., width]."""
-        flat = rows.to(self.down.dtype).view(len(rows), -1, rows.shape[-1])
+        flat = rows.to(self.down.dtype).reshape(len(rows), -1, rows.shape[-1])
         low = flat @ self.down[self.owner].mT
         return output + (low @ self.up[self.owner].mT * self.scale).view_as(output).to(output.dtype)
