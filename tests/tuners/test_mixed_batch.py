@@ -139,11 +139,11 @@ def test_whichever_row_is_pooled(family: str, pooling: str) -> None:
 @both_methods
 def test_on_every_backend(family: str, backend: str, method: str) -> None:
     overrides = SMALL | ({"num_hidden_layers": 1, "attention_window": [8]} if family == "longformer" else {})
-    pairs = [("one", "lora"), ("head too", "head")]
-    model = with_adapters(tiny_model(family, **overrides), method, {name: ADAPTERS[name] for name in sum(pairs, ())})
+    groups: list[tuple[str, ...]] = [("one", "lora", "lora too"), ("head too", "head")]
+    model = with_adapters(tiny_model(family, **overrides), method, {name: ADAPTERS[name] for name in sum(groups, ())})
     attention.install(model, backend)
-    for names in pairs:
-        assert_as_alone(model, list(names), batch(model, [9, 6]))
+    for names in groups:
+        assert_as_alone(model, list(names), batch(model, [9, 6, 4][: len(names)]))
 
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
