@@ -76,6 +76,7 @@ CASES = (
     Case((300, 1), every=1),
     Case((640, 640), first=0),
     Case((777,), family="modernbert"),
+    Case((1024, 1024), family="modernbert"),
     Case((1000, 613, 1), family="modernbert"),
     Case((1000, 613), family="modernbert", left=True, window=256, size=32),
     Case((700, 411), family="modernbert", size=128, heads=3),
@@ -125,8 +126,8 @@ def inputs_of(case: Case) -> dict[str, Tensor]:
     masks = {"attention_mask": seen.long()}
     if case.family == "longformer":
         masks["global_attention_mask"] = (everywhere & seen).long()
-        if seen.all() and not everywhere.any():
-            masks = {}
+    if seen.all() and not masks.get("global_attention_mask", place == -1).any():
+        masks = {}
     states = torch.randn(len(case.lengths), longest, case.heads * case.size)
     return {name: tensor.cuda() for name, tensor in (masks | {"inputs_embeds": states}).items()}
 

@@ -22,6 +22,11 @@ def test_pads_to_the_longest(side: str, ids: list[list[int]], mask: list[list[in
     assert padded["input_ids"].tolist() == ids and padded["attention_mask"].tolist() == mask
 
 
+def test_no_mask_where_nothing_is_padding() -> None:
+    assert pad_documents(ROWS[:1], 1).keys() == pad_documents([ROWS[2]] * 2, 1).keys() == {"input_ids"}
+    assert pad_documents(ROWS[:1], 1, length=4)["attention_mask"].tolist() == [[1, 1, 1, 0]]
+
+
 def test_collator_adds_labels() -> None:
     items = [{"input_ids": row, "labels": label} for row, label in zip(ROWS, (2, 0, 1), strict=True)]
     batch = DocumentCollator(1)(items)

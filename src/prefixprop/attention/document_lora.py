@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -13,19 +13,15 @@ NAME = "lora_of_documents"  # a linear layer's attribute while it has one, which
 
 
 class DocumentLora(NamedTuple):
-    """What `Piece` has in the attention's kernels, of all adapters together."""
+    """scale · up(down(rows)), with matrices for each document."""
 
-    down: Tensor  # [adapters, rank, width of the rows]
-    up: Tensor  # [adapters, width of the output, rank]
+    down: Tensor  # [documents, rank, width of the rows]
+    up: Tensor  # [documents, width of the output, rank]
     scale: float
-    owner: Tensor  # [documents]: which adapter each has
-    share: Tensor  # [documents, adapters * rank]: 1 for those of its own adapter
 
     @classmethod
-    def of(
-        cls, layer: Any, adapters: Sequence[str], owner: Tensor, share_of: Callable[[int], Tensor]
-    ) -> DocumentLora:
-        """An adapter that the layer does not have adds nothing; `share_of` makes the share for a rank."""
+    def of(cls, layer: Any, adapters: Sequence[str], owner: Tensor) -> DocumentLora:
+        """`owner` [documents] says which adapter each has; one that the layer does not have adds nothing."""
         present = [name for name in adapters if name in layer.lora_A]
         rank = max(layer.r[name] for name in present)
         scale = layer.scaling[present[0]]
@@ -41,10 +37,9 @@ class DocumentLora(NamedTuple):
             downs.append(F.pad(own_down, (0, 0, 0, missing)) if missing else own_down)
             own_up = own_up if ratio == 1 else own_up * ratio
             ups.append(F.pad(own_up, (0, missing)) if missing else own_up)
-        return cls(torch.stack(downs), torch.stack(ups), float(scale), owner, share_of(rank))
+        return cls(torch.stack(downs)[owner], torch.stack(ups)[owner], float(scale))
 
     def add_to(self, output: Tensor, rows: Tensor) -> Tensor:
         """`output` of the linear layer with each document's own part; both [documents, ..., width]."""
         flat = rows.to(self.down.dtype).reshape(len(rows), -1, rows.shape[-1])
-        low = flat @ self.down[self.owner].mT
-        return output + (low @ self.up[self.owner].mT * self.scale).view_as(output).to(output.dtype)
+        return output + (flat @ self.down.mT @ self.up.mT * self.scale).view_as(output).to(output.dtype)

@@ -58,7 +58,7 @@ def _model_forward(fast: FastModernBert, original: Callable[..., Any], model: An
     is_masked = tokens.new_zeros(tokens.shape[:2], dtype=bool) if mask is None else ~mask.to(tokens.device).bool()
     front = 0 if source is None else source.prefix_rows()  # the embeddings are about to get these
     outside = front if source is not None and source.prefix_part(0) is not None else 0
-    pattern = AttentionPattern.with_rows_in_front(F.pad(is_masked, (front, 0)), front, outside)
+    pattern = AttentionPattern.with_rows_in_front(F.pad(is_masked, (front, 0)), front, outside, mask is None)
     given["attention_mask"] = dict.fromkeys(KINDS, pattern)
     return original(**given)
 

@@ -64,7 +64,8 @@ class AttentionPattern:
     `read_row` is the only one of the last layer that anybody reads, if that is known; it is global, or padding.
     `learning_rows` are those at the front that want a gradient of the first layer, where others want none; they are
     global. `backend` computes it. `front_rows` is how many rows at the front are global, where no others are,
-    and None where only values tell.
+    and None where only values tell. `unpadded_rows` is how many rows at the end are keys to others, where it is known
+    that no token is padding.
     """
 
     is_masked: Tensor
@@ -74,6 +75,7 @@ class AttentionPattern:
     learning_rows: int | None = None
     backend: Any = None
     front_rows: int | None = None
+    unpadded_rows: int | None = None
     _blocks: dict[tuple, Blocks] = field(default_factory=dict, init=False)
     _prepared: dict[tuple, Any] = field(default_factory=dict, init=False)
 
@@ -90,10 +92,12 @@ class AttentionPattern:
         return cls(mask < 0, mask > 0, rows_outside_softmax, read_row, learning_rows, front_rows=front_rows)
 
     @classmethod
-    def with_rows_in_front(cls, is_masked: Tensor, count: int, rows_outside_softmax: int = 0) -> AttentionPattern:
+    def with_rows_in_front(
+        cls, is_masked: Tensor, count: int, rows_outside_softmax: int = 0, unpadded: bool = False
+    ) -> AttentionPattern:
         """Tokens with `count` rows in front of them that see, and are seen by, every row; `is_masked` has them too.
 
-        `rows_outside_softmax` are all of these rows, or none.
+        `rows_outside_softmax` are all of these rows, or none. `unpadded`: it is known that no token is padding.
         """
         everywhere = torch.arange(is_masked.shape[1], device=is_masked.device) < count
         pattern = cls(is_masked, everywhere.expand_as(is_masked), rows_outside_softmax, front_rows=count)
@@ -101,6 +105,7 @@ class AttentionPattern:
         pattern.tokens = GlobalTokens.first(count, is_masked)
         pattern.key_tokens = None if rows_outside_softmax else pattern.tokens
         pattern.is_unseen = is_masked | everywhere if rows_outside_softmax else is_masked
+        pattern.unpadded_rows = is_masked.shape[1] - rows_outside_softmax if unpadded else None
         return pattern
 
     @cached_property

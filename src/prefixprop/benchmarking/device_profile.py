@@ -14,11 +14,13 @@ from prefixprop.benchmarking.timing import WARM_UP, Run
 
 # The first that is found in a kernel's name says what it is for.
 _KINDS = {
+    "attention, all rows": r"flash|sdpa",
     "products with weights": r"gemm|nvjet|cutlass|cublas|splitkreduce",
     "attention, local rows": r"local_rows|band_keys",
     "attention, global rows and keys": r"global_rows|listed_keys|far_keys|project_rows|list_tokens",
     "residual and LayerNorm": r"normalise|differentiate|layer_norm",
     "GELU": r"gelu",
+    "rotary positions": r"rotate_rows|move_rows",
     "embeddings": r"embedding|indexselect|index_select|gather",
 }
 OTHER = "copies and other small kernels"

@@ -90,4 +90,4 @@ def twin_of(model: Model) -> Model:
 def random_tokens(batch: int, length: int, device: str) -> dict[str, torch.Tensor]:
     """Input of documents that fill the whole length."""
     tokens = torch.randint(FIRST_WORD, VOCABULARY, (batch, length), device=device)
-    return {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
+    return {"input_ids": tokens}

@@ -19,7 +19,10 @@ PADDING_SIDES = ("right", "left")
 def pad_documents(
     rows: Sequence[TokenIds], pad_token_id: int, padding_side: str = "right", length: int | None = None
 ) -> dict[str, Tensor]:
-    """`input_ids` and `attention_mask`, [documents, length]; without a length it is that of the longest."""
+    """`input_ids` and `attention_mask`, [documents, length]; without a length it is that of the longest.
+
+    Where nothing is padding there is no mask, which lets a model know without a look at it.
+    """
     import torch
 
     length = length or max(len(row) for row in rows)
@@ -29,7 +32,8 @@ def pad_documents(
         start = 0 if padding_side == "right" else length - len(row)
         input_ids[index, start : start + len(row)] = torch.from_numpy(row)
         attention_mask[index, start : start + len(row)] = 1
-    return {"input_ids": input_ids, "attention_mask": attention_mask}
+    padded = {"input_ids": input_ids, "attention_mask": attention_mask}
+    return padded if min(map(len, rows)) < length else {"input_ids": input_ids}
 
 
 @dataclass(frozen=True)

@@ -137,7 +137,7 @@ def _mixed(module: Any, names: Sequence[str], owners: Owners) -> list[Undo]:
     if type(module) is not LoraLinear or any(up.bias is not None for up in module.lora_B.values()):
         return [replace_forward(module, partial(_lora_of_peft, names))]
     # Made when the pass comes to the layer: a GPU has something to do by then.
-    setattr(module, NAME, partial(DocumentLora.of, module, owners.adapters, owners.owner, owners.share))
+    setattr(module, NAME, partial(DocumentLora.of, module, owners.adapters, owners.owner))
     return [partial(delattr, module, NAME), replace_forward(module, _own_lora)]
 
 

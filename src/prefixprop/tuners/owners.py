@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
 
 class Owners:
@@ -20,10 +18,3 @@ class Owners:
         in_turn = [place for own in self.places.values() for place in own]
         self.by_adapter = torch.tensor(in_turn, device=device)
         self.back = torch.tensor(sorted(range(len(names)), key=in_turn.__getitem__), device=device)
-        self._shares: dict[int, Tensor] = {}
-
-    def share(self, rank: int) -> Tensor:
-        """[documents, adapters * rank]: of the adapters' numbers one beside the other, 1 for a document's own."""
-        if rank not in self._shares:
-            self._shares[rank] = F.one_hot(self.owner, len(self.adapters)).repeat_interleave(rank, dim=1)
-        return self._shares[rank]

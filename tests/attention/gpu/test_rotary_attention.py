@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from functools import partial
 from typing import Any, NamedTuple
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -81,7 +82,8 @@ def results(
     """
     generator = torch.Generator().manual_seed(case.seed)
     masked = F.pad(~torch.tensor(case.real), (case.front, 0))
-    pattern = AttentionPattern.with_rows_in_front(masked, case.front, case.front if case.outside else 0)
+    unpadded = all(map(all, case.real))
+    pattern = AttentionPattern.with_rows_in_front(masked, case.front, case.front if case.outside else 0, unpadded)
     examples, length = masked.shape
     projected = torch.randn(examples, length, 3 * case.heads * case.size, generator=generator)
     angles = torch.randn(1 if case.shared_angles else examples, length, case.size // 2, generator=generator)
@@ -141,7 +143,15 @@ def packed_one_by_one(
 @pytest.fixture
 def flash_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton_backend, "has_flash_attention", lambda *_: True)
+    monkeypatch.setattr(triton_backend, "has_dense_attention", lambda *_: False)
     monkeypatch.setattr(triton_backend, "varlen_attn", packed_one_by_one)
+
+
+@pytest.fixture
+def dense_attention(flash_attention: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What takes cuDNN on a GPU; documents that may be padded are an error."""
+    monkeypatch.setattr(triton_backend, "has_dense_attention", lambda *_: True)
+    monkeypatch.setattr(triton_backend, "varlen_attn", None)
 
 
 @pytest.mark.usefixtures("flash_attention")
@@ -162,6 +172,31 @@ def test_prefix_outside_the_softmax(reach: int | None, prefix: int) -> None:
     case = SPLIT._replace(reach=reach, prefix=prefix, front=0 if prefix else 5, outside=not prefix)
     exact = results(case, rotary, torch.float64, kernel_attention)
     assert_close(results(case, triton_backend, part=kernel_attention), exact)
+
+
+@pytest.mark.parametrize(("front", "outside", "prefix"), [(0, False, 0), (5, False, 0), (5, True, 0), (0, False, 5)])
+@pytest.mark.usefixtures("dense_attention")
+def test_documents_of_one_length(front: int, outside: bool, prefix: int) -> None:
+    case = SPLIT._replace(reach=None, front=front, outside=outside, prefix=prefix, real=[[True] * 21] * 2)
+    part = kernel_attention if outside else None
+    assert_close(results(case, triton_backend, part=part), results(case, rotary, torch.float64, part))
+
+
+@pytest.mark.parametrize("has_mask", [True, False])
+@pytest.mark.usefixtures("flash_attention")
+def test_a_model_without_a_mask_knows_that_nothing_is_padding(
+    has_mask: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(triton_backend, "has_dense_attention", lambda rows, tokens: tokens == 21)
+    monkeypatch.setattr(triton_backend, "dense_attention", Mock(side_effect=triton_backend.dense_attention))
+    model = adapt(tiny_model("modernbert", **SMALL), "propagation")
+    inputs = {"input_ids": torch.randint(5, 50, (2, 21))}
+    if has_mask:
+        inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+    expected = trained_gradients(model, inputs)
+    attention.install(model, backend="triton")
+    assert_same_gradients(trained_gradients(model, inputs), expected)
+    assert triton_backend.dense_attention.called != has_mask
 
 
 LEFT = [[False] * 8 + [True] * 13, [False] * 21]  # the second document is all padding

@@ -147,7 +147,7 @@ def _add_side(side: SidePath | None, lowered: Tensor | None, projected: Tensor, 
     """Add LoRA to the tokens' projections, of which the first in the buffer has the place `first`."""
     if side is None or lowered is None:
         return
-    parts = projected[: len(lowered)].split(side.up.shape[1], dim=1)
+    parts = projected[: len(lowered)].split(side.up.shape[2], dim=1)
     for piece, place in enumerate(side.plan.places):
         if 0 <= place - first < len(parts):
             side.ascend(lowered, piece, parts[place - first])
@@ -160,7 +160,7 @@ def _add_side_of_global_queries(given: Inputs, lowered: Tensor | None, near: Ten
     for piece, place in enumerate(side.plan.places):
         if place == QUERY_GLOBAL:
             rows = side.low(lowered, piece).unflatten(0, pattern.kind.shape)
-            up = (side.up[piece] * side.plan.scales[piece]).t()
+            up = (side.up[piece] * side.plan.scales[piece]).mT
             launch.project_rows(rows, up, None, pattern.tokens, pattern.facts, near)
 
 

@@ -212,11 +212,15 @@ def _far_keys(
 def project_rows(
     states: Tensor, weight: Tensor, bias: Tensor | None, tokens: Tensor, facts: Tensor, result: Tensor
 ) -> None:
-    """Write states Wᵀ + b of the global rows into `result`; without a bias, add states W to what is there."""
+    """Write states Wᵀ + b of the global rows into `result`; without a bias, add states W to what is there.
+
+    There may be a weight for all examples, [1, ...], or for each.
+    """
     batch, length = tokens.shape[0], tokens.shape[1] - 1
     add = bias is None
-    width, inner = weight.shape[::-1] if add else weight.shape
-    strides = weight.stride()[::-1] if add else weight.stride()
+    if add:
+        weight = weight.mT
+    width, inner = weight.shape[-2:]
     _PROJECT_ROWS(
         (_tiles_of(width, 64), batch, SHARES),
         (states, weight, weight if bias is None else bias, tokens, facts, result),
@@ -225,8 +229,9 @@ def project_rows(
         INNER=inner,
         STRIDE=states.stride(-2),
         RESULT_STRIDE=result.stride(-2),
-        WEIGHT_ROW=strides[0],
-        WEIGHT_COLUMN=strides[1],
+        WEIGHT_EXAMPLE=weight.stride(0) if weight.dim() == 3 and len(weight) > 1 else 0,
+        WEIGHT_ROW=weight.stride(-2),
+        WEIGHT_COLUMN=weight.stride(-1),
         ADD=add,
         BLOCK_G=16,
         BLOCK_C=64,

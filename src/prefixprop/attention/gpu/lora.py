@@ -26,11 +26,10 @@ class Piece(NamedTuple):
     """What an adapter adds to a linear layer: scale · up(down(dropout(rows)))."""
 
     place: int  # which part of the output the layer makes
-    down: Tensor  # A: [rank, width of the rows]
-    up: Tensor  # B: [width of the part, rank]
+    down: Tensor  # A: [rank, width of the rows], or [documents, ...] where each has its own
+    up: Tensor  # B: [width of the part, rank], or [documents, ...]
     scale: float
     dropout: float
-    share: Tensor | None = None  # [documents, rank]: where each has its own, 0 for the others'
 
 
 def unwrap(linear: Any, place: int = 0) -> tuple[Any, list[Piece]] | None:
@@ -43,8 +42,7 @@ def unwrap(linear: Any, place: int = 0) -> tuple[Any, list[Piece]] | None:
         return None
     if NAME in vars(linear):
         own: DocumentLora = getattr(linear, NAME)()
-        down, up = own.down.flatten(0, 1), own.up.transpose(0, 1).flatten(1)
-        return linear.base_layer, [Piece(place, down, up, own.scale, 0.0, own.share)]
+        return linear.base_layer, [Piece(place, *own, dropout=0.0)]
     if "forward" in vars(linear):
         return None
     if linear.merged or linear.disable_adapters:
@@ -72,7 +70,7 @@ def _piece(linear: Any, adapter: str, place: int) -> Piece | None:
 def fit_together(pieces: Iterable[Piece]) -> bool:
     """Whether all have the same dropout, and the kernels for it hold their ranks."""
     found = {
-        (piece.dropout, piece.share is None, piece.dropout > 0 and len(piece.down) > MOST_RANK) for piece in pieces
+        (piece.dropout, piece.down.dim(), piece.dropout > 0 and piece.down.shape[-2] > MOST_RANK) for piece in pieces
     }
     return len(found) <= 1 and not any(too_many for *_, too_many in found)
 
@@ -84,12 +82,11 @@ class Plan(NamedTuple):
     ranks: tuple[int, ...]
     scales: tuple[float, ...]
     dropout: float
-    shared: bool  # by documents, each of which has its own
 
     @property
     def tensors(self) -> int:
-        """How many tensors are spelt out: a piece's two matrices, shares, then two tensors of words."""
-        return (2 + self.shared) * len(self.places) + 2 if self.places else 0
+        """How many tensors are spelt out: a piece's two matrices, then two tensors of words."""
+        return 2 * len(self.places) + 2 if self.places else 0
 
 
 def spell_out(paths: Sequence[Sequence[Piece]], rows: int) -> tuple[tuple[Plan, ...], list[Tensor]]:
@@ -97,22 +94,20 @@ def spell_out(paths: Sequence[Sequence[Piece]], rows: int) -> tuple[tuple[Plan, 
     plans, tensors = [], []
     for pieces in paths:
         dropout = pieces[0].dropout if pieces else 0.0
-        columns = [(piece.place, len(piece.down), piece.scale) for piece in pieces]
+        columns = [(piece.place, piece.down.shape[-2], piece.scale) for piece in pieces]
         places, ranks, scales = zip(*columns, strict=True) if pieces else ((), (), ())
-        shares = [piece.share for piece in pieces if piece.share is not None]
-        plans.append(Plan(places, ranks, scales, dropout, bool(shares)))
+        plans.append(Plan(places, ranks, scales, dropout))
         if pieces:
-            width = pieces[0].down.shape[1]
+            width = pieces[0].down.shape[-1]
             tensors += [matrix for piece in pieces for matrix in (piece.down, piece.up)]
-            tensors += shares
             tensors += draw_words((rows, len(pieces) * width), pieces[0].down, dropout)
     return tuple(plans), tensors
 
 
 class SidePath(NamedTuple):
-    """`down` [pieces, rank, width of the rows] and `up` [pieces, width of a part, rank] have one rank for all.
+    """Matrices of one rank for all pieces, and for each group of rows: one group, or documents that have their own.
 
-    Where documents have their own, `share` [documents, 1, pieces * rank] has zeros for the others'.
+    `down` is [groups, pieces, rank, width of the rows], `up` [pieces, groups, width of a part, rank].
     """
 
     plan: Plan
@@ -120,7 +115,7 @@ class SidePath(NamedTuple):
     up: Tensor
     row_words: Tensor
     column_words: Tensor
-    share: Tensor | None
+    of_documents: bool
 
     @classmethod
     def read(cls, plans: Sequence[Plan], tensors: Sequence[Tensor], dtype: torch.dtype) -> list[SidePath | None]:
@@ -133,63 +128,59 @@ class SidePath(NamedTuple):
                 continue
             *matrices, row_words, column_words = own
             pieces, rank = len(plan.places), -(-max(plan.ranks) // STEP) * STEP
-            down = matrices[0].new_zeros(pieces, rank, matrices[0].shape[1], dtype=dtype)
-            up = matrices[1].new_zeros(pieces, len(matrices[1]), rank, dtype=dtype)
-            share = None
-            if plan.shared:
-                share = matrices[-1].new_zeros(len(matrices[-1]), 1, pieces, rank, dtype=dtype)
+            of_documents = matrices[0].dim() == 3
+            groups = len(matrices[0]) if of_documents else 1
+            down = matrices[0].new_zeros(groups, pieces, rank, matrices[0].shape[-1], dtype=dtype)
+            up = matrices[1].new_zeros(pieces, groups, matrices[1].shape[-2], rank, dtype=dtype)
             for piece, own_rank in enumerate(plan.ranks):
-                down[piece, :own_rank] = matrices[2 * piece]
-                up[piece, :, :own_rank] = matrices[2 * piece + 1]
-                if share is not None:
-                    share[:, 0, piece, :own_rank] = matrices[2 * pieces + piece]
-            paths.append(cls(plan, down, up, row_words, column_words, share if share is None else share.flatten(2)))
+                down[:, piece, :own_rank] = matrices[2 * piece]
+                up[piece, ..., :own_rank] = matrices[2 * piece + 1]
+            paths.append(cls(plan, down, up, row_words, column_words, of_documents))
         return paths
+
+    def _by_group(self, rows: Tensor) -> Tensor:
+        return rows.unflatten(0, (len(self.down), -1))
 
     def descend(self, rows: Tensor) -> Tensor:
         """[rows, pieces * rank]: dropout(rows) Aᵀ of all pieces."""
         if self.plan.dropout:
-            return dropped_products.descend(rows, self.down, self.row_words, self.column_words, self.plan.dropout)
-        return self._shared(rows @ self.down.flatten(0, 1).t())
-
-    def _shared(self, lowered: Tensor) -> Tensor:
-        if self.share is not None:
-            lowered.view(len(self.share), -1, self.share.shape[2]).mul_(self.share)
-        return lowered
+            return dropped_products.descend(rows, self.down[0], self.row_words, self.column_words, self.plan.dropout)
+        return torch.bmm(self._by_group(rows), self.down.flatten(1, 2).mT).flatten(0, 1)
 
     def low(self, lowered: Tensor, piece: int) -> Tensor:
         """A piece's own of what `descend` made, or of its gradient."""
-        rank = self.down.shape[1]
+        rank = self.down.shape[2]
         return lowered[:, piece * rank : (piece + 1) * rank]
 
     def ascend(self, lowered: Tensor, piece: int, part: Tensor) -> None:
         """Add what a piece makes to its part of the output."""
-        part.addmm_(self.low(lowered, piece), self.up[piece].t(), alpha=self.plan.scales[piece])
+        low = self._by_group(self.low(lowered, piece))
+        self._by_group(part).baddbmm_(low, self.up[piece].mT, alpha=self.plan.scales[piece])
 
     def gradients(self, lowered: Tensor, rows: Tensor, parts: Sequence[Tensor]) -> tuple[Tensor, list[Tensor | None]]:
         """Gradients of what `descend` made, and of all tensors spelt out, by those of each piece's part."""
-        for_low, found = torch.empty_like(lowered), []
-        for piece, (part, scale) in enumerate(zip(parts, self.plan.scales, strict=True)):
-            self.low(for_low, piece).addmm_(part, self.up[piece], beta=0, alpha=scale)
-            found.append((part.t() @ self.low(lowered, piece)).mul_(scale))
-        self._shared(for_low)
+        for_low, for_ups = torch.empty_like(lowered), []
+        for piece, (part, scale) in enumerate(zip(map(self._by_group, parts), self.plan.scales, strict=True)):
+            self._by_group(self.low(for_low, piece)).baddbmm_(part, self.up[piece], beta=0, alpha=scale)
+            for_ups.append(torch.bmm(part.mT, self._by_group(self.low(lowered, piece))).mul_(scale))
         if self.plan.dropout:
             words = (self.row_words, self.column_words)
-            for_down = dropped_products.down_gradient(for_low, rows, self.down, *words, self.plan.dropout)
+            for_down = dropped_products.down_gradient(for_low, rows, self.down[0], *words, self.plan.dropout)[None]
         else:
-            for_down = (for_low.t() @ rows).view_as(self.down)
+            for_down = torch.bmm(self._by_group(for_low).mT, self._by_group(rows)).view_as(self.down)
         of_matrices: list[Tensor | None] = []
         for piece, rank in enumerate(self.plan.ranks):
-            of_matrices += [for_down[piece, :rank], found[piece][:, :rank]]
-        return for_low, [*of_matrices, *[None] * (self.plan.shared * len(self.plan.places)), None, None]
+            both = for_down[:, piece, :rank], for_ups[piece][..., :rank]
+            of_matrices += both if self.of_documents else [matrix[0] for matrix in both]
+        return for_low, [*of_matrices, None, None]
 
     def add_back(self, for_low: Tensor, result: Tensor) -> None:
         """Add to the rows' gradient what comes through the path."""
         if self.plan.dropout:
             words = (self.row_words, self.column_words)
-            dropped_products.add_back(for_low, self.down, *words, self.plan.dropout, result)
+            dropped_products.add_back(for_low, self.down[0], *words, self.plan.dropout, result)
         else:
-            result.addmm_(for_low, self.down.flatten(0, 1))
+            self._by_group(result).baddbmm_(self._by_group(for_low), self.down.flatten(1, 2))
 
 
 def add_side(path: SidePath | None, rows: Tensor, output: Tensor) -> Tensor | None:

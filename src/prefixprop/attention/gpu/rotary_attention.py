@@ -1,6 +1,7 @@
 """Attention with rotary positions: windows on the Triton kernels, all rows on PyTorch's flash attention.
 
 Flash attention reads packed documents, without their padding; packing costs nothing, as rows are rotated anyway.
+Documents that are known to have one length take cuDNN's instead, which is faster and knows of no padding.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from prefixprop.attention.gpu.operator import attend
 from prefixprop.attention.gpu.prefix_part import fits
@@ -28,6 +30,9 @@ try:
 except ImportError:  # before PyTorch 2.10
     varlen_attn = None
 
+DENSE = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION]  # in this order
+STEP = 64  # of lengths: cuDNN makes a plan for each, in a tenth of a second
+
 
 class Packing(NamedTuple):
     """Where each token stands among the documents without padding (-1: nowhere), each behind its prefix keys."""
@@ -36,6 +41,7 @@ class Packing(NamedTuple):
     prefix_places: Tensor  # [batch * j]
     ends: Tensor  # [batch + 1]: of the documents, from 0
     longest: int  # that a document might be
+    all_have: int | None  # rows, if it is known that none is padding
 
     @classmethod
     def of(cls, pattern: AttentionPattern, prefix_keys: int) -> Packing:
@@ -45,7 +51,9 @@ class Packing(NamedTuple):
         starts = ends[:-1, None]
         places = torch.where(real, starts + (prefix_keys - 1) + counted, -1)
         prefix_places = starts + torch.arange(prefix_keys, device=real.device)
-        return cls(places, prefix_places.flatten(), ends, real.shape[1] + prefix_keys)
+        known = pattern.unpadded_rows
+        all_have = None if known is None else known + prefix_keys
+        return cls(places, prefix_places.flatten(), ends, real.shape[1] + prefix_keys, all_have)
 
 
 def rotary_attention(
@@ -94,7 +102,9 @@ def rotary_attention(
 
 def _text_alone(pattern: AttentionPattern) -> AttentionPattern:
     """The same for the rows that are keys, as if there were no others."""
-    return AttentionPattern.with_rows_in_front(pattern.is_unseen, 0)
+    text = AttentionPattern.with_rows_in_front(pattern.is_unseen, 0)
+    text.unpadded_rows = pattern.unpadded_rows
+    return text
 
 
 def packed_attention(
@@ -104,10 +114,22 @@ def packed_attention(
     front = as_rows(prefix, projected[..., : projected.shape[2] // 3])
     packing = pattern.prepared(Packing.of, front.shape[1])
     near = rotate(projected, *_angles(rotation), front, packing.places, packing.prefix_places, heads)
+    if packing.all_have is not None and has_dense_attention(near, projected.shape[1] - (pattern.front_rows or 0)):
+        output = dense_attention(near, heads, len(projected), packing.all_have)
+        return output if output.shape[1] == projected.shape[1] else move(output.flatten(0, 1), packing.places)
     query, key, value = near.unflatten(-1, (3, heads, -1)).unbind(1)
     # How many rows there are altogether is known on the device alone: what is behind the last document is unused.
     output = varlen_attn(query, key, value, packing.ends, packing.ends, packing.longest, packing.longest)
     return move(output.flatten(1), packing.places)
+
+
+def dense_attention(near: Tensor, heads: int, documents: int, length: int) -> Tensor:
+    """Attention [documents, length, width] of the first rows, each document's to all of its own."""
+    if len(near) > documents * length:
+        near = near[: documents * length]
+    query, key, value = near.view(documents, length, 3, heads, -1).permute(2, 0, 3, 1, 4)
+    with sdpa_kernel(DENSE, set_priority=True):
+        return F.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2)
 
 
 def _angles(rotation: Rotation) -> Rotation:
@@ -120,3 +142,10 @@ def has_flash_attention(rows: Tensor, heads: int, dropout: float) -> bool:
     size = rows.shape[-1] // (3 * heads)
     fits = rows.dtype in (torch.float16, torch.bfloat16) and size % 8 == 0 and size <= 256
     return varlen_attn is not None and rows.is_cuda and fits and not dropout
+
+
+def has_dense_attention(rows: Tensor, tokens: int) -> bool:
+    """Whether cuDNN is the faster one for documents of so many tokens each, and they are likely to come again."""
+    if torch.compiler.is_compiling() or tokens % STEP:
+        return False
+    return torch.cuda.get_device_capability(rows.device) >= (9, 0)

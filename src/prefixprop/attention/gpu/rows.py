@@ -219,13 +219,14 @@ def finish_rows(
 def project_rows(
     states, weight, bias, tokens, facts, result, length,
     WIDTH: tl.constexpr, INNER: tl.constexpr, STRIDE: tl.constexpr, RESULT_STRIDE: tl.constexpr,
-    WEIGHT_ROW: tl.constexpr, WEIGHT_COLUMN: tl.constexpr, ADD: tl.constexpr,
+    WEIGHT_EXAMPLE: tl.constexpr, WEIGHT_ROW: tl.constexpr, WEIGHT_COLUMN: tl.constexpr, ADD: tl.constexpr,
     BLOCK_G: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """A linear map of the global rows alone: result = states Wᵀ + b, or added to what is there, without b."""
     example = tl.program_id(1)
     column = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     count = tl.load(facts + example * FACTS + TOKENS)
+    weight += example * WEIGHT_EXAMPLE
     for tile in range(tl.program_id(2) * BLOCK_G, count, tl.num_programs(2) * BLOCK_G):
         slot = tile + tl.arange(0, BLOCK_G)
         is_row = slot < count
