@@ -12,7 +12,7 @@ from prefixprop.benchmarking.device_profile import OTHER, DeviceProfile, kind_of
     [
         ("nvjet_sm90_tst_192x192_64x4_2x1_v_bz_coopB_bias_TNN", "products with weights"),
         ("void cutlass::Kernel2<cutlass_80_wmma_tensorop_bf16_s161616gemm>", "products with weights"),
-        ("void pytorch_flash::flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<cutlass::bfloat16_t>", "attention, all rows"),
+        ("void pytorch_flash::flash_bwd_dq_dk_dv_kernel<cutlass::bfloat16_t>", "attention, all rows"),
         ("cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16", "attention, all rows"),
         ("rotate_rows", "rotary positions"),
         ("local_rows", "attention, local rows"),
