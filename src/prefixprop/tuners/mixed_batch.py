@@ -44,7 +44,7 @@ class MixedBatch(nn.Module):
         self.names = _checked(names, configs)
         self.configs = configs
         # A list, for `Module` not to register them again.
-        self.adapted: list[Any] = [part for part in model.modules() if isinstance(part, _ADAPTED)]
+        self.adapted: list[Any] = list(_adapted_parts(model))
         self.lora_layers = [layer for layer in self.adapted if isinstance(layer, LoraLayer)]
         if model.training:
             raise ValueError("adapter_names is for inference, and the model is in training mode; call eval() first.")
@@ -149,6 +149,14 @@ def _own_lora(original: Any, layer: Any, rows: Tensor, *args: Any, **kwargs: Any
 def _lora_of_peft(names: Sequence[str], original: Any, layer: nn.Module, *args: Any, **kwargs: Any) -> Tensor:
     """peft's own way of computing it. It comes with hooks, which would keep attention from its shorter ways."""
     return original(*args, adapter_names=list(names), **kwargs)
+
+
+def _adapted_parts(part: nn.Module) -> Iterator[nn.Module]:
+    """What adapters change, without a look at all the matrices that they have there: a GPU would wait for that."""
+    if isinstance(part, _ADAPTED):
+        yield part
+    for inner in [part.get_base_layer()] if isinstance(part, LoraLayer) else part.children():
+        yield from _adapted_parts(inner)
 
 
 def _checked(names: Any, configs: Mapping[str, PrefixConfig]) -> list[str]:

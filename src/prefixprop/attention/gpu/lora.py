@@ -13,7 +13,7 @@ import torch
 from peft.tuners.lora import Linear as LoraLinear
 from torch import Tensor, nn
 
-from prefixprop.attention.document_lora import NAME, DocumentLora
+from prefixprop.attention.document_lora import NAME, DocumentLora, gather
 from prefixprop.attention.gpu import dropped_products
 from prefixprop.attention.gpu.dropout import draw_words
 from prefixprop.attention.watching import is_watched
@@ -26,10 +26,11 @@ class Piece(NamedTuple):
     """What an adapter adds to a linear layer: scale · up(down(dropout(rows)))."""
 
     place: int  # which part of the output the layer makes
-    down: Tensor  # A: [rank, width of the rows], or [documents, ...] where each has its own
-    up: Tensor  # B: [width of the part, rank], or [documents, ...]
+    down: Tensor  # A: [rank, width of the rows]
+    up: Tensor  # B: [width of the part, rank]
     scale: float
     dropout: float
+    documents: DocumentLora | None = None  # in place of the matrices, where each has its own
 
 
 def unwrap(linear: Any, place: int = 0) -> tuple[Any, list[Piece]] | None:
@@ -42,7 +43,7 @@ def unwrap(linear: Any, place: int = 0) -> tuple[Any, list[Piece]] | None:
         return None
     if NAME in vars(linear):
         own: DocumentLora = getattr(linear, NAME)()
-        return linear.base_layer, [Piece(place, *own, dropout=0.0)]
+        return linear.base_layer, [Piece(place, own.owner, own.owner, own.scale, 0.0, own)]
     if "forward" in vars(linear):
         return None
     if linear.merged or linear.disable_adapters:
@@ -70,7 +71,8 @@ def _piece(linear: Any, adapter: str, place: int) -> Piece | None:
 def fit_together(pieces: Iterable[Piece]) -> bool:
     """Whether all have the same dropout, and the kernels for it hold their ranks."""
     found = {
-        (piece.dropout, piece.down.dim(), piece.dropout > 0 and piece.down.shape[-2] > MOST_RANK) for piece in pieces
+        (piece.dropout, piece.documents is None, piece.dropout > 0 and len(piece.down) > MOST_RANK)
+        for piece in pieces
     }
     return len(found) <= 1 and not any(too_many for *_, too_many in found)
 
@@ -79,14 +81,14 @@ class Plan(NamedTuple):
     """What is known of a path beside its tensors."""
 
     places: tuple[int, ...]
-    ranks: tuple[int, ...]
+    ranks: tuple[int, ...]  # empty where documents have their own: then all have one
     scales: tuple[float, ...]
     dropout: float
 
     @property
     def tensors(self) -> int:
-        """How many tensors are spelt out: a piece's two matrices, then two tensors of words."""
-        return 2 * len(self.places) + 2 if self.places else 0
+        """How many tensors are spelt out: each piece's two matrices, or two with all, then two tensors of words."""
+        return 2 * (len(self.ranks) or 1) + 2 if self.places else 0
 
 
 def spell_out(paths: Sequence[Sequence[Piece]], rows: int) -> tuple[tuple[Plan, ...], list[Tensor]]:
@@ -94,13 +96,15 @@ def spell_out(paths: Sequence[Sequence[Piece]], rows: int) -> tuple[tuple[Plan, 
     plans, tensors = [], []
     for pieces in paths:
         dropout = pieces[0].dropout if pieces else 0.0
-        columns = [(piece.place, piece.down.shape[-2], piece.scale) for piece in pieces]
-        places, ranks, scales = zip(*columns, strict=True) if pieces else ((), (), ())
-        plans.append(Plan(places, ranks, scales, dropout))
+        documents = [piece.documents for piece in pieces if piece.documents is not None]
+        matrices = [matrix for piece in pieces for matrix in (piece.down, piece.up)]
+        if documents:
+            matrices = list(gather(documents))
+        ranks = () if documents else tuple(len(piece.down) for piece in pieces)
+        plans.append(Plan(tuple(p.place for p in pieces), ranks, tuple(p.scale for p in pieces), dropout))
         if pieces:
-            width = pieces[0].down.shape[-1]
-            tensors += [matrix for piece in pieces for matrix in (piece.down, piece.up)]
-            tensors += draw_words((rows, len(pieces) * width), pieces[0].down, dropout)
+            tensors += matrices
+            tensors += draw_words((rows, len(pieces) * matrices[0].shape[-1]), matrices[0], dropout)
     return tuple(plans), tensors
 
 
@@ -115,7 +119,6 @@ class SidePath(NamedTuple):
     up: Tensor
     row_words: Tensor
     column_words: Tensor
-    of_documents: bool
 
     @classmethod
     def read(cls, plans: Sequence[Plan], tensors: Sequence[Tensor], dtype: torch.dtype) -> list[SidePath | None]:
@@ -127,15 +130,16 @@ class SidePath(NamedTuple):
                 paths.append(None)
                 continue
             *matrices, row_words, column_words = own
+            if not plan.ranks:
+                paths.append(cls(plan, matrices[0].to(dtype), matrices[1].to(dtype), row_words, column_words))
+                continue
             pieces, rank = len(plan.places), -(-max(plan.ranks) // STEP) * STEP
-            of_documents = matrices[0].dim() == 3
-            groups = len(matrices[0]) if of_documents else 1
-            down = matrices[0].new_zeros(groups, pieces, rank, matrices[0].shape[-1], dtype=dtype)
-            up = matrices[1].new_zeros(pieces, groups, matrices[1].shape[-2], rank, dtype=dtype)
+            down = matrices[0].new_zeros(1, pieces, rank, matrices[0].shape[1], dtype=dtype)
+            up = matrices[1].new_zeros(pieces, 1, len(matrices[1]), rank, dtype=dtype)
             for piece, own_rank in enumerate(plan.ranks):
-                down[:, piece, :own_rank] = matrices[2 * piece]
-                up[piece, ..., :own_rank] = matrices[2 * piece + 1]
-            paths.append(cls(plan, down, up, row_words, column_words, of_documents))
+                down[0, piece, :own_rank] = matrices[2 * piece]
+                up[piece, 0, :, :own_rank] = matrices[2 * piece + 1]
+            paths.append(cls(plan, down, up, row_words, column_words))
         return paths
 
     def _by_group(self, rows: Tensor) -> Tensor:
@@ -170,9 +174,8 @@ class SidePath(NamedTuple):
             for_down = torch.bmm(self._by_group(for_low).mT, self._by_group(rows)).view_as(self.down)
         of_matrices: list[Tensor | None] = []
         for piece, rank in enumerate(self.plan.ranks):
-            both = for_down[:, piece, :rank], for_ups[piece][..., :rank]
-            of_matrices += both if self.of_documents else [matrix[0] for matrix in both]
-        return for_low, [*of_matrices, None, None]
+            of_matrices += [for_down[0, piece, :rank], for_ups[piece][0, :, :rank]]
+        return for_low, [*(of_matrices or [for_down, torch.stack(for_ups)]), None, None]
 
     def add_back(self, for_low: Tensor, result: Tensor) -> None:
         """Add to the rows' gradient what comes through the path."""

@@ -42,6 +42,7 @@ class Packing(NamedTuple):
     ends: Tensor  # [batch + 1]: of the documents, from 0
     longest: int  # that a document might be
     all_have: int | None  # rows, if it is known that none is padding
+    tokens: int  # of these
 
     @classmethod
     def of(cls, pattern: AttentionPattern, prefix_keys: int) -> Packing:
@@ -53,7 +54,8 @@ class Packing(NamedTuple):
         prefix_places = starts + torch.arange(prefix_keys, device=real.device)
         known = pattern.unpadded_rows
         all_have = None if known is None else known + prefix_keys
-        return cls(places, prefix_places.flatten(), ends, real.shape[1] + prefix_keys, all_have)
+        tokens = (known or 0) - (pattern.front_rows or 0)
+        return cls(places, prefix_places.flatten(), ends, real.shape[1] + prefix_keys, all_have, tokens)
 
 
 def rotary_attention(
@@ -114,7 +116,7 @@ def packed_attention(
     front = as_rows(prefix, projected[..., : projected.shape[2] // 3])
     packing = pattern.prepared(Packing.of, front.shape[1])
     near = rotate(projected, *_angles(rotation), front, packing.places, packing.prefix_places, heads)
-    if packing.all_have is not None and has_dense_attention(near, projected.shape[1] - (pattern.front_rows or 0)):
+    if packing.all_have is not None and has_dense_attention(near, packing.tokens):
         output = dense_attention(near, heads, len(projected), packing.all_have)
         return output if output.shape[1] == projected.shape[1] else move(output.flatten(0, 1), packing.places)
     query, key, value = near.unflatten(-1, (3, heads, -1)).unbind(1)
