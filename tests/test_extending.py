@@ -225,7 +225,7 @@ def test_a_kernel(package: Callable[[str], None], tmp_path: Path) -> None:
     assert "Relu of the product." in call("methods").stdout
     call("train", *flags)
     assert len(predicted(Path("run"), "w4 w5", "w7")) == 2
-    assert "prefix-propagation, overlap kernel" in call("report", "run").stdout
+    assert "prefix-propagation+lora, overlap kernel" in call("report", "run").stdout.lower()
 
 
 # --- a method -----------------------------------------------------------------------------------------------------

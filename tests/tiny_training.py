@@ -73,6 +73,7 @@ def tiny_settings(folder: Path, family: str = "longformer", **changes: Any) -> R
         **files,
         model=str(model),
         id_column="id",
+        method="prefix-propagation",
         num_virtual_tokens=2,
         epochs=3,
         batch_size=8,

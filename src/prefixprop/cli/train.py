@@ -65,7 +65,7 @@ def train(
             from prefixprop.training.train import train as train_run
 
         silence_libraries()
-        directory = run_dir or Path("runs", f"{wanted.data_name}-{wanted.method}-{wanted.seed}")
+        directory = run_dir or Path("runs", f"{wanted.data_name}-{wanted.method_row.name}-{wanted.seed}")
         if dry_run:
             with messages.status("") as status:
                 planned = plan(wanted, status.update)

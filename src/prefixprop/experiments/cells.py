@@ -20,7 +20,7 @@ from prefixprop.settings.run_settings import SETTING_FIELDS, RunSettings
 SEEDS_STAGE = "seeds"
 
 # Of version 0.1, where they were others.
-_FIRST_DEFAULTS: dict[str, Any] = {"model": "embedded"}
+_FIRST_DEFAULTS: dict[str, Any] = {"model": "embedded", "method": "prefix-propagation", "batch_size": 32}
 
 # The settings of a run that judges a candidate, as far as they differ from the cell's.
 Judge = Mapping[str, Any]
@@ -145,7 +145,7 @@ def run_name(settings: RunSettings) -> str:
         if not declared.metadata["resumable"] and getattr(resolved, name) != getattr(defaults, name)
     }
     digest = hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
-    return f"{settings.data_name}-{settings.method}-{digest[:12]}"
+    return f"{settings.data_name}-{settings.method_row.name}-{digest[:12]}"
 
 
 def _judging(cell: Cell, settings: RunSettings) -> tuple[RunSettings, ...]:

@@ -316,7 +316,7 @@ def _axis_items(name: str, value: YamlValue) -> tuple[YamlValue, ...]:
 def _cell_name(variant: _Variant, values: Mapping[str, Any], settings: RunSettings) -> str:
     """The task, the variant, and the values of axes by which cells differ."""
     rest = [f"{name}={value}" for name, value in values.items() if name not in ("task", "method")]
-    return " ".join([settings.data_name, variant.name or settings.method, *_method(variant, values), *rest])
+    return " ".join([settings.data_name, variant.name or settings.method_row.name, *_method(variant, values), *rest])
 
 
 def _method(variant: _Variant, values: Mapping[str, Any]) -> list[str]:

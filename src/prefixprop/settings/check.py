@@ -112,10 +112,10 @@ def _joint_problems(settings: RunSettings, processes: int) -> Iterator[str]:
     if settings.keep_checkpoints and not settings.keep_weights:
         yield "--keep-checkpoints: checkpoints are weights, and --no-keep-weights keeps none; leave one of them out."
     at_once = settings.device_batch_size * processes
-    if settings.batch_size % at_once:
+    if settings.documents_per_step % at_once:
         several = f" on each of {processes} processes" if processes > 1 else ""
         yield (
-            f"--batch-size: {settings.batch_size} documents per step cannot be made of whole batches of "
+            f"--batch-size: {settings.documents_per_step} documents per step cannot be made of whole batches of "
             f"--device-batch-size {settings.device_batch_size}{several}; choose a multiple of {at_once}."
         )
 

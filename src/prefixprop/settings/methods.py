@@ -85,8 +85,8 @@ _LORA = {
 _LORA_BESIDE = {setting: f"lora.{option}" for setting, option in _LORA.items()}
 
 # The paper searches {1e-2, 5e-2, 1e-3, 5e-3, 5e-4} for prefixes and {3e-5, 5e-5} for fine-tuning. It has neither
-# head-only training nor LoRA; these two have common values. LoRA beside a prefix trains at one rate with it: between
-# the two, since a prefix's own is too high for LoRA.
+# head-only training nor LoRA; these two have common values. LoRA beside a prefix trains at one rate with it, and a
+# prefix's own is too high for LoRA.
 _ROWS = (
     Method(
         "prefix-propagation",
@@ -119,7 +119,7 @@ _ROWS = (
     Method(
         "prefix-propagation+lora",
         "rows as in prefix-propagation, low-rank changes of the attention projections, and the head, as one adapter",
-        learning_rate=1e-3,
+        learning_rate=5e-4,
         folder=ADAPTER,
         config="prefixprop.config:PrefixPropagationConfig",
         options=_PREFIX | {"pooling": "pooling"} | _LORA_BESIDE,
@@ -129,7 +129,7 @@ _ROWS = (
         "prefix-tuning+lora",
         "keys and values as in prefix-tuning, low-rank changes of the attention projections, and the head, as one "
         "adapter",
-        learning_rate=1e-3,
+        learning_rate=5e-4,
         folder=ADAPTER,
         config="prefixprop.config:PrefixTuningConfig",
         options=_PREFIX | _LORA_BESIDE,

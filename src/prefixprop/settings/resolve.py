@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from prefixprop.settings.check import SettingsError
-from prefixprop.settings.methods import METHODS, owners
+from prefixprop.settings.methods import owners
 from prefixprop.settings.run_settings import SETTING_FIELDS, RunSettings, flag_of
 
 
@@ -43,7 +43,7 @@ _SCOPES = (
 def idle_settings(settings: RunSettings) -> dict[str, str]:
     """The fields that change nothing in such a run, each with what it belongs to."""
     idle = {name: scope.owner for scope in _SCOPES if not scope.holds(settings) for name in scope.names}
-    used = METHODS[settings.method].options
+    used = settings.method_row.options
     of_methods = {name: f"--method {_listed(owners(name))}" for name in SETTING_FIELDS if owners(name)}
     return idle | {name: owner for name, owner in of_methods.items() if name not in used}
 
@@ -92,9 +92,11 @@ def resolve(settings: RunSettings) -> RunSettings:
     """
     settings = without_idle(settings)
     defaults: dict[str, Any] = {
+        "method": settings.method_row.name,
+        "batch_size": settings.documents_per_step,
         "epochs": settings.task_row.epochs,
         "num_virtual_tokens": settings.task_row.num_virtual_tokens,
-        "learning_rate": METHODS[settings.method].learning_rate,
+        "learning_rate": settings.method_row.learning_rate,
         "attention_dropout": settings.dropout,
     }
     return replace(settings, **{name: value for name, value in defaults.items() if getattr(settings, name) is None})

@@ -66,6 +66,12 @@ def _rows(table: Mapping[str, Any]) -> Limits:
     return Limits(choices=lambda: table, hint="One of your own: prefixprop --import MODULE, which adds it.")
 
 
+def _or_own(name: str) -> str:
+    """The value for tasks that have a name, and for one's own documents."""
+    (named,) = {getattr(task, name) for task in TASKS.values()}
+    return f"{named}, or {getattr(OWN_DOCUMENTS, name)} for documents of your own"
+
+
 def _by_task(name: str) -> str:
     """The paper's value for every task: `10, and 20 for hyperpartisan`."""
     default = getattr(OWN_DOCUMENTS, name)
@@ -147,7 +153,9 @@ class RunSettings:
         None, MODEL, "WikiHop: the most chunks of a question to read; all if not set.", _COUNT
     )
 
-    method: str = _option("prefix-propagation", METHOD, "What is trained.", _rows(METHODS))
+    method: str | None = _option(
+        None, METHOD, lambda: f"What is trained; if not set, {_or_own('method')}.", _rows(METHODS)
+    )
     num_virtual_tokens: int | None = _option(
         None, METHOD, lambda: f"Prefix length j; if not set, the paper's: {_by_task('num_virtual_tokens')}.", _WIDTH
     )
@@ -184,7 +192,12 @@ class RunSettings:
     epochs: int | None = _option(
         None, OPTIMISATION, lambda: f"Passes over train; if not set, the paper's: {_by_task('epochs')}.", _COUNT
     )
-    batch_size: int = _option(32, OPTIMISATION, "Documents per step, over all accumulation and processes.", _COUNT)
+    batch_size: int | None = _option(
+        None,
+        OPTIMISATION,
+        lambda: f"Documents per step, over all accumulation and processes; if not set, {_or_own('batch_size')}.",
+        _COUNT,
+    )
     warmup: float = _option(0.1, OPTIMISATION, "Share of the steps in which the learning rate rises.", _RATE)
     dropout: float = _option(0.1, OPTIMISATION, "Dropout of the model.", _RATE)
     attention_dropout: float | None = _option(
@@ -268,7 +281,11 @@ class RunSettings:
 
     @property
     def method_row(self) -> Method:
-        return METHODS[self.method]
+        return METHODS[self.method or self.task_row.method]
+
+    @property
+    def documents_per_step(self) -> int:
+        return self.batch_size or self.task_row.batch_size
 
     @property
     def answers_questions(self) -> bool:

@@ -33,6 +33,8 @@ class TaskSource:
         metric: The measure on dev by which the best checkpoint is chosen.
         load: Loads it, from a data directory if one is given.
         max_length: How many tokens of a document the paper reads with Longformer; None: as many as the model does.
+        method: What is trained if nothing else is asked for.
+        batch_size: How many documents a step has.
         epochs: How many epochs the paper trains (Appendix A).
         num_virtual_tokens: How long the paper's prefix is.
         prepare: Cleans any text before a model that was trained on this task reads it.
@@ -45,6 +47,8 @@ class TaskSource:
     metric: str
     load: Callable[[Path | None], Task]
     max_length: int | None = 4096
+    method: str = "prefix-propagation"
+    batch_size: int = 32
     epochs: int = 10
     num_virtual_tokens: int = 8
     prepare: Callable[[str], str] = str
@@ -101,7 +105,7 @@ def _own_documents(data_dir: Path | None) -> Task:
     raise ValueError("Documents of your own have files, not a name; see load_files and load_hub.")
 
 
-# Documents of the user's own, from files or the hub.
+# Documents of the user's own, from files or the hub. Method and batch were chosen on folds (docs/training.md).
 OWN_DOCUMENTS = TaskSource(
     name="files",
     summary="Documents of your own",
@@ -109,6 +113,8 @@ OWN_DOCUMENTS = TaskSource(
     metric="micro_f1",
     load=_own_documents,
     max_length=None,
+    method="prefix-propagation+lora",
+    batch_size=8,
 )
 
 

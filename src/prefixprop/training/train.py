@@ -116,7 +116,7 @@ def plan(settings: RunSettings, show: Callable[[str], None] = _in_silence) -> Ru
     set_seed(settings.seed)
     with explained_memory_errors(building_remedy(settings)):
         model = build_trainable(base.build(data.label_names), settings)
-    steps = -(-len(data.train_lengths) // settings.batch_size)
+    steps = -(-len(data.train_lengths) // settings.documents_per_step)
     return RunPlan(settings, base, task, data, model, count_parameters(model), steps, fingerprint(whole))
 
 
@@ -215,7 +215,7 @@ def _fewer_at_once(settings: RunSettings) -> int | None:
     if process_count() > 1:  # the other processes know nothing of it
         return None
     half = settings.device_batch_size // 2
-    return next((count for count in range(half, 0, -1) if settings.batch_size % count == 0), None)
+    return next((count for count in range(half, 0, -1) if settings.documents_per_step % count == 0), None)
 
 
 def _floor(run: RunPlan, tell: Callable[[str], None]) -> dict[str, Any]:
@@ -251,7 +251,7 @@ def _check_trackers(settings: RunSettings) -> None:
 
 
 def _arguments(settings: RunSettings, directory: RunDirectory) -> TrainingArguments:
-    accumulation = settings.batch_size // (settings.device_batch_size * process_count())
+    accumulation = settings.documents_per_step // (settings.device_batch_size * process_count())
     # bf16 without instructions for it is slower than fp32, on a CPU some thirty times.
     use_bf16 = settings.precision == "bf16" or (settings.precision == "auto" and is_modern_gpu())
     arguments = training_arguments(settings, directory.path, accumulation, use_bf16)

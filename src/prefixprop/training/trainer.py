@@ -54,7 +54,7 @@ class RunTrainer(Trainer):
         self, model: nn.Module, arguments: TrainingArguments, data: RunData, settings: RunSettings, checkpoints: Path
     ) -> None:
         self.checkpoints = checkpoints
-        self.order = LengthGroupedOrder(data.train_lengths, settings.batch_size, settings.seed)
+        self.order = LengthGroupedOrder(data.train_lengths, settings.documents_per_step, settings.seed)
         self.best_trained: Mapping[str, Tensor] | None = None
         self.epoch_loss = 0.0
         self.uncounted: list[Tensor] = []  # losses that are still on the device

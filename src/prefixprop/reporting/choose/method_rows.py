@@ -107,9 +107,9 @@ def _default(settings: RunSettings, name: str) -> Any:
 
 def _method_name(settings: RunSettings) -> str:
     if not (settings.is_prefix_method and settings.kernel):
-        return settings.method
+        return settings.method_row.name
     mode = "" if settings.alpha_mode == "fixed" else f", alpha per {settings.alpha_mode}"
-    return f"{settings.method}, {settings.kernel} kernel{mode}"
+    return f"{settings.method_row.name}, {settings.kernel} kernel{mode}"
 
 
 def _model_names(runs: Sequence[Run]) -> dict[str, str]:

@@ -100,7 +100,7 @@ def method_styles(comparison: Comparison) -> list[dict[str, str]]:
     rows = comparison.contenders
     most = Counter(row.model for row in rows).most_common(1)[0][0]
     taken: dict[int, int] = {}
-    plain_methods = [row.best.settings.method for row in rows]
+    plain_methods = [row.best.settings.method_row.name for row in rows]
     for row in sorted(
         range(len(rows)), key=lambda row: (rows[row].model != most, rows[row].method != plain_methods[row])
     ):

@@ -176,7 +176,7 @@ def _tuned_cell(run: Run, with_head: bool) -> Cell:
 
 def _paper_row(contender: Contender) -> PaperMethod | None:
     settings = contender.best.settings
-    return find_paper_method(settings.method, settings.kernel, settings.model)
+    return find_paper_method(settings.method_row.name, settings.kernel, settings.model)
 
 
 def _seeds_column(trials: Sequence[Trial]) -> Column:
