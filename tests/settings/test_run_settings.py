@@ -32,6 +32,15 @@ def test_defaults_are_the_papers() -> None:
     assert questions.metric == "accuracy" and run.metric == "micro_f1"
 
 
+def test_documents_of_ones_own_have_other_defaults() -> None:
+    own = RunSettings(train_files=("mine.jsonl",))
+    assert own.is_prefix_method and own.method_row.name == "prefix-propagation+lora"
+    run = resolve(own)
+    assert (run.method, run.batch_size, run.learning_rate, run.epochs) == ("prefix-propagation+lora", 8, 5e-4, 10)
+    assert resolve(replace(own, task="newsgroups", train_files=())).method == "prefix-propagation"
+    assert resolve(replace(own, method="lora", batch_size=32)).batch_size == 32
+
+
 def test_what_is_set_stays() -> None:
     run = resolve(replace(GOOD, epochs=2, learning_rate=1.0, attention_dropout=0.0))
     assert (run.epochs, run.learning_rate, run.attention_dropout) == (2, 1.0, 0.0)
