@@ -126,7 +126,7 @@ def inputs_of(case: Case) -> dict[str, Tensor]:
     masks = {"attention_mask": seen.long()}
     if case.family == "longformer":
         masks["global_attention_mask"] = (everywhere & seen).long()
-    if seen.all() and not masks.get("global_attention_mask", place == -1).any():
+    if seen.all() and not (case.family == "longformer" and everywhere.any()):
         masks = {}
     states = torch.randn(len(case.lengths), longest, case.heads * case.size)
     return {name: tensor.cuda() for name, tensor in (masks | {"inputs_embeds": states}).items()}

@@ -11,6 +11,7 @@ import pytest
 from prefixprop.settings.check import field_type
 from prefixprop.settings.resolve import resolve
 from prefixprop.settings.run_settings import SETTING_FIELDS, help_of
+from prefixprop.tasks.registry import TASKS
 from prefixprop.training import RunSettings, SettingsError, check_settings
 
 GOOD = RunSettings(task="hyperpartisan")
@@ -39,6 +40,13 @@ def test_documents_of_ones_own_have_other_defaults() -> None:
     assert (run.method, run.batch_size, run.learning_rate, run.epochs) == ("prefix-propagation+lora", 8, 5e-4, 10)
     assert resolve(replace(own, task="newsgroups", train_files=())).method == "prefix-propagation"
     assert resolve(replace(own, method="lora", batch_size=32)).batch_size == 32
+
+
+def test_a_task_of_ones_own_may_have_other_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(TASKS, "mine", replace(TASKS["elife"], name="mine", method="lora", batch_size=16))
+    run = resolve(RunSettings(task="mine"))
+    assert (run.method, run.batch_size, run.learning_rate) == ("lora", 16, 5e-4)
+    assert "if not set, 32, or 8 for documents of your own." in help_of("batch_size")
 
 
 def test_what_is_set_stays() -> None:

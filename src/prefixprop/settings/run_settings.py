@@ -67,9 +67,8 @@ def _rows(table: Mapping[str, Any]) -> Limits:
 
 
 def _or_own(name: str) -> str:
-    """The value for tasks that have a name, and for one's own documents."""
-    (named,) = {getattr(task, name) for task in TASKS.values()}
-    return f"{named}, or {getattr(OWN_DOCUMENTS, name)} for documents of your own"
+    """The value for tasks that have a name, if their row says nothing else, and for one's own documents."""
+    return f"{getattr(TaskSource, name)}, or {getattr(OWN_DOCUMENTS, name)} for documents of your own"
 
 
 def _by_task(name: str) -> str:
