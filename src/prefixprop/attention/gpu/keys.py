@@ -117,7 +117,7 @@ def listed_keys(
     near, kind, listed, facts, row_words, column_words, gradient, log_totals, deltas, for_near, parts_left, arrivals,
     length, most_listed, scale, least, growth, plain_scale,
     HEADS: tl.constexpr, SIZE: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_G: tl.constexpr, SHARES: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_G: tl.constexpr,
     PRECISION: tl.constexpr, DROPOUT: tl.constexpr,
 ):  # fmt: skip
     """What the listed keys (prefix and global tokens) get from the local rows, all of which see them.
@@ -132,12 +132,13 @@ def listed_keys(
     first, last = tl.load(facts + example * FACTS + FIRST), tl.load(facts + example * FACTS + LAST)
     count = tl.load(facts + example * FACTS + LISTED)
     here, there = example.to(tl.int64) * length, lane.to(tl.int64) * length
-    begin, part, parts = share_of(tl.program_id(0), count, BLOCK_G, SHARES)
+    shares = tl.num_programs(0)
+    begin, part, parts = share_of(count, BLOCK_G)
     low, high = part_of(first, last, part, parts, BLOCK_M)
     place = tl.arange(0, BLOCK_G)
     inner = place[:, None] * BLOCK_D + tl.arange(0, BLOCK_D)[None, :]
-    slab = parts_left + (lane.to(tl.int64) * SHARES + tl.program_id(0)) * 2 * HALF
-    for tile in range(begin, tl.cdiv(count, BLOCK_G), SHARES):
+    slab = parts_left + (lane.to(tl.int64) * shares + tl.program_id(0)) * 2 * HALF
+    for tile in range(begin, tl.cdiv(count, BLOCK_G), shares):
         slot = tile * BLOCK_G + place
         inside = slot < count
         key_row = tl.load(listed + example * most_listed + slot, mask=inside, other=0).to(tl.int64)
@@ -156,12 +157,12 @@ def listed_keys(
         if parts > 1:
             tl.store(slab + inner, for_key)
             tl.store(slab + HALF + inner, for_value)
-            finished = is_last(arrivals + lane * SHARES + tile, parts)
+            finished = is_last(arrivals + lane * shares + tile, parts)
             if finished:
                 for_key = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
                 for_value = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
                 for other in range(0, parts):
-                    left = parts_left + (lane.to(tl.int64) * SHARES + tile * parts + other) * 2 * HALF
+                    left = parts_left + (lane.to(tl.int64) * shares + tile * parts + other) * 2 * HALF
                     for_key += tl.load(left + inner, cache_modifier=".cg")
                     for_value += tl.load(left + HALF + inner, cache_modifier=".cg")
         if finished:

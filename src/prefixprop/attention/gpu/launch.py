@@ -161,7 +161,6 @@ def _global_rows(
         (near, far, *pattern[:4], *words, *tensors, parts, pattern.arrivals),
         (pattern.kind.shape[1], pattern.listed.shape[1], shape.prefix, shape.outside, *factors(shape)),
         BACKWARD=backward,
-        SHARES=shares,
         FAR_STRIDE=far.stride(0),
         WRITTEN_STRIDE=tensors[-1].stride(-2) if backward else tensors[0].stride(-2),
         **constants,
@@ -188,7 +187,6 @@ def _listed_keys(near: Tensor, pattern: DevicePattern, words: Words, shape: Shap
         (shares, lanes),
         (near, pattern.kind, pattern.listed, pattern.facts, *words, *tensors, parts, pattern.arrivals),
         (pattern.kind.shape[1], pattern.listed.shape[1], *factors(shape)),
-        SHARES=shares,
         **constants,
     )
 

@@ -14,7 +14,9 @@ from prefixprop.attention.gpu.tiles import FACTS, FIRST, GLOBAL, LAST, LEADING, 
 from prefixprop.attention.gpu.triton_kernel import TritonKernel, operator
 from prefixprop.attention.pattern import AttentionPattern
 
-SHARES = 16  # programs that share the global rows, or the listed keys, of an example's head
+# Programs that share the global rows, or the listed keys, of an example's head: as many as keep a GPU busy with all
+# examples and heads. More would leave behind parts of nothing.
+MOST_SHARES, PROGRAMS = 16, 1536
 
 
 class DevicePattern(NamedTuple):
@@ -62,7 +64,8 @@ def _shapes(
     is_masked: Tensor, is_global: Tensor, prefix_keys: int, rows_outside_softmax: int, heads: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     batch, length = is_masked.shape
-    shares = 3 if INTERPRETED else SHARES  # the interpreter runs one after the other
+    # The interpreter runs one after the other.
+    shares = 3 if INTERPRETED else min(MOST_SHARES, max(1, PROGRAMS // (batch * heads)))
     return (
         is_masked.new_empty(batch, length, dtype=torch.int8),
         is_masked.new_empty(batch, length + 1, dtype=torch.int32),

@@ -124,13 +124,13 @@ def global_rows(
     near, far, kind, tokens, listed, facts, row_words, column_words, output, log_totals, deltas, gradient, for_query,
     parts_left, arrivals, length, most_listed, prefix, outside, scale, least, growth, plain_scale,
     HEADS: tl.constexpr, SIZE: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_G: tl.constexpr, BLOCK_N: tl.constexpr, SHARES: tl.constexpr,
+    BLOCK_G: tl.constexpr, BLOCK_N: tl.constexpr,
     FAR_STRIDE: tl.constexpr, WRITTEN_STRIDE: tl.constexpr,
     PRECISION: tl.constexpr, DROPOUT: tl.constexpr, BACKWARD: tl.constexpr,
 ):  # fmt: skip
     """Rows of global tokens see every token and the prefix, through the keys and values in `far`.
 
-    How many there are is known on the device alone. SHARES programs of an example's head divide them and, where they
+    How many there are is known on the device alone. The programs of an example's head divide them and, where they
     are few, the keys; who is last puts the parts together, which stand in `parts_left` [programs, BLOCK_G, size + 2].
     """
     WIDTH: tl.constexpr = HEADS * SIZE
@@ -141,11 +141,12 @@ def global_rows(
     count = tl.load(facts + example * FACTS + TOKENS)
     here, there = example.to(tl.int64) * length, lane.to(tl.int64) * length
     outputs = output + here * WIDTH + head * SIZE
-    begin, part, parts = share_of(tl.program_id(0), count, BLOCK_G, SHARES)
+    shares = tl.num_programs(0)
+    begin, part, parts = share_of(count, BLOCK_G)
     low, high = part_of(first, last, part, parts, BLOCK_N)
-    slab = parts_left + (lane.to(tl.int64) * SHARES + tl.program_id(0)) * SLAB
+    slab = parts_left + (lane.to(tl.int64) * shares + tl.program_id(0)) * SLAB
     place, dimension = tl.arange(0, BLOCK_G), tl.arange(0, BLOCK_D)
-    for tile in range(begin, tl.cdiv(count, BLOCK_G), SHARES):
+    for tile in range(begin, tl.cdiv(count, BLOCK_G), shares):
         slot = tile * BLOCK_G + place
         is_row = slot < count
         row = tl.load(tokens + example * (length + 1) + slot, mask=is_row, other=0)
@@ -179,12 +180,12 @@ def global_rows(
             tl.store(slab + place[:, None] * BLOCK_D + dimension[None, :], result)
             tl.store(slab + BLOCK_G * BLOCK_D + place, carried)
             tl.store(slab + BLOCK_G * (BLOCK_D + 1) + place, carried_too)
-            if is_last(arrivals + lane * SHARES + tile, parts):
+            if is_last(arrivals + lane * shares + tile, parts):
                 summed = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
                 total = tl.zeros([BLOCK_G], tl.float32)
                 highest = tl.full([BLOCK_G], UNSEEN, tl.float32)
                 for other in range(0, parts):
-                    left = parts_left + (lane.to(tl.int64) * SHARES + tile * parts + other) * SLAB
+                    left = parts_left + (lane.to(tl.int64) * shares + tile * parts + other) * SLAB
                     theirs = tl.load(left + place[:, None] * BLOCK_D + dimension[None, :], cache_modifier=".cg")
                     if BACKWARD:
                         summed += theirs

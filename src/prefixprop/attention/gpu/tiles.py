@@ -129,14 +129,14 @@ def visit_sequence(
 
 
 @triton.jit
-def share_of(number, count, BLOCK: tl.constexpr, SHARES: tl.constexpr):
-    """How SHARES programs divide `count` rows: in which tile of BLOCK rows one begins, and which part of how many.
+def share_of(count, BLOCK: tl.constexpr):
+    """How a head's programs divide `count` rows: in which tile of BLOCK rows one begins, and which part of how many.
 
     Few tiles are cut into parts (of what their rows meet), so that all programs have work; many are taken in turns.
     """
     tiles = tl.cdiv(count, BLOCK)
-    parts = tl.maximum(SHARES // tl.maximum(tiles, 1), 1)
-    return number // parts, number % parts, parts
+    parts = tl.maximum(tl.num_programs(0) // tl.maximum(tiles, 1), 1)
+    return tl.program_id(0) // parts, tl.program_id(0) % parts, parts
 
 
 @triton.jit
