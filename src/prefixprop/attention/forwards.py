@@ -12,13 +12,13 @@ Undo = Callable[[], None]
 def replace_forward(module: Any, replacement: Callable[..., Any]) -> Undo:
     """Let `replacement(original, module, ...)` stand for this one module's forward."""
     before = vars(module).get("forward")
-    module.forward = partial(replacement, module.forward, module)
+    vars(module)["forward"] = partial(replacement, module.forward, module)
     # Not a closure: a deep copy of the model must undo its own change, not this model's.
     return partial(_restore_forward, module, before)
 
 
 def _restore_forward(module: Any, before: Callable[..., Any] | None) -> None:
     if before is None:
-        del module.forward
+        del vars(module)["forward"]
     else:
-        module.forward = before
+        vars(module)["forward"] = before

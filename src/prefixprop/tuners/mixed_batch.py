@@ -6,7 +6,7 @@ prefix with a batch dimension. Those of another structure get another pass, and 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from functools import partial
@@ -45,10 +45,11 @@ class MixedBatch(nn.Module):
         self.configs = configs
         # A list, for `Module` not to register them again.
         self.adapted: list[Any] = list(_adapted_parts(model))
-        self.lora_layers = [layer for layer in self.adapted if isinstance(layer, LoraLayer)]
+        lora_layers = [layer for layer in self.adapted if isinstance(layer, LoraLayer)]
+        self.special = set().union(*(layer.lora_variant for layer in lora_layers))  # adapters with DoRA and the like
         if model.training:
             raise ValueError("adapter_names is for inference, and the model is in training mode; call eval() first.")
-        if any(layer.merged for layer in self.lora_layers):
+        if any(layer.merged for layer in lora_layers):
             raise ValueError("adapter_names needs the weights as they were; call unmerge_adapter() first.")
 
     @torch.compiler.disable  # forwards are replaced and put back, once for each pass
@@ -100,7 +101,7 @@ class MixedBatch(nn.Module):
         if lora is None:
             return True
         is_plain = not (lora.target_parameters or lora.trainable_token_indices)
-        return is_plain and not any(name in layer.lora_variant for layer in self.lora_layers)
+        return is_plain and name not in self.special
 
 
 @contextmanager
@@ -115,16 +116,25 @@ def adapters_of(names: Sequence[str], modules: list[Any], device: torch.device) 
     owners = Owners(names, device)
     try:
         for module in modules:
-            module._active_adapter = [names[0]]
-            module._disable_adapters = owners.places.keys().isdisjoint(module._get_available_adapters())
-            if len(owners.adapters) > 1 and not module._disable_adapters:
+            is_off = owners.places.keys().isdisjoint(_adapters_in(module))
+            _set(module, [names[0]], is_off)
+            if len(owners.adapters) > 1 and not is_off:
                 undo += _mixed(module, names, owners)
         yield
     finally:
         for each in undo:
             each()
         for module, active, disabled in before:
-            module._active_adapter, module._disable_adapters = active, disabled
+            _set(module, active, disabled)
+
+
+def _set(module: Any, active: Any, is_off: bool) -> None:
+    # Not as attributes: a GPU has nothing to do yet, and `Module` takes its time for each.
+    vars(module).update(_active_adapter=active, _disable_adapters=is_off)
+
+
+def _adapters_in(module: Any) -> Iterable[str]:
+    return module.lora_A.keys() if type(module) is LoraLinear else module._get_available_adapters()
 
 
 def _mixed(module: Any, names: Sequence[str], owners: Owners) -> list[Undo]:
@@ -134,11 +144,11 @@ def _mixed(module: Any, names: Sequence[str], owners: Owners) -> list[Undo]:
         return [replace_forward(module, partial(own_heads, owners))]
     if not isinstance(module, LoraLayer):
         return []
-    if type(module) is not LoraLinear or any(up.bias is not None for up in module.lora_B.values()):
+    if type(module) is not LoraLinear or any(module.lora_bias.values()):
         return [replace_forward(module, partial(_lora_of_peft, names))]
     # Made when the pass comes to the layer: a GPU has something to do by then.
-    setattr(module, NAME, partial(DocumentLora.of, module, owners.adapters, owners.owner))
-    return [partial(delattr, module, NAME), replace_forward(module, _own_lora)]
+    vars(module)[NAME] = partial(DocumentLora.of, module, owners.adapters, owners.owner)
+    return [partial(vars(module).pop, NAME), replace_forward(module, _own_lora)]
 
 
 def _own_lora(original: Any, layer: Any, rows: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -155,8 +165,9 @@ def _adapted_parts(part: nn.Module) -> Iterator[nn.Module]:
     """What adapters change, without a look at all the matrices that they have there: a GPU would wait for that."""
     if isinstance(part, _ADAPTED):
         yield part
-    for inner in [part.get_base_layer()] if isinstance(part, LoraLayer) else part.children():
-        yield from _adapted_parts(inner)
+    for inner in [part.get_base_layer()] if isinstance(part, LoraLayer) else part._modules.values():
+        if inner is not None:
+            yield from _adapted_parts(inner)
 
 
 def _checked(names: Any, configs: Mapping[str, PrefixConfig]) -> list[str]:
