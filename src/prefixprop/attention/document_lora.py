@@ -16,24 +16,25 @@ STEP = 8  # ranks are padded to a multiple of this, which matrix units want
 class DocumentLora(NamedTuple):
     """scale · up(down(rows)) around a linear layer, of all adapters of a batch."""
 
-    matrices: list[tuple[Tensor, Tensor] | None]  # down [rank, width] and up [width, rank], if the layer has any
+    downs: list[Tensor | None]  # [rank, width] of each adapter, if the layer has any of it
+    ups: list[Tensor | None]  # [width, rank]
+    rank: int  # the highest
     scale: float
     owner: Tensor  # [documents]: which adapter each has
 
     @classmethod
     def of(cls, layer: Any, adapters: Sequence[str], owner: Tensor) -> DocumentLora:
         """An adapter that the layer does not have adds nothing."""
-        downs, ups, scaling = layer.lora_A, layer.lora_B, layer.scaling
-        scale: float | None = None
-        matrices: list[tuple[Tensor, Tensor] | None] = []
-        for name in adapters:
-            if name not in downs:
-                matrices.append(None)
-                continue
-            own, up = scaling[name], ups[name].weight
-            scale = own if scale is None else scale
-            matrices.append((downs[name].weight, up if own == scale else up * (own / scale)))
-        return cls(matrices, float(scale or 0.0), owner)
+        ranks, scales = layer.r, layer.scaling
+        own = [name for name in adapters if name in ranks]
+        in_a, in_b, scale = layer.lora_A._modules, layer.lora_B._modules, scales[own[0]]
+        downs: dict[str, Tensor] = {name: in_a[name].weight for name in own}
+        ups: dict[str, Tensor] = {
+            name: in_b[name].weight if scales[name] == scale else in_b[name].weight * (scales[name] / scale)
+            for name in own
+        }
+        rank = max(ranks[name] for name in own)
+        return cls([*map(downs.get, adapters)], [*map(ups.get, adapters)], rank, float(scale), owner)
 
     def add_to(self, output: Tensor, rows: Tensor) -> Tensor:
         """`output` of the linear layer with each document's own part; both [documents, ..., width]."""
@@ -47,16 +48,25 @@ def gather(layers: Sequence[DocumentLora]) -> tuple[Tensor, Tensor]:
 
     Down [documents, layers, rank, width], and up [layers, documents, width, rank].
     """
-    given = [both for layer in layers for both in layer.matrices if both is not None]
-    rank = -(-max(len(down) for down, _ in given) // STEP) * STEP
-    nothing = given[0][0].new_zeros(rank, given[0][0].shape[1]), given[0][1].new_zeros(len(given[0][1]), rank)
-    padded = [[nothing if both is None else _padded(*both, rank) for both in layer.matrices] for layer in layers]
-    down = torch.stack([down for adapter in zip(*padded, strict=True) for down, _ in adapter])
-    up = torch.stack([up for layer in padded for _, up in layer])
-    owner = layers[0].owner
-    return down.unflatten(0, (-1, len(layers)))[owner], up.unflatten(0, (len(layers), -1)).index_select(1, owner)
+    rank, owner = -(-max(layer.rank for layer in layers) // STEP) * STEP, layers[0].owner
+    downs = [down for adapter in zip(*(layer.downs for layer in layers), strict=True) for down in adapter]
+    ups = [up for layer in layers for up in layer.ups]
+    down = torch.stack(_of_one_shape(downs, 0, rank)).unflatten(0, (-1, len(layers)))
+    up = torch.stack(_of_one_shape(ups, 1, rank)).unflatten(0, (len(layers), -1))
+    return down[owner], up.index_select(1, owner)
 
 
-def _padded(down: Tensor, up: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-    missing = rank - len(down)
-    return (F.pad(down, (0, 0, 0, missing)), F.pad(up, (0, missing))) if missing else (down, up)
+def _of_one_shape(matrices: list[Tensor | None], dimension: int, rank: int) -> list[Tensor]:
+    """Zeros where an adapter has no matrix, or not so many ranks, which are this dimension."""
+    example = next(matrix for matrix in matrices if matrix is not None)
+    nothing: Tensor | None = None
+    result = []
+    for matrix in matrices:
+        if matrix is None:
+            if nothing is None:
+                nothing = example.new_zeros(*example.shape[:dimension], rank, *example.shape[dimension + 1 :])
+            matrix = nothing
+        elif missing := rank - matrix.shape[dimension]:
+            matrix = F.pad(matrix, (0, 0, 0, missing) if dimension == 0 else (0, missing))
+        result.append(matrix)
+    return result

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -44,7 +44,7 @@ class MixedBatch(nn.Module):
         self.names = _checked(names, configs)
         self.configs = configs
         # A list, for `Module` not to register them again.
-        self.adapted: list[Any] = list(_adapted_parts(model))
+        self.adapted = _adapted_parts(model)
         lora_layers = [layer for layer in self.adapted if isinstance(layer, LoraLayer)]
         self.special = set().union(*(layer.lora_variant for layer in lora_layers))  # adapters with DoRA and the like
         if model.training:
@@ -161,13 +161,24 @@ def _lora_of_peft(names: Sequence[str], original: Any, layer: nn.Module, *args: 
     return original(*args, adapter_names=list(names), **kwargs)
 
 
-def _adapted_parts(part: nn.Module) -> Iterator[nn.Module]:
+def _adapted_parts(model: nn.Module) -> list[Any]:
     """What adapters change, without a look at all the matrices that they have there: a GPU would wait for that."""
-    if isinstance(part, _ADAPTED):
-        yield part
-    for inner in [part.get_base_layer()] if isinstance(part, LoraLayer) else part._modules.values():
-        if inner is not None:
-            yield from _adapted_parts(inner)
+    found: list[Any] = []
+    waiting: list[Any] = [model]
+    while waiting:
+        part = waiting.pop()
+        is_adapted, has_base = _kind(part.__class__)
+        if is_adapted:
+            found.append(part)
+        inner = (part.base_layer,) if has_base else part._modules.values()
+        waiting += [each for each in inner if each is not None]
+    return found
+
+
+@cache
+def _kind(of: type) -> tuple[bool, bool]:
+    """Whether modules of a type are adapted, and whether all else of them is in `base_layer`."""
+    return issubclass(of, _ADAPTED), issubclass(of, LoraLayer)
 
 
 def _checked(names: Any, configs: Mapping[str, PrefixConfig]) -> list[str]:

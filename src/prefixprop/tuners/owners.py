@@ -14,7 +14,7 @@ class Owners:
     def __init__(self, names: Sequence[str], device: torch.device) -> None:
         self.adapters = list(dict.fromkeys(names))
         self.places = {name: [place for place, own in enumerate(names) if own == name] for name in self.adapters}
-        self.owner = torch.tensor([self.adapters.index(name) for name in names], device=device)
+        owner = [self.adapters.index(name) for name in names]
         in_turn = [place for own in self.places.values() for place in own]
-        self.by_adapter = torch.tensor(in_turn, device=device)
-        self.back = torch.tensor(sorted(range(len(names)), key=in_turn.__getitem__), device=device)
+        back = sorted(range(len(names)), key=in_turn.__getitem__)
+        self.owner, self.by_adapter, self.back = torch.tensor([owner, in_turn, back], device=device)
