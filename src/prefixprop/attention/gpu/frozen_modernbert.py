@@ -79,7 +79,7 @@ def tail_of(layer: Any, dtype: torch.dtype) -> Tail | None:
     """None where weights are not frozen or have a bias, or somebody waits for one of the parts to be called."""
     norm, mlp, drop = layer.mlp_norm, layer.mlp, layer.attn.out_drop
     found = [both for linear in (layer.attn.Wo, mlp.Wi, mlp.Wo) if (both := unwrap(linear)) is not None]
-    if len(found) < 3 or not fit_together(piece for _, pieces in found for piece in pieces):
+    if len(found) < 3 or not fit_together([piece for _, pieces in found for piece in pieces]):
         return None
     if any(map(is_watched, (norm, mlp, mlp.act, mlp.drop, drop))) or (mlp.drop.training and mlp.drop.p):
         return None

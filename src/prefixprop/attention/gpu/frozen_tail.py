@@ -89,7 +89,7 @@ def tail_of(layer: Any, dtype: torch.dtype) -> Tail | None:
     attention, feed_forward = layer.attention, layer.output
     unwrapped = [unwrap(part.dense) for part in (attention.output, layer.intermediate, feed_forward)]
     found = [each for each in unwrapped if each is not None]
-    if len(found) < len(unwrapped) or not fit_together(piece for _, pieces in found for piece in pieces):
+    if len(found) < len(unwrapped) or not fit_together([piece for _, pieces in found for piece in pieces]):
         return None
     linears = [linear for linear, _ in found]
     norms = (attention.output.LayerNorm, feed_forward.LayerNorm)

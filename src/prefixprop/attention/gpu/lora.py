@@ -6,7 +6,7 @@ kept for backward; what comes up (· Bᵀ) is added in place to the part of the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -26,11 +26,11 @@ class Piece(NamedTuple):
     """What an adapter adds to a linear layer: scale · up(down(dropout(rows)))."""
 
     place: int  # which part of the output the layer makes
-    down: Tensor  # A: [rank, width of the rows]
-    up: Tensor  # B: [width of the part, rank]
     scale: float
     dropout: float
-    documents: DocumentLora | None = None  # in place of the matrices, where each has its own
+    rank: int
+    # Down, A: [rank, width of the rows], and up, B: [width of the part, rank]; or those of each document.
+    matrices: tuple[Tensor, Tensor] | DocumentLora
 
 
 def unwrap(linear: Any, place: int = 0) -> tuple[Any, list[Piece]] | None:
@@ -43,7 +43,7 @@ def unwrap(linear: Any, place: int = 0) -> tuple[Any, list[Piece]] | None:
         return None
     if NAME in vars(linear):
         own: DocumentLora = getattr(linear, NAME)()
-        return linear.base_layer, [Piece(place, own.owner, own.owner, own.scale, 0.0, own)]
+        return linear.base_layer, [Piece(place, own.scale, 0.0, own.rank, own)]
     if "forward" in vars(linear):
         return None
     if linear.merged or linear.disable_adapters:
@@ -65,16 +65,14 @@ def _piece(linear: Any, adapter: str, place: int) -> Piece | None:
     ):
         return None
     probability = dropout.p if isinstance(dropout, nn.Dropout) and dropout.training else 0.0
-    return Piece(place, down.weight, up.weight, float(linear.scaling[adapter]), probability)
+    scale, rank = float(linear.scaling[adapter]), down.weight.shape[0]
+    return Piece(place, scale, probability, rank, (down.weight, up.weight))
 
 
-def fit_together(pieces: Iterable[Piece]) -> bool:
+def fit_together(pieces: Sequence[Piece]) -> bool:
     """Whether all have the same dropout, and the kernels for it hold their ranks."""
-    found = {
-        (piece.dropout, piece.documents is None, piece.dropout > 0 and len(piece.down) > MOST_RANK)
-        for piece in pieces
-    }
-    return len(found) <= 1 and not any(too_many for *_, too_many in found)
+    found = {(piece.dropout, isinstance(piece.matrices, DocumentLora)) for piece in pieces}
+    return len(found) <= 1 and not any(piece.dropout > 0 and piece.rank > MOST_RANK for piece in pieces)
 
 
 class Plan(NamedTuple):
@@ -96,11 +94,12 @@ def spell_out(paths: Sequence[Sequence[Piece]], rows: int) -> tuple[tuple[Plan, 
     plans, tensors = [], []
     for pieces in paths:
         dropout = pieces[0].dropout if pieces else 0.0
-        documents = [piece.documents for piece in pieces if piece.documents is not None]
-        matrices = [matrix for piece in pieces for matrix in (piece.down, piece.up)]
-        if documents:
-            matrices = list(gather(documents))
-        ranks = () if documents else tuple(len(piece.down) for piece in pieces)
+        documents = [piece.matrices for piece in pieces if isinstance(piece.matrices, DocumentLora)]
+        own = [
+            matrix for piece in pieces if not isinstance(piece.matrices, DocumentLora) for matrix in piece.matrices
+        ]
+        matrices = list(gather(documents)) if documents else own
+        ranks = () if documents else tuple(piece.rank for piece in pieces)
         plans.append(Plan(tuple(p.place for p in pieces), ranks, tuple(p.scale for p in pieces), dropout))
         if pieces:
             tensors += matrices
