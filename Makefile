@@ -32,23 +32,24 @@ format: $(TOOLS)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# Everything else needs the environment: made once, and again when its two sources change.
+# Everything else needs the environment: made once, and again when its two sources change. What is never imported is
+# never compiled, which takes a minute off.
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[plots]"
+	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable ".[plots]"
 	touch $@
 
 # With what tests need besides.
 $(TOOLS): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable ".[dev]"
 	touch $(INSTALLED) $@
 
 # All else as pinned, but for what transformers itself asks for in versions that fit it.
 $(COMPAT)/.installed: pyproject.toml constraints.txt constraints-oldest.txt
 	$(PYTHON) -m venv $(COMPAT)
 	grep -vE '^(transformers|peft|tokenizers|huggingface_hub)==' constraints.txt > $(COMPAT)/constraints.txt
-	$(COMPAT)/bin/pip install --quiet --constraint $(COMPAT)/constraints.txt --constraint constraints-oldest.txt \
+	$(COMPAT)/bin/pip install --quiet --no-compile --constraint $(COMPAT)/constraints.txt --constraint constraints-oldest.txt \
 		--editable . hypothesis pytest pytest-xdist "triton; sys_platform == 'linux'"
 	touch $@
 

@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, settings
 
 settings.register_profile(
     "prefixprop",
-    max_examples=50,
+    max_examples=30,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow],
