@@ -66,6 +66,7 @@ def environment_of_workers() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", paths)
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("RAY_worker_niceness", "0")  # by default they give way to other tests, for minutes
         yield
 
 
