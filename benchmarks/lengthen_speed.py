@@ -46,7 +46,7 @@ def training_step(size: str, rows: int, fast: bool) -> Callable[[], None]:
     targets = tokens.flatten()[positions]
 
     def step() -> None:
-        loss, _ = objective(tokens, positions, targets)
+        loss = objective(tokens, positions, targets).tokens
         loss.backward()
         weights.collect_gradients()
         weights.step(rate=1e-6, max_grad_norm=1.0)

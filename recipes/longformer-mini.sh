@@ -1,6 +1,6 @@
-# How the long encoders of the package were made, on one NVIDIA H200. Since then the script that cleans the text was
-# tidied; and masks were drawn in another way when the second one was made. So a rerun gives like encoders, not the
-# same. Rates come from short trials, each with one seed.
+# How the long encoders of the package were made, on one NVIDIA H200. The second is older: the script that cleans the
+# text was tidied since, and masks are drawn in another way. A clock ends training. So a rerun gives like encoders, not
+# the same. Rates and weights of losses come from short trials, each with one seed.
 # Run it in a clone of this repository, in a folder with room for 10 GB.
 set -eu
 
@@ -14,9 +14,14 @@ lengthen() {
     prefixprop lengthen roberta-mini-512 $(printf -- "--text %s " text/part-*.jsonl.xz) --freeze-embeddings \
         --batch-size 16 --device-batch-size 16 "$@"
 }
-lengthen --output encoders/longformer-mini-4096 --learning-rate 4e-4 --steps 9000 --teach-cls
+lengthen --output encoders/longformer-mini-4096 --learning-rate 6e-4 --minutes 6 --teach-cls
 lengthen --output encoders/longformer-mini-4096-mlm --learning-rate 8e-4 --minutes 8.8
 
-for name in longformer-mini-4096 longformer-mini-4096-mlm; do
-    python recipes/pack_encoder.py "encoders/$name" "src/prefixprop/models/assets/$name" --text text/heldout.jsonl.xz
-done
+# How much is kept was chosen on folds of train: python benchmarks/encoder_probe.py RECIPE --encoders FOLDER@0.5 …
+pack() {
+    name=$1
+    shift
+    python recipes/pack_encoder.py "encoders/$name" "src/prefixprop/models/assets/$name" --text text/heldout.jsonl.xz "$@"
+}
+pack longformer-mini-4096 --keep 0.5
+pack longformer-mini-4096-mlm

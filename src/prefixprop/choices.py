@@ -10,8 +10,8 @@ ALPHA_MODES = ("fixed", "layer", "head", "query")
 BACKENDS = ("sdpa", "triton")  # that compute the fast attention
 CHUNK_REDUCTIONS = ("mean", "sum")  # of a candidate's scores (WikiHop)
 # Two names are of version 0.1: "embedded" is its long encoder, which was not trained further, and "embedded-512" is
-# roberta-mini-512. The trained one has not yet been shown to be as good everywhere.
-DEFAULT_MODEL = "embedded"
+# roberta-mini-512.
+DEFAULT_MODEL = "longformer-mini-4096"
 EMBEDDED_MODELS = (
     "longformer-mini-4096",
     "longformer-mini-4096-mlm",

@@ -36,18 +36,30 @@ def test_the_loss_is_that_of_hugging_faces_head() -> None:
     model = longformer()
     ids = torch.randint(4, 90, (2, 48))
     positions, targets = torch.tensor([3, 50, 60]), torch.tensor([7, 8, 9])
-    loss, cls_loss = Objective(model)(ids, positions, targets)
+    losses = Objective(model)(ids, positions, targets)
     logits = model(ids).logits.flatten(0, 1)[positions]
-    torch.testing.assert_close(loss, F.cross_entropy(logits, targets))
-    assert cls_loss == 0
+    torch.testing.assert_close(losses.tokens, F.cross_entropy(logits, targets))
+    assert losses.cls == 0 and losses.words == 0
 
 
 def test_a_teacher_makes_cls_global_and_gives_it_the_mean_of_its_pieces() -> None:
     torch.manual_seed(0)
     model, teacher = longformer(), tiny_model("roberta", "FEATURE_EXTRACTION")
     ids, pieces = torch.randint(4, 90, (2, 48)), torch.randint(4, 90, (6, 18))
-    _, cls_loss = Objective(model, teacher)(ids, torch.tensor([3]), torch.tensor([7]), pieces)
+    losses = Objective(model, teacher)(ids, torch.tensor([3]), torch.tensor([7]), pieces)
     first = (torch.arange(48) == 0).long().expand(2, -1)
     student = model.longformer(ids, global_attention_mask=first).last_hidden_state[:, 0]
     said = teacher(pieces).last_hidden_state[:, 0].view(2, 3, -1).mean(1)
-    torch.testing.assert_close(cls_loss, (1 - F.cosine_similarity(student, said)).mean())
+    torch.testing.assert_close(losses.cls, (1 - F.cosine_similarity(student, said)).mean())
+
+
+def test_a_taught_cls_tells_the_words_of_the_unmasked_text_each_once() -> None:
+    torch.manual_seed(0)
+    model, teacher = longformer(), tiny_model("roberta", "FEATURE_EXTRACTION")
+    ids = torch.randint(4, 90, (2, 48))
+    pieces = torch.tensor([[0, 5, 5, 2], [0, 9, 5, 2], [0, 7, 8, 2], [0, 8, 8, 2]])  # two of each row
+    losses = Objective(model, teacher)(ids, torch.tensor([3]), torch.tensor([7]), pieces)
+    first = (torch.arange(48) == 0).long().expand(2, -1)
+    told = F.log_softmax(model(ids, global_attention_mask=first).logits[:, 0], dim=-1)
+    expected = -(told[0, [0, 2, 5, 9]].mean() + told[1, [0, 2, 7, 8]].mean()) / 2
+    torch.testing.assert_close(losses.words, expected)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from prefixprop.pretraining.encoder import LongEncoder
 from prefixprop.pretraining.master_weights import MasterWeights
-from prefixprop.pretraining.objective import CLS_WEIGHT, Objective
+from prefixprop.pretraining.objective import WEIGHTS, Objective
 from prefixprop.pretraining.packing import Ids, PackedRows, cut, mask, pieces
 from prefixprop.pretraining.settings import LengthenSettings
 from prefixprop.pretraining.text import TrainingText
@@ -52,6 +52,7 @@ class Progress:
     tokens: int = 0
     loss: float = 0.0
     cls_loss: float = 0.0
+    words_loss: float = 0.0
     counted: int = 0
     history: list[dict[str, Any]] = field(default_factory=list)
 
@@ -141,9 +142,9 @@ class Pretraining:
         for part in parts:
             self.progress.tokens += part["input_ids"].size * self.accelerator.num_processes
             losses = self.objective(**self._on_device(part))
-            (sum(weight * loss for weight, loss in zip((1, CLS_WEIGHT), losses, strict=True)) / len(parts)).backward()
+            (sum(weight * loss for weight, loss in zip(WEIGHTS, losses, strict=True)) / len(parts)).backward()
             self.weights.collect_gradients()
-            sums = [loss.detach() + total for loss, total in zip(losses, sums or (0.0, 0.0), strict=True)]
+            sums = [loss.detach() + total for loss, total in zip(losses, sums or (0.0, 0.0, 0.0), strict=True)]
         self.weights.step(rate, self.settings.max_grad_norm)
         return [total / len(parts) for total in sums]
 
@@ -187,14 +188,15 @@ class Pretraining:
     def _count(self, arrived: list[Callable[[], float]]) -> None:
         if not arrived:
             return
-        loss, cls_loss = (value() for value in arrived)
-        if not math.isfinite(loss + cls_loss):
+        loss, cls_loss, words_loss = (value() for value in arrived)
+        if not math.isfinite(loss + cls_loss + words_loss):
             raise TrainingError(
                 f"The loss is {loss} at step {self.progress.step}: start again (--overwrite) with a lower "
                 "--learning-rate, or with --precision fp32 if it is bf16."
             )
         self.progress.loss += loss
         self.progress.cls_loss += cls_loss
+        self.progress.words_loss += words_loss
         self.progress.counted += 1
 
     # --- held-out text --------------------------------------------------------------------------------------------
@@ -211,8 +213,9 @@ class Pretraining:
             line["loss_bits"] = progress.loss / counted / math.log(2)
             if self.encoder.teacher is not None:
                 line["cls_cosine"] = 1 - progress.cls_loss / counted
+                line["words_bits"] = progress.words_loss / counted / math.log(2)
         progress.history.append(line)
-        progress.loss = progress.cls_loss = 0.0
+        progress.loss = progress.cls_loss = progress.words_loss = 0.0
         progress.counted = 0
 
     def _held_out(self) -> list[PackedRows]:
