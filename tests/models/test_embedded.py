@@ -360,7 +360,8 @@ def test_a_trained_encoder_is_the_original_and_what_training_changed(name: str) 
 
 def test_the_encoder_of_version_0_1_is_still_what_its_adapters_note() -> None:
     assert embedded.NOTED["longformer-mini-4096"] is embedded.EMBEDDED["embedded"]
-    assert embedded.NOTED["prefixprop/longformer-mini-4096"] is load_embedded("longformer-mini-4096")[0]
+    assert embedded.NOTED["prefixprop/longformer-mini-4096-2"] is load_embedded("longformer-mini-4096")[0]
+    assert "prefixprop/longformer-mini-4096" not in embedded.NOTED, "version 0.2 had other weights"
     assert embedded.EMBEDDED["embedded-512"] is load_embedded("roberta-mini-512")[0]
     with pytest.raises(ValueError, match="longformer-mini-4096-mlm"):
         load_embedded("longformer-maxi")

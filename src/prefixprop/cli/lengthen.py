@@ -46,7 +46,8 @@ def lengthen(
         bool,
         typer.Option(
             "--teach-cls",
-            help="Teach [CLS] what the original says of the document's chunks: for models that embed texts.",
+            help="Teach [CLS] what the original says of the document's chunks, and its words: for models that embed "
+            "texts.",
             rich_help_panel=_TRAINING,
         ),
     ] = False,

@@ -128,9 +128,10 @@ class EmbeddedModel:
 
 
 # Adapters of version 0.1 note "longformer-mini-4096" for an encoder that was lengthened but not trained further. It
-# is still here for them, and as "embedded" for the runs of that version.
+# is still here for them, and as "embedded" for the runs of that version. What version 0.2 had by that name had other
+# weights, so its adapters, which note "prefixprop/longformer-mini-4096", do not find an encoder.
 _MODELS = (
-    EmbeddedModel("longformer-mini-4096", "prefixprop/longformer-mini-4096"),
+    EmbeddedModel("longformer-mini-4096", "prefixprop/longformer-mini-4096-2"),
     EmbeddedModel("longformer-mini-4096-mlm", "prefixprop/longformer-mini-4096-mlm"),
     EmbeddedModel(ORIGINAL, ORIGINAL, max_length=512, attention_window=None, trained=False),
     EmbeddedModel("embedded", "longformer-mini-4096", trained=False),

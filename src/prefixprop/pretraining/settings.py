@@ -30,7 +30,7 @@ class LengthenSettings:
         batch_size: Rows of `max_length` tokens in a step.
         device_batch_size: Rows that a device computes at once.
         learning_rate: The peak of the rate, which rises for a share of `warmup` and then falls to 0.
-        teach_cls: Whether [CLS], global, also learns what the original says of the document's chunks.
+        teach_cls: Whether [CLS], global, also learns what the original says of the document's chunks, and its words.
         freeze_embeddings: Whether the embeddings of words stay as they are.
     """
 
