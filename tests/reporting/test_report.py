@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from prefixprop.choices import DEFAULT_MODEL
 from prefixprop.reporting import Report, make_report
 from prefixprop.reporting.figures.gallery import pictures
 from prefixprop.reporting.tables.table import Mark, Table
@@ -178,7 +179,7 @@ def test_what_runs_do_not_have_is_left_out_and_told(tmp_path: Path) -> None:
     drawn, complaints = make_report([run]).draw()
     assert not drawn
     assert complaints == [
-        f"No reliability diagram of prefix-propagation, embedded: {run} has no predictions of test.",
+        f"No reliability diagram of prefix-propagation, {DEFAULT_MODEL}: {run} has no predictions of test.",
     ]
 
 

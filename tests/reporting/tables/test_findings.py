@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+from prefixprop.choices import DEFAULT_MODEL
 from prefixprop.reporting import make_report
 from prefixprop.reporting.tables.markup import to_markdown
 
@@ -66,8 +67,8 @@ def test_the_baseline_is_chosen_and_models_are_named(tmp_path: Path) -> None:
     assert best.startswith("Best on test: prefix-propagation") and "ahead of prefix-tuning on test: " in compared
     make_results(tmp_path / "shorter", skill=0.1, method="head-only", model="embedded-512")
     best, compared = told(tmp_path)  # now no model is the usual one
-    assert best.startswith("Best on test, with the model embedded: prefix-propagation")
-    assert "ahead of prefix-tuning on test, with the model embedded: " in compared
+    assert best.startswith(f"Best on test, with the model {DEFAULT_MODEL}: prefix-propagation")
+    assert f"ahead of prefix-tuning on test, with the model {DEFAULT_MODEL}: " in compared
     make_results(tmp_path / "long", skill=0.1, method="lora")
     assert "ahead of lora on test" in told(tmp_path, baseline="lora")[1]
 
