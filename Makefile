@@ -5,6 +5,9 @@ INSTALLED := $(VENV)/.installed
 TOOLS := $(VENV)/.tools
 COMPAT := .venv-compat
 
+# Python keeps what it compiles, also where somebody told it not to: tests start a hundred processes.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: demo test docs compat lint format clean
 
 demo: $(INSTALLED)
@@ -32,8 +35,8 @@ format: $(TOOLS)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# Everything else needs the environment: made once, and again when its two sources change. What is never imported is
-# never compiled, which takes a minute off.
+# Everything else needs the environment: made once, and again when its two sources change. Nothing is compiled here: most
+# of it is never imported, and what is imported is compiled then, once.
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable ".[plots]"

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from prefixprop.choices import DEFAULT_MODEL
 from prefixprop.reporting import Report, archive_runs, make_report
 from prefixprop.reporting.tables.markup import to_markdown
 from prefixprop.runs.find import find_runs
@@ -214,7 +215,7 @@ def test_what_a_report_needs_and_does_not_find_is_told(copied: Path, tmp_path: P
     assert any("seeds-test" in picture.name for picture in drawn)
     assert not any("reliability" in picture.name for picture in drawn)
     assert complaints[-1] == (
-        "No reliability diagram of prefix-tuning, embedded: "
+        f"No reliability diagram of prefix-tuning, {DEFAULT_MODEL}: "
         f"{lacking} has no predictions of test; archive the run by its name to add them."
     )
     assert "No bootstrap: none of these runs has predictions" in tables(report)
