@@ -22,7 +22,7 @@ def model_card(record: dict[str, Any], encoder: LongEncoder) -> str:
     lines = record["history"]
     taught = (
         "\n- **[CLS]:** a global token. It also learnt the mean of the original's [CLS] over the pieces of a text "
-        f"that the original can read, and which words the text has; the cosine to the former was "
+        "that the original can read, and which words the text has; the cosine to the former was "
         f"{lines[-1]['cls_cosine']:.3f} at the end."
         if encoder.teacher is not None
         else "\n- **Global attention:** none in training, as Longformer's authors have it."
