@@ -138,7 +138,7 @@ def accuracy(
         penalty = strength * weights[:, :-1].square().sum() / 2
         total = F.cross_entropy(standard[learnt] @ weights.T, labels[learnt]) + penalty
         total.backward()
-        return float(total)
+        return total.item()
 
     optimizer.step(loss)
     with torch.no_grad():

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import save_file
 
-from prefixprop.models.embedded import DIFFERENCES, GROUP, add_difference
+from prefixprop.models.embedded import DIFFERENCES, EMBEDDED, GROUP, add_difference, lengthened_original
 
 from tiny import tiny_model
 
@@ -44,3 +46,24 @@ def test_the_error_is_a_tenth_of_a_normal_difference() -> None:
     nibbles = torch.stack([packed & 15, packed >> 4], dim=-1).flatten(-2).float() - 8
     restored = (nibbles.unflatten(-1, (-1, GROUP)) * scale.float()[..., None]).flatten(-2)
     assert (restored - difference).norm() < 0.11 * difference.norm()
+
+
+def test_a_share_of_the_change_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = EMBEDDED["embedded"]("MASKED_LM")
+    query = model.longformer.encoder.layer[3].attention.self.query
+    original = lengthened_original().state_dict()
+    with torch.no_grad():
+        query.weight += 0.02
+        query.bias += 1.0
+    model.save_pretrained(tmp_path / "trained")
+    monkeypatch.setattr(sys, "argv", ["pack", str(tmp_path / "trained"), str(tmp_path / "packed"), "--keep", "0.25"])
+    pack_encoder.main()
+    restored = add_difference(lengthened_original(), tmp_path / "packed" / DIFFERENCES).state_dict()
+    name = "encoder.layer.3.attention.self.query"
+    for key in (name, f"{name}_global"):
+        difference = restored[f"{key}.weight"] - original[f"{key}.weight"]
+        torch.testing.assert_close(difference, torch.full_like(difference, 0.005), rtol=0.01, atol=0)
+        torch.testing.assert_close(restored[f"{key}.bias"], original[f"{key}.bias"] + 0.25)
+    assert {key for key in restored if not torch.equal(restored[key], original[key])} == {
+        f"{name}{kind}.{part}" for kind in ("", "_global") for part in ("weight", "bias")
+    }
