@@ -1,6 +1,6 @@
 # How the long encoders of the package were made, on one NVIDIA H200. The second is older: the script that cleans the
 # text was tidied since, and masks are drawn in another way. A clock ends training. So a rerun gives like encoders, not
-# the same. Rates and weights of losses come from short trials, each with one seed.
+# the same. Rates were chosen after short trials at others, each with one seed.
 # Run it in a clone of this repository, in a folder with room for 10 GB.
 set -eu
 
@@ -17,11 +17,7 @@ lengthen() {
 lengthen --output encoders/longformer-mini-4096 --learning-rate 6e-4 --minutes 6 --teach-cls
 lengthen --output encoders/longformer-mini-4096-mlm --learning-rate 8e-4 --minutes 8.8
 
-# How much is kept was chosen on folds of train: python benchmarks/encoder_probe.py RECIPE --encoders FOLDER@0.5 …
-pack() {
-    name=$1
-    shift
-    python recipes/pack_encoder.py "encoders/$name" "src/prefixprop/models/assets/$name" --text text/heldout.jsonl.xz "$@"
-}
+# How much is kept was chosen on left-out train documents: benchmarks/encoder_probe.py RECIPE --encoders FOLDER@0.5
+pack() { python recipes/pack_encoder.py "encoders/$1" "src/prefixprop/models/assets/$1" "$2" "$3"; }
 pack longformer-mini-4096 --keep 0.5
-pack longformer-mini-4096-mlm
+pack longformer-mini-4096-mlm --text text/heldout.jsonl.xz

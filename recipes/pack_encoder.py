@@ -65,12 +65,9 @@ def main() -> None:
     logging.set_verbosity_error()
     trained = load_file(options.folder / "model.safetensors")
     prefix = "longformer."
+    weights = {name.removeprefix(prefix): tensor for name, tensor in trained.items() if name.startswith(prefix)}
     original = lengthened_original().state_dict()
-    weights = {
-        name: torch.lerp(original[name], trained[prefix + name], options.keep)
-        for name in original
-        if prefix + name in trained
-    }
+    weights = {name: torch.lerp(original[name], tensor, options.keep) for name, tensor in weights.items()}
     packed: dict[str, Tensor] = {}
     for name, tensor in weights.items():
         if "_global." in name:
