@@ -15,7 +15,7 @@ demo: $(INSTALLED)
 	$(BIN)/prefixprop report runs/demo --output runs/demo-report
 
 test: lint
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 # The site, in site/; `python -m http.server --directory site` shows it, and its pages open from the disk too.
 docs: $(TOOLS)
