@@ -14,6 +14,8 @@ import pytest
 
 from prefixprop.experiments import Job, JobEnd, RayEngine, SweepState, read_plan, run_sweep
 from prefixprop.experiments.engines import ray_cluster
+from prefixprop.processes import STOPPING
+from prefixprop.runs.claim import claim
 from prefixprop.training import RunDirectory, train
 from prefixprop.training.checkpoints import list_checkpoints
 
@@ -168,8 +170,10 @@ def test_errors_and_deaths_are_answers(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.chdir(tmp_path)
     (tmp_path / "moody.py").write_text(MOODY)
     settings = read_plan(write_plan(tmp_path)).cells[0].settings
+    endless = read_plan(write_plan(tmp_path, epochs=1000)).cells[0].settings
     job = Job(settings, Path("run"), Path("logs", "run.log"))
-    engine = RayEngine(gpus_per_run=0, modules=["moody"], retries=0)
+    told: list[str] = []
+    engine = RayEngine(gpus_per_run=0, modules=["moody"], retries=0, tell=told.append)
     assert engine.slots == os.cpu_count()
 
     def answer(mood: str) -> str:
@@ -193,5 +197,17 @@ def test_errors_and_deaths_are_answers(tmp_path: Path, monkeypatch: pytest.Monke
         assert "dev.jsonl:1: there is no column 'label'" in answer("calm")
         log = (tmp_path / "logs" / "other.log").read_text()
         assert log.startswith("Attempt 1, ") and "Traceback" in log
+
+        (tmp_path / "dev.jsonl").unlink()
+        write_plan(tmp_path)
+        unfinished = RunDirectory(tmp_path / "endless")
+        engine.submit(Job(endless, unfinished.path, tmp_path / "endless.log"))
+        deadline = time.monotonic() + 60
+        while not list_checkpoints(unfinished.checkpoints):
+            assert time.monotonic() < deadline and not engine.collect(0.1)
     finally:
         engine.close()
+    with claim(unfinished.path):  # nobody trains there any more
+        assert list_checkpoints(unfinished.checkpoints) and not unfinished.is_finished()
+    assert told == [STOPPING]
+    assert "Note: Stopping after this step, with a checkpoint." in (tmp_path / "endless.log").read_text()

@@ -216,16 +216,22 @@ class RayEngine:
                 self._notify(STOPPING)
                 self._cancel(answers, SECONDS_TO_STOP)
         finally:
-            if answers:
-                self._cancel(answers, _SECONDS_TO_END, force=True)
+            self._cancel(answers, _SECONDS_TO_END, force=True)
             self._running = []
             disconnect(self._ray)
 
     def _cancel(self, answers: Sequence[Any], seconds: float, force: bool = False) -> None:
-        """Interrupt runs, or kill their workers, and wait until they end; those that have ended are not touched."""
-        for answer in answers:
+        """Interrupt runs, or kill their workers, and wait until they end."""
+        # Ray aborts this process if a task is cancelled while its answer arrives (task_manager.cc: "Tried to complete
+        # task that was not pending"), so those that have ended are left alone.
+        running = self._unanswered(answers, 0)
+        for answer in running:
             self._ray.cancel(answer, force=force)
-        self._ray.wait(answers, num_returns=len(answers), timeout=seconds)
+        self._unanswered(running, seconds)
+
+    def _unanswered(self, answers: Sequence[Any], seconds: float) -> list[Any]:
+        """The runs that have not ended after so many seconds."""
+        return self._ray.wait(answers, num_returns=len(answers), timeout=seconds)[1] if answers else []
 
     def _start(self, running: _Running) -> None:
         threads = self._resources.cpus_per_run
