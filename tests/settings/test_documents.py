@@ -1,4 +1,4 @@
-"""The fingerprint of a data set, by which a run knows its documents again."""
+"""The fingerprint of a data set, by which a run knows its documents again, and what their number decides."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from prefixprop.settings.documents import fingerprint
+from prefixprop.settings.documents import choose_epochs, fingerprint
+from prefixprop.settings.run_settings import RunSettings
 from prefixprop.tasks import ClassificationTask, draw_sample, load_files
-from prefixprop.tasks.documents import StoredDocuments
+from prefixprop.tasks.documents import Document, StoredDocuments
 
 TEXTS = ["one", " \n", 'naïve "café"', "half \ud83d", "five", "six"]
 
@@ -51,3 +52,15 @@ def test_a_second_start_does_not_read_the_texts(task: ClassificationTask, monkey
 
     monkeypatch.setattr(StoredDocuments, "__getitem__", refuse)
     assert fingerprint(task) == known
+
+
+@pytest.mark.parametrize(
+    ("documents", "limit", "given", "epochs"),
+    [(999, None, None, 10), (1000, None, None, 5), (5000, 999, None, 10), (5000, 2000, None, 5), (5000, None, 3, 3)],
+)
+def test_many_documents_get_fewer_epochs(documents: int, limit: int | None, given: int | None, epochs: int) -> None:
+    train = tuple(Document(str(number), "text", number % 2) for number in range(documents))
+    task = ClassificationTask("mine", ("a", "b"), train, dev=(), test=())
+    settings = RunSettings(max_train_documents=limit, epochs=given)
+    for one in (settings, replace(settings, folds=5, fold=0)):
+        assert choose_epochs(one, task) == epochs

@@ -37,7 +37,7 @@ def test_documents_of_ones_own_have_other_defaults() -> None:
     own = RunSettings(train_files=("mine.jsonl",))
     assert own.is_prefix_method and own.method_row.name == "prefix-propagation+lora"
     run = resolve(own)
-    assert (run.method, run.batch_size, run.learning_rate, run.epochs) == ("prefix-propagation+lora", 8, 5e-4, 10)
+    assert (run.method, run.batch_size, run.learning_rate, run.epochs) == ("prefix-propagation+lora", 8, 5e-4, None)
     assert resolve(replace(own, task="newsgroups", train_files=())).method == "prefix-propagation"
     assert resolve(replace(own, method="lora", batch_size=32)).batch_size == 32
 
@@ -47,6 +47,7 @@ def test_a_task_of_ones_own_may_have_other_defaults(monkeypatch: pytest.MonkeyPa
     run = resolve(RunSettings(task="mine"))
     assert (run.method, run.batch_size, run.learning_rate) == ("lora", 16, 5e-4)
     assert "if not set, 32, or 8 for documents of your own." in help_of("batch_size")
+    assert "the paper's: 10, and 20 for hyperpartisan. Documents of your own get 10, or 5 if" in help_of("epochs")
 
 
 def test_what_is_set_stays() -> None:

@@ -111,9 +111,10 @@ def test_killed_while_results_are_written(
     assert_same_end(train(settings, tmp_path / "killed", resume=True), whole(settings))
 
 
-def test_a_run_that_nothing_stops(documents: Path, tmp_path: Path) -> None:
+def test_a_run_that_nothing_stops(documents: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Resumed where there is nothing, it starts from the beginning; finished, it is returned as it is."""
-    settings, run_dir = tiny_settings(documents, epochs=1, keep_checkpoints=True), tmp_path / "run"
+    monkeypatch.setattr("prefixprop.settings.documents.EPOCHS_OF_FEW", 1)
+    settings, run_dir = tiny_settings(documents, epochs=None, keep_checkpoints=True), tmp_path / "run"
     first = train(settings, run_dir, resume=True)
     assert first.metrics["status"] == "finished"
     endings = {path.suffix for path in run_dir.rglob("*") if path.is_file() and path.name != LOCK}

@@ -10,6 +10,7 @@ from prefixprop.settings.run_settings import RunSettings
 from prefixprop.tasks import SPLIT_NAMES, Task, draw_sample, leave_out_fold, load_data
 from prefixprop.tasks.cache import Writer, stored
 from prefixprop.tasks.documents import Document, StoredDocuments
+from prefixprop.tasks.registry import EPOCHS_OF_FEW, EPOCHS_OF_MANY, MANY_DOCUMENTS
 
 # Which of a run's settings say where its data are: the arguments of `load_data`.
 DATA_SETTINGS = (
@@ -49,6 +50,14 @@ def cut_to_run(task: Task, settings: RunSettings) -> Task:
 def _sampled(task: Task, split: str, settings: RunSettings) -> Task:
     sample: Any = draw_sample(task.split(split), getattr(settings, f"max_{split}_documents"), settings.seed)
     return replace(task, **{split: sample})
+
+
+def choose_epochs(settings: RunSettings, whole: Task) -> int:
+    """Passes over train: as set, or by its number of documents, counted before a fold is left out: folds agree."""
+    if settings.epochs is not None:
+        return settings.epochs
+    documents = min(len(whole.train), settings.max_train_documents or len(whole.train))
+    return EPOCHS_OF_MANY if documents >= MANY_DOCUMENTS else EPOCHS_OF_FEW
 
 
 def load_whole_task(settings: RunSettings) -> Task:

@@ -86,8 +86,9 @@ def with_defaults(settings: RunSettings, names: Iterable[str]) -> RunSettings:
 
 
 def resolve(settings: RunSettings) -> RunSettings:
-    """The settings with a value for every number that was left open, except `max_length`, which needs the model.
+    """The settings with a value for every number that was left open and needs no model or documents.
 
+    Left are `max_length`, and `epochs` where the number of documents decides.
     Runs whose resolved settings agree are the same run, so this is what names, rows and resumption compare.
     """
     settings = without_idle(settings)

@@ -22,7 +22,14 @@ from prefixprop.choices import (
 )
 from prefixprop.kernels import KERNELS
 from prefixprop.settings.methods import METHODS, Method
-from prefixprop.tasks.registry import OWN_DOCUMENTS, TASKS, TaskSource
+from prefixprop.tasks.registry import (
+    EPOCHS_OF_FEW,
+    EPOCHS_OF_MANY,
+    MANY_DOCUMENTS,
+    OWN_DOCUMENTS,
+    TASKS,
+    TaskSource,
+)
 
 PRECISIONS = ("auto", "fp32", "bf16")
 ATTENTION_BACKENDS = ("auto", *BACKENDS, "huggingface")
@@ -73,7 +80,7 @@ def _or_own(name: str) -> str:
 
 def _by_task(name: str) -> str:
     """The paper's value for every task: `10, and 20 for hyperpartisan`."""
-    default = getattr(OWN_DOCUMENTS, name)
+    default = getattr(TaskSource, name)
     others = [f"{getattr(task, name)} for {task.name}" for task in TASKS.values() if getattr(task, name) != default]
     return ", and ".join([str(default), *others])
 
@@ -189,7 +196,13 @@ class RunSettings:
         alias="lr",
     )
     epochs: int | None = _option(
-        None, OPTIMISATION, lambda: f"Passes over train; if not set, the paper's: {_by_task('epochs')}.", _COUNT
+        None,
+        OPTIMISATION,
+        lambda: (
+            f"Passes over train; if not set, the paper's: {_by_task('epochs')}. Documents of your own get "
+            f"{EPOCHS_OF_FEW}, or {EPOCHS_OF_MANY} if there are {MANY_DOCUMENTS:,} or more."
+        ),
+        _COUNT,
     )
     batch_size: int | None = _option(
         None,

@@ -35,7 +35,7 @@ class TaskSource:
         max_length: How many tokens of a document the paper reads with Longformer; None: as many as the model does.
         method: What is trained if nothing else is asked for.
         batch_size: How many documents a step has.
-        epochs: How many epochs the paper trains (Appendix A).
+        epochs: How many epochs the paper trains (Appendix A); None: their number decides.
         num_virtual_tokens: How long the paper's prefix is.
         prepare: Cleans any text before a model that was trained on this task reads it.
         answers_questions: Whether candidates of questions are scored, rather than documents classified.
@@ -49,7 +49,7 @@ class TaskSource:
     max_length: int | None = 4096
     method: str = "prefix-propagation"
     batch_size: int = 32
-    epochs: int = 10
+    epochs: int | None = 10
     num_virtual_tokens: int = 8
     prepare: Callable[[str], str] = str
     answers_questions: bool = False
@@ -105,7 +105,9 @@ def _own_documents(data_dir: Path | None) -> Task:
     raise ValueError("Documents of your own have files, not a name; see load_files and load_hub.")
 
 
-# Documents of the user's own, from files or the hub. Method and batch were chosen on folds (docs/training.md).
+# Documents of the user's own, from files or the hub. Their defaults were chosen on folds (docs/training.md): few
+# documents need ten epochs, many are learnt in five.
+EPOCHS_OF_FEW, EPOCHS_OF_MANY, MANY_DOCUMENTS = 10, 5, 1000
 OWN_DOCUMENTS = TaskSource(
     name="files",
     summary="Documents of your own",
@@ -115,6 +117,7 @@ OWN_DOCUMENTS = TaskSource(
     max_length=None,
     method="prefix-propagation+lora",
     batch_size=8,
+    epochs=None,
 )
 
 

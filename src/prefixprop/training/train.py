@@ -28,7 +28,7 @@ from prefixprop.runs.directory import DOCUMENTS, FINISHED, RunDirectory
 from prefixprop.runs.start import check_may_start, check_same_documents, check_same_settings, start
 from prefixprop.settings.base_model import BaseModel, choose_max_length, load_base_model
 from prefixprop.settings.check import SettingsError, check_settings
-from prefixprop.settings.documents import cut_to_run, fingerprint, load_whole_task
+from prefixprop.settings.documents import choose_epochs, cut_to_run, fingerprint, load_whole_task
 from prefixprop.settings.resolve import idle_notes, resolve
 from prefixprop.settings.run_settings import RunSettings
 from prefixprop.tasks import ClassificationTask, Task
@@ -109,6 +109,7 @@ def plan(settings: RunSettings, show: Callable[[str], None] = _in_silence) -> Ru
     settings = replace(settings, max_length=choose_max_length(settings, base))
     show("reading documents")
     whole = load_whole_task(settings)
+    settings = replace(settings, epochs=choose_epochs(settings, whole))
     task = cut_to_run(whole, settings)
     show("turning documents into tokens")
     data = encode_task(task, base.tokenizer, settings)
@@ -230,11 +231,13 @@ def _floor(run: RunPlan, tell: Callable[[str], None]) -> dict[str, Any]:
 
 
 def _comparable(settings: RunSettings, directory: RunDirectory) -> RunSettings:
-    """The settings with `max_length` as stored if it is left to the model, which is not loaded for a finished run."""
-    settings = resolve(settings)
-    if settings.max_length is None:
-        settings = replace(settings, max_length=directory.read_settings().max_length)
-    return settings
+    """The settings with what is left to model and documents as stored: a finished run loads neither."""
+    settings, stored = resolve(settings), directory.read_settings()
+    return replace(
+        settings,
+        max_length=settings.max_length or stored.max_length,
+        epochs=settings.epochs or stored.epochs,
+    )
 
 
 def _check_trackers(settings: RunSettings) -> None:
