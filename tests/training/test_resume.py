@@ -111,10 +111,9 @@ def test_killed_while_results_are_written(
     assert_same_end(train(settings, tmp_path / "killed", resume=True), whole(settings))
 
 
-def test_a_run_that_nothing_stops(documents: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_nothing_stops(documents: Path, tmp_path: Path) -> None:
     """Resumed where there is nothing, it starts from the beginning; finished, it is returned as it is."""
-    monkeypatch.setattr("prefixprop.settings.documents.EPOCHS_OF_FEW", 1)
-    settings, run_dir = tiny_settings(documents, epochs=None, keep_checkpoints=True), tmp_path / "run"
+    settings, run_dir = tiny_settings(documents, epochs=1, keep_checkpoints=True), tmp_path / "run"
     first = train(settings, run_dir, resume=True)
     assert first.metrics["status"] == "finished"
     endings = {path.suffix for path in run_dir.rglob("*") if path.is_file() and path.name != LOCK}
@@ -159,6 +158,12 @@ def test_resumption_repeats_no_steps(documents: Path, killed_run: Path) -> None:
 
     train(tiny_settings(documents), killed_run, resume=True, callbacks=[Steps()])
     assert steps == [7, 8, 9]
+
+
+def test_epochs_that_are_left_open_stay_as_they_were(documents: Path, whole: Any, killed_run: Path) -> None:
+    left_open = tiny_settings(documents, epochs=None)
+    for _ in ("unfinished", "finished"):
+        assert_same_end(train(left_open, killed_run, resume=True), whole(tiny_settings(documents)))
 
 
 def test_a_damaged_checkpoint_is_told_and_the_one_before_is_used(

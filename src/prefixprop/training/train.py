@@ -143,6 +143,8 @@ def train(
     directory = RunDirectory(Path(run_dir))
     check_may_start(directory, resume, overwrite)
     going_on = resume and directory.is_run()
+    if going_on and settings.epochs is None:  # a run keeps what its documents decided, whatever they would decide now
+        settings = replace(settings, epochs=directory.read_settings().epochs)
     if going_on and directory.is_finished():
         check_same_settings(directory, _comparable(settings, directory))
         if settings.train_files:  # those of a named task do not change by themselves, and may be far away
@@ -231,13 +233,11 @@ def _floor(run: RunPlan, tell: Callable[[str], None]) -> dict[str, Any]:
 
 
 def _comparable(settings: RunSettings, directory: RunDirectory) -> RunSettings:
-    """The settings with what is left to model and documents as stored: a finished run loads neither."""
-    settings, stored = resolve(settings), directory.read_settings()
-    return replace(
-        settings,
-        max_length=settings.max_length or stored.max_length,
-        epochs=settings.epochs or stored.epochs,
-    )
+    """The settings with `max_length` as stored if it is left to the model, which is not loaded for a finished run."""
+    settings = resolve(settings)
+    if settings.max_length is None:
+        settings = replace(settings, max_length=directory.read_settings().max_length)
+    return settings
 
 
 def _check_trackers(settings: RunSettings) -> None:
