@@ -24,7 +24,7 @@ docs: $(TOOLS)
 # The core with the oldest transformers and peft that pyproject.toml allows.
 compat: $(COMPAT)/.installed
 	$(COMPAT)/bin/python -m pytest -n 2 --dist loadfile tests/test_golden.py tests/tuners tests/backbones \
-		tests/attention tests/models tests/training/test_resume.py --ignore tests/attention/gpu
+		tests/attention tests/models tests/train/test_resume.py --ignore tests/attention/triton
 
 lint: $(TOOLS)
 	$(BIN)/ruff check .

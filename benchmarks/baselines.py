@@ -20,11 +20,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from prefixprop.evaluation import evaluate_predictions, majority_baseline, measure_floor
+from prefixprop.data import SPLIT_NAMES, ClassificationTask
+from prefixprop.evaluate import evaluate_predictions, majority_baseline, measure_floor
 from prefixprop.settings.documents import load_run_task
 from prefixprop.settings.recipe import override, read_settings
-from prefixprop.tasks import SPLIT_NAMES, ClassificationTask
-from prefixprop.training import RunSettings
+from prefixprop.train import RunSettings
 
 MEASURES = ("accuracy", "micro_f1", "binary_f1", "ece")
 

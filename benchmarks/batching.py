@@ -21,11 +21,11 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
+from prefixprop.data import ClassificationTask, encode_documents, load_task
 from prefixprop.models import load_default
-from prefixprop.tasks import ClassificationTask, encode_documents, load_task
-from prefixprop.training import RunSettings
-from prefixprop.training.batches import LengthGroupedOrder
-from prefixprop.training.trainable import build_trainable
+from prefixprop.train import RunSettings
+from prefixprop.train.batches import LengthGroupedOrder
+from prefixprop.train.trainable import build_trainable
 
 REFERENCE_LENGTH = 4088  # the authors' released code pads every document to this
 MAX_LENGTH = 4096

@@ -31,12 +31,12 @@ from transformers import LongformerModel
 from transformers.utils import logging
 
 from prefixprop.attention import install
+from prefixprop.data import ClassificationTask, encode_documents
+from prefixprop.data.batches import pad_documents
 from prefixprop.models.embedded import EMBEDDED, lengthened_original, load_tokenizer
 from prefixprop.settings.documents import load_run_task
 from prefixprop.settings.recipe import override, read_settings
-from prefixprop.tasks import ClassificationTask, encode_documents
-from prefixprop.tasks.batches import pad_documents
-from prefixprop.training import RunSettings
+from prefixprop.train import RunSettings
 
 ENCODERS = ("embedded", "longformer-mini-4096", "longformer-mini-4096-mlm")
 PENALTIES = (0.01, 0.03, 0.1, 0.15)  # on squared weights, beside the mean loss of a document

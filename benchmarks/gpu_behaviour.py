@@ -22,8 +22,8 @@ from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassificati
 
 from prefixprop import PrefixPropagationConfig, PrefixTuningConfig, attention
 from prefixprop.models import load_default, replay
-from prefixprop.prediction.token_batches import classify
-from prefixprop.training import RunSettings, train
+from prefixprop.predict.token_batches import classify
+from prefixprop.train import RunSettings, train
 
 from gpu_numbers import OF_FAMILY, lora
 
@@ -84,7 +84,7 @@ def check_no_sync(model: Any) -> str | None:
 
 
 def compiled_kernels() -> int:
-    from prefixprop.attention.gpu import (
+    from prefixprop.attention.triton import (
         dropped_products,
         gated_feed_forward,
         launch,
@@ -92,7 +92,7 @@ def compiled_kernels() -> int:
         residual_norm,
         rotation,
     )
-    from prefixprop.attention.gpu.triton_kernel import TritonKernel
+    from prefixprop.attention.triton.triton_kernel import TritonKernel
 
     modules = (launch, residual_norm, prefix_part, dropped_products, rotation, gated_feed_forward)
     found = [value for module in modules for value in vars(module).values() if isinstance(value, TritonKernel)]

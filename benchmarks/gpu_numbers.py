@@ -267,8 +267,8 @@ def adapted_once(name: str, dtype: torch.dtype, seed: int) -> dict[str, Tensor]:
 
 def compare_dropped(dtype: torch.dtype) -> dict[str, dict[str, float]]:
     """The kernels of LoRA's side path under dropout, beside PyTorch with the same masks."""
-    from prefixprop.attention.gpu import dropped_products
-    from prefixprop.attention.gpu.dropout import draw_words, levels
+    from prefixprop.attention.triton import dropped_products
+    from prefixprop.attention.triton.dropout import draw_words, levels
 
     count, pieces, rank, width, dropout = 3001, 3, 16, 768, 0.1
     rows, down = (

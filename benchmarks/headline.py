@@ -21,9 +21,9 @@ from rich.console import Console
 from rich.table import Table
 from scipy.stats import combine_pvalues
 
-from prefixprop.evaluation import paired_bootstrap, t_test
-from prefixprop.reporting.choose.comparisons import Contender, compare
-from prefixprop.reporting.tables.significance import Pair
+from prefixprop.evaluate import paired_bootstrap, t_test
+from prefixprop.report.choose.comparisons import Contender, compare
+from prefixprop.report.tables.significance import Pair
 from prefixprop.runs.find import find_runs
 
 RESULTS = Path(__file__).parents[1] / "results"

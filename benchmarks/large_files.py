@@ -59,7 +59,7 @@ def main() -> None:
 
 def write_documents(path: Path, gigabytes: float) -> Path:
     """A file of this size, in which every document is different."""
-    from prefixprop.tasks import load_task
+    from prefixprop.data import load_task
 
     words = " ".join(document.text for document in load_task("hyperpartisan").train).split()
     draw = random.Random(0)
@@ -75,8 +75,8 @@ def write_documents(path: Path, gigabytes: float) -> Path:
 def measure_start(files: list[str]) -> dict[str, float]:
     """Seconds until a run could take its first step, and the most memory until it has read its documents."""
     started = time.monotonic()
-    from prefixprop.training import RunSettings
-    from prefixprop.training.train import plan
+    from prefixprop.train import RunSettings
+    from prefixprop.train.train import plan
 
     run = plan(RunSettings(train_files=tuple(files)))
     seconds = time.monotonic() - started

@@ -22,9 +22,9 @@ from prefixprop.attention import install
 from prefixprop.benchmarking.device_profile import KINDS, profile_on_device
 from prefixprop.benchmarking.encoders import FIRST_WORD, SIZES, VOCABULARY, device_name
 from prefixprop.benchmarking.timing import Timing, measure_in_turns
-from prefixprop.pretraining.master_weights import MasterWeights
-from prefixprop.pretraining.objective import Objective
-from prefixprop.pretraining.packing import MASKED
+from prefixprop.lengthen.master_weights import MasterWeights
+from prefixprop.lengthen.objective import Objective
+from prefixprop.lengthen.packing import MASKED
 
 LENGTH = 4096
 OURS, THEIRS = "prefixprop", "Hugging Face"

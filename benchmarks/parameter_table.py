@@ -18,7 +18,7 @@ from transformers.utils import logging
 from prefixprop import count_parameters
 from prefixprop.settings.methods import METHODS
 from prefixprop.settings.run_settings import RunSettings
-from prefixprop.training.trainable import build_trainable
+from prefixprop.train.trainable import build_trainable
 
 MEASURED = Path(__file__).parents[1] / "results" / "bench" / "methods.json"
 # The page has the equations themselves above the table. Behind them, what the benchmark calls the method.

@@ -19,7 +19,7 @@ from rich.table import Table
 from transformers import TrainerCallback
 
 from prefixprop.models import replay
-from prefixprop.training import RunSettings, train
+from prefixprop.train import RunSettings, train
 
 
 class EpochTimes(TrainerCallback):

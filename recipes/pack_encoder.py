@@ -23,13 +23,13 @@ from transformers import LongformerForMaskedLM
 from transformers.utils import logging
 
 from prefixprop.attention import install
+from prefixprop.data.encoding import contents
+from prefixprop.data.labelled_rows import text_of
+from prefixprop.data.ragged import RaggedArray
+from prefixprop.data.rows import read_rows
+from prefixprop.lengthen.objective import Objective
+from prefixprop.lengthen.packing import PackedRows, mask
 from prefixprop.models.embedded import DIFFERENCES, GROUP, add_difference, lengthened_original, load_tokenizer
-from prefixprop.pretraining.objective import Objective
-from prefixprop.pretraining.packing import PackedRows, mask
-from prefixprop.tasks.encoding import contents
-from prefixprop.tasks.labelled_rows import text_of
-from prefixprop.tasks.ragged import RaggedArray
-from prefixprop.tasks.rows import read_rows
 
 ROWS = 12
 SCALES_TRIED = torch.linspace(0.6, 1.0, 33)

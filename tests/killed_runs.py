@@ -12,7 +12,7 @@ from typing import Any
 from transformers import TrainerCallback
 
 from prefixprop.runs.claim import LOCK
-from prefixprop.training import RunResult
+from prefixprop.train import RunResult
 
 from tiny_training import comparable
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from prefixprop.attention.gpu.dropout import levels
+from prefixprop.attention.triton.dropout import levels
 
 
 def mask_of(words: Sequence[Tensor], piece: int, width: int, dropout: float) -> Tensor:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-import prefixprop.training  # noqa: F401 - what pages import, once for all of them
+import prefixprop.train  # noqa: F401 - what pages import, once for all of them
 
 ROOT = Path(__file__).parents[1]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]

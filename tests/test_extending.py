@@ -17,9 +17,9 @@ from typer.testing import CliRunner
 
 from prefixprop.backbones import FAMILIES, SUPPORTED_MODEL_TYPES, family_of, find_backbone
 from prefixprop.cli.app import app
+from prefixprop.data import TASKS
 from prefixprop.kernels import KERNELS
 from prefixprop.settings.methods import METHODS
-from prefixprop.tasks import TASKS
 
 from tiny import adapt, batch, both_methods, tiny_model
 from tiny_training import save_tiny_model, tiny_settings, write_plan
@@ -106,7 +106,7 @@ METHODS["ia3"] = Method(
 """
 
 TASK = """
-from prefixprop.tasks import TASKS, TaskSource, load_files
+from prefixprop.data import TASKS, TaskSource, load_files
 
 def load_letters(data_dir):
     splits = ([data_dir / f"{name}.jsonl"] for name in ("train", "dev", "test"))

@@ -25,7 +25,7 @@ NAMES_OF_0_1 = {
         Timing
     """,
     "prefixprop.config": "PrefixPropagationConfig PrefixTuningConfig",
-    "prefixprop.evaluation": """
+    "prefixprop.evaluate": """
         adaptive_calibration_error adaptive_reliability brier_score calibration_metrics CalibrationMetrics
         checked_predictions checked_probabilities classification_metrics ClassificationMetrics
         confusion_counts evaluate_predictions expected_calibration_error fit_temperature holm_correction
@@ -35,28 +35,28 @@ NAMES_OF_0_1 = {
         summarise_seeds t_test Temperature tfidf_baseline tfidf_classifier welch_test
         write_predictions
     """,
-    "prefixprop.experiments": """
+    "prefixprop.sweep": """
         Axis Candidate Cell cell_progress CellProgress Engine Job JobEnd LocalEngine Outcome RayEngine
         read_plan run_job run_name run_sweep settle_finished SweepPlan SweepState
     """,
-    "prefixprop.experiments.engines": "Engine Job JobEnd LocalEngine RayEngine run_job",
+    "prefixprop.sweep.engines": "Engine Job JobEnd LocalEngine RayEngine run_job",
     "prefixprop.kernels": "Kernel register_kernel",
     "prefixprop.models": """
         adapt_candidate_scorer candidate_scorer CandidateScorer CandidateScoringConfig lengthen load_default
     """,
-    "prefixprop.prediction": "load_run Prediction PredictionOptions PredictionSummary TrainedModel",
-    "prefixprop.reporting": """
+    "prefixprop.predict": "load_run Prediction PredictionOptions PredictionSummary TrainedModel",
+    "prefixprop.report": """
         archive_runs ArchiveResult make_report plot_alpha plot_confusion plot_prefix_share plot_reliability
         prefix_share Report
     """,
-    "prefixprop.tasks": """
+    "prefixprop.data": """
         add_special_tokens CandidateCollator CandidatePartTooLong chunk_documents ChunkedDocuments
         ClassificationTask Document DocumentCollator draw_sample encode_documents EncodedDocuments
         iterate_json_lines leave_out_fold load_arxiv load_data load_files load_hub load_hyperpartisan
         load_newsgroups load_task load_wikihop pad_documents Question QuestionInput QuestionTask
         read_json_lines read_questions read_rows Row Split SPLIT_NAMES Task TASKS TaskSource WikiHopDataset
     """,
-    "prefixprop.training": """
+    "prefixprop.train": """
         AlphaLogger check_settings log_alpha override plan read_settings RunDirectory RunPlan RunResult
         RunSettings settings_to_yaml SettingsError train trained_alpha TrainingError
     """,

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from prefixprop.experiments import SweepState, read_plan, settle_finished
-from prefixprop.reporting import make_report
+from prefixprop.report import make_report
 from prefixprop.runs.find import find_runs
+from prefixprop.sweep import SweepState, read_plan, settle_finished
 
 ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT / "benchmarks"))

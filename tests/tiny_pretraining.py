@@ -9,7 +9,7 @@ from typing import Any
 
 from transformers import AutoModelForMaskedLM, PreTrainedTokenizerFast
 
-from prefixprop.pretraining import LengthenSettings
+from prefixprop.lengthen import LengthenSettings
 
 from tiny import tiny_model
 from tiny_questions import WORDS

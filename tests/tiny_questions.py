@@ -10,7 +10,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import PreTrainedTokenizerFast
 
-from prefixprop.tasks import Question, add_special_tokens
+from prefixprop.data import Question, add_special_tokens
 
 from tiny import VOCABULARY
 

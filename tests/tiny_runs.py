@@ -16,10 +16,10 @@ from safetensors.torch import save_file
 from tokenizers import processors
 from transformers import PreTrainedTokenizerFast
 
-from prefixprop.evaluation import PredictionSet, fit_temperature, write_predictions
+from prefixprop.data import CandidateCollator, Question, WikiHopDataset
+from prefixprop.evaluate import PredictionSet, fit_temperature, write_predictions
 from prefixprop.models import adapt_candidate_scorer, candidate_scorer
-from prefixprop.tasks import CandidateCollator, Question, WikiHopDataset
-from prefixprop.training import RunSettings, settings_to_yaml
+from prefixprop.train import RunSettings, settings_to_yaml
 
 from tiny import METHODS, tiny_model
 from tiny_questions import FIRST_SPECIAL_TOKEN, sentence, tiny_tokenizer

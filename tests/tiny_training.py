@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from prefixprop.training import RunSettings
+from prefixprop.train import RunSettings
 
 from tiny import tiny_model
 from tiny_questions import WORDS, invented, sentence, tiny_tokenizer

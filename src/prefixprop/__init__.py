@@ -32,7 +32,7 @@ __getattr__ = lazy_names(
         "PrefixTuningConfig": "config",
         "attention": None,
         "count_parameters": "tuners.counting",
-        "load_run": "prediction",
+        "load_run": "predict",
         "models": None,
     },
 )

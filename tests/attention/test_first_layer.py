@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from prefixprop import attention
-from prefixprop.attention.watching import learning_rows
+from prefixprop.attention.hooks import learning_rows
 
 from tiny import adapt, batch, both_methods, tiny_model
 
@@ -72,11 +72,12 @@ def test_same_gradients(
 
 @both_methods
 def test_what_the_sequence_would_get_is_not_computed(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from prefixprop.attention.gpu import launch
+
+    from prefixprop.attention.triton import launch_attention
 
     started = []
     for name in ("_band_keys", "_local_rows", "_global_rows", "_row_deltas"):
-        monkeypatch.setattr(launch, name, counted(name, getattr(launch, name), started))
+        monkeypatch.setattr(launch_attention, name, counted(name, getattr(launch_attention, name), started))
     model = adapt(tiny_model(num_hidden_layers=2, attention_window=[8, 8], **NARROW), method)
     attention.install(model, "triton")
     inputs = batch(model, [9, 5])

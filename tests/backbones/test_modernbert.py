@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from prefixprop.training import RunSettings
-from prefixprop.training.trainable import build_trainable
+from prefixprop.train import RunSettings
+from prefixprop.train.trainable import build_trainable
 
 from tiny import adapt, batch, both_methods, tiny_model
 

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from prefixprop.cli.app import app
-from prefixprop.tasks import elife_articles, load_elife
+from prefixprop.data import elife_articles, load_elife
 
 from tiny_articles import write_article
 

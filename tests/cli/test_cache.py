@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from prefixprop.cli.app import app
-from prefixprop.tasks.cache import entries, stored
+from prefixprop.data.cache import entries, stored
 
 
 def test_shows_and_clears(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

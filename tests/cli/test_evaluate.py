@@ -10,9 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from prefixprop.cli.app import app
-from prefixprop.evaluation import read_predictions
+from prefixprop.evaluate import read_predictions
 from prefixprop.settings.documents import fingerprint, load_whole_task
-from prefixprop.training import RunDirectory
+from prefixprop.train import RunDirectory
 
 from tiny_questions import invented
 from tiny_runs import make_run, make_wikihop_run, texts, write_rows

@@ -23,8 +23,8 @@ from typer.testing import CliRunner
 
 from prefixprop import load_run
 from prefixprop.cli.app import app
-from prefixprop.prediction import windows
-from prefixprop.prediction.outputs import StoredPrediction, line_format, read_stored
+from prefixprop.predict import windows
+from prefixprop.predict.outputs import StoredPrediction, line_format, read_stored
 
 from killed_runs import killed
 from tiny_questions import invented

@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 
 from prefixprop import load_run
 from prefixprop.cli.app import app
-from prefixprop.prediction import predictor, token_batches
-from prefixprop.prediction.trained_model import load_runs
+from prefixprop.predict import predictor, token_batches
+from prefixprop.predict.trained_model import load_runs
 
 from tiny_questions import invented
 from tiny_runs import make_run, make_wikihop_run, texts, write_rows

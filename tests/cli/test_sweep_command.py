@@ -19,9 +19,9 @@ from typer.testing import CliRunner
 
 from prefixprop.cli.app import app
 from prefixprop.cli.sweep_tables import plan_table, progress_table, result_table
-from prefixprop.experiments import LocalEngine, Outcome, SweepState, read_plan, run_name, run_sweep
-from prefixprop.training import RunDirectory, train
-from prefixprop.training.checkpoints import list_checkpoints
+from prefixprop.sweep import LocalEngine, Outcome, SweepState, read_plan, run_name, run_sweep
+from prefixprop.train import RunDirectory, train
+from prefixprop.train.checkpoints import list_checkpoints
 
 from tiny_training import comparable, write_plan
 
@@ -143,7 +143,7 @@ def test_ray_missing_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_and_kill(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("prefixprop.experiments.sweep.run_sweep", lambda *_: os.kill(os.getpid(), number))
+    monkeypatch.setattr("prefixprop.sweep.sweep.run_sweep", lambda *_: os.kill(os.getpid(), number))
     plan = tmp_path / "plan.yaml"
     plan.write_text("task: hyperpartisan\n")
     result = run(plan)

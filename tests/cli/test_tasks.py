@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from prefixprop.cli.tasks import tasks
-from prefixprop.tasks import TASKS
+from prefixprop.data import TASKS
 
 
 def test_lists_every_task(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

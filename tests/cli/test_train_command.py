@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 from prefixprop import load_run
 from prefixprop.cli.app import app
 from prefixprop.cli.train import SHOWN
-from prefixprop.evaluation import read_predictions
+from prefixprop.evaluate import read_predictions
 from prefixprop.settings.run_settings import SETTING_FIELDS, RunSettings, flag_of
-from prefixprop.training import override, read_settings, settings_to_yaml
+from prefixprop.train import override, read_settings, settings_to_yaml
 
 from tiny_training import LABELS, tiny_settings
 
@@ -50,7 +50,7 @@ def test_a_floor_that_is_better_is_told(
 ) -> None:
     measures = dict.fromkeys(SHOWN, 0.987 if better else 0.0)
     floor = {"model": "TF-IDF of a test", "dev": measures, "test": measures}
-    module = importlib.import_module("prefixprop.training.train")
+    module = importlib.import_module("prefixprop.train.train")
     monkeypatch.setattr(module, "measure_floor", lambda task: floor)
     result = run("--config", recipe, "--run-dir", tmp_path / "run")
     assert result.exit_code == 0, result.output
@@ -223,7 +223,7 @@ def test_brackets_are_no_markup(tmp_path: Path, recipe: Path) -> None:
 def test_a_temperature_that_says_nothing_is_told(
     is_bound: bool, tmp_path: Path, recipe: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("prefixprop.evaluation.temperature.is_bound", lambda temperature: is_bound)
+    monkeypatch.setattr("prefixprop.evaluate.temperature.is_bound", lambda temperature: is_bound)
     result = run("--config", recipe, "--run-dir", tmp_path / "run")
     assert ("Do not trust calibrated probabilities" in result.stdout) is is_bound
 

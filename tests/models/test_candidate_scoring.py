@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from prefixprop import PrefixPropagationConfig, PrefixTuningConfig, count_parameters
+from prefixprop.data import CandidateCollator, Question, WikiHopDataset, add_special_tokens
 from prefixprop.models import CandidateScorer, adapt_candidate_scorer, candidate_scorer, load_default
-from prefixprop.tasks import CandidateCollator, Question, WikiHopDataset, add_special_tokens
 
 from tiny import every_family, tiny_model
 from tiny_questions import FIRST_SPECIAL_TOKEN, invented, questions, tiny_tokenizer

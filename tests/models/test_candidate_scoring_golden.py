@@ -13,9 +13,9 @@ from torch import Tensor
 from transformers import LongformerConfig, LongformerModel
 
 from prefixprop import PrefixPropagationConfig
+from prefixprop.data import CandidateCollator
+from prefixprop.data.wikihop_input import TokenizedQuestion, split_into_chunks
 from prefixprop.models import adapt_candidate_scorer, candidate_scorer
-from prefixprop.tasks import CandidateCollator
-from prefixprop.tasks.wikihop_input import TokenizedQuestion, split_into_chunks
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 CASES = sorted((GOLDEN / "reference").glob("wh_*"))

@@ -11,8 +11,8 @@ from torch import Tensor
 from transformers import Trainer, TrainingArguments
 
 from prefixprop import PrefixPropagationConfig
+from prefixprop.data import CandidateCollator, WikiHopDataset
 from prefixprop.models import adapt_candidate_scorer, candidate_scorer
-from prefixprop.tasks import CandidateCollator, WikiHopDataset
 
 from tiny import tiny_model
 from tiny_questions import FIRST_SPECIAL_TOKEN, invented, tiny_tokenizer

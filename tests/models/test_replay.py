@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from prefixprop import attention
 from prefixprop.models import replay
 from prefixprop.models.replay import HeldGradients, Replayed, can_replay, padded_length
-from prefixprop.prediction import token_batches
-from prefixprop.training import train, trainer
+from prefixprop.predict import token_batches
+from prefixprop.train import train, trainer
 
 from tiny import tiny_model
 from tiny_training import tiny_settings

@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 
 from prefixprop import load_run
-from prefixprop.evaluation import PredictionSet
-from prefixprop.experiments import Job, JobEnd, read_plan, run_job, run_sweep
-from prefixprop.experiments.cells import run_name
-from prefixprop.reporting import archive_runs, make_report
-from prefixprop.reporting.tables.markup import to_markdown
+from prefixprop.evaluate import PredictionSet
+from prefixprop.report import archive_runs, make_report
+from prefixprop.report.tables.markup import to_markdown
 from prefixprop.runs.archive_file import ArchiveFiles
 from prefixprop.runs.archived_paths import settings_without_folders
 from prefixprop.runs.find import find_runs, read_run
 from prefixprop.runs.run import Run
+from prefixprop.sweep import Job, JobEnd, read_plan, run_job, run_sweep
+from prefixprop.sweep.cells import run_name
 
 from tiny_runs import make_results
 from tiny_training import write_plan

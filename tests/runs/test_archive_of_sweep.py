@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from prefixprop.choices import DEFAULT_MODEL
-from prefixprop.reporting import Report, archive_runs, make_report
-from prefixprop.reporting.tables.markup import to_markdown
+from prefixprop.report import Report, archive_runs, make_report
+from prefixprop.report.tables.markup import to_markdown
 from prefixprop.runs.find import find_runs
 from prefixprop.runs.run import Run
 

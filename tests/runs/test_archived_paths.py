@@ -9,7 +9,7 @@ from prefixprop.runs.archived_paths import (
     settings_without_folders,
     text_without_folders,
 )
-from prefixprop.training import RunSettings
+from prefixprop.train import RunSettings
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from prefixprop import load_run
-from prefixprop.training import train
+from prefixprop.train import train
 
 from tiny_training import comparable, tiny_settings
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from prefixprop.reporting.choose.comparisons import compare
+from prefixprop.report.choose.comparisons import compare
 from prefixprop.runs.find import find_runs, read_run
 
 from tiny_runs import make_results

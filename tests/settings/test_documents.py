@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from prefixprop.data import ClassificationTask, draw_sample, load_files
+from prefixprop.data.documents import Document, StoredDocuments
 from prefixprop.settings.documents import choose_epochs, fingerprint
 from prefixprop.settings.run_settings import RunSettings
-from prefixprop.tasks import ClassificationTask, draw_sample, load_files
-from prefixprop.tasks.documents import Document, StoredDocuments
 
 TEXTS = ["one", " \n", 'naïve "café"', "half \ud83d", "five", "six"]
 

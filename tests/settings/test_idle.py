@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from prefixprop.experiments import read_plan
 from prefixprop.settings.resolve import idle_notes, refuse_idle, without_idle
 from prefixprop.settings.run_settings import SETTING_FIELDS
-from prefixprop.training import RunSettings, SettingsError
+from prefixprop.sweep import read_plan
+from prefixprop.train import RunSettings, SettingsError
 
 COMPOSED = "prefix-propagation+lora and prefix-tuning+lora"
 LORA_RANK = f"--lora-rank: belongs to --method lora, {COMPOSED}, and would change nothing here; leave it out."

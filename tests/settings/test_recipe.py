@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from prefixprop.settings.recipe import differences
-from prefixprop.training import RunSettings, SettingsError, override, read_settings, settings_to_yaml
+from prefixprop.train import RunSettings, SettingsError, override, read_settings, settings_to_yaml
 
 SETTINGS = RunSettings(
     train_files=("a.csv", "b.csv"),

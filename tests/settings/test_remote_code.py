@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from prefixprop.settings.base_model import load_base_model
-from prefixprop.training import RunSettings
+from prefixprop.train import RunSettings
 
 from tiny_training import save_tiny_model
 

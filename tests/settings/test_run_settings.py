@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from prefixprop.data.registry import TASKS
 from prefixprop.settings.check import field_type
 from prefixprop.settings.resolve import resolve
 from prefixprop.settings.run_settings import SETTING_FIELDS, help_of
-from prefixprop.tasks.registry import TASKS
-from prefixprop.training import RunSettings, SettingsError, check_settings
+from prefixprop.train import RunSettings, SettingsError, check_settings
 
 GOOD = RunSettings(task="hyperpartisan")
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from prefixprop.choices import DEFAULT_MODEL
+from prefixprop.data import TASKS
 from prefixprop.settings.methods import METHODS
 from prefixprop.settings.resolve import resolve
-from prefixprop.tasks import TASKS
-from prefixprop.training import RunSettings, override, plan, read_settings
+from prefixprop.train import RunSettings, override, plan, read_settings
 
 from tiny_training import save_tiny_model, write_documents, write_questions
 

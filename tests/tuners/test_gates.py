@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from prefixprop import attention
-from prefixprop.reporting import plot_alpha
-from prefixprop.training import trained_alpha
+from prefixprop.report import plot_alpha
+from prefixprop.train import trained_alpha
 
 from tiny import adapt, assert_same_bits, batch, both_methods, every_family, tiny_model
 

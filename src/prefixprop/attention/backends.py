@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from prefixprop.attention import compiled, rotary, sliding_window
+from prefixprop.attention import compiled, rope, sliding_window
 from prefixprop.choices import BACKENDS
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
@@ -46,7 +46,7 @@ def is_modern_gpu(device: torch.device | None = None) -> bool:
 
 
 class Backend(NamedTuple):
-    """The functions of one backend; those in `sliding_window` and `rotary` say what they do."""
+    """The functions of one backend; those in `sliding_window` and `rope` say what they do."""
 
     self_attention: Callable[..., tuple[Tensor, ...]]
     residual_output: Callable[..., Tensor]
@@ -68,12 +68,12 @@ def choose(name: str | None, device: torch.device) -> Backend:
             compiled.longformer_self_attention,
             sliding_window.residual_output,
             sliding_window.whole_layer,
-            rotary.rotary_layer,
-            rotary.rotary_attention,
-            rotary.gated_feed_forward,
+            rope.rotary_layer,
+            rope.rotary_attention,
+            rope.gated_feed_forward,
         )
-    from prefixprop.attention.gpu import frozen_modernbert, gated_feed_forward, rotary_attention  # need Triton
-    from prefixprop.attention.gpu import self_attention as gpu
+    from prefixprop.attention.triton import frozen_modernbert, geglu, rotary_attention  # need Triton
+    from prefixprop.attention.triton import self_attention as gpu
 
     return Backend(
         gpu.longformer_self_attention,
@@ -81,5 +81,5 @@ def choose(name: str | None, device: torch.device) -> Backend:
         gpu.whole_layer,
         frozen_modernbert.rotary_layer,
         rotary_attention.rotary_attention,
-        gated_feed_forward.gated_feed_forward,
+        geglu.gated_feed_forward,
     )

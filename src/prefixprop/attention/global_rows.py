@@ -16,9 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from prefixprop.attention.dropout import dropout_weights, wide
+from prefixprop.attention.hooks import is_watched
 from prefixprop.attention.pattern import AttentionPattern, GlobalTokens, as_bias
 from prefixprop.attention.prefix import PrefixedKeys, PrefixPart, for_batch, outside_softmax
-from prefixprop.attention.watching import is_watched
 
 
 def attend_globally(

@@ -15,17 +15,17 @@ from transformers.models.longformer.modeling_longformer import (
 )
 
 from prefixprop.attention.backends import Backend, check_backend, choose
-from prefixprop.attention.forwards import Undo, replace_forward
-from prefixprop.attention.installed import InstalledAttention, prefixed_keys
-from prefixprop.attention.modernbert import FastModernBert
-from prefixprop.attention.pattern import AttentionPattern
-from prefixprop.attention.read_row import (
+from prefixprop.attention.cls_only_layer import (
     is_hugging_faces,
     is_read_by_others,
     read_row_of_layer,
     reads_first_row_alone,
 )
-from prefixprop.attention.watching import learning_rows
+from prefixprop.attention.forwards import Undo, replace_forward
+from prefixprop.attention.hooks import learning_rows
+from prefixprop.attention.modernbert import FastModernBert
+from prefixprop.attention.patch import InstalledAttention, prefixed_keys
+from prefixprop.attention.pattern import AttentionPattern
 
 
 def install(model: nn.Module, backend: str = "auto") -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from prefixprop.attention.backends import Backend, choose
 from prefixprop.attention.forwards import Undo, replace_forward
-from prefixprop.attention.installed import InstalledAttention, prefixed_keys
+from prefixprop.attention.patch import InstalledAttention, prefixed_keys
 from prefixprop.attention.pattern import AttentionPattern
 
 ARGUMENTS = ("input_ids", "attention_mask", "position_ids", "inputs_embeds")  # of the model, in their order

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from prefixprop.attention.forwards import Undo
-from prefixprop.attention.installed import PrefixSource
+from prefixprop.attention.patch import PrefixSource
 from prefixprop.backbones.facts import FamilyFacts
 
 

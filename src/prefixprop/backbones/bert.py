@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from prefixprop.attention.forwards import Undo, replace_forward
-from prefixprop.attention.installed import PrefixSource
+from prefixprop.attention.patch import PrefixSource
 from prefixprop.backbones.base import EncoderBackbone, RobertaPositions, without_prefix
 from prefixprop.backbones.dense_attention import mask_with_keys, mask_with_rows, split_attention, with_prefix
 

@@ -12,7 +12,7 @@ from transformers import LongformerForSequenceClassification
 
 from prefixprop.attention.forwards import Undo, replace_forward
 from prefixprop.attention.install import FastAttention
-from prefixprop.attention.installed import PrefixSource
+from prefixprop.attention.patch import PrefixSource
 from prefixprop.backbones.base import EncoderBackbone, RobertaPositions, without_prefix
 
 WHOLE_SEQUENCE_PROJECTIONS = ("query", "key", "value", "key_global", "value_global")

@@ -18,8 +18,8 @@ from transformers.masking_utils import create_bidirectional_mask, create_bidirec
 from transformers.models.modernbert.modeling_modernbert import apply_rotary_pos_emb
 
 from prefixprop.attention.forwards import Undo, replace_forward
-from prefixprop.attention.installed import PrefixSource
 from prefixprop.attention.modernbert import ARGUMENTS, FastModernBert, is_fast_with
+from prefixprop.attention.patch import PrefixSource
 from prefixprop.attention.pattern import AttentionPattern
 from prefixprop.backbones.base import Backbone, RowSource, record_outputs, without_prefix
 from prefixprop.backbones.dense_attention import (

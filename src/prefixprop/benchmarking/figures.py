@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from prefixprop.benchmarking.attention import OURS, PASSES, THEIRS, AttentionResult
 from prefixprop.benchmarking.runtime import HUGGING_FACE, PAPER, RuntimeResult
 from prefixprop.benchmarking.timing import Timing
-from prefixprop.reporting.figures.canvas import BLUE, VERMILION, new_figure, saved
+from prefixprop.report.figures.canvas import BLUE, VERMILION, new_figure, saved
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -189,7 +189,7 @@ def _checked(model: str, size: str, backend: str, figure: Path | None) -> Encode
 
     from prefixprop.attention.backends import check_backend
     from prefixprop.benchmarking.encoders import FAMILIES
-    from prefixprop.reporting.figures.canvas import check_ending, new_figure
+    from prefixprop.report.figures.canvas import check_ending, new_figure
 
     try:
         check_backend(backend)

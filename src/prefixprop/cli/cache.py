@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from prefixprop.cli.messages import clean_errors
-from prefixprop.tasks.cache import cache_folder, clear, entries
+from prefixprop.data.cache import cache_folder, clear, entries
 
 
 def cache(

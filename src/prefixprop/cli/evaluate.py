@@ -14,12 +14,12 @@ from rich.text import Text
 
 from prefixprop.choices import DEFAULT_BATCH_TOKENS
 from prefixprop.cli.messages import clean_errors, refuse
+from prefixprop.data.labelled_rows import Columns
 from prefixprop.runs.directory import RunDirectory
-from prefixprop.tasks.labelled_rows import Columns
 
 if TYPE_CHECKING:
-    from prefixprop.evaluation import PredictionSet, Temperature
-    from prefixprop.prediction import TrainedModel
+    from prefixprop.evaluate import PredictionSet, Temperature
+    from prefixprop.predict import TrainedModel
 
 SPLITS = ("dev", "test")
 _NO_CONFUSION = "--confusion needs labels that all documents share; the candidates of questions are none."
@@ -117,7 +117,7 @@ def evaluate(
             columns = Columns(text_column or "text", label_column or "label", id_column)
 
             with Console(stderr=True).status("loading the model") as status:
-                from prefixprop.prediction import load_run
+                from prefixprop.predict import load_run
 
                 trained = load_run(run)
                 if trained.answers_questions:
@@ -135,7 +135,7 @@ def evaluate(
 
 
 def _stored(path: Path, run: Path | None) -> _Evaluated:
-    from prefixprop.evaluation import read_predictions, stored_predictions
+    from prefixprop.evaluate import read_predictions, stored_predictions
 
     found = stored_predictions(path)
     if found is None:
@@ -156,7 +156,7 @@ def _predicted(
     columns: Columns,
     batch_tokens: int,
 ) -> _Evaluated:
-    from prefixprop.prediction.run_data import predict_file, predict_split
+    from prefixprop.predict.run_data import predict_file, predict_split
 
     run = trained.run_dir
     if input_file is None:
@@ -191,7 +191,7 @@ def _print(evaluated: _Evaluated, as_json: bool) -> None:
 
 def _check_pictures(*paths: Path | None) -> None:
     """Fail before the work, not after it."""
-    from prefixprop.reporting.figures.canvas import check_ending
+    from prefixprop.report.figures.canvas import check_ending
 
     for path in paths:
         if path is not None:
@@ -199,8 +199,8 @@ def _check_pictures(*paths: Path | None) -> None:
 
 
 def _draw_reliability(evaluated: _Evaluated, path: Path) -> None:
-    from prefixprop.evaluation import reliability
-    from prefixprop.reporting import plot_reliability
+    from prefixprop.evaluate import reliability
+    from prefixprop.report import plot_reliability
 
     labels = evaluated.before.known_labels
     after = None if evaluated.after is None else reliability(evaluated.after.probabilities, labels)
@@ -210,8 +210,8 @@ def _draw_reliability(evaluated: _Evaluated, path: Path) -> None:
 
 
 def _draw_confusion(evaluated: _Evaluated, path: Path) -> None:
-    from prefixprop.evaluation import confusion_counts
-    from prefixprop.reporting import plot_confusion
+    from prefixprop.evaluate import confusion_counts
+    from prefixprop.report import plot_confusion
 
     names = evaluated.before.label_names
     if names is None:

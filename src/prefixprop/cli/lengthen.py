@@ -13,11 +13,11 @@ from rich.table import Table
 from rich.text import Text
 
 from prefixprop.cli.messages import clean_errors
-from prefixprop.pretraining.settings import LengthenSettings
+from prefixprop.lengthen.settings import LengthenSettings
 from prefixprop.processes import handling_signals, is_main_process, process_count
 
 if TYPE_CHECKING:
-    from prefixprop.pretraining.trainer import Progress as TrainingProgress
+    from prefixprop.lengthen.trainer import Progress as TrainingProgress
 
 _TRAINING, _MACHINE = "Training", "Machine"
 
@@ -89,7 +89,7 @@ def lengthen(
 
         with messages.status("loading PyTorch"):
             from prefixprop.cli.train import silence_libraries
-            from prefixprop.pretraining import lengthen_and_train
+            from prefixprop.lengthen import lengthen_and_train
 
             silence_libraries()
         bar = _Bar(messages, settings)

@@ -12,14 +12,14 @@ from rich.console import Console
 
 from prefixprop.choices import DEFAULT_BATCH_TOKENS, LONG_DOCUMENTS, PREDICTION_FORMATS
 from prefixprop.cli.messages import clean_errors
-from prefixprop.prediction.inputs import (
+from prefixprop.predict.inputs import (
     STANDARD_INPUT,
     InputColumns,
     InputDocument,
     read_inputs,
     read_standard_input,
 )
-from prefixprop.prediction.windows import ReadAhead
+from prefixprop.predict.windows import ReadAhead
 from prefixprop.runs.directory import RunDirectory
 
 

@@ -13,9 +13,9 @@ from typing import BinaryIO
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from prefixprop.prediction import PredictionOptions, PredictionSummary, TrainedModel
-from prefixprop.prediction.inputs import InputColumns, InputDocument
-from prefixprop.prediction.outputs import (
+from prefixprop.predict import PredictionOptions, PredictionSummary, TrainedModel
+from prefixprop.predict.inputs import InputColumns, InputDocument
+from prefixprop.predict.outputs import (
     LineFormat,
     Origin,
     drop_half_written_line,
@@ -23,9 +23,9 @@ from prefixprop.prediction.outputs import (
     read_stored,
     take_stored,
 )
-from prefixprop.prediction.predictor import Prediction, predict_with_each
-from prefixprop.prediction.trained_model import load_runs
-from prefixprop.prediction.windows import windows
+from prefixprop.predict.predictor import Prediction, predict_with_each
+from prefixprop.predict.trained_model import load_runs
+from prefixprop.predict.windows import windows
 from prefixprop.runs.directory import RunDirectory
 
 

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from transformers import TrainerCallback, TrainerState
 
-from prefixprop.training.callbacks import epoch_lines
+from prefixprop.train.callbacks import epoch_lines
 
 
 class ProgressBars(TrainerCallback):

@@ -13,7 +13,7 @@ from prefixprop.cli.messages import clean_errors
 from prefixprop.settings.methods import BASELINE
 
 if TYPE_CHECKING:
-    from prefixprop.reporting import Report
+    from prefixprop.report import Report
 
 
 def report(
@@ -56,7 +56,7 @@ def report(
             raise ValueError(f"--output {output} is a file; give a folder.")
         messages = Console(stderr=True, highlight=False, soft_wrap=True)
         with messages.status("reading runs"):
-            from prefixprop.reporting import make_report
+            from prefixprop.report import make_report
 
             found = make_report(runs or (), paper, split=split, baseline=baseline, benchmarks=bench or ())
         for remark in found.remarks:
@@ -69,7 +69,7 @@ def report(
 
 
 def _print_tables(found: Report) -> None:
-    from prefixprop.reporting.tables.terminal import print_table
+    from prefixprop.report.tables.terminal import print_table
 
     console = Console()
     shown = [table for table in found.tables if not table.fold]
@@ -82,13 +82,13 @@ def _print_tables(found: Report) -> None:
 
 
 def _print_markdown(found: Report) -> None:
-    from prefixprop.reporting.tables.markup import to_markdown
+    from prefixprop.report.tables.markup import to_markdown
 
     typer.echo("\n".join(map(to_markdown, found.tables)), nl=False)
 
 
 def _print_latex(found: Report) -> None:
-    from prefixprop.reporting.tables.latex import to_latex
+    from prefixprop.report.tables.latex import to_latex
 
     typer.echo("\n".join(map(to_latex, found.tables)), nl=False)
 

@@ -16,7 +16,7 @@ from prefixprop.cli.messages import clean_errors, refuse
 from prefixprop.processes import handling_signals, interrupt
 
 if TYPE_CHECKING:
-    from prefixprop.experiments import Engine, Outcome, SweepState
+    from prefixprop.sweep import Engine, Outcome, SweepState
 
 
 def sweep(
@@ -55,7 +55,7 @@ def sweep(
     """
     console, messages = Console(), Console(stderr=True)
     with clean_errors():
-        from prefixprop.experiments.plan import read_plan
+        from prefixprop.sweep.plan import read_plan
 
         wanted = read_plan(plan, _folders(data_dir or []))
         if engine == "ray":
@@ -69,8 +69,8 @@ def sweep(
 
         with messages.status("loading PyTorch"):
             from prefixprop.cli.sweep_tables import plan_table, result_table
-            from prefixprop.experiments.engines import LocalEngine, RayEngine
-            from prefixprop.experiments.sweep import SweepState, run_sweep, settle_finished
+            from prefixprop.sweep.engines import LocalEngine, RayEngine
+            from prefixprop.sweep.sweep import SweepState, run_sweep, settle_finished
 
         if dry_run:
             state = SweepState(wanted, folder)

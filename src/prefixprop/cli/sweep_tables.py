@@ -7,8 +7,8 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
-from prefixprop.evaluation import summarise_seeds
-from prefixprop.experiments import Axis, Cell, SweepState
+from prefixprop.evaluate import summarise_seeds
+from prefixprop.sweep import Axis, Cell, SweepState
 
 WIDEST_WORD = 30  # of a cell that is not broken where the terminal has 80 columns
 

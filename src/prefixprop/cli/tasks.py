@@ -5,8 +5,8 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
-from prefixprop.tasks.registry import TASKS
-from prefixprop.tasks.rows import ENDINGS
+from prefixprop.data.registry import TASKS
+from prefixprop.data.rows import ENDINGS
 
 
 def tasks() -> None:

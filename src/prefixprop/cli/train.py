@@ -24,7 +24,7 @@ from prefixprop.settings.resolve import refuse_idle
 from prefixprop.settings.run_settings import RunSettings
 
 if TYPE_CHECKING:
-    from prefixprop.training.train import RunPlan, RunResult
+    from prefixprop.train.train import RunPlan, RunResult
 
 # Of `metrics.json`, which has more.
 SHOWN = ("accuracy", "micro_f1", "macro_precision", "macro_recall", "binary_f1", "ece", "nll")
@@ -60,9 +60,9 @@ def train(
 
         with messages.status("loading PyTorch"):
             from prefixprop.cli.progress import ProgressBars
-            from prefixprop.training.stopping import StopWatch
-            from prefixprop.training.train import plan
-            from prefixprop.training.train import train as train_run
+            from prefixprop.train.stopping import StopWatch
+            from prefixprop.train.train import plan
+            from prefixprop.train.train import train as train_run
 
         silence_libraries()
         directory = run_dir or Path("runs", f"{wanted.data_name}-{wanted.method_row.name}-{wanted.seed}")
@@ -114,7 +114,7 @@ def _show_plan(console: Console, run: RunPlan) -> None:
 
 
 def _show_result(console: Console, result: RunResult, settings: RunSettings, seconds: float) -> None:
-    from prefixprop.evaluation.temperature import is_bound
+    from prefixprop.evaluate.temperature import is_bound
 
     metrics = result.metrics
     title = f"Best checkpoint: epoch {metrics['best_epoch']} of {metrics['epochs']}"

@@ -2,7 +2,7 @@
 
 A linear layer scores the last state of each `[ent]` token, which stands in front of a candidate. The candidates are
 repeated in front of every chunk of the supports; their scores are averaged over the chunks, and softmax over the
-candidates with cross-entropy is the loss. `prefixprop.tasks.CandidateCollator` makes the batches.
+candidates with cross-entropy is the loss. `prefixprop.data.CandidateCollator` makes the batches.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class CandidateScorer(PreTrainedModel):
         ):
             raise ValueError(
                 "CandidateScorer needs attention_mask, question_of_chunk, candidate_positions and candidate_mask; "
-                "make its batches with prefixprop.tasks.CandidateCollator."
+                "make its batches with prefixprop.data.CandidateCollator."
             )
         self._check_trained(labels)
         if inputs_embeds is None:
@@ -185,7 +185,7 @@ class CandidateScorer(PreTrainedModel):
         if mask is None:
             raise ValueError(
                 f"A {self.encoder.config.model_type} encoder needs global_attention_mask, which makes the candidate "
-                "part global; prefixprop.tasks.CandidateCollator gives it."
+                "part global; prefixprop.data.CandidateCollator gives it."
             )
         return {"global_attention_mask": mask}
 
@@ -216,7 +216,7 @@ def candidate_scorer(
     """Put new scores and special tokens on a pretrained encoder; `torch.manual_seed` makes them reproducible.
 
     >>> from prefixprop.models import load_default
-    >>> from prefixprop.tasks import add_special_tokens
+    >>> from prefixprop.data import add_special_tokens
     >>> factory, tokenizer = load_default()
     >>> model = candidate_scorer(factory, add_special_tokens(tokenizer))
 

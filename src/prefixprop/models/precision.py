@@ -11,7 +11,7 @@ def hold_frozen_in_bfloat16(model: nn.Module) -> None:
     """Convert every weight that is not trained, once; autocast, which the model is to run under, would at each step.
 
     Trained weights keep their type. A Longformer whose layers are held so is computed a layer at a time (see
-    `prefixprop.attention.gpu.frozen_layer`), in half the memory.
+    `prefixprop.attention.triton.frozen_layer`), in half the memory.
     """
     for parameter in model.parameters():
         if not parameter.requires_grad and parameter.dtype == torch.float32:

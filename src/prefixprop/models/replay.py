@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from prefixprop.attention.backends import why_not
-from prefixprop.attention.installed import ATTRIBUTE
+from prefixprop.attention.patch import ATTRIBUTE
 
 MOST_TOKENS = 16_384  # of a batch: with more, the GPU is the slower one
 MOST_RECORDINGS = 64  # further shapes are computed as ever

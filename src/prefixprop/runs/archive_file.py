@@ -23,9 +23,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prefixprop.atomic_files import replacing_file, write_text
-from prefixprop.evaluation import PredictionSet
+from prefixprop.data.rows import read_json_lines
+from prefixprop.evaluate import PredictionSet
 from prefixprop.runs.directory import ARCHIVE_TABLE
-from prefixprop.tasks.rows import read_json_lines
 
 PREDICTIONS = "predictions.npz"
 _FIELDS = ("name", "settings", "metrics", "environment", "history")

@@ -38,7 +38,7 @@ from prefixprop.settings.recipe import has_all_settings, override, read_settings
 from prefixprop.settings.run_settings import SETTING_FIELDS, RunSettings
 
 if TYPE_CHECKING:
-    from prefixprop.evaluation import Temperature
+    from prefixprop.evaluate import Temperature
 
 DOCUMENTS = "documents"  # of environment.json
 ARCHIVE_TABLE = "runs.jsonl.gz"  # of an archive of many runs, see `prefixprop.runs.archive_file`
@@ -156,7 +156,7 @@ class RunDirectory:
 
     def read_temperature(self) -> Temperature:
         """The temperature that the run fitted on dev."""
-        from prefixprop.evaluation import Temperature
+        from prefixprop.evaluate import Temperature
 
         metrics = self.read_metrics()
         value = metrics.get("temperature")

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from prefixprop.atomic_files import is_temporary
-from prefixprop.evaluation import PredictionSet, read_predictions, stored_predictions
+from prefixprop.data.rows import read_json_lines
+from prefixprop.evaluate import PredictionSet, read_predictions, stored_predictions
 from prefixprop.runs.archive_file import ArchiveFiles, is_archive
 from prefixprop.runs.directory import RunDirectory
 from prefixprop.runs.run import DECISIVE_SETTINGS, Run
@@ -19,7 +20,6 @@ from prefixprop.runs.sweep_notes import read_failures, runs_that_only_chose
 from prefixprop.settings.recipe import override
 from prefixprop.settings.resolve import resolve
 from prefixprop.settings.run_settings import RunSettings
-from prefixprop.tasks.rows import read_json_lines
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
-from prefixprop.evaluation import PredictionSet, Temperature
+from prefixprop.evaluate import PredictionSet, Temperature
 from prefixprop.runs.directory import DOCUMENTS
 from prefixprop.settings.run_settings import SETTING_FIELDS, RunSettings
 

@@ -17,10 +17,10 @@ from transformers import (
 
 from prefixprop.backbones import FamilyFacts, family_of
 from prefixprop.choices import EMBEDDED_MODELS
+from prefixprop.data import add_special_tokens
 from prefixprop.models import candidate_scorer, load_embedded
 from prefixprop.models.embedded import EmbeddedModel
 from prefixprop.settings.run_settings import RunSettings
-from prefixprop.tasks import add_special_tokens
 
 
 @dataclass(frozen=True)

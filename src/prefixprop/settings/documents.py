@@ -6,11 +6,11 @@ import hashlib
 from dataclasses import replace
 from typing import Any
 
+from prefixprop.data import SPLIT_NAMES, Task, draw_sample, leave_out_fold, load_data
+from prefixprop.data.cache import Writer, stored
+from prefixprop.data.documents import Document, StoredDocuments
+from prefixprop.data.registry import EPOCHS_OF_FEW, EPOCHS_OF_MANY, MANY_DOCUMENTS
 from prefixprop.settings.run_settings import RunSettings
-from prefixprop.tasks import SPLIT_NAMES, Task, draw_sample, leave_out_fold, load_data
-from prefixprop.tasks.cache import Writer, stored
-from prefixprop.tasks.documents import Document, StoredDocuments
-from prefixprop.tasks.registry import EPOCHS_OF_FEW, EPOCHS_OF_MANY, MANY_DOCUMENTS
 
 # Which of a run's settings say where its data are: the arguments of `load_data`.
 DATA_SETTINGS = (

@@ -20,9 +20,7 @@ from prefixprop.choices import (
     MOST_ROWS,
     POOLINGS,
 )
-from prefixprop.kernels import KERNELS
-from prefixprop.settings.methods import METHODS, Method
-from prefixprop.tasks.registry import (
+from prefixprop.data.registry import (
     EPOCHS_OF_FEW,
     EPOCHS_OF_MANY,
     MANY_DOCUMENTS,
@@ -30,6 +28,8 @@ from prefixprop.tasks.registry import (
     TASKS,
     TaskSource,
 )
+from prefixprop.kernels import KERNELS
+from prefixprop.settings.methods import METHODS, Method
 
 PRECISIONS = ("auto", "fp32", "bf16")
 ATTENTION_BACKENDS = ("auto", *BACKENDS, "huggingface")

@@ -20,7 +20,7 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils import AuxiliaryTrainingWrapper, ModulesToSaveWrapper
 from torch import Tensor, nn
 
-from prefixprop.attention.document_lora import NAME, DocumentLora
+from prefixprop.attention.batched_lora import NAME, DocumentLora
 from prefixprop.attention.forwards import Undo, replace_forward
 from prefixprop.config import PrefixConfig
 from prefixprop.tuners.heads import own_heads, together

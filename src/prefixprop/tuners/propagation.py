@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from prefixprop.attention.watching import is_output_watched
+from prefixprop.attention.hooks import is_output_watched
 from prefixprop.config import PrefixConfig, PrefixPeftType
 from prefixprop.tuners.base import PrefixTuner
 from prefixprop.tuners.layer import PrefixLayer

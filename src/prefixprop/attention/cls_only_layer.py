@@ -1,0 +1,92 @@
+"""The last layer for the one row that a classification head reads.
+
+Hugging Face computes all rows of it and throws all but [CLS] away. That row is global: its attention takes no local
+projection, and as a single row no projected keys and values of the sequence either (see `global_rows`), so the layer
+costs next to nothing: of six layers' time a sixth is saved, of twelve a twelfth, forward and backward.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import LongformerForSequenceClassification
+from transformers.models.longformer.modeling_longformer import LongformerClassificationHead
+
+from prefixprop.attention.global_rows import attend_globally
+from prefixprop.attention.hooks import is_hook_of, is_watched
+from prefixprop.attention.pattern import AttentionPattern, GlobalTokens
+from prefixprop.attention.prefix import PrefixedKeys, PrefixPart
+
+
+def is_hugging_faces(head: Any) -> bool:
+    """Whether the head does what LongformerForSequenceClassification does: it may be a class made of that."""
+    return _innermost(head.forward) is _innermost(LongformerForSequenceClassification.forward)
+
+
+def _innermost(function: Callable[..., Any]) -> Any:
+    function = inspect.unwrap(function)  # accelerate wraps it, for autocast
+    return getattr(function, "__func__", function)
+
+
+def reads_first_row_alone(head: Any) -> bool:
+    """Whether this head, which is Hugging Face's, reads nothing but the first row of the last hidden state."""
+    classifier = head.classifier  # peft may have wrapped it, to train a copy
+    inner = getattr(classifier, "original_module", classifier)
+    return type(inner) is LongformerClassificationHead and not any(map(is_watched, classifier.modules()))
+
+
+def is_read_by_others(longformer: Any, source: Any) -> bool:
+    """Whether a hook that is none of `source`, a prefix method, waits for rows of the model or in its last layer."""
+    last = longformer.encoder.layer[-1]
+    whole = (longformer, longformer.encoder)
+    returned = [hook for part in whole for hook in part._forward_hooks.values()]
+    if not all(is_hook_of(source, hook) for hook in returned):
+        return True
+    if last._forward_hooks or any(part._backward_hooks or part._backward_pre_hooks for part in (*whole, last)):
+        return True
+    return any(is_watched(part) for part in last.modules() if part is not last)
+
+
+def read_row_of_layer(
+    layer: Any,
+    hidden_states: Tensor,
+    pattern: AttentionPattern,
+    prefix: PrefixedKeys | None,
+    prefix_part: PrefixPart | None,
+) -> Tensor:
+    """The layer's output, [batch, length, hidden], with zeros in all rows but `pattern.read_row`."""
+    row, own = pattern.read_row, layer.attention.self
+    assert row is not None
+    batch, length = hidden_states.shape[:2]
+    index = torch.full((batch, 1), row, device=hidden_states.device)
+    attended, _ = attend_globally(
+        own,
+        hidden_states,
+        pattern,
+        GlobalTokens(index, torch.ones_like(index, dtype=torch.bool)),
+        prefix,
+        prefix_part,
+        own.dropout if own.training else 0.0,
+        exact=True,
+    )
+    attended = attended.masked_fill(pattern.is_masked[:, row, None, None], 0.0)  # as for any row of padding
+    attended = _with_idle_parameters(attended, (own.query, own.key, own.value))
+    states = layer.attention.output(attended, hidden_states[:, row : row + 1])
+    return F.pad(layer.output(layer.intermediate(states), states), (0, 0, row, length - row - 1))
+
+
+def _with_idle_parameters(rows: Tensor, modules: tuple[nn.Module, ...]) -> Tensor:
+    """Rows that give the modules' parameters gradients of zero, which they have in the whole layer too.
+
+    Gradients that never come would stop DistributedDataParallel, which waits for all.
+    """
+    trained = [parameter for module in modules for parameter in module.parameters() if parameter.requires_grad]
+    if not trained or not torch.is_grad_enabled():
+        return rows
+    nothing = torch.stack([0.0 * parameter.sum(dtype=torch.float32) for parameter in trained]).sum()
+    return rows + nothing.to(rows.dtype)

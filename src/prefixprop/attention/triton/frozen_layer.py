@@ -1,0 +1,236 @@
+"""A whole Longformer layer with frozen weights as one operation.
+
+Nothing of what it saves is for weights, gradients of the residual stream are added where they are made, and the host
+has one function to call where it had a tree of modules.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from prefixprop.attention.hooks import is_watched
+from prefixprop.attention.prefix import FusedPart
+from prefixprop.attention.triton import frozen_ffn, launch_attention
+from prefixprop.attention.triton.frozen_ffn import Dropout, KeptTail, Sides, Tail, TailWeights, is_frozen
+from prefixprop.attention.triton.launch_attention import ALL_ROWS, Shape, Words
+from prefixprop.attention.triton.lora import Piece, SidePath, fit_together, spell_out, unwrap
+from prefixprop.attention.triton.operator import project
+from prefixprop.attention.triton.pattern import DevicePattern
+from prefixprop.attention.triton.prefix_part import Rows, add_gradients, add_part
+from prefixprop.attention.triton.tiles import GLOBAL
+from prefixprop.attention.triton.triton_kernel import function
+
+QUERY_GLOBAL = 5  # the place of its side path: behind the parts of `projections`
+
+
+class AttentionWeights(NamedTuple):
+    """`projections` are those of query, key, value, key_global and value_global one after the other."""
+
+    projections: Tensor
+    projections_bias: Tensor
+    query_global: Tensor
+    query_global_bias: Tensor
+
+
+class Attention(NamedTuple):
+    weights: AttentionWeights
+    pieces: list[Piece]  # of LoRA, in the order of the weights
+
+
+class Inputs(NamedTuple):
+    """What the operation is given beside states and prefix."""
+
+    pattern: DevicePattern
+    words: Words
+    shape: Shape
+    weights: AttentionWeights
+    tail: TailWeights
+    dropout: Dropout
+    side: SidePath | None  # of attention
+    tail_sides: Sides
+
+
+def attention_of(layer: Any, dtype: torch.dtype) -> Attention | None:
+    """None where weights are not frozen, or somebody waits for one of the parts to be called."""
+    own = layer.attention.self
+    wrapped = (own.query, own.key, own.value, own.key_global, own.value_global, own.query_global)
+    found = [each for place, linear in enumerate(wrapped) if (each := unwrap(linear, place)) is not None]
+    linears, pieces = [linear for linear, _ in found], [piece for _, pieces in found for piece in pieces]
+    if is_watched(own) or len(found) < len(wrapped) or not fit_together(pieces):
+        return None
+    if not all(is_frozen(linear, dtype) for linear in linears):
+        return None
+    projections = torch.cat([linear.weight for linear in linears[:5]])
+    projections_bias = torch.cat([linear.bias for linear in linears[:5]])
+    return Attention(AttentionWeights(projections, projections_bias, linears[5].weight, linears[5].bias), pieces)
+
+
+def frozen_layer(
+    layer: Any,
+    states: Tensor,
+    attention: Attention,
+    tail: Tail,
+    pattern: tuple,
+    prefix: Tensor,
+    part: FusedPart | None = None,
+    learning_rows: int = ALL_ROWS,
+) -> Tensor:
+    """`pattern` is what the attention's operators take: a DevicePattern, Words and a Shape, spelt out; `part` is for
+    prefix rows outside the softmax, if there are any. Of `states`, the first `learning_rows` rows get their gradient,
+    which are global then; the others get something that nobody may read."""
+    plans, lora = spell_out([attention.pieces, *tail.pieces], states.shape[0] * states.shape[1])
+    trained = None if part is None or part.trained is None else part.trained.contiguous()
+    learning = [tensor for tensor in (states, prefix, trained, *lora) if tensor is not None and tensor.requires_grad]
+    keeps = torch.is_grad_enabled() and bool(learning)
+    dropout = Dropout.draw(layer, states)
+    if attention.pieces or part is not None:  # these learn from every row
+        learning_rows = ALL_ROWS
+    fixed = part if part is None else part._replace(trained=None)
+    numbers = (layer.output.LayerNorm.eps, keeps, (fixed,), learning_rows)
+    run = _layer if keeps else _forward
+    arguments = (*pattern, *attention.weights, *tail.weights, *dropout, *numbers, plans, *lora)
+    return run(states.contiguous(), prefix, trained, *arguments)[0]
+
+
+def _unpack(arguments: tuple, dtype: torch.dtype) -> Inputs:
+    side, *tail_sides = SidePath.read(arguments[36], arguments[37:], dtype)
+    return Inputs(
+        DevicePattern(*arguments[:5]),
+        Words(*arguments[5:7]),
+        Shape(*arguments[7:13]),
+        AttentionWeights(*arguments[13:17]),
+        TailWeights(*arguments[17:27]),
+        Dropout(*arguments[27:32]),
+        side,
+        Sides(*tail_sides),
+    )
+
+
+def _part(arguments: tuple, trained: Tensor | None) -> FusedPart | None:
+    (fixed,) = arguments[34]
+    return None if fixed is None else fixed._replace(trained=trained)
+
+
+def _forward(
+    states: Tensor, prefix: Tensor, trained: Tensor | None, *arguments: Any
+) -> tuple[Tensor, tuple[Tensor | None, ...]]:
+    """The layer's output, and what backward needs."""
+    given = _unpack(arguments, states.dtype)
+    epsilon, keeps = arguments[32:34]
+    part = _part(arguments, trained)
+    pattern, words, shape, weights = given[:4]
+    width = states.shape[-1]
+    lowered = None if given.side is None else given.side.descend(states.flatten(0, 1))
+    near = project(states, weights.projections[: 3 * width], weights.projections_bias[: 3 * width], prefix)
+    _add_side(given.side, lowered, near, 0)
+    launch_attention.project_rows(
+        states, weights.query_global, weights.query_global_bias, pattern.tokens, pattern.facts, near
+    )
+    _add_side_of_global_queries(given, lowered, near)
+    far = _far(given, states, prefix, lowered)
+    rows, log_totals = launch_attention.forward(near, far, pattern, words, shape)
+    summed = rows if part is None else add_part(rows, Rows(near, far, pattern, words, shape), part)
+    del far  # backward makes it again
+    output, kept = frozen_ffn.forward(summed, states, given.tail, given.tail_sides, given.dropout, epsilon, keeps)
+    return output, (near, rows, log_totals, lowered, *kept)
+
+
+def _far(given: Inputs, states: Tensor, prefix: Tensor, lowered: Tensor | None) -> Tensor:
+    weights, width = given.weights, states.shape[-1]
+    far = project(states, weights.projections[3 * width :], weights.projections_bias[3 * width :], prefix)
+    _add_side(given.side, lowered, far, 3)
+    return far
+
+
+def _add_side(side: SidePath | None, lowered: Tensor | None, projected: Tensor, first: int) -> None:
+    """Add LoRA to the tokens' projections, of which the first in the buffer has the place `first`."""
+    if side is None or lowered is None:
+        return
+    parts = projected[: len(lowered)].split(side.up.shape[2], dim=1)
+    for piece, place in enumerate(side.plan.places):
+        if 0 <= place - first < len(parts):
+            side.ascend(lowered, piece, parts[place - first])
+
+
+def _add_side_of_global_queries(given: Inputs, lowered: Tensor | None, near: Tensor) -> None:
+    side, pattern = given.side, given.pattern
+    if side is None or lowered is None:
+        return
+    for piece, place in enumerate(side.plan.places):
+        if place == QUERY_GLOBAL:
+            rows = side.low(lowered, piece).unflatten(0, pattern.kind.shape)
+            up = (side.up[piece] * side.plan.scales[piece]).mT
+            launch_attention.project_rows(rows, up, None, pattern.tokens, pattern.facts, near)
+
+
+def _backward(ctx: Any, gradient: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+    states, prefix, trained, near, rows, log_totals, lowered, *saved = ctx.saved_tensors
+    arguments = _with_numbers(saved[8:], ctx.numbers)
+    given = _unpack(arguments, states.dtype)
+    pattern, words, shape, weights, tail, dropout, side, tail_sides = given
+    epsilon, learning = arguments[32], arguments[35]
+    part = _part(arguments, trained)
+    batch, length, width = states.shape
+    far = _far(given, states, prefix, lowered)
+    summed = None
+    if tail_sides.attended is not None:
+        summed = rows if part is None else add_part(rows, Rows(near, far, pattern, words, shape), part)
+    for_rows, for_states, of_tail = frozen_ffn.gradients(
+        gradient, summed, KeptTail(*saved[:8]), tail, tail_sides, dropout, epsilon
+    )
+    del summed
+    results = launch_attention.backward(for_rows, rows, log_totals, near, far, pattern, words, shape, learning)
+    for_alpha = None
+    if part is not None:
+        for_alpha = add_gradients(for_rows, Rows(near, far, pattern, words, shape), part, results)
+    for_near, for_far, for_query = results
+    count = batch * length
+    result = for_states.view(-1, width)
+    for_low, of_side = None, list[Tensor | None]()
+    if side is not None:
+        if QUERY_GLOBAL in side.plan.places:  # elsewhere than in global rows nothing was ever written
+            for_query.masked_fill_(pattern.kind.ne(GLOBAL.value)[..., None], 0.0)
+        parts = (
+            *for_near[:count].split(width, dim=1),
+            *for_far[:count].split(width, dim=1),
+            for_query.view(-1, width),
+        )
+        for_low, of_side = side.gradients(lowered, states.flatten(0, 1), [parts[place] for place in side.plan.places])
+    if not ctx.needs_input_grad[0]:
+        pass
+    elif learning == ALL_ROWS:
+        result.addmm_(for_near[:count], weights.projections[: 3 * width])
+        result.addmm_(for_far[:count], weights.projections[3 * width :])
+        if side is not None and for_low is not None:
+            side.add_back(for_low, result)
+    elif learning:
+        near_keys, far_keys = (
+            gradients[:count].unflatten(0, (batch, length))[:, :learning] for gradients in (for_near, for_far)
+        )
+        for_states[:, :learning] += near_keys[..., width:] @ weights.projections[width : 3 * width]
+        for_states[:, :learning] += far_keys @ weights.projections[3 * width :]
+    if learning and ctx.needs_input_grad[0]:
+        launch_attention.project_rows(for_query, weights.query_global, None, pattern.tokens, pattern.facts, result)
+    for_prefix = None
+    if ctx.needs_input_grad[1]:
+        for_prefix = (for_near[count:, width:] + for_far[count:]).view(prefix.shape)
+    found = (for_states if ctx.needs_input_grad[0] else None, for_prefix, for_alpha)
+    return (*found, *(None,) * 37, *of_side, *of_tail)
+
+
+def _keep(ctx: Any, inputs: tuple, output: tuple[Tensor, tuple[Tensor | None, ...]]) -> None:
+    *leaves, arguments = *inputs[:3], inputs[3:]
+    ctx.save_for_backward(*leaves, *output[1], *(value for value in arguments if isinstance(value, Tensor)))
+    ctx.numbers = [None if isinstance(value, Tensor) else value for value in arguments]
+
+
+def _with_numbers(tensors: list[Tensor], numbers: list[Any]) -> tuple:
+    """The arguments again, tensors in the places where no number is."""
+    remaining = iter(tensors)
+    return tuple(next(remaining) if number is None else number for number in numbers)
+
+
+_layer = function(_forward, _keep, _backward)

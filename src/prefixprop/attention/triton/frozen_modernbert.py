@@ -1,0 +1,232 @@
+"""A ModernBERT layer with frozen weights: two operations, the way into its attention and what follows it.
+
+Nothing of what they save is for weights, inner rows are made again, and the residual stream's gradient is added where
+that of a norm is made. LoRA is a side path of both (`lora`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers.activations import GELUActivation
+
+from prefixprop.attention.hooks import is_watched
+from prefixprop.attention.triton import residual_norm
+from prefixprop.attention.triton.dropout import draw_words
+from prefixprop.attention.triton.geglu import gate, gate_back
+from prefixprop.attention.triton.lora import (
+    Piece,
+    SidePath,
+    add_side,
+    fit_together,
+    side_gradients,
+    spell_out,
+    unwrap,
+)
+from prefixprop.attention.triton.self_attention import compute_type
+from prefixprop.attention.triton.triton_kernel import function
+
+
+class Entry(NamedTuple):
+    """The way in: LayerNorm, which the first layer has not, and the projections."""
+
+    scale: Tensor | None
+    projections: Tensor
+    epsilon: float
+    pieces: list[Piece]  # of LoRA
+
+
+class Tail(NamedTuple):
+    """What follows attention: the weights of its output, of the norm, and of feed-forward."""
+
+    attended: Tensor
+    scale: Tensor
+    inner: Tensor
+    outer: Tensor
+    epsilon: float
+    dropout: float  # of attention's output
+    pieces: list[list[Piece]]  # of LoRA, around each of the three linear layers
+
+
+def rotary_layer(layer: Any, states: Tensor, attend: Callable[[Tensor], Tensor]) -> Tensor | None:
+    """What the function of this name in `rotary` returns."""
+    if torch.compiler.is_compiling() or is_watched(layer.attn):
+        return None
+    dtype = compute_type(states)
+    tail = tail_of(layer, dtype)
+    if tail is None:
+        return None
+    states = states.to(dtype)  # autocast has float32 in front of the first layer
+    entry = entry_of(layer, dtype)
+    if entry is None:
+        projected = layer.attn.Wqkv(layer.attn_norm(states))
+    else:
+        projected, states = enter(states, entry)
+    return leave(attend(projected).to(states.dtype), states, tail)
+
+
+def entry_of(layer: Any, dtype: torch.dtype) -> Entry | None:
+    """None where weights are not frozen or have a bias, or somebody waits for one of the parts to be called."""
+    norm, unwrapped = layer.attn_norm, unwrap(layer.attn.Wqkv)
+    if unwrapped is None or not fit_together(unwrapped[1]) or is_watched(norm):
+        return None
+    linear, pieces = unwrapped
+    has_norm = type(norm) is nn.LayerNorm
+    if not (has_norm or type(norm) is nn.Identity) or not _is_frozen(linear, dtype):
+        return None
+    if has_norm and not _is_frozen(norm, dtype):
+        return None
+    return Entry(norm.weight if has_norm else None, linear.weight, norm.eps if has_norm else 0.0, pieces)
+
+
+def tail_of(layer: Any, dtype: torch.dtype) -> Tail | None:
+    """None where weights are not frozen or have a bias, or somebody waits for one of the parts to be called."""
+    norm, mlp, drop = layer.mlp_norm, layer.mlp, layer.attn.out_drop
+    found = [both for linear in (layer.attn.Wo, mlp.Wi, mlp.Wo) if (both := unwrap(linear)) is not None]
+    if len(found) < 3 or not fit_together([piece for _, pieces in found for piece in pieces]):
+        return None
+    if any(map(is_watched, (norm, mlp, mlp.act, mlp.drop, drop))) or (mlp.drop.training and mlp.drop.p):
+        return None
+    if type(mlp.act) is not GELUActivation or type(norm) is not nn.LayerNorm:
+        return None
+    linears = [linear for linear, _ in found]
+    if not all(_is_frozen(part, dtype) for part in (*linears, norm)):
+        return None
+    attended, inner, outer = (linear.weight for linear in linears)
+    dropout = float(drop.p) if isinstance(drop, nn.Dropout) and drop.training else 0.0
+    return Tail(attended, norm.weight, inner, outer, norm.eps, dropout, [pieces for _, pieces in found])
+
+
+def _is_frozen(part: Any, dtype: torch.dtype) -> bool:
+    return not part.weight.requires_grad and part.bias is None and part.weight.dtype == dtype
+
+
+def enter(states: Tensor, entry: Entry) -> tuple[Tensor, Tensor]:
+    """Queries, keys and values of all rows; and the states again, to be the residual."""
+    plans, lora = spell_out([entry.pieces], states.shape[0] * states.shape[1])
+    run: Any = _enter if _learns(states, *lora) else _enter_forward
+    return run(states.contiguous(), *entry[:3], plans, *lora)[:2]
+
+
+def _learns(*tensors: Tensor) -> bool:
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+
+
+def _enter_forward(
+    states: Tensor, scale: Tensor | None, projections: Tensor, epsilon: float, plans: tuple, *lora: Tensor
+) -> tuple[Tensor, Tensor, tuple[Tensor | None, ...]]:
+    """Projections and states, and what backward needs."""
+    normed, mean, inverse = states.flatten(0, -2), None, None
+    if scale is not None:
+        normed, mean, inverse = torch.native_layer_norm(normed, scale.shape, scale, None, epsilon)
+    projected = normed @ projections.t()
+    (side,) = SidePath.read(plans, lora, states.dtype)
+    lowered = add_side(side, normed, projected)
+    return projected.unflatten(0, states.shape[:-1]), states, (mean, inverse, lowered)
+
+
+def _keep_entry(ctx: Any, inputs: tuple, output: tuple) -> None:
+    states, scale, projections, ctx.epsilon, ctx.plans, *lora = inputs
+    ctx.save_for_backward(states if scale is not None or lora else None, scale, projections, *output[2], *lora)
+
+
+def _enter_backward(ctx: Any, gradient: Tensor, for_residual: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+    states, scale, projections, mean, inverse, lowered, *lora = ctx.saved_tensors
+    gradient = gradient.contiguous().flatten(0, -2)
+    for_normed = gradient @ projections if ctx.needs_input_grad[0] else None
+    (side,) = SidePath.read(ctx.plans, lora, projections.dtype)
+    of_side = list[Tensor | None]()
+    if side is not None:
+        normed = states if scale is None else _norm(states, scale, ctx.epsilon)
+        of_side = side_gradients(side, lowered, normed.flatten(0, -2), gradient, for_normed)
+    for_states = None
+    if for_normed is not None and scale is None:
+        for_states = for_normed.view_as(for_residual).add_(for_residual)
+    elif for_normed is not None:
+        moments = torch.cat([mean, inverse], dim=1).float()
+        for_states = residual_norm.gradients(
+            for_normed.view_as(states), states, moments, scale, scale, scale, False, 0.0, for_residual.contiguous()
+        )[0]
+    return (for_states, *(None,) * 4, *of_side)
+
+
+def leave(rows: Tensor, states: Tensor, tail: Tail) -> Tensor:
+    """The layer's output from the rows of its attention, and from the states that it was given."""
+    count, width = states.shape[0] * states.shape[1], states.shape[2]
+    plans, lora = spell_out(tail.pieces, count)
+    keeps = _learns(rows, states, *lora)
+    words = draw_words((count, width), tail.scale, tail.dropout)
+    run: Any = _leave if keeps else _leave_forward
+    return run(rows.contiguous(), states.contiguous(), *tail[:4], *words, *tail[4:6], keeps, plans, *lora)[0]
+
+
+def _leave_forward(
+    rows: Tensor, states: Tensor, attended: Tensor, scale: Tensor, inner: Tensor, outer: Tensor,
+    row_words: Tensor, column_words: Tensor, epsilon: float, dropout: float, keeps: bool, plans: tuple, *lora: Tensor,
+) -> tuple[Tensor, tuple[Tensor | None, ...]]:  # fmt: skip
+    """The layer's output, and what backward needs."""
+    sides = SidePath.read(plans, lora, states.dtype)
+    update = F.linear(rows, attended)
+    attended_low = add_side(sides[0], rows, update)
+    normed, total, moments = residual_norm.normalise(
+        update, states, scale, None, row_words, column_words, epsilon, dropout, True
+    )
+    del update
+    both = F.linear(normed, inner)
+    add_side(sides[1], normed, both)
+    active, flat = gate(both).flatten(0, -2), total.flatten(0, -2)
+    if keeps:
+        output = torch.empty_like(states)  # no view of another: prefix rows may be added in place
+        torch.addmm(flat, active, outer.t(), out=output.view_as(flat))
+    else:
+        output = total
+        flat.addmm_(active, outer.t())
+    outer_low = add_side(sides[2], active, output)
+    return output, (total, moments, attended_low, outer_low)
+
+
+def _keep_tail(ctx: Any, inputs: tuple, output: tuple) -> None:
+    rows, _, *tensors = inputs[:8]
+    ctx.epsilon, ctx.dropout, _, ctx.plans = inputs[8:12]
+    has_side = output[1][2] is not None
+    ctx.save_for_backward(rows if has_side else None, *output[1], *tensors, *inputs[12:])
+
+
+def _leave_backward(ctx: Any, gradient: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+    rows, total, moments, attended_low, outer_low, attended, scale, inner, outer, *rest = ctx.saved_tensors
+    row_words, column_words, *lora = rest
+    sides = SidePath.read(ctx.plans, lora, total.dtype)
+    gradient, flat = gradient.contiguous(), total.flatten(0, -2)
+    normed = _norm(flat, scale, ctx.epsilon)
+    both = normed @ inner.t()
+    inner_low = add_side(sides[1], normed, both)
+    for_output = gradient.view_as(flat)
+    for_active = for_output @ outer
+    of_outer = list[Tensor | None]()
+    if sides[2] is not None:
+        of_outer = side_gradients(sides[2], outer_low, gate(both), for_output, for_active)
+    gate_back(both, for_active, both)  # which becomes its own gradient: nobody else has it
+    for_normed = both @ inner
+    of_inner = side_gradients(sides[1], inner_low, normed, both, for_normed)
+    del normed, both, for_active
+    for_states, for_update = residual_norm.gradients(
+        for_normed.view_as(total), total, moments, scale, row_words, column_words, False, ctx.dropout, gradient
+    )[:2]
+    for_update = (for_update if ctx.dropout else for_states).view_as(flat)
+    for_rows = for_update @ attended
+    of_attended = list[Tensor | None]()
+    if rows is not None:
+        of_attended = side_gradients(sides[0], attended_low, rows.flatten(0, -2), for_update, for_rows)
+    return (for_rows.view_as(total), for_states, *(None,) * 10, *of_attended, *of_inner, *of_outer)
+
+
+def _norm(rows: Tensor, scale: Tensor, epsilon: float) -> Tensor:
+    return torch.native_layer_norm(rows, scale.shape, scale, None, epsilon)[0]  # which autocast leaves as it is
+
+
+_enter = function(_enter_forward, _keep_entry, _enter_backward)
+_leave = function(_leave_forward, _keep_tail, _leave_backward)

@@ -1,0 +1,103 @@
+"""The second half of a ModernBERT layer: the states with what attention gave, and feed-forward of their LayerNorm.
+
+The sum and its LayerNorm are one pass over memory, and so is gelu(input) · gate between the products; PyTorch keeps
+the activation for backward beside what it was made of. Frozen weights have a way of their own (`frozen_modernbert`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor, nn
+from transformers.activations import GELUActivation
+
+from prefixprop.attention import rope
+from prefixprop.attention.backends import INTERPRETED
+from prefixprop.attention.hooks import is_watched
+from prefixprop.attention.triton.residual_norm import sum_and_norm
+from prefixprop.attention.triton.triton_kernel import TritonKernel, function
+
+HALF_ROOT, DENSITY = tl.constexpr(0.7071067811865476), tl.constexpr(0.3989422804014327)  # 1/√2 and 1/√(2π)
+
+
+def gated_feed_forward(layer: Any, states: Tensor, attended: Tensor) -> Tensor:
+    """What the function of this name in `rope` returns."""
+    norm, mlp = layer.mlp_norm, layer.mlp
+    parts = (mlp, mlp.act, norm)
+    if (
+        type(mlp.act) is not GELUActivation
+        or type(norm) is not nn.LayerNorm
+        or any(map(is_watched, parts))
+        or torch.compiler.is_compiling()  # a compiler puts the steps together by itself
+    ):
+        return rope.gated_feed_forward(layer, states, attended)
+    states, normed = sum_and_norm(attended, states, norm)
+    both = mlp.Wi(normed).contiguous()
+    return states + mlp.Wo(mlp.drop((_gated if torch.is_grad_enabled() else gate)(both)))
+
+
+def gate(both: Tensor) -> Tensor:
+    """gelu(input) · gate, where `both` holds the input in the first half of its last dimension."""
+    output = both.new_empty(*both.shape[:-1], both.shape[-1] // 2)
+    _launch(both, output, output, backward=False)
+    return output
+
+
+def gate_back(both: Tensor, gradient: Tensor, result: Tensor) -> None:
+    """Write the gradient of `both`, by that of what `gate` made, into `result`, which may be `both` itself."""
+    _launch(both, gradient, result, backward=True)
+
+
+def _keep(ctx: Any, inputs: tuple, output: Tensor) -> None:
+    ctx.save_for_backward(inputs[0])
+
+
+def _backward(ctx: Any, gradient: Tensor) -> Tensor:
+    (both,) = ctx.saved_tensors
+    for_both = torch.empty_like(both)
+    gate_back(both, gradient.contiguous(), for_both)
+    return for_both
+
+
+def _launch(both: Tensor, single: Tensor, result: Tensor, backward: bool) -> None:
+    width = single.shape[-1]
+    rows = single.numel() // width
+    block, columns = (16, 16) if INTERPRETED else (16, 128)
+    _GATED_GELU(
+        (-(-width // columns), -(-rows // block)),
+        (both, single, result),
+        (rows,),
+        WIDTH=width,
+        BLOCK=block,
+        COLUMNS=columns,
+        BACKWARD=backward,
+    )
+
+
+@triton.jit(do_not_specialize=["rows"])
+def gated_gelu(
+    both, gradient, result, rows,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, COLUMNS: tl.constexpr, BACKWARD: tl.constexpr,
+):  # fmt: skip
+    """Each element is read before it is written: the result may stand where `both` does."""
+    row = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)[:, None]
+    column = (tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS))[None, :]
+    inside = (row < rows) & (column < WIDTH)
+    pair = row * 2 * WIDTH + column
+    entered = tl.load(both + pair, mask=inside, other=0.0).to(tl.float32)
+    opened = tl.load(both + pair + WIDTH, mask=inside, other=0.0).to(tl.float32)
+    share = 0.5 + 0.5 * tl.erf(entered * HALF_ROOT)
+    if BACKWARD:
+        upstream = tl.load(gradient + row * WIDTH + column, mask=inside, other=0.0).to(tl.float32)
+        slope = share + entered * DENSITY * tl.exp(-0.5 * entered * entered)
+        tl.store(result + pair, (upstream * opened * slope).to(result.dtype.element_ty), mask=inside)
+        tl.store(result + pair + WIDTH, (upstream * entered * share).to(result.dtype.element_ty), mask=inside)
+    else:
+        tl.store(result + row * WIDTH + column, (entered * share * opened).to(result.dtype.element_ty), mask=inside)
+
+
+_GATED_GELU = TritonKernel(gated_gelu)
+_gated = function(gate, _keep, _backward)

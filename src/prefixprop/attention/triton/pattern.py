@@ -1,0 +1,115 @@
+"""Who sees whom, as the kernels read it: made on the device, so that nobody waits for it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from prefixprop.attention.backends import INTERPRETED
+from prefixprop.attention.pattern import AttentionPattern
+from prefixprop.attention.triton.tiles import FACTS, FIRST, GLOBAL, LAST, LEADING, LISTED, LOCAL, MASKED, TOKENS
+from prefixprop.attention.triton.triton_kernel import TritonKernel, operator
+
+# Programs that share the global rows, or the listed keys, of an example's head: as many as keep a GPU busy with all
+# examples and heads. More would leave behind parts of nothing.
+MOST_SHARES, PROGRAMS = 16, 1536
+
+
+class DevicePattern(NamedTuple):
+    """`tokens` [batch, length + 1] lists each example's global tokens at its front; [batch, 0] if there are none.
+
+    `listed` are the keys that every local row sees, as rows of all examples' tokens one after the other: first the
+    prefix keys, which are further rows at the end (Eq. 2), then the global tokens. `facts` [batch, 5] are counts and
+    bounds, in the order that tiles.py names.
+    """
+
+    kind: Tensor  # [batch, length]: LOCAL, GLOBAL or MASKED
+    tokens: Tensor
+    listed: Tensor
+    facts: Tensor
+    arrivals: Tensor  # [lanes, shares], zeros, as kernels leave it: where programs that share work count who is done
+
+    @classmethod
+    def of(cls, pattern: AttentionPattern, prefix_keys: int, heads: int) -> DevicePattern:
+        make = _compiled_make if torch.compiler.is_compiling() else _make
+        made = cls(*make(pattern.is_masked, pattern.is_global, prefix_keys, pattern.rows_outside_softmax, heads))
+        return made._replace(tokens=made.tokens[:, :0]) if pattern.front_rows == 0 else made
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether there may be global tokens: that there are none is known beforehand in some models."""
+        return self.tokens.shape[1] > 0
+
+
+def _make(
+    is_masked: Tensor, is_global: Tensor, prefix_keys: int, rows_outside_softmax: int, heads: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    made = _shapes(is_masked, is_global, prefix_keys, rows_outside_softmax, heads)
+    made[4].zero_()
+    batch, length = is_masked.shape
+    _LIST_TOKENS(
+        (batch,),
+        (is_masked.contiguous().view(torch.int8), is_global.contiguous().view(torch.int8), *made[:4]),
+        (batch, length, prefix_keys, rows_outside_softmax),
+        BLOCK=16 if INTERPRETED else 1024,
+    )
+    return made
+
+
+def _shapes(
+    is_masked: Tensor, is_global: Tensor, prefix_keys: int, rows_outside_softmax: int, heads: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    batch, length = is_masked.shape
+    # The interpreter runs one after the other.
+    shares = 3 if INTERPRETED else min(MOST_SHARES, max(1, PROGRAMS // (batch * heads)))
+    return (
+        is_masked.new_empty(batch, length, dtype=torch.int8),
+        is_masked.new_empty(batch, length + 1, dtype=torch.int32),
+        is_masked.new_empty(batch, prefix_keys + length, dtype=torch.int32),
+        is_masked.new_empty(batch, FACTS.value, dtype=torch.int32),
+        is_masked.new_empty(batch * heads, shares, dtype=torch.int32),
+    )
+
+
+@triton.jit(do_not_specialize=["batch", "length", "prefix", "outside"])
+def _list_tokens(
+    is_masked, is_global, kinds, tokens, listed, facts, batch, length, prefix, outside, BLOCK: tl.constexpr
+):
+    example = tl.program_id(0)
+    here = example.to(tl.int64) * length
+    tokens += example * (length + 1)
+    listed += example * (length + prefix)
+    facts += example * FACTS
+    for start in range(0, prefix, BLOCK):
+        place = start + tl.arange(0, BLOCK)
+        tl.store(listed + place, batch * length + example * prefix + place, mask=place < prefix)
+    token_count, listed_count, first, last, leading = 0, prefix, length, 0, length
+    for start in range(0, length, BLOCK):
+        place = start + tl.arange(0, BLOCK)
+        inside = place < length
+        masked = tl.load(is_masked + here + place, mask=inside, other=1) != 0
+        everywhere = tl.load(is_global + here + place, mask=inside, other=0) != 0
+        kind = tl.where(masked, MASKED, tl.where(everywhere, GLOBAL, LOCAL))
+        tl.store(kinds + here + place, kind.to(tl.int8), mask=inside)
+        tl.store(tokens + token_count + tl.cumsum(everywhere.to(tl.int32), 0) - 1, place, mask=everywhere)
+        is_listed = everywhere & (place >= outside)
+        slot = listed_count + tl.cumsum(is_listed.to(tl.int32), 0) - 1
+        tl.store(listed + slot, example * length + place, mask=is_listed)
+        token_count += tl.sum(everywhere.to(tl.int32), 0)
+        listed_count += tl.sum(is_listed.to(tl.int32), 0)
+        first = tl.minimum(first, tl.min(tl.where(masked, length, place), 0))
+        last = tl.maximum(last, tl.max(tl.where(masked, 0, place + 1), 0))
+        leading = tl.minimum(leading, tl.min(tl.where(kind == GLOBAL, length, place), 0))
+    tl.store(facts + FIRST, tl.minimum(first, last))  # all padding: from 0 to 0
+    tl.store(facts + LAST, last)
+    tl.store(facts + TOKENS, token_count)
+    tl.store(facts + LISTED, listed_count)
+    tl.store(facts + LEADING, leading)
+
+
+_LIST_TOKENS = TritonKernel(_list_tokens)
+_compiled_make = operator("list_tokens", _make, _shapes)

@@ -1,0 +1,164 @@
+"""What the attention kernels share: the buffers' layout, and the visit of a tile of rows to the keys that it sees.
+
+Projections of a layer stand in two buffers, one row per token: `near` [rows, 3, heads, size] holds query, key and
+value, `far` [rows, 2, heads, size] the key and value that global rows see. A global row's query stands in `near` too,
+in place of the local one that nobody uses. Where global rows share the projections of all rows, `far` is a part of
+`near`, so kernels are told its stride. Prefix keys and values (Eq. 2) are further rows behind all tokens.
+
+Forward and the gradient of the queries visit the same keys, so the same functions do both: what they carry from tile
+to tile is (attention so far, total, highest score) forward, (gradient so far, log of the total, Σ P dP) backward.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from prefixprop.attention.triton.dropout import is_kept
+
+# Finite, so that a row that has seen nothing yet has no NaN; the first key that it sees wipes out what came before.
+UNSEEN = tl.constexpr(-1.0e30)
+# What a token is to the kernels.
+LOCAL, GLOBAL, MASKED = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+# What is known of an example: its first token that is no padding, the end of its last, how many tokens are global,
+# how many keys are listed, how many tokens at its front are all global.
+FIRST, LAST, TOKENS, LISTED, LEADING, FACTS = (tl.constexpr(number) for number in range(6))  # FACTS: their number
+
+
+@triton.jit
+def load_rows(start, row, inside, STRIDE: tl.constexpr, SIZE: tl.constexpr, BLOCK_D: tl.constexpr):
+    """[rows, head size] of one head; rows outside are zeros."""
+    column = tl.arange(0, BLOCK_D)
+    mask = inside[:, None] if SIZE == BLOCK_D else inside[:, None] & (column < SIZE)[None, :]
+    return tl.load(start + row[:, None] * STRIDE + column[None, :], mask=mask, other=0.0)
+
+
+@triton.jit
+def store_rows(start, row, inside, values, STRIDE: tl.constexpr, SIZE: tl.constexpr, BLOCK_D: tl.constexpr):
+    column = tl.arange(0, BLOCK_D)
+    mask = inside[:, None] if SIZE == BLOCK_D else inside[:, None] & (column < SIZE)[None, :]
+    tl.store(start + row[:, None] * STRIDE + column[None, :], values.to(start.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def score(query, key, bias, scale, PRECISION: tl.constexpr):
+    """In units of log 2, so that exp2 undoes it; `bias` is one number per key."""
+    return tl.dot(query, tl.trans(key), input_precision=PRECISION) * scale + bias[None, :]
+
+
+@triton.jit
+def visit(
+    scored, key, value, gradient, result, first, second, row_words, column_words, least, growth,
+    PRECISION: tl.constexpr, DROPOUT: tl.constexpr, BACKWARD: tl.constexpr,
+):  # fmt: skip
+    """A tile of rows meets a tile of keys."""
+    if BACKWARD:
+        weights = tl.exp2(scored - first[:, None])
+        for_weights = tl.dot(gradient, tl.trans(value), input_precision=PRECISION)
+        if DROPOUT:
+            for_weights = tl.where(
+                is_kept(row_words[:, None], column_words[None, :], least), for_weights * growth, 0.0
+            )
+        for_scores = weights * (for_weights - second[:, None])
+        result = tl.dot(for_scores.to(key.dtype), key, result, input_precision=PRECISION)
+    else:
+        highest = tl.maximum(second, tl.max(scored, axis=1))
+        shrink = tl.exp2(second - highest)
+        weights = tl.exp2(scored - highest[:, None])
+        first = first * shrink + tl.sum(weights, axis=1)
+        second = highest
+        if DROPOUT:  # of the probabilities, not of their total
+            weights = tl.where(is_kept(row_words[:, None], column_words[None, :], least), weights, 0.0)
+        result = result * shrink[:, None]
+        result = tl.dot(weights.to(value.dtype), value, result, input_precision=PRECISION)
+    return result, first, second
+
+
+@triton.jit
+def visit_rows(
+    query, gradient, result, first, second, row_words, keys, column_words, rows, count,
+    scale, least, growth,
+    STRIDE: tl.constexpr, WIDTH: tl.constexpr, SIZE: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr,
+    PRECISION: tl.constexpr, DROPOUT: tl.constexpr, BACKWARD: tl.constexpr,
+):  # fmt: skip
+    """Meet the keys and values in the `count` rows that `rows` lists."""
+    for place in range(0, count, BLOCK):
+        slot = place + tl.arange(0, BLOCK)
+        inside = slot < count
+        key_row = tl.load(rows + slot, mask=inside, other=0).to(tl.int64)
+        key = load_rows(keys, key_row, inside, STRIDE, SIZE, BLOCK_D)
+        value = load_rows(keys + WIDTH, key_row, inside, STRIDE, SIZE, BLOCK_D)
+        words = tl.load(column_words + key_row) if DROPOUT else slot
+        scored = score(query, key, tl.where(inside, 0.0, UNSEEN), scale, PRECISION)
+        result, first, second = visit(
+            scored, key, value, gradient, result, first, second, row_words, words, least, growth,
+            PRECISION, DROPOUT, BACKWARD,
+        )  # fmt: skip
+    return result, first, second
+
+
+@triton.jit
+def visit_sequence(
+    query, gradient, result, first, second, row_words, row, keys, column_words, kind, low, high, inner_low,
+    inner_high, outside, reach, scale, least, growth,
+    STRIDE: tl.constexpr, WIDTH: tl.constexpr, SIZE: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr,
+    BAND: tl.constexpr, PRECISION: tl.constexpr, DROPOUT: tl.constexpr, BACKWARD: tl.constexpr,
+):  # fmt: skip
+    """Meet the tokens from `low` to `high`: local ones in reach (BAND), or all that are no padding and not `outside`.
+
+    Tiles of a band between `inner_low` and `inner_high` are in every row's reach.
+    """
+    for place in range(low, high, BLOCK):
+        column = place + tl.arange(0, BLOCK)
+        inside = column < high
+        if BAND:
+            seen = tl.load(kind + column, mask=inside, other=GLOBAL) == LOCAL
+        else:
+            seen = tl.load(kind + column, mask=inside & (column >= outside), other=MASKED) != MASKED
+        key = load_rows(keys, column, inside, STRIDE, SIZE, BLOCK_D)
+        value = load_rows(keys + WIDTH, column, inside, STRIDE, SIZE, BLOCK_D)
+        words = tl.load(column_words + column, mask=inside, other=0) if DROPOUT else column
+        scored = score(query, key, tl.where(seen, 0.0, UNSEEN), scale, PRECISION)
+        if BAND and ((place < inner_low) | (place + BLOCK > inner_high)):
+            scored = tl.where(tl.abs(row[:, None] - column[None, :]) <= reach, scored, UNSEEN)
+        result, first, second = visit(
+            scored, key, value, gradient, result, first, second, row_words, words, least, growth,
+            PRECISION, DROPOUT, BACKWARD,
+        )  # fmt: skip
+    return result, first, second
+
+
+@triton.jit
+def share_of(count, BLOCK: tl.constexpr):
+    """How a head's programs divide `count` rows: in which tile of BLOCK rows one begins, and which part of how many.
+
+    Few tiles are cut into parts (of what their rows meet), so that all programs have work; many are taken in turns.
+    """
+    tiles = tl.cdiv(count, BLOCK)
+    parts = tl.maximum(tl.num_programs(0) // tl.maximum(tiles, 1), 1)
+    return tl.program_id(0) // parts, tl.program_id(0) % parts, parts
+
+
+@triton.jit
+def part_of(low, high, part, parts, BLOCK: tl.constexpr):
+    """One of `parts` like pieces of a range, in whole tiles."""
+    step = tl.cdiv(tl.cdiv(high - low, parts), BLOCK) * BLOCK
+    begin = low + part * step
+    return begin, tl.minimum(begin + step, high)
+
+
+@triton.jit
+def is_last(arrivals, parts):
+    """Whether the other programs of a tile have all left their part behind; then the count starts again."""
+    tl.debug_barrier()
+    last = tl.atomic_add(arrivals, 1, sem="acq_rel") == parts - 1
+    if last:
+        tl.atomic_xchg(arrivals, 0, sem="acq_rel")
+    return last
+
+
+@triton.jit
+def reach_of(start, size, reach, first, last):
+    """Where a tile's neighbourhood begins and ends, and in it the part that every row of the tile sees."""
+    low, high = tl.maximum(start - reach, first), tl.minimum(start + size + reach, last)
+    return low, high, start + size - 1 - reach, start + reach + 1

@@ -1,0 +1,109 @@
+"""Batches of documents, and of questions that differ in their numbers of chunks, candidates and tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from prefixprop.data.encoding import TokenIds
+from prefixprop.data.wikihop_input import QuestionInput
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+PADDING_SIDES = ("right", "left")
+
+
+def pad_documents(
+    rows: Sequence[TokenIds], pad_token_id: int, padding_side: str = "right", length: int | None = None
+) -> dict[str, Tensor]:
+    """`input_ids` and `attention_mask`, [documents, length]; without a length it is that of the longest.
+
+    Where nothing is padding there is no mask, which lets a model know without a look at it.
+    """
+    import torch
+
+    length = length or max(len(row) for row in rows)
+    input_ids = torch.full((len(rows), length), pad_token_id)
+    attention_mask = torch.zeros(len(rows), length, dtype=torch.long)
+    for index, row in enumerate(rows):
+        start = 0 if padding_side == "right" else length - len(row)
+        input_ids[index, start : start + len(row)] = torch.from_numpy(row)
+        attention_mask[index, start : start + len(row)] = 1
+    padded = {"input_ids": input_ids, "attention_mask": attention_mask}
+    return padded if min(map(len, rows)) < length else {"input_ids": input_ids}
+
+
+@dataclass(frozen=True)
+class DocumentCollator:
+    """Batches of items with `input_ids`, as arrays, and `labels`.
+
+    Hugging Face's collators use Python lists, which for thousands of tokens takes longer than a step on a GPU.
+    """
+
+    pad_token_id: int
+    padding_side: str = "right"
+    padded_length: Callable[[int], int] = int  # by the longest document's
+
+    def __call__(self, items: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
+        import torch
+
+        rows = [item["input_ids"] for item in items]
+        length = self.padded_length(max(map(len, rows)))
+        padded = pad_documents(rows, self.pad_token_id, self.padding_side, length)
+        return padded | {"labels": torch.tensor([item["labels"] for item in items])}
+
+
+@dataclass(frozen=True)
+class CandidateCollator:
+    """Stacks the chunks of all questions of a batch, padded to the longest chunk.
+
+    | tensor | shape |
+    | --- | --- |
+    | `input_ids`, `attention_mask`, `global_attention_mask` (1 on the candidate part) | chunks, length |
+    | `question_of_chunk` | chunks |
+    | `candidate_positions` (where the `[ent]` tokens are; 0 for absent candidates) | chunks, candidates |
+    | `candidate_mask` (true for candidates that exist) | questions, candidates |
+    | `labels` | questions |
+    """
+
+    pad_token_id: int
+    padding_side: str = "right"
+
+    def __post_init__(self) -> None:
+        if self.padding_side not in PADDING_SIDES:
+            raise ValueError(f"padding_side={self.padding_side!r} is unknown; choose right or left.")
+
+    def __call__(self, questions: Sequence[QuestionInput]) -> dict[str, Tensor]:
+        import torch
+
+        rows = [(index, chunk) for index, question in enumerate(questions) for chunk in question.chunks]
+        length = max(len(questions[index].candidate_part) + len(chunk) for index, chunk in rows)
+        width = max(len(question.candidate_positions) for question in questions)
+        input_ids = torch.full((len(rows), length), self.pad_token_id)
+        attention_mask, global_mask = (torch.zeros(len(rows), length, dtype=torch.long) for _ in range(2))
+        positions = torch.zeros(len(rows), width, dtype=torch.long)
+        candidate_mask = torch.zeros(len(questions), width, dtype=torch.bool)
+        for row, (index, chunk) in enumerate(rows):
+            question = questions[index]
+            part, candidates = len(question.candidate_part), len(question.candidate_positions)
+            start = 0 if self.padding_side == "right" else length - part - len(chunk)
+            middle, end = start + part, start + part + len(chunk)
+            input_ids[row, start:middle] = torch.from_numpy(question.candidate_part)
+            input_ids[row, middle:end] = torch.from_numpy(chunk)
+            attention_mask[row, start:end] = 1
+            global_mask[row, start:middle] = 1
+            positions[row, :candidates] = torch.from_numpy(question.candidate_positions) + start
+            candidate_mask[index, :candidates] = True
+        return {
+            # First, because Trainer and accelerate take the first tensor's length for the size of the batch.
+            "labels": torch.tensor([question.answer for question in questions]),
+            "input_ids": input_ids,
+            "attention_mask": attention_mask,
+            "global_attention_mask": global_mask,
+            "question_of_chunk": torch.tensor([index for index, _ in rows]),
+            "candidate_positions": positions,
+            "candidate_mask": candidate_mask,
+        }

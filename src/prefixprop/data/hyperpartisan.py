@@ -1,0 +1,116 @@
+"""Hyperpartisan news detection (SemEval-2019 Task 4, by-article); the data set is shipped inside the package.
+
+Train and dev are Longformer's split of the 645 published articles. That split's own test is not used: 58 of
+its 65 articles are also in train or dev. Test is the official test set of the shared task, less the articles
+whose text is also among the 645. `assets/hyperpartisan/ATTRIBUTION.md` names the sources and the licence.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from collections.abc import Iterable
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from prefixprop.data.documents import ClassificationTask, Document, Split
+from prefixprop.data.rows import check_folder, read_json_lines
+
+if TYPE_CHECKING:
+    from prefixprop.data.rows import Traversable
+
+LABEL_NAMES = ("mainstream", "hyperpartisan")
+
+_ASSETS = files("prefixprop.data") / "assets" / "hyperpartisan"
+
+# A URL ends before brackets, quotes, dashes and closing punctuation, which belong to the sentence around it.
+_URL_START = r"(?:https?[:%]|www\.|pic\.twitter\.com)"
+_URL = _URL_START + r"[^\s()\[\]<>\"“”—]*(?<![.,;:!?…])"
+_URL_WITH_PARENTHESES = re.compile(rf"\({_URL}\)|{_URL}", re.IGNORECASE)
+_TAG = re.compile(r"</?[a-zA-Z][a-zA-Z0-9]*(?:\s[^<>]*)?/?>")
+_INVISIBLE = re.compile("[\u00ad\u200b\u200e\u200f\u2060\ufeff]")
+_REPEATED_PUNCTUATION = re.compile(r"([^\w\s]|_)\1+")
+_WHITE_SPACE = re.compile(r"\s+")
+_NOT_A_WORD = re.compile(r"\W+")
+
+
+def load_hyperpartisan(data_dir: Path | None = None) -> ClassificationTask:
+    """Load the shipped data set: 516 training, 64 development and 625 test articles, their texts cleaned.
+
+    `data_dir` is a folder with the files of the shipped one: `train.jsonl.gz`, `test.jsonl.gz`, `hp-splits.json`.
+    """
+    if data_dir is not None:
+        check_folder(data_dir)
+    try:
+        return _load(_ASSETS if data_dir is None else data_dir)
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        problem = f"{type(error).__name__}: {error}"
+        if data_dir is not None:
+            raise ValueError(
+                f"{data_dir}: Hyperpartisan cannot be read from this folder ({problem}). It must hold "
+                "train.jsonl.gz, test.jsonl.gz and hp-splits.json; without --data-dir the shipped data is used."
+            ) from error
+        raise RuntimeError(
+            "The Hyperpartisan data set inside the package is missing or damaged; reinstall prefixprop "
+            f"(pip install --force-reinstall --no-deps prefixprop). {problem}"
+        ) from error
+
+
+def _load(folder: Path | Traversable) -> ClassificationTask:
+    published = _read_articles(folder / "train.jsonl.gz")
+    official_test = _read_articles(folder / "test.jsonl.gz")
+    split_ids = json.loads((folder / "hp-splits.json").read_text(encoding="utf-8"))
+    by_number = {int(article.id): article for article in published}
+    return ClassificationTask(
+        name="hyperpartisan",
+        label_names=LABEL_NAMES,
+        train=tuple(by_number[number] for number in split_ids["train"]),
+        dev=tuple(by_number[number] for number in split_ids["dev"]),
+        test=without_texts_of(published, official_test),
+    )
+
+
+def clean_text(text: str) -> str:
+    """Remove URLs and left-over HTML, and collapse repeated punctuation and white space.
+
+    This follows the preparation of Longformer's authors, without its rules that shorten runs inside words and
+    numbers ("1,000" would become "1,0") and drop words joined by a slash.
+    """
+    # URLs go first: decoding would turn parameters such as "&copy=1" into symbols in the middle of them.
+    text = _URL_WITH_PARENTHESES.sub(" ", text)
+    text = _TAG.sub(" ", _unescape_fully(text))
+    text = _INVISIBLE.sub("", text)
+    text = _REPEATED_PUNCTUATION.sub(r"\1", text)
+    return _WHITE_SPACE.sub(" ", text).strip()
+
+
+def without_texts_of(known: Iterable[Document], documents: Iterable[Document]) -> Split:
+    """Return the documents whose text, compared by its words alone, is not the text of a known document."""
+    known_texts = {_words_of(document) for document in known}
+    return tuple(document for document in documents if _words_of(document) not in known_texts)
+
+
+def _unescape_fully(text: str) -> str:
+    # Some articles were escaped up to three times ("&amp;amp;lt;" for "<").
+    while (unescaped := html.unescape(text)) != text:
+        text = unescaped
+    return text
+
+
+def _words_of(document: Document) -> str:
+    return _NOT_A_WORD.sub(" ", document.text.casefold()).strip()
+
+
+def _read_articles(path: Path | Traversable) -> list[Document]:
+    return [_article(record) for record in read_json_lines(path)]
+
+
+def _article(record: dict[str, Any]) -> Document:
+    return Document(
+        id=record["id"],
+        text=clean_text(record["text"]),
+        label=record["label"],
+        title=clean_text(record["title"]),
+    )

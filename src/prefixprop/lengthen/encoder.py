@@ -1,0 +1,123 @@
+"""The encoder that is trained: a lengthened model with a masked-language-model head, and the original beside it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer, PreTrainedTokenizerBase
+
+from prefixprop.attention import install
+from prefixprop.lengthen.settings import LengthenSettings
+from prefixprop.models.embedded import EMBEDDED, load_tokenizer
+from prefixprop.models.lengthen import lengthen
+from prefixprop.settings.base_model import load_remote, token_limit
+
+_DROPOUTS = ("hidden_dropout_prob", "attention_probs_dropout_prob")
+_PROJECTIONS = ("query", "key", "value")
+
+
+@dataclass(frozen=True)
+class LongEncoder:
+    """A Longformer to be trained, with what belongs to it.
+
+    Attributes:
+        model: A `LongformerForMaskedLM` on the fast attention. It trains without dropout: few passes over much text
+            leave nothing to guard against.
+        teacher: The original encoder, if [CLS] is taught.
+        tokenizer: The original's, for longer texts.
+        original_length: The longest text that the original reads, in tokens.
+        has_new_head: Whether the original had no masked-language-model head.
+        dropout: What the original's config says of dropout, for the day it is tuned.
+    """
+
+    model: Any
+    teacher: nn.Module | None
+    tokenizer: PreTrainedTokenizerBase
+    original_length: int
+    has_new_head: bool
+    dropout: dict[str, float]
+
+    def save(self, folder: Path) -> None:
+        """A folder as `from_pretrained` reads it."""
+        model = self.model
+        _set_global_projections(model, copy.deepcopy)
+        for name, value in self.dropout.items():
+            setattr(model.config, name, value)
+        model.save_pretrained(str(folder))
+        self.tokenizer.save_pretrained(str(folder))
+
+    @torch.no_grad()
+    def start_new_head(self, counts: NDArray[np.int64]) -> None:
+        """Let a new head begin with how often each token occurs, which is most of what it would learn at first.
+
+        Its logits would otherwise be as large as the embeddings, which an encoder without a head never scaled for it.
+        """
+        head = self.model.lm_head
+        frequency = torch.from_numpy(counts).double().add(1.0)
+        head.bias.copy_((frequency / frequency.sum()).log())
+        head.layer_norm.weight.fill_(1 / float(self.model.get_input_embeddings().weight.norm(dim=1).mean()))
+
+
+def build(settings: LengthenSettings) -> LongEncoder:
+    """Load the original, lengthen it, and decide what of it is trained."""
+    original, tokenizer, limit, has_new_head, dropout = _load(settings.model)
+    if tokenizer.cls_token_id is None or tokenizer.sep_token_id is None or tokenizer.mask_token_id is None:
+        raise ValueError(
+            f"{settings.model}: its tokenizer has no [CLS], [SEP] or mask token, and masked language modelling needs "
+            "all three."
+        )
+    model: Any = lengthen(original, settings.max_length, settings.attention_window)
+    tokenizer.model_max_length = settings.max_length
+    teacher = None
+    if settings.teach_cls:
+        teacher = original.base_model.eval().requires_grad_(False)
+    # While it is trained, a global token's query, key and value are those of any token; `save` copies them.
+    _set_global_projections(model, lambda projection: projection)
+    model.requires_grad_(True)
+    if settings.freeze_embeddings:
+        model.get_input_embeddings().requires_grad_(False)
+    install(model)
+    if settings.gradient_checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    return LongEncoder(model.train(), teacher, tokenizer, limit, has_new_head, dropout)
+
+
+def _set_global_projections(model: Any, of_local: Callable[[nn.Module], nn.Module]) -> None:
+    for layer in model.longformer.encoder.layer:
+        attention = layer.attention.self
+        for name in _PROJECTIONS:
+            setattr(attention, f"{name}_global", of_local(getattr(attention, name)))
+
+
+def _load(name: str) -> tuple[Any, PreTrainedTokenizerBase, int, bool, dict[str, float]]:
+    without_dropout = dict.fromkeys(_DROPOUTS, 0.0)
+    if name in EMBEDDED:
+        source = EMBEDDED[name]
+        original = source("MASKED_LM", **without_dropout)
+        usual = dict.fromkeys(_DROPOUTS, 0.1)  # RoBERTa's
+        return original, load_tokenizer(source.max_length), source.max_length, True, usual
+    config = load_remote(AutoConfig, name)
+    tokenizer = load_remote(AutoTokenizer, name)
+    dropout = {field: getattr(config, field) for field in _DROPOUTS if hasattr(config, field)}
+    loaded: tuple[Any, Any] = load_remote(
+        AutoModelForMaskedLM,
+        name,
+        use_safetensors=True,
+        output_loading_info=True,
+        dtype=torch.float32,
+        **{field: 0.0 for field in dropout},
+    )
+    original, info = loaded
+    base = f"{original.base_model_prefix}."
+    lacking = sorted(key for key in info["missing_keys"] if key.startswith(base))
+    if lacking:
+        raise ValueError(f"{name}: the folder lacks weights of the encoder: {', '.join(lacking[:3])}.")
+    return original, tokenizer, token_limit(config, tokenizer), bool(info["missing_keys"]), dropout

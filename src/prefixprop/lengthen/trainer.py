@@ -1,0 +1,269 @@
+"""The loop: a step, the held-out loss, checkpoints, and when training ends."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from accelerate.utils import broadcast_object_list
+from torch import Tensor
+
+from prefixprop.lengthen.encoder import LongEncoder
+from prefixprop.lengthen.master_weights import MasterWeights
+from prefixprop.lengthen.objective import WEIGHTS, Objective
+from prefixprop.lengthen.packing import Ids, PackedRows, cut, mask, pieces
+from prefixprop.lengthen.settings import LengthenSettings
+from prefixprop.lengthen.text import TrainingText
+from prefixprop.train.checkpoints import (
+    TRAINER_STATE,
+    Snapshot,
+    folder_of_step,
+    read_checkpoint,
+    remove_old,
+    write_checkpoint,
+)
+from prefixprop.train.errors import TrainingError
+from prefixprop.train.trainer import send_to_host
+
+EVALUATIONS = 10  # of the held-out text, besides the one before training
+_MOST_HELD_OUT_TOKENS = 2**18
+# Where [CLS] is taught, every second step reads short documents, which the original was made for: as long as it
+# reads, and a half, a quarter and an eighth of that, in turns.
+_SHORT_STEPS, _SHORTENINGS = 2, (1, 2, 4, 8)
+_OF_TRAINING, _OF_HELD_OUT = 0, 1  # seeds of masks
+
+
+@dataclass
+class Progress:
+    """How far training has come; the losses are sums over the `counted` steps since the last evaluation."""
+
+    step: int = 0
+    seconds: float = 0.0
+    tokens: int = 0
+    loss: float = 0.0
+    cls_loss: float = 0.0
+    words_loss: float = 0.0
+    counted: int = 0
+    history: list[dict[str, Any]] = field(default_factory=list)
+
+    def share(self, settings: LengthenSettings) -> float:
+        """How much of training is done."""
+        if settings.minutes is not None:
+            return self.seconds / (60 * settings.minutes)
+        assert settings.total_steps is not None
+        return self.step / settings.total_steps
+
+
+class Pretraining:
+    """The training of one encoder."""
+
+    def __init__(
+        self,
+        settings: LengthenSettings,
+        encoder: LongEncoder,
+        text: TrainingText,
+        accelerator: Accelerator,
+        dtype: torch.dtype,
+        checkpoints: Path,
+    ) -> None:
+        self.settings, self.encoder, self.text = settings, encoder, text
+        self.accelerator, self.checkpoints = accelerator, checkpoints
+        self.progress = Progress()
+        # The next step's rows are made while the device computes this one.
+        self.preparing = ThreadPoolExecutor(max_workers=1)
+        self.prepared: Future[list[dict[str, Ids]]] | None = None
+        device = accelerator.device
+        encoder.model.to(device)
+        if encoder.teacher is not None:
+            encoder.teacher.to(device=device, dtype=dtype)
+        self.weights = MasterWeights(encoder.model, dtype, settings.weight_decay)
+        self.objective: Any = accelerator.prepare_model(Objective(encoder.model, encoder.teacher))
+
+    def run(self, show: Callable[[Progress], None], should_stop: Callable[[], bool]) -> None:
+        """Train to the end; after a checkpoint it raises `KeyboardInterrupt` if it should stop earlier."""
+        if not self.progress.history:
+            self._evaluate()
+            show(self.progress)
+        last_checkpoint = time.monotonic()
+        arrived: list[Callable[[], float]] = []
+        while (share := self._share()) < 1:
+            started = time.monotonic()
+            arriving = [send_to_host(loss) for loss in self._step(self._rate(share))]
+            # Of the step before: to look at this one's losses would be to wait for the device.
+            self._count(arrived)
+            arrived = arriving
+            self.progress.step += 1
+            self.progress.seconds += time.monotonic() - started
+            if self._share() * EVALUATIONS >= len(self.progress.history):
+                self._count(arrived)
+                arrived = []
+                self._evaluate()
+            show(self.progress)
+            stops = should_stop()
+            is_due = time.monotonic() - last_checkpoint >= self.settings.checkpoint_seconds
+            if self._share() < 1 and (stops or is_due):
+                self._count(arrived)
+                arrived = []
+                self._save()
+                last_checkpoint = time.monotonic()
+            if stops and self._share() < 1:
+                raise KeyboardInterrupt
+
+    def _share(self) -> float:
+        share = self.progress.share(self.settings)
+        if self.settings.minutes is not None and self.accelerator.num_processes > 1:
+            (share,) = broadcast_object_list([share])  # one clock decides for all
+        return share
+
+    def _rate(self, share: float) -> float:
+        """It rises linearly for a share of `warmup`, then falls linearly to 0."""
+        warmup = self.settings.warmup
+        if self.settings.total_steps is not None:
+            share = (self.progress.step + 1) / (self.settings.total_steps + 1)  # above 0 in the first step
+        rising = max(share, 1e-3) / warmup if warmup else 1.0
+        return self.settings.learning_rate * min(rising, (1 - share) / (1 - warmup))
+
+    # --- one step -------------------------------------------------------------------------------------------------
+
+    def _step(self, rate: float) -> list[Tensor]:
+        parts = self.prepared.result() if self.prepared else self._prepare(self.progress.step)
+        self.prepared = self.preparing.submit(self._prepare, self.progress.step + 1)
+        sums: list[Tensor] = []
+        for part in parts:
+            self.progress.tokens += part["input_ids"].size * self.accelerator.num_processes
+            losses = self.objective(**self._on_device(part))
+            (sum(weight * loss for weight, loss in zip(WEIGHTS, losses, strict=True)) / len(parts)).backward()
+            self.weights.collect_gradients()
+            sums = [loss.detach() + total for loss, total in zip(losses, sums or (0.0, 0.0, 0.0), strict=True)]
+        self.weights.step(rate, self.settings.max_grad_norm)
+        return [total / len(parts) for total in sums]
+
+    def _prepare(self, step: int) -> list[dict[str, Ids]]:
+        """What this process computes of a step, as many rows at once as the device takes."""
+        settings = self.settings
+        own = settings.batch_size // self.accelerator.num_processes
+        first = self.accelerator.process_index * own
+        length = self._short_length(step)
+        parts = []
+        for start in range(first, first + own, settings.device_batch_size):
+            numbers = range(start, start + settings.device_batch_size)
+            rows = [self.text.train.drawn(step * settings.batch_size + number, settings.seed) for number in numbers]
+            blocks = [row[None] if length is None else cut(row, length) for row in rows]
+            parts.append(self._batch(blocks, [[settings.seed, _OF_TRAINING, step, number] for number in numbers]))
+        return parts
+
+    def _short_length(self, step: int) -> int | None:
+        """How long the rows of a step are, if it reads short documents."""
+        if not self.settings.teach_cls or step % _SHORT_STEPS != _SHORT_STEPS - 1:
+            return None
+        shortening = _SHORTENINGS[step // _SHORT_STEPS % len(_SHORTENINGS)]
+        return max(4, min(self.encoder.original_length, self.settings.max_length) // shortening)
+
+    def _batch(self, blocks: list[Ids], seeds: list[list[int]]) -> dict[str, Ids]:
+        tokenizer: Any = self.encoder.tokenizer
+        masked = mask(blocks, tokenizer, seeds)
+        arrays = {"input_ids": masked.input_ids, "positions": masked.positions, "targets": masked.targets}
+        if self.encoder.teacher is not None:
+            longest = self.encoder.original_length
+            arrays["pieces"] = np.concatenate([pieces(row, longest) for block in blocks for row in block])
+        return arrays
+
+    def _on_device(self, arrays: dict[str, Ids]) -> dict[str, Tensor]:
+        device = self.accelerator.device
+        tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+        if device.type != "cuda":
+            return {name: tensor.to(device) for name, tensor in tensors.items()}
+        return {name: tensor.pin_memory().to(device, non_blocking=True) for name, tensor in tensors.items()}
+
+    def _count(self, arrived: list[Callable[[], float]]) -> None:
+        if not arrived:
+            return
+        loss, cls_loss, words_loss = (value() for value in arrived)
+        if not math.isfinite(loss + cls_loss + words_loss):
+            raise TrainingError(
+                f"The loss is {loss} at step {self.progress.step}: start again (--overwrite) with a lower "
+                "--learning-rate, or with --precision fp32 if it is bf16."
+            )
+        self.progress.loss += loss
+        self.progress.cls_loss += cls_loss
+        self.progress.words_loss += words_loss
+        self.progress.counted += 1
+
+    # --- held-out text --------------------------------------------------------------------------------------------
+
+    def _evaluate(self) -> None:
+        progress, counted = self.progress, self.progress.counted
+        line: dict[str, Any] = {
+            "step": progress.step,
+            "tokens": progress.tokens,
+            "seconds": round(progress.seconds, 1),
+            "held_out_bits": {str(rows.length): self._held_out_bits(rows) for rows in self._held_out()},
+        }
+        if counted:
+            line["loss_bits"] = progress.loss / counted / math.log(2)
+            if self.encoder.teacher is not None:
+                line["cls_cosine"] = 1 - progress.cls_loss / counted
+                line["words_bits"] = progress.words_loss / counted / math.log(2)
+        progress.history.append(line)
+        progress.loss = progress.cls_loss = progress.words_loss = 0.0
+        progress.counted = 0
+
+    def _held_out(self) -> list[PackedRows]:
+        """At the original's length and at full length, which may be the same."""
+        both = (self.text.held_out_short, self.text.held_out)
+        return [rows for rows in {rows.length: rows for rows in both}.values() if rows.count()]
+
+    @torch.no_grad()
+    def _held_out_bits(self, rows: PackedRows) -> float:
+        """Cross-entropy of masked tokens in bits; the masks are the same at every evaluation."""
+        settings = self.settings
+        # Twice the tokens of a step at most, so that looking at them never takes longer than training.
+        tokens = min(_MOST_HELD_OUT_TOKENS, 2 * settings.batch_size * settings.max_length)
+        count = min(rows.count(), max(1, tokens // rows.length))
+        at_once = max(1, settings.device_batch_size * settings.max_length // rows.length)
+        total = torch.zeros((), device=self.accelerator.device)
+        objective = self.accelerator.unwrap_model(self.objective)
+        for start in range(0, count, at_once):
+            numbers = range(start, min(start + at_once, count))
+            batch = self._batch(
+                [rows.row(number)[None] for number in numbers],
+                [[settings.seed, _OF_HELD_OUT, number] for number in numbers],
+            )
+            batch.pop("pieces", None)
+            total += objective(**self._on_device(batch))[0] * len(numbers)
+        return total.item() / count / math.log(2)
+
+    # --- checkpoints ----------------------------------------------------------------------------------------------
+
+    def _save(self) -> None:
+        # The first process alone, by its own clock. The others do not wait here: not all need think it is time.
+        if self.accelerator.is_main_process:
+            numbers = dataclasses.asdict(self.progress)
+            history = json.dumps(numbers.pop("history"))
+            snapshot = Snapshot(self.weights.by_name, None, self.weights.optimizer.state_dict(), {}, [], numbers)
+            folder = folder_of_step(self.checkpoints, self.progress.step)
+            try:
+                write_checkpoint(folder, snapshot, history)
+            except OSError as error:
+                raise TrainingError(
+                    f"{error.filename}: the checkpoint of step {self.progress.step} cannot be written "
+                    f"({error.strerror}). Earlier ones are untouched: make room, then go on with --resume."
+                ) from error
+            remove_old(self.checkpoints, folder)
+
+    def restore(self, checkpoint: Path) -> None:
+        """Take up training at a checkpoint."""
+        snapshot = read_checkpoint(checkpoint)
+        history = json.loads((checkpoint / TRAINER_STATE).read_bytes())
+        self.progress = Progress(**snapshot.progress, history=history)  # type: ignore[arg-type]
+        self.weights.load(dict(snapshot.trained), snapshot.optimizer)

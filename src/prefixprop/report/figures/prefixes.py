@@ -1,0 +1,131 @@
+"""What prefixes do: alpha and gates over training, and λ, the share of attention that they get."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from prefixprop.report.figures.canvas import BLUE, VERMILION, new_figure, saved
+from prefixprop.tuners.layer import PrefixLayer
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+LOGGED = re.compile(r"(?P<name>alpha|alpha_query|gate)/layer_(?P<layer>\d+)(?:/head_(?P<head>\d+))?")
+_AXES = {"alpha": "α", "alpha_query": "length of the query vector", "gate": "gate"}
+Series = dict[int, list[tuple[int, float]]]  # by head (0: the whole layer): steps and values
+
+
+def plot_alpha(history: Iterable[Mapping[str, Any]], path: str | Path | None = None, of: str = "alpha") -> Figure:
+    """Draw alpha per layer, and per head where there is one each, over training; or the gates, `of="gate"`.
+
+    `history` is `trainer.state.log_history` of a training that logged alpha (`prefixprop.train.log_alpha`). The
+    figure is written to `path` if given; its ending says how (png, pdf, svg).
+    """
+    layers, name = _read(history, of)
+    columns = 3 if len(layers) in (3, 5, 6, 9) else min(len(layers), 4)
+    rows = math.ceil(len(layers) / columns)
+    figure = new_figure(width=3.0 * columns, height=2.4 * rows)
+    axes = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+    for axis, (layer, heads) in zip(axes.flat, sorted(layers.items()), strict=False):
+        several = len(heads) > 1
+        for index, points in enumerate(heads.values()):
+            steps, values = zip(*points, strict=True)
+            style = {"linewidth": 0.8, "alpha": 0.5} if several else {"linewidth": 1.8}
+            axis.plot(steps, values, color=BLUE, label="one head" if index == 0 else None, **style)
+        if several:
+            means = [sum(values) / len(values) for values in zip(*(_values(p) for p in heads.values()), strict=True)]
+            axis.plot([step for step, _ in points], means, color=VERMILION, linewidth=1.8, label="mean of the heads")
+        axis.set_title(f"layer {layer}", fontsize=9)
+        axis.grid(alpha=0.3)
+    for axis in axes.flat[len(layers) :]:
+        axis.set_visible(False)
+    for axis in axes.flat[len(layers) - columns : len(layers)]:
+        axis.tick_params(labelbottom=True)
+    if len(next(iter(layers.values()))) > 1:
+        axes.flat[0].legend(fontsize=7, frameon=False)
+    figure.supxlabel("training step", fontsize=9)
+    figure.supylabel(_AXES[name], fontsize=9)
+    return saved(figure, path)
+
+
+@torch.no_grad()
+def prefix_share(model: Any, inputs: dict[str, Tensor]) -> Tensor:
+    """The share of the active prefix in the attention of one document, [layers, heads, real tokens].
+
+    `inputs` is one tokenized document, a batch of one. Each value is what softmax gives to all prefix keys together,
+    the λ of the paper's appendix; the attentions that a model returns leave it out, so it is what they lack to one.
+    """
+    layer = next((module for module in model.modules() if isinstance(module, PrefixLayer)), None)
+    active = None if layer is None else layer.active_prefix()
+    if active is None:
+        raise ValueError("The model has no active prefix, so there is no share to measure.")
+    if active.config.kernel is not None:
+        raise ValueError(
+            "With a kernel the prefix has no share of the softmax: alpha stands in its place; plot that instead."
+        )
+    if len(inputs["input_ids"]) != 1:
+        raise ValueError(f"Pass one document at a time, not {len(inputs['input_ids'])}.")
+
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    implementation, was_training = base.config._attn_implementation, model.training
+    base.set_attn_implementation("eager")  # the others return no attentions
+    model.eval()
+    try:
+        output = model(**inputs, output_attentions=True)
+    finally:
+        base.set_attn_implementation(implementation)
+        model.train(was_training)
+
+    real = inputs.get("attention_mask", torch.ones_like(inputs["input_ids"]))[0].bool()
+    shares = []
+    for index, weights in enumerate(output.attentions):
+        kept = weights[0].float().sum(dim=-1)  # [heads, tokens]
+        if output.get("global_attentions") is not None:
+            # Longformer shows the rows of global tokens apart, and as zeros here.
+            everywhere = (kept == 0).all(dim=0) & real
+            kept[:, everywhere] = output.global_attentions[index][0].float().sum(dim=1)[:, : int(everywhere.sum())]
+        shares.append((1 - kept)[:, real])
+    return torch.stack(shares).clamp(0, 1)
+
+
+def plot_prefix_share(share: Tensor, path: str | Path | None = None) -> Figure:
+    """Draw the share of attention that the prefix gets in every layer, from `prefix_share`."""
+    figure = new_figure(width=1.6 + 0.6 * len(share), height=3.2)
+    axis = figure.subplots()
+    layers = list(range(1, len(share) + 1))
+    rows = share.flatten(1)
+    low, high = rows.quantile(0.1, dim=1).tolist(), rows.quantile(0.9, dim=1).tolist()
+    axis.fill_between(layers, low, high, color=BLUE, alpha=0.2, label="80 % of tokens and heads")
+    for layer, head_means in zip(layers, share.mean(dim=2), strict=True):
+        label = "one head" if layer == 1 else None
+        axis.scatter([layer] * len(head_means), head_means.tolist(), s=10, color=BLUE, label=label)
+    axis.plot(layers, rows.mean(dim=1).tolist(), color=VERMILION, linewidth=1.8, label="mean")
+    axis.set(xlabel="layer", ylabel="share of attention on the prefix, λ", xticks=layers, ylim=(0, None))
+    axis.grid(alpha=0.3)
+    axis.legend(fontsize=8, frameon=False)
+    return saved(figure, path)
+
+
+def _read(history: Iterable[Mapping[str, Any]], of: str) -> tuple[dict[int, Series], str]:
+    layers: dict[int, Series] = {}
+    name = of
+    for entry in history:
+        for key, value in entry.items():
+            if (found := LOGGED.fullmatch(key)) and found["name"].startswith(of):
+                name = found["name"]
+                series = layers.setdefault(int(found["layer"]), {})
+                series.setdefault(int(found["head"] or 0), []).append((int(entry.get("step", 0)), float(value)))
+    if not layers:
+        raise ValueError(f"The history holds no {of}; train with prefixprop.train.log_alpha(trainer).")
+    return layers, name
+
+
+def _values(points: list[tuple[int, float]]) -> list[float]:
+    return [value for _, value in points]

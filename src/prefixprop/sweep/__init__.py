@@ -1,0 +1,27 @@
+"""Grids of runs: the plan, the sweep that runs it, and the engines that compute."""
+
+from prefixprop.sweep.cells import Axis, Candidate, Cell, CellProgress, cell_progress, run_name
+from prefixprop.sweep.engines import Engine, Job, JobEnd, LocalEngine, RayEngine, run_job
+from prefixprop.sweep.plan import SweepPlan, read_plan
+from prefixprop.sweep.sweep import Outcome, SweepState, run_sweep, settle_finished
+
+__all__ = [
+    "Axis",
+    "Candidate",
+    "Cell",
+    "CellProgress",
+    "Engine",
+    "Job",
+    "JobEnd",
+    "LocalEngine",
+    "Outcome",
+    "RayEngine",
+    "SweepPlan",
+    "SweepState",
+    "cell_progress",
+    "read_plan",
+    "run_job",
+    "run_name",
+    "run_sweep",
+    "settle_finished",
+]

@@ -1,0 +1,27 @@
+"""Training of runs on Hugging Face's Trainer: settings, run directories, resumption."""
+
+from prefixprop.runs.directory import RunDirectory
+from prefixprop.settings.check import SettingsError, check_settings
+from prefixprop.settings.recipe import override, read_settings, settings_to_yaml
+from prefixprop.settings.run_settings import RunSettings
+from prefixprop.train.alpha_log import AlphaLogger, log_alpha, trained_alpha
+from prefixprop.train.errors import TrainingError
+from prefixprop.train.train import RunPlan, RunResult, plan, train
+
+__all__ = [
+    "AlphaLogger",
+    "RunDirectory",
+    "RunPlan",
+    "RunResult",
+    "RunSettings",
+    "SettingsError",
+    "TrainingError",
+    "check_settings",
+    "log_alpha",
+    "override",
+    "plan",
+    "read_settings",
+    "settings_to_yaml",
+    "train",
+    "trained_alpha",
+]

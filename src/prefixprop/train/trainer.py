@@ -1,0 +1,332 @@
+"""Hugging Face's Trainer with this package's batches, checkpoints and watch over the loss."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from accelerate.utils import gather_object
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
+from torch.utils.data import DataLoader
+from transformers import PrinterCallback, Trainer, TrainerState, TrainingArguments
+
+from prefixprop.data import DocumentCollator
+from prefixprop.evaluate import PredictionSet
+from prefixprop.models.replay import HeldGradients, Replayed, can_replay, padded_length
+from prefixprop.settings.methods import HEAD
+from prefixprop.settings.run_settings import RunSettings
+from prefixprop.train.alpha_log import log_alpha
+from prefixprop.train.batches import LengthGroupedOrder
+from prefixprop.train.checkpoints import (
+    TRAINER_STATE,
+    Snapshot,
+    folder_of_step,
+    generator_states,
+    read_checkpoint,
+    remove_old,
+    write_checkpoint,
+)
+from prefixprop.train.data import EvaluationSplit, RunData
+from prefixprop.train.errors import TrainingError
+from prefixprop.train.trainable import trained_tensors
+
+
+class RunTrainer(Trainer):
+    """Trains one run; checkpoints are those of `prefixprop.train.checkpoints`.
+
+    Its own are how batches are drawn, a warm-up that does not begin at 0, a watch over the loss, and checkpoints; the
+    loop and the optimizer are the Trainer's. The callbacks of `prefixprop.train.callbacks` are part of it: they
+    hold the best epoch's tensors in memory, and give a resumed run its optimizer and generators back.
+    """
+
+    compute_metrics: Any
+
+    def __init__(
+        self, model: nn.Module, arguments: TrainingArguments, data: RunData, settings: RunSettings, checkpoints: Path
+    ) -> None:
+        self.checkpoints = checkpoints
+        self.order = LengthGroupedOrder(data.train_lengths, settings.documents_per_step, settings.seed)
+        self.best_trained: Mapping[str, Tensor] | None = None
+        self.epoch_loss = 0.0
+        self.uncounted: list[Tensor] = []  # losses that are still on the device
+        self.unchecked: tuple[int, float, Callable[[], float]] | None = None
+        self.resumed: Snapshot | None = None  # until the first step
+        self.seconds_before = 0.0
+        self.started = time.monotonic()
+        dev = data.evaluated["dev"]
+        super().__init__(
+            model,
+            arguments,
+            data_collator=data.collator,
+            train_dataset=data.train,
+            eval_dataset=dev.dataset,
+            compute_metrics=lambda result: dev.predictions(result.predictions).evaluate(),
+            # A candidate scorer counts the questions of a step itself.
+            compute_loss_func=None if data.label_names is None else document_loss,
+        )
+        self.remove_callback(PrinterCallback)
+        log_alpha(self)
+        self._replays = self._may_replay()
+        if self._replays:
+            lengths = partial(padded_length, most=settings.max_length or 0)
+            self.data_collator: Any = dataclasses.replace(self.data_collator, padded_length=lengths)
+        self._gradients = HeldGradients()
+        self._step, self._evaluation = Replayed(self._step_of), Replayed(self._evaluation_of)
+
+    def _may_replay(self) -> bool:
+        """Several processes exchange gradients, and checkpointing computes a second time: neither is recorded."""
+        alone = self.args.world_size == 1 and not self.args.gradient_checkpointing
+        return alone and isinstance(self.data_collator, DocumentCollator) and can_replay(self.model)
+
+    def predict_split(self, split: EvaluationSplit) -> PredictionSet:
+        """The predictions of a split, in the order of its documents."""
+        of_dev, self.compute_metrics = self.compute_metrics, None
+        try:
+            return split.predictions(self.predict(split.dataset).predictions)
+        finally:
+            self.compute_metrics = of_dev
+
+    @property
+    def seconds(self) -> float:
+        """How long the run has taken, over all resumptions, not counting what a kill threw away."""
+        return self.seconds_before + time.monotonic() - self.started
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> LambdaLR:
+        warmup = self.args.get_warmup_steps(num_training_steps)
+        share = partial(share_of_peak, warmup=warmup, steps=num_training_steps)
+        self.lr_scheduler = LambdaLR(optimizer or self.optimizer, share)
+        return self.lr_scheduler
+
+    # --- batches and loss -----------------------------------------------------------------------------------------
+
+    def get_train_dataloader(self) -> DataLoader:
+        batches = DataLoader(
+            self.train_dataset,
+            batch_size=self.args.train_batch_size,
+            sampler=self.order,
+            collate_fn=self.data_collator,
+            pin_memory=self.args.dataloader_pin_memory,
+        )
+        prepared: DataLoader = self.accelerator.prepare(batches)
+        return prepared
+
+    def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
+        if self._replays and isinstance(num_items_in_batch, Tensor):
+            self._gradients.attach()
+            loss = self._step({**inputs, "num_items_in_batch": num_items_in_batch})
+            self._gradients.learn(model)
+        else:
+            loss = super().training_step(model, inputs, num_items_in_batch)
+        self._check_loss()
+        rate = float(self.lr_scheduler.get_last_lr()[0])
+        self.unchecked = (self.state.global_step + 1, rate, send_to_host(loss))
+        self.uncounted.append(loss.detach())
+        return loss
+
+    def _step_of(self, inputs: dict[str, Any]) -> Tensor:
+        count = inputs.pop("num_items_in_batch")
+        loss: Tensor = super().training_step(self.model_wrapped, inputs, count)
+        return loss
+
+    def prediction_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        if not self._replays or args[:1] == (True,) or kwargs.get("prediction_loss_only"):
+            return super().prediction_step(model, inputs, *args, **kwargs)
+        return self._evaluation(self._prepare_inputs(inputs))
+
+    def _evaluation_of(self, inputs: dict[str, Any]) -> Any:
+        return super().prediction_step(self.model_wrapped, inputs, prediction_loss_only=False)
+
+    def _count_losses(self) -> float:
+        """The sum of the epoch's losses so far; one after the other, so that a resumed run has the same bits."""
+        for value in torch.stack(self.uncounted).tolist() if self.uncounted else ():
+            self.epoch_loss += value
+        self.uncounted.clear()
+        return self.epoch_loss
+
+    def _check_loss(self) -> None:
+        """Look at the loss of the step before: to look at this one's would be to wait for the device."""
+        if self.unchecked is None:
+            return
+        (step, rate, arrived), self.unchecked = self.unchecked, None
+        if not math.isfinite(loss := arrived()):
+            raise TrainingError(
+                f"The loss is {loss} at step {step} of {self.state.max_steps}, at a learning rate of "
+                f"{rate:.3g} (--learning-rate {self.args.learning_rate:g} at its peak): start again (--overwrite) "
+                "with a lower --learning-rate, or with --precision fp32 if it is bf16."
+            )
+
+    def floating_point_ops(self, inputs: dict[str, Any]) -> int:
+        """Not counted: it takes a walk over all parameters at every step."""
+        return 0
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        self._check_loss()
+        if "loss" in logs:
+            # The Trainer's own mean forgets, on resumption, the steps before.
+            steps = self.state.max_steps // int(self.args.num_train_epochs)
+            losses = gather_object([self._count_losses()])
+            logs = {**logs, "loss": sum(losses) / len(losses) / steps}
+            self.epoch_loss = 0.0
+        super().log(logs, start_time)
+
+    # --- checkpoints ----------------------------------------------------------------------------------------------
+
+    def keep_as_best(self) -> None:
+        """Hold a copy of what is trained now, for the end of the run and for checkpoints."""
+        self.best_trained = _copies(trained_tensors(self.model))
+
+    # Private in the Trainer, which has no public way to write checkpoints other than its own, of pickles without
+    # checksums. Holds since transformers 5.17 at the latest, the oldest that `make compat` runs.
+    def _save_checkpoint(self, model: nn.Module, trial: Any = None) -> None:
+        self._check_loss()
+        generators = gather_object([generator_states()])
+        if self.args.should_save:
+            trained = trained_tensors(self.model)
+            is_of_best = self.best_trained is not None and self.state.best_global_step == self.state.global_step
+            snapshot = Snapshot(
+                trained,
+                trained if is_of_best else self.best_trained,
+                self.optimizer.state_dict(),
+                self.lr_scheduler.state_dict(),
+                generators,
+                {"epoch_loss": self._count_losses(), "seconds": self.seconds},
+            )
+            folder = folder_of_step(self.checkpoints, self.state.global_step)
+            try:
+                write_checkpoint(folder, snapshot, json.dumps(dataclasses.asdict(self.state), default=str))
+            except OSError as error:
+                raise TrainingError(
+                    f"{error.filename}: the checkpoint of step {self.state.global_step} cannot be written "
+                    f"({error.strerror}). Earlier checkpoints are untouched: make room or mend the folder, then go "
+                    "on with --resume."
+                ) from error
+            remove_old(self.checkpoints, folder)
+        self.args.distributed_state.wait_for_everyone()
+
+    # Private in the Trainer too: only its `train(resume_from_checkpoint=...)` begins in the middle of a run, and it
+    # refuses a folder without files of its own; `restore` has read ours. Holds since transformers 5.17 at the latest.
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        pass
+
+    def restore(self, checkpoint: Path) -> None:
+        """Take up a run at a checkpoint; `train(resume_from_checkpoint=...)` then goes on from there."""
+        self.state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE))
+        self.resumed = snapshot = read_checkpoint(checkpoint)
+        self.load_trained(snapshot.trained)
+        self.best_trained = None if snapshot.best is None else _copies(snapshot.best)
+        self.epoch_loss = snapshot.progress["epoch_loss"]
+        self.seconds_before = snapshot.progress["seconds"]
+
+    def load_trained(self, tensors: Mapping[str, Tensor]) -> None:
+        """Put trained tensors, of a checkpoint or of the best epoch, into the model."""
+        own = trained_tensors(self.model)
+        if own.keys() != tensors.keys():
+            raise TrainingError(
+                f"The checkpoint in {self.checkpoints} holds other tensors than this model trains; the base model or "
+                "a package has changed since: start again with --overwrite."
+            )
+        with torch.no_grad():
+            for name, tensor in own.items():
+                tensor.copy_(tensors[name])
+
+
+def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """In the CPU's memory, where neither training nor a checkpoint that is removed can change them."""
+    return {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()}
+
+
+def send_to_host(number: Tensor) -> Callable[[], float]:
+    """Start to copy a number of the device to the host; what is returned waits for the copy, and gives the number.
+
+    `number.item()` would wait for everything that the device has been given until then, so also for the step that was
+    started after the one whose number it is.
+    """
+    # Only CUDA's copies are made into memory where it is known when they have arrived.
+    copy = number.detach().to("cpu", non_blocking=number.is_cuda)
+    if not number.is_cuda:
+        return copy.item
+    arrival = torch.cuda.Event()
+    arrival.record(torch.cuda.current_stream(number.device))
+
+    def arrived() -> float:
+        arrival.synchronize()
+        return copy.item()
+
+    return arrived
+
+
+def share_of_peak(step: int, warmup: int, steps: int) -> float:
+    """The learning rate of a step, counted from 0, as a share of its peak: it rises for `warmup` steps, then falls.
+
+    The linear schedule of transformers starts at 0, where a step trains nothing; this one is above 0 at every step.
+    After the warm-up the two are the same.
+
+    >>> [share_of_peak(step, warmup=1, steps=3) for step in range(3)]
+    [0.5, 1.0, 0.5]
+    """
+    if step < warmup:
+        return (step + 1) / (warmup + 1)
+    return (steps - step) / max(1, steps - warmup)
+
+
+def document_loss(outputs: Any, labels: Tensor, num_items_in_batch: Tensor | int | None = None) -> Tensor:
+    """Cross-entropy, averaged over all documents of a step.
+
+    The model's own loss is a mean over a device's batch: documents of a smaller last batch would count for more.
+    """
+    documents = len(labels) if num_items_in_batch is None else num_items_in_batch
+    return F.cross_entropy(outputs.logits.float(), labels, reduction="sum") / documents
+
+
+def evaluated_at_once(settings: RunSettings) -> int:
+    """How many documents a device reads at once where nothing is trained: twice as many, without more memory.
+
+    What training keeps of a layer for backward is about what computing the layer takes, so that models of several
+    layers have room for more. Where training keeps next to nothing, there is none.
+    """
+    keeps_activations = settings.method_row.folder != HEAD and not settings.gradient_checkpointing
+    return settings.device_batch_size * (2 if keeps_activations else 1)
+
+
+def training_arguments(settings: RunSettings, folder: Path, accumulation: int, use_bf16: bool) -> TrainingArguments:
+    """The Trainer's arguments for settings whose numbers are all set; `folder` is where trackers write."""
+    return TrainingArguments(
+        output_dir=str(folder),
+        num_train_epochs=settings.epochs,
+        per_device_train_batch_size=settings.device_batch_size,
+        per_device_eval_batch_size=evaluated_at_once(settings),
+        gradient_accumulation_steps=accumulation,
+        learning_rate=settings.learning_rate,
+        warmup_steps=settings.warmup,  # below 1 it is a share of all steps
+        weight_decay=settings.weight_decay,
+        max_grad_norm=settings.max_grad_norm,
+        bf16=use_bf16,
+        # accelerate takes several processes without an accelerator for one each, unless it is told.
+        use_cpu=not torch.accelerator.is_available(),
+        gradient_checkpointing=settings.gradient_checkpointing,
+        gradient_checkpointing_kwargs={"use_reentrant": False} if settings.gradient_checkpointing else None,
+        eval_strategy="epoch",
+        save_strategy="epoch",
+        logging_strategy="epoch",
+        metric_for_best_model=settings.metric,
+        greater_is_better=True,
+        label_names=["labels"],
+        remove_unused_columns=False,
+        logging_nan_inf_filter=False,
+        ddp_find_unused_parameters=False,
+        # Batches go to a GPU while it still works on the one before.
+        dataloader_pin_memory=torch.cuda.is_available(),
+        accelerator_config={"non_blocking": torch.cuda.is_available()},
+        disable_tqdm=True,
+        report_to=list(settings.report_to) or "none",
+        seed=settings.seed,
+    )

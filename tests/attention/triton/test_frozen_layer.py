@@ -1,0 +1,109 @@
+"""A frozen layer in one piece does what its parts do one by one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from prefixprop import attention
+
+from tiny import adapt, batch, for_all_rows, tiny_model
+
+
+def outcome(model: Any, inputs: dict[str, Any]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    torch.manual_seed(7)
+    model.zero_grad()
+    output = model(**inputs, labels=torch.tensor([0, 2]))
+    output.loss.backward()
+    return output.logits.detach(), {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+SMALLER = {"num_attention_heads": 1, "hidden_size": 16}
+
+
+def one_layer(training: bool, **overrides: Any) -> Any:
+    model = tiny_model(num_hidden_layers=1, attention_window=[8], **overrides).train(training)
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.3
+    model.longformer.encoder.layer[0].attention.self.dropout = 0.3
+    return model
+
+
+def assert_same_as_in_parts(model: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That the one layer goes through the function of this name, with what its parts give one by one."""
+    from prefixprop.attention.triton import self_attention
+
+    attention.install(model, "triton")
+    inputs = for_all_rows(batch(model, [13, 6]))
+    pieces = []
+    whole = getattr(self_attention, name)
+    monkeypatch.setattr(self_attention, name, lambda *given: pieces.append(1) or whole(*given))
+    logits, gradients = outcome(model, inputs)
+    assert len(pieces) == 1
+    # Somebody who waits for a part to be called gets what it is called with.
+    seen = []
+    (layer,) = model.base_model.model.longformer.encoder.layer
+    layer.intermediate.register_forward_hook(lambda *_: seen.append(1))
+    expected, expected_gradients = outcome(model, inputs)
+    assert len(pieces) == 1 and len(seen) == 1
+    torch.testing.assert_close(logits, expected, atol=1e-5, rtol=1e-5)
+    assert gradients.keys() == expected_gradients.keys()
+    for key, gradient in expected_gradients.items():
+        torch.testing.assert_close(gradients[key], gradient, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("method", "training"), [("propagation", False), ("tuning", True)])
+def test_in_one_piece_and_in_parts(method: str, training: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = adapt(one_layer(training, num_attention_heads=2, hidden_size=16), method).train(training)
+    assert_same_as_in_parts(model, "frozen_layer", monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "mode", "options"),
+    [
+        ("rbf", "head", {"kernel_length_scale": 1.5}),
+        ("poly", "query", {"kernel_degree": 4}),
+    ],
+)
+def test_kernels_and_trained_alpha(
+    kernel: str, mode: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = adapt(one_layer(False, **SMALLER), "propagation", kernel=kernel, alpha=0.7, alpha_mode=mode, **options)
+    with torch.no_grad():
+        model.get_alpha().add_(torch.randn(model.get_alpha().shape))
+    assert_same_as_in_parts(model, "frozen_layer", monkeypatch)
+
+
+def test_a_kernel_over_trained_keys_goes_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = adapt(one_layer(False, **SMALLER), "tuning", kernel="exp", alpha_mode="layer")
+    assert_same_as_in_parts(model, "frozen_tail", monkeypatch)
+
+
+@pytest.mark.parametrize("method", ["propagation", "tuning"])
+def test_alpha_zero_is_no_prefix_in_the_softmax(method: str) -> None:
+    model = adapt(one_layer(False, **SMALLER), method, kernel="exp", alpha=0.0)
+    inputs = for_all_rows(batch(model, [13, 6]))
+    with torch.no_grad():
+        expected = model(**inputs).logits
+        attention.install(model, "triton")
+        torch.testing.assert_close(model(**inputs).logits, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_layers_that_are_trained_or_uneven_go_in_parts() -> None:
+    from prefixprop.attention.triton.frozen_ffn import tail_of
+    from prefixprop.attention.triton.frozen_layer import attention_of
+
+    layer = tiny_model().requires_grad_(False).longformer.encoder.layer[0]
+    for weights_of in (attention_of, tail_of):
+        assert weights_of(layer, torch.float32) is not None
+        assert weights_of(layer, torch.float16) is None
+    layer.attention.self.key_global.weight.requires_grad_(True)
+    assert attention_of(layer, torch.float32) is None
+    layer.output.dropout.p = 0.9
+    assert tail_of(layer, torch.float32) is None
+    layer.output.dropout.p = layer.attention.output.dropout.p
+    layer.output.LayerNorm.bias.requires_grad_(True)
+    assert tail_of(layer, torch.float32) is None

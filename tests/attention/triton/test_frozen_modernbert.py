@@ -1,0 +1,159 @@
+"""A ModernBERT layer with frozen weights in two operations, in Triton's interpreter, against Hugging Face's parts."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, inject_adapter_in_model
+from torch import Tensor, nn
+from transformers import ModernBertConfig
+from transformers.models.modernbert.modeling_modernbert import ModernBertEncoderLayer
+
+from one_layer import assert_close
+
+pytest.importorskip("triton")
+from prefixprop.attention.triton import frozen_modernbert, lora
+from prefixprop.attention.triton.dropout import draw_words
+
+from known_masks import Masked, mask_of
+
+WIDTH, INNER = 8, 20
+LINEARS = ["attn.Wqkv", "attn.Wo", "mlp.Wi", "mlp.Wo"]
+
+
+def layer_of(index: int = 1, targets: list[str] | None = None, lora_dropout: float = 0.0, **options: Any) -> Any:
+    """The first layer, or another, frozen but for LoRA around `targets`."""
+    torch.manual_seed(3)
+    config = ModernBertConfig(hidden_size=WIDTH, num_attention_heads=1, intermediate_size=INNER, **options)
+    layer = ModernBertEncoderLayer(config, layer_idx=index).requires_grad_(False)
+    for name, parameter in layer.named_parameters():
+        nn.init.normal_(parameter, mean=float("norm" in name), std=0.3)
+    if targets:
+        settings = {"r": 3, "lora_alpha": 2, "init_lora_weights": False, "target_modules": targets}
+        layer = inject_adapter_in_model(LoraConfig(**settings, lora_dropout=lora_dropout), layer)
+    return layer
+
+
+def attend(projected: Tensor) -> Tensor:
+    """Stands for attention."""
+    query, key, value = projected.chunk(3, dim=-1)
+    return query * key + value
+
+
+def in_parts(layer: Any, states: Tensor) -> Tensor:
+    """As Hugging Face computes it."""
+    states = states + layer.attn.out_drop(layer.attn.Wo(attend(layer.attn.Wqkv(layer.attn_norm(states)))))
+    return states + layer.mlp(layer.mlp_norm(states))
+
+
+def in_one_piece(layer: Any, states: Tensor) -> Tensor:
+    output = frozen_modernbert.rotary_layer(layer, states, attend)
+    assert output is not None
+    return output
+
+
+def results(layer: Any, run: Any, states: Tensor) -> dict[str, Tensor]:
+    """The output, and the gradients of the states and of all that learns."""
+    states = states.clone().requires_grad_()
+    leaves = {"states": states} | {name: p for name, p in layer.named_parameters() if p.requires_grad}
+    output = run(layer, states)
+    direction = torch.randn(output.shape, generator=torch.Generator().manual_seed(1)).to(output.dtype)
+    found = torch.autograd.grad((output * direction).sum(), list(leaves.values()))
+    return {"output": output.detach()} | dict(zip(leaves, found, strict=True))
+
+
+@pytest.mark.parametrize("targets", [[], LINEARS[:1], LINEARS])
+@pytest.mark.parametrize("index", [0, 1])
+def test_output_and_gradients(index: int, targets: list[str]) -> None:
+    layer, states = layer_of(index, targets), torch.randn(2, 5, WIDTH)
+    found = results(layer, in_one_piece, states)
+    assert len(found) == 2 + 2 * len(targets)
+    assert_close(found, results(copy.deepcopy(layer).double(), in_parts, states.double()))
+    given = states.clone()
+    with torch.no_grad():
+        assert torch.equal(in_one_piece(layer, states), found["output"])
+    assert torch.equal(states, given)
+
+
+def test_under_autocast_with_weights_held_in_its_type() -> None:
+    layer, states = layer_of(1, LINEARS), torch.randn(2, 5, WIDTH)
+    held = copy.deepcopy(layer)
+    for parameter in held.parameters():
+        if not parameter.requires_grad:
+            parameter.data = parameter.data.half()
+    with torch.autocast("cpu", torch.float16):
+        found = results(held, in_one_piece, states)
+    assert found["output"].dtype == torch.float16
+    for name, expected in results(layer, in_parts, states).items():
+        error = (found[name].float() - expected).norm() / expected.norm()
+        assert error < 1e-2, name
+
+
+def test_lora_where_the_states_do_not_learn() -> None:
+    layer, states = layer_of(0, LINEARS[:1]), torch.randn(2, 5, WIDTH)
+    gradients = []
+    for run in (in_one_piece, in_parts):
+        run(layer, states).square().sum().backward()
+        gradients.append([p.grad for p in layer.parameters() if p.requires_grad])
+        layer.zero_grad()
+    torch.testing.assert_close(*gradients, atol=1e-4, rtol=1e-4)
+
+
+def test_dropout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """LoRA's own, and that of attention's output; backward has the masks of forward."""
+    layer, states = layer_of(1, LINEARS, 0.4, attention_dropout=0.3), torch.randn(2, 9, WIDTH)
+    drawn: list[list[Tensor]] = []
+    for module in (lora, frozen_modernbert):
+        monkeypatch.setattr(module, "draw_words", lambda *given: drawn.append(draw_words(*given)) or drawn[-1])
+    found = results(layer.train(), in_one_piece, states)
+    *of_lora, of_output = drawn
+    for name, words in zip(LINEARS, of_lora, strict=True):
+        linear = layer.get_submodule(name)
+        linear.lora_dropout["default"] = Masked(mask_of(words, 0, linear.in_features, 0.4))
+    layer.attn.out_drop = Masked(mask_of(of_output, 0, WIDTH, 0.3))
+    assert_close(found, results(layer, in_parts, states))
+
+
+def test_nothing_is_kept_for_weights() -> None:
+    layer, kept = layer_of(), dict[int, Tensor]()
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.setdefault(t.data_ptr(), t), lambda t: t):
+        states = torch.randn(2, 50, WIDTH, requires_grad=True)
+        frozen_modernbert.rotary_layer(layer, states, lambda projected: projected[..., :WIDTH])
+    own = [tensor for tensor in kept.values() if all(tensor is not p for p in layer.parameters())]
+    rows = sum(tensor.numel() for tensor in own) / 100
+    assert rows == WIDTH + 2 + WIDTH + 2  # the states and the sum after attention, mean and deviation of each
+
+
+@pytest.mark.parametrize(
+    "part", ["attn", "attn.Wo", "attn.out_drop", "mlp_norm", "mlp", "mlp.Wi", "mlp.act", "mlp.drop", "mlp.Wo"]
+)
+def test_parts_that_somebody_watches_are_called(part: str) -> None:
+    layer = layer_of()
+    layer.get_submodule(part).register_forward_hook(lambda *_: None)
+    assert frozen_modernbert.rotary_layer(layer, torch.randn(2, 5, WIDTH), attend) is None
+
+
+@pytest.mark.parametrize("part", ["attn_norm", "attn.Wqkv"])
+@pytest.mark.parametrize("why", ["trained", "watched"])
+def test_the_way_in_may_learn_or_be_watched(part: str, why: str) -> None:
+    layer, states, calls = layer_of(), torch.randn(2, 5, WIDTH), []
+    module = layer.get_submodule(part).requires_grad_(why == "trained")
+    if why == "watched":
+        module.register_forward_hook(lambda *_: calls.append(1))
+    found = results(layer, in_one_piece, states)
+    assert len(calls) == (why == "watched") and len(found) == 2 + (why == "trained")
+    assert_close(found, results(copy.deepcopy(layer).double(), in_parts, states.double()))
+
+
+@pytest.mark.parametrize(
+    "options", [{"hidden_activation": "silu"}, {"mlp_bias": True}, {"norm_bias": True}, {"mlp_dropout": 0.1}]
+)
+def test_layers_of_another_make_go_in_parts(options: dict[str, Any]) -> None:
+    layer = layer_of(**options).train()
+    assert frozen_modernbert.rotary_layer(layer, torch.randn(2, 5, WIDTH), attend) is None
+    trained = layer_of()
+    trained.mlp.Wi.requires_grad_(True)
+    assert frozen_modernbert.rotary_layer(trained, torch.randn(2, 5, WIDTH), attend) is None

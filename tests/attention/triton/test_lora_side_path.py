@@ -1,0 +1,202 @@
+"""LoRA around frozen layers that are computed in one piece, against the same layers computed part by part."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from torch import Tensor
+
+from prefixprop import attention
+
+from tiny import adapt, batch, for_all_rows, tiny_model
+
+pytest.importorskip("triton")
+from prefixprop.attention.triton import dropped_products, lora, self_attention
+from prefixprop.attention.triton.dropout import LEVELS, draw_words
+
+from known_masks import Masked, mask_of
+
+PROJECTIONS = ["query", "key", "value", "key_global", "value_global", "query_global"]
+EVERYTHING = [*PROJECTIONS, "attention.output.dense", "intermediate.dense", "layer.0.output.dense"]
+
+
+def small_model(**overrides: Any) -> Any:
+    sizes = {"num_hidden_layers": 1, "attention_window": [4], "num_attention_heads": 1, "hidden_size": 16}
+    return tiny_model(task="FEATURE_EXTRACTION", **(sizes | {"intermediate_size": 24} | overrides))
+
+
+def composed(targets: list[str], method: str | None = "propagation", options: Any = None, **config: Any) -> Any:
+    """LoRA that starts at random, beside a prefix or alone."""
+    config = {"r": 3, "lora_alpha": 2, "init_lora_weights": False, "target_modules": targets} | config
+    if method is None:
+        return get_peft_model(small_model(), LoraConfig(**config)).eval()
+    prefix = {"length": 2, "prefix_dropout": 0.0} | (options or {})
+    return adapt(small_model(), method, "FEATURE_EXTRACTION", lora=LoraConfig(**config), **prefix)
+
+
+def states_of(model: Any) -> Tensor:
+    """Of real tokens."""
+    inputs = for_all_rows(batch(model, [9, 5]))
+    return model(**inputs).last_hidden_state[inputs["attention_mask"].bool()]
+
+
+def outcome(model: Any) -> dict[str, Tensor]:
+    """The states, and the gradients of all that learns."""
+    model.zero_grad()
+    states = states_of(model)
+    direction = torch.randn(states.shape, generator=torch.Generator().manual_seed(1))
+    (states * direction).sum().backward()
+    gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    return {"states": states.detach()} | gradients
+
+
+@pytest.fixture
+def pieces(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Has an entry for every layer that is computed in one piece: how many pieces of LoRA are in it."""
+    counts: list[int] = []
+    whole = self_attention.frozen_layer
+
+    def counted(layer: Any, states: Tensor, own: Any, tail: Any, *rest: Any) -> Tensor:
+        counts.append(len(own.pieces) + sum(map(len, tail.pieces)))
+        return whole(layer, states, own, tail, *rest)
+
+    monkeypatch.setattr(self_attention, "frozen_layer", counted)
+    return counts
+
+
+def layer_of(model: Any) -> Any:
+    return model.base_model.model.encoder.layer[0]
+
+
+def in_parts(model: Any) -> dict[str, Tensor]:
+    """The same with the layer computed part by part, because somebody waits for one of them."""
+    layer = layer_of(model)
+    hooks = [part.register_forward_hook(lambda *_: None) for part in (layer.attention.self, layer.intermediate)]
+    found = outcome(model)
+    for hook in hooks:
+        hook.remove()
+    return found
+
+
+def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    scale = max(float(tensor.abs().max()) for name, tensor in expected.items() if name != "states")
+    for name, tensor in expected.items():
+        size = 1.0 if name == "states" else scale
+        torch.testing.assert_close(found[name] / size, tensor / size, atol=1e-5, rtol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize(
+    ("targets", "count", "options"),
+    [
+        (["query", "value"], 2, {"method": None}),
+        (EVERYTHING, 9, {"use_rslora": True, "rank_pattern": {"value": 20}}),
+        (["key", "query_global"], 2, {"method": "tuning"}),
+        (EVERYTHING, 9, {"options": {"kernel": "exp", "alpha": 0.7}}),
+    ],
+)
+def test_as_in_parts(targets: list[str], count: int, options: dict[str, Any], pieces: list[int]) -> None:
+    model = composed(targets, **options)
+    attention.install(model, "triton")
+    found = outcome(model)
+    assert pieces == [count]
+    trained = [name for name in found if "lora_" in name]
+    assert len(trained) == 2 * count and all(found[name].any() for name in trained)
+    assert_same(found, in_parts(model))
+    assert pieces == [count]
+
+
+def test_around_what_follows_attention_alone(pieces: list[int]) -> None:
+    """Then attention may learn."""
+    model = composed(["intermediate.dense", "attention.output.dense"])
+    layer_of(model).attention.self.key.weight.requires_grad_(True)
+    attention.install(model, "triton")
+    found = outcome(model)
+    assert not pieces
+    assert_same(found, in_parts(model))
+
+
+def test_dropout(pieces: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each layer has a mask of its own, the same in backward."""
+    model = composed(EVERYTHING, lora_dropout=0.4)
+    layer = layer_of(model)
+    by_path = [
+        [getattr(layer.attention.self, name) for name in PROJECTIONS],
+        [layer.attention.output.dense],
+        [layer.intermediate.dense],
+        [layer.output.dense],
+    ]
+    for linear in (linear for path in by_path for linear in path):
+        linear.lora_dropout.train()
+    drawn: list[list[Tensor]] = []
+    monkeypatch.setattr(lora, "draw_words", lambda *given: drawn.append(draw_words(*given)) or drawn[-1])
+    attention.install(model, "triton")
+    found = outcome(model)
+    assert pieces == [9] and len(drawn) == 4
+    for path, words in zip(by_path, drawn, strict=True):
+        for piece, linear in enumerate(path):
+            mask = mask_of(words, piece, linear.in_features, 0.4)
+            assert 0.2 < (mask == 0).float().mean() < 0.6
+            linear.lora_dropout["default"] = Masked(mask)
+    assert_same(found, outcome(model))
+    assert pieces == [9]
+
+
+@pytest.mark.parametrize(("rank", "width"), [(16, 24), (48, 40)])
+def test_dropped_products(rank: int, width: int) -> None:
+    count, number, dropout = 37, 2, 0.3
+    rows, down = torch.randn(count, width, requires_grad=True), torch.randn(number, rank, width, requires_grad=True)
+    words = draw_words((count, number * width), rows, dropout)
+    masks = [mask_of(words, piece, width, dropout) for piece in range(number)]
+    expected = torch.cat([(rows * mask) @ matrix.t() for mask, matrix in zip(masks, down, strict=True)], dim=1)
+    upstream, already = torch.randn_like(expected), torch.randn_like(rows)
+    expected.backward(upstream)
+    plain = (rows.detach(), down.detach(), *words, dropout)
+    torch.testing.assert_close(dropped_products.descend(*plain), expected.detach(), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(dropped_products.down_gradient(upstream, *plain), down.grad, atol=1e-5, rtol=1e-4)
+    result = already.clone()
+    dropped_products.add_back(upstream, *plain[1:], result)
+    assert rows.grad is not None
+    torch.testing.assert_close(result - already, rows.grad, atol=1e-5, rtol=1e-4)
+
+
+def test_masks_of_pieces_are_independent() -> None:
+    words = draw_words((500, 2 * 200), torch.empty(0), 0.5)
+    one, other = (mask_of(words, piece, 200, 0.5) > 0 for piece in (0, 1))
+    assert abs((one == other).float().mean() - 0.5) < 0.02 and LEVELS == 2**32
+
+
+def test_adapters_that_are_active_disabled_and_merged(pieces: list[int]) -> None:
+    model = composed(["query", "dense"], method=None)
+    model.add_adapter("other", LoraConfig(r=2, target_modules=["query", "key"], init_lora_weights=False))
+    attention.install(model, "triton")
+    assert_same(outcome(model), in_parts(model))
+    model.base_model.set_adapter(["default", "other"])
+    assert_same(outcome(model), in_parts(model))
+    model.base_model.set_adapter("default")
+    active = states_of(model)
+    with model.disable_adapter(), torch.no_grad():
+        disabled = states_of(model)
+        torch.testing.assert_close(disabled, states_of(small_model()))
+    model.merge_adapter()
+    merged = states_of(model)
+    torch.testing.assert_close(merged, active, atol=1e-5, rtol=1e-5)
+    assert pieces == [4, 6, 4, 0, 0]
+    with model.disable_adapter():  # peft takes out of the weights what was merged
+        torch.testing.assert_close(states_of(model), disabled, atol=1e-5, rtol=1e-5)
+    assert len(pieces) == 5
+
+
+@pytest.mark.parametrize(
+    "config",
+    [{"use_dora": True}, {"bias": "lora_only"}, {"lora_bias": True}, {"lora_dropout": 0.5, "r": lora.MOST_RANK + 1}],
+)
+def test_other_kinds_go_in_parts(config: dict[str, Any], pieces: list[int]) -> None:
+    model = composed(["query"], method=None, **config)
+    layer_of(model).attention.self.query.lora_dropout.train()
+    attention.install(model, "triton")
+    outcome(model)
+    assert not pieces

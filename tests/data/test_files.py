@@ -1,0 +1,244 @@
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from prefixprop.data import ClassificationTask, Document, load_files
+from prefixprop.data.cache import entries
+
+TRAIN = [{"text": f"letter {number}", "label": "ham" if number % 2 else "spam"} for number in range(6)]
+
+
+def write_json(path: Path, records: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+    return path
+
+
+def labels_of(task: ClassificationTask, split: str) -> list[str]:
+    return [task.label_names[document.label] for document in task.split(split)]
+
+
+@pytest.fixture
+def train(tmp_path: Path) -> Path:
+    return write_json(tmp_path / "train.jsonl", TRAIN)
+
+
+@pytest.fixture
+def dev(tmp_path: Path) -> Path:
+    return write_json(tmp_path / "dev.jsonl", TRAIN[:2])
+
+
+def test_splits_labels_and_numbered_documents(train: Path, dev: Path) -> None:
+    task = load_files([train], [dev], name="mail")
+    assert task.name == "mail"
+    assert task.label_names == ("ham", "spam")
+    assert task.train[:2] == (Document("1", "letter 0", 1), Document("2", "letter 1", 0))
+    assert [document.id for document in task.dev] == ["1", "2"]
+    assert task.test == () and task.notes() == []
+
+
+def test_named_columns_ids_and_several_files_of_different_kinds(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("no,body,department\n7,first,sales\n", encoding="utf-8")
+    (tmp_path / "b.tsv").write_text("department\tno\tbody\nhelp\t8\tsecond\n", encoding="utf-8")
+    pyarrow.parquet.write_table(
+        pyarrow.table({"no": [9], "body": ["third"], "department": ["help"]}), tmp_path / "c.parquet"
+    )
+    task = load_files(
+        [tmp_path / "a.csv", str(tmp_path / "b.tsv")],
+        [tmp_path / "c.parquet"],
+        text_column="body",
+        label_column="department",
+        id_column="no",
+    )
+    assert task.label_names == ("help", "sales")
+    assert task.train == (Document("7", "first", 1), Document("8", "second", 0))
+    assert task.dev == (Document("9", "third", 0),)
+
+
+@pytest.mark.parametrize(
+    ("labels", "names"),
+    [
+        ([10, 9, -1], ("-1", "9", "10")),
+        (["10", "9", " 100 "], ("9", "10", "100")),
+        ([1.0, 0.0, 2], ("0", "1", "2")),
+        ([4.5, 3, 10], ("3", "4.5", "10")),
+        ([True, False], ("False", "True")),
+        (["10", "9", "none"], ("10", "9", "none")),
+        (["b", "B", "é"], ("B", "b", "é")),
+        (["1.10", "1.1", "1.2"], ("1.1", "1.10", "1.2")),
+        (["1", "01", "2"], ("01", "1", "2")),
+        (["9007199254740993", "9007199254740992"], ("9007199254740992", "9007199254740993")),
+    ],
+)
+def test_labels_are_sorted_as_numbers_or_names(tmp_path: Path, labels: list[Any], names: tuple[str, ...]) -> None:
+    path = write_json(tmp_path / "x.jsonl", [{"text": "t", "label": label} for label in labels])
+    dev = write_json(tmp_path / "y.jsonl", [{"text": "t", "label": labels[0]}])
+    task = load_files([path], [dev])
+    assert task.label_names == names
+    assert labels_of(task, "train") == [
+        f"{label:g}" if type(label) is float else str(label).strip() for label in labels
+    ]
+    assert task.dev[0].label == task.train[0].label
+
+
+def test_numbers_in_a_table_with_gaps_are_the_same_labels(tmp_path: Path, dev: Path) -> None:
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["a", "b"], "label": [1.0, 0.0]}), tmp_path / "x.parquet")
+    (tmp_path / "y.csv").write_text("text,label\nc,1\n")
+    assert labels_of(load_files([tmp_path / "x.parquet"], [tmp_path / "y.csv"]), "dev") == ["1"]
+
+
+def test_one_number_written_in_two_ways(tmp_path: Path, dev: Path) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text("text,label\na,1\nb,0\nc,1.0\n")
+    with pytest.raises(ValueError, match=r"x\.csv:4: the label 1 has the name '1\.0' here and '1' at .*x\.csv:2"):
+        load_files([path], [dev])
+
+
+def test_without_dev_a_stratified_tenth_of_train_is_dev(tmp_path: Path) -> None:
+    records = [{"text": f"letter {n}", "label": "rare" if n % 4 == 0 else "common"} for n in range(200)]
+    path = write_json(tmp_path / "x.jsonl", records)
+    task = load_files([path])
+    assert Counter(labels_of(task, "dev")) == {"common": 15, "rare": 5}
+    assert Counter(labels_of(task, "train")) == {"common": 135, "rare": 45}
+    assert not {document.id for document in task.dev} & {document.id for document in task.train}
+    assert load_files([path]) == task
+    assert len(task.notes()) == 1
+    assert "20 of 200 train documents" in task.notes()[0] and "seed 10" in task.notes()[0]
+
+
+def test_empty_documents_are_kept_and_counted(tmp_path: Path, dev: Path) -> None:
+    records = [*TRAIN, {"text": "", "label": "ham"}, {"text": " \n", "label": "ham"}, {"text": None, "label": "ham"}]
+    task = load_files([write_json(tmp_path / "x.jsonl", records)], [dev])
+    assert len(task.train) == 9 and task.train[-1].text == ""
+    assert task.notes() == ["3 of 9 train documents are empty"]
+
+
+@pytest.mark.parametrize("split", ["dev", "test"])
+def test_a_label_that_train_does_not_have(train: Path, dev: Path, tmp_path: Path, split: str) -> None:
+    other = write_json(tmp_path / "other.jsonl", [TRAIN[0], {"text": "t", "label": "phishing"}])
+    splits = {"dev": [dev]} | {split: [other]}
+    with pytest.raises(
+        ValueError, match=r"no train document has the label 'phishing'; train has ham, spam\."
+    ) as caught:
+        load_files([train], **splits)
+    assert str(caught.value).startswith(f"{other}:2: ")
+
+
+def test_many_known_labels_are_not_all_listed(tmp_path: Path, dev: Path) -> None:
+    path = write_json(tmp_path / "x.jsonl", [{"text": "t", "label": number} for number in range(40)])
+    with pytest.raises(ValueError, match=r"train has 0, 1, .*, 29 and 10 more\."):
+        load_files([path], [dev])
+
+
+MISSING = r"the label \(column 'label'\) is missing"
+
+
+@pytest.mark.parametrize(
+    ("record", "complaint"),
+    [
+        ({"text": "t"}, r"there is no column 'label'; the columns are text\."),
+        ({"body": "t", "label": "ham"}, r"there is no column 'text'; the columns are body, label\."),
+        ({"text": "t", "label": None}, MISSING),
+        ({"text": "t", "label": ""}, MISSING),
+        ({"text": "t", "label": "  "}, MISSING),
+        ({"text": "t", "label": float("nan")}, MISSING),
+        ({"text": "t", "label": ["ham"]}, r"must be a name or a number, got list \"\['ham'\]\""),
+        ({"text": 5, "label": "ham"}, r"the column 'text' must hold text, got int '5'"),
+    ],
+)
+def test_bad_rows_are_reported_with_file_and_line(
+    tmp_path: Path, dev: Path, record: dict[str, Any], complaint: str
+) -> None:
+    path = write_json(tmp_path / "x.jsonl", [*TRAIN, record])
+    with pytest.raises(ValueError, match=complaint) as caught:
+        load_files([path], [dev])
+    assert str(caught.value).startswith(f"{path}:7: ")
+
+
+def test_an_empty_label_of_a_csv_file(tmp_path: Path, dev: Path) -> None:
+    (tmp_path / "x.csv").write_text('text,label\n"two\nlines",ham\nthird,\n')
+    with pytest.raises(ValueError, match=rf"x\.csv:4: {MISSING}"):
+        load_files([tmp_path / "x.csv"], [dev])
+
+
+def test_ids_must_differ_within_a_split_whatever_the_file(tmp_path: Path) -> None:
+    records = [{**record, "id": number} for number, record in enumerate(TRAIN)]
+    first = write_json(tmp_path / "first.jsonl", records)
+    second = write_json(tmp_path / "second.jsonl", [{**TRAIN[0], "id": "3"}])
+    with pytest.raises(ValueError, match="the id '3' is also that of") as caught:
+        load_files([first, second], id_column="id")
+    assert str(caught.value).startswith(f"{second}:1: ") and f"{first}:4;" in str(caught.value)
+    assert load_files([first], [second], id_column="id").dev[0].id == "3"
+
+
+@pytest.mark.parametrize(("value", "complaint"), [(None, "is missing"), ("", "is missing"), (1.5, "got float '1.5'")])
+def test_ids_must_be_there(tmp_path: Path, value: Any, complaint: str) -> None:
+    path = write_json(tmp_path / "x.jsonl", [{**TRAIN[0], "id": value}])
+    with pytest.raises(ValueError, match=rf"x\.jsonl:1: the id .*{complaint}"):
+        load_files([path], id_column="id")
+
+
+def test_the_column_id_need_not_be_named(tmp_path: Path) -> None:
+    named = write_json(tmp_path / "x.jsonl", [{**record, "id": f"n{number}"} for number, record in enumerate(TRAIN)])
+    plain = write_json(tmp_path / "plain.jsonl", TRAIN[:2])
+    task = load_files([named], [plain])
+    assert [document.id for document in task.train] == [f"n{number}" for number in range(len(TRAIN))]
+    assert [document.id for document in task.dev] == ["1", "2"]
+
+
+@pytest.mark.parametrize("ids", [("a", "a"), ("a", None), ("a", 1.5)])
+def test_a_column_id_that_nobody_named_may_hold_anything(tmp_path: Path, ids: tuple[Any, Any]) -> None:
+    records = [{**record, "id": value} for record, value in zip(TRAIN, ids, strict=False)]
+    task = load_files([write_json(tmp_path / "x.jsonl", records)], [write_json(tmp_path / "dev.jsonl", TRAIN[:2])])
+    assert [document.id for document in task.train] == ["1", "2"]
+
+
+def test_one_label_only(tmp_path: Path, dev: Path) -> None:
+    path = write_json(tmp_path / "x.jsonl", TRAIN[::2])
+    with pytest.raises(
+        ValueError, match=r"x\.jsonl:1: .* the 3 train documents have the label 'spam'; .* at least two"
+    ):
+        load_files([path], [dev])
+
+
+def test_too_few_documents_to_split_off_dev(tmp_path: Path) -> None:
+    path = write_json(tmp_path / "x.jsonl", TRAIN[:2])
+    with pytest.raises(ValueError, match=r"2 documents cannot be split in two: .* Give both parts as files"):
+        load_files([path])
+
+
+def test_a_file_belongs_to_one_split(train: Path) -> None:
+    same = train.parent / "." / "train.jsonl"
+    with pytest.raises(ValueError, match=r"given for both train and test"):
+        load_files([train], test=[same])
+
+
+def test_files_come_in_lists(train: Path) -> None:
+    with pytest.raises(TypeError, match=r"train must be a list of files, got .*train\.jsonl"):
+        load_files(str(train))
+    with pytest.raises(ValueError, match="at least one file of train documents"):
+        load_files([])
+
+
+def test_a_missing_file(train: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"absent\.csv: there is no such file"):
+        load_files([train], [train.parent / "absent.csv"])
+
+
+def test_a_broken_file_leaves_nothing_behind_and_is_broken_again(
+    train: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PREFIXPROP_CACHE", str(tmp_path / "cache"))
+    broken = write_json(tmp_path / "broken.jsonl", [*TRAIN, {"text": "no label"}])
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"broken\.jsonl:7: there is no column 'label'"):
+            load_files([train], [broken])
+    assert entries() == []
+    load_files([train])
+    assert len(entries()) == 1

@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import io
+import sys
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
+
+from prefixprop.data import Document, load_hub
+
+NAMED = Features({"text": Value("string"), "label": ClassLabel(names=["zebra", "ape", "unused"])})
+
+
+def table(labels: list[Any], features: Features | None = None) -> Dataset:
+    return Dataset.from_dict({"text": [f"t{label}" for label in labels], "label": labels}, features=features)
+
+
+@pytest.fixture
+def publish(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Put splits on an invented hub, which has one data set."""
+
+    def on_hub(**splits: Dataset) -> None:
+        def load_dataset(name: str, config: str | None) -> DatasetDict:
+            assert (name, config) == ("zoo/animals", "small")
+            return DatasetDict(splits)
+
+        monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+
+    return on_hub
+
+
+def test_names_that_the_hub_knows_keep_its_order(publish: Any) -> None:
+    publish(train=table([0, 1, 1], NAMED), validation=table([1], NAMED), test=table([0], NAMED))
+    task = load_hub("zoo/animals", "small")
+    assert task.name == "zoo/animals"
+    assert task.label_names == ("zebra", "ape")
+    assert task.dev == (Document("1", "t1", 1),) and task.test == (Document("1", "t0", 0),)
+    assert task.notes() == []
+
+
+@pytest.mark.parametrize("labels", [[7, 11], ["cat", "dog"]])
+def test_plain_numbers_and_names(publish: Any, labels: list[Any]) -> None:
+    publish(train=table(labels), dev=table(labels[:1]))
+    task = load_hub("zoo/animals", "small")
+    assert task.label_names == tuple(map(str, labels))
+    assert [document.label for document in task.dev] == [0]
+
+
+def test_a_secret_test_is_left_out_and_said(publish: Any) -> None:
+    publish(train=table([0, 1] * 10, NAMED), test=table([-1, -1], NAMED))
+    task = load_hub("zoo/animals", "small")
+    assert task.test == () and len(task.dev) == 2
+    assert any("zoo/animals (small) are secret" in note for note in task.notes())
+
+
+def test_a_missing_label_names_its_row(publish: Any) -> None:
+    publish(train=table([0, 1, -1], NAMED))
+    with pytest.raises(ValueError, match=r"zoo/animals \(small\), train, row 3: the label .* from 0 to 2, got -1"):
+        load_hub("zoo/animals", "small")
+
+
+def test_a_missing_column_names_those_there_are(publish: Any) -> None:
+    publish(train=table([0, 1], NAMED))
+    with pytest.raises(ValueError, match=r"train, row 1: there is no column 'body'; the columns are text, label\."):
+        load_hub("zoo/animals", "small", text_column="body")
+    with pytest.raises(ValueError, match=r"there is no column 'kind'"):
+        load_hub("zoo/animals", "small", label_column="kind")
+
+
+def test_a_data_set_without_train(publish: Any) -> None:
+    publish(everything=table([0, 1], NAMED))
+    with pytest.raises(ValueError, match="has no split 'train'; its splits are everything"):
+        load_hub("zoo/animals", "small")
+
+
+def test_an_empty_train(publish: Any) -> None:
+    publish(train=table([0], NAMED).select([]))
+    with pytest.raises(ValueError, match="There are no train documents"):
+        load_hub("zoo/animals", "small")
+
+
+def test_without_the_network_the_error_says_what_to_do() -> None:
+    with pytest.raises(ConnectionError, match=r"no/such-data cannot be loaded from the hub .* download its files"):
+        load_hub("no/such-data")
+
+
+def test_without_the_package_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(ImportError, match="Data sets of the hub need the package datasets: pip install datasets"):
+        load_hub("zoo/animals", "small")
+
+
+def test_code_beside_a_data_set_is_never_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "animals"
+    folder.mkdir()
+    (folder / "animals.py").write_text(f"open({str(tmp_path / 'code-ran')!r}, 'w').close()\n")
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n" * 9))
+    with pytest.raises(ConnectionError, match="cannot be loaded from the hub"):
+        load_hub(str(folder))
+    assert not (tmp_path / "code-ran").exists()

@@ -1,0 +1,170 @@
+from __future__ import annotations
+
+from dataclasses import astuple
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.optimize import minimize_scalar
+from sklearn.metrics import log_loss
+
+from prefixprop.evaluate import Temperature, expected_calibration_error, fit_temperature, softmax
+from prefixprop.evaluate.temperature import HIGHEST_TEMPERATURE, LOWEST_TEMPERATURE
+
+pytestmark = pytest.mark.filterwarnings("error")
+Predictions = tuple[np.ndarray, np.ndarray]
+
+
+@st.composite
+def logits_and_labels(draw: st.DrawFn) -> Predictions:
+    documents, classes = draw(st.integers(1, 40)), draw(st.integers(2, 5))
+    generator = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    logits = generator.normal(size=(documents, classes)) * draw(st.sampled_from([1e-3, 0.1, 1.0, 30.0, 1e6]))
+    labels = generator.integers(classes, size=documents)
+    if draw(st.booleans()):
+        labels = np.where(generator.random(documents) < 0.8, logits.argmax(axis=1), labels)
+    if draw(st.booleans()):  # ragged: candidates that a question lacks, but never its answer
+        absent = generator.random(logits.shape) < 0.3
+        absent[np.arange(documents), labels] = False
+        logits[absent] = -np.inf
+    return logits, labels
+
+
+def over_confident(temperature: float, documents: int = 4000) -> Predictions:
+    """Logits `temperature` times those that the labels are drawn from."""
+    generator = np.random.default_rng(3)
+    true_logits = generator.normal(size=(documents, 4)) * 2
+    labels = np.array([generator.choice(4, p=row) for row in softmax(true_logits)])
+    return true_logits * temperature, labels
+
+
+@pytest.mark.parametrize("temperature", [0.3, 1.0, 2.5, 12.0])
+def test_finds_the_temperature_the_labels_were_drawn_with(temperature: float) -> None:
+    logits, labels = over_confident(temperature)
+    found = fit_temperature(logits, labels)
+    assert found.value == pytest.approx(temperature, rel=0.05)
+    assert not found.at_bound
+    before = expected_calibration_error(softmax(logits), labels)
+    after = expected_calibration_error(found.apply(logits), labels)
+    assert after < 0.03 and (temperature == 1.0 or after < before / 2)
+
+
+@pytest.mark.parametrize("temperature", [0.4, 3.0])
+def test_agrees_with_a_general_minimiser(temperature: float) -> None:
+    logits, labels = over_confident(temperature, documents=300)
+    found = fit_temperature(logits, labels)
+    best = minimize_scalar(
+        lambda log_t: log_loss(labels, softmax(logits / np.exp(log_t))), bounds=(-3, 4), options={"xatol": 1e-9}
+    )
+    assert found.value == pytest.approx(np.exp(best.x), rel=1e-5)
+    assert found.nll_after == pytest.approx(best.fun)
+    assert found.nll_before == pytest.approx(log_loss(labels, softmax(logits)))
+
+
+def test_fit_by_hand() -> None:
+    # Three of four documents are right, each by a margin of 2: the best margin is log 3, so T = 2 / log 3.
+    found = fit_temperature([[2.0, 0.0]] * 4, [0, 0, 0, 1])
+    assert found.value == pytest.approx(2 / np.log(3))
+    np.testing.assert_allclose(found.apply([[2.0, 0.0]]), [[0.75, 0.25]])
+    assert found.nll_after == pytest.approx(-(3 * np.log(0.75) + np.log(0.25)) / 4)
+
+
+@pytest.mark.parametrize(
+    ("logits", "labels", "value"),
+    [
+        ([[1.0, 0.0], [0.0, 2.0]], [0, 1], LOWEST_TEMPERATURE),
+        ([[1.0, 0.0], [3.0, 0.0]], [0, 0], LOWEST_TEMPERATURE),
+        ([[0.3, 0.0, -np.inf]], [0], LOWEST_TEMPERATURE),
+        ([[1.0, 0.0], [0.0, 2.0]], [1, 0], HIGHEST_TEMPERATURE),
+        ([[5.0, 0.0]], [1], HIGHEST_TEMPERATURE),
+        ([[1e6, 0.0], [0.0, 1e6]], [0, 0], HIGHEST_TEMPERATURE),
+        ([[1e308, -1e308], [0.0, 1.0]], [1, 0], HIGHEST_TEMPERATURE),
+        ([[0.0, 0.0], [7.0, 7.0]], [0, 1], 1.0),
+        ([[1e6, 0.0], [0.0, 1e6]], [0, 1], 1.0),
+        ([[100.0, 0.0], [0.0, 100.0]], [0, 1], 1.0),
+        ([[3.0, -np.inf]], [0], 1.0),
+    ],
+    ids=[
+        "separable",
+        "one class only",
+        "one right document",
+        "all wrong",
+        "one wrong document",
+        "huge, half wrong",
+        "at the limit of floats",
+        "equal logits",
+        "certain and right",
+        "right, and certain but for rounding",
+        "a single candidate",
+    ],
+)
+def test_degenerate_dev_sets(logits: list, labels: list, value: float) -> None:
+    found = fit_temperature(logits, labels)
+    assert found.value == value
+    assert found.at_bound == (value != 1.0)
+    assert 0 <= found.nll_after <= found.nll_before < np.inf
+    assert np.isfinite(found.apply(logits)).all()
+
+
+@given(logits_and_labels())
+def test_likelihood_never_gets_worse_and_predictions_stay(given_predictions: Predictions) -> None:
+    logits, labels = given_predictions
+    found = fit_temperature(logits, labels)
+    assert LOWEST_TEMPERATURE <= found.value <= HIGHEST_TEMPERATURE
+    assert found.nll_after <= found.nll_before
+    calibrated = found.apply(logits)
+    np.testing.assert_allclose(calibrated.sum(axis=1), 1)
+    assert (calibrated.argmax(axis=1) == logits.argmax(axis=1)).all()
+    assert (calibrated[np.isneginf(logits)] == 0).all()
+
+
+@given(logits_and_labels())
+def test_no_other_temperature_is_better(given_predictions: Predictions) -> None:
+    logits, labels = given_predictions
+    found = fit_temperature(logits, labels)
+    rows = np.arange(len(labels))
+    for value in np.geomspace(LOWEST_TEMPERATURE, HIGHEST_TEMPERATURE, 30):
+        shifted = (logits - logits.max(axis=1, keepdims=True)) / value
+        nll = (np.log(np.exp(shifted).sum(axis=1)) - shifted[rows, labels]).mean()
+        assert found.nll_after <= nll * (1 + 1e-9) + 1e-12
+
+
+@given(logits_and_labels())
+def test_absent_classes_change_nothing(given_predictions: Predictions) -> None:
+    logits, labels = given_predictions
+    widened = np.hstack([logits, np.full((len(logits), 2), -np.inf)])
+    assert astuple(fit_temperature(widened, labels)) == pytest.approx(astuple(fit_temperature(logits, labels)))
+
+
+def test_probabilities_are_as_good_as_logits() -> None:
+    logits, labels = over_confident(3.0, documents=50)
+    logits[:, 3] = np.where(labels == 3, logits[:, 3], -np.inf)
+    found = fit_temperature(logits, labels)
+    from_probabilities = found.apply_to_probabilities(softmax(logits))
+    np.testing.assert_allclose(from_probabilities, found.apply(logits), atol=1e-12)
+    assert (from_probabilities[:, 3] == 0).sum() == (labels != 3).sum()
+    # Rounding may leave a probability just below 0.
+    np.testing.assert_allclose(found.apply_to_probabilities([[1.0001, -0.0001]]), [[1, 0]])
+
+
+def test_apply_by_hand() -> None:
+    halved = Temperature(2.0, 1.0, 1.0)
+    np.testing.assert_allclose(halved.apply([[np.log(9.0), 0.0]]), [[0.75, 0.25]])
+    np.testing.assert_allclose(halved.scale([[5.0, 1.0, -np.inf]]), [[0.0, -2.0, -np.inf]])
+
+
+@pytest.mark.parametrize(
+    ("logits", "labels", "complaint"),
+    [
+        ([], [], "no predictions"),
+        ([[0.0, np.nan]], [0], "Logits must be finite.*row 0"),
+        ([[0.0, np.inf]], [0], "Logits must be finite.*row 0"),
+        ([[0.0, 1.0], [-np.inf, 1.0]], [0, 0], "label 0 in row 1 has the logit minus infinity"),
+        ([[0.0, 1.0]], [2], "Label 2 in row 0 is outside 0 to 1"),
+        ([[0.0, 1.0]], [0, 1], "one per document"),
+    ],
+)
+def test_bad_input(logits: list, labels: list, complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        fit_temperature(logits, labels)

@@ -1,0 +1,155 @@
+"""Predictions from texts."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prefixprop import load_run
+from prefixprop.evaluate import softmax
+from prefixprop.predict import PredictionOptions, TrainedModel, predictor
+from prefixprop.predict.token_batches import batches_by_length, inference
+
+from tiny_questions import tiny_tokenizer
+from tiny_runs import LABEL_NAMES, make_run, texts
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> TrainedModel:
+    return load_run(make_run(tmp_path_factory.mktemp("predictor"), family="roberta"))
+
+
+def test_labels_and_calibrated_probabilities_in_the_order_given(trained: TrainedModel) -> None:
+    documents = texts(40, seed=3)
+    predictions = trained.predict(documents, batch_tokens=64)
+    logits = np.concatenate([trained.logits([document]) for document in documents])
+    expected = softmax(logits / trained.temperature.value)
+    assert trained.temperature.value > 1.5  # a forgotten temperature would show
+    assert [tuple(prediction.probabilities) for prediction in predictions] == [LABEL_NAMES] * 40
+    found = np.array([list(prediction.probabilities.values()) for prediction in predictions])
+    assert np.abs(found - expected).max() < 1e-6
+    assert [prediction.label for prediction in predictions] == [LABEL_NAMES[row.argmax()] for row in expected]
+    assert all(prediction.confidence == max(prediction.probabilities.values()) for prediction in predictions)
+    assert [prediction.tokens for prediction in predictions] == [len(text.split()) + 2 for text in documents]
+    assert not any(prediction.over_limit for prediction in predictions)
+
+
+def test_a_document_over_the_limit_is_cut(trained: TrainedModel) -> None:
+    long = texts(1, seed=5, longest=30)[0] + " w9" * 60
+    with pytest.warns(UserWarning, match=r"1 document is longer than the limit of 32 tokens and cut .*: 1 \(indices"):
+        _, cut = trained.predict(["w4 w5", long])
+    (start,) = trained.predict([" ".join(long.split()[:30])])
+    assert cut.truncated and cut.over_limit and cut.tokens == len(long.split()) + 2
+    assert list(cut.probabilities.values()) == pytest.approx(list(start.probabilities.values()), abs=1e-6)
+    assert start.tokens == 32 and not start.truncated
+
+
+def test_chunks_are_averaged_by_their_tokens(trained: TrainedModel) -> None:
+    words = texts(1, seed=6, longest=30)[0].split() * 5 + ["w9"] * 70
+    chunks = [" ".join(words[start : start + 30]) for start in range(0, len(words), 30)]
+    assert len(chunks) > 2
+    with pytest.warns(UserWarning, match=r"1 document is longer than the limit of 32 tokens and read in chunks: 1 "):
+        short, long = trained.predict(["w4 w5", " ".join(words)], long="chunk-average")
+    parts = trained.predict(chunks)
+    weights = [len(chunk.split()) + 2 for chunk in chunks]
+    expected = np.average([list(part.probabilities.values()) for part in parts], axis=0, weights=weights)
+    assert list(long.probabilities.values()) == pytest.approx(expected, abs=1e-6)
+    assert long.chunks == len(chunks) and long.tokens == len(words) + 2 and not long.truncated
+    assert short.chunks == 1
+    assert short.probabilities == pytest.approx(trained.predict(["w4 w5"])[0].probabilities, abs=1e-6)
+    cut = predictor.predict_together(trained, [" ".join(words)], PredictionOptions())[0]
+    assert cut.probabilities != pytest.approx(long.probabilities, abs=1e-4)
+
+
+@pytest.mark.parametrize("long", predictor.LONG_DOCUMENTS)
+def test_empty_documents(trained: TrainedModel, long: str) -> None:
+    with pytest.warns(UserWarning, match=r"2 documents are empty: 0, 2 \(indices"):
+        predictions = trained.predict(["", "w5", " \n"], long=long)
+    assert predictions[0].tokens == 2 and predictions[0] == predictions[2]
+    assert sum(predictions[0].probabilities.values()) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("long", predictor.LONG_DOCUMENTS)
+def test_empty_documents_without_special_tokens(trained: TrainedModel, long: str) -> None:
+    bare = TrainedModel(**{**vars(trained), "tokenizer": tiny_tokenizer(special_tokens=False)})
+    with pytest.warns(UserWarning, match="empty"):
+        empty, full = bare.predict(["", "w5 w6"], long=long)
+    assert (empty.tokens, full.tokens) == (0, 2)
+    assert np.isfinite(list(empty.probabilities.values())).all()
+
+
+def test_nothing_to_warn_of(trained: TrainedModel) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(trained.predict(texts(3))) == 3
+        assert trained.predict([]) == []
+
+
+def test_a_stream_is_read_window_by_window(trained: TrainedModel) -> None:
+    documents, taken = texts(30, seed=2), []
+
+    def stream() -> Iterator[str]:
+        for number, text in enumerate(documents):
+            taken.append(number)
+            yield text
+
+    predictions = trained.predict_stream(stream())
+    assert not taken
+    first = next(predictions)
+    assert len(taken) == 1
+    next_two = [next(predictions), next(predictions)]
+    assert len(taken) == 3
+    found = [first, *next_two, *predictions]
+    assert len(taken) == 30
+    for prediction, expected in zip(found, trained.predict(documents), strict=True):
+        assert prediction.probabilities == pytest.approx(expected.probabilities, abs=1e-5)
+        assert (prediction.label, prediction.tokens) == (expected.label, expected.tokens)
+
+
+def test_a_stream_with_a_fault_gives_what_comes_before_it(trained: TrainedModel) -> None:
+    predictions = trained.predict_stream(["w4", "w5", "w6", "w7", None])
+    assert [next(predictions).tokens for _ in range(4)] == [3] * 4
+    with pytest.raises(TypeError, match=r"Document 4 of the list must be a text .*, got NoneType"):
+        next(predictions)
+
+
+@given(lengths=st.lists(st.integers(1, 50)), budget=st.integers(1, 200))
+def test_batches_hold_every_text_once_within_the_budget(lengths: list[int], budget: int) -> None:
+    batches = list(batches_by_length(lengths, budget))
+    assert sorted(index for batch in batches for index in batch) == list(range(len(lengths)))
+    for batch in batches:
+        assert len(batch) == 1 or len(batch) * max(lengths[index] for index in batch) <= budget
+    ordered = [lengths[index] for batch in batches for index in batch]
+    assert ordered == sorted(lengths, reverse=True)
+
+
+def test_inputs_that_are_no_texts(trained: TrainedModel) -> None:
+    with pytest.raises(TypeError, match="Give a list of texts"):
+        trained.predict("w4 w5")
+    with pytest.raises(TypeError, match=r"Document 1 of the list must be a text .*, got NoneType"):
+        trained.predict(["w4", None])
+    with pytest.raises(ValueError, match=r"long='cut' is unknown; choose one of truncate, chunk-average"):
+        trained.predict(["w4"], long="cut")
+    with pytest.raises(ValueError, match="batch_tokens=0 must be at least 1"):
+        trained.predict(["w4"], batch_tokens=0)
+
+
+def test_out_of_memory_names_the_setting_to_lower() -> None:
+    with (
+        pytest.raises(RuntimeError, match=r"not have enough memory \(tried.*lower batch_tokens"),
+        inference(torch.device("cpu"), bf16=False, lower="batch_tokens"),
+    ):
+        raise torch.OutOfMemoryError("tried to allocate 5 GiB\nmore")
+
+
+def test_three_lines(tmp_path: Path) -> None:
+    run = make_run(tmp_path, family="roberta")
+    classifier = load_run(str(run))
+    assert classifier.predict(["w4 w5 w6"])[0].label in LABEL_NAMES

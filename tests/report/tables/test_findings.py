@@ -1,0 +1,87 @@
+"""What the report says in sentences before any table."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from prefixprop.choices import DEFAULT_MODEL
+from prefixprop.report import make_report
+from prefixprop.report.tables.markup import to_markdown
+
+from tiny_runs import make_results
+
+
+def told(folder: Path, **options: str) -> list[str]:
+    return list(make_report([folder], **options).measured[0].findings)  # type: ignore[arg-type]
+
+
+def add(folder: Path, seeds: int, tuning: float = 0.5, **settings: object) -> None:
+    for seed in range(seeds):
+        make_results(folder / f"propagation{seed}", skill=2.5, seed=seed, **settings)  # type: ignore[arg-type]
+        make_results(folder / f"tuning{seed}", skill=tuning, seed=seed, method="prefix-tuning", **settings)  # type: ignore[arg-type]
+
+
+def test_the_papers_question_is_answered_in_words_and_by_two_tests(tmp_path: Path) -> None:
+    add(tmp_path, seeds=3)
+    best, compared = told(tmp_path)
+    report = make_report([tmp_path])
+    row = dict(zip((one.title for one in report.measured[1].columns), report.measured[1].rows[0], strict=True))
+    assert best.startswith("Best on test: prefix-propagation, 9") and "% micro-F1 (95 % interval over 3 seeds" in best
+    points = row["Micro-F1 difference, points"].text.removeprefix("+")
+    assert compared.startswith(f"Prefix-propagation is {points} points ahead of prefix-tuning on test: 9")
+    interval = row["95 % interval"].text
+    assert f"That is hardly chance: with other seeds and documents it could be {interval} points (95 %" in compared
+    both, student = (row[f"p, {test}"].text for test in ("seeds and documents", "Student's t"))
+    assert both == student == "< 0.001"
+    assert f"a bootstrap over seeds and documents, one-tailed p {both})." in compared
+    assert compared.endswith(f"Student's t over seeds alone, the paper's test: one-tailed p {student}.")
+    assert to_markdown(report.measured[0]).startswith(f"### hyperpartisan, test: methods\n\n{best}\n")
+
+
+def test_a_small_difference_may_be_chance(tmp_path: Path) -> None:
+    add(tmp_path, seeds=2, tuning=2.4)
+    assert "That may be chance: " in told(tmp_path)[1]
+
+
+def test_one_seed_says_nothing_about_others(tmp_path: Path) -> None:
+    add(tmp_path, seeds=1)
+    best, compared = told(tmp_path)
+    assert best.endswith("(one seed).")
+    assert "with other documents it could be" in compared and "Student" not in compared
+    assert compared.endswith("One seed says nothing about other seeds; train more.")
+
+
+def test_without_predictions_the_seeds_alone_are_tested(tmp_path: Path) -> None:
+    add(tmp_path, seeds=2)
+    for run in tmp_path.iterdir():
+        shutil.rmtree(run / "predictions")
+    assert "interval" not in told(tmp_path)[1] and "test: one-tailed p = " in told(tmp_path)[1]
+
+
+def test_the_baseline_is_chosen_and_models_are_named(tmp_path: Path) -> None:
+    add(tmp_path, seeds=2)
+    make_results(tmp_path / "short", skill=0.1, method="lora", model="embedded-512")
+    assert len(told(tmp_path, baseline="lora")) == 1, "no other row has its model"
+    best, compared = told(tmp_path)
+    assert best.startswith("Best on test: prefix-propagation") and "ahead of prefix-tuning on test: " in compared
+    make_results(tmp_path / "shorter", skill=0.1, method="head-only", model="embedded-512")
+    best, compared = told(tmp_path)  # now no model is the usual one
+    assert best.startswith(f"Best on test, with the model {DEFAULT_MODEL}: prefix-propagation")
+    assert f"ahead of prefix-tuning on test, with the model {DEFAULT_MODEL}: " in compared
+    make_results(tmp_path / "long", skill=0.1, method="lora")
+    assert "ahead of lora on test" in told(tmp_path, baseline="lora")[1]
+
+
+def test_a_method_alone_is_not_the_best_of_anything(tmp_path: Path) -> None:
+    for seed in (1, 2):
+        make_results(tmp_path / f"lora{seed}", method="lora", seed=seed)
+    (only,) = told(tmp_path)
+    assert only.startswith("Lora reaches ") and "% micro-F1 on test (95 % interval over 2 seeds" in only
+
+
+def test_the_rows_stand_by_their_scores(tmp_path: Path) -> None:
+    for method, skill in (("lora", 1.0), ("head-only", 0.1), ("prefix-tuning", 3.0)):
+        make_results(tmp_path / method, method=method, skill=skill, documents=200)
+    table = make_report([tmp_path]).measured[0]
+    assert [row[0].text for row in table.rows] == ["prefix-tuning", "lora", "head-only"]

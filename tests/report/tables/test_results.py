@@ -1,0 +1,72 @@
+"""What the notes below the tables say: what dev chose, and what the columns mean."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prefixprop.report import make_report
+from prefixprop.report.choose.comparisons import Comparison, compare
+from prefixprop.report.tables.results import protocol_notes
+from prefixprop.runs.find import find_runs
+
+from tiny_runs import make_results
+
+
+def add(folder: Path, **settings: Any) -> Path:
+    return make_results(folder / f"run{len(list(folder.iterdir()))}", **settings)
+
+
+def comparisons_of(folder: Path) -> tuple[Comparison, ...]:
+    return compare(find_runs([folder]).runs)
+
+
+PAPERS = "The paper reports this split, "
+OPTIMISTIC = "so its numbers are optimistic. Test chose nothing."
+
+
+@pytest.mark.parametrize(
+    ("keep", "with_folds", "note"),
+    [
+        ("best", False, f"but it also chose the learning rate and the epoch, {OPTIMISTIC}"),
+        ("last", False, f"but it also chose the learning rate, {OPTIMISTIC}"),
+        ("best", True, f"but it also chose the epoch, {OPTIMISTIC}"),
+        (
+            "last", True,
+            "but here it chose nothing: a cross-validation on train chose the learning rate, and the epoch is the "
+            "last.",
+        ),
+    ],
+)  # fmt: skip
+def test_the_note_says_what_dev_chose(tmp_path: Path, keep: str, with_folds: bool, note: str) -> None:
+    add(tmp_path, keep=keep)
+    add(tmp_path, keep=keep, task="arxiv", epochs=20)
+    if with_folds:
+        add(tmp_path, keep=keep, fold=0, folds=2)
+        add(tmp_path, keep=keep, fold=0, folds=2, task="arxiv", epochs=20)
+    other, papers = comparisons_of(tmp_path)
+    assert protocol_notes(papers, "dev")[0] == PAPERS + note
+    start = "Dev" + note.removeprefix("but it").removeprefix("but here it")
+    assert protocol_notes(other, "dev")[0] == start
+    assert not any("chose" in note for note in protocol_notes(papers, "test"))
+
+
+def test_rows_without_folds_and_an_early_end_are_chosen_on_dev(tmp_path: Path) -> None:
+    add(tmp_path, keep="last", early_stopping=2)
+    add(tmp_path, keep="last", early_stopping=2, fold=0, folds=2)
+    (comparison,) = comparisons_of(tmp_path)
+    assert "but it also chose when to stop, so its numbers are optimistic" in protocol_notes(comparison, "dev")[0]
+    add(tmp_path, keep="last", method="lora")
+    (comparison,) = comparisons_of(tmp_path)
+    note = "also chose when to stop and the learning rate where no cross-validation did"
+    assert note in protocol_notes(comparison, "dev")[0]
+
+
+def test_the_note_on_tuned_parameters_says_that_the_head_comes_on_top(tmp_path: Path) -> None:
+    add(tmp_path)
+    tables = {table.title: table for table in make_report([tmp_path]).measured}
+    note = "Tuned: in percent of the encoder's parameters; the head is not part of the encoder and comes on top."
+    assert note in tables["hyperpartisan, test: quality"].notes
+    assert note not in tables["hyperpartisan, test: calibration"].notes

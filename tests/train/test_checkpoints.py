@@ -1,0 +1,150 @@
+"""Checkpoints on their own."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import random
+import resource
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from prefixprop.train.checkpoints import (
+    Snapshot,
+    damage,
+    find_checkpoint,
+    folder_of_step,
+    generator_states,
+    list_checkpoints,
+    read_checkpoint,
+    remove_old,
+    restore_generators,
+    write_checkpoint,
+)
+
+
+def snapshot() -> tuple[Snapshot, torch.optim.Optimizer]:
+    weight = torch.nn.Parameter(torch.randn(3, 2))
+    optimizer = torch.optim.AdamW([weight], lr=0.1)
+    weight.sum().backward()
+    optimizer.step()
+    progress = {"epoch_loss": 0.5, "seconds": 2.0}
+    trained = {"w": weight.detach()}
+    parts = optimizer.state_dict(), {"last_epoch": 3}, [generator_states()], progress
+    return Snapshot(trained, None, *parts), optimizer
+
+
+def write(folder: Path, step: int) -> Path:
+    path = folder_of_step(folder, step)
+    write_checkpoint(path, snapshot()[0], "{}")
+    return path
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    given, optimizer = snapshot()
+    write_checkpoint(tmp_path / "step-1", given, "{}")
+    read = read_checkpoint(tmp_path / "step-1")
+    assert torch.equal(read.trained["w"], given.trained["w"])
+    assert read.scheduler == given.scheduler and read.progress == given.progress
+    optimizer.load_state_dict(read.optimizer)
+    again = optimizer.state_dict()
+    assert again["state"][0].keys() == given.optimizer["state"][0].keys()
+    for name, value in given.optimizer["state"][0].items():
+        assert torch.equal(again["state"][0][name], value)
+    assert again["param_groups"][0]["lr"] == 0.1
+
+
+@pytest.mark.parametrize(
+    ("best", "stored"),
+    [(lambda given: None, 0), (lambda given: given.trained, 0), (lambda given: {"w": torch.full((3, 2), 7.0)}, 1)],
+    ids=["none", "its own", "another's"],
+)
+def test_the_best_is_in_it_once(tmp_path: Path, best: Callable[[Snapshot], Any], stored: int) -> None:
+    given, _ = snapshot()
+    given = replace(given, best=best(given))
+    write_checkpoint(tmp_path / "step-1", given, "{}")
+    read = read_checkpoint(tmp_path / "step-1")
+    assert torch.equal(read.trained["w"], given.trained["w"])
+    assert (read.best is None) == (given.best is None)
+    if read.best is not None and given.best is not None:
+        assert read.best.keys() == {"w"} and torch.equal(read.best["w"], given.best["w"])
+    names = load_file(tmp_path / "step-1" / "tensors.safetensors")
+    assert sum(name.startswith("best") for name in names) == stored
+
+
+def test_what_the_system_refuses_to_write_leaves_the_one_before(tmp_path: Path) -> None:
+    path = write(tmp_path, 1)
+    before = (path / "tensors.safetensors").read_bytes()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) // 2, hard))
+    try:
+        with pytest.raises(OSError, match="File too large") as raised:
+            write(tmp_path, 1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert raised.value.filename == str(path) and raised.value.errno == errno.EIO
+    assert damage(path) is None and (path / "tensors.safetensors").read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path], "nothing half-written is left"
+
+
+def test_generators_go_on_where_they_were(tmp_path: Path) -> None:
+    given, _ = snapshot()
+    write_checkpoint(tmp_path / "step-1", given, "{}")
+    restore_generators(given.generators[0])
+    drawn = random.random(), np.random.rand(), torch.rand(1).item()
+    restore_generators(read_checkpoint(tmp_path / "step-1").generators[0])
+    assert (random.random(), np.random.rand(), torch.rand(1).item()) == drawn
+
+
+@pytest.mark.parametrize("name", ["tensors.safetensors", "state.json", "trainer_state.json", "manifest.json"])
+def test_any_changed_or_missing_file_is_noticed(tmp_path: Path, name: str) -> None:
+    path = write(tmp_path, 1)
+    assert damage(path) is None
+    content = (path / name).read_bytes()
+    for changed in (b"", content[:-1], content[:-1] + bytes([content[-1] ^ 1])):
+        (path / name).write_bytes(changed)
+        assert damage(path) is not None, changed[-5:]
+    (path / name).unlink()
+    assert damage(path) == f"{name} is missing"
+
+
+def test_the_latest_that_can_be_trusted_is_found(tmp_path: Path) -> None:
+    assert find_checkpoint(tmp_path / "none") == (None, [])
+    for step in (3, 6, 9):
+        write(tmp_path, step)
+    assert find_checkpoint(tmp_path) == (folder_of_step(tmp_path, 9), [])
+    (folder_of_step(tmp_path, 6) / "state.json").write_text("{")
+    assert find_checkpoint(tmp_path) == (folder_of_step(tmp_path, 9), []), "one needs no other"
+    (folder_of_step(tmp_path, 9) / "state.json").write_text("{")
+    found, complaints = find_checkpoint(tmp_path)
+    assert found == folder_of_step(tmp_path, 3) and len(complaints) == 2
+
+
+def test_one_of_another_version_is_passed_over(tmp_path: Path) -> None:
+    path = write(tmp_path, 3)
+    state = json.loads((path / "state.json").read_text())
+    del state["best"]
+    (path / "state.json").write_text(json.dumps(state))
+    manifest = json.loads((path / "manifest.json").read_text())
+    manifest["state.json"] = hashlib.sha256((path / "state.json").read_bytes()).hexdigest()
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    complaint = f"{path}: state.json has no best; another version of this package wrote it"
+    assert find_checkpoint(tmp_path) == (None, [complaint])
+
+
+@pytest.mark.parametrize(("newest", "kept"), [(10, [4, 10]), (3, [2, 3]), (1, [1])])
+def test_the_newest_and_the_one_before_stay(tmp_path: Path, newest: int, kept: list[int]) -> None:
+    for step in (1, 2, 3, 4, 10):
+        write(tmp_path, step)
+    (tmp_path / "notes").mkdir()
+    remove_old(tmp_path, folder_of_step(tmp_path, newest))
+    assert [int(path.name[5:]) for path in list_checkpoints(tmp_path)] == kept
+    assert (tmp_path / "notes").is_dir()

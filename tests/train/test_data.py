@@ -1,0 +1,143 @@
+"""Encoded documents: what the Trainer reads is what `encode_documents` makes, from tokens that are stored once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import PreTrainedTokenizerFast
+
+from prefixprop.data import ClassificationTask, Document, encode_documents, load_files
+from prefixprop.data.cache import entries
+from prefixprop.settings.documents import cut_to_run, load_whole_task
+from prefixprop.train import RunSettings
+from prefixprop.train.data import encode_task
+
+from tiny_training import tiny_settings, write_documents
+
+TEXTS = [
+    "",
+    " ",
+    "word",
+    "one two three four five six seven eight nine",
+    "naïve café\n" * 9,
+    "a [SEP] b </s>",
+    "x" * 50,
+]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PREFIXPROP_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def byte_pairs(specials: list[str]) -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=specials, initial_alphabet=alphabet)
+    tokenizer.train_from_iterator(TEXTS, trainer)
+    return tokenizer
+
+
+def roberta() -> PreTrainedTokenizerFast:
+    tokenizer = byte_pairs(["<s>", "<pad>", "</s>"])
+    tokenizer.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0), add_prefix_space=False)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, cls_token="<s>", sep_token="</s>", pad_token="<pad>")
+
+
+def modernbert() -> PreTrainedTokenizerFast:
+    tokenizer = byte_pairs(["[CLS]", "[PAD]", "[SEP]"])
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 0), ("[SEP]", 2)]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, cls_token="[CLS]", sep_token="[SEP]", pad_token="[PAD]"
+    )
+
+
+def bert() -> PreTrainedTokenizerFast:
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    specials = ["[CLS]", "[PAD]", "[SEP]", "[UNK]"]
+    tokenizer.train_from_iterator(TEXTS, trainers.WordPieceTrainer(vocab_size=80, special_tokens=specials))
+    tokenizer.post_processor = processors.BertProcessing(("[SEP]", 2), ("[CLS]", 0))
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, cls_token="[CLS]", sep_token="[SEP]", pad_token="[PAD]", unk_token="[UNK]"
+    )
+
+
+def read(dataset: Iterable[dict[str, Any]]) -> list[list[int]]:
+    return [item["input_ids"].tolist() for item in dataset]
+
+
+@pytest.mark.parametrize("make", [roberta, bert, modernbert])
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_the_trainer_reads_what_encode_documents_makes(make: Any, side: str) -> None:
+    tokenizer = make()
+    tokenizer.truncation_side = side
+    documents = tuple(Document(str(number), text, number % 2) for number, text in enumerate(TEXTS))
+    task = ClassificationTask("toy", ("a", "b"), train=documents, dev=documents[:2], test=())
+    for max_length in (3, 8, 64):
+        data = encode_task(task, tokenizer, RunSettings(max_length=max_length))
+        expected = encode_documents(TEXTS, tokenizer, max_length)
+        assert read(data.train) == [ids.tolist() for ids in expected.input_ids]  # type: ignore[arg-type]
+        assert data.train_lengths == tuple(map(len, expected.input_ids))
+        cut = f"{len(expected.over_limit())} of 7 train documents are longer than {max_length} tokens"
+        assert any(note.startswith(cut) for note in data.notes) == bool(expected.over_limit())
+        if side == "right":
+            whole = tokenizer(TEXTS, truncation=True, max_length=max_length)["input_ids"]
+            assert read(data.train) == whole  # type: ignore[arg-type]
+    assert len(entries()) == 2  # train and dev, for every length
+
+
+def test_samples_folds_and_split_off_parts_read_their_own_documents(tmp_path: Path) -> None:
+    tokenizer = bert()
+    file = write_documents(tmp_path / "mine.jsonl", 40, seed=1)
+    settings = RunSettings(train_files=(str(file),), max_length=16)
+    for changes, kept in (({}, 1), ({"folds": 4, "fold": 0}, 2), ({"folds": 4, "fold": 3}, 2)):
+        wanted = replace(settings, **changes)
+        task = cut_to_run(load_whole_task(wanted), wanted)
+        data = encode_task(task, tokenizer, wanted)
+        assert isinstance(task, ClassificationTask)
+        texts = [document.text for document in task.train]
+        assert read(data.train) == [ids.tolist() for ids in encode_documents(texts, tokenizer, 16).input_ids]
+        labels = [item["labels"] for item in data.train]  # type: ignore[attr-defined]
+        assert labels == [document.label for document in task.train]
+        # Folds are of what is left of train when dev has been split off; all of them find the same tokens.
+        assert len([entry for entry in entries() if entry.path.name.startswith("tokens")]) == kept
+
+
+def test_the_second_start_neither_parses_nor_encodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer, settings = bert(), tiny_settings(tmp_path, max_length=16)
+    first = encode_task(load_whole_task(settings), tokenizer, settings)
+    monkeypatch.setattr("prefixprop.data.rows.parse_object", None)
+    monkeypatch.setattr("prefixprop.data.token_store.contents", None)
+    second = encode_task(load_whole_task(settings), tokenizer, replace(settings, max_length=20))
+    assert [row[:15] for row in read(second.train)] == [row[:15] for row in read(first.train)]
+
+
+def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
+    file = write_documents(tmp_path / "mine.jsonl", 10, seed=1)
+    before = load_files([file])
+    file.write_text(file.read_text().replace("w", "v"))
+    assert load_files([file]).train[0].text == before.train[0].text.replace("w", "v")
+    assert load_files([file], text_column="label").train[0].text == before.label_names[before.train[0].label]
+
+
+def test_a_run_without_a_cache_says_so_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = tiny_settings(tmp_path, max_length=16)
+    expected = encode_task(load_whole_task(settings), bert(), settings)
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("PREFIXPROP_CACHE", str(tmp_path / "file" / "cache"))
+    found = encode_task(load_whole_task(settings), bert(), settings)
+    assert read(found.train) == read(expected.train)
+    (note,) = set(found.notes) - set(expected.notes)
+    assert "file/cache cannot be used (Not a directory)" in note and len(found.notes) == len(expected.notes) + 1

@@ -1,0 +1,231 @@
+"""Runs that are killed, and checkpoints that cannot be trusted: resumed, they end as if nothing had happened."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import TrainerCallback
+
+from prefixprop.runs.claim import LOCK
+from prefixprop.train import RunDirectory, RunResult, RunSettings, train
+from prefixprop.train.checkpoints import list_checkpoints
+
+from killed_runs import KillAt, assert_same_end, killed
+from tiny_training import tiny_settings
+
+# The package has a function of the same name.
+TRAIN_MODULE = import_module("prefixprop.train.train")
+
+
+@pytest.fixture(scope="module")
+def documents(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the documents and the model of all runs are."""
+    return tmp_path_factory.mktemp("documents")
+
+
+@pytest.fixture(scope="module")
+def whole(documents: Path) -> Callable[[RunSettings], RunResult]:
+    """Gives the run of settings that was never killed, each trained once."""
+    runs: dict[RunSettings, RunResult] = {}
+
+    def run(settings: RunSettings) -> RunResult:
+        if settings not in runs:
+            runs[settings] = train(settings, documents / f"whole-{len(runs)}")
+        return runs[settings]
+
+    return run
+
+
+class KillAtTheEndOfAnEpoch(TrainerCallback):
+    """kill -9 after the first epoch's last step, before its evaluation."""
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("step", "changes"),
+    [
+        (1, {}),  # before the first checkpoint
+        (5, {}),  # in the middle of the second epoch
+        (8, {"checkpoint_every": 1, "device_batch_size": 2}),  # resumed in the middle of an epoch
+        (5, {"method": "fine-tuning", "learning_rate": 1e-3}),
+        (5, {"method": "prefix-propagation+lora", "gate": True, "checkpoint_every": 2}),
+        (5, {"kernel": "rbf", "alpha_mode": "query", "reparameterize": True, "keep": "last", "checkpoint_every": 2}),
+    ],
+)
+def test_killed_in_training(documents: Path, whole: Any, tmp_path: Path, step: int, changes: dict[str, Any]) -> None:
+    settings = tiny_settings(documents, **changes)
+    killed(lambda: train(settings, tmp_path / "killed", callbacks=[KillAt(step)]))
+    assert not RunDirectory(tmp_path / "killed").is_finished()
+    assert_same_end(train(settings, tmp_path / "killed", resume=True), whole(settings))
+
+
+def test_killed_before_an_epoch_is_judged(documents: Path, whole: Any, tmp_path: Path) -> None:
+    settings = tiny_settings(documents, checkpoint_every=3)
+    killed(lambda: train(settings, tmp_path / "killed", callbacks=[KillAtTheEndOfAnEpoch()]))
+    assert_same_end(train(settings, tmp_path / "killed", resume=True), whole(settings))
+
+
+def test_killed_while_a_checkpoint_is_written(
+    documents: Path, whole: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, written = tiny_settings(documents), Path.write_bytes
+
+    def write_half(path: Path, data: bytes) -> int:
+        if path.name == "manifest.json" and len(list_checkpoints(tmp_path / "killed" / "checkpoints")) == 1:
+            written(path, data[: len(data) // 2])
+            os.kill(os.getpid(), signal.SIGKILL)
+        return written(path, data)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "write_bytes", write_half)
+        killed(lambda: train(settings, tmp_path / "killed"))
+    assert len(list_checkpoints(tmp_path / "killed" / "checkpoints")) == 1
+    assert_same_end(train(settings, tmp_path / "killed", resume=True), whole(settings))
+
+
+@pytest.mark.parametrize(
+    ("name", "keep"),
+    [
+        ("write_predictions", "last"),
+        ("model_card", "best"),
+        ("clear_leftovers", "best"),
+    ],
+)
+def test_killed_while_results_are_written(
+    documents: Path, whole: Any, tmp_path: Path, name: str, keep: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = tiny_settings(documents, keep=keep)
+    with monkeypatch.context() as patched:
+        patched.setattr(TRAIN_MODULE, name, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        killed(lambda: train(settings, tmp_path / "killed"))
+    assert_same_end(train(settings, tmp_path / "killed", resume=True), whole(settings))
+
+
+def test_a_run_that_nothing_stops(documents: Path, tmp_path: Path) -> None:
+    """Resumed where there is nothing, it starts from the beginning; finished, it is returned as it is."""
+    settings, run_dir = tiny_settings(documents, epochs=1, keep_checkpoints=True), tmp_path / "run"
+    first = train(settings, run_dir, resume=True)
+    assert first.metrics["status"] == "finished"
+    endings = {path.suffix for path in run_dir.rglob("*") if path.is_file() and path.name != LOCK}
+    assert endings == {".safetensors", ".json", ".jsonl", ".yaml", ".md"}, "nothing is a pickle"
+    before = {path: path.stat().st_mtime_ns for path in run_dir.rglob("*")}
+    assert train(settings, run_dir, resume=True).metrics == first.metrics
+    assert {path: path.stat().st_mtime_ns for path in run_dir.rglob("*")} == before
+
+
+def test_an_early_end_is_not_gone_beyond(
+    documents: Path, whole: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = tiny_settings(documents, method="head-only", learning_rate=1e-9, epochs=9, early_stopping=2)
+    with monkeypatch.context() as patched:
+        patched.setattr(TRAIN_MODULE, "write_predictions", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        killed(lambda: train(settings, tmp_path / "killed"))
+    assert_same_end(train(settings, tmp_path / "killed", resume=True), whole(settings))
+
+
+@pytest.fixture(scope="module")
+def killed_once(documents: Path) -> Path:
+    """A run that was killed in its third epoch."""
+    folder = documents / "killed-in-the-third-epoch"
+    killed(lambda: train(tiny_settings(documents), folder, callbacks=[KillAt(8)]))
+    return folder
+
+
+@pytest.fixture
+def killed_run(killed_once: Path, tmp_path: Path) -> Path:
+    """A copy of it with its two checkpoints."""
+    folder = Path(shutil.copytree(killed_once, tmp_path / "killed"))
+    assert [path.name for path in list_checkpoints(folder / "checkpoints")] == ["step-00000003", "step-00000006"]
+    return folder
+
+
+def test_resumption_repeats_no_steps(documents: Path, killed_run: Path) -> None:
+    steps: list[int] = []
+
+    class Steps(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            steps.append(state.global_step)
+
+    train(tiny_settings(documents), killed_run, resume=True, callbacks=[Steps()])
+    assert steps == [7, 8, 9]
+
+
+def test_epochs_that_are_left_open_stay_as_they_were(documents: Path, whole: Any, killed_run: Path) -> None:
+    left_open = tiny_settings(documents, epochs=None)
+    for _ in ("unfinished", "finished"):
+        assert_same_end(train(left_open, killed_run, resume=True), whole(tiny_settings(documents)))
+
+
+def test_a_damaged_checkpoint_is_told_and_the_one_before_is_used(
+    documents: Path, whole: Any, killed_run: Path
+) -> None:
+    file = killed_run / "checkpoints" / "step-00000006" / "tensors.safetensors"
+    os.truncate(file, file.stat().st_size // 2)
+    notes: list[str] = []
+    resumed = train(tiny_settings(documents), killed_run, resume=True, tell=notes.append)
+    (note,) = [note for note in notes if "step-00000006" in note]
+    assert file.name in note and "goes on from step-00000003 instead" in note
+    assert_same_end(resumed, whole(tiny_settings(documents)))
+
+
+def test_damaged_ones_do_not_push_out_good_ones(documents: Path, whole: Any, killed_run: Path) -> None:
+    settings, folder = tiny_settings(documents), killed_run / "checkpoints"
+    for damaged in list_checkpoints(folder):
+        (damaged / "tensors.safetensors").write_bytes(b"")
+    told = folder.parent / "told"
+    every_step = replace(settings, checkpoint_every=1)
+
+    def tell(note: str) -> None:
+        with told.open("a") as file:
+            file.write(note + "\n")
+
+    killed(lambda: train(every_step, killed_run, resume=True, callbacks=[KillAt(3)], tell=tell))
+    assert told.read_text().count("starts from the beginning") == 2, "there was no good one"
+    assert [path.name for path in list_checkpoints(folder)] == ["step-00000001", "step-00000002"]
+    notes: list[str] = []
+    assert_same_end(train(settings, killed_run, resume=True, tell=notes.append), whole(settings))
+    assert not any("step-" in note for note in notes)
+
+
+def test_other_settings_cannot_be_resumed(documents: Path, killed_run: Path) -> None:
+    settings = tiny_settings(documents)
+    with pytest.raises(ValueError, match=r"other settings: --seed \(was 1, now 2\)\."):
+        train(replace(settings, seed=2), killed_run, resume=True)
+    smaller = replace(settings, device_batch_size=2, gradient_checkpointing=True)
+    assert train(smaller, killed_run, resume=True).metrics["status"] == "finished"
+
+
+def test_a_finished_run_of_other_documents_is_not_shown(tmp_path: Path) -> None:
+    settings = tiny_settings(tmp_path, epochs=1)
+    train(settings, tmp_path / "run")
+    file = Path(settings.train_files[0])
+    before = file.read_text()
+    file.write_text(before.replace("w5", "w6"))
+    assert file.read_text() != before
+    with pytest.raises(ValueError, match="run was started with other documents than there are now"):
+        train(settings, tmp_path / "run", resume=True)
+    file.write_text(before)
+    assert train(settings, tmp_path / "run", resume=True).metrics["status"] == "finished"
+
+
+def test_other_documents_cannot_be_resumed(documents: Path, killed_run: Path, tmp_path: Path) -> None:
+    settings = tiny_settings(documents)
+    files = [Path(shutil.copy(file, tmp_path / Path(file).name)) for file in settings.train_files]
+    moved = replace(settings, train_files=[str(file) for file in files])
+    before = (killed_run / "labels.json").read_bytes()
+    files[0].write_text(files[0].read_text() + '{"id": "more", "text": "w5 w6", "label": "other"}\n')
+    config = killed_run / "config.yaml"
+    config.write_text(config.read_text().replace(settings.train_files[0], str(files[0])))
+    with pytest.raises(ValueError, match="killed was started with other documents than there are now"):
+        train(moved, killed_run, resume=True)
+    assert (killed_run / "labels.json").read_bytes() == before

@@ -1,0 +1,237 @@
+"""A run from settings to its directory."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file
+from torch.optim.lr_scheduler import LambdaLR
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    TrainerCallback,
+    get_linear_schedule_with_warmup,
+)
+
+from prefixprop.evaluate import fit_temperature, read_predictions
+from prefixprop.runs.claim import LOCK
+from prefixprop.settings.methods import METHODS
+from prefixprop.train import RunDirectory, RunSettings, plan, train
+from prefixprop.train.trainer import share_of_peak
+
+from tiny_training import LABELS, comparable, tiny_settings
+
+
+def history(run_dir: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run_dir / "history.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of four epochs."""
+    folder = tmp_path_factory.mktemp("finished")
+    return train(tiny_settings(folder, epochs=4), folder / "run").run_dir
+
+
+def test_a_run_directory_has_everything(run_dir: Path) -> None:
+    assert {path.name for path in run_dir.iterdir()} - {LOCK} == {
+        "config.yaml", "labels.json", "environment.json", "lengths.json", "history.jsonl", "predictions",
+        "manifest.json", "metrics.json", "adapter", "tokenizer", "README.md",
+    }  # fmt: skip
+    metrics = RunDirectory(run_dir).read_metrics()
+    assert metrics["status"] == "finished" and metrics["parameters"]["prefix"] == 3 * 2 * 32
+    assert json.loads((run_dir / "labels.json").read_text()) == sorted(LABELS)
+    resolved = RunDirectory(run_dir).read_settings()
+    assert resolved.max_length == 128 and resolved.attention_dropout == 0.1 and resolved.learning_rate == 1e-2
+    environment = json.loads((run_dir / "environment.json").read_text())
+    assert environment["seed"] == 1 and environment["device"] == "cpu" and environment["packages"]["torch"]
+
+
+def test_metrics_are_those_of_the_stored_predictions(run_dir: Path) -> None:
+    metrics = RunDirectory(run_dir).read_metrics()
+    predictions = {split: read_predictions(run_dir / "predictions" / f"{split}.jsonl") for split in ("dev", "test")}
+    temperature = fit_temperature(predictions["dev"].logits, predictions["dev"].known_labels)
+    assert metrics["temperature"] == temperature.value
+    for split, stored in predictions.items():
+        assert stored.ids == tuple(f"{split}-{number}" for number in range(len(stored.ids)))
+        assert metrics[split] == stored.evaluate()
+        assert metrics[f"{split}_calibrated"] == stored.with_temperature(temperature).evaluate()
+    assert metrics["dev_calibrated"]["nll"] <= metrics["dev"]["nll"]
+    assert metrics["dev"] != metrics["dev_calibrated"]
+
+
+def test_the_history_has_every_epoch_and_the_best_is_kept(run_dir: Path) -> None:
+    metrics, lines = RunDirectory(run_dir).read_metrics(), history(run_dir)
+    assert [(line["epoch"], line["step"]) for line in lines] == [(1, 3), (2, 6), (3, 9), (4, 12)]
+    assert all(0 <= line["dev_ece"] <= 1 and line["loss"] > 0 for line in lines)
+    best = max(lines, key=lambda line: line["dev_micro_f1"])  # the first of equal ones
+    assert metrics["best_epoch"] == best["epoch"]
+    for measure, value in metrics["dev"].items():
+        assert best[f"dev_{measure}"] == pytest.approx(value, abs=1e-6), measure
+
+
+@pytest.mark.parametrize(
+    ("family", "method"), [*(("longformer", name) for name in METHODS), ("roberta", "prefix-tuning")]
+)
+def test_every_method_gives_its_own_predictions_again_when_loaded(tmp_path: Path, family: str, method: str) -> None:
+    settings, run_dir = tiny_settings(tmp_path, family, method=method, epochs=1), tmp_path / "run"
+    train(settings, run_dir)
+    stored = read_predictions(run_dir / "predictions" / "test.jsonl")
+    base = AutoModelForSequenceClassification.from_pretrained(settings.model)
+    if (run_dir / "adapter").is_dir():
+        model = PeftModel.from_pretrained(base, str(run_dir / "adapter"))
+    elif (run_dir / "model").is_dir():
+        model = AutoModelForSequenceClassification.from_pretrained(run_dir / "model")
+    else:
+        model, head = base, load_file(run_dir / "head" / "head.safetensors")
+        assert head and all(name.startswith("classifier") for name in head)
+        assert not model.load_state_dict(head, strict=False).unexpected_keys
+    tokenizer = AutoTokenizer.from_pretrained(run_dir / "tokenizer")
+    lines = Path(settings.test_files[0]).read_text().splitlines()
+    with torch.no_grad():
+        for row, line in enumerate(lines):
+            logits = model.eval()(**tokenizer(json.loads(line)["text"], return_tensors="pt")).logits[0]
+            assert logits.tolist() == pytest.approx(stored.logits[row].tolist(), abs=1e-4)
+
+
+@pytest.mark.parametrize("method", ["prefix-propagation+lora", "prefix-tuning", "head-only"])
+def test_half_precision_is_of_what_is_frozen_alone(tmp_path: Path, method: str) -> None:
+    """What was trained is stored in float32, and the predictions are near those of the whole run in float32."""
+    # A low rate, so that rounding alone makes the difference, and not what Adam's first steps make of it.
+    settings = tiny_settings(tmp_path, method=method, epochs=1, learning_rate=1e-3)
+    exact = train(replace(settings, precision="fp32"), tmp_path / "fp32").run_dir
+    half = train(replace(settings, precision="bf16"), tmp_path / "bf16").run_dir
+    stored = [load_file(path) for path in half.glob("[amh]*/*.safetensors")]
+    assert len(stored) == 1
+    assert {tensor.dtype for tensor in stored[0].values() if tensor.is_floating_point()} == {torch.float32}
+    right, left = (read_predictions(folder / "predictions" / "dev.jsonl").logits for folder in (exact, half))
+    difference = float(abs(left - right).max())
+    assert 0 < difference < 0.1, "bf16 was used, and rounds"
+
+
+def test_training_learns(tmp_path: Path) -> None:
+    settings = tiny_settings(tmp_path, method="fine-tuning", epochs=16, learning_rate=5e-3, dropout=0.0)
+    metrics = train(replace(settings, checkpoint_seconds=30.0), tmp_path / "r").metrics
+    assert metrics["test"]["accuracy"] >= 0.75
+
+
+def test_the_seed_decides(tmp_path: Path) -> None:
+    settings = tiny_settings(tmp_path, epochs=1)
+    runs = [train(replace(settings, seed=seed), tmp_path / f"r{n}").metrics for n, seed in enumerate((1, 1, 2))]
+    assert comparable(runs[0]) == comparable(runs[1])
+    assert comparable(runs[0]) != comparable(runs[2])
+
+
+def test_the_device_batch_size_does_not_change_the_outcome(tmp_path: Path) -> None:
+    """22 documents in steps of 8: each step has the same documents, and those of the last, short one count alike."""
+    settings = tiny_settings(tmp_path, prefix_dropout=0.0, dropout=0.0, epochs=2, max_train_documents=22)
+    losses = []
+    for device_batch_size in (2, 8):
+        run_dir = tmp_path / f"run{device_batch_size}"
+        train(replace(settings, device_batch_size=device_batch_size), run_dir)
+        losses.append([line["loss"] for line in history(run_dir)])
+    assert losses[0] == pytest.approx(losses[1], abs=1e-5)
+
+
+def test_early_stopping(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    settings = tiny_settings(tmp_path, method="head-only", learning_rate=1e-9, epochs=6, early_stopping=2)
+    assert train(settings, run_dir).metrics["best_epoch"] == 1
+    assert len(history(run_dir)) == 3
+
+
+def test_trained_alpha_is_in_the_history(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    train(tiny_settings(tmp_path, kernel="exp", alpha=0.1, alpha_mode="layer", epochs=1), run_dir)
+    line = history(run_dir)[0]
+    assert {f"alpha/layer_{layer}" for layer in (1, 2, 3)} <= line.keys()
+    assert line["alpha/layer_1"] != pytest.approx(0.1, abs=1e-6)
+
+
+def test_without_test_documents_there_are_no_test_metrics(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    metrics = train(replace(tiny_settings(tmp_path, epochs=1), test_files=()), run_dir).metrics
+    assert "test" not in metrics and "test_calibrated" not in metrics
+    assert not (run_dir / "predictions" / "test.jsonl").exists()
+
+
+def test_plan_counts_and_writes_nothing(tmp_path: Path) -> None:
+    run = plan(tiny_settings(tmp_path, max_train_documents=17, epochs=None, task=None))
+    assert (run.steps_per_epoch, run.steps) == (3, 30)
+    assert run.settings.epochs == 10 and run.settings.max_length == 128
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(("documents", "epochs"), [(8, 1), (24, 4)])
+def test_every_step_trains(tmp_path: Path, documents: int, epochs: int) -> None:
+    rates: list[float] = []
+    trained: list[torch.Tensor] = []
+
+    class Watch(TrainerCallback):
+        def on_optimizer_step(self, *_: Any, optimizer: Any, **__: Any) -> None:
+            rates.append(optimizer.param_groups[0]["lr"])
+            trained.append(optimizer.param_groups[0]["params"][0].detach().clone())
+
+        def on_pre_optimizer_step(self, *_: Any, optimizer: Any, **__: Any) -> None:
+            if not trained:
+                trained.append(optimizer.param_groups[0]["params"][0].detach().clone())
+
+    settings = tiny_settings(tmp_path, max_train_documents=documents, epochs=epochs, learning_rate=1e-2)
+    train(settings, tmp_path / "run", callbacks=[Watch()], tell=lambda note: None)
+    steps = documents // 8 * epochs
+    assert len(rates) == steps and 0 < min(rates) <= max(rates) <= 1e-2
+    assert all(not torch.equal(before, after) for before, after in itertools.pairwise(trained))
+
+
+def test_after_the_warm_up_the_schedule_is_that_of_transformers() -> None:
+    optimizers = [torch.optim.SGD([torch.zeros(1)], lr=1.0) for _ in range(2)]
+    own = LambdaLR(optimizers[0], partial(share_of_peak, warmup=30, steps=300))
+    theirs = get_linear_schedule_with_warmup(optimizers[1], 30, 300)
+    for step in range(300):
+        ours, other = (optimizer.param_groups[0]["lr"] for optimizer in optimizers)
+        assert ours == other if step >= 30 else 0 < ours - other <= 1 / 31
+        for part in (*optimizers, own, theirs):
+            part.step()
+
+
+def test_a_run_of_few_steps_says_so(tmp_path: Path) -> None:
+    few = "the run has 9 steps, too few to learn much: give it more --epochs or documents, or a smaller --batch-size"
+    assert few in plan(tiny_settings(tmp_path)).notes
+    assert plan(tiny_settings(tmp_path, epochs=4)).notes == ()
+
+
+def test_too_long_documents_are_counted(tmp_path: Path) -> None:
+    notes = plan(tiny_settings(tmp_path, max_length=20)).data.notes
+    assert any("of 24 train documents are longer than 20 tokens" in note for note in notes)
+    with pytest.raises(ValueError, match="--max-length: 500 tokens are more than the 128"):
+        plan(tiny_settings(tmp_path, max_length=500))
+
+
+def test_a_model_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"--model: .*nowhere.* cannot be loaded"):
+        plan(replace(tiny_settings(tmp_path), model=str(tmp_path / "nowhere")))
+
+
+def test_gradient_checkpointing_computes_the_same(tmp_path: Path) -> None:
+    settings = tiny_settings(tmp_path, epochs=1, prefix_dropout=0.0, dropout=0.0)
+    one, two = (
+        train(replace(settings, gradient_checkpointing=on), tmp_path / f"run{on}").metrics for on in (False, True)
+    )
+    assert one["dev"]["nll"] == pytest.approx(two["dev"]["nll"], abs=1e-5)
+
+
+def test_reference_layout_leaves_room_for_the_prefix(tmp_path: Path) -> None:
+    assert plan(tiny_settings(tmp_path, layout="reference")).settings.max_length == 126
+
+
+def test_settings_need_a_source_of_data() -> None:
+    with pytest.raises(ValueError, match="Give one source of data"):
+        plan(RunSettings())
