@@ -24,8 +24,8 @@ from torch import nn
 from prefixprop.data import ClassificationTask, encode_documents, load_task
 from prefixprop.models import load_default
 from prefixprop.train import RunSettings
-from prefixprop.train.batches import LengthGroupedOrder
 from prefixprop.train.trainable import build_trainable
+from prefixprop.train.trainer import LengthGroupedOrder
 
 REFERENCE_LENGTH = 4088  # the authors' released code pads every document to this
 MAX_LENGTH = 4096

@@ -76,7 +76,7 @@ def measure_start(files: list[str]) -> dict[str, float]:
     """Seconds until a run could take its first step, and the most memory until it has read its documents."""
     started = time.monotonic()
     from prefixprop.train import RunSettings
-    from prefixprop.train.train import plan
+    from prefixprop.train.run import plan
 
     run = plan(RunSettings(train_files=tuple(files)))
     seconds = time.monotonic() - started

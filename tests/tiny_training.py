@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from prefixprop.progress import Progress
 from prefixprop.train import RunSettings
 
 from tiny import tiny_model
@@ -17,6 +18,16 @@ from tiny_questions import WORDS, invented, sentence, tiny_tokenizer
 
 LABELS = ("law", "art")
 TELLING = {"law": WORDS[0], "art": WORDS[1]}
+
+
+class Notes(Progress):
+    """Keeps what a run tells its user."""
+
+    def __init__(self, notes: list[str] | None = None) -> None:
+        self.notes = [] if notes is None else notes
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
 
 
 def save_tiny_model(folder: Path, family: str = "longformer") -> Path:

@@ -16,7 +16,7 @@ from prefixprop import load_run
 from prefixprop.train import RunDirectory, train
 
 from tiny_runs import make_run
-from tiny_training import tiny_settings
+from tiny_training import Notes, tiny_settings
 
 METHODS = ("prefix-propagation", "fine-tuning", "head-only")
 
@@ -27,8 +27,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     settings = tiny_settings(folder, "roberta", epochs=1)
     for method in METHODS:
-        train(replace(settings, method=method), folder / method, tell=lambda note: None)
-    train(replace(settings, seed=2), folder / "other", tell=lambda note: None)
+        train(replace(settings, method=method), folder / method, progress=Notes())
+    train(replace(settings, seed=2), folder / "other", progress=Notes())
     return folder
 
 

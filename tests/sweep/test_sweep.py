@@ -29,7 +29,7 @@ from prefixprop.sweep import (
 from prefixprop.train import RunDirectory, train
 from prefixprop.train.checkpoints import list_checkpoints
 
-from tiny_training import comparable, write_plan
+from tiny_training import Notes, comparable, write_plan
 
 
 class Pretending:
@@ -247,7 +247,7 @@ def test_local_engine_reports_errors_and_deaths(tmp_path: Path, monkeypatch: pyt
 def test_local_engine_stops_runs_with_a_checkpoint(tmp_path: Path) -> None:
     settings = read_plan(write_plan(tmp_path, epochs=2000, checkpoint_seconds=1e6)).cells[0].settings
     job, told = Job(settings, tmp_path / "run", tmp_path / "run.log"), []
-    engine = LocalEngine(tell=told.append)
+    engine = LocalEngine(progress=Notes(told))
     engine.submit(job)
     deadline = time.monotonic() + 90
     while not RunDirectory(job.run_dir).history.exists():
@@ -303,7 +303,7 @@ def test_bugs_end_one_run_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         raise KeyError("oops")
 
     # The package has a function of the same name as its module.
-    monkeypatch.setattr(import_module("prefixprop.train.train"), "train", broken)
+    monkeypatch.setattr(import_module("prefixprop.train.run"), "train", broken)
     settings = read_plan(write_plan(tmp_path)).cells[0].settings
     assert run_job(Job(settings, tmp_path / "run", tmp_path / "log")) == "KeyError: 'oops'"
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from prefixprop.train.batches import LengthGroupedOrder
+from prefixprop.train.trainer import LengthGroupedOrder
 
 _GENERATOR = random.Random(1)
 LENGTHS = [_GENERATOR.randint(5, 4000) for _ in range(1001)]

@@ -17,10 +17,10 @@ from prefixprop.runs.start import start
 from prefixprop.train import RunDirectory, TrainingError, checkpoints, plan, train
 from prefixprop.train.checkpoints import list_checkpoints
 
-from tiny_training import comparable, tiny_settings
+from tiny_training import Notes, comparable, tiny_settings
 
 # The package has a function of the same name.
-TRAIN_MODULE = import_module("prefixprop.train.train")
+TRAIN_MODULE = import_module("prefixprop.train.run")
 
 
 def full_disk(path: Path, data: bytes) -> int:
@@ -107,7 +107,7 @@ def test_out_of_memory_goes_on_with_fewer_documents_at_once(tmp_path: Path, monk
 
     told: list[str] = []
     monkeypatch.setattr(Trainer, "training_step", training_step)
-    metrics = train(settings, run_dir, tell=told.append).metrics
+    metrics = train(settings, run_dir, progress=Notes(told)).metrics
     assert [note for note in told if "used up" in note] == [
         f"the device's memory is used up; the run goes on with --device-batch-size {count}" for count in (2, 1)
     ]

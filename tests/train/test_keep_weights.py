@@ -13,7 +13,7 @@ from prefixprop import load_run
 from prefixprop.cli.app import app
 from prefixprop.train import RunDirectory, RunSettings, SettingsError, check_settings, settings_to_yaml, train
 
-from tiny_training import comparable, tiny_settings
+from tiny_training import Notes, comparable, tiny_settings
 
 KEPT = {
     "config.yaml", "labels.json", "environment.json", "lengths.json", "history.jsonl", "predictions",
@@ -69,8 +69,8 @@ def test_a_finished_one_is_returned_as_it_is(lean: tuple[RunSettings, Path]) -> 
     first = RunDirectory(run_dir).read_metrics()
     before = {file: file.read_bytes() for file in run_dir.rglob("*") if file.is_file()}
     told: list[str] = []
-    assert train(settings, run_dir, resume=True, tell=told.append).metrics == first and not told
-    assert train(replace(settings, keep_weights=True), run_dir, resume=True, tell=told.append).metrics == first
+    assert train(settings, run_dir, resume=True, progress=Notes(told)).metrics == first and not told
+    assert train(replace(settings, keep_weights=True), run_dir, resume=True, progress=Notes(told)).metrics == first
     assert len(told) == 1 and "finished run without its weights; --overwrite" in told[0]
     assert {file: file.read_bytes() for file in run_dir.rglob("*") if file.is_file()} == before
 

@@ -19,10 +19,10 @@ from prefixprop.train import RunDirectory, RunResult, RunSettings, train
 from prefixprop.train.checkpoints import list_checkpoints
 
 from killed_runs import KillAt, assert_same_end, killed
-from tiny_training import tiny_settings
+from tiny_training import Notes, tiny_settings
 
 # The package has a function of the same name.
-TRAIN_MODULE = import_module("prefixprop.train.train")
+TRAIN_MODULE = import_module("prefixprop.train.run")
 
 
 @pytest.fixture(scope="module")
@@ -172,7 +172,7 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_is_used(
     file = killed_run / "checkpoints" / "step-00000006" / "tensors.safetensors"
     os.truncate(file, file.stat().st_size // 2)
     notes: list[str] = []
-    resumed = train(tiny_settings(documents), killed_run, resume=True, tell=notes.append)
+    resumed = train(tiny_settings(documents), killed_run, resume=True, progress=Notes(notes))
     (note,) = [note for note in notes if "step-00000006" in note]
     assert file.name in note and "goes on from step-00000003 instead" in note
     assert_same_end(resumed, whole(tiny_settings(documents)))
@@ -185,15 +185,16 @@ def test_damaged_ones_do_not_push_out_good_ones(documents: Path, whole: Any, kil
     told = folder.parent / "told"
     every_step = replace(settings, checkpoint_every=1)
 
-    def tell(note: str) -> None:
-        with told.open("a") as file:
-            file.write(note + "\n")
+    class Written(Notes):
+        def note(self, text: str) -> None:
+            with told.open("a") as file:
+                file.write(text + "\n")
 
-    killed(lambda: train(every_step, killed_run, resume=True, callbacks=[KillAt(3)], tell=tell))
+    killed(lambda: train(every_step, killed_run, resume=True, callbacks=[KillAt(3)], progress=Written()))
     assert told.read_text().count("starts from the beginning") == 2, "there was no good one"
     assert [path.name for path in list_checkpoints(folder)] == ["step-00000001", "step-00000002"]
     notes: list[str] = []
-    assert_same_end(train(settings, killed_run, resume=True, tell=notes.append), whole(settings))
+    assert_same_end(train(settings, killed_run, resume=True, progress=Notes(notes)), whole(settings))
     assert not any("step-" in note for note in notes)
 
 

@@ -13,11 +13,11 @@ from transformers import TrainerCallback
 
 from prefixprop.processes import handling_signals, interrupt
 from prefixprop.train import RunDirectory, train
+from prefixprop.train.callbacks import GracefulStop
 from prefixprop.train.checkpoints import list_checkpoints
-from prefixprop.train.stopping import StopWatch
 
 from killed_runs import assert_same_end
-from tiny_training import tiny_settings
+from tiny_training import Notes, tiny_settings
 
 
 class AskAt(TrainerCallback):
@@ -37,7 +37,7 @@ def test_a_stopped_run_goes_on_where_it_was(step: int, tmp_path: Path) -> None:
     whole = train(settings, tmp_path / "whole")
     assert whole.metrics["epochs"] * 3 == 9, "three steps in each of three epochs"
     told: list[str] = []
-    stop = StopWatch(told.append)
+    stop = GracefulStop(Notes(told))
     with pytest.raises(KeyboardInterrupt), handling_signals(stop.ask):
         train(settings, tmp_path / "run", callbacks=[AskAt(step), stop])
     assert told == ["Stopping after this step, with a checkpoint. Once more, and it stops at once."]
@@ -48,7 +48,7 @@ def test_a_stopped_run_goes_on_where_it_was(step: int, tmp_path: Path) -> None:
 
 
 def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
-    stop = StopWatch(lambda note: None)
+    stop = GracefulStop(Notes())
     settings = tiny_settings(tmp_path, checkpoint_seconds=1000.0)
     with pytest.raises(KeyboardInterrupt), handling_signals(stop.ask):
         train(settings, tmp_path / "run", callbacks=[AskAt(5, signal.SIGINT), AskAt(5), stop])
@@ -56,7 +56,7 @@ def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
 
 
 def test_where_nothing_is_trained_the_end_is_now() -> None:
-    stop = StopWatch(lambda note: None)
+    stop = GracefulStop(Notes())
     with pytest.raises(KeyboardInterrupt), handling_signals(stop.ask):
         os.kill(os.getpid(), signal.SIGTERM)
     with pytest.raises(KeyboardInterrupt), handling_signals(interrupt):

@@ -27,7 +27,7 @@ from prefixprop.settings.methods import METHODS
 from prefixprop.train import RunDirectory, RunSettings, plan, train
 from prefixprop.train.trainer import share_of_peak
 
-from tiny_training import LABELS, comparable, tiny_settings
+from tiny_training import LABELS, Notes, comparable, tiny_settings
 
 
 def history(run_dir: Path) -> list[dict[str, Any]]:
@@ -185,7 +185,7 @@ def test_every_step_trains(tmp_path: Path, documents: int, epochs: int) -> None:
                 trained.append(optimizer.param_groups[0]["params"][0].detach().clone())
 
     settings = tiny_settings(tmp_path, max_train_documents=documents, epochs=epochs, learning_rate=1e-2)
-    train(settings, tmp_path / "run", callbacks=[Watch()], tell=lambda note: None)
+    train(settings, tmp_path / "run", callbacks=[Watch()], progress=Notes())
     steps = documents // 8 * epochs
     assert len(rates) == steps and 0 < min(rates) <= max(rates) <= 1e-2
     assert all(not torch.equal(before, after) for before, after in itertools.pairwise(trained))

@@ -17,7 +17,7 @@ from prefixprop.evaluate import read_predictions
 from prefixprop.models import CandidateScorer, candidate_scorer
 from prefixprop.train import RunSettings, plan, train
 
-from tiny_training import save_tiny_model, write_questions
+from tiny_training import Notes, save_tiny_model, write_questions
 
 
 def question_settings(folder: Path, family: str = "longformer", **changes: Any) -> RunSettings:
@@ -90,7 +90,7 @@ def test_questions_that_do_not_fit_count_as_wrong_and_are_told(tmp_path: Path) -
         record["candidates"] = [record["answer"], *others]
     file.write_text(json.dumps(records))
     notes: list[str] = []
-    run = train(settings, tmp_path / "run", tell=notes.append)
+    run = train(settings, tmp_path / "run", progress=Notes(notes))
     assert any(
         "dev questions have candidates that leave no room" in note and "count as wrong" in note for note in notes
     )

@@ -24,10 +24,11 @@ from prefixprop.cli import (
     tasks,
     train,
 )
-from prefixprop.cli.settings_options import SettingsCommand
+from prefixprop.cli.settings_options import settings_command
+from prefixprop.settings.run_settings import RunSettings
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-app.command("train", cls=SettingsCommand)(train.train)
+app.command("train", cls=settings_command(RunSettings))(train.train)
 app.command("evaluate")(evaluate.evaluate)
 app.command("predict")(predict.predict)
 app.command("sweep")(sweep.sweep)

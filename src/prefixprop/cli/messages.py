@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import unicodedata
 from collections.abc import Iterator, Mapping
 
 import typer
@@ -44,5 +45,20 @@ def describe(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 
+def printable(text: str) -> str:
+    """The text with control characters spelled out, so that a label or a path cannot steer the terminal.
+
+    >>> printable("a\x1b[31mb")
+    'a\\x1b[31mb'
+    """
+    return "".join(
+        character.encode("unicode_escape").decode() if _steers(character) else character for character in text
+    )
+
+
+def _steers(character: str) -> bool:
+    return unicodedata.category(character) in ("Cc", "Cs") and character not in "\n\t"
+
+
 def _escaped(text: str) -> str:
-    return text.replace("[", r"\[")
+    return printable(text).replace("[", r"\[")

@@ -1,77 +1,62 @@
-"""Progress of a run on the terminal: what it does before it trains, a bar for training, one for what is read."""
+"""Progress on the terminal: bars that move, and in a log file a line now and then."""
 
 from __future__ import annotations
 
-from typing import Any
+import time
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-from transformers import TrainerCallback, TrainerState
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bars
+from rich.text import Text
 
-from prefixprop.train.callbacks import epoch_lines
+from prefixprop.cli.messages import printable
+from prefixprop.progress import Progress
+
+_SECONDS_BETWEEN_LINES = 60.0
 
 
-class ProgressBars(TrainerCallback):
-    """Bars in place of the Trainer's log lines, and a line per epoch; silent in all processes but the first."""
+class TerminalProgress(Progress):
+    """A bar for what is going on, in place of the one before; notes and results stay on the screen.
 
-    def __init__(self, console: Console, metric: str) -> None:
+    Where the output is no terminal there are no bars: at most once a minute a line says how far the work is.
+    """
+
+    def __init__(self, console: Console) -> None:
         columns = (TextColumn("{task.description:>8}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        self.progress = Progress(*columns, console=console, transient=True)
-        self.metric = metric
-        self.stage: TaskID | None = None
-        self.training: TaskID | None = None
-        self.reading: TaskID | None = None
+        self.console = console
+        self.bars = Bars(*columns, console=console, transient=True, disable=not console.is_terminal)
+        self.current: dict[str, TaskID] = {}
+        self.started = self.last_line = time.monotonic()
 
-    def show(self, stage: str) -> None:
-        """Say what is being done; nobody knows how long it takes, so the bar only moves."""
-        self._end_stage()
-        self.progress.start()
-        self.stage = self.progress.add_task(stage, total=None)
+    def __enter__(self) -> TerminalProgress:
+        self.bars.start()
+        return self
 
-    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
-        self._end_stage()
-        if state.is_world_process_zero:
-            self.progress.start()
-            self.training = self.progress.add_task("training", total=state.max_steps, completed=state.global_step)
+    def __exit__(self, *_: object) -> None:
+        self.bars.stop()
 
-    def on_step_end(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
-        if self.training is not None:
-            self.progress.update(self.training, completed=state.global_step)
+    def note(self, text: str) -> None:
+        self.console.print(Text.assemble(("Note:", "yellow"), f" {printable(text)}"), highlight=False, soft_wrap=True)
 
-    def on_prediction_step(
-        self, args: Any, state: TrainerState, control: Any, eval_dataloader: Any = None, **_: Any
-    ) -> None:
-        if not state.is_world_process_zero:
-            return
-        self._end_stage()
-        self.progress.start()
-        if self.reading is None:
-            self.reading = self.progress.add_task("reading", total=len(eval_dataloader))
-        self.progress.advance(self.reading)
+    def line(self, text: str) -> None:
+        self.last_line = time.monotonic()
+        self.console.print(printable(text), highlight=False, markup=False, soft_wrap=True)
 
-    def on_evaluate(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
-        self._end_reading()
-        if state.is_world_process_zero:
-            line = epoch_lines(state.log_history)[-1]
-            self.progress.console.print(
-                f"epoch {line['epoch']:>3}  step {line['step']:>6}  loss {line.get('loss', float('nan')):.4f}  "
-                f"dev {self.metric} {line[f'dev_{self.metric}']:.4f}  dev ECE {line['dev_ece']:.4f}",
-                highlight=False,
-            )
+    def stage(self, what: str) -> None:
+        self._only(what, None)
 
-    def on_predict(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
-        self._end_reading()
+    def advance(self, what: str, done: int, total: int) -> None:
+        # Training goes on after the evaluation of an epoch, so its bar stays beneath that of the evaluation.
+        if what not in self.current:
+            self._only(what, total, keep="training")
+        self.bars.update(self.current[what], completed=done, total=total)
+        if done == total and what != "training":
+            self.bars.remove_task(self.current.pop(what))
+        if not self.console.is_terminal and time.monotonic() - self.last_line > _SECONDS_BETWEEN_LINES:
+            minutes = (time.monotonic() - self.started) / 60
+            self.line(f"{what} {done:,} of {total:,}, {minutes:.0f} minutes so far")
 
-    def stop(self) -> None:
-        """Give the terminal back."""
-        self.progress.stop()
-
-    def _end_stage(self) -> None:
-        if self.stage is not None:
-            self.progress.remove_task(self.stage)
-            self.stage = None
-
-    def _end_reading(self) -> None:
-        if self.reading is not None:
-            self.progress.remove_task(self.reading)
-            self.reading = None
+    def _only(self, what: str, total: int | None, keep: str | None = None) -> None:
+        for name in [name for name in self.current if name != keep]:
+            self.bars.remove_task(self.current.pop(name))
+        self.current[what] = self.bars.add_task(what, total=total)

@@ -12,25 +12,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
-from prefixprop.cli.messages import clean_errors
+from prefixprop.cli.messages import clean_errors, printable
+from prefixprop.cli.progress import TerminalProgress
 from prefixprop.cli.settings_options import with_settings_options
 from prefixprop.processes import handling_signals, is_main_process, process_count
 from prefixprop.runs.directory import RunDirectory
-from prefixprop.settings.check import check_settings
 from prefixprop.settings.recipe import override, read_settings, settings_to_yaml
-from prefixprop.settings.resolve import refuse_idle
+from prefixprop.settings.resolve import check_settings, refuse_unused
 from prefixprop.settings.run_settings import RunSettings
 
 if TYPE_CHECKING:
-    from prefixprop.train.train import RunPlan, RunResult
+    from prefixprop.train.run import RunPlan, RunResult
 
 # Of `metrics.json`, which has more.
 SHOWN = ("accuracy", "micro_f1", "macro_precision", "macro_recall", "binary_f1", "ece", "nll")
 
 
-@with_settings_options
+@with_settings_options(RunSettings)
 def train(
     config: Annotated[
         Path | None, typer.Option("--config", "-c", help="A recipe, as YAML; flags override it.")
@@ -39,7 +38,7 @@ def train(
         Path | None, typer.Option("--run-dir", "-o", help="Where the run is written. Default: runs/TASK-METHOD-SEED.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --run-dir, if there is one.")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Remove the run in --run-dir first.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in --run-dir.")] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show settings, parameters and steps, and write nothing.")
     ] = False,
@@ -59,33 +58,26 @@ def train(
         wanted = _settings(config, settings, run_dir if resume else None)
 
         with messages.status("loading PyTorch"):
-            from prefixprop.cli.progress import ProgressBars
-            from prefixprop.train.stopping import StopWatch
-            from prefixprop.train.train import plan
-            from prefixprop.train.train import train as train_run
+            from prefixprop.train.callbacks import GracefulStop
+            from prefixprop.train.run import plan
+            from prefixprop.train.run import train as train_run
 
         silence_libraries()
         directory = run_dir or Path("runs", f"{wanted.data_name}-{wanted.method_row.name}-{wanted.seed}")
-        if dry_run:
-            with messages.status("") as status:
-                planned = plan(wanted, status.update)
-            _show_plan(console, planned)
-            return
-        bars = ProgressBars(messages, wanted.metric)
         started = time.monotonic()
-
-        def print_note(note: str) -> None:
-            messages.print(Text.assemble(("Note:", "yellow"), f" {note}"), highlight=False, soft_wrap=True)
-
-        stop = StopWatch(print_note)
-        alone = process_count() == 1
-        try:
-            with handling_signals(stop.ask) if alone else contextlib.nullcontext():
-                callbacks = [bars, stop] if alone else [bars]
-                result = train_run(wanted, directory, resume, overwrite, callbacks, print_note, bars.show)
-        finally:
-            bars.stop()
-        _show_result(console, result, wanted, time.monotonic() - started)
+        with TerminalProgress(messages) as progress:
+            if dry_run:
+                planned = plan(wanted, progress)
+            else:
+                stop = GracefulStop(progress)
+                alone = process_count() == 1
+                with handling_signals(stop.ask) if alone else contextlib.nullcontext():
+                    callbacks = [stop] if alone else []
+                    result = train_run(wanted, directory, resume, overwrite, progress, callbacks)
+        if dry_run:
+            _show_plan(console, planned)
+        else:
+            _show_result(console, result, wanted, time.monotonic() - started)
 
 
 def _settings(config: Path | None, flags: dict[str, Any], resumed: Path | None) -> RunSettings:
@@ -96,45 +88,45 @@ def _settings(config: Path | None, flags: dict[str, Any], resumed: Path | None) 
     settings = usual if config is None else override(usual, read_settings(config))
     settings = override(settings, flags)
     check_settings(settings, process_count())
-    refuse_idle(settings, flags)
+    refuse_unused(settings, flags)
     return settings
 
 
 def _show_plan(console: Console, run: RunPlan) -> None:
     console.print(settings_to_yaml(run.settings), highlight=False, markup=False, end="")
     evaluated = ", ".join(f"{name} {len(split):,}" for name, split in run.data.evaluated.items())
-    console.print(f"\n# Documents: train {len(run.data.train_lengths):,}, {evaluated}", highlight=False)
+    console.print(f"\n# Documents: training {len(run.data.train_lengths):,}, {evaluated}", highlight=False)
     console.print(f"# Steps: {run.steps:,} ({run.steps_per_epoch:,} per epoch)", highlight=False)
     model = f"# Base model: {run.base.name}; parameters, in percent of its encoder:"
     console.print(model, highlight=False, markup=False)
     for line in str(run.parameters).splitlines():
         console.print(f"#   {line}", highlight=False)
     for note in run.notes:
-        console.print(f"# Note: {note}", highlight=False, markup=False, soft_wrap=True)
+        console.print(f"# Note: {printable(note)}", highlight=False, markup=False, soft_wrap=True)
 
 
 def _show_result(console: Console, result: RunResult, settings: RunSettings, seconds: float) -> None:
     from prefixprop.evaluate.temperature import is_bound
 
     metrics = result.metrics
-    title = f"Best checkpoint: epoch {metrics['best_epoch']} of {metrics['epochs']}"
+    title = f"Best epoch: {metrics['best_epoch']} of {metrics['epochs']}"
     if settings.keep == "last":
-        title = f"Last checkpoint: epoch {metrics['epochs']} (best on dev: {metrics['best_epoch']})"
-    floor = metrics.get("floor", {})
+        title = f"Last epoch: {metrics['epochs']} (best on the dev set: {metrics['best_epoch']})"
+    baseline = metrics.get("baseline", {})
     columns = {name: metrics.get(name) for name in ("dev", "dev_calibrated", "test", "test_calibrated")}
-    columns |= {f"{split}_floor": floor.get(split) for split in ("dev", "test")}
-    shown = {name: measures for name, measures in columns.items() if measures}
+    columns |= {f"{split}_TF-IDF": baseline.get(split) for split in ("dev", "test")}
+    shown = {name: values for name, values in columns.items() if values}
     table = Table(title=title, title_justify="left")
-    table.add_column("measure")
+    table.add_column("metric")
     for name in shown:
         table.add_column(name.replace("_", ", "), justify="right")
-    for measure in SHOWN:
-        is_told = measure == "accuracy" and "micro_f1" in metrics["dev"]  # where it is the same number
-        if measure in metrics["dev"] and not is_told:
-            table.add_row(measure, *(f"{measures[measure]:.4f}" for measures in shown.values()))
+    for metric in SHOWN:
+        is_shown = metric == "accuracy" and "micro_f1" in metrics["dev"]  # where it is the same number
+        if metric in metrics["dev"] and not is_shown:
+            table.add_row(metric, *(f"{values[metric]:.4f}" for values in shown.values()))
     console.print(table)
-    if floor:
-        console.print(f"Floor: {floor['model']}; whole documents.", highlight=False, soft_wrap=True)
+    if baseline:
+        console.print(f"TF-IDF baseline: {baseline['model']}; whole documents.", highlight=False, soft_wrap=True)
     parameters = metrics["parameters"]
     console.print(
         f"Temperature {metrics['temperature']:.4g}; {parameters['trainable']:,} parameters trained "
@@ -143,20 +135,20 @@ def _show_result(console: Console, result: RunResult, settings: RunSettings, sec
     )
     if is_bound(metrics["temperature"]):
         console.print(
-            "This temperature is a bound of the search: dev has too few documents or mistakes to calibrate with. Do "
-            "not trust calibrated probabilities.",
+            "This temperature is at the limit of the search: the dev set has too few documents or mistakes to "
+            "calibrate on. Do not trust calibrated probabilities.",
             highlight=False,
             soft_wrap=True,
         )
-    if floor and floor["dev"][settings.metric] > metrics["dev"][settings.metric]:
+    if baseline and baseline["dev"][settings.metric] > metrics["dev"][settings.metric]:
         console.print(
-            f"A linear model of words is better here: {floor['dev'][settings.metric]:.3f} against "
-            f"{metrics['dev'][settings.metric]:.3f} on dev. More epochs, another --learning-rate or longer documents "
-            "may help; see docs/training.md.",
+            f"The TF-IDF baseline is better here: {baseline['dev'][settings.metric]:.3f} against "
+            f"{metrics['dev'][settings.metric]:.3f} on the dev set. More epochs, another --learning-rate or "
+            "longer documents may help; see docs/training.md.",
             highlight=False,
             soft_wrap=True,
         )
-    console.print(f"Run directory: {result.run_dir}", highlight=False, markup=False, soft_wrap=True)
+    console.print(f"Run directory: {printable(str(result.run_dir))}", highlight=False, markup=False, soft_wrap=True)
 
 
 def silence_libraries() -> None:

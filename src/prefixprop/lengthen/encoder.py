@@ -16,9 +16,9 @@ from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer, PreTra
 
 from prefixprop.attention import install
 from prefixprop.lengthen.settings import LengthenSettings
+from prefixprop.models.base_model import load_pretrained, token_limit
 from prefixprop.models.embedded import EMBEDDED, load_tokenizer
 from prefixprop.models.lengthen import lengthen
-from prefixprop.settings.base_model import load_remote, token_limit
 
 _DROPOUTS = ("hidden_dropout_prob", "attention_probs_dropout_prob")
 _PROJECTIONS = ("query", "key", "value")
@@ -104,10 +104,10 @@ def _load(name: str) -> tuple[Any, PreTrainedTokenizerBase, int, bool, dict[str,
         original = source("MASKED_LM", **without_dropout)
         usual = dict.fromkeys(_DROPOUTS, 0.1)  # RoBERTa's
         return original, load_tokenizer(source.max_length), source.max_length, True, usual
-    config = load_remote(AutoConfig, name)
-    tokenizer = load_remote(AutoTokenizer, name)
+    config = load_pretrained(AutoConfig, name)
+    tokenizer = load_pretrained(AutoTokenizer, name)
     dropout = {field: getattr(config, field) for field in _DROPOUTS if hasattr(config, field)}
-    loaded: tuple[Any, Any] = load_remote(
+    loaded: tuple[Any, Any] = load_pretrained(
         AutoModelForMaskedLM,
         name,
         use_safetensors=True,

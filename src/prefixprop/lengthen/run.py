@@ -118,7 +118,7 @@ def _train(
     if accelerator.is_main_process:
         _start(folder, record, resumes=begun is not None)
         _tell_facts(text, encoder, settings, tell)
-    with explained_memory_errors(training_remedy(settings)), without_cudnn():
+    with explained_memory_errors(training_remedy(settings, settings.device_batch_size)), without_cudnn():
         dtype = torch.bfloat16 if use_bf16 else torch.float32
         training = Pretraining(settings, encoder, text, accelerator, dtype, folder / CHECKPOINTS)
         checkpoint, complaints = find_checkpoint(folder / CHECKPOINTS)

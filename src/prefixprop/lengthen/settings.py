@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from prefixprop.settings.check import SettingsError
+from prefixprop.settings.declaration import SettingsError
 from prefixprop.settings.run_settings import PRECISIONS
 
 USUAL_STEPS = 2000  # Beltagy et al. (2020): most of what 65,000 steps gain

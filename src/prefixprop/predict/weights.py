@@ -18,9 +18,10 @@ from transformers import AutoModelForSequenceClassification, PreTrainedModel, Pr
 from transformers.utils import logging
 
 from prefixprop.models import CandidateScorer
-from prefixprop.settings.base_model import load_base_model, token_limit
+from prefixprop.models.base_model import load_base_model, token_limit
 from prefixprop.settings.methods import ADAPTER, HEAD, HEAD_FILE, MODEL, Method
 from prefixprop.settings.run_settings import RunSettings
+from prefixprop.train.trainable import with_new_head
 from prefixprop.tuners.heads import classes_of
 
 DEFAULT_ADAPTER = "default"  # peft's name for an adapter that nobody named
@@ -44,22 +45,23 @@ def load_trained(
     method = settings.method_row
     folders = (ADAPTER, MODEL, HEAD)
     found = [folder for folder in folders if (run_dir / folder).is_dir()]
-    if found != [method.folder]:
+    if found != [method.trains]:
         raise ValueError(
-            f"{run_dir}: a run of {settings.method} keeps its weights in {method.folder} alone, but of "
+            f"{run_dir}: a run of {settings.method} keeps its weights in {method.trains} alone, but of "
             f"{', '.join(folders)} it has {' and '.join(found) or 'none'}; {_AGAIN}."
         )
-    weights = run_dir / method.folder
+    weights = run_dir / method.trains
     with _quiet():
-        if method.folder == MODEL:
+        if method.trains == MODEL:
             model_class = CandidateScorer if label_names is None else AutoModelForSequenceClassification
             model = _whole_model(weights, model_class)
             limit = token_limit((model.encoder if label_names is None else model).config, tokenizer)
         else:
             with _explained_absence(run_dir, settings):
-                base = load_base_model(settings, tokenizer)
-                model, limit = base.build(label_names) if shared is None else shared, base.limit
-            if method.folder == ADAPTER:
+                base = load_base_model(settings.model, settings.model_revision, tokenizer=tokenizer)
+                model = with_new_head(base, label_names, settings) if shared is None else shared
+                limit = base.limit
+            if method.trains == ADAPTER:
                 model = _with_adapter(model, weights, method, adapter)
             else:
                 model = _with_head(model, weights)

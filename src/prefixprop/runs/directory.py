@@ -35,7 +35,7 @@ from prefixprop.manifest import MANIFEST, checksums, mismatch
 from prefixprop.runs.claim import claim
 from prefixprop.settings.methods import METHODS
 from prefixprop.settings.recipe import has_all_settings, override, read_settings
-from prefixprop.settings.run_settings import SETTING_FIELDS, RunSettings
+from prefixprop.settings.run_settings import SETTINGS, RunSettings
 
 if TYPE_CHECKING:
     from prefixprop.evaluate import Temperature
@@ -83,7 +83,7 @@ class RunDirectory:
     def own_names(self) -> set[str]:
         """The names of everything that a run may write here."""
         entries = {entry.name for entry in vars(type(self)).values() if isinstance(entry, _Entry)}
-        return entries | {method.folder for method in METHODS.values()}
+        return entries | {method.trains for method in METHODS.values()}
 
     def claimed(self) -> AbstractContextManager[None]:
         """Keep other processes from training here; the claim ends with the process, even a killed one."""
@@ -215,7 +215,7 @@ class RunDirectory:
         decisive = {
             name: value
             for name, value in read_settings(self.config).items()
-            if name not in _MOVABLE and not SETTING_FIELDS[name].metadata["resumable"]
+            if name not in _MOVABLE and not SETTINGS[name].resumable
         }
         text = json.dumps(decisive, sort_keys=True)
         return {f"{self.config.name} (settings)": hashlib.sha256(text.encode()).hexdigest()}
@@ -224,7 +224,7 @@ class RunDirectory:
         """The files that must come from one run for a prediction."""
         if self.labels.is_file():
             yield self.labels.name
-        for folder in sorted({*(method.folder for method in METHODS.values()), self.tokenizer.name}):
+        for folder in sorted({*(method.trains for method in METHODS.values()), self.tokenizer.name}):
             for file in sorted((self.path / folder).rglob("*")):
                 # The README that peft writes is for people, who may edit it.
                 if file.is_file() and file.name != "README.md" and not file.name.startswith("."):

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from prefixprop.evaluate import PredictionSet, Temperature
 from prefixprop.runs.directory import DOCUMENTS
-from prefixprop.settings.run_settings import SETTING_FIELDS, RunSettings
+from prefixprop.settings.run_settings import SETTINGS, RunSettings
 
 SPLITS = ("dev", "test")
 # These differ between machines; the labels and the number of documents say which documents they are.
@@ -23,9 +23,7 @@ _WHERE_DOCUMENTS_ARE = (
     "max_test_documents",
 )
 DECISIVE_SETTINGS = tuple(
-    name
-    for name, declared in SETTING_FIELDS.items()
-    if not declared.metadata["resumable"] and name not in _WHERE_DOCUMENTS_ARE
+    name for name, declared in SETTINGS.items() if not declared.resumable and name not in _WHERE_DOCUMENTS_ARE
 )
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from prefixprop.settings.run_settings import RunSettings
 
-# What is trained, by the folder of a run directory that it is kept in.
+# What is trained: an adapter, the whole model, or the head alone.
 ADAPTER, MODEL, HEAD = "adapter", "model", "head"
 HEAD_FILE = "head.safetensors"
 
@@ -28,7 +28,7 @@ class Method:
         name: Its name on the command line.
         summary: What is trained, in a few words.
         learning_rate: The peak if none is given.
-        folder: What is trained: an `ADAPTER`, the whole `MODEL`, or the `HEAD` alone.
+        trains: What is trained, and the folder of a run directory that keeps it: `ADAPTER`, `MODEL` or `HEAD`.
         config: The peft configuration of an adapter, as `module:class`; imported when it is needed.
         options: The settings that only this method uses, and the fields of `config` they become; `lora.r` is the
             field `r` of the part `lora`.
@@ -38,7 +38,7 @@ class Method:
     name: str
     summary: str
     learning_rate: float
-    folder: str
+    trains: str
     config: str | None = None
     options: Mapping[str, str] = field(default_factory=dict)
     is_prefix: bool = False
@@ -82,57 +82,56 @@ _LORA = {
     "lora_dropout": "lora_dropout",
     "lora_targets": "target_modules",
 }
-_LORA_BESIDE = {setting: f"lora.{option}" for setting, option in _LORA.items()}
+_LORA_WITH_PREFIX = {setting: f"lora.{option}" for setting, option in _LORA.items()}
 
 # The paper searches {1e-2, 5e-2, 1e-3, 5e-3, 5e-4} for prefixes and {3e-5, 5e-5} for fine-tuning. It has neither
-# head-only training nor LoRA; these two have common values. LoRA beside a prefix trains at one rate with it, and a
-# prefix's own is too high for LoRA.
+# head-only training nor LoRA; these two have common values. A prefix and LoRA share one learning rate, and the usual
+# one of a prefix is too high for LoRA.
 _ROWS = (
     Method(
         "prefix-propagation",
-        "rows put in front of the text, with a trained vector added to them at every layer (Eq. 1), and the head",
+        "virtual tokens in front of the text, with trained vectors added at every layer (Eq. 1), and the head",
         learning_rate=5e-3,
-        folder=ADAPTER,
+        trains=ADAPTER,
         config="prefixprop.config:PrefixPropagationConfig",
         options=_PREFIX | {"pooling": "pooling"},
         is_prefix=True,
     ),
     Method(
         "prefix-tuning",
-        "keys and values put in front of those of every layer (Eq. 2), and the head",
+        "keys and values in front of those of every layer (Eq. 2), and the head",
         learning_rate=5e-3,
-        folder=ADAPTER,
+        trains=ADAPTER,
         config="prefixprop.config:PrefixTuningConfig",
         options=_PREFIX,
         is_prefix=True,
     ),
-    Method("fine-tuning", "the whole model", learning_rate=3e-5, folder=MODEL),
-    Method("head-only", "the head alone, on a frozen encoder", learning_rate=1e-3, folder=HEAD),
+    Method("fine-tuning", "the whole model", learning_rate=3e-5, trains=MODEL),
+    Method("head-only", "the head alone, on a frozen encoder", learning_rate=1e-3, trains=HEAD),
     Method(
         "lora",
         "low-rank changes of the attention projections, and the head",
         learning_rate=5e-4,
-        folder=ADAPTER,
+        trains=ADAPTER,
         config="peft:LoraConfig",
         options=_LORA,
     ),
     Method(
         "prefix-propagation+lora",
-        "rows as in prefix-propagation, low-rank changes of the attention projections, and the head, as one adapter",
+        "virtual tokens as in prefix-propagation, low-rank changes of the attention projections, and the head",
         learning_rate=5e-4,
-        folder=ADAPTER,
+        trains=ADAPTER,
         config="prefixprop.config:PrefixPropagationConfig",
-        options=_PREFIX | {"pooling": "pooling"} | _LORA_BESIDE,
+        options=_PREFIX | {"pooling": "pooling"} | _LORA_WITH_PREFIX,
         is_prefix=True,
     ),
     Method(
         "prefix-tuning+lora",
-        "keys and values as in prefix-tuning, low-rank changes of the attention projections, and the head, as one "
-        "adapter",
+        "keys and values as in prefix-tuning, low-rank changes of the attention projections, and the head",
         learning_rate=5e-4,
-        folder=ADAPTER,
+        trains=ADAPTER,
         config="prefixprop.config:PrefixTuningConfig",
-        options=_PREFIX | _LORA_BESIDE,
+        options=_PREFIX | _LORA_WITH_PREFIX,
         is_prefix=True,
     ),
 )

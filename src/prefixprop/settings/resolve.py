@@ -1,23 +1,79 @@
-"""From the user's settings to those of a run: without idle ones, and with the paper's values for open ones.
+"""From the user's settings to those of a run: checked together, without unused ones, and with no value left open.
 
-A rank without LoRA changes nothing, nor does an alpha without a kernel. Such an idle setting returns to its default.
+A rank without LoRA changes nothing, nor does an alpha without a kernel. Such an unused setting gets its default back.
 Given as a flag it is an error; in a recipe, which may serve several methods, it is a note.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from prefixprop.settings.check import SettingsError
+from prefixprop.data.registry import EPOCHS_OF_FEW, EPOCHS_OF_MANY, MANY_DOCUMENTS
+from prefixprop.settings.declaration import SettingsError
 from prefixprop.settings.methods import owners
-from prefixprop.settings.run_settings import SETTING_FIELDS, RunSettings, flag_of
+from prefixprop.settings.run_settings import SETTINGS, RunSettings, flag_of
+
+
+def check_settings(settings: RunSettings, processes: int = 1) -> None:
+    """Raise `SettingsError` unless a run can be made of these settings; each of them is valid by itself already."""
+    if problems := [*_source_problems(settings), *_other_problems(settings, processes)]:
+        raise SettingsError(problems)
+
+
+def _source_problems(settings: RunSettings) -> Iterator[str]:
+    sources = {"task": settings.task, "train_files": settings.train_files, "hub_dataset": settings.hub_dataset}
+    given = [flag_of(name) for name, value in sources.items() if value]
+    if len(given) != 1:
+        flags = ", ".join(flag_of(name) for name in sources)
+        yield f"Give one source of data, one of {flags}" + (f"; got {' and '.join(given)}." if given else ".")
+    needed = {
+        "data_dir": "task",
+        "dev_files": "train_files",
+        "test_files": "train_files",
+        "hub_config": "hub_dataset",
+    }
+    for name, source in needed.items():
+        if getattr(settings, name) and not sources[source]:
+            yield f"{flag_of(name)}: belongs to {flag_of(source)}, which is not given."
+    if settings.data_dir is not None and not Path(settings.data_dir).is_dir():
+        yield f"--data-dir: {settings.data_dir} is not a folder."
+    for name in ("train_files", "dev_files", "test_files"):
+        for file in getattr(settings, name):
+            if not Path(file).exists():
+                yield f"{flag_of(name)}: {file} does not exist."
+
+
+def _other_problems(settings: RunSettings, processes: int) -> Iterator[str]:
+    folds, fold = settings.folds, settings.fold
+    if folds is not None and fold is None:
+        yield f"--fold: --folds is {folds}, so say which is left out: 0 to {folds - 1}."
+    if fold is not None and folds is None:
+        yield "--folds: --fold is given, so say how many there are: at least 2."
+    if folds is not None and fold is not None and fold >= folds:
+        yield f"--fold: of {folds} --folds the last is {folds - 1}, got {fold}."
+    if settings.lora_targets == ():
+        yield "--lora-targets: name at least one layer, such as query."
+    if settings.keep_checkpoints and not settings.keep_weights:
+        yield "--keep-checkpoints: checkpoints are weights, and --no-keep-weights keeps none; leave one of them out."
+    if settings.documents_per_step % processes:
+        yield (
+            f"--batch-size: {settings.documents_per_step} documents per step cannot be shared by {processes} "
+            f"processes; choose a multiple of {processes}."
+        )
+
+
+def documents_at_once(settings: RunSettings, processes: int = 1) -> int:
+    """How many documents a device computes at once: the most that --device-batch-size allows and make whole steps."""
+    share = settings.documents_per_step // processes
+    return next(count for count in range(min(settings.device_batch_size, share), 0, -1) if share % count == 0)
 
 
 @dataclass(frozen=True)
 class _Scope:
-    """Fields that only have an effect if `holds`; `owner` is what they belong to, in words."""
+    """Settings that only have an effect if `holds`; `owner` is what they belong to, in words."""
 
     holds: Callable[[RunSettings], bool]
     owner: str
@@ -31,7 +87,7 @@ _SCOPES = (
         "a --task with questions, such as wikihop",
         ("chunk_reduction", "max_chunks"),
     ),
-    _Scope(lambda settings: not settings.answers_questions, "tasks that classify documents", ("pooling", "floor")),
+    _Scope(lambda settings: not settings.answers_questions, "tasks that classify documents", ("pooling", "baseline")),
     _Scope(
         lambda settings: settings.task is None,
         "--train-files and --hub-dataset",
@@ -40,12 +96,12 @@ _SCOPES = (
 )
 
 
-def idle_settings(settings: RunSettings) -> dict[str, str]:
-    """The fields that change nothing in such a run, each with what it belongs to."""
-    idle = {name: scope.owner for scope in _SCOPES if not scope.holds(settings) for name in scope.names}
+def unused_settings(settings: RunSettings) -> dict[str, str]:
+    """The settings that change nothing in such a run, each with what it belongs to."""
+    unused = {name: scope.owner for scope in _SCOPES if not scope.holds(settings) for name in scope.names}
     used = settings.method_row.options
-    of_methods = {name: f"--method {_listed(owners(name))}" for name in SETTING_FIELDS if owners(name)}
-    return idle | {name: owner for name, owner in of_methods.items() if name not in used}
+    of_methods = {name: owners(name) for name in SETTINGS if name not in used}
+    return unused | {name: f"--method {_listed(methods)}" for name, methods in of_methods.items() if methods}
 
 
 def _listed(names: tuple[str, ...]) -> str:
@@ -53,51 +109,67 @@ def _listed(names: tuple[str, ...]) -> str:
     return " and ".join([", ".join(names[:-1]), names[-1]] if names[1:] else names)
 
 
-def refuse_idle(settings: RunSettings, given: Iterable[str]) -> None:
-    """Raise `SettingsError` if one of the `given` fields changes nothing: the user expects that it does."""
-    idle = idle_settings(settings)
+def refuse_unused(settings: RunSettings, given: Iterable[str]) -> None:
+    """Raise `SettingsError` if one of the `given` settings changes nothing: the user expects that it does."""
+    unused = unused_settings(settings)
     problems = [
-        f"{flag_of(name)}: belongs to {idle[name]}, and would change nothing here; leave it out."
+        f"{flag_of(name)}: belongs to {unused[name]}, and would change nothing here; leave it out."
         for name in given
-        if name in idle
+        if name in unused
     ]
     if problems:
         raise SettingsError(problems)
 
 
-def idle_notes(settings: RunSettings) -> list[str]:
+def unused_notes(settings: RunSettings) -> list[str]:
     """A sentence for every setting that is not at its default and changes nothing."""
     return [
         f"{name} belongs to {owner}, and changes nothing here"
-        for name, owner in idle_settings(settings).items()
-        if getattr(settings, name) != SETTING_FIELDS[name].default
+        for name, owner in unused_settings(settings).items()
+        if getattr(settings, name) != SETTINGS[name].default
     ]
 
 
-def without_idle(settings: RunSettings) -> RunSettings:
-    """The settings with everything that changes nothing at its default."""
-    return with_defaults(settings, idle_settings(settings))
-
-
 def with_defaults(settings: RunSettings, names: Iterable[str]) -> RunSettings:
-    """The settings with these fields at their defaults."""
-    defaults: dict[str, Any] = {name: SETTING_FIELDS[name].default for name in names}
+    """The settings with these at their defaults."""
+    defaults: dict[str, Any] = {name: SETTINGS[name].default for name in names}
     return replace(settings, **defaults)
 
 
-def resolve(settings: RunSettings) -> RunSettings:
-    """The settings with a value for every number that was left open and needs no model or documents.
+def resolve(settings: RunSettings, limit: int | None = None, documents: int | None = None) -> RunSettings:
+    """The settings with a value for everything that was left open.
 
-    Left are `max_length`, and `epochs` where the number of documents decides.
-    Runs whose resolved settings agree are the same run, so this is what names, rows and resumption compare.
+    What the model decides, the longest document, stays open unless `limit` has the model's limit in tokens; what the
+    training set decides, the epochs of your documents, unless `documents` has its size. Runs whose resolved settings
+    agree are the same run, so this is what names, tables and resumption compare.
     """
-    settings = without_idle(settings)
-    defaults: dict[str, Any] = {
+    settings = with_defaults(settings, unused_settings(settings))
+    task = settings.task_row
+    values: dict[str, Any] = {
         "method": settings.method_row.name,
         "batch_size": settings.documents_per_step,
-        "epochs": settings.task_row.epochs,
-        "num_virtual_tokens": settings.task_row.num_virtual_tokens,
+        "epochs": task.epochs,
+        "num_virtual_tokens": task.num_virtual_tokens,
         "learning_rate": settings.method_row.learning_rate,
         "attention_dropout": settings.dropout,
     }
-    return replace(settings, **{name: value for name, value in defaults.items() if getattr(settings, name) is None})
+    if documents is not None and task.epochs is None:
+        read = min(documents, settings.max_train_documents or documents)
+        values["epochs"] = EPOCHS_OF_MANY if read >= MANY_DOCUMENTS else EPOCHS_OF_FEW
+    settings = replace(settings, **{name: value for name, value in values.items() if getattr(settings, name) is None})
+    return settings if limit is None else replace(settings, max_length=_max_length(settings, limit))
+
+
+def _max_length(settings: RunSettings, limit: int) -> int:
+    if settings.is_prefix_method and settings.layout == "reference" and settings.num_virtual_tokens:
+        limit -= settings.num_virtual_tokens  # the released code shifts real tokens behind the prefix
+    if settings.max_length is None:
+        return min(settings.task_row.max_length or limit, limit)
+    if settings.max_length > limit:
+        raise SettingsError(
+            [
+                f"--max-length: {settings.max_length} tokens are more than the {limit} that {settings.model} reads "
+                "here; lower it, or choose a longer model (`prefixprop lengthen` makes one)."
+            ]
+        )
+    return settings.max_length

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from prefixprop.settings.resolve import resolve
-from prefixprop.settings.run_settings import SETTING_FIELDS, RunSettings
+from prefixprop.settings.run_settings import SETTINGS, RunSettings
 
 SEEDS_STAGE = "seeds"
 
@@ -141,8 +141,8 @@ def run_name(settings: RunSettings) -> str:
     resolved, defaults = resolve(settings), replace(RunSettings(), **_FIRST_DEFAULTS)
     decisive = {
         name: getattr(resolved, name)
-        for name, declared in SETTING_FIELDS.items()
-        if not declared.metadata["resumable"] and getattr(resolved, name) != getattr(defaults, name)
+        for name, declared in SETTINGS.items()
+        if not declared.resumable and getattr(resolved, name) != getattr(defaults, name)
     }
     digest = hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
     return f"{settings.data_name}-{settings.method_row.name}-{digest[:12]}"

@@ -20,11 +20,17 @@ from pathlib import Path
 from typing import Any
 
 from prefixprop.data.registry import TASKS
-from prefixprop.settings.check import TEXTS, SettingsError, check_settings, close_match, field_type, value_problem
-from prefixprop.settings.recipe import as_declared, override, setting_name, unknown_setting
-from prefixprop.settings.resolve import idle_settings, with_defaults
-from prefixprop.settings.run_settings import DATA, SETTING_FIELDS, RunSettings
-from prefixprop.settings.yaml_entries import YamlEntry, YamlValue, read_entries
+from prefixprop.settings.declaration import TEXTS, SettingsError, as_declared, close_match, problem_of
+from prefixprop.settings.recipe import (
+    YamlEntry,
+    YamlValue,
+    override,
+    read_entries,
+    setting_name,
+    unknown_setting,
+)
+from prefixprop.settings.resolve import check_settings, unused_settings, with_defaults
+from prefixprop.settings.run_settings import DATA, SETTINGS, RunSettings
 from prefixprop.sweep.cells import Axis, Cell, Judge, run_name
 
 CROSS_VALIDATION = "cross_validation"
@@ -60,7 +66,11 @@ def read_cross_validation(entry: YamlEntry, report: Callable[[int, str], None]) 
             values[_SEEDS] = _seeds(part.value, problems)
         else:
             values[_FOLDS] = part.value.plain
-            problem = "needs a whole number." if part.value.plain is None else value_problem(_FOLDS, part.value.plain)
+            problem = (
+                "needs a whole number."
+                if part.value.plain is None
+                else problem_of(RunSettings, _FOLDS, part.value.plain)
+            )
             if problem is not None:
                 problems.append((part.line, f"{_FOLDS}: {problem}"))
     if _FOLDS not in values and not problems:
@@ -73,7 +83,7 @@ def read_cross_validation(entry: YamlEntry, report: Callable[[int, str], None]) 
 def _seeds(value: YamlValue, problems: list[tuple[int, str]]) -> tuple[int, ...]:
     seeds: list[int] = []
     for item in (value,) if value.items is None else value.items:
-        problem = value_problem("seed", item.plain)
+        problem = problem_of(RunSettings, "seed", item.plain)
         if problem is None and item.plain in seeds:
             problem = f"{item.plain} is listed twice; keep one."
         if problem is not None:
@@ -171,7 +181,7 @@ class _Reader:
 
     def _note_unused(self, cells: Sequence[Cell]) -> None:
         """A setting may be idle in some cells; one that is idle in all of them gets a note."""
-        owners = {name: owner for cell in cells for name, owner in idle_settings(cell.settings).items()}
+        owners = {name: owner for cell in cells for name, owner in unused_settings(cell.settings).items()}
         for name, line in self._lines.items():
             if name in owners and name not in self._used:
                 self.notes.append(f"{self.path}:{line}: {name} belongs to {owners[name]}, which no run here has.")
@@ -191,7 +201,7 @@ class _Reader:
                 self._problem(entry.line, f"{entry.key!r} is set twice; keep one of the lines.")
             elif name is not None:
                 axes[name] = self._axis(name, entry)
-                if axes[name].values != (SETTING_FIELDS[name].default,):
+                if axes[name].values != (SETTINGS[name].default,):
                     self._lines.setdefault(name, entry.line)
             if known is not None:
                 seen.add(known)
@@ -201,14 +211,14 @@ class _Reader:
         items = _axis_items(name, entry.value)
         if not items:
             self._problem(entry.line, f"{entry.key}: the list is empty, so there is nothing to run; give a value.")
-        if len(items) > 1 and SETTING_FIELDS[name].metadata["resumable"]:
+        if len(items) > 1 and SETTINGS[name].resumable:
             self._problem(
                 entry.line, f"{entry.key}: changes how runs are computed, not their results; give one value."
             )
         values: list[Any] = []
         for item in items:
-            value = as_declared(name, item.plain)
-            problem = value_problem(name, value)
+            problem = problem_of(RunSettings, name, item.plain)
+            value = item.plain if problem else as_declared(RunSettings, name, item.plain)
             if problem is not None:
                 self._problem(item.line, f"{entry.key}: {problem}")
             elif value in values:
@@ -240,7 +250,7 @@ class _Reader:
             name = setting_name(item.plain)
             if name is None:
                 self._problem(item.line, f"{SEARCH}: {unknown_setting(item.plain)}")
-            elif name == "seed" or SETTING_FIELDS[name].metadata["group"] == DATA:
+            elif name == "seed" or SETTINGS[name].group == DATA:
                 self._problem(item.line, f"{SEARCH}: {item.plain} cannot be chosen on dev.")
             elif name in names:
                 self._problem(item.line, f"{SEARCH}: {item.plain} is listed twice; keep one.")
@@ -263,7 +273,7 @@ class _Reader:
         return read_cross_validation(entry, self._problem)
 
     def _cells_of(self, variant: _Variant, searched: tuple[str, ...], data_dirs: Mapping[str, str]) -> Iterator[Cell]:
-        axes = {name: variant.axes[name] for name in SETTING_FIELDS if name in variant.axes}
+        axes = {name: variant.axes[name] for name in SETTINGS if name in variant.axes}
         seeds = axes.pop("seed", Axis("seed", (RunSettings().seed,))).values
         compared = [axis for name, axis in axes.items() if name not in searched]
         known: set[RunSettings] = set()
@@ -300,14 +310,14 @@ def _always_idle(settings: RunSettings, searched: list[Axis]) -> set[str]:
         override(settings, dict(zip((axis.name for axis in searched), values, strict=True)))
         for values in product(*(axis.values for axis in searched))
     ]
-    return set.intersection(*(set(idle_settings(chosen)) for chosen in possible))
+    return set.intersection(*(set(unused_settings(chosen)) for chosen in possible))
 
 
 def _axis_items(name: str, value: YamlValue) -> tuple[YamlValue, ...]:
     """The values of an axis; for a setting that is itself a list, only a list of lists is an axis."""
     if value.items is None:
         return (value,)
-    is_list_itself = field_type(name)[0] == TEXTS
+    is_list_itself = SETTINGS[name].kind == TEXTS
     if is_list_itself and not (value.items and all(item.items is not None for item in value.items)):
         return (value,)
     return value.items

@@ -1,12 +1,13 @@
-"""Training of runs on Hugging Face's Trainer: settings, run directories, resumption."""
+"""Training of runs with Hugging Face's Trainer: settings, run directories, resumption."""
 
 from prefixprop.runs.directory import RunDirectory
-from prefixprop.settings.check import SettingsError, check_settings
+from prefixprop.settings.declaration import SettingsError
 from prefixprop.settings.recipe import override, read_settings, settings_to_yaml
+from prefixprop.settings.resolve import check_settings
 from prefixprop.settings.run_settings import RunSettings
-from prefixprop.train.alpha_log import AlphaLogger, log_alpha, trained_alpha
+from prefixprop.train.callbacks import AlphaLogger, log_alpha, trained_alpha
 from prefixprop.train.errors import TrainingError
-from prefixprop.train.train import RunPlan, RunResult, plan, train
+from prefixprop.train.run import RunPlan, RunResult, plan, train
 
 __all__ = [
     "AlphaLogger",

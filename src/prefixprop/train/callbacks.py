@@ -1,27 +1,43 @@
-"""What happens besides training.
-
-The epoch's number, its history, the best epoch, the times of checkpoints, what a resumed run gets back, and an early
-end.
-"""
+"""What happens beside the steps of training: history, progress, checkpoints, resumption, stopping."""
 
 from __future__ import annotations
 
 import json
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from accelerate.utils import broadcast_object_list
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from torch import nn
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from prefixprop.atomic_files import write_text
+from prefixprop.progress import Progress
+from prefixprop.settings.run_settings import RunSettings
 from prefixprop.train.checkpoints import restore_generators
-from prefixprop.train.trainer import RunTrainer
+from prefixprop.tuners.layer import PrefixLayer
+
+if TYPE_CHECKING:
+    from prefixprop.train.trainer import RunTrainer
 
 
-class EpochWatch(TrainerCallback):
+def run_callbacks(
+    trainer: RunTrainer, settings: RunSettings, history: Path, progress: Progress
+) -> Iterator[TrainerCallback]:
+    """All that belongs to a run, in the order in which it is called."""
+    yield EpochNumber(trainer)
+    yield Resumption(trainer)
+    yield History(trainer, history)
+    yield CheckpointTimes(settings.checkpoint_every, settings.checkpoint_seconds)
+    yield EarlyStopping(settings.metric, settings.early_stopping)
+    if settings.keep == "best":
+        yield BestEpoch(trainer, settings.metric)
+    yield ProgressReports(progress, settings.metric)
+
+
+class EpochNumber(TrainerCallback):
     """Tells the order of documents, and questions that are shuffled anew, which epoch it is."""
 
     def __init__(self, trainer: RunTrainer) -> None:
@@ -36,7 +52,7 @@ class EpochWatch(TrainerCallback):
 
 
 class History(TrainerCallback):
-    """Writes a line per epoch: loss, learning rate, every measure of dev with its ECE, seconds, trained alpha."""
+    """Writes a line per epoch: loss, learning rate, every metric on the dev set, seconds, trained alpha."""
 
     def __init__(self, trainer: RunTrainer, path: Path) -> None:
         self.trainer, self.path = trainer, path
@@ -49,7 +65,7 @@ class History(TrainerCallback):
 
 
 class BestEpoch(TrainerCallback):
-    """Has the trainer hold what was trained whenever dev's metric is better than ever before."""
+    """Has the trainer hold what was trained whenever the dev metric is better than ever before."""
 
     def __init__(self, trainer: RunTrainer, metric: str) -> None:
         self.trainer, self.metric = trainer, metric
@@ -146,6 +162,80 @@ class EarlyStopping(TrainerCallback):
         return control
 
 
+class GracefulStop(TrainerCallback):
+    """Once it is asked to, ends training at the next step: after a checkpoint it raises `KeyboardInterrupt`.
+
+    An epoch's last step is evaluated first, as in `CheckpointTimes`. Only for a single process: several would not
+    stop at the same step.
+    """
+
+    def __init__(self, progress: Progress) -> None:
+        self.progress = progress
+        self.is_training = self.is_asked = False
+
+    def ask(self, *_: Any) -> None:
+        """The handler of a signal; where there is nothing to save, or nobody wants to wait, the end is now."""
+        if self.is_asked or not self.is_training:
+            raise KeyboardInterrupt
+        self.is_asked = True
+        self.progress.note("Stopping after this step, with a checkpoint. Once more, and it stops at once.")
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self.is_training = True
+
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self.is_training = False
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> TrainerControl:
+        if self.is_asked and not ends_epoch(args, state):
+            control.should_save = True
+        return control
+
+    def on_evaluate(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> TrainerControl:
+        if self.is_asked:
+            control.should_save = True
+        return control
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if self.is_asked:
+            raise KeyboardInterrupt
+
+
+class ProgressReports(TrainerCallback):
+    """Tells a `Progress` of steps, of documents that are evaluated, and of every epoch; only in the first process."""
+
+    def __init__(self, progress: Progress, metric: str) -> None:
+        self.progress, self.metric = progress, metric
+        self.evaluated = 0  # batches
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if state.is_world_process_zero:
+            self.progress.advance("training", state.global_step, state.max_steps)
+
+    def on_prediction_step(
+        self, args: Any, state: TrainerState, control: Any, eval_dataloader: Any = None, **_: Any
+    ) -> None:
+        if state.is_world_process_zero:
+            self.evaluated += 1
+            self.progress.advance("evaluating", self.evaluated, len(eval_dataloader))
+
+    def on_evaluate(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
+        self.evaluated = 0
+        if state.is_world_process_zero:
+            line = epoch_lines(state.log_history)[-1]
+            self.progress.line(
+                f"epoch {line['epoch']:>3}  step {line['step']:>6}  loss {line.get('loss', math.nan):.4f}  "
+                f"dev {self.metric} {line[f'dev_{self.metric}']:.4f}  dev ECE {line['dev_ece']:.4f}"
+            )
+
+    def on_predict(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
+        self.evaluated = 0
+
+
 def ends_epoch(args: TrainingArguments, state: TrainerState) -> bool:
     """Whether the last step was its epoch's last."""
     return state.global_step % (state.max_steps // int(args.num_train_epochs)) == 0
@@ -158,7 +248,7 @@ def is_exhausted(log_history: Sequence[dict[str, Any]], metric: str, patience: i
 
 
 def epoch_lines(log_history: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What the Trainer logged, as one record per epoch: `loss` of train, `dev_ece` and the like of dev."""
+    """What the Trainer logged, as one record per epoch: the training `loss`, `dev_ece` and the like."""
     epochs: dict[int, dict[str, Any]] = {}
     speed = ("eval_runtime", "eval_samples_per_second", "eval_steps_per_second", "eval_model_preparation_time")
     for entry in log_history:
@@ -170,3 +260,44 @@ def epoch_lines(log_history: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             if name not in ("epoch", "step", *speed):
                 record[name.replace("eval_", "dev_", 1) if name.startswith("eval_") else name] = value
     return list(epochs.values())
+
+
+def trained_alpha(model: nn.Module) -> dict[str, float]:
+    """The active adapter's trained alpha by name, such as `alpha/layer_1` or `alpha/layer_1/head_3`.
+
+    In mode `query` alpha differs from token to token; instead there is the norm of the trained vector of each head
+    (`alpha_query/layer_1/head_3`): it starts at zero, with the configured alpha for every query. Gates, if there are
+    any, are `gate/layer_1` and so on.
+    """
+    values: dict[str, float] = {}
+    for layer in model.modules():
+        if not isinstance(layer, PrefixLayer):
+            continue
+        trained = [("gate", weight) for weight in layer.active_gates()]
+        for weight in layer.active_alpha():
+            trained.append(("alpha_query", weight.norm(dim=-1)) if weight.dim() == 3 else ("alpha", weight))
+        for name, numbers in trained:
+            for index, number in enumerate(numbers.detach().float().cpu(), start=1):
+                if number.dim() == 0:
+                    values[f"{name}/layer_{index}"] = number.item()
+                for head, value in enumerate(number.tolist() if number.dim() else [], start=1):
+                    values[f"{name}/layer_{index}/head_{head}"] = value
+    return values
+
+
+class AlphaLogger(TrainerCallback):
+    """Adds `trained_alpha` to everything the Trainer logs."""
+
+    def on_log(
+        self, args: Any, state: Any, control: Any, logs: dict | None = None, model: Any = None, **_: Any
+    ) -> None:
+        if logs is None or model is None:
+            return
+        values = trained_alpha(model)
+        logs.update(values)
+        state.log_history[-1].update(values)
+
+
+def log_alpha(trainer: Trainer) -> None:
+    """Let a trainer log alpha; put first among the callbacks, so that trackers see it too."""
+    trainer.callback_handler.callbacks.insert(0, AlphaLogger())

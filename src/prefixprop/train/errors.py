@@ -45,16 +45,14 @@ class _SizeOfStep(Protocol):
     """The settings that decide how much memory a step takes."""
 
     @property
-    def device_batch_size(self) -> int: ...
-    @property
     def max_length(self) -> int | None: ...
     @property
     def gradient_checkpointing(self) -> bool: ...
 
 
-def training_remedy(settings: _SizeOfStep) -> str:
-    """What can be changed where a step does not fit."""
-    at_once, length = settings.device_batch_size, settings.max_length
+def training_remedy(settings: _SizeOfStep, at_once: int) -> str:
+    """What can be changed where a step of `at_once` documents does not fit."""
+    length = settings.max_length
     remedies = [f"a --device-batch-size below {at_once} (the batch stays the same, by accumulation)"]
     if at_once == 1:
         remedies = []

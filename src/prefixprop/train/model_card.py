@@ -7,23 +7,22 @@ from typing import Any
 
 import yaml
 
-from prefixprop.choices import EMBEDDED_MODELS
-from prefixprop.settings.methods import ADAPTER, MODEL
+from prefixprop.settings.methods import ADAPTER
 from prefixprop.settings.run_settings import RunSettings
 from prefixprop.tuners.counting import ParameterCount
 
 _PARTS = ("prefix", "gates", "alpha", "lora", "head")
-_MEASURES = ("accuracy", "micro_f1", "macro_precision", "macro_recall", "binary_f1", "ece", "nll", "documents")
+_METRICS = ("accuracy", "micro_f1", "macro_precision", "macro_recall", "binary_f1", "ece", "nll", "documents")
 
 
 def model_card(
-    settings: RunSettings, base_name: str, metrics: Mapping[str, Any], count: ParameterCount, labels: int | None
+    settings: RunSettings, metrics: Mapping[str, Any], count: ParameterCount, label_names: tuple[str, ...] | None
 ) -> str:
     """Markdown with a YAML head, as the Hugging Face hub reads it."""
     method = settings.method_row
     head = {
-        "library_name": "peft" if method.folder == ADAPTER else "transformers",
-        "base_model": base_name,
+        "library_name": "peft" if method.trains == ADAPTER else "transformers",
+        "base_model": settings.model,
         "tags": ["prefixprop", settings.method],
         "datasets": [settings.data_name],
     }
@@ -34,8 +33,8 @@ def model_card(
     prefix = f", {settings.num_virtual_tokens} virtual tokens{kernel}{gate}" if settings.is_prefix_method else ""
     lora = f", LoRA of rank {settings.lora_rank}" if "lora_rank" in method.options else ""
     parts = ", ".join(f"{part} {size:,}" for part in _PARTS if (size := getattr(count, part)))
-    fold = f"; dev is fold {settings.fold} of {settings.folds} of train, left out" if settings.folds else ""
-    kept = f"the checkpoint of epoch {metrics['best_epoch']} was the best on dev by {settings.metric}"
+    fold = f"; the dev set is fold {settings.fold} of {settings.folds} of the training set" if settings.folds else ""
+    kept = f"the checkpoint of epoch {metrics['best_epoch']} was the best on the dev set by {settings.metric}"
     if settings.keep == "last":
         kept += f", and the last, of epoch {metrics['epochs']}, is the one that was kept"
     return f"""---
@@ -45,97 +44,74 @@ def model_card(
 # {settings.data_name}: {settings.method}
 
 - **Method:** {settings.method}{prefix}{lora}: trains {method.summary}.
-- **Base model:** {base_name}, up to {settings.max_length} tokens.
+- **Base model:** {settings.model}, up to {settings.max_length} tokens.
 - **Data:** {settings.data_name}{fold}.
 - **Trained parameters:** {count.trainable:,}, {count.percent("trainable"):.3f} % of the encoder's \
 {count.backbone:,} ({parts}).
 - **Training:** {settings.epochs} epochs at most, batches of {settings.batch_size}, learning rate \
 {settings.learning_rate:g}, seed {settings.seed}; {kept}.
-- **Calibration:** temperature {metrics["temperature"]:.4g}, fitted on dev.{_floor(settings, metrics)}
+- **Calibration:** temperature {metrics["temperature"]:.4g}, fitted on the dev set.{_baseline(settings, metrics)}
 
 {_table(metrics)}
 
-{_use(settings, labels)}
+{_use(settings, label_names)}
 """
 
 
-def _floor(settings: RunSettings, metrics: Mapping[str, Any]) -> str:
-    floor = metrics.get("floor")
-    if not floor:
+def _baseline(settings: RunSettings, metrics: Mapping[str, Any]) -> str:
+    baseline = metrics.get("baseline")
+    if not baseline:
         return ""
-    reached = " and ".join(f"{floor[split][settings.metric]:.4f} on {split}" for split in floor if split != "model")
-    return f"\n- **Floor:** {floor['model']}, fitted on the same documents, reaches {settings.metric} {reached}."
+    reached = " and ".join(
+        f"{baseline[split][settings.metric]:.4f} on {split}" for split in baseline if split != "model"
+    )
+    return f"\n- **Baseline:** {baseline['model']}, fitted on the same documents, has {settings.metric} {reached}."
 
 
 def _table(metrics: Mapping[str, Any]) -> str:
     columns = [name for name in ("dev", "dev_calibrated", "test", "test_calibrated") if metrics.get(name)]
-    lines = ["| measure | " + " | ".join(name.replace("_", ", ") for name in columns) + " |"]
+    lines = ["| metric | " + " | ".join(name.replace("_", ", ") for name in columns) + " |"]
     lines.append("| --- |" + " ---: |" * len(columns))
-    for measure in _MEASURES:
-        if measure in metrics["dev"]:
-            values = [metrics[name][measure] for name in columns]
-            cells = [f"{value:,}" if measure == "documents" else f"{value:.4f}" for value in values]
-            lines.append(f"| {measure} | " + " | ".join(cells) + " |")
+    for metric in _METRICS:
+        if metric in metrics["dev"]:
+            values = [metrics[name][metric] for name in columns]
+            cells = [f"{value:,}" if metric == "documents" else f"{value:.4f}" for value in values]
+            lines.append(f"| {metric} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
-def _use(settings: RunSettings, labels: int | None) -> str:
+def _use(settings: RunSettings, label_names: tuple[str, ...] | None) -> str:
     if not settings.keep_weights:
         return """## Weights
 
-The run was told not to keep its weights, so there is nothing to load here. `prefixprop train --keep-weights` with the
-settings in `config.yaml` makes them again."""
-    return f"""## How to load it
+This run did not keep its weights, so there is nothing to load. `prefixprop train --keep-weights` with the settings in
+`config.yaml` makes them again."""
+    if label_names is None:
+        return "`prefixprop evaluate` takes this folder as it is."
+    return f"""## How to use it
 
 ```python
-{_loading(settings, labels)}
+from prefixprop import load_run
+
+run = load_run(".")  # this folder
+print(run.predict(["A long document ..."]))
 ```
 
-`prefixprop predict` and `prefixprop evaluate` take this folder as it is."""
+`prefixprop predict` and `prefixprop evaluate` take this folder too.{_with_peft(settings, label_names)}"""
 
 
-def _loading(settings: RunSettings, labels: int | None) -> str:
-    folder = settings.method_row.folder
-    if folder == MODEL:
-        module, name = ("prefixprop.models", "CandidateScorer")
-        if not settings.answers_questions:
-            module, name = ("transformers", "AutoModelForSequenceClassification")
-        return f'from {module} import {name}\n\nmodel = {name}.from_pretrained("{folder}")'
-    if folder == ADAPTER and not settings.answers_questions:
-        name = "AutoPeftModelForSequenceClassification"
-        # With the dot it is a folder and nothing else: without, peft would look for it on the hub too.
-        loaded = f'model = {name}.from_pretrained("./{folder}", num_labels={labels})'
-        return f"import prefixprop\nfrom peft import {name}\n\n{loaded}"
-    imports, base = _base(settings, labels)
-    if folder == ADAPTER:
-        imports = ["from peft import PeftModel", *imports, "import prefixprop"]
-        loaded = f'model = PeftModel.from_pretrained(model, "{folder}")'
-    else:
-        imports = ["from safetensors.torch import load_file", *imports]
-        loaded = f'model.load_state_dict(load_file("{folder}/head.safetensors"), strict=False)'
-    return "\n".join([*imports, "", *base, loaded])
+def _with_peft(settings: RunSettings, label_names: tuple[str, ...]) -> str:
+    if settings.method_row.trains != ADAPTER:
+        return ""
+    # With the dot the adapter is a folder and nothing else: without, peft would look for it on the hub too.
+    return f"""
 
+With peft alone, without calibration:
 
-def _base(settings: RunSettings, labels: int | None) -> tuple[list[str], list[str]]:
-    """Imports and lines that build the base model, named `model`."""
-    embedded = settings.model in EMBEDDED_MODELS
-    if settings.answers_questions:
-        imports = ["from prefixprop.models import candidate_scorer" + (", load_embedded" if embedded else "")]
-        imports += ["from prefixprop.data import add_special_tokens"]
-        if embedded:
-            base = [f'factory, tokenizer = load_embedded("{settings.model}")']
-        else:
-            imports.append("from transformers import AutoTokenizer")
-            base = [f'factory, tokenizer = "{settings.model}", AutoTokenizer.from_pretrained("{settings.model}")']
-        arguments = f'factory, add_special_tokens(tokenizer), chunk_reduction="{settings.chunk_reduction}"'
-        return imports, [*base, f"model = candidate_scorer({arguments})"]
-    if embedded:
-        base = [
-            f'factory, tokenizer = load_embedded("{settings.model}")',
-            f'model = factory("SEQ_CLS", num_labels={labels})',
-        ]
-        return ["from prefixprop.models import load_embedded"], base
-    name = "AutoModelForSequenceClassification"
-    return [f"from transformers import {name}"], [
-        f'model = {name}.from_pretrained("{settings.model}", num_labels={labels})'
-    ]
+```python
+import prefixprop
+from peft import AutoPeftModelForSequenceClassification
+
+labels = {list(label_names)!r}
+model = AutoPeftModelForSequenceClassification.from_pretrained("./{ADAPTER}", id2label=dict(enumerate(labels)))
+```"""

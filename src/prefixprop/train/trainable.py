@@ -14,13 +14,16 @@ from transformers import PreTrainedModel
 
 from prefixprop.attention import install
 from prefixprop.backbones import family_in
+from prefixprop.data import add_special_tokens
 from prefixprop.models import CandidateScorer, adapt_candidate_scorer
+from prefixprop.models.base_model import BaseModel
 from prefixprop.settings.methods import ADAPTER, HEAD, HEAD_FILE, MODEL
 from prefixprop.settings.run_settings import RunSettings
 
 
-def build_trainable(base: PreTrainedModel, settings: RunSettings) -> nn.Module:
-    """The model that is trained: `base` as the method of the settings changes and freezes it."""
+def build_trainable(base_model: BaseModel, label_names: tuple[str, ...] | None, settings: RunSettings) -> nn.Module:
+    """The model that is trained: the base model with a new head, as the method changes and freezes it."""
+    base = with_new_head(base_model, label_names, settings)
     model = _trainable(base, settings)
     if settings.attention_backend != "huggingface" and family_in(base).has_fast_attention:
         install(model, settings.attention_backend)
@@ -32,6 +35,13 @@ def build_trainable(base: PreTrainedModel, settings: RunSettings) -> nn.Module:
     return model
 
 
+def with_new_head(base: BaseModel, label_names: tuple[str, ...] | None, settings: RunSettings) -> PreTrainedModel:
+    """The base model with a new head for these labels; without labels, one that scores candidates of questions."""
+    if label_names is None:
+        return base.candidate_scorer(add_special_tokens(base.tokenizer), settings.chunk_reduction)
+    return base.classifier(label_names)
+
+
 def trained_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Everything that is trained, by name."""
     return {name: parameter.detach() for name, parameter in model.named_parameters() if parameter.requires_grad}
@@ -39,7 +49,7 @@ def trained_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 def save_trained(model: Any, settings: RunSettings, folder: Path) -> None:
     """Store what was trained in `folder`, as safetensors."""
-    kind = settings.method_row.folder
+    kind = settings.method_row.trains
     if kind == ADAPTER:
         # Prefix methods never change the embeddings, and looking for a change would ask the hub.
         model.save_pretrained(str(folder), save_embedding_layers=False)
@@ -52,9 +62,9 @@ def save_trained(model: Any, settings: RunSettings, folder: Path) -> None:
 
 def _trainable(base: PreTrainedModel, settings: RunSettings) -> nn.Module:
     method = settings.method_row
-    if method.folder == MODEL:
+    if method.trains == MODEL:
         return base.requires_grad_(True)
-    if method.folder == HEAD:
+    if method.trains == HEAD:
         if isinstance(base, CandidateScorer):
             base.freeze_encoder()
         else:

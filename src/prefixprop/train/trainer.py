@@ -1,4 +1,4 @@
-"""Hugging Face's Trainer with this package's batches, checkpoints and watch over the loss."""
+"""Hugging Face's Trainer with this package's batches, checkpoints and checks of the loss."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 import json
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,16 +16,16 @@ import torch.nn.functional as F
 from accelerate.utils import gather_object
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Sampler
 from transformers import PrinterCallback, Trainer, TrainerState, TrainingArguments
 
 from prefixprop.data import DocumentCollator
 from prefixprop.evaluate import PredictionSet
 from prefixprop.models.replay import HeldGradients, Replayed, can_replay, padded_length
+from prefixprop.processes import process_count
 from prefixprop.settings.methods import HEAD
 from prefixprop.settings.run_settings import RunSettings
-from prefixprop.train.alpha_log import log_alpha
-from prefixprop.train.batches import LengthGroupedOrder
+from prefixprop.train.callbacks import log_alpha
 from prefixprop.train.checkpoints import (
     TRAINER_STATE,
     Snapshot,
@@ -39,11 +39,52 @@ from prefixprop.train.data import EvaluationSplit, RunData
 from prefixprop.train.errors import TrainingError
 from prefixprop.train.trainable import trained_tensors
 
+# Documents are sorted by their length times a random factor, e^(0.15 z) with z normal. Sorted by length alone, a
+# small data set would have the same batches in every epoch, and train worse.
+_LENGTH_BLUR = 0.15
+
+
+class LengthGroupedOrder(Sampler[int]):
+    """Places of documents, in an order that depends on seed and epoch alone.
+
+    It does not depend on what else was drawn at random, on how many processes there are, or on how many documents a
+    device takes at once, so that a resumed run and a run on several devices take the very same steps. Consecutive
+    `batch_size` indices are one step, longest document first, so that the parts of it that are computed one after the
+    other are of like length too; steps themselves are in random order. The first step of the first epoch is the one
+    with the longest document of all: if memory is too small, that is known at once.
+    """
+
+    def __init__(self, lengths: Sequence[int], batch_size: int, seed: int) -> None:
+        self.lengths, self.batch_size, self.seed = lengths, batch_size, seed
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __iter__(self) -> Iterator[int]:
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
+        size = self.batch_size
+        indices = torch.randperm(len(self.lengths), generator=generator).tolist()
+        # What is left over makes a short step, which must be the last one; it is of any documents.
+        full = len(indices) - len(indices) % size
+        blur = torch.randn(len(indices), generator=generator, dtype=torch.float64).mul(_LENGTH_BLUR).exp().tolist()
+        by_length = sorted(indices[:full], key=lambda index: self.lengths[index] * blur[index])
+        steps = [by_length[start : start + size] for start in range(0, full, size)]
+        steps = [steps[index] for index in torch.randperm(len(steps), generator=generator).tolist()]
+        if self.epoch == 0 and steps:
+            longest = max(range(len(steps)), key=lambda step: max(self.lengths[index] for index in steps[step]))
+            steps[0], steps[longest] = steps[longest], steps[0]
+        for step in (*steps, indices[full:]):
+            yield from sorted(step, key=lambda index: -self.lengths[index])
+
 
 class RunTrainer(Trainer):
     """Trains one run; checkpoints are those of `prefixprop.train.checkpoints`.
 
-    Its own are how batches are drawn, a warm-up that does not begin at 0, a watch over the loss, and checkpoints; the
+    Its own are how batches are drawn, a warm-up that does not begin at 0, a check of every loss, and checkpoints; the
     loop and the optimizer are the Trainer's. The callbacks of `prefixprop.train.callbacks` are part of it: they
     hold the best epoch's tensors in memory, and give a resumed run its optimizer and generators back.
     """
@@ -206,7 +247,7 @@ class RunTrainer(Trainer):
             except OSError as error:
                 raise TrainingError(
                     f"{error.filename}: the checkpoint of step {self.state.global_step} cannot be written "
-                    f"({error.strerror}). Earlier checkpoints are untouched: make room or mend the folder, then go "
+                    f"({error.strerror}). Earlier checkpoints are untouched: make room or fix the folder, then go "
                     "on with --resume."
                 ) from error
             remove_old(self.checkpoints, folder)
@@ -287,24 +328,24 @@ def document_loss(outputs: Any, labels: Tensor, num_items_in_batch: Tensor | int
     return F.cross_entropy(outputs.logits.float(), labels, reduction="sum") / documents
 
 
-def evaluated_at_once(settings: RunSettings) -> int:
+def evaluated_at_once(settings: RunSettings, at_once: int) -> int:
     """How many documents a device reads at once where nothing is trained: twice as many, without more memory.
 
     What training keeps of a layer for backward is about what computing the layer takes, so that models of several
     layers have room for more. Where training keeps next to nothing, there is none.
     """
-    keeps_activations = settings.method_row.folder != HEAD and not settings.gradient_checkpointing
-    return settings.device_batch_size * (2 if keeps_activations else 1)
+    keeps_activations = settings.method_row.trains != HEAD and not settings.gradient_checkpointing
+    return at_once * (2 if keeps_activations else 1)
 
 
-def training_arguments(settings: RunSettings, folder: Path, accumulation: int, use_bf16: bool) -> TrainingArguments:
-    """The Trainer's arguments for settings whose numbers are all set; `folder` is where trackers write."""
+def training_arguments(settings: RunSettings, folder: Path, at_once: int, use_bf16: bool) -> TrainingArguments:
+    """The Trainer's arguments for resolved settings; `folder` is where trackers write."""
     return TrainingArguments(
         output_dir=str(folder),
         num_train_epochs=settings.epochs,
-        per_device_train_batch_size=settings.device_batch_size,
-        per_device_eval_batch_size=evaluated_at_once(settings),
-        gradient_accumulation_steps=accumulation,
+        per_device_train_batch_size=at_once,
+        per_device_eval_batch_size=evaluated_at_once(settings, at_once),
+        gradient_accumulation_steps=settings.documents_per_step // (at_once * process_count()),
         learning_rate=settings.learning_rate,
         warmup_steps=settings.warmup,  # below 1 it is a share of all steps
         weight_decay=settings.weight_decay,

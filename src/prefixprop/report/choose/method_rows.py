@@ -9,7 +9,7 @@ from typing import Any
 
 from prefixprop.runs.run import DECISIVE_SETTINGS, Run
 from prefixprop.settings.resolve import resolve
-from prefixprop.settings.run_settings import SETTING_FIELDS, RunSettings
+from prefixprop.settings.run_settings import SETTINGS, RunSettings
 
 # These are searched before the seeds are run (Section 4 and Appendix A of the paper), so they do not make another
 # method.
@@ -101,7 +101,7 @@ def _positions(settings: RunSettings) -> int:
 
 def _default(settings: RunSettings, name: str) -> Any:
     """What the setting would be if it had not been given; that may depend on the task and on other settings."""
-    untouched: dict[str, Any] = {name: SETTING_FIELDS[name].default}
+    untouched: dict[str, Any] = {name: SETTINGS[name].default}
     return getattr(resolve(replace(settings, **untouched)), name)
 
 

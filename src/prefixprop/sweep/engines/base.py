@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from prefixprop.progress import Progress
 from prefixprop.runs.claim import FolderInUse, wait_until_free
 from prefixprop.settings.run_settings import RunSettings
 
@@ -62,23 +63,29 @@ def run_job(job: Job, callbacks: Sequence[TrainerCallback] = ()) -> str | None:
     Whatever a run raises is the end of this run only, so it is caught here, with the traceback in the log. A run that
     another process is training is waited for: it is no failure, and what it ends in counts here too.
     """
-    from prefixprop.train.train import train
+    from prefixprop.train.run import train
 
     try:
         while True:
             try:
-                train(job.settings, job.run_dir, resume=True, callbacks=callbacks, tell=print_note)
+                train(job.settings, job.run_dir, resume=True, progress=PrintedProgress(), callbacks=callbacks)
                 return None
             except FolderInUse:
-                wait_until_free(job.run_dir, print_note)
+                wait_until_free(job.run_dir, PrintedProgress().note)
     except Exception as error:
         traceback.print_exc()
         expected = isinstance(error, (ValueError, RuntimeError)) and str(error)
         return str(error) if expected else f"{type(error).__name__}: {error}"
 
 
-def print_note(note: str) -> None:
-    print(f"Note: {note}", flush=True)
+class PrintedProgress(Progress):
+    """Notes and results as lines of a log."""
+
+    def note(self, text: str) -> None:
+        print(f"Note: {text}", flush=True)
+
+    def line(self, text: str) -> None:
+        print(text, flush=True)
 
 
 def import_modules(modules: Sequence[str], folder: str) -> None:

@@ -18,8 +18,8 @@ from prefixprop.processes import SECONDS_TO_STOP, STOPPING, handling_signals
 from prefixprop.sweep.engines.base import (
     Job,
     JobEnd,
+    PrintedProgress,
     import_modules,
-    print_note,
     run_job,
     write_output_to,
 )
@@ -156,12 +156,12 @@ def _work(
         os.environ["CUDA_VISIBLE_DEVICES"] = device
     import torch
 
-    from prefixprop.train.stopping import StopWatch
+    from prefixprop.train.callbacks import GracefulStop
 
     if threads is not None:
         torch.set_num_threads(threads)
     import_modules(modules, folder)
-    stop = StopWatch(print_note)
+    stop = GracefulStop(PrintedProgress())
     try:
         with handling_signals(stop.ask):
             sender.send(run_job(job, [stop]))

@@ -25,7 +25,7 @@ from typing import Any
 from prefixprop.optional_packages import import_optional
 from prefixprop.processes import SECONDS_TO_STOP, STOPPING, handling_signals
 from prefixprop.runs.directory import RunDirectory
-from prefixprop.sweep.engines.base import Job, JobEnd, import_modules, print_note, run_job, write_output_to
+from prefixprop.sweep.engines.base import Job, JobEnd, PrintedProgress, import_modules, run_job, write_output_to
 
 _SECONDS_TO_ANSWER = 10
 _SMALLEST_SHARE = 0.01
@@ -306,7 +306,7 @@ def _work(job: Job, folder: str, modules: Sequence[str], threads: int, attempt: 
         print(f"Attempt {attempt}, process {os.getpid()} on {platform.node()}, node {node}.", flush=True)
         import torch
 
-        from prefixprop.train.stopping import StopWatch
+        from prefixprop.train.callbacks import GracefulStop
 
         torch.set_num_threads(threads)
         try:
@@ -314,7 +314,7 @@ def _work(job: Job, folder: str, modules: Sequence[str], threads: int, attempt: 
         except Exception as error:
             traceback.print_exc()
             return f"The modules of --import cannot be imported on {platform.node()} ({error})."
-        stop = StopWatch(print_note)
+        stop = GracefulStop(PrintedProgress())
         # Ray interrupts a cancelled run as Ctrl-C would; Ray itself handles SIGTERM.
         with handling_signals(stop.ask, [signal.SIGINT]):
             return run_job(job, [stop])

@@ -1,0 +1,25 @@
+"""What long work tells its user while it goes on."""
+
+from __future__ import annotations
+
+import warnings
+
+
+class Progress:
+    """Receives the messages of a run. This one turns notes into warnings and shows nothing else.
+
+    The command line passes one that draws bars, see `prefixprop.cli.progress`.
+    """
+
+    def note(self, text: str) -> None:
+        """Something that the user should know."""
+        warnings.warn(text, stacklevel=2)
+
+    def stage(self, what: str) -> None:
+        """What is being done from now on; it is not known how long it takes."""
+
+    def advance(self, what: str, done: int, total: int) -> None:
+        """How much of something countable is done."""
+
+    def line(self, text: str) -> None:
+        """A result on the way, such as the metrics of an epoch."""

@@ -1,0 +1,175 @@
+"""What a run is made of: settings that fit together, none that are unused, and the paper's values for open ones."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prefixprop.cli.settings_options import help_of
+from prefixprop.data.registry import TASKS
+from prefixprop.settings.declaration import SettingsError
+from prefixprop.settings.resolve import check_settings, documents_at_once, refuse_unused, resolve, unused_notes
+from prefixprop.settings.run_settings import SETTINGS, RunSettings
+from prefixprop.sweep import read_plan
+
+GOOD = RunSettings(task="hyperpartisan")
+OWN = RunSettings(train_files=("mine.jsonl",))
+WITH_LORA = "prefix-propagation+lora and prefix-tuning+lora"
+LORA_RANK = f"--lora-rank: belongs to --method lora, {WITH_LORA}, and would change nothing here; leave it out."
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"lora_targets": ()}, "--lora-targets: name at least one layer"),
+        ({"train_files": (__file__,)}, "got --task and --train-files."),
+        ({"task": None}, "Give one source of data, one of --task, --train-files, --hub-dataset."),
+        ({"dev_files": (__file__,)}, "--dev-files: belongs to --train-files"),
+        ({"task": None, "train_files": ("none.csv",)}, "--train-files: none.csv does not exist."),
+        ({"folds": 5}, "--fold: --folds is 5, so say which is left out: 0 to 4."),
+        ({"fold": 0}, "--folds: --fold is given, so say how many there are: at least 2."),
+        ({"folds": 5, "fold": 5}, "--fold: of 5 --folds the last is 4, got 5."),
+        ({"data_dir": "/no/such/folder"}, "--data-dir: /no/such/folder is not a folder."),
+        ({"keep_checkpoints": True, "keep_weights": False}, "--keep-checkpoints: checkpoints are weights"),
+    ],
+)
+def test_what_does_not_fit_together(changes: dict[str, Any], problem: str) -> None:
+    check_settings(GOOD)
+    with pytest.raises(SettingsError) as raised:
+        check_settings(replace(GOOD, **changes))
+    assert len(raised.value.problems) == 1 and problem in raised.value.problems[0]
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "at_once", "processes", "expected"),
+    [(32, 8, 1, 8), (4, 8, 1, 4), (12, 8, 1, 6), (8, 16, 1, 8), (7, 3, 1, 1), (24, 8, 3, 8), (12, 8, 2, 6)],
+)
+def test_documents_at_once_make_whole_steps(batch_size: int, at_once: int, processes: int, expected: int) -> None:
+    settings = replace(GOOD, batch_size=batch_size, device_batch_size=at_once)
+    check_settings(settings, processes)
+    assert documents_at_once(settings, processes) == expected
+
+
+def test_processes_share_a_step() -> None:
+    with pytest.raises(SettingsError, match="cannot be shared by 3 processes; choose a multiple of 3"):
+        check_settings(GOOD, processes=3)
+
+
+def test_defaults_are_the_papers() -> None:
+    run = resolve(GOOD)
+    assert (run.epochs, run.num_virtual_tokens, run.learning_rate, run.attention_dropout) == (20, 8, 5e-3, 0.1)
+    assert (run.batch_size, run.warmup, run.dropout, run.prefix_dropout) == (32, 0.1, 0.1, 0.1)
+    assert resolve(run) == run and run.metric == "micro_f1"
+    questions = resolve(RunSettings(task="wikihop", method="fine-tuning"))
+    assert (questions.epochs, questions.num_virtual_tokens, questions.learning_rate) == (10, 32, 3e-5)
+    assert questions.metric == "accuracy"
+    given = resolve(replace(GOOD, epochs=2, learning_rate=1.0, attention_dropout=0.0))
+    assert (given.epochs, given.learning_rate, given.attention_dropout) == (2, 1.0, 0.0)
+
+
+def test_your_documents_have_other_defaults() -> None:
+    run = resolve(OWN)
+    assert (run.method, run.batch_size, run.learning_rate, run.epochs) == ("prefix-propagation+lora", 8, 5e-4, None)
+    assert resolve(replace(OWN, task="newsgroups", train_files=())).method == "prefix-propagation"
+    assert resolve(replace(OWN, method="lora", batch_size=32)).batch_size == 32
+
+
+def test_a_task_of_a_users_module_may_have_other_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(TASKS, "mine", replace(TASKS["elife"], name="mine", method="lora", batch_size=16))
+    run = resolve(RunSettings(task="mine"))
+    assert (run.method, run.batch_size, run.learning_rate) == ("lora", 16, 5e-4)
+    assert "If not set: 32, or 8 for your documents." in help_of(SETTINGS["batch_size"])
+    assert "the paper's: 10, and 20 for hyperpartisan; for your documents 10, or 5 if" in help_of(SETTINGS["epochs"])
+
+
+@pytest.mark.parametrize(
+    ("documents", "limit", "given", "epochs"),
+    [(999, None, None, 10), (1000, None, None, 5), (5000, 999, None, 10), (5000, 2000, None, 5), (5000, None, 3, 3)],
+)
+def test_many_documents_get_fewer_epochs(documents: int, limit: int | None, given: int | None, epochs: int) -> None:
+    settings = replace(OWN, max_train_documents=limit, epochs=given)
+    assert resolve(settings, documents=documents).epochs == epochs
+    assert resolve(replace(settings, folds=5, fold=0), documents=documents).epochs == epochs
+    assert resolve(GOOD, documents=documents).epochs == 20
+
+
+@pytest.mark.parametrize(
+    ("settings", "limit", "expected"),
+    [
+        (GOOD, 8192, 4096),
+        (GOOD, 512, 512),
+        (OWN, 8192, 8192),
+        (replace(OWN, max_length=64), 512, 64),
+        (replace(OWN, layout="reference"), 4096, 4088),  # the released code shifts real tokens behind the prefix
+    ],
+)
+def test_the_model_limits_the_length(settings: RunSettings, limit: int, expected: int) -> None:
+    assert resolve(settings, limit).max_length == expected
+
+
+def test_a_length_above_the_limit_is_refused() -> None:
+    with pytest.raises(SettingsError, match=r"--max-length: 600 tokens are more than the 512 that .* reads here"):
+        resolve(replace(GOOD, max_length=600), 512)
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"lora_rank": 4}, LORA_RANK),
+        ({"alpha": 0.01}, "--alpha: belongs to a --kernel, such as exp"),
+        ({"method": "lora", "prefix_dropout": 0.0}, "--prefix-dropout: belongs to --method prefix-propagation, "),
+        ({"method": "fine-tuning", "num_virtual_tokens": 16}, "--num-virtual-tokens: belongs to --method prefix-"),
+        ({"method": "prefix-tuning", "pooling": "prefix"}, "--pooling: belongs to --method prefix-propagation and"),
+        ({"max_chunks": 2}, "--max-chunks: belongs to a --task with questions, such as wikihop"),
+        ({"text_column": "body"}, "--text-column: belongs to --train-files and --hub-dataset"),
+        ({"method": "lora", "lora_rank": 4}, None),
+        ({"method": "prefix-tuning+lora", "lora_rank": 4, "num_virtual_tokens": 4, "gate": True}, None),
+        ({"kernel": "exp", "alpha": 0.01}, None),
+        ({"task": "wikihop", "max_chunks": 2}, None),
+        ({"task": None, "train_files": ("a.csv",), "text_column": "body"}, None),
+    ],
+)
+def test_flags_without_effect_are_refused(changes: dict[str, Any], problem: str | None) -> None:
+    settings = replace(GOOD, **changes)
+    if problem is None:
+        refuse_unused(settings, changes)
+        return
+    with pytest.raises(SettingsError) as raised:
+        refuse_unused(settings, changes)
+    assert [told.startswith(problem) for told in raised.value.problems] == [True]
+
+
+def test_in_a_recipe_what_is_unused_is_told_and_left_out() -> None:
+    shared = RunSettings(task="hyperpartisan", method="fine-tuning", kernel="exp", lora_rank=4)
+    assert unused_notes(shared) == [
+        f"kernel belongs to --method prefix-propagation, prefix-tuning, {WITH_LORA}, and changes nothing here",
+        f"lora_rank belongs to --method lora, {WITH_LORA}, and changes nothing here",
+    ]
+    assert resolve(shared) == resolve(RunSettings(task="hyperpartisan", method="fine-tuning"))
+
+
+def test_a_sweep_tells_what_no_run_uses(tmp_path: Path) -> None:
+    path = tmp_path / "sweep.yaml"
+    path.write_text("task: hyperpartisan\nlora_rank: 4\nalpha: [0.1, 0.2]\nsearch: alpha\n")
+    assert read_plan(path).notes == (
+        f"{path}:2: lora_rank belongs to --method lora, {WITH_LORA}, which no run here has.",
+        f"{path}:3: alpha belongs to a --kernel, such as exp, which no run here has.",
+    )
+
+
+def test_a_sweep_leaves_out_what_has_no_effect_in_a_variant(tmp_path: Path) -> None:
+    path = tmp_path / "sweep.yaml"
+    path.write_text(
+        "task: hyperpartisan\nnum_virtual_tokens: [8, 16]\nlora_rank: 4\n"
+        "variants:\n  prefix: {}\n  all of it: {method: fine-tuning}\n  lora: {method: lora}\n"
+    )
+    cells = [(cell.name, cell.settings.num_virtual_tokens, cell.settings.lora_rank) for cell in read_plan(path).cells]
+    assert cells == [
+        ("hyperpartisan prefix num_virtual_tokens=8", 8, 8),
+        ("hyperpartisan prefix num_virtual_tokens=16", 16, 8),
+        ("hyperpartisan all of it", None, 8),
+        ("hyperpartisan lora", None, 4),
+    ]
