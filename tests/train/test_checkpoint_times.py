@@ -123,8 +123,3 @@ def test_a_run_that_keeps_its_last_epoch_stores_no_best(documents: Path, tmp_pat
     run_dir = tmp_path / "run"
     train(tiny_settings(documents, epochs=2, keep="last", keep_checkpoints=True), run_dir)
     assert [read_checkpoint(folder).best for folder in checkpoints_of(run_dir)] == [None, None]
-
-
-def test_a_negative_age_is_refused(documents: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="--checkpoint-seconds: must be at least 0"):
-        train(settings_of(documents, checkpoint_seconds=-1.0), tmp_path / "run")

@@ -30,7 +30,7 @@ def test_the_fold_takes_the_place_of_dev_and_there_is_no_test(tmp_path: Path) ->
     stored = read_predictions(run_dir / "predictions" / "dev.jsonl")
     assert list(stored.ids) == left_out(settings) and all(name.startswith("train-") for name in stored.ids)
     assert len(json.loads((run_dir / "lengths.json").read_text())) == 24 - 5
-    assert "dev is fold 1 of 5 of train, left out" in (run_dir / "README.md").read_text()
+    assert "the dev set is fold 1 of 5 of the training set" in (run_dir / "README.md").read_text()
     # The fold is found again by `prefixprop evaluate`, and test stays unseen there too.
     trained = load_run(run_dir)
     assert predict_split(trained, "dev").ids == stored.ids

@@ -50,7 +50,7 @@ def test_the_results_are_those_of_a_run_with_weights(tmp_path: Path, lean: tuple
 
 def test_the_card_has_no_code(lean: tuple[RunSettings, Path]) -> None:
     card = (lean[1] / "README.md").read_text(encoding="utf-8")
-    assert "told not to keep its weights" in card and "--keep-weights" in card
+    assert "did not keep its weights" in card and "--keep-weights" in card
     assert "```" not in card and "prefixprop predict" not in card and "| accuracy |" in card
 
 

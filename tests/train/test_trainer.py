@@ -18,14 +18,14 @@ from prefixprop.train.trainer import evaluated_at_once, send_to_host, training_a
     [({}, 16), ({"method": "fine-tuning"}, 16), ({"method": "head-only"}, 8), ({"gradient_checkpointing": True}, 8)],
 )
 def test_evaluation_takes_no_more_memory_than_training(changes: dict[str, Any], expected: int) -> None:
-    assert evaluated_at_once(RunSettings(device_batch_size=8, **changes)) == expected
+    assert evaluated_at_once(RunSettings(**changes), 8) == expected
 
 
 @pytest.mark.parametrize("has_gpu", [False, True])
 def test_batches_go_to_a_gpu_while_it_works(has_gpu: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
     settings = RunSettings(epochs=1, learning_rate=1e-3)
-    arguments = training_arguments(settings, tmp_path, accumulation=1, use_bf16=False)
+    arguments = training_arguments(settings, tmp_path, at_once=8, use_bf16=False)
     assert arguments.accelerator_config.non_blocking is has_gpu
 
 

@@ -82,7 +82,8 @@ def load_base_model(
     if name in EMBEDDED_MODELS:
         source, own_tokenizer = load_embedded(name)
         overrides = _dropout(family_of(source.model_type), dropout, attention)
-        return BaseModel(name, None, tokenizer or own_tokenizer, source.max_length, source, overrides)
+        used = own_tokenizer if tokenizer is None else tokenizer
+        return BaseModel(name, None, used, source.max_length, source, overrides)
     is_folder = Path(name).is_dir()
     if is_folder:
         name = str(Path(name).resolve())
@@ -97,7 +98,10 @@ def load_base_model(
         raise ValueError(f"--model: there is no folder {name}; restore it, or give another model.")
     options = {} if is_folder else {"revision": revision}
     config = load_pretrained(AutoConfig, name, **options)
-    tokenizer = tokenizer or load_pretrained(AutoTokenizer, name, **options)
+    if tokenizer is None:
+        tokenizer = load_pretrained(AutoTokenizer, name, **options)
+        if len(tokenizer) <= len(tokenizer.all_special_ids):  # transformers makes one without files, too
+            raise _cannot_load(name, ValueError("its tokenizer is missing or knows no words"))
     overrides = _dropout(family_of(config.model_type), dropout, attention)
     return BaseModel(
         name,

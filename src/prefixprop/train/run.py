@@ -45,7 +45,7 @@ from prefixprop.train.errors import (
     training_remedy,
 )
 from prefixprop.train.model_card import model_card
-from prefixprop.train.trainable import build_trainable, save_trained
+from prefixprop.train.trainable import build_trainable, save_trained, with_new_head
 from prefixprop.train.trainer import RunTrainer, training_arguments
 from prefixprop.tuners.counting import ParameterCount, count_parameters
 
@@ -125,7 +125,7 @@ def _build(base: BaseModel, data: RunData, settings: RunSettings) -> nn.Module:
     """A new model; its head and its prefix are drawn with the run's seed."""
     set_seed(settings.seed)
     with explained_memory_errors(building_remedy(settings)):
-        return build_trainable(base, data.label_names, settings)
+        return build_trainable(with_new_head(base, data.label_names, settings), settings)
 
 
 def train(

@@ -21,9 +21,8 @@ from prefixprop.settings.methods import ADAPTER, HEAD, HEAD_FILE, MODEL
 from prefixprop.settings.run_settings import RunSettings
 
 
-def build_trainable(base_model: BaseModel, label_names: tuple[str, ...] | None, settings: RunSettings) -> nn.Module:
-    """The model that is trained: the base model with a new head, as the method changes and freezes it."""
-    base = with_new_head(base_model, label_names, settings)
+def build_trainable(base: PreTrainedModel, settings: RunSettings) -> nn.Module:
+    """The model that is trained: `base` as the method of the settings changes and freezes it."""
     model = _trainable(base, settings)
     if settings.attention_backend != "huggingface" and family_in(base).has_fast_attention:
         install(model, settings.attention_backend)
