@@ -17,7 +17,7 @@ lengthen() {
 lengthen --output encoders/longformer-mini-4096 --learning-rate 6e-4 --minutes 6 --teach-cls
 lengthen --output encoders/longformer-mini-4096-mlm --learning-rate 8e-4 --minutes 8.8
 
-# How much is kept was chosen on left-out train documents: benchmarks/encoder_probe.py RECIPE --encoders FOLDER@0.5
+# How much is kept was chosen on left-out train documents, by a linear classifier on the frozen [CLS].
 pack() { python recipes/pack_encoder.py "encoders/$1" "src/prefixprop/models/assets/$1" "$2" "$3"; }
 pack longformer-mini-4096 --keep 0.5
 pack longformer-mini-4096-mlm --text text/heldout.jsonl.xz

@@ -20,10 +20,6 @@ NAMES_OF_0_1 = {
     """,
     "prefixprop.attention": "AttentionPattern BACKENDS install longformer_self_attention uninstall",
     "prefixprop.backbones": "Backbone FAMILIES find_backbone SUPPORTED_MODEL_TYPES",
-    "prefixprop.benchmarking": """
-        AttentionResult bench_attention bench_runtime measure measure_in_turns runtime_runs RuntimeResult
-        Timing
-    """,
     "prefixprop.config": "PrefixPropagationConfig PrefixTuningConfig",
     "prefixprop.evaluate": """
         adaptive_calibration_error adaptive_reliability brier_score calibration_metrics CalibrationMetrics

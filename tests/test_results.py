@@ -1,10 +1,8 @@
-"""The numbers of docs/results.md and of the README are those of `prefixprop report` and benchmarks/headline.py."""
+"""The numbers of docs/results.md and of the README are those of `prefixprop report`."""
 
 from __future__ import annotations
 
-import json
 import re
-import sys
 from functools import cache
 from pathlib import Path
 
@@ -15,11 +13,8 @@ from prefixprop.runs.find import find_runs
 from prefixprop.sweep import SweepState, read_plan, settle_finished
 
 ROOT = Path(__file__).parents[1]
-sys.path.append(str(ROOT / "benchmarks"))
-import headline  # noqa: E402
-
 RESULTS, README = ROOT / "docs" / "results.md", ROOT / "README.md"
-PERFORMANCE, BENCH = ROOT / "docs" / "performance.md", ROOT / "results" / "bench"
+BENCH = ROOT / "results" / "bench"
 NOTHING = "\u2014"
 # What the documents call a row of the report: its method and its model.
 NAMES = {
@@ -220,34 +215,6 @@ def test_the_runs_are_there(folder: str, said: str, tmp_path: Path, monkeypatch:
     assert said.endswith(f"`, {there}")
 
 
-# What the documents call a sweep, by what chose and the task.
-SWEEPS = {
-    ("folds of train", "Hyperpartisan"): "hyperpartisan-clean",
-    ("dev", "Hyperpartisan"): "hyperpartisan",
-    ("dev", "20-newsgroups"): "newsgroups",
-}
-TOGETHER = {
-    "both together": ("hyperpartisan-clean", "test"),
-    "both together, with this row": ("hyperpartisan", "test"),
-    "both together, on dev and test": ("hyperpartisan-clean", "dev and test"),
-}
-
-
-def test_the_headline() -> None:
-    rows = documented(RESULTS, "what chooses")
-    for row in rows:
-        if row["task"] in TOGETHER:
-            first, judged = TOGETHER[row["task"]]
-            p_values = headline.together([headline.evidence(task, judged) for task in (first, "newsgroups")])
-        else:
-            found = headline.evidence(SWEEPS[row["what chooses"], row["task"]], row["judged on"])
-            assert row["documents"] == f"{found.documents:,}"
-            assert row["points"] == f"{found.points:+.1f}".replace("-", "\u2212")
-            p_values = found.over_seeds, found.over_seeds_and_documents
-        for column, p_value in zip(("p, seeds", "p, seeds and documents"), p_values, strict=True):
-            assert row[column] == f"{p_value:.{len(row[column]) - 2}f}", row
-
-
 def test_the_readme_says_what_the_results_say() -> None:
     rows = {row["method"]: row for row in documented(README, "method")}
     compared = 0
@@ -287,84 +254,3 @@ def test_runs_of_a_changed_tree() -> None:
 
 def words(path: Path) -> str:
     return re.sub(r"\s+", " ", path.read_text(encoding="utf-8"))
-
-
-def test_the_attention_benchmark() -> None:
-    results = json.loads((BENCH / "attention.json").read_text(encoding="utf-8"))["results"]
-    lines, shorter = (
-        [
-            line
-            for line in page.read_text(encoding="utf-8").splitlines()
-            if re.match(r"\| \d+ \u00d7 .* (GiB|above) \|", line)
-        ]
-        for page in (PERFORMANCE, README)
-    )
-    assert len(lines) == len(results) / 2 > 0
-    without_ratios = {re.sub(r" \| 9 \| 0(?= \|)|(?<=ms) \| [\d.]+\u00d7", "", line) for line in lines}
-    assert len(shorter) == 3
-    assert without_ratios.issuperset(shorter)
-    for line, forward, step in zip(lines, results[::2], results[1::2], strict=True):
-        size = f"{forward['batch']} \u00d7 {forward['length']}" + ", recorded" * forward["recorded"]
-        case = f"| {size} | {forward['global']} | {forward['dropout']:g} |"
-        shown = [
-            f"{milliseconds(one, 'hugging_face')} \u2192 {milliseconds(one, 'prefixprop')} ms | "
-            f"{one['ratio']:.1f}\u00d7"
-            for one in (forward, step)
-        ]
-        memory = f"{step['hugging_face']['peak_gib']:.1f} \u2192 {step['prefixprop']['peak_gib']:.1f} GiB |"
-        if forward["recorded"]:  # whose memory is not counted as it is used
-            memory = "as above |"
-        assert line == " ".join([case, *(f"{text} |" for text in shown), memory])
-
-
-@pytest.mark.parametrize(("family", "file"), [("Longformer", "methods.json"), ("ModernBERT", "modernbert.json")])
-def test_whatever_is_trained(family: str, file: str) -> None:
-    names = {"prefix-propagation": "propagation", "\u2013 and LoRA": "propagation and LoRA"}
-    results = json.loads((BENCH / file).read_text(encoding="utf-8"))["results"]
-    found = {(each["method"], each["pass"]): each for each in results}
-    rows = documented(PERFORMANCE, "trained")
-    assert len(rows) == 7
-    for row in rows:
-        method = names.get(row["trained"], row["trained"].removeprefix("\u2013 "))
-        forward, step = found[method, "forward"], found[method, "step"]
-        whose = ("prefixprop",) if step["hugging_face"] is None else ("hugging_face", "prefixprop")
-        forwards, steps = (
-            " \u2192 ".join(milliseconds(one, who) for who in whose) + " ms" for one in (forward, step)
-        )
-        memory = " \u2192 ".join(f"{step[who]['peak_gib']:.1f}" for who in whose) + " GiB"
-        shown = [row[f"{family}: {what}"] for what in ("forward", "step", "memory")]
-        assert shown == [forwards, steps, memory], method
-
-
-def milliseconds(result: dict, whose: str) -> str:
-    value = 1000 * result[whose]["median_s"]
-    return f"{value:.0f}" if value >= 100 else f"{value:.1f}"
-
-
-def test_where_the_time_goes() -> None:
-    files = {
-        "Longformer, inference": "runtime.json",
-        "Longformer, step": "steps.json",
-        "ModernBERT, step": "steps-modernbert.json",
-    }
-    for column, file in files.items():
-        record = json.loads((BENCH / file).read_text(encoding="utf-8"))
-        times = record["profile"]["prefix-propagation"]["by_kind"]
-        (measured,) = (each["median_s"] for each in record["results"] if each["method"] == "prefix-propagation")
-        times |= {"all kernels": sum(times.values()), "measured": 1000 * measured}
-        for row in documented(PERFORMANCE, "prefix-propagation, ms"):
-            found = times.pop(row["prefix-propagation, ms"])
-            assert row[column] == (f"{found:.1f}" if found >= 0.05 else ""), (column, row)
-        assert not times
-
-
-def test_the_run_time_table() -> None:
-    results = json.loads((BENCH / "runtime.json").read_text(encoding="utf-8"))["results"]
-    rows = {row["method"]: row for row in documented(PERFORMANCE, "method")}
-    assert rows.keys() == {result["method"] for result in results}
-    for result in results:
-        row = rows[result["method"]]
-        assert row["time of a batch"] == f"{1000 * result['median_s']:.1f} ms"
-        if row["over no PEFT"]:
-            low, high = (f"{100 * (result[end] - 1):.1f}" for end in ("low", "high"))
-            assert row["over no PEFT"] == f"+{100 * (result['relative'] - 1):.1f} % ({low} to {high})"

@@ -19,7 +19,6 @@ EMBEDDED_MODELS = (
     "embedded",
     "embedded-512",
 )
-MODEL_FAMILIES, MODEL_SIZES = ("longformer", "modernbert"), ("mini", "base")  # of the benchmarks
 LONG_DOCUMENTS = ("truncate", "chunk-average")  # what `predict` does with those over the limit
 PREDICTION_FORMATS = ("jsonl", "csv")
 DEFAULT_BATCH_TOKENS = 16_384  # of a batch of `predict` and `evaluate`

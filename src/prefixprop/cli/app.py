@@ -12,7 +12,6 @@ import typer
 from prefixprop import __version__
 from prefixprop.cli import (
     archive,
-    bench,
     build_elife,
     cache,
     evaluate,
@@ -35,7 +34,6 @@ app.command("sweep")(sweep.sweep)
 app.command("report")(report.report)
 app.command("lengthen")(lengthen.lengthen)
 app.command("archive")(archive.archive)
-app.add_typer(bench.app, name="bench")
 app.command("tasks")(tasks.tasks)
 app.command("build-elife")(build_elife.build_elife)
 app.command("methods")(methods.methods)

@@ -17,9 +17,7 @@ if TYPE_CHECKING:
 
 
 def report(
-    runs: Annotated[
-        list[Path] | None, typer.Argument(metavar="RUNS…", help="Run directories, or folders of them.")
-    ] = None,
+    runs: Annotated[list[Path], typer.Argument(metavar="RUNS…", help="Run directories, or folders of them.")],
     output: Annotated[
         Path | None,
         typer.Option(metavar="FOLDER", help="Write report.html, and the tables and pictures as files, here."),
@@ -37,10 +35,6 @@ def report(
     baseline: Annotated[
         str, typer.Option(metavar="METHOD", help="The method that the others are tested against.")
     ] = BASELINE,
-    bench: Annotated[
-        list[Path] | None,
-        typer.Option(metavar="FILE", help="What `prefixprop bench … --json FILE` wrote; may be repeated."),
-    ] = None,
 ) -> None:
     """Compare finished runs: what they found, and a table of methods for each task.
 
@@ -58,7 +52,7 @@ def report(
         with messages.status("reading runs"):
             from prefixprop.report import make_report
 
-            found = make_report(runs or (), paper, split=split, baseline=baseline, benchmarks=bench or ())
+            found = make_report(runs, paper, split=split, baseline=baseline)
         for remark in found.remarks:
             messages.print(f"Note: {remark}", markup=False)
         _FORMATS[format_name](found)

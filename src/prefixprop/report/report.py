@@ -10,7 +10,6 @@ from prefixprop.atomic_files import write_text
 from prefixprop.report.choose.comparisons import Comparison, compare, protocol_title
 from prefixprop.report.figures.gallery import Picture, pictures
 from prefixprop.report.page import html_page
-from prefixprop.report.tables.bench import bench_tables
 from prefixprop.report.tables.folds import fold_tables
 from prefixprop.report.tables.latex import to_latex
 from prefixprop.report.tables.markup import to_markdown
@@ -69,17 +68,16 @@ class Report:
 
 
 def make_report(
-    paths: Iterable[str | Path] = (),
+    paths: Iterable[str | Path],
     with_paper: bool = False,
     *,
     split: str | None = None,
     baseline: str = BASELINE,
-    benchmarks: Sequence[str | Path] = (),
 ) -> Report:
     """Read all runs at and below the paths; `ValueError` where none of them is finished.
 
     `split` shows only dev or only test, and so no cross-validation, which is on train; `baseline` is the method that
-    the others are tested against, and `benchmarks` are files that `prefixprop bench … --json` wrote.
+    the others are tested against.
 
     >>> report = make_report(["runs"])
     >>> report.write(Path("report"))
@@ -89,21 +87,17 @@ def make_report(
     if baseline not in METHODS:
         raise ValueError(f"--baseline {baseline!r} is unknown; choose one of {', '.join(METHODS)}.")
     given = list(paths)
-    if not given and not benchmarks:
-        raise ValueError("There is nothing to report on; give run directories, or files of benchmarks with --bench.")
-    speed = bench_tables(benchmarks, with_paper)
     found = find_runs(given)
-    comparisons = _comparisons(given, found, split) if given else ()
+    comparisons = _comparisons(given, found, split)
     return Report(
         comparisons=comparisons,
         measured=(
             *result_tables(comparisons, with_paper, baseline),
             *(fold_tables(found.runs, comparisons) if split is None else ()),
-            *speed,
         ),
         paper=tuple(paper_tables()) if with_paper else (),
         remarks=found.remarks,
-        summary=_summary(found, len(speed)),
+        summary=_summary(found),
     )
 
 
@@ -123,11 +117,6 @@ def _comparisons(given: Sequence[str | Path], found: FoundRuns, split: str | Non
     return narrowed
 
 
-def _summary(found: FoundRuns, benchmarks: int) -> str:
-    parts = []
-    if found.runs:
-        titles = "; ".join(sorted({protocol_title(run.settings) for run in found.runs}))
-        parts.append(f"{len(found.runs)} finished {'run' if len(found.runs) == 1 else 'runs'} on {titles}.")
-    if benchmarks:
-        parts.append(f"{benchmarks} {'benchmark' if benchmarks == 1 else 'benchmarks'}.")
-    return " ".join(parts)
+def _summary(found: FoundRuns) -> str:
+    titles = "; ".join(sorted({protocol_title(run.settings) for run in found.runs}))
+    return f"{len(found.runs)} finished {'run' if len(found.runs) == 1 else 'runs'} on {titles}."

@@ -145,7 +145,7 @@ def _inference_time() -> Table:
     ]
     note = (
         "Prediction of 8,000 sequences of 4,096 tokens on a GTX 1080 Ti. Runs record their training time, which is "
-        "something else; `prefixprop bench runtime` measures this one."
+        "something else; `benchmarks/runtime.py` measures this one."
     )
     return Table("paper-run-time", "The paper's run-time table", columns, (note,), section=PAPER, fold=_FOLD)
 

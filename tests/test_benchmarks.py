@@ -1,0 +1,240 @@
+"""The scripts in benchmarks/ run on a CPU, and the docs have the numbers that they wrote to results/bench."""
+
+from __future__ import annotations
+
+import json
+import re
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[1]
+SCRIPTS, RECORDS = ROOT / "benchmarks", ROOT / "results" / "bench"
+README, PERFORMANCE, METHODS = (ROOT / path for path in ("README.md", "docs/performance.md", "docs/methods.md"))
+sys.path.append(str(SCRIPTS))
+import check_gpu  # noqa: E402
+import methods  # noqa: E402
+import runtime  # noqa: E402
+
+import measuring  # noqa: E402
+from measuring import Timing  # noqa: E402
+
+PASSES = ("forward", "step")
+OF_THE_PAPER = [(method, None) for method in (runtime.NO_PEFT, runtime.TUNING, runtime.PROPAGATION)]
+Row = dict[str, str]
+
+
+@pytest.mark.parametrize(
+    ("command", "rows"),
+    [
+        ("attention --lengths 16 32", [(batch, name) for batch in (2, 1) for name in PASSES]),
+        ("attention --lengths 16 --tokens 32 --model modernbert", [(2, name) for name in PASSES]),
+        ("methods --batch 2 --length 24", [(method, name) for method in methods.METHODS for name in PASSES]),
+        ("methods --batch 2 --length 24 --adapters 3", [(method, None) for method in methods.MIXED]),
+        ("runtime --batch 2 --length 24", OF_THE_PAPER),
+        (
+            "runtime --length 24 --train --model modernbert",
+            [(method, None) for method in (runtime.NO_PEFT, *runtime.PAPER)],
+        ),
+        ("lengthen --batch 2 --length 24", [("prefixprop", None), ("Hugging Face", None)]),
+    ],
+)
+def test_a_script_prints_a_table_and_writes_its_numbers(
+    command: str,
+    rows: list[tuple[Any, str | None]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    script, *options = command.split()
+    written = tmp_path / "numbers.json"
+    monkeypatch.setattr(sys, "argv", [script, *options, "--size", "tiny", "--repeats", "1", "--json", str(written)])
+    runpy.run_path(str(SCRIPTS / f"{script}.py"), run_name="__main__")
+    record = json.loads(written.read_text(encoding="utf-8"))
+    assert (record["size"], record["dtype"], record["repeats"]) == ("tiny", "float32", 1)
+    results = record["results"]
+    if isinstance(results, dict):
+        results = [{"method": name, **timing} for name, timing in results.items()]
+    assert [(row.get("method") or row["batch"], row.get("pass")) for row in results] == rows
+    printed = capsys.readouterr().out
+    assert "tiny size" in printed and printed.count(" ms ") >= len(rows)
+    for row in results:
+        timing = row.get("prefixprop") or row.get("3 adapters") or row
+        assert timing["median_s"] == pytest.approx(timing["seconds"][0]) and timing["peak_gib"] is None
+        if row.get("hugging_face"):
+            assert row["ratio"] == pytest.approx(row["hugging_face"]["median_s"] / timing["median_s"])
+
+
+def test_the_check_of_a_gpu_says_that_there_is_none(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(sys, "argv", ["check_gpu.py"])
+    assert check_gpu.main() == 2
+    assert "needs an NVIDIA GPU" in capsys.readouterr().err
+
+
+def test_measurements_take_turns_and_leave_out_the_warm_up() -> None:
+    order: list[str] = []
+    timings = measuring.measure_in_turns({name: lambda name=name: order.append(name) for name in "abc"}, repeats=4)
+    assert "".join(order) == ("abcbcacab" * 2)[: 3 * (measuring.WARM_UP + 4)]
+    assert [len(timing.seconds) for timing in timings.values()] == [4, 4, 4]
+
+
+def test_what_runs_out_of_memory_is_left_out_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def greedy() -> None:
+        raise torch.OutOfMemoryError("too much")
+
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    timings = measuring.measure_in_turns({"greedy": greedy, "modest": lambda: None}, repeats=3)
+    assert timings["greedy"] == Timing((), None) and str(timings["greedy"]) == "out of memory"
+    assert len(timings["modest"].seconds) == 3
+    assert set(runtime.relative_time(timings["greedy"], timings["modest"]).values()) == {None}
+
+
+def test_rounds_are_compared_as_pairs() -> None:
+    """A drift that affects both leaves their ratio certain."""
+    drift = np.linspace(1, 2, 51)
+    relative = runtime.relative_time(Timing(tuple(1.1 * drift), None), Timing(tuple(drift), None))
+    assert list(relative.values()) == pytest.approx([1.1, 1.1, 1.1])
+
+
+@pytest.mark.parametrize(
+    ("kernel", "kind"),
+    [
+        ("nvjet_sm90_tst_192x192_64x4_2x1_v_bz_coopB_bias_TNN", "products with weights"),
+        ("void pytorch_flash::flash_bwd_dq_dk_dv_kernel<cutlass::bfloat16_t>", "attention, all rows"),
+        ("rotate_rows", "rotary positions"),
+        ("local_rows", "attention, local rows"),
+        ("_list_tokens", "attention, global rows and keys"),
+        ("_normalise", "residual and LayerNorm"),
+        ("Memset (Device)", "copies and other small kernels"),
+    ],
+)
+def test_what_a_kernel_is_for(kernel: str, kind: str) -> None:
+    assert measuring.kind_of(kernel) == kind
+
+
+def recorded(file: str) -> dict[str, Any]:
+    return json.loads((RECORDS / file).read_text(encoding="utf-8"))
+
+
+def documented(path: Path, first: str) -> list[Row]:
+    """The rows of the first table whose first column is called so."""
+    lines = [
+        [cell.strip("* ") for cell in line.strip("|").split("|")]
+        for line in path.read_text(encoding="utf-8").splitlines()
+    ]
+    start = next(place for place, cells in enumerate(lines) if cells[0] == first)
+    rows: list[Row] = []
+    for cells in lines[start + 2 :]:
+        if len(cells) == 1:
+            break
+        rows.append(dict(zip(lines[start], cells, strict=True)))
+    return rows
+
+
+def milliseconds(result: dict[str, Any], whose: str) -> str:
+    value = 1000 * result[whose]["median_s"]
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}"
+
+
+def test_the_attention_benchmark() -> None:
+    results = recorded("attention.json")["results"]
+    lines, shorter = (
+        [
+            line
+            for line in page.read_text(encoding="utf-8").splitlines()
+            if re.match(r"\| \d+ \u00d7 .* (GiB|above) \|", line)
+        ]
+        for page in (PERFORMANCE, README)
+    )
+    assert len(lines) == len(results) / 2 > 0
+    without_ratios = {re.sub(r" \| 9 \| 0(?= \|)|(?<=ms) \| [\d.]+\u00d7", "", line) for line in lines}
+    assert len(shorter) == 3
+    assert without_ratios.issuperset(shorter)
+    for line, forward, step in zip(lines, results[::2], results[1::2], strict=True):
+        size = f"{forward['batch']} \u00d7 {forward['length']}" + ", recorded" * forward["recorded"]
+        case = f"| {size} | {forward['global']} | {forward['dropout']:g} |"
+        shown = [
+            f"{milliseconds(one, 'hugging_face')} \u2192 {milliseconds(one, 'prefixprop')} ms | "
+            f"{one['ratio']:.1f}\u00d7"
+            for one in (forward, step)
+        ]
+        memory = f"{step['hugging_face']['peak_gib']:.1f} \u2192 {step['prefixprop']['peak_gib']:.1f} GiB |"
+        if forward["recorded"]:  # whose memory is not counted as it is used
+            memory = "as above |"
+        assert line == " ".join([case, *(f"{text} |" for text in shown), memory])
+
+
+@pytest.mark.parametrize(("family", "file"), [("Longformer", "methods.json"), ("ModernBERT", "modernbert.json")])
+def test_whatever_is_trained(family: str, file: str) -> None:
+    names = {"prefix-propagation": "propagation", "\u2013 and LoRA": "propagation and LoRA"}
+    results = recorded(file)["results"]
+    found = {(each["method"], each["pass"]): each for each in results}
+    rows = documented(PERFORMANCE, "trained")
+    assert len(rows) == 7
+    for row in rows:
+        method = names.get(row["trained"], row["trained"].removeprefix("\u2013 "))
+        forward, step = found[method, "forward"], found[method, "step"]
+        whose = ("prefixprop",) if step["hugging_face"] is None else ("hugging_face", "prefixprop")
+        forwards, steps = (
+            " \u2192 ".join(milliseconds(one, who) for who in whose) + " ms" for one in (forward, step)
+        )
+        memory = " \u2192 ".join(f"{step[who]['peak_gib']:.1f}" for who in whose) + " GiB"
+        shown = [row[f"{family}: {what}"] for what in ("forward", "step", "memory")]
+        assert shown == [forwards, steps, memory], method
+
+
+def test_where_the_time_goes() -> None:
+    files = {
+        "Longformer, inference": "runtime.json",
+        "Longformer, step": "steps.json",
+        "ModernBERT, step": "steps-modernbert.json",
+    }
+    for column, file in files.items():
+        record = recorded(file)
+        times = record["profile"]["prefix-propagation"]["by_kind"]
+        (measured,) = (each["median_s"] for each in record["results"] if each["method"] == "prefix-propagation")
+        times |= {"all kernels": sum(times.values()), "measured": 1000 * measured}
+        for row in documented(PERFORMANCE, "prefix-propagation, ms"):
+            found = times.pop(row["prefix-propagation, ms"])
+            assert row[column] == (f"{found:.1f}" if found >= 0.05 else ""), (column, row)
+        assert not times
+
+
+def test_the_run_time_table() -> None:
+    results = recorded("runtime.json")["results"]
+    rows = {row["method"]: row for row in documented(PERFORMANCE, "method")}
+    assert rows.keys() == {result["method"] for result in results}
+    for result in results:
+        row = rows[result["method"]]
+        assert row["time of a batch"] == f"{1000 * result['median_s']:.1f} ms"
+        if row["over no PEFT"]:
+            low, high = (f"{100 * (result[end] - 1):.1f}" for end in ("low", "high"))
+            assert row["over no PEFT"] == f"+{100 * (result['relative'] - 1):.1f} % ({low} to {high})"
+
+
+def test_the_table_of_methods() -> None:
+    names = {
+        "prefix-propagation": "propagation",
+        "prefix-propagation, gate": "propagation, gate",
+        "lora": "LoRA",
+        "prefix-propagation+lora": "propagation and LoRA",
+        "prefix-tuning+lora": "prefix-tuning and LoRA",
+        "fine-tuning": "whole model",
+    }
+    steps = {each["method"]: each for each in recorded("methods.json")["results"] if each["pass"] == "step"}
+    rows = [row for row in documented(METHODS, "method") if row["method"] != "head-only"]
+    assert len(rows) == 8
+    for row in rows:
+        method = names.get(row["method"], row["method"])
+        count = methods.count(method, "longformer", "base")
+        assert row["trained parameters"] == f"{count.trainable:,}"
+        assert row["of the backbone"] == f"{100 * count.trainable / count.backbone:.4f} %"
+        assert row["a step"] == f"{milliseconds(steps[method], 'prefixprop')} ms"
