@@ -20,9 +20,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from prefixprop.data import SPLIT_NAMES, ClassificationTask
+from prefixprop.data import SPLIT_NAMES, ClassificationTask, load_data, select_documents
 from prefixprop.evaluate import evaluate_predictions, majority_baseline, measure_floor
-from prefixprop.settings.documents import load_run_task
 from prefixprop.settings.recipe import override, read_settings
 from prefixprop.train import RunSettings
 
@@ -49,7 +48,7 @@ def main() -> None:
     seconds = []
     for run in runs:
         try:
-            task = load_run_task(run)
+            task = select_documents(load_data(**run.source), **run.selection)
         except (OSError, ValueError) as error:
             parser.error(str(error))
         if not isinstance(task, ClassificationTask):

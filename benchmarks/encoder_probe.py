@@ -31,10 +31,9 @@ from transformers import LongformerModel
 from transformers.utils import logging
 
 from prefixprop.attention import install
-from prefixprop.data import ClassificationTask, encode_documents
+from prefixprop.data import ClassificationTask, encode_documents, load_data, select_documents
 from prefixprop.data.batches import pad_documents
 from prefixprop.models.embedded import EMBEDDED, lengthened_original, load_tokenizer
-from prefixprop.settings.documents import load_run_task
 from prefixprop.settings.recipe import override, read_settings
 from prefixprop.train import RunSettings
 
@@ -58,7 +57,7 @@ def main() -> None:
     if options.data_dir is not None:
         settings = replace(settings, data_dir=options.data_dir)
     try:
-        task = load_run_task(settings)
+        task = select_documents(load_data(**settings.source), **settings.selection)
     except (OSError, ValueError) as error:
         parser.error(str(error))
     if not isinstance(task, ClassificationTask):

@@ -117,7 +117,7 @@ def test_processes_share_a_batch() -> None:
 
 def test_missing_files_are_found_before_anything_starts(tmp_path: Path) -> None:
     (problem,) = problems(task=None, train_files=(str(tmp_path / "none.csv"),))
-    assert "none.csv is not a file" in problem
+    assert "none.csv: there is no such file or folder" in problem
 
 
 def test_lists_are_taken_for_tuples() -> None:

@@ -139,8 +139,8 @@ def _source_problems(settings: RunSettings) -> Iterator[str]:
         yield f"--data-dir: {settings.data_dir} is not a folder."
     for name in ("train_files", "dev_files", "test_files"):
         for file in getattr(settings, name):
-            if not Path(file).is_file():
-                yield f"{flag_of(name)}: {file} is not a file."
+            if not (Path(file).is_file() or Path(file).is_dir()):
+                yield f"{flag_of(name)}: {file}: there is no such file or folder."
 
 
 def _fold_problems(settings: RunSettings) -> Iterator[str]:

@@ -20,6 +20,7 @@ from prefixprop.choices import (
     MOST_ROWS,
     POOLINGS,
 )
+from prefixprop.data import SPLIT_NAMES
 from prefixprop.data.registry import (
     EPOCHS_OF_FEW,
     EPOCHS_OF_MANY,
@@ -99,14 +100,30 @@ _WIDTH = Limits(low=1, high=MOST_ROWS)
 _RATE = Limits(low=0, below=1)
 
 
+_SOURCE = (
+    "task",
+    "data_dir",
+    "hub_dataset",
+    "hub_config",
+    "train_files",
+    "dev_files",
+    "test_files",
+    "text_column",
+    "label_column",
+    "id_column",
+)
+
+
 @dataclass(frozen=True)
 class RunSettings:
     """One run. None means "as the paper does for this task and method", see `prefixprop.settings.resolve`."""
 
     task: str | None = _option(None, DATA, "A named data set.", _rows(TASKS))
     data_dir: str | None = _option(None, DATA, "A local copy of the task's data.")
-    train_files: tuple[str, ...] = _option((), DATA, "Train documents of your own: .jsonl, .csv, .tsv, .parquet.")
-    dev_files: tuple[str, ...] = _option((), DATA, "Dev documents; without them a tenth of train is dev.")
+    train_files: tuple[str, ...] = _option(
+        (), DATA, "Your documents: .jsonl, .json, .csv, .tsv, .parquet, or a folder per label."
+    )
+    dev_files: tuple[str, ...] = _option((), DATA, "Dev documents; without them a tenth of the training set.")
     test_files: tuple[str, ...] = _option((), DATA, "Test documents, if there are any.")
     hub_dataset: str | None = _option(None, DATA, "A data set of the Hugging Face hub.")
     hub_config: str | None = _option(None, DATA, "Its configuration.")
@@ -307,6 +324,17 @@ class RunSettings:
     @property
     def is_prefix_method(self) -> bool:
         return self.method_row.is_prefix
+
+    @property
+    def source(self) -> dict[str, Any]:
+        """Where the data are: the arguments of `load_data`."""
+        return {name: getattr(self, name) for name in _SOURCE}
+
+    @property
+    def selection(self) -> dict[str, Any]:
+        """Which of the data are read: the arguments of `select_documents`."""
+        limits = {split: getattr(self, f"max_{split}_documents") for split in SPLIT_NAMES}
+        return {"folds": self.folds, "fold": self.fold, "max_documents": limits, "seed": self.seed}
 
     @property
     def data_name(self) -> str:

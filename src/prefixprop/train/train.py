@@ -20,7 +20,8 @@ from transformers.integrations import get_available_reporting_integrations
 
 from prefixprop.atomic_files import clear_leftovers, replacing_folder, write_json, write_text
 from prefixprop.attention.backends import is_modern_gpu
-from prefixprop.data import ClassificationTask, Task
+from prefixprop.data import ClassificationTask, Task, fingerprint, load_data, select_documents
+from prefixprop.data.registry import default_epochs
 from prefixprop.evaluate import PredictionSet, fit_temperature, measure_floor, write_predictions
 from prefixprop.models.attention_without_cudnn import without_cudnn
 from prefixprop.models.precision import hold_frozen_in_bfloat16
@@ -29,7 +30,6 @@ from prefixprop.runs.directory import DOCUMENTS, FINISHED, RunDirectory
 from prefixprop.runs.start import check_may_start, check_same_documents, check_same_settings, start
 from prefixprop.settings.base_model import BaseModel, choose_max_length, load_base_model
 from prefixprop.settings.check import SettingsError, check_settings
-from prefixprop.settings.documents import choose_epochs, cut_to_run, fingerprint, load_whole_task
 from prefixprop.settings.resolve import idle_notes, resolve
 from prefixprop.settings.run_settings import RunSettings
 from prefixprop.train.callbacks import (
@@ -108,9 +108,11 @@ def plan(settings: RunSettings, show: Callable[[str], None] = _in_silence) -> Ru
     base = load_base_model(settings)
     settings = replace(settings, max_length=choose_max_length(settings, base))
     show("reading documents")
-    whole = load_whole_task(settings)
-    settings = replace(settings, epochs=choose_epochs(settings, whole))
-    task = cut_to_run(whole, settings)
+    whole = load_data(**settings.source)
+    if settings.epochs is None:  # counted before a fold is left out, so that folds agree
+        documents = min(len(whole.train), settings.max_train_documents or len(whole.train))
+        settings = replace(settings, epochs=default_epochs(documents))
+    task = select_documents(whole, **settings.selection)
     show("turning documents into tokens")
     data = encode_task(task, base.tokenizer, settings)
     data = replace(data, notes=(*notes, *data.notes))
@@ -148,7 +150,7 @@ def train(
     if going_on and directory.is_finished():
         check_same_settings(directory, _comparable(settings, directory))
         if settings.train_files:  # those of a named task do not change by themselves, and may be far away
-            check_same_documents(directory, fingerprint(load_whole_task(settings)))
+            check_same_documents(directory, fingerprint(load_data(**settings.source)))
         if settings.keep_weights and not directory.read_settings().keep_weights:
             tell(f"{directory.path} has a finished run without its weights; --overwrite trains it again")
         if is_main_process():
