@@ -26,7 +26,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from prefixprop.data.elife_articles import articles, is_for_evaluation, split_numbers
+from prefixprop.data.elife import articles, is_for_evaluation, split_numbers
 
 SEED = 0
 SHORTEST_DOCUMENT, LONGEST_BOOK = 8_000, 240_000  # in characters

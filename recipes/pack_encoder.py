@@ -23,10 +23,9 @@ from transformers import LongformerForMaskedLM
 from transformers.utils import logging
 
 from prefixprop.attention import install
+from prefixprop.data.cache import RaggedArray
 from prefixprop.data.encoding import contents
-from prefixprop.data.labelled_rows import text_of
-from prefixprop.data.ragged import RaggedArray
-from prefixprop.data.rows import read_rows
+from prefixprop.data.rows import read_rows, text_of
 from prefixprop.lengthen.objective import Objective
 from prefixprop.lengthen.packing import PackedRows, mask
 from prefixprop.models.embedded import DIFFERENCES, GROUP, add_difference, lengthened_original, load_tokenizer

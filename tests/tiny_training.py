@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from prefixprop.data import Task, load_data, select_documents
 from prefixprop.progress import Progress
 from prefixprop.train import RunSettings
 
@@ -66,6 +67,11 @@ def write_questions(folder: Path) -> Path:
         ]
         (folder / f"{split}.json").write_text(json.dumps(records), encoding="utf-8")
     return folder
+
+
+def load_run_task(settings: RunSettings) -> Task:
+    """The documents that a run reads."""
+    return select_documents(load_data(**settings.source), **settings.selection)
 
 
 def tiny_settings(folder: Path, family: str = "longformer", **changes: Any) -> RunSettings:

@@ -8,14 +8,14 @@ import pytest
 from typer.testing import CliRunner
 
 from prefixprop.cli.app import app
-from prefixprop.data import elife_articles, load_elife
+from prefixprop.data import elife, load_elife
 
 from tiny_articles import write_article
 
 
 def test_files_of_the_splits_in_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     splits = {"train": [3, 1, 2], "dev": [4, 5], "test": [6]}
-    monkeypatch.setattr(elife_articles, "split_numbers", lambda: splits)
+    monkeypatch.setattr(elife, "split_numbers", lambda: splits)
     for number in (1, 3, 4, 5, 6, 7):
         subject = ("Ecology", "Neuroscience")[number % 4 == 1]
         write_article(tmp_path / "clone", number, f"<p>{number} {'word ' * 4000}</p>", subjects=[subject])

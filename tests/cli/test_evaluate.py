@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from prefixprop.cli.app import app
+from prefixprop.data import fingerprint, load_data
 from prefixprop.evaluate import read_predictions
-from prefixprop.settings.documents import fingerprint, load_whole_task
 from prefixprop.train import RunDirectory
 
 from tiny_questions import invented
@@ -125,7 +125,7 @@ def test_options_without_effect(
 
 def test_splits_that_are_no_longer_those_of_the_run(tmp_path: Path) -> None:
     run = make_run(tmp_path)
-    stored = fingerprint(load_whole_task(RunDirectory(run).read_settings()))
+    stored = fingerprint(load_data(**RunDirectory(run).read_settings().source))
     (run / "environment.json").write_text(json.dumps({"documents": stored}))
     assert measured(run)["before"]["documents"] == 30
     lines = (tmp_path / "test.jsonl").read_text().splitlines(keepends=True)

@@ -1,76 +1,148 @@
+"""Documents in memory and on the disk, what a user is told about them, and the fingerprint of a data set."""
+
 from __future__ import annotations
 
-import dataclasses
+import json
+from dataclasses import FrozenInstanceError, replace
+from pathlib import Path
 
 import pytest
 
-from prefixprop.data import ClassificationTask, Document, Split
-from prefixprop.data.documents import StoredDocuments
+from prefixprop.data import ClassificationTask, Document, Split, draw_sample, fingerprint, load_files
+from prefixprop.data.documents import StoredDocuments, first_copies, text_digests
 
 
-def make_task(train: Split = (), dev: Split = (), label_names: tuple[str, ...] = ("no", "yes")) -> ClassificationTask:
-    return ClassificationTask(name="toy", label_names=label_names, train=train, dev=dev, test=())
+def make_task(
+    train: Split = (), dev: Split = (), test: Split = (), label_names: tuple[str, ...] = ("no", "yes")
+) -> ClassificationTask:
+    return ClassificationTask("toy", label_names, train, dev, test)
+
+
+def documents(*texts: str) -> Split:
+    """Documents with these texts; their labels are 0, 1, 0, 1 and so on."""
+    return tuple(Document(str(number), text, number % 2) for number, text in enumerate(texts))
 
 
 def test_splits_are_found_by_name() -> None:
     first, second = Document("1", "one", 0), Document("2", "two", 1, title="Two")
     task = make_task(train=(first,), dev=(second,))
-    assert task.split("train") == (first,)
-    assert task.split("dev") == (second,)
-    assert task.split("test") == ()
+    assert [task.split(name) for name in ("train", "dev", "test")] == [(first,), (second,), ()]
     assert task.num_labels == 2
-
-
-def test_an_unknown_split_names_the_choices() -> None:
     with pytest.raises(ValueError, match="'validation'; choose one of train, dev, test"):
-        make_task().split("validation")
+        task.split("validation")
+    with pytest.raises(FrozenInstanceError):
+        first.label = 1  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("label", [-1, 2])
-def test_a_label_outside_the_range_names_document_and_split(label: int) -> None:
-    with pytest.raises(ValueError, match=f"'7' in split 'dev' of task 'toy' has label {label}"):
-        make_task(dev=(Document("7", "text", label),))
+@pytest.mark.parametrize(
+    ("wrong", "complaint"),
+    [
+        ({"dev": (Document("7", "text", -1),)}, "'7' in split 'dev' of task 'toy' has label -1"),
+        ({"dev": (Document("7", "text", 2),)}, "'7' in split 'dev' of task 'toy' has label 2"),
+        ({"train": (Document("7", "text", 0),) * 2}, "'7' occurs more than once in split 'train'"),
+        ({"train": StoredDocuments.packed((Document("7", "text", 0),)).select([0, 0])}, "'7' occurs more than once"),
+        (
+            {"train": StoredDocuments.packed((Document("7", "text", 2),))},
+            "'7' in split 'train' of task 'toy' has lab",
+        ),
+        ({"label_names": ("only",)}, "at least two labels"),
+    ],
+)
+def test_what_is_no_task(wrong: dict[str, Split], complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        make_task(**wrong)  # type: ignore[arg-type]
 
 
-def test_ids_are_unique_within_a_split_only() -> None:
-    document = Document("7", "text", 0)
-    assert make_task(train=(document,), dev=(document,)).train == (document,)
-    with pytest.raises(ValueError, match="'7' occurs more than once in split 'train'"):
-        make_task(train=(document, document))
+def test_ids_may_repeat_in_another_split() -> None:
+    same = Document("7", "text", 0)
+    assert make_task(train=(same,), dev=(same,)).train == (same,)
 
 
-def test_one_label_is_not_a_classification() -> None:
-    with pytest.raises(ValueError, match="at least two labels"):
-        make_task(label_names=("only",))
+TOO_GOOD = "metrics are too good; remove them from one of the two"
 
 
-def test_documents_cannot_be_changed() -> None:
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        Document("1", "one", 0).label = 1
-
-
-def test_notes_are_the_remarks_and_the_counted_empty_documents() -> None:
-    train = (Document("1", "", 0), Document("2", " \n\t", 1), Document("3", "text", 1))
-    task = make_task(train=train, dev=(Document("1", "", 0),))
-    assert task.notes() == ["2 of 3 train documents are empty", "1 of 1 dev documents is empty"]
-    assert dataclasses.replace(task, remarks=("made by hand",)).notes()[0] == "made by hand"
-    assert make_task(train=train[2:]).notes() == []
+@pytest.mark.parametrize(
+    ("splits", "notes"),
+    [
+        ([("a", "b"), ("c", "d"), ()], []),
+        (
+            [("", " \n\t", "a"), ("", "b"), ()],
+            ["2 of 3 training documents are empty", "1 of 2 dev documents is empty"],
+        ),
+        (
+            [("a", "b", "a ", "b", "\ta"), ("c", "d"), ("e", "f", "e")],
+            [
+                "3 of 5 training documents are the same as another one",
+                "1 of 3 test documents is the same as another one",
+            ],
+        ),
+        (
+            [("a b", "c", ""), ("a\nb", "e", ""), ("c", "a  b", "f", "g")],
+            [
+                "1 of 3 training documents is empty",
+                "1 of 3 dev documents is empty",
+                f"1 of 3 dev documents is also in the training set: {TOO_GOOD}",
+                f"2 of 4 test documents are also in the training set: {TOO_GOOD}",
+                f"1 of 4 test documents is also in the dev set: {TOO_GOOD}",
+            ],
+        ),
+        (
+            [("a",), ("b",), ("c",)],
+            [f"no {name} document has the label yes" for name in ("training", "dev", "test")],
+        ),
+    ],
+)
+@pytest.mark.parametrize("packed", [False, True])
+def test_what_a_user_is_told(splits: list[tuple[str, ...]], notes: list[str], packed: bool) -> None:
+    found = [documents(*texts) for texts in splits]
+    task = make_task(*(map(StoredDocuments.packed, found) if packed else found))
+    assert task.notes() == notes
+    assert replace(task, remarks=("made by hand",)).notes() == ["made by hand", *notes]
 
 
 def test_packed_documents_are_a_sequence_like_any_other() -> None:
-    documents = tuple(
-        Document(str(number), text, number % 2) for number, text in enumerate(["", " \n", "né", "\ud83d"])
-    )
-    packed = StoredDocuments.packed(documents)
-    assert packed == documents and documents == packed and list(packed) == list(documents)
-    assert packed != documents[:3] and packed != "four" and packed[-1] == documents[-1]
-    assert packed[1:] == documents[1:] and packed[1:].select([2, 0]) == (documents[3], documents[1])
-    assert packed[::-1].ids == ["3", "2", "1", "0"] and packed[::-1].labels == [1, 0, 1, 0]
+    plain = documents("", " \n", "né", "\ud83d", "né ")
+    packed = StoredDocuments.packed(plain)
+    assert packed == plain and plain == packed and list(packed) == list(plain)
+    assert packed != plain[:3] and packed != "four" and packed[-1] == plain[-1]
+    assert packed[1:] == plain[1:] and packed[1:].select([2, 0]) == (plain[3], plain[1])
+    assert packed[::-1].ids == ["4", "3", "2", "1", "0"] and packed[::-1].labels == [0, 1, 0, 1, 0]
     with pytest.raises(IndexError):
-        packed[4]
-    task, stored = make_task(train=documents, dev=documents[2:]), make_task(train=packed, dev=packed[2:])
-    assert stored == task and stored.notes() == task.notes() == ["2 of 4 train documents are empty"]
-    with pytest.raises(ValueError, match="'1' in split 'train' of task 'toy' has label 2"):
-        make_task(train=StoredDocuments.packed((documents[0], dataclasses.replace(documents[1], label=2))))
-    with pytest.raises(ValueError, match="'0' occurs more than once in split 'train'"):
-        make_task(train=packed.select([0, 0]))
+        packed[5]
+    assert make_task(train=packed, dev=packed[2:]) == make_task(train=plain, dev=plain[2:])
+    assert text_digests(packed).tolist() == text_digests(plain).tolist() == [0, 0, *text_digests(plain)[2:].tolist()]
+    assert first_copies(packed).tolist() == first_copies(plain).tolist() == [0, 1, 2, 3, 2]
+
+
+@pytest.fixture
+def stored_task(tmp_path: Path) -> ClassificationTask:
+    texts = ["one", " \n", 'naïve "café"', "half \ud83d", "five", "six"]
+    records = [{"id": number, "text": text, "label": "ab"[number % 2]} for number, text in enumerate(texts)]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    return load_files([tmp_path / "train.jsonl"])
+
+
+def test_the_fingerprint_is_that_of_the_documents_wherever_they_are(
+    stored_task: ClassificationTask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert fingerprint(stored_task) == "ca29005ad257b9f4"  # as in earlier versions: runs store it
+    in_memory = replace(stored_task, train=tuple(stored_task.train), dev=tuple(stored_task.dev))
+    assert fingerprint(in_memory) == fingerprint(stored_task)
+
+    def refuse(self: StoredDocuments, index: int) -> None:
+        raise AssertionError("a text was read")
+
+    monkeypatch.setattr(StoredDocuments, "__getitem__", refuse)
+    assert fingerprint(stored_task) == "ca29005ad257b9f4"
+
+
+def test_every_part_of_the_documents_has_its_own_fingerprint(stored_task: ClassificationTask) -> None:
+    parts = [
+        stored_task,
+        replace(stored_task, train=draw_sample(stored_task.train, 3, seed=0)),
+        replace(stored_task, train=draw_sample(stored_task.train, 3, seed=1)),
+        replace(stored_task, dev=()),
+        replace(stored_task, dev=(), test=stored_task.dev),
+        replace(stored_task, train=stored_task.train[::-1]),
+    ]
+    assert len({fingerprint(part) for part in parts}) == len(parts)

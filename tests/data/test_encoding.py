@@ -1,20 +1,34 @@
+"""Texts as token ids: those of the whole text, however little of it is encoded; and the token cache."""
+
 from __future__ import annotations
 
 import logging
+import re
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from prefixprop.data import chunk_documents, encode_documents
-from prefixprop.data.encoding import readable
+from prefixprop.data import chunk_documents, encode_documents, encoding
+from prefixprop.data.cache import RaggedArray, entries
+from prefixprop.data.encoding import Frame, readable, stored_tokens
 from prefixprop.models import load_default
 
+from tiny_questions import tiny_tokenizer
+
 TEXTS = ["", " ", "word", "one two three four five six seven eight", "naïve café\n" * 40, "the </s> sign", "x" * 300]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PREFIXPROP_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +55,7 @@ def test_equals_the_tokenizer_with_truncation(tokenizer: PreTrainedTokenizerFast
     expected = tokenizer(TEXTS, truncation=True, max_length=max_length)["input_ids"]
     assert [ids.tolist() for ids in encoded.input_ids] == expected
     uncut = [len(ids) for ids in tokenizer(TEXTS)["input_ids"]]
-    assert list(encoded.lengths) == uncut
+    assert list(encoded.lengths) == [min(length, max_length) for length in uncut]
     assert encoded.over_limit() == [index for index, length in enumerate(uncut) if length > max_length]
     assert encoded.over_limit() or max_length == 4096
     assert all(ids.dtype == np.int32 for ids in encoded.input_ids)
@@ -59,7 +73,7 @@ def test_a_document_at_the_limit_is_not_over_it() -> None:
     tokenizer = letters("<s> $A </s>")
     texts = ["a" * length for length in (7, 8, 9)]
     encoded = encode_documents(texts, tokenizer, 10)
-    assert encoded.lengths == (9, 10, 11)
+    assert encoded.lengths == (9, 10, 10) and encoded.cut == (False, False, True)
     assert [len(ids) for ids in encoded.input_ids] == [9, 10, 10]
     assert encoded.over_limit() == [2]
     chunked = chunk_documents(texts, tokenizer, 10)
@@ -101,16 +115,82 @@ def test_more_documents_than_are_tokenized_at_once(tokenizer: PreTrainedTokenize
     assert [ids.tolist() for ids in encoded.input_ids] == tokenizer(texts)["input_ids"]
 
 
-def test_nothing_to_encode(tokenizer: PreTrainedTokenizerFast) -> None:
-    assert encode_documents([], tokenizer, 64).input_ids == ()
-    assert chunk_documents([], tokenizer, 64).input_ids == ()
+def words_of_bert() -> PreTrainedTokenizerFast:
+    """WordPiece, which makes one unknown token of a word of more than a hundred letters."""
+    pieces = ["[UNK]", "[PAD]", *"abcdeé. ", *(f"##{letter}" for letter in "abcdeé"), "ab", "##ab", "cde", "##cd"]
+    tokenizer = Tokenizer(models.WordPiece({piece: number for number, piece in enumerate(pieces)}, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]", pad_token="[PAD]")
+
+
+LONG_TEXTS = st.one_of(
+    st.text("abcdeé", max_size=3000),  # no white space
+    st.builds(str.__mul__, st.text("ab \n.", min_size=1, max_size=5), st.integers(1, 800)),
+    st.lists(st.text("abcdeé.", min_size=1, max_size=12)).map(" ".join).map(lambda text: text * 5),
+    st.lists(
+        st.sampled_from(["word", "</s>", "<mask>", "  ", "\n", " ", "ab" * 70, "caf\u0301e", "\ud83d", "日本"])
+    ).map(lambda words: "".join(words) * 9),
+)
+
+
+@pytest.mark.parametrize("kind", ["default", "bert"])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(texts=st.lists(LONG_TEXTS, max_size=3), room=st.integers(1, 60))
+def test_the_first_tokens_are_those_of_the_whole_text(
+    tokenizer: PreTrainedTokenizerFast, kind: str, texts: list[str], room: int
+) -> None:
+    tokenizer = tokenizer if kind == "default" else words_of_bert()
+    whole = tokenizer([readable(text) for text in texts], add_special_tokens=False)["input_ids"] if texts else []
+    frame = Frame.of(tokenizer, 100)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(encoding, "_CHARACTERS_PER_TOKEN", 1)
+        patch.setattr(encoding, "_MARGIN", 100)
+        encoded = encode_documents(texts, tokenizer, room + frame.size)
+        patch.setattr(encoding, "_PIECE", 5000)
+        stored = list(encoding.contents(texts, tokenizer))
+    expected = [frame.around(np.array(ids[:room], dtype=np.int32)).tolist() for ids in whole]
+    assert [ids.tolist() for ids in encoded.input_ids] == expected
+    assert list(encoded.cut) == [len(ids) > room for ids in whole]
+    for text, ids, expected_ids in zip(texts, stored, whole, strict=True):
+        # Longer words are divided where a piece ends.
+        assert ids.tolist() == expected_ids or max(map(len, re.split(r"(?<=\w)\s", text))) > 4000
+
+
+def test_a_huge_text_is_never_encoded_at_once(
+    tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "Some words, and 12 more of them. " * 40_000
+    whole = tokenizer(text, add_special_tokens=False)["input_ids"]
+    given_sizes: list[int] = []
+    encode = encoding._encoded
+
+    def counted(texts: list[str], tokenizer: PreTrainedTokenizerFast) -> list[list[int]]:
+        given_sizes.extend(map(len, texts))
+        return encode(texts, tokenizer)
+
+    monkeypatch.setattr(encoding, "_encoded", counted)
+    assert encode_documents([text], tokenizer, 4096).input_ids[0][1:-1].tolist() == whole[:4094]
+    assert max(given_sizes) < 50_000
+    chunked = chunk_documents([text], tokenizer, 4096).input_ids
+    assert [token for chunk in chunked for token in chunk[1:-1].tolist()] == whole and max(given_sizes) <= 2**19
+    solid = "x" * 2**20
+    assert len(chunk_documents([solid], tokenizer, 4096).input_ids) > 10 and max(given_sizes) <= 2**19
+
+
+def test_texts_without_any_token(tokenizer: PreTrainedTokenizerFast) -> None:
+    assert encode_documents([], tokenizer, 64).input_ids == () == chunk_documents([], tokenizer, 64).input_ids
+    bare = letters("$A")
+    encoded = encode_documents(["", "ab"], bare, 8)
+    assert [ids.tolist() for ids in encoded.input_ids] == [[], [3, 4]] and encoded.lengths == (0, 2)
+    assert [ids.tolist() for ids in encode_documents([" \n" * 9000], words_of_bert(), 8).input_ids] == [[]]
 
 
 def test_long_documents_cause_no_warning(tokenizer: PreTrainedTokenizerFast, caplog: Any) -> None:
     transformers_logger = logging.getLogger("transformers")
     transformers_logger.addHandler(caplog.handler)
     try:
-        assert encode_documents(["word " * 5000], tokenizer, 4096).lengths[0] > 5000
+        assert encode_documents(["word " * 5000], tokenizer, 4096).cut == (True,)
     finally:
         transformers_logger.removeHandler(caplog.handler)
     assert not caplog.records
@@ -126,3 +206,78 @@ def test_half_an_emoji_is_replaced(tokenizer: PreTrainedTokenizerFast) -> None:
     broken, whole = (encode_documents([text], tokenizer, 16) for text in ("w1 \ud83d w2", "w1 \ufffd w2"))
     assert list(broken.input_ids[0]) == list(whole.input_ids[0])
     assert readable("\ud83d\ude00 a\ude00") == "\U0001f600 a\ufffd"
+
+
+def refused() -> Iterator[str]:
+    raise AssertionError("the tokens were there")
+    yield ""
+
+
+@pytest.mark.parametrize("load", [lambda: load_default()[1], tiny_tokenizer])
+def test_stored_tokens_are_those_of_the_tokenizer_without_special_tokens(folder: Path, load: Any) -> None:
+    tokenizer, texts = load(), [*TEXTS, "half an emoji \ud83d"]
+    expected = tokenizer([readable(text) for text in texts], add_special_tokens=False)["input_ids"]
+    for limit in (None, 3):
+        lists = stored_tokens(texts, tokenizer, "texts", limit, total=len(texts))
+        wanted = expected if limit is None else [ids[: limit + 1] for ids in expected]
+        assert isinstance(lists, RaggedArray) and [ids.tolist() for ids in lists] == wanted
+        assert isinstance(lists.values, np.memmap) and lists.values.dtype == np.uint16 and lists.note is None
+        assert [ids.tolist() for ids in stored_tokens(refused(), tokenizer, "texts", limit)] == wanted
+    assert len(entries()) == 2
+
+
+def test_no_texts_and_more_texts_than_are_encoded_at_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = tiny_tokenizer()
+    assert len(stored_tokens([], tokenizer, "none")) == 0
+    monkeypatch.setattr(encoding, "_CHARACTERS_AT_ONCE", 40)
+    texts = [f"w{number % 5} " * (number % 9) for number in range(600)]
+    found = stored_tokens((text for text in texts), tokenizer, "many")
+    assert [ids.tolist() for ids in found] == tokenizer(texts, add_special_tokens=False)["input_ids"]
+
+
+def test_large_vocabularies_take_four_bytes(folder: Path) -> None:
+    tokenizer = tiny_tokenizer()
+    tokenizer.add_tokens([f"<{number}>" for number in range(2**16)])
+    (ids,) = stored_tokens(["<65000>"], tokenizer, "one")
+    assert ids.dtype == np.int32 and tokenizer.convert_ids_to_tokens(ids.tolist()) == ["<65000>"]
+
+
+def test_texts_tokenizer_and_limit_decide_but_not_how_the_tokenizer_was_used_last(folder: Path) -> None:
+    tokenizer = tiny_tokenizer()
+    stored_tokens(["w1 w2"], tokenizer, "texts")
+    tokenizer(["w1 w2", "w3"], truncation=True, max_length=1, padding=True)
+    stored_tokens(refused(), tokenizer, "texts")
+    for key, limit in (("other texts", None), ("texts", 1)):
+        with pytest.raises(AssertionError, match="the tokens were there"):
+            stored_tokens(refused(), tokenizer, key, limit)
+    tokenizer.add_tokens([AddedToken("w1 w2")])
+    (ids,) = stored_tokens(["w1 w2"], tokenizer, "texts")
+    assert tokenizer.convert_ids_to_tokens(ids.tolist()) == ["w1 w2"] and len(entries()) == 2
+
+
+class SlowTokenizer:
+    """One without a backend: characters."""
+
+    def __init__(self, alphabet: str) -> None:
+        self.init_kwargs = {"do_lower_case": False}
+        self.vocabulary = {letter: number for number, letter in enumerate(alphabet)}
+
+    def get_vocab(self) -> dict[str, int]:
+        return self.vocabulary
+
+    def __call__(self, texts: list[str], **_: Any) -> dict[str, list[list[int]]]:
+        return {"input_ids": [[self.vocabulary[letter] for letter in text] for text in texts]}
+
+
+def test_tokenizers_without_a_backend(folder: Path) -> None:
+    first, second = SlowTokenizer("abc"), SlowTokenizer("cba")
+    assert stored_tokens(["abc"], first, "texts")[0].tolist() == [0, 1, 2]  # type: ignore[arg-type]
+    assert stored_tokens(["abc"], second, "texts")[0].tolist() == [2, 1, 0]  # type: ignore[arg-type]
+    stored_tokens(refused(), SlowTokenizer("abc"), "texts")  # type: ignore[arg-type]
+
+
+def test_without_a_folder_the_tokens_are_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("PREFIXPROP_CACHE", str(tmp_path / "file" / "cache"))
+    lists = stored_tokens(iter(["w1 w2", "", "w3"]), tiny_tokenizer(), "texts")
+    assert lists.lengths.tolist() == [2, 0, 1] and lists.note is not None

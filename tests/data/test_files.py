@@ -1,7 +1,10 @@
+"""Tasks from the user's files and folders: splits, labels, ids, copies, and errors that name file and line."""
+
 from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +12,9 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from prefixprop.data import ClassificationTask, Document, load_files
+from prefixprop.data import ClassificationTask, Document, Row, load_files, read_rows
 from prefixprop.data.cache import entries
+from prefixprop.data.files import Columns, build_task, label_documents
 
 TRAIN = [{"text": f"letter {number}", "label": "ham" if number % 2 else "spam"} for number in range(6)]
 
@@ -31,7 +35,7 @@ def train(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def dev(tmp_path: Path) -> Path:
-    return write_json(tmp_path / "dev.jsonl", TRAIN[:2])
+    return write_json(tmp_path / "dev.jsonl", [{**record, "text": f"dev {record['text']}"} for record in TRAIN[:2]])
 
 
 def test_splits_labels_and_numbered_documents(train: Path, dev: Path) -> None:
@@ -108,15 +112,40 @@ def test_without_dev_a_stratified_tenth_of_train_is_dev(tmp_path: Path) -> None:
     assert Counter(labels_of(task, "train")) == {"common": 135, "rare": 45}
     assert not {document.id for document in task.dev} & {document.id for document in task.train}
     assert load_files([path]) == task
-    assert len(task.notes()) == 1
-    assert "20 of 200 train documents" in task.notes()[0] and "seed 10" in task.notes()[0]
+    assert task.notes() == [
+        "no dev documents were given: 20 of 200 training documents, drawn with seed 10 and stratified by label, are "
+        "the dev set"
+    ]
+
+
+def test_copies_stay_on_one_side_of_a_split_that_is_drawn_and_are_counted(tmp_path: Path) -> None:
+    records = [{"text": f"letter {n % 50}", "label": "rare" if n % 2 == 0 else "common"} for n in range(100)]
+    task = load_files([write_json(tmp_path / "x.jsonl", records)])
+    assert not {document.text for document in task.train} & {document.text for document in task.dev}
+    assert len(task.dev) == 10
+    assert task.notes()[1:] == [
+        "45 of 90 training documents are the same as another one",
+        "5 of 10 dev documents are the same as another one",
+    ]
+
+
+def test_a_folder_per_label(tmp_path: Path, dev: Path) -> None:
+    for number in range(6):
+        path = tmp_path / "mail" / ("spam", "ham")[number % 2] / f"{number}.txt"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"letter {number}")
+    task = load_files([tmp_path / "mail"], [dev])
+    assert task.label_names == ("ham", "spam") and len(task.train) == 6
+    assert task.train[0] == Document("ham/1.txt", "letter 1", 0)
+    (tmp_path / "mail" / "ham" / "1.txt").write_text("changed")
+    assert load_files([tmp_path / "mail"], [dev]).train[0].text == "changed"
 
 
 def test_empty_documents_are_kept_and_counted(tmp_path: Path, dev: Path) -> None:
     records = [*TRAIN, {"text": "", "label": "ham"}, {"text": " \n", "label": "ham"}, {"text": None, "label": "ham"}]
     task = load_files([write_json(tmp_path / "x.jsonl", records)], [dev])
     assert len(task.train) == 9 and task.train[-1].text == ""
-    assert task.notes() == ["3 of 9 train documents are empty"]
+    assert task.notes() == ["3 of 9 training documents are empty"]
 
 
 @pytest.mark.parametrize("split", ["dev", "test"])
@@ -124,7 +153,7 @@ def test_a_label_that_train_does_not_have(train: Path, dev: Path, tmp_path: Path
     other = write_json(tmp_path / "other.jsonl", [TRAIN[0], {"text": "t", "label": "phishing"}])
     splits = {"dev": [dev]} | {split: [other]}
     with pytest.raises(
-        ValueError, match=r"no train document has the label 'phishing'; train has ham, spam\."
+        ValueError, match=r"no training document has the label 'phishing'; the labels are ham, spam\."
     ) as caught:
         load_files([train], **splits)
     assert str(caught.value).startswith(f"{other}:2: ")
@@ -132,7 +161,7 @@ def test_a_label_that_train_does_not_have(train: Path, dev: Path, tmp_path: Path
 
 def test_many_known_labels_are_not_all_listed(tmp_path: Path, dev: Path) -> None:
     path = write_json(tmp_path / "x.jsonl", [{"text": "t", "label": number} for number in range(40)])
-    with pytest.raises(ValueError, match=r"train has 0, 1, .*, 29 and 10 more\."):
+    with pytest.raises(ValueError, match=r"the labels are 0, 1, .*, 29 and 10 more\."):
         load_files([path], [dev])
 
 
@@ -202,7 +231,7 @@ def test_a_column_id_that_nobody_named_may_hold_anything(tmp_path: Path, ids: tu
 def test_one_label_only(tmp_path: Path, dev: Path) -> None:
     path = write_json(tmp_path / "x.jsonl", TRAIN[::2])
     with pytest.raises(
-        ValueError, match=r"x\.jsonl:1: .* the 3 train documents have the label 'spam'; .* at least two"
+        ValueError, match=r"x\.jsonl:1: .* the 3 training documents have the label 'spam'; .* at least two"
     ):
         load_files([path], [dev])
 
@@ -222,7 +251,7 @@ def test_a_file_belongs_to_one_split(train: Path) -> None:
 def test_files_come_in_lists(train: Path) -> None:
     with pytest.raises(TypeError, match=r"train must be a list of files, got .*train\.jsonl"):
         load_files(str(train))
-    with pytest.raises(ValueError, match="at least one file of train documents"):
+    with pytest.raises(ValueError, match="at least one file of training documents"):
         load_files([])
 
 
@@ -242,3 +271,35 @@ def test_a_broken_file_leaves_nothing_behind_and_is_broken_again(
     assert entries() == []
     load_files([train])
     assert len(entries()) == 1
+
+
+def rows(*values: dict[str, object]) -> list[Row]:
+    return [Row(f"a.jsonl:{number}", value) for number, value in enumerate(values, start=1)]
+
+
+def test_documents_with_given_labels() -> None:
+    found = label_documents(rows({"text": "A", "label": "tax"}, {"text": "B", "label": 1}), Columns(), ["1", "tax"])
+    assert found == (Document("1", "A", 1), Document("2", "B", 0))
+    (prepared,) = label_documents(rows({"text": "A", "label": "1"}), Columns(), ["1", "tax"], prepare=str.lower)
+    assert prepared.text == "a"
+    with pytest.raises(ValueError, match=r"a.jsonl:1: the label 'law' is unknown; the labels are art, tax\."):
+        label_documents(rows({"text": "A", "label": "law"}), Columns(), ["art", "tax"])
+
+
+def loud(text: str) -> str:
+    return text.upper()
+
+
+def test_what_cannot_be_told_apart_by_its_name_is_not_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PREFIXPROP_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "a.csv").write_text("text,label\nOne,a\nTwo,b\n")
+
+    def build(prepare: Callable[[str], str]) -> list[str]:
+        files = {split: read_rows([tmp_path / "a.csv"]) for split in ("train", "dev")}
+        return [document.text for document in build_task("mine", files, Columns(), prepare).train]
+
+    for number in (1, 2):
+        assert build(lambda text: f"{text} {number}") == [f"One {number}", f"Two {number}"]  # noqa: B023
+    assert build(str.lower) == ["one", "two"] and entries() == []
+    assert build(loud) == build(loud) == ["ONE", "TWO"] and len(entries()) == 1
+    assert build(str) == ["One", "Two"] and len(entries()) == 2

@@ -15,7 +15,8 @@ NAMED = Features({"text": Value("string"), "label": ClassLabel(names=["zebra", "
 
 
 def table(labels: list[Any], features: Features | None = None) -> Dataset:
-    return Dataset.from_dict({"text": [f"t{label}" for label in labels], "label": labels}, features=features)
+    texts = [f"{len(labels)}-{number}" for number in range(len(labels))]
+    return Dataset.from_dict({"text": texts, "label": labels}, features=features)
 
 
 @pytest.fixture
@@ -33,11 +34,11 @@ def publish(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_names_that_the_hub_knows_keep_its_order(publish: Any) -> None:
-    publish(train=table([0, 1, 1], NAMED), validation=table([1], NAMED), test=table([0], NAMED))
+    publish(train=table([0, 1, 1], NAMED), validation=table([1, 0], NAMED), test=table([0, 1, 0, 0], NAMED))
     task = load_hub("zoo/animals", "small")
     assert task.name == "zoo/animals"
     assert task.label_names == ("zebra", "ape")
-    assert task.dev == (Document("1", "t1", 1),) and task.test == (Document("1", "t0", 0),)
+    assert task.dev == (Document("1", "2-0", 1), Document("2", "2-1", 0)) and task.test[0].label == 0
     assert task.notes() == []
 
 
@@ -53,7 +54,7 @@ def test_a_secret_test_is_left_out_and_said(publish: Any) -> None:
     publish(train=table([0, 1] * 10, NAMED), test=table([-1, -1], NAMED))
     task = load_hub("zoo/animals", "small")
     assert task.test == () and len(task.dev) == 2
-    assert any("zoo/animals (small) are secret" in note for note in task.notes())
+    assert any("zoo/animals (small) are secret, so it is left out" in note for note in task.notes())
 
 
 def test_a_missing_label_names_its_row(publish: Any) -> None:
@@ -78,7 +79,7 @@ def test_a_data_set_without_train(publish: Any) -> None:
 
 def test_an_empty_train(publish: Any) -> None:
     publish(train=table([0], NAMED).select([]))
-    with pytest.raises(ValueError, match="There are no train documents"):
+    with pytest.raises(ValueError, match="There are no training documents"):
         load_hub("zoo/animals", "small")
 
 

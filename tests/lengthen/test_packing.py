@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prefixprop.data.ragged import RaggedArray
+from prefixprop.data.cache import RaggedArray
 from prefixprop.lengthen.packing import PackedRows, cut, mask, pieces
 from tiny_pretraining import masking_tokenizer
 

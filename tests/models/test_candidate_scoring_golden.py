@@ -14,7 +14,7 @@ from transformers import LongformerConfig, LongformerModel
 
 from prefixprop import PrefixPropagationConfig
 from prefixprop.data import CandidateCollator
-from prefixprop.data.wikihop_input import TokenizedQuestion, split_into_chunks
+from prefixprop.data.wikihop import TokenizedQuestion, split_into_chunks
 from prefixprop.models import adapt_candidate_scorer, candidate_scorer
 
 GOLDEN = Path(__file__).parents[1] / "golden"

@@ -11,10 +11,9 @@ import pytest
 
 from prefixprop.data import ClassificationTask
 from prefixprop.evaluate import measure_floor
-from prefixprop.settings.documents import load_run_task
 from prefixprop.train import RunSettings, train
 
-from tiny_training import Notes, tiny_settings
+from tiny_training import Notes, load_run_task, tiny_settings
 
 
 def baseline_of(settings: RunSettings) -> dict[str, Any]:

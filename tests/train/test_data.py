@@ -11,13 +11,12 @@ import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from prefixprop.data import ClassificationTask, Document, encode_documents, load_files
+from prefixprop.data import ClassificationTask, Document, encode_documents, load_data, load_files
 from prefixprop.data.cache import entries
-from prefixprop.settings.documents import cut_to_run, load_whole_task
 from prefixprop.train import RunSettings
 from prefixprop.train.data import encode_task
 
-from tiny_training import tiny_settings, write_documents
+from tiny_training import load_run_task, tiny_settings, write_documents
 
 TEXTS = [
     "",
@@ -90,12 +89,12 @@ def test_the_trainer_reads_what_encode_documents_makes(make: Any, side: str) -> 
         expected = encode_documents(TEXTS, tokenizer, max_length)
         assert read(data.train) == [ids.tolist() for ids in expected.input_ids]  # type: ignore[arg-type]
         assert data.train_lengths == tuple(map(len, expected.input_ids))
-        cut = f"{len(expected.over_limit())} of 7 train documents are longer than {max_length} tokens"
+        cut = f"{len(expected.over_limit())} of 7 training documents are longer than {max_length} tokens"
         assert any(note.startswith(cut) for note in data.notes) == bool(expected.over_limit())
         if side == "right":
             whole = tokenizer(TEXTS, truncation=True, max_length=max_length)["input_ids"]
             assert read(data.train) == whole  # type: ignore[arg-type]
-    assert len(entries()) == 2  # train and dev, for every length
+    assert len(entries()) == 6  # train and dev, each of three lengths
 
 
 def test_samples_folds_and_split_off_parts_read_their_own_documents(tmp_path: Path) -> None:
@@ -104,7 +103,7 @@ def test_samples_folds_and_split_off_parts_read_their_own_documents(tmp_path: Pa
     settings = RunSettings(train_files=(str(file),), max_length=16)
     for changes, kept in (({}, 1), ({"folds": 4, "fold": 0}, 2), ({"folds": 4, "fold": 3}, 2)):
         wanted = replace(settings, **changes)
-        task = cut_to_run(load_whole_task(wanted), wanted)
+        task = load_run_task(wanted)
         data = encode_task(task, tokenizer, wanted)
         assert isinstance(task, ClassificationTask)
         texts = [document.text for document in task.train]
@@ -117,11 +116,11 @@ def test_samples_folds_and_split_off_parts_read_their_own_documents(tmp_path: Pa
 
 def test_the_second_start_neither_parses_nor_encodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer, settings = bert(), tiny_settings(tmp_path, max_length=16)
-    first = encode_task(load_whole_task(settings), tokenizer, settings)
+    first = encode_task(load_data(**settings.source), tokenizer, settings)
     monkeypatch.setattr("prefixprop.data.rows.parse_object", None)
-    monkeypatch.setattr("prefixprop.data.token_store.contents", None)
-    second = encode_task(load_whole_task(settings), tokenizer, replace(settings, max_length=20))
-    assert [row[:15] for row in read(second.train)] == [row[:15] for row in read(first.train)]
+    monkeypatch.setattr("prefixprop.data.encoding.contents", None)
+    second = encode_task(load_data(**settings.source), tokenizer, settings)
+    assert read(second.train) == read(first.train)
 
 
 def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
@@ -129,15 +128,26 @@ def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
     before = load_files([file])
     file.write_text(file.read_text().replace("w", "v"))
     assert load_files([file]).train[0].text == before.train[0].text.replace("w", "v")
-    assert load_files([file], text_column="label").train[0].text == before.label_names[before.train[0].label]
+    assert load_files([file], text_column="id").train[0].text == before.train[0].id.replace("w", "v")
 
 
 def test_a_run_without_a_cache_says_so_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = tiny_settings(tmp_path, max_length=16)
-    expected = encode_task(load_whole_task(settings), bert(), settings)
+    expected = encode_task(load_data(**settings.source), bert(), settings)
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("PREFIXPROP_CACHE", str(tmp_path / "file" / "cache"))
-    found = encode_task(load_whole_task(settings), bert(), settings)
+    found = encode_task(load_data(**settings.source), bert(), settings)
     assert read(found.train) == read(expected.train)
     (note,) = set(found.notes) - set(expected.notes)
     assert "file/cache cannot be used (Not a directory)" in note and len(found.notes) == len(expected.notes) + 1
+
+
+def test_documents_without_any_token_are_trained_on() -> None:
+    tokenizer = bert()
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(single="$A", special_tokens=[])
+    documents = tuple(Document(str(number), " " * number, number % 2) for number in range(4))
+    task = ClassificationTask("toy", ("a", "b"), train=documents, dev=documents, test=documents)
+    data = encode_task(task, tokenizer, RunSettings(max_length=8))
+    assert data.train_lengths == (1, 1, 1, 1) and "4 of 4 dev documents are empty" in data.notes
+    batch = data.collator(list(data.train))  # type: ignore[call-overload]
+    assert batch["input_ids"].tolist() == [[tokenizer.pad_token_id]] * 4

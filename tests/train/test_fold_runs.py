@@ -11,11 +11,10 @@ import pytest
 from prefixprop.evaluate import read_predictions
 from prefixprop.predict import load_run
 from prefixprop.predict.run_data import predict_split
-from prefixprop.settings.documents import load_run_task
 from prefixprop.train import RunPlan, RunSettings, plan, train
 from prefixprop.train.checkpoints import list_checkpoints
 
-from tiny_training import save_tiny_model, tiny_settings, write_questions
+from tiny_training import load_run_task, save_tiny_model, tiny_settings, write_questions
 
 
 def left_out(settings: RunSettings) -> list[str]:
@@ -75,7 +74,7 @@ def test_rare_labels_are_a_note(tmp_path: Path) -> None:
     settings = tiny_settings(tmp_path, folds=6, fold=0)
     with Path(settings.train_files[0]).open("a") as file:
         file.write('{"id": "rare", "text": "w5", "label": "tax"}\n')
-    assert any("fewer than 6 train documents have the label tax" in note for note in plan(settings).data.notes)
+    assert any("fewer than 6 training documents have the label tax" in note for note in plan(settings).data.notes)
 
 
 def history(run_dir: Path) -> list[dict[str, float]]:

@@ -210,7 +210,7 @@ def test_a_run_of_few_steps_says_so(tmp_path: Path) -> None:
 
 def test_too_long_documents_are_counted(tmp_path: Path) -> None:
     notes = plan(tiny_settings(tmp_path, max_length=20)).data.notes
-    assert any("of 24 train documents are longer than 20 tokens" in note for note in notes)
+    assert any("of 24 training documents are longer than 20 tokens" in note for note in notes)
     with pytest.raises(ValueError, match="--max-length: 500 tokens are more than the 128"):
         plan(tiny_settings(tmp_path, max_length=500))
 

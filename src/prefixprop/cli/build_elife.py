@@ -27,7 +27,7 @@ def build_elife(
     Example: prefixprop build-elife elife-article-xml data/elife
     """
     with clean_errors():
-        from prefixprop.data.elife_articles import articles, split_numbers, write_split
+        from prefixprop.data.elife import articles, split_numbers, write_split
 
         for split, numbers in split_numbers().items():
             path = folder / f"{split}.jsonl.xz"

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from prefixprop.choices import DEFAULT_BATCH_TOKENS
 from prefixprop.cli.messages import clean_errors, refuse
-from prefixprop.data.labelled_rows import Columns
+from prefixprop.data.files import Columns
 from prefixprop.runs.directory import RunDirectory
 
 if TYPE_CHECKING:

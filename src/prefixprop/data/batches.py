@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from prefixprop.data.encoding import TokenIds
-from prefixprop.data.wikihop_input import QuestionInput
+from prefixprop.data.wikihop import QuestionInput
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,21 +19,23 @@ PADDING_SIDES = ("right", "left")
 def pad_documents(
     rows: Sequence[TokenIds], pad_token_id: int, padding_side: str = "right", length: int | None = None
 ) -> dict[str, Tensor]:
-    """`input_ids` and `attention_mask`, [documents, length]; without a length it is that of the longest.
+    """`input_ids` and `attention_mask`, [documents, length]; the default length is that of the longest document.
 
-    Where nothing is padding there is no mask, which lets a model know without a look at it.
+    Without padding there is no mask, so that a model need not look at it. A document without tokens, because it is
+    empty and the tokenizer has no special tokens, is read as one padding token.
     """
     import torch
 
-    length = length or max(len(row) for row in rows)
+    lengths = [max(1, len(row)) for row in rows]
+    length = length or max(lengths)
     input_ids = torch.full((len(rows), length), pad_token_id)
     attention_mask = torch.zeros(len(rows), length, dtype=torch.long)
     for index, row in enumerate(rows):
-        start = 0 if padding_side == "right" else length - len(row)
+        start = 0 if padding_side == "right" else length - lengths[index]
         input_ids[index, start : start + len(row)] = torch.from_numpy(row)
-        attention_mask[index, start : start + len(row)] = 1
+        attention_mask[index, start : start + lengths[index]] = 1
     padded = {"input_ids": input_ids, "attention_mask": attention_mask}
-    return padded if min(map(len, rows)) < length else {"input_ids": input_ids}
+    return padded if min(lengths) < length else {"input_ids": input_ids}
 
 
 @dataclass(frozen=True)
@@ -45,13 +47,13 @@ class DocumentCollator:
 
     pad_token_id: int
     padding_side: str = "right"
-    padded_length: Callable[[int], int] = int  # by the longest document's
+    padded_length: Callable[[int], int] = int  # of the length of the longest document
 
     def __call__(self, items: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
         import torch
 
         rows = [item["input_ids"] for item in items]
-        length = self.padded_length(max(map(len, rows)))
+        length = self.padded_length(max(1, *map(len, rows)))
         padded = pad_documents(rows, self.pad_token_id, self.padding_side, length)
         return padded | {"labels": torch.tensor([item["labels"] for item in items])}
 

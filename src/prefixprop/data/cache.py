@@ -1,9 +1,9 @@
-"""What runs have read and encoded, kept on the disk for the next run.
+"""The cache: documents and tokens that a run has read and encoded, kept on the disk for the next run.
 
-An entry is a folder of plain arrays, found by a key that says what they were made from. It is written under another
-name and renamed, so it is whole or not there; processes that need the same entry wait for the first of them. The
-entries that were used least recently go when all of them take more than `LIMIT` says. Nothing here is needed: where
-the folder cannot be written to, the arrays are made in memory.
+An entry is a folder of plain arrays, found by a key that says what they were made from. It is written under a
+temporary name and renamed, so it is either complete or absent. Processes that need the same entry wait for the first
+of them. When all entries together exceed `LIMIT`, the least recently used ones are removed. Where the folder cannot
+be written to, the arrays are made in memory.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ import contextlib
 import hashlib
 import io
 import json
+import mmap
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -28,11 +29,48 @@ from prefixprop.atomic_files import is_temporary, replacing_folder
 FOLDER, LIMIT = "PREFIXPROP_CACHE", "PREFIXPROP_CACHE_GB"  # environment variables
 _USUAL_LIMIT = "50"
 _FACTS = "facts.json"
+# How much of a memory map stays in the process's memory: the system counts every page that was ever read until it is
+# given back. It also maps pages around the one that is read.
+_HELD_BYTES = 2**27
+_BYTES_AROUND = 2**17
+
+
+class RaggedArray(Sequence[NDArray[Any]]):
+    """Arrays of different lengths: `array[i]` is a copy of `values[offsets[i]:offsets[i + 1]]`.
+
+    `values` and `offsets` may be memory maps of files larger than memory; `note` says why they are not.
+    """
+
+    def __init__(self, values: NDArray[Any], offsets: NDArray[np.int64], note: str | None = None) -> None:
+        self.values, self.offsets, self.note = values, offsets, note
+        self._touched = 0
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        return np.diff(self.offsets)
+
+    def __getitem__(self, index: int) -> NDArray[Any]:  # type: ignore[override]
+        place = range(len(self))[index]
+        piece = np.array(self.values[self.offsets[place] : self.offsets[place + 1]])
+        self._touched += piece.nbytes + _BYTES_AROUND
+        if self._touched > _HELD_BYTES:
+            self._release()
+        return piece
+
+    def _release(self) -> None:
+        """Give the pages that were read back to the system."""
+        pages = self.values.base
+        if isinstance(pages, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+            pages.madvise(mmap.MADV_DONTNEED)
+        self._touched = 0
 
 
 @dataclass(frozen=True)
 class Stored:
-    """An entry: its arrays, as memory maps, and facts about them; `note` says why it is not on the disk."""
+    """An entry: its arrays, as memory maps, and facts about them; `note` says why they are in memory, if they are."""
 
     arrays: Mapping[str, NDArray[Any]]
     facts: Mapping[str, Any]
@@ -63,9 +101,9 @@ def cache_folder() -> Path:
 
 
 def stored(kind: str, key: str, fill: Callable[[Writer], None], can_refill: bool = True) -> Stored:
-    """The entry of this key, which `fill` makes unless it is there.
+    """The entry of this key; `fill` makes it unless it exists.
 
-    If the disk fails after `fill` has begun, `fill` is called again, unless `can_refill` says that it cannot be.
+    If the disk fails after `fill` has begun, `fill` is called again, unless `can_refill` is false.
     """
     name = f"{kind}-{hashlib.sha256(key.encode()).hexdigest()[:32]}"
     path, has_begun = cache_folder() / name, False
@@ -96,7 +134,7 @@ def stored(kind: str, key: str, fill: Callable[[Writer], None], can_refill: bool
 
 
 def in_memory(fill: Callable[[Writer], None], note: str | None = None) -> Stored:
-    """What `fill` makes, without the disk."""
+    """What `fill` makes, in memory."""
     writer = Writer(None)
     fill(writer)
     arrays = {
@@ -118,7 +156,7 @@ def _write(folder: Path, fill: Callable[[Writer], None]) -> None:
 
 
 def _opened(path: Path) -> Stored | None:
-    """The entry, if it is there and whole."""
+    """The entry, if it exists and is complete."""
     try:
         content = json.loads((path / _FACTS).read_text(encoding="utf-8"))
         arrays: dict[str, NDArray[Any]] = {}
@@ -144,7 +182,7 @@ class Entry:
 
 
 def entries() -> list[Entry]:
-    """All entries, the one that was used last in front."""
+    """All entries, the most recently used first."""
     found = []
     for path in _folders():
         with contextlib.suppress(OSError):  # another process may remove it
@@ -155,7 +193,7 @@ def entries() -> list[Entry]:
 
 
 def clear() -> None:
-    """Remove all entries, and what killed processes left of others."""
+    """Remove all entries, and what killed processes left behind."""
     for path in _folders():
         shutil.rmtree(path, ignore_errors=True)
     for lock in cache_folder().glob(".*.lock"):
@@ -163,7 +201,7 @@ def clear() -> None:
 
 
 def _folders() -> Iterator[Path]:
-    # The folder may be one that holds other things too.
+    # The folder may hold other things too.
     with contextlib.suppress(FileNotFoundError):
         for path in sorted(cache_folder().iterdir()):
             if is_temporary(path.name) or (path / _FACTS).is_file():

@@ -6,17 +6,22 @@ import hashlib
 import json
 import operator
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from prefixprop.data.cache import Stored, Writer, in_memory
-from prefixprop.data.ragged import RaggedArray
+from prefixprop.data.cache import RaggedArray, Stored, Writer, in_memory, stored
+
+if TYPE_CHECKING:
+    from prefixprop.data.registry import Task
 
 SPLIT_NAMES = ("train", "dev", "test")
+IN_WORDS = {"train": "training", "dev": "dev", "test": "test"}  # the names in "training set", "training documents"
+_EMPTY = 0  # the digest of a text that has nothing but white space
+_WHITE_SPACE = b" \t\n\r\v\f"
 
 
 @dataclass(frozen=True)
@@ -57,21 +62,21 @@ class StoredDocuments(Sequence[Document]):
     content: RaggedArray
     all_ids: Sequence[str]
     all_labels: NDArray[np.int32]
-    all_empty: NDArray[np.bool_]  # which texts have nothing but white space
+    all_digests: NDArray[np.uint64]  # see `text_digests`
     places: NDArray[np.int64]
 
     @classmethod
     def of(cls, entry: Stored, split: str) -> StoredDocuments:
         """The documents of a `SplitWriter`."""
-        text, offsets, ids, labels, empty = (
-            entry.arrays[f"{split}.{name}"] for name in ("text", "offsets", "ids", "labels", "empty")
+        text, offsets, ids, labels, digests = (
+            entry.arrays[f"{split}.{name}"] for name in ("text", "offsets", "ids", "labels", "digests")
         )
         return cls(
             entry.facts[f"{split}.source"],
             RaggedArray(text, offsets),
             json.loads(ids.tobytes()),
             labels,
-            empty,
+            digests,
             np.arange(len(labels), dtype=np.int64),
         )
 
@@ -138,7 +143,7 @@ class SplitWriter:
         self._digest = hashlib.sha256()
         self._end = 0
         self._append("text", np.zeros(0, dtype=np.uint8))
-        self._append("empty", np.zeros(0, dtype=np.bool_))
+        self._append("digests", np.zeros(0, dtype=np.uint64))
         self._append("offsets", np.array([0]))
 
     def add_text(self, text: str) -> None:
@@ -146,7 +151,7 @@ class SplitWriter:
         self._digest.update(b"%d " % len(content) + content)
         self._end += len(content)
         self._append("text", np.frombuffer(content, dtype=np.uint8))
-        self._append("empty", np.array([not text.strip()]))
+        self._append("digests", np.array([_text_digest(text)], dtype=np.uint64))
         self._append("offsets", np.array([self._end]))
 
     def finish(self, ids: Sequence[str], labels: Sequence[int]) -> None:
@@ -172,11 +177,25 @@ def labels_of(documents: Split) -> list[int]:
     return documents.labels if isinstance(documents, StoredDocuments) else [document.label for document in documents]
 
 
-def count_empty(documents: Split) -> int:
-    """How many texts have nothing but white space."""
+def text_digests(documents: Split) -> NDArray[np.uint64]:
+    """A number for each text: the same for texts that differ in white space only, 0 for an empty one."""
     if isinstance(documents, StoredDocuments):
-        return int(documents.all_empty[documents.places].sum())
-    return sum(not document.text.strip() for document in documents)
+        return documents.all_digests[documents.places]
+    return np.array([_text_digest(document.text) for document in documents], dtype=np.uint64)
+
+
+def _text_digest(text: str) -> int:
+    if not text or text.isspace():
+        return _EMPTY
+    words = text.encode("utf-8", "surrogatepass").translate(None, _WHITE_SPACE)
+    return int.from_bytes(hashlib.blake2b(words, digest_size=8).digest(), "little") or 1
+
+
+def first_copies(documents: Split) -> NDArray[np.int64]:
+    """For every document the index of the first one with the same text; an empty document is a copy of none."""
+    digests = text_digests(documents)
+    _, first, inverse = np.unique(digests, return_index=True, return_inverse=True)
+    return np.where(digests == _EMPTY, np.arange(len(digests)), first[inverse])
 
 
 @dataclass(frozen=True)
@@ -211,14 +230,23 @@ class ClassificationTask:
         return documents
 
     def notes(self) -> list[str]:
-        """What a user should know about the data: the loader's remarks, and how many documents are empty."""
+        """What a user should know: the loader's remarks, empty documents, copies, and labels that a split lacks."""
         notes = list(self.remarks)
-        for split_name in SPLIT_NAMES:
-            documents = self.split(split_name)
-            empty = count_empty(documents)
-            if empty:
-                verb = "is" if empty == 1 else "are"
-                notes.append(f"{empty:,} of {len(documents):,} {split_name} documents {verb} empty")
+        splits = {name: self.split(name) for name in SPLIT_NAMES if self.split(name)}
+        digests = {name: text_digests(documents) for name, documents in splits.items()}
+        for name, found in digests.items():
+            texts = found[found != _EMPTY]
+            notes += _counted(len(found) - len(texts), len(found), name, "empty")
+            notes += _counted(len(texts) - len(np.unique(texts)), len(found), name, "the same as another one")
+        for name, other in (("dev", "train"), ("test", "train"), ("test", "dev")):
+            if name in splits and other in splits:
+                shared = np.isin(digests[name], digests[other]) & (digests[name] != _EMPTY)
+                what = f"also in the {IN_WORDS[other]} set: metrics are too good; remove them from one of the two"
+                notes += _counted(int(shared.sum()), len(shared), name, what)
+        for name, documents in splits.items():
+            if missing := set(range(self.num_labels)) - set(labels_of(documents)):
+                names = ", ".join(self.label_names[label] for label in sorted(missing))
+                notes.append(f"no {IN_WORDS[name]} document has the label {names}")
         return notes
 
     def _check_split(self, split_name: str) -> None:
@@ -235,3 +263,34 @@ class ClassificationTask:
         repeated = [document_id for document_id, count in counts.items() if count > 1]
         if repeated:
             raise ValueError(f"Document id {repeated[0]!r} occurs more than once in {where}.")
+
+
+def _counted(count: int, total: int, split: str, what: str) -> Iterator[str]:
+    """A note such as "3 of 20 dev documents are empty", if there are any."""
+    if count:
+        yield f"{count:,} of {total:,} {IN_WORDS[split]} documents {'is' if count == 1 else 'are'} {what}"
+
+
+def fingerprint(task: Task) -> str:
+    """Identifies a data set: the same for the same documents, wherever they are stored."""
+    splits = [task.split(name) for name in SPLIT_NAMES]
+    if not all(isinstance(split, StoredDocuments) or not split for split in splits):
+        return _fingerprint(task)
+
+    def fill(writer: Writer) -> None:
+        writer.facts["fingerprint"] = _fingerprint(task)
+
+    # Kept in the cache, so that documents on the disk are not read at every start.
+    identities = [split.identity if isinstance(split, StoredDocuments) else "" for split in splits]
+    key = f"{identities} {Document('', '', 0)}"  # a document with another field would have another fingerprint
+    known: str = stored("fingerprint", key, fill).facts["fingerprint"]
+    return known
+
+
+def _fingerprint(task: Task) -> str:
+    digest = hashlib.sha256()
+    for split in SPLIT_NAMES:
+        digest.update(f"{split}:".encode())
+        for document in task.split(split):
+            digest.update(repr(document).encode("utf-8", "surrogatepass"))
+    return digest.hexdigest()[:16]

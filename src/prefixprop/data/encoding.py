@@ -1,39 +1,61 @@
-"""From texts to token ids: cut at the model's limit, or in chunks that together hold the whole document."""
+"""From texts to token ids: cut at the model's limit, or in chunks that together hold the whole document.
+
+While it encodes, a tokenizer takes some fifty bytes for each character, so a very long text is never given to it as a
+whole: of a text that will be cut, only the beginning is encoded; one that is read whole is encoded piece by piece.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from prefixprop.data.cache import RaggedArray, Writer, stored
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 TokenIds = NDArray[np.int32]  # 4 bytes per token; Python's lists would take 36
 
-# Bounds the memory of long documents, at no cost in speed: while it encodes, the tokenizer takes some fifty bytes for
-# each character.
+# Bound the memory, at no cost in speed.
 _TEXTS_AT_ONCE = 256
 _CHARACTERS_AT_ONCE = 2**21
+_PIECE = 2**19  # characters; a longer text that is read whole is encoded in several pieces
+
+# How much of a text is encoded at first if it will be cut. The tokens at the end of what is encoded may differ from
+# those of the whole text, so more of them are encoded than are needed.
+_CHARACTERS_PER_TOKEN = 8
+_MARGIN = 512  # tokens
+
+# Where a text may be cut. Rather in front of a space: some tokenizers put one in front of other text.
+_WORD_ENDS = (re.compile(r"\w(?= )"), re.compile(r"\w(?=\s)"))
+_FARTHEST_WORD_END = 4096  # characters
+
+_LAYOUT = 2  # of stored tokens; another number makes all entries anew
+_SILENT_SECONDS = 5
 
 
 @dataclass(frozen=True)
 class EncodedDocuments:
     """Documents as token ids, special tokens included, cut at `max_length` and without padding.
 
-    `lengths` counts the tokens before cutting, special tokens included.
+    `lengths` counts the tokens that are read; `cut` says whether a document has more.
     """
 
     input_ids: tuple[TokenIds, ...]
     lengths: tuple[int, ...]
+    cut: tuple[bool, ...]
     max_length: int
 
     def over_limit(self) -> list[int]:
         """The indices of the documents that were cut."""
-        return [index for index, length in enumerate(self.lengths) if length > self.max_length]
+        return [index for index, is_cut in enumerate(self.cut) if is_cut]
 
 
 @dataclass(frozen=True)
@@ -51,11 +73,12 @@ class ChunkedDocuments:
 def encode_documents(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, max_length: int) -> EncodedDocuments:
     """Encode every text as the tokenizer does with `truncation=True`; an empty text is its special tokens only."""
     frame = Frame.of(tokenizer, max_length)
-    input_ids, lengths = [], []
-    for content in contents(texts, tokenizer):
+    input_ids, lengths, cut = [], [], []
+    for content in contents(texts, tokenizer, frame.room):
         input_ids.append(frame.around(content[: frame.room]))
-        lengths.append(len(content) + frame.size)
-    return EncodedDocuments(tuple(input_ids), tuple(lengths), max_length)
+        lengths.append(min(len(content), frame.room) + frame.size)
+        cut.append(len(content) > frame.room)
+    return EncodedDocuments(tuple(input_ids), tuple(lengths), tuple(cut), max_length)
 
 
 def chunk_documents(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, max_length: int) -> ChunkedDocuments:
@@ -74,7 +97,7 @@ def chunk_documents(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, ma
 
 @dataclass(frozen=True)
 class Frame:
-    """The special tokens that a tokenizer puts around a text, and the room they leave."""
+    """The special tokens that a tokenizer puts around a text, and the room that they leave for it."""
 
     before: TokenIds
     after: TokenIds
@@ -83,8 +106,13 @@ class Frame:
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Frame:
         # Seen on an example, because only some tokenizers have a method that adds the special tokens to ids.
-        example = tokenizer("a", return_special_tokens_mask=True)
-        content = [index for index, special in enumerate(example["special_tokens_mask"]) if not special]
+        for text in ("a", *tokenizer.get_vocab()):
+            example = tokenizer(text, return_special_tokens_mask=True)
+            content = [index for index, special in enumerate(example["special_tokens_mask"]) if not special]
+            if content:
+                break
+        else:
+            raise ValueError(f"The tokenizer {tokenizer.name_or_path!r} makes no tokens of any text; use another.")
         before = np.array(example["input_ids"][: content[0]], dtype=np.int32)
         after = np.array(example["input_ids"][content[-1] + 1 :], dtype=np.int32)
         room = max_length - len(before) - len(after)
@@ -108,14 +136,63 @@ def readable(text: str) -> str:
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
-def contents(texts: Iterable[str], tokenizer: PreTrainedTokenizerBase) -> Iterator[TokenIds]:
-    """The token ids of every text, uncut and without special tokens."""
+def contents(
+    texts: Iterable[str], tokenizer: PreTrainedTokenizerBase, limit: int | None = None
+) -> Iterator[TokenIds]:
+    """The token ids of every text without special tokens: all of them, or the first `limit`, and one if it has more.
+
+    With a limit, the tokens are those of the whole text. Without one, a "word" of thousands of characters may be
+    divided where a piece of the text ends.
+    """
+    size = _PIECE if limit is None else _CHARACTERS_PER_TOKEN * (limit + _MARGIN)
     for batch in _batches(texts):
-        for ids in _encoded([readable(text) for text in batch], tokenizer):
-            yield np.array(ids, dtype=np.int32)
+        for text, ids in zip(batch, _encoded([_beginning(text, size) for text in batch], tokenizer), strict=True):
+            if limit is not None:
+                yield np.array(_first(limit + 1, ids, text, size, tokenizer), dtype=np.int32)
+            elif len(text) <= size:
+                yield np.array(ids, dtype=np.int32)
+            else:
+                yield np.concatenate(
+                    [
+                        np.array(piece, dtype=np.int32)
+                        for pieces in _batches(_pieces(text))
+                        for piece in _encoded(pieces, tokenizer)
+                    ]
+                )
+
+
+def _first(count: int, ids: list[int], text: str, size: int, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """The first tokens of a text; `ids` are those of its first `size` characters, and are more if more are needed."""
+    while size < len(text) and len(ids) < count + _MARGIN:
+        size *= 2
+        (ids,) = _encoded([_beginning(text, size)], tokenizer)
+    return ids[:count]
+
+
+def _pieces(text: str) -> Iterator[str]:
+    start = 0
+    while start < len(text):
+        end = _word_end(text, start + _PIECE)
+        yield text[start:end]
+        start = end
+
+
+def _beginning(text: str, size: int) -> str:
+    return text[: _word_end(text, size)]
+
+
+def _word_end(text: str, limit: int) -> int:
+    """Where to cut a text: at the last end of a word before `limit`, if there is one near."""
+    if limit >= len(text):
+        return len(text)
+    for pattern in _WORD_ENDS:
+        if found := list(pattern.finditer(text, max(0, limit - _FARTHEST_WORD_END), limit)):
+            return found[-1].end()
+    return limit
 
 
 def _encoded(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
+    texts = list(map(readable, texts))
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         # Quiet, because it warns of long texts, which are cut or chunked here.
@@ -139,3 +216,51 @@ def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
             batch, characters = [], 0
     if batch:
         yield batch
+
+
+def stored_tokens(
+    texts: Iterable[str],
+    tokenizer: PreTrainedTokenizerBase,
+    key: str,
+    limit: int | None = None,
+    total: int | None = None,
+) -> RaggedArray:
+    """The `contents` of texts, which are encoded now unless the cache has them; `key` identifies the texts.
+
+    A progress bar is shown if it takes long; `total` is the number of texts.
+    """
+    from tqdm import tqdm  # type: ignore[import-untyped]
+
+    largest = max(tokenizer.get_vocab().values(), default=0)
+    id_type = np.dtype(np.uint16 if largest < 2**16 else np.int32)
+
+    def fill(writer: Writer) -> None:
+        end = 0
+        writer.append("tokens", np.zeros(0, id_type))
+        writer.append("offsets", np.array([end]))
+        # No bar where standard error is a file.
+        bar = tqdm(texts, "Encoding", total, leave=False, unit=" texts", delay=_SILENT_SECONDS, disable=None)
+        for ids in contents(bar, tokenizer, limit):
+            end += len(ids)
+            writer.append("tokens", ids.astype(id_type))
+            writer.append("offsets", np.array([end]))
+
+    can_refill = iter(texts) is not texts
+    entry = stored("tokens", f"{_LAYOUT}/{_identity(tokenizer)}/{limit}/{key}", fill, can_refill)
+    return RaggedArray(entry.arrays["tokens"], entry.arrays["offsets"], entry.note)
+
+
+def _identity(tokenizer: PreTrainedTokenizerBase) -> str:
+    """The same for tokenizers that encode alike."""
+    import tokenizers
+    import transformers
+
+    facts: list[Any] = [type(tokenizer).__qualname__, getattr(tokenizer, "split_special_tokens", None)]
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is not None:
+        content = json.loads(backend.to_str())
+        # How the last call cut and padded; texts are encoded without either.
+        facts += [tokenizers.__version__, content | {"truncation": None, "padding": None}]
+    else:
+        facts += [transformers.__version__, tokenizer.get_vocab(), repr(sorted(tokenizer.init_kwargs.items()))]
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()

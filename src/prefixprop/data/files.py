@@ -1,77 +1,63 @@
-"""A classification task of your own: from files, or from a data set of the hub, with named columns.
+"""A classification task from your documents: files, or a data set of the hub, with named columns.
 
-Files are JSON lines (`.jsonl`, `.jsonl.gz`, `.jsonl.xz`), CSV, TSV or Parquet, one or more per split. Labels are
-names or numbers. The task has the labels that occur in train. Without dev, a tenth of train becomes dev, stratified
-by label and drawn with a fixed seed; without test, the test of the task is empty.
+`read_rows` says which files can be read, one or more per split. Labels are names or numbers. The task has the labels
+of the training set. Without dev files, a tenth of the training set becomes the dev set, stratified by label and drawn
+with a fixed seed; without test files, the test set is empty.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import hashlib
+import math
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from prefixprop.data.documents import ClassificationTask
-from prefixprop.data.labelled_rows import Columns, build_task
-from prefixprop.data.rows import Row, check_folder, find_split_files, read_rows
+from prefixprop.data.cache import Writer, in_memory, stored
+from prefixprop.data.documents import SPLIT_NAMES, ClassificationTask, Document, Split, SplitWriter, StoredDocuments
+from prefixprop.data.rows import (
+    FileRows,
+    Row,
+    check_folder,
+    default_id_column,
+    described,
+    find_split_files,
+    id_of,
+    read_rows,
+    text_of,
+    value_of,
+)
+from prefixprop.data.splits import SPLIT_SEED, split_off
 from prefixprop.optional_packages import import_optional
 
+DEV_FRACTION = 0.1
+_LABELS_NAMED_IN_ERRORS = 30
 # What the hub's data sets call the splits of this package, the usual name first.
-_SPLITS = {"train": ("train",), "dev": ("validation", "dev", "valid", "val"), "test": ("test",)}
-_SECRET = -1  # how the hub marks the labels of a benchmark's secret test
+_HUB_SPLITS = {"train": ("train",), "dev": ("validation", "dev", "valid", "val"), "test": ("test",)}
+_SECRET = -1  # how the hub marks the labels of a benchmark's secret test set
+
+Paths = Sequence[str | Path]
 
 
 @dataclass(frozen=True)
-class HubDataset:
-    """A data set of the hub: the rows of its splits, the columns to read, and remarks for the user."""
+class Columns:
+    """Which columns of a table are read.
 
-    splits: dict[str, Iterator[Row]]
-    columns: Columns
-    remarks: tuple[str, ...] = ()
-
-
-def load_hub_dataset(name: str, config: str | None, columns: Columns, instead: str) -> HubDataset:
-    """Load a data set of the hub, or from the cache of an earlier download; `instead` says what to do if that fails.
-
-    Label numbers become names where the hub has names for them. A test split with secret labels is left out.
+    Attributes:
+        text: The document.
+        label: Its label, a name or a number.
+        id: What the document is called in predictions; None: "id" if there is such a column.
+        label_name: The name of a label that is a number; a table may lack this column.
+        label_names: The names of the labels, where the labels are numbers from 0.
     """
-    datasets = import_optional("datasets", "Data sets of the hub")
-    full_name = name if config is None else f"{name} ({config})"
-    try:
-        loaded = datasets.load_dataset(name, config)
-    except Exception as error:  # the library lets every error of the network, the hub and the data through
-        reason = str(error).strip().splitlines() or [""]
-        raise ConnectionError(
-            f"The data set {full_name} cannot be loaded from the hub ({type(error).__name__}: {reason[0]}). Check "
-            f"its name and the network, or {instead}."
-        ) from error
 
-    splits: dict[str, Iterator[Row]] = {}
-    remarks: tuple[str, ...] = ()
-    for split_name, hub_names in _SPLITS.items():
-        hub_name = next((hub_name for hub_name in hub_names if hub_name in loaded), None)
-        if hub_name is None:
-            continue
-        table = loaded[hub_name]
-        feature = table.features.get(columns.label)
-        if isinstance(feature, datasets.ClassLabel):
-            if split_name == "test" and set(table[columns.label]) == {_SECRET}:
-                remarks += (f"the labels of the test of {full_name} are secret: there is no test",)
-                continue
-            columns = replace(columns, label_names=tuple(feature.names))
-        splits[split_name] = _rows(table, f"{full_name}, {hub_name}")
-    if "train" not in splits:
-        raise ValueError(f"The data set {full_name} has no split 'train'; its splits are {', '.join(loaded)}.")
-    return HubDataset(splits, columns, remarks)
-
-
-def _rows(table: Any, location: str) -> Iterator[Row]:
-    for number, record in enumerate(table, start=1):
-        yield Row(f"{location}, row {number}", record)
-
-
-Paths = Sequence[str | Path]
+    text: str = "text"
+    label: str = "label"
+    id: str | None = None
+    label_name: str | None = None
+    label_names: tuple[str, ...] | None = None
 
 
 def load_files(
@@ -84,7 +70,7 @@ def load_files(
     label_column: str = "label",
     id_column: str | None = None,
 ) -> ClassificationTask:
-    """Load a task from files; without `id_column`, ids are those of the column "id", or numbers within the split.
+    """Load a task from files or folders; without `id_column`, ids are those of the column "id", or numbers.
 
     >>> task = load_files(["letters.csv"], text_column="body", label_column="department")
     """
@@ -93,7 +79,7 @@ def load_files(
         if isinstance(given, str | Path):
             raise TypeError(f"{split} must be a list of files, got {given!r}; write [{str(given)!r}].")
     if not train:
-        raise ValueError("Give at least one file of train documents.")
+        raise ValueError("Give at least one file of training documents.")
     _check_given_once(paths)
     columns = Columns(text=text_column, label=label_column, id=id_column)
     return build_task(name, {split: read_rows(given) for split, given in paths.items() if given}, columns)
@@ -112,16 +98,15 @@ def load_hub(
     >>> task = load_hub("ccdv/patent-classification", "abstract")
     """
     columns = Columns(text=text_column, label=label_column, id=id_column)
-    hub = load_hub_dataset(dataset, config, columns, instead="download its files and give those")
-    return build_task(dataset, hub.splits, hub.columns, remarks=hub.remarks)
+    return load_hub_task(dataset, dataset, config, columns, instead="download its files and give those")
 
 
 def load_folder(
     name: str, folder: Path, columns: Columns, must_hold: str, prepare: Callable[[str], str] = str
 ) -> ClassificationTask:
-    """Load a task from the files train, dev (or validation) and, if it is there, test of a folder.
+    """Load a task from the files train, dev (or validation) and, if it exists, test of a folder.
 
-    `must_hold` tells the user what belongs into the folder if train or dev is missing.
+    `must_hold` tells the user what belongs in the folder if train or dev is missing.
     """
     check_folder(folder)
     files = {
@@ -141,4 +126,278 @@ def _check_given_once(paths: dict[str, Paths]) -> None:
         for path in given:
             known = splits.setdefault(Path(path).resolve(), split)
             if known != split:
-                raise ValueError(f"{path}: the file is given for both {known} and {split}; a document has one split.")
+                raise ValueError(f"{path}: given for both {known} and {split}; give a file for one of them.")
+
+
+def load_hub_task(
+    name: str,
+    dataset: str,
+    config: str | None,
+    columns: Columns,
+    instead: str,
+    prepare: Callable[[str], str] = str,
+) -> ClassificationTask:
+    """Load a task from the hub, or from the cache of an earlier download; `instead` is what to do if that fails.
+
+    Label numbers become names where the hub has names for them. A test set with secret labels is left out.
+    """
+    datasets = import_optional("datasets", "Data sets of the hub")
+    full_name = dataset if config is None else f"{dataset} ({config})"
+    try:
+        loaded = datasets.load_dataset(dataset, config)
+    except Exception as error:  # the library lets every error of the network, the hub and the data through
+        reason = str(error).strip().splitlines() or [""]
+        raise ConnectionError(
+            f"The data set {full_name} cannot be loaded from the hub ({type(error).__name__}: {reason[0]}). Check "
+            f"its name and the network, or {instead}."
+        ) from error
+
+    splits: dict[str, Iterator[Row]] = {}
+    remarks: tuple[str, ...] = ()
+    for split_name, hub_names in _HUB_SPLITS.items():
+        hub_name = next((hub_name for hub_name in hub_names if hub_name in loaded), None)
+        if hub_name is None:
+            continue
+        table = loaded[hub_name]
+        feature = table.features.get(columns.label)
+        if isinstance(feature, datasets.ClassLabel):
+            if split_name == "test" and set(table[columns.label]) == {_SECRET}:
+                remarks += (f"the labels of the test set of {full_name} are secret, so it is left out",)
+                continue
+            columns = replace(columns, label_names=tuple(feature.names))
+        splits[split_name] = _rows(table, f"{full_name}, {hub_name}")
+    if "train" not in splits:
+        raise ValueError(f"The data set {full_name} has no split 'train'; its splits are {', '.join(loaded)}.")
+    return build_task(name, splits, columns, prepare, remarks)
+
+
+def _rows(table: Any, location: str) -> Iterator[Row]:
+    for number, record in enumerate(table, start=1):
+        yield Row(f"{location}, row {number}", record)
+
+
+def build_task(
+    name: str,
+    splits: Mapping[str, Iterable[Row]],
+    columns: Columns,
+    prepare: Callable[[str], str] = str,
+    remarks: tuple[str, ...] = (),
+) -> ClassificationTask:
+    """Make a task of the rows of its splits: "train", and "dev" and "test" if there are any.
+
+    The labels are those of the training set, sorted as numbers if all of them are numbers, by name otherwise. A
+    missing dev set is split off from the training set (`DEV_FRACTION`). `prepare` is applied to every text.
+
+    Rows of files are read once and kept in the cache; a later call does not parse them again.
+    """
+
+    def fill(writer: Writer) -> None:
+        labels: _LabelSet | None = None
+        for split in (name for name in SPLIT_NAMES if name in splits):
+            documents = SplitWriter(writer, split)
+            ids, rows = _read_rows(splits[split], columns, prepare, documents.add_text)
+            labels = labels or _LabelSet(rows)  # of the training set, which comes first
+            documents.finish(ids, [labels.index(row) for row in rows])
+            writer.facts["label_names"] = labels.names
+
+    key = _key(splits, columns, prepare)
+    entry = in_memory(fill) if key is None else stored("documents", key, fill)
+    documents: dict[str, Split] = {split: StoredDocuments.of(entry, split) for split in splits}
+    if "dev" not in documents:
+        count = len(documents["train"])
+        documents["train"], documents["dev"] = split_off(documents["train"], DEV_FRACTION)
+        remarks += (
+            f"no dev documents were given: {len(documents['dev']):,} of {count:,} training documents, drawn with "
+            f"seed {SPLIT_SEED} and stratified by label, are the dev set",
+        )
+    return ClassificationTask(name, tuple(entry.facts["label_names"]), **{"test": (), **documents}, remarks=remarks)
+
+
+def _key(splits: Mapping[str, Iterable[Row]], columns: Columns, prepare: Callable[[str], str]) -> str | None:
+    """Identifies what is made of the files and the code that makes it; None if rows or `prepare` have no identity."""
+    files = {split: rows for split, rows in splits.items() if isinstance(rows, FileRows)}
+    if len(files) < len(splits):
+        return None
+    code = set(Path(__file__).parent.glob("*.py"))
+    module_name, name = getattr(prepare, "__module__", None), getattr(prepare, "__qualname__", "")
+    if prepare is not str:
+        module = sys.modules.get(str(module_name))
+        file = getattr(module, "__file__", None)
+        if file is None or getattr(module, name, None) is not prepare:
+            return None  # a lambda, say, or a method
+        code.add(Path(file))
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(code)))
+    digests = {split: rows.digest() for split, rows in sorted(files.items())}
+    return f"{digests} {columns} {module_name}.{name} {digest.hexdigest()}"
+
+
+def _read_rows(
+    rows: Iterable[Row], columns: Columns, prepare: Callable[[str], str], add_text: Callable[[str], None]
+) -> tuple[list[str], list[_LabelledRow]]:
+    """Pass on every text, and return ids and labels, which are only known when all rows have been read."""
+    ids = _Ids(columns.id)
+    labelled: list[_LabelledRow] = []
+    labels: dict[_Label, _Label] = {}  # one object for each label, not for each row
+    for row in rows:
+        ids.add(row)
+        add_text(prepare(text_of(row, columns.text)))
+        label = _label(row, columns)
+        labelled.append(_LabelledRow(row.location, labels.setdefault(label, label)))
+    return ids.all(), labelled
+
+
+def label_documents(
+    rows: Iterable[Row], columns: Columns, label_names: Sequence[str], prepare: Callable[[str], str] = str
+) -> Split:
+    """Make documents of rows; a label that is not one of `label_names`, such as a model's labels, is refused."""
+    indices = {name: index for index, name in enumerate(label_names)}
+    texts: list[str] = []
+    ids, labelled = _read_rows(rows, columns, prepare, texts.append)
+    for row in labelled:
+        if row.label.name not in indices:
+            raise ValueError(
+                f"{row.location}: the label {row.label.name!r} is unknown; the labels are {_listed(label_names)}."
+            )
+    return tuple(map(Document, ids, texts, [indices[row.label.name] for row in labelled]))
+
+
+@dataclass(frozen=True)
+class _Label:
+    """A label; `number` is what it is sorted by, and no two names may have the same `meaning`."""
+
+    name: str
+    number: float | None
+    meaning: str | float | None
+
+
+@dataclass(frozen=True, slots=True)
+class _LabelledRow:
+    location: str
+    label: _Label
+
+
+class _LabelSet:
+    """The labels of the training documents, in order."""
+
+    def __init__(self, train: list[_LabelledRow]) -> None:
+        self._first_rows: dict[str, _LabelledRow] = {}
+        self._names_by_meaning: dict[str | float | None, str] = {}
+        for row in train:
+            self._first_rows.setdefault(row.label.name, row)
+            self._names_by_meaning.setdefault(row.label.meaning, row.label.name)
+        self.names = tuple(sorted(self._first_rows, key=self._order()))
+        if not train:
+            raise ValueError("There are no training documents.")
+        if len(self.names) < 2:
+            raise ValueError(
+                f"{train[0].location}: this and all of the {len(train):,} training documents have the label "
+                f"{self.names[0]!r}; a classifier needs at least two labels to learn."
+            )
+        self._indices = {name: index for index, name in enumerate(self.names)}
+
+    def _order(self) -> Callable[[str], Any]:
+        numbers = {name: row.label.number for name, row in self._first_rows.items()}
+        if any(number is None for number in numbers.values()):
+            return str
+        return lambda name: (numbers[name], name)
+
+    def index(self, row: _LabelledRow) -> int:
+        label = row.label
+        if label.name not in self._indices:
+            raise ValueError(
+                f"{row.location}: no training document has the label {label.name!r}; the labels are "
+                f"{_listed(self.names)}."
+            )
+        first = self._first_rows[label.name]
+        if label.number != first.label.number:
+            raise ValueError(
+                f"{row.location}: the label {label.name!r} has the number {_spelled(label.number)} here and "
+                f"{_spelled(first.label.number)} at {first.location}; a name must have one number."
+            )
+        if (other := self._names_by_meaning[label.meaning]) != label.name:
+            raise ValueError(
+                f"{row.location}: the label {_spelled(label.number)} has the name {label.name!r} here and {other!r} "
+                f"at {self._first_rows[other].location}; a number must have one name."
+            )
+        return self._indices[label.name]
+
+
+def _listed(names: Sequence[str]) -> str:
+    listed = ", ".join(names[:_LABELS_NAMED_IN_ERRORS])
+    more = len(names) - _LABELS_NAMED_IN_ERRORS
+    return f"{listed} and {more} more" if more > 0 else listed
+
+
+class _Ids:
+    """The ids of a split, row by row: those of a column or, without one that has an id for every row, numbers."""
+
+    def __init__(self, column: str | None) -> None:
+        self._column, self._was_named = column, column is not None
+        self._locations: dict[str, str] = {}
+        self._count = 0
+
+    def add(self, row: Row) -> None:
+        if self._count == 0 and not self._was_named:
+            self._column = default_id_column(row)
+        self._count += 1
+        if self._column is None:
+            return
+        try:
+            self._add_id(row, self._column)
+        except ValueError:
+            if self._was_named:
+                raise
+            self._column = None  # the user did not say that it has an id for every document
+
+    def all(self) -> list[str]:
+        return (
+            [str(number) for number in range(1, self._count + 1)] if self._column is None else list(self._locations)
+        )
+
+    def _add_id(self, row: Row, column: str) -> None:
+        document_id = id_of(row, column)
+        if document_id in self._locations:
+            raise ValueError(
+                f"{row.location}: the id {document_id!r} is also that of {self._locations[document_id]}; ids must "
+                "differ within a split."
+            )
+        self._locations[document_id] = row.location
+
+
+def _label(row: Row, columns: Columns) -> _Label:
+    value, subject = value_of(row, columns.label), f"{row.location}: the label (column {columns.label!r})"
+    if columns.label_names is not None:
+        if not (isinstance(value, int) and 0 <= value < len(columns.label_names)):
+            raise ValueError(f"{subject} must be a number from 0 to {len(columns.label_names) - 1}, got {value!r}.")
+        return _Label(columns.label_names[value], value, value)
+    label = _plain_label(value, subject)
+    name = None if columns.label_name is None else row.values.get(columns.label_name)
+    if name is None:
+        return label
+    named = _plain_label(name, f"{row.location}: the label's name (column {columns.label_name!r})")
+    return _Label(named.name, label.number, named.name if label.number is None else label.number)
+
+
+def _plain_label(value: Any, subject: str) -> _Label:
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)  # tables with gaps store whole numbers as 1.0
+    no_number = isinstance(value, float) and math.isnan(value)
+    if value is None or no_number or (isinstance(value, str) and not value.strip()):
+        raise ValueError(f"{subject} is missing; every document needs one.")
+    if not isinstance(value, str | int | float):
+        raise ValueError(f"{subject} must be a name or a number, got {described(value)}.")
+    name = str(value).strip()
+    # 1.1 and 1.10, 01 and 1 may be sections or codes, but 1 and 1.0 are what a table with gaps makes of one number.
+    return _Label(name, _number(name), name.removesuffix(".0"))
+
+
+def _number(name: str) -> float | None:
+    try:
+        number = float(name)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _spelled(number: float | None) -> str:
+    return "none" if number is None else f"{number:g}"

@@ -1,6 +1,6 @@
 """The data sets that have a name, one row each: `load_task("newsgroups")`.
 
-A new task is its loader, in a file of its own, and a row here, or from elsewhere `TASKS[row.name] = row`.
+A new task is a loader and a row here; from another package, `TASKS[row.name] = row`.
 """
 
 from __future__ import annotations
@@ -10,16 +10,40 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from prefixprop.data.arxiv import load_arxiv
 from prefixprop.data.documents import ClassificationTask
 from prefixprop.data.elife import load_elife
-from prefixprop.data.files import load_files, load_hub
+from prefixprop.data.files import Columns, load_files, load_folder, load_hub, load_hub_task
 from prefixprop.data.hyperpartisan import clean_text, load_hyperpartisan
 from prefixprop.data.newsgroups import load_newsgroups
+from prefixprop.data.rows import KINDS
 from prefixprop.data.wikihop import QuestionTask, load_wikihop
 
 Task = ClassificationTask | QuestionTask
 SHIPPED = "shipped with the package"
+
+_ARXIV_CHARACTERS = 30_000
+_ARXIV_FOLDER_MUST_HOLD = (
+    "train, dev (or validation) and, if you have it, test, as files that end in one of "
+    f"{KINDS}, with the columns text and label and, if you have them, label_name and id"
+)
+
+
+def load_arxiv(data_dir: Path | None = None) -> ClassificationTask:
+    """Load arXiv papers and their subjects (He et al., 2019) from the hub, or from a folder with its own classes.
+
+    As in the paper, the configuration is `no_ref`, which removes the subject where the text gives it away, and the
+    first 30,000 characters of a paper are read.
+    """
+    if data_dir is not None:
+        columns = Columns(label_name="label_name")
+        return load_folder("arxiv", data_dir, columns, _ARXIV_FOLDER_MUST_HOLD, prepare=beginning)
+    instead = f"pass --data-dir FOLDER with {_ARXIV_FOLDER_MUST_HOLD}"
+    return load_hub_task("arxiv", "ccdv/arxiv-classification", "no_ref", Columns(), instead, prepare=beginning)
+
+
+def beginning(text: str) -> str:
+    """The part of an arXiv paper that is read."""
+    return text[:_ARXIV_CHARACTERS]
 
 
 @dataclass(frozen=True)
@@ -30,13 +54,13 @@ class TaskSource:
         name: Its name on the command line.
         summary: What it is, in one line.
         origin: Where its documents come from when no data directory is given.
-        metric: The measure on dev by which the best checkpoint is chosen.
+        metric: The metric on the dev set by which the best checkpoint is chosen.
         load: Loads it, from a data directory if one is given.
-        max_length: How many tokens of a document the paper reads with Longformer; None: as many as the model does.
-        method: What is trained if nothing else is asked for.
-        batch_size: How many documents a step has.
-        epochs: How many epochs the paper trains (Appendix A); None: their number decides.
-        num_virtual_tokens: How long the paper's prefix is.
+        max_length: How many tokens of a document the paper reads with Longformer; None: as many as the model can.
+        method: The method that is trained by default.
+        batch_size: Documents per step.
+        epochs: How many epochs the paper trains (Appendix A); None: see `default_epochs`.
+        num_virtual_tokens: The length of the paper's prefix.
         prepare: Cleans any text before a model that was trained on this task reads it.
         answers_questions: Whether candidates of questions are scored, rather than documents classified.
     """
@@ -55,7 +79,7 @@ class TaskSource:
     answers_questions: bool = False
 
 
-# The paper chooses by the F1-score on dev (Appendix, Training), and reports micro-F1.
+# The paper chooses by the F1-score on the dev set (Appendix, Training), and reports micro-F1.
 _SOURCES = (
     TaskSource(
         name="hyperpartisan",
@@ -102,15 +126,15 @@ TASKS: dict[str, TaskSource] = {source.name: source for source in _SOURCES}
 
 
 def _own_documents(data_dir: Path | None) -> Task:
-    raise ValueError("Documents of your own have files, not a name; see load_files and load_hub.")
+    raise ValueError("Your documents have files, not a name; see load_files and load_hub.")
 
 
-# Documents of the user's own, from files or the hub. Their defaults were chosen on folds (docs/training.md): few
-# documents need ten epochs, many are learnt in five.
+# The user's documents, from files or the hub. Their defaults were chosen on folds (docs/training.md): few documents
+# need ten epochs, many are learnt in five.
 EPOCHS_OF_FEW, EPOCHS_OF_MANY, MANY_DOCUMENTS = 10, 5, 1000
 OWN_DOCUMENTS = TaskSource(
     name="files",
-    summary="Documents of your own",
+    summary="Your documents",
     origin="files, or a data set of the hub",
     metric="micro_f1",
     load=_own_documents,
@@ -119,6 +143,11 @@ OWN_DOCUMENTS = TaskSource(
     batch_size=8,
     epochs=None,
 )
+
+
+def default_epochs(documents: int) -> int:
+    """How many epochs so many training documents of the user are trained for."""
+    return EPOCHS_OF_MANY if documents >= MANY_DOCUMENTS else EPOCHS_OF_FEW
 
 
 def load_task(name: str, data_dir: str | Path | None = None) -> Task:
@@ -138,7 +167,7 @@ def load_data(
     test_files: Sequence[str] = (),
     **columns: Any,
 ) -> Task:
-    """Load a task by its name, or a data set of the hub, or the user's own files."""
+    """Load a task by its name, or a data set of the hub, or the user's files."""
     if task is not None:
         return load_task(task, data_dir)
     columns = {name: value for name, value in columns.items() if value is not None}

@@ -1,13 +1,15 @@
-"""Reading documents row by row: tables (JSON lines, CSV, TSV, Parquet) and plain text, in files and in folders.
+"""Reading documents row by row: tables (JSON, CSV, TSV, Parquet), text files, and folders with a folder per label.
 
 Every row knows its location, so that an error in it can be reported as `file:line`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import gzip
 import hashlib
+import itertools
 import json
 import lzma
 import re
@@ -23,72 +25,13 @@ from prefixprop.optional_packages import import_optional
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
 
-
-def read_json_lines(path: Path | Traversable) -> list[dict[str, Any]]:
-    """Return the objects of a UTF-8 JSON lines file, compressed if its name ends in `.gz` or `.xz`; skip blank lines.
-
-    A line that is not a JSON object, or damaged compressed data, raises a `ValueError` beginning with `file:line`.
-    """
-    return [record for _, record in iterate_json_lines(path)]
-
-
-def iterate_json_lines(path: Path | Traversable) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Like `read_json_lines`, one object at a time, each with the number of its line."""
-    number = 0
-    with path.open("rb") as raw:
-        try:
-            for number, line in enumerate(_decompressed(raw, path.name), start=1):
-                if line.strip():
-                    yield number, parse_object(line, f"{path}:{number}")
-        except (gzip.BadGzipFile, zlib.error, lzma.LZMAError, EOFError) as error:
-            kind = "xz" if path.name.lower().endswith(".xz") else "gzip"
-            raise ValueError(f"{path}:{number + 1}: the {kind} data is damaged: {error}") from error
-
-
-def _decompressed(raw: IO[bytes], name: str) -> Iterable[bytes]:
-    if name.lower().endswith(".gz"):
-        return gzip.GzipFile(fileobj=raw)
-    return lzma.LZMAFile(raw) if name.lower().endswith(".xz") else raw
-
-
-def decode_line(line: bytes, location: str) -> str:
-    """Decode a line of a UTF-8 file; `location` is its `file:line`, for the error."""
-    try:
-        # Editors on Windows begin a file with a byte-order mark, which is no part of its text.
-        return line.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{location}: the text is not UTF-8 ({error}); save the file as UTF-8.") from error
-
-
-def read_text(path: Path) -> str:
-    """The content of a UTF-8 file."""
-    content = path.read_bytes()
-    try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = content[: error.start].count(b"\n") + 1
-        raise ValueError(f"{path}:{line}: the text is not UTF-8 ({error}); save the file as UTF-8.") from error
-
-
-def parse_object(line: bytes, location: str) -> dict[str, Any]:
-    """Parse a line that must hold one JSON object; `location` is its `file:line`, for the error."""
-    # Without its line end: for an object that breaks off, Python would report a column in the next line.
-    text = decode_line(line, location).rstrip(" \t\r\n")
-    try:
-        record = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{location}: broken JSON: {error.msg} (column {error.colno})") from error
-    except (ValueError, RecursionError) as error:  # numbers of thousands of digits, lists within thousands of lists
-        raise ValueError(f"{location}: this JSON cannot be read: {error}") from error
-    if not isinstance(record, dict):
-        raise ValueError(f"{location}: expected a JSON object, got {type(record).__name__}")
-    return record
-
-
 # The csv module stops at fields of 131,072 characters, which long documents exceed; this is the largest limit
 # that every platform takes.
 _LONGEST_CSV_FIELD = 2**31 - 1
 _PARQUET_ROWS_AT_ONCE = 256
+_WHITE_SPACE = re.compile(r"[ \t\r\n]*")  # of JSON
+_BLANK = b"\xef\xbb\xbf \t\r\n"  # with the byte-order mark
+_ID_COLUMN = "id"
 
 
 @dataclass(frozen=True)
@@ -100,7 +43,7 @@ class Row:
 
 
 class FileRows(Iterable[Row]):
-    """The rows of files, read anew whenever they are walked."""
+    """The rows of files, read again for every iteration."""
 
     def __init__(self, paths: Iterable[str | Path]) -> None:
         self._readers = [(path, *_ending_and_reader(path)) for path in map(Path, paths)]
@@ -115,42 +58,164 @@ class FileRows(Iterable[Row]):
                 raise ValueError(f"{path}: the file is empty: it has no documents.")
 
     def digest(self) -> str:
-        """Identifies the rows by the bytes of the files, which need not be parsed or decompressed for it."""
+        """Identifies the rows by the bytes of the files, without parsing or decompressing them."""
         digest = hashlib.sha256()
         for path, ending, _ in self._readers:
-            with path.open("rb") as file:
-                digest.update(ending.encode() + hashlib.file_digest(file, "sha256").digest())
+            for part in _labelled_texts(path) if path.is_dir() else [path]:
+                name = part.relative_to(path).as_posix() if path.is_dir() else ending
+                with part.open("rb") as file:
+                    digest.update(name.encode() + hashlib.file_digest(file, "sha256").digest())
         return digest.hexdigest()
 
 
 def read_rows(paths: Iterable[str | Path]) -> FileRows:
-    """Read the rows of one or more files, one file after the other, by what their names end in (`ENDINGS`, `.txt`).
+    """Read the rows of one or more files or folders, one after the other, by what their names end in.
 
-    Text is UTF-8. CSV and TSV files begin with a row of column names and quote with `"`. A `.txt` file is one
-    document and has the column "text" only. A missing file raises an error at once; a broken or empty one while the
-    rows are read.
+    - JSON lines (`.jsonl`), one array of objects (`.json`), CSV, TSV and Parquet are tables. CSV and TSV begin with
+      a line of column names and quote with `"`. CSV is separated by semicolons if that line has no comma.
+    - A `.txt` file is one document, with the column "text" only.
+    - A folder holds a folder per label with `.txt` files: the columns are "id" (the path), "text" and "label".
+
+    All but Parquet may be compressed (`.gz`, `.xz`). Text is UTF-8. A missing file raises an error at once; a broken
+    or empty one while the rows are read.
     """
     return FileRows(paths)
 
 
 def _ending_and_reader(path: Path) -> tuple[str, Callable[[Path], Iterator[Row]]]:
+    if path.is_dir():
+        if not _labelled_texts(path):
+            raise ValueError(f"{path}: a folder of documents needs a folder per label with .txt files in it.")
+        return "", _read_folder
     found = next((pair for pair in _READERS.items() if path.name.lower().endswith(pair[0])), None)
     if found is None:
-        raise ValueError(f"{path}: unknown kind of file; its name must end in one of {', '.join(ENDINGS)}.")
-    if path.is_dir():
-        raise ValueError(f"{path}: this is a folder; give the files in it.")
+        raise ValueError(f"{path}: unknown kind of file; its name must end in one of {KINDS}.")
     if not path.exists():
         raise FileNotFoundError(f"{path}: there is no such file.")
     return found
 
 
-def _read_json_rows(path: Path) -> Iterator[Row]:
+def read_json_lines(path: Path | Traversable) -> list[dict[str, Any]]:
+    """Return the objects of a UTF-8 JSON lines file, compressed if its name ends in `.gz` or `.xz`; skip blank lines.
+
+    A line that is not a JSON object, or damaged compressed data, raises a `ValueError` beginning with `file:line`.
+    """
+    return [record for _, record in iterate_json_lines(path)]
+
+
+def iterate_json_lines(path: Path | Traversable) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Like `read_json_lines`, one object at a time, each with the number of its line."""
+    for number, line in _lines(path):
+        if line.strip():
+            yield number, parse_object(line, f"{path}:{number}")
+
+
+def read_text(path: Path) -> str:
+    """The content of a UTF-8 file."""
+    return "".join(decode_line(line, f"{path}:{number}") for number, line in _lines(path))
+
+
+def decode_line(line: bytes, location: str) -> str:
+    """Decode a line of a UTF-8 file; `location` is its `file:line`, for the error."""
+    try:
+        # Editors on Windows begin a file with a byte-order mark, which is not part of its text.
+        return line.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{location}: the text is not UTF-8 ({error}); save the file as UTF-8.") from error
+
+
+def parse_object(line: bytes, location: str) -> dict[str, Any]:
+    """Parse a line that must hold one JSON object; `location` is its `file:line`, for the error."""
+    # Without its line end: for an object that breaks off, Python would report a column in the next line.
+    text = decode_line(line, location).rstrip(" \t\r\n")
+    with _json_errors(location):
+        record = json.loads(text)
+    return _checked_object(record, location)
+
+
+def _lines(path: Path | Traversable) -> Iterator[tuple[int, bytes]]:
+    """The lines of a file with their numbers, decompressed if its name ends in `.gz` or `.xz`."""
+    number, name = 0, path.name.lower()
+    with path.open("rb") as raw:
+        try:
+            for number, line in enumerate(_decompressed(raw, name), start=1):
+                yield number, line
+        except (gzip.BadGzipFile, zlib.error, lzma.LZMAError, EOFError) as error:
+            kind = "xz" if name.endswith(".xz") else "gzip"
+            raise ValueError(f"{path}:{number + 1}: the {kind} data is damaged: {error}") from error
+
+
+def _first_line(path: Path) -> bytes:
+    """The first line that is not blank, without what stands around it."""
+    return next((stripped for _, line in _lines(path) if (stripped := line.strip(_BLANK))), b"")
+
+
+def _decompressed(raw: IO[bytes], name: str) -> Iterable[bytes]:
+    if name.endswith(".gz"):
+        return gzip.GzipFile(fileobj=raw)
+    return lzma.LZMAFile(raw) if name.endswith(".xz") else raw
+
+
+@contextlib.contextmanager
+def _json_errors(location: str, path: Path | None = None) -> Iterator[None]:
+    """Explain what is wrong with JSON; with a `path`, the text is a whole file, of which the error knows the line."""
+    try:
+        yield
+    except json.JSONDecodeError as error:
+        where = location if path is None else f"{path}:{error.lineno}"
+        raise ValueError(f"{where}: broken JSON: {error.msg} (column {error.colno})") from error
+    except (ValueError, RecursionError) as error:  # numbers of thousands of digits, lists within thousands of lists
+        raise ValueError(f"{location}: this JSON cannot be read: {error}") from error
+
+
+def _checked_object(record: Any, location: str) -> dict[str, Any]:
+    if not isinstance(record, dict):
+        raise ValueError(f"{location}: expected a JSON object, got {type(record).__name__}")
+    return record
+
+
+def _read_json_lines(path: Path) -> Iterator[Row]:
     for number, record in iterate_json_lines(path):
         yield Row(f"{path}:{number}", record)
 
 
+def _read_json(path: Path) -> Iterator[Row]:
+    """One array of objects; JSON lines are read too, which some call `.json`."""
+    return _read_json_array(path) if _first_line(path).startswith(b"[") else _read_json_lines(path)
+
+
+def _read_json_array(path: Path) -> Iterator[Row]:
+    text = read_text(path)
+    decoder, line, counted = json.JSONDecoder(), 1, 0
+    mark, position = "[", text.index("[")
+    while mark != "]":
+        begin = _after_white_space(text, position + 1)
+        line, counted = line + text.count("\n", counted, begin), begin
+        location = f"{path}:{line}"
+        with _json_errors(location, path):
+            if mark == "[" and text[begin : begin + 1] == "]":
+                position, mark = begin, "]"
+                continue
+            record, end = decoder.raw_decode(text, begin)
+            position = _after_white_space(text, end)
+            mark = text[position : position + 1]
+            if mark not in (",", "]"):
+                raise json.JSONDecodeError("Expecting ',' or ']'", text, position)
+        yield Row(location, _checked_object(record, location))
+    if (end := _after_white_space(text, position + 1)) < len(text):
+        with _json_errors(str(path), path):
+            raise json.JSONDecodeError("Extra data", text, end)
+
+
+def _after_white_space(text: str, position: int) -> int:
+    match = _WHITE_SPACE.match(text, position)
+    assert match is not None  # it may be empty
+    return match.end()
+
+
 def _read_csv(path: Path) -> Iterator[Row]:
-    return _read_separated(path, separator=",")
+    header = _first_line(path)
+    return _read_separated(path, separator=";" if b";" in header and b"," not in header else ",")
 
 
 def _read_tsv(path: Path) -> Iterator[Row]:
@@ -159,8 +224,10 @@ def _read_tsv(path: Path) -> Iterator[Row]:
 
 def _read_separated(path: Path, separator: str) -> Iterator[Row]:
     csv.field_size_limit(_LONGEST_CSV_FIELD)
+    # Decoded line by line, so that an error names the line of a wrong byte.
+    lines = (decode_line(line, f"{path}:{number}") for number, line in _lines(path))
     # If not strict, the csv module would read to the end of the file after a quote that is never closed.
-    reader = csv.reader(_decoded_lines(path), delimiter=separator, strict=True)
+    reader = csv.reader(lines, delimiter=separator, strict=True)
     names: list[str] = []
     line = 1
     try:
@@ -170,7 +237,9 @@ def _read_separated(path: Path, separator: str) -> Iterator[Row]:
             if not fields:
                 continue
             if not names:
-                names = _column_names(fields, location)
+                names = fields
+                if repeated := [name for name, count in Counter(names).items() if count > 1]:
+                    raise ValueError(f"{location}: the column {repeated[0]!r} occurs more than once; rename one.")
             elif len(fields) != len(names):
                 raise ValueError(
                     f"{location}: broken row: {len(fields)} fields where there are {len(names)} columns "
@@ -182,22 +251,6 @@ def _read_separated(path: Path, separator: str) -> Iterator[Row]:
         raise ValueError(
             f"{path}:{line}: broken row: {error}; quotes inside a quoted text must be doubled, and closed at its end."
         ) from error
-
-
-def _decoded_lines(path: Path) -> Iterator[str]:
-    # The file object would not say in which line a wrong byte is; decoding line by line does.
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            yield decode_line(line, f"{path}:{number}")
-
-
-def _column_names(names: list[str], location: str) -> list[str]:
-    repeated = [name for name, count in Counter(names).items() if count > 1]
-    if repeated:
-        raise ValueError(
-            f"{location}: the column {repeated[0]!r} occurs more than once; give every column its own name."
-        )
-    return names
 
 
 def _read_parquet(path: Path) -> Iterator[Row]:
@@ -214,25 +267,36 @@ def _read_parquet(path: Path) -> Iterator[Row]:
         raise ValueError(f"{path}:row {number + 1}: the Parquet data cannot be read: {error}") from error
 
 
-def _read_text_rows(path: Path) -> Iterator[Row]:
+def _read_text_file(path: Path) -> Iterator[Row]:
     yield Row(str(path), {"text": read_text(path)})
 
 
-_READERS: dict[str, Callable[[Path], Iterator[Row]]] = {
-    ".jsonl": _read_json_rows,
-    ".jsonl.gz": _read_json_rows,
-    ".jsonl.xz": _read_json_rows,
+def _labelled_texts(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.glob("*/*.txt") if path.is_file())
+
+
+def _read_folder(folder: Path) -> Iterator[Row]:
+    for path in _labelled_texts(folder):
+        name = path.relative_to(folder).as_posix()
+        yield Row(str(path), {"id": name, "text": read_text(path), "label": path.parent.name})
+
+
+_TEXT_READERS: dict[str, Callable[[Path], Iterator[Row]]] = {
+    ".jsonl": _read_json_lines,
+    ".json": _read_json,
     ".csv": _read_csv,
     ".tsv": _read_tsv,
-    ".parquet": _read_parquet,
-    ".txt": _read_text_rows,
+    ".txt": _read_text_file,
 }
-ENDINGS = tuple(ending for ending in _READERS if ending != ".txt")  # of tables, which can have labels
-
+_READERS = {".parquet": _read_parquet} | {
+    ending + packed: reader
+    for (ending, reader), packed in itertools.product(_TEXT_READERS.items(), ("", ".gz", ".xz"))
+}
+KINDS = ".jsonl, .json, .csv, .tsv (each also as .gz or .xz) and .parquet"  # of tables, which can have labels
 
 # Large tables are published in parts: train-00000-of-00015.parquet.
 _PART = r"(?:-(?P<part>\d+)-of-(?P<parts>\d+))?"
-_ENDING = "|".join(re.escape(ending) for ending in ENDINGS)
+_ENDING = "|".join(re.escape(ending) for ending in _READERS if not ending.startswith(".txt"))
 
 
 def check_folder(folder: Path) -> None:
@@ -244,8 +308,8 @@ def check_folder(folder: Path) -> None:
 def find_split_files(folder: Path, *split_names: str) -> list[Path]:
     """The files of one split, which may have several names ("dev", "validation"); an empty list if there are none.
 
-    All of them must have the same name and ending but for the number of a part: which of `train.csv` and
-    `train.jsonl` is meant, only the user can say.
+    All of them must have the same name and ending except for the number of a part: only the user knows whether
+    `train.csv` or `train.jsonl` is meant.
     """
     names = "|".join(map(re.escape, split_names))
     pattern = re.compile(rf"(?P<name>{names}){_PART}(?P<ending>{_ENDING})")
@@ -257,3 +321,41 @@ def find_split_files(folder: Path, *split_names: str) -> list[Path]:
     if parts is not None and len(matches) != int(parts):
         raise ValueError(f"{folder}: {split_names[0]} has {int(parts)} parts, but there are only {found}.")
     return [folder / match[0] for match in matches]
+
+
+def value_of(row: Row, column: str) -> Any:
+    """The value in a column, which the row must have."""
+    if column not in row.values:
+        there = ", ".join(str(name) for name in row.values)
+        raise ValueError(f"{row.location}: there is no column {column!r}; the columns are {there}.")
+    return row.values[column]
+
+
+def text_of(row: Row, column: str) -> str:
+    """The text of a row; a gap in the table is an empty text."""
+    text = value_of(row, column)
+    if text is None:  # an empty document, which is counted rather than refused
+        return ""
+    if not isinstance(text, str):
+        raise ValueError(f"{row.location}: the column {column!r} must hold text, got {described(text)}.")
+    return text
+
+
+def id_of(row: Row, column: str) -> str:
+    """The id of the document in a row."""
+    document_id = value_of(row, column)
+    if document_id is None or document_id == "":
+        raise ValueError(f"{row.location}: the id (column {column!r}) is missing.")
+    if not isinstance(document_id, str | int):
+        raise ValueError(f"{row.location}: the id must be text or a whole number, got {described(document_id)}.")
+    return str(document_id)
+
+
+def default_id_column(first: Row) -> str | None:
+    """The column of ids if the user named none: "id" if the first row has it; otherwise documents get numbers."""
+    return _ID_COLUMN if _ID_COLUMN in first.values else None
+
+
+def described(value: Any) -> str:
+    """A value of the wrong type, for messages."""
+    return f"{type(value).__name__} {str(value)[:40]!r}"

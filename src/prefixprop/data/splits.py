@@ -1,7 +1,8 @@
-"""Dividing documents: a part split off, a sample drawn, or folds for cross-validation.
+"""Dividing documents: a part split off, a sample, or folds for cross-validation.
 
-Which documents make a fold depends on the train documents and `FOLD_SEED` alone, never on the seed of a run: all
-methods, settings and seeds share their folds, so that means over folds can be compared.
+Copies of a text never stand on both sides of a split. Which documents make a fold depends on the training documents
+and `FOLD_SEED` alone, never on the seed of a run: all methods, settings and seeds share their folds, so that means
+over folds can be compared.
 """
 
 from __future__ import annotations
@@ -10,11 +11,14 @@ import math
 import random
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from prefixprop.data.documents import ClassificationTask, Split, StoredDocuments, labels_of
+import numpy as np
+from numpy.typing import NDArray
+
+from prefixprop.data.documents import SPLIT_NAMES, Split, StoredDocuments, first_copies, labels_of
 from prefixprop.data.wikihop import QuestionTask
 
 if TYPE_CHECKING:
@@ -22,28 +26,36 @@ if TYPE_CHECKING:
 
 Item = TypeVar("Item")
 
-SPLIT_SEED = 10  # the seed with which the paper's authors halved the test of 20-newsgroups
+SPLIT_SEED = 10  # the seed with which the paper's authors halved the test set of 20-newsgroups
+FOLD_SEED = 10
 
 
-def split_off(documents: Split, fraction: float, seed: int = SPLIT_SEED) -> tuple[Split, Split]:
+def split_off(
+    documents: Split, fraction: float, seed: int = SPLIT_SEED, copies_together: bool = True
+) -> tuple[Split, Split]:
     """Return what remains and the `fraction` split off: stratified by label, each part in its old order.
 
-    The choice is that of scikit-learn's `train_test_split`. At least one document per label is split off, unless
-    the label has a single document, which remains.
+    The choice is that of scikit-learn's `train_test_split` among different texts; copies follow the first of them. At
+    least one text per label is split off. What remains has every label: a text stays if it is the only one of its
+    label, or if its copies have different labels.
     """
     from sklearn.model_selection import train_test_split
 
-    all_labels = labels_of(documents)
-    counts = Counter(all_labels)
-    indices = [index for index, label in enumerate(all_labels) if counts[label] > 1]
+    all_labels = np.array(labels_of(documents))
+    first = first_copies(documents) if copies_together else np.arange(len(documents))
+    ambiguous = first[all_labels != all_labels[first]]
+    texts = np.setdiff1d(first, ambiguous)
+    counts = Counter(all_labels[texts].tolist())
+    indices = [index for index in texts.tolist() if counts[all_labels[index]] > 1]
     if not indices:
         raise ValueError(
-            f"{len(documents)} documents cannot be split in two: no label has two of them. Give both parts as files."
+            f"{len(documents)} documents cannot be split in two: no label has two different texts. Give both parts "
+            "as files."
         )
-    labels = [all_labels[index] for index in indices]
+    labels = all_labels[indices].tolist()
     size = max(math.ceil(fraction * len(indices)), len(set(labels)))
     _, chosen = train_test_split(indices, test_size=size, stratify=labels, random_state=seed)
-    return _divided(documents, set(chosen))
+    return _divided(documents, np.isin(first, chosen))
 
 
 def draw_sample(items: Sequence[Item], limit: int | None, seed: int) -> Sequence[Item]:
@@ -54,57 +66,83 @@ def draw_sample(items: Sequence[Item], limit: int | None, seed: int) -> Sequence
 
 
 def select(items: Sequence[Item], indices: Sequence[int]) -> Sequence[Item]:
-    """The items at these indices, in this order; documents on the disk are not read for it."""
+    """The items at these indices, in this order; documents on the disk are not read."""
     if isinstance(items, StoredDocuments):
         return items.select(indices)  # type: ignore[return-value]
     return tuple(items[index] for index in indices)
 
 
-FOLD_SEED = 10
+def select_documents(
+    task: Task,
+    *,
+    folds: int | None = None,
+    fold: int | None = None,
+    max_documents: Mapping[str, int | None] | None = None,
+    seed: int = 0,
+) -> Task:
+    """Those documents of a task that a run reads: without a fold, and at most so many of each split.
+
+    With `folds`, the dev set is fold number `fold` of the training set, and the test set is empty.
+    """
+    if not task.train:
+        raise ValueError(f"Task {task.name!r} has no training documents.")
+    if folds is not None and fold is not None:
+        task = leave_out_fold(task, folds, fold)
+    if not task.dev:
+        raise ValueError(f"Task {task.name!r} has no dev documents, which every run needs; give some.")
+    limits = max_documents or {}
+    samples: dict[str, Any] = {name: draw_sample(task.split(name), limits.get(name), seed) for name in SPLIT_NAMES}
+    return replace(task, **samples)
 
 
 def leave_out_fold(task: Task, folds: int, fold: int) -> Task:
-    """The task with fold number `fold`, from 0, moved from train to dev; both keep their order.
+    """The task with fold number `fold`, from 0, of the training set as its dev set; both keep their order.
 
-    The task's own dev and its test are dropped: nothing that is chosen by folds may have seen them. Documents are
+    The task's own dev and test set are dropped: nothing that is chosen by folds may have seen them. Documents are
     stratified by label, as by scikit-learn's `StratifiedKFold`; questions have no labels and are not stratified.
     """
-    if len(task.train) < folds:
-        raise ValueError(
-            f"--folds: the {len(task.train)} train documents of task {task.name!r} cannot be divided in {folds} "
-            "folds; choose fewer."
-        )
     if isinstance(task, QuestionTask):
-        questions, left_out = _divided(task.train, _indices_of_fold(len(task.train), None, folds, fold))
+        questions, left_out = _divided(
+            task.train, _is_in_fold(task.name, np.arange(len(task.train)), None, folds, fold)
+        )
         return replace(task, train=tuple(questions), dev=tuple(left_out), test=())
-    labels = labels_of(task.train)
-    train, dev = _divided(task.train, _indices_of_fold(len(labels), labels, folds, fold))
+    first, labels = first_copies(task.train), labels_of(task.train)
+    train, dev = _divided(task.train, _is_in_fold(task.name, first, labels, folds, fold))
     unused = f"; the {len(task.dev):,} dev documents are not used" if task.dev else ""
-    remark = f"fold {fold} of {folds}, {len(dev):,} train documents, is left out of train and evaluated{unused}"
-    return replace(task, train=train, dev=dev, test=(), remarks=(*task.remarks, remark, *_rare_labels(task, folds)))
+    remarks = [f"fold {fold} of {folds}, {len(dev):,} training documents, is the dev set of this run{unused}"]
+    remarks += _rare_labels(task.label_names, Counter(labels[index] for index in set(first.tolist())), folds)
+    return replace(task, train=train, dev=dev, test=(), remarks=(*task.remarks, *remarks))
 
 
-def _indices_of_fold(count: int, labels: Sequence[int] | None, folds: int, fold: int) -> set[int]:
+def _is_in_fold(
+    name: str, first: NDArray[np.int64], labels: Sequence[int] | None, folds: int, fold: int
+) -> NDArray[np.bool_]:
+    """Which items are in a fold; `first` has for each of them the index of the item that it is a copy of."""
     from sklearn.model_selection import KFold, StratifiedKFold
 
+    texts = np.unique(first)
+    if len(texts) < folds:
+        raise ValueError(
+            f"--folds: the {len(texts)} training documents of task {name!r} cannot be divided in {folds} folds; "
+            "choose fewer."
+        )
+    strata = None if labels is None else [labels[index] for index in texts]
     # scikit-learn refuses to stratify where every label is rarer than folds, and warns where some are.
-    stratified = labels is not None and max(Counter(labels).values()) >= folds
+    stratified = strata is not None and max(Counter(strata).values()) >= folds
     kind = StratifiedKFold if stratified else KFold
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        parts = list(kind(folds, shuffle=True, random_state=FOLD_SEED).split([0] * count, labels))
-    return set(parts[fold][1].tolist())
+        parts = list(kind(folds, shuffle=True, random_state=FOLD_SEED).split(texts, strata))
+    return np.isin(first, texts[parts[fold][1]])
 
 
-def _divided(items: Sequence[Item], left_out: set[int]) -> tuple[Sequence[Item], Sequence[Item]]:
-    remaining = [index for index in range(len(items)) if index not in left_out]
-    return select(items, remaining), select(items, sorted(left_out))
+def _divided(items: Sequence[Item], left_out: NDArray[np.bool_]) -> tuple[Sequence[Item], Sequence[Item]]:
+    return select(items, np.flatnonzero(~left_out).tolist()), select(items, np.flatnonzero(left_out).tolist())
 
 
-def _rare_labels(task: ClassificationTask, folds: int) -> Iterator[str]:
-    counts = Counter(labels_of(task.train))
-    rare = [task.label_names[label] for label, count in sorted(counts.items()) if count < folds]
-    if len(rare) == len(counts):
-        yield f"no label has {folds} train documents, so the {folds} folds are not stratified by label"
+def _rare_labels(names: Sequence[str], counts: Counter[int], folds: int) -> Iterator[str]:
+    rare = ", ".join(names[label] for label, count in sorted(counts.items()) if count < folds)
+    if max(counts.values()) < folds:
+        yield f"no label has {folds} training documents, so the {folds} folds are not stratified by label"
     elif rare:
-        yield f"fewer than {folds} train documents have the label {', '.join(rare)}, so it is missing from some folds"
+        yield f"fewer than {folds} training documents have the label {rare}, so it is missing from some folds"

@@ -1,26 +1,45 @@
 """WikiHop (QAngaroo v1.1, Welbl et al., 2018): questions over several documents with given candidate answers.
 
-A folder holds `train` and `dev` as QAngaroo publishes them (`.json`, one array) or as JSON lines (`.jsonl`), either
-one gzipped or not. QAngaroo keeps its test set secret, and the paper's table of data sets divides the 48,867
-published questions 90/5/5: unless there is a `test` file, `dev` is halved.
+A folder holds `train` and `dev` as QAngaroo publishes them (`.json`, one array) or as JSON lines (`.jsonl`). QAngaroo
+keeps its test set secret, and the paper's table of data sets divides the 48,867 published questions 90/5/5: unless
+there is a `test` file, `dev` is halved.
+
+The encoder reads a question as follows (Appendix A of the paper, after Beltagy et al., 2020):
+
+    <s> [question] q [/question] ([ent] c [/ent])*  </s> document </s> </s> document </s> ...
+
+Everything in front of the first document is the candidate part. Supports that do not fit behind it are cut into
+chunks, and the candidate part is repeated in front of each. `WikiHopDataset` has the questions for a DataLoader:
+tokenized once, shuffled anew in every epoch of training.
 """
 
 from __future__ import annotations
 
-import gzip
-import json
-import random
-import zlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from math import ceil
 from pathlib import Path
-from typing import Any
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from prefixprop.data.documents import SPLIT_NAMES
-from prefixprop.data.rows import read_json_lines
+from prefixprop.data.encoding import TokenIds, readable
+from prefixprop.data.rows import Row, check_folder, find_split_files, read_rows
 
-FILE_ENDINGS = (".json", ".jsonl", ".json.gz", ".jsonl.gz")
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 HALVING_SEED = 10
+SPECIAL_TOKENS = ("[question]", "[/question]", "[ent]", "[/ent]")
+OVERSIZED = ("raise", "skip")
+
+# With less room than this behind the candidate part a question would fall into hundreds of useless chunks.
+MIN_SUPPORT_TOKENS = 32
+
+# QAngaroo's texts were split into words; the authors' code puts these back together before it tokenizes.
+_SPACED_PUNCTUATION = (" .", " ,", " !", " ?", "( ", " )", " 's")
 
 
 @dataclass(frozen=True)
@@ -55,116 +74,287 @@ class QuestionTask:
 
 
 def load_wikihop(folder: str | Path | None = None) -> QuestionTask:
-    """Read the files of `folder`: `train` and `dev`, and `test` where there is one; otherwise halve `dev`."""
+    """Read the files `train` and `dev` of a folder, and `test` if there is one; otherwise halve `dev`."""
+    source = "download QAngaroo v1.1 (http://qangaroo.cs.ucl.ac.uk), unpack it, and give its folder wikihop"
     if folder is None:
-        raise ValueError(
-            "WikiHop is not on a hub: download QAngaroo (qangaroo.cs.ucl.ac.uk), unpack it, and give the folder with "
-            "train.json and dev.json as the data directory (--data-dir)."
-        )
+        raise ValueError(f"WikiHop is not on a hub: {source} as the data directory (--data-dir).")
     folder = Path(folder)
-    files = {split: _find_file(folder, split) for split in SPLIT_NAMES}
-    train, dev = (_read_split(folder, split, files[split]) for split in ("train", "dev"))
-    if files["test"] is not None:
-        return QuestionTask("wikihop", train, dev, read_questions(files["test"]))
-    dev, test = _halves(dev)
+    check_folder(folder)
+    files = {split: find_split_files(folder, split) for split in SPLIT_NAMES}
+    for split in ("train", "dev"):
+        if not files[split]:
+            raise FileNotFoundError(f"{folder}: there is no {split}.json or {split}.jsonl here; {source}.")
+    train, dev, test = (_read_files(files[split]) for split in SPLIT_NAMES)
+    if not test:
+        # Two random halves, always the same ones, each in the order of the file.
+        order = list(range(len(dev)))
+        Random(HALVING_SEED).shuffle(order)
+        middle = (len(order) + 1) // 2
+        dev, test = (tuple(dev[index] for index in sorted(half)) for half in (order[:middle], order[middle:]))
     return QuestionTask("wikihop", train, dev, test)
 
 
 def read_questions(path: str | Path) -> tuple[Question, ...]:
-    """Read one file of questions; a bad record raises a `ValueError` that names the file and the record."""
-    path = Path(path)
+    """Read one file of questions; a bad record raises a `ValueError` that begins with its `file:line`."""
+    return _read_files([path])
+
+
+def _read_files(paths: Sequence[str | Path]) -> tuple[Question, ...]:
     questions: list[Question] = []
-    numbers: dict[str, int] = {}
-    for number, record in enumerate(_read_records(path), start=1):
-        question = _question(record, f"{path}, record {number}")
-        if question.id in numbers:
+    locations: dict[str, str] = {}
+    for row in read_rows(paths):
+        question = _question(row)
+        if question.id in locations:
             raise ValueError(
-                f"{path}, record {number}: the id {question.id!r} is already that of record {numbers[question.id]}; "
-                "give every question an id of its own."
+                f"{row.location}: the id {question.id!r} is already that of {locations[question.id]}; give every "
+                "question its own id."
             )
-        numbers[question.id] = number
+        locations[question.id] = row.location
         questions.append(question)
     return tuple(questions)
 
 
-def _find_file(folder: Path, split: str) -> Path | None:
-    found = [folder / f"{split}{ending}" for ending in FILE_ENDINGS if (folder / f"{split}{ending}").is_file()]
-    if len(found) > 1:
-        raise ValueError(
-            f"{folder} has several files of the split {split!r} ({', '.join(path.name for path in found)}); keep one."
-        )
-    return found[0] if found else None
-
-
-def _read_split(folder: Path, split: str, path: Path | None) -> tuple[Question, ...]:
-    if path is None:
-        names = ", ".join(f"{split}{ending}" for ending in FILE_ENDINGS)
-        raise FileNotFoundError(
-            f"{folder} has no WikiHop questions for {split!r}; expected one of {names}. QAngaroo v1.1 has them in "
-            "its folder wikihop: http://qangaroo.cs.ucl.ac.uk"
-        )
-    return read_questions(path)
-
-
-def _read_records(path: Path) -> Sequence[Any]:
-    if path.name.endswith((".jsonl", ".jsonl.gz")):
-        return read_json_lines(path)
-    try:
-        data = path.read_bytes()
-        text = (gzip.decompress(data) if path.name.endswith(".gz") else data).decode("utf-8-sig")
-        records = json.loads(text)
-    except (gzip.BadGzipFile, zlib.error, EOFError) as error:
-        raise ValueError(f"{path}: the gzip data is damaged: {error}") from error
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: the text is not UTF-8: {error}") from error
-    except json.JSONDecodeError as error:
-        raise ValueError(
-            f"{path}:{error.lineno}: broken JSON: {error.msg} (column {error.colno}); the file must be one JSON "
-            "array (JSON lines end in .jsonl)."
-        ) from error
-    if not isinstance(records, list):
-        raise ValueError(f"{path}: expected a JSON array of questions, got {type(records).__name__}.")
-    return records
-
-
-def _question(record: Any, location: str) -> Question:
-    if not isinstance(record, dict):
-        raise ValueError(f"{location}: expected a JSON object, got {type(record).__name__}.")
-    identifier, query, answer = (_text(record, name, location) for name in ("id", "query", "answer"))
-    candidates, supports = (_texts(record, name, location) for name in ("candidates", "supports"))
-    if not candidates:
-        raise ValueError(f"{location}: question {identifier!r} has no candidates; give at least one.")
+def _question(row: Row) -> Question:
+    for name in ("id", "query", "answer", "candidates", "supports"):
+        if name not in row.values:
+            there = ", ".join(sorted(row.values)) or "none"
+            raise ValueError(f"{row.location}: the field {name!r} is missing; there are: {there}.")
+        value = row.values[name]
+        if name in ("candidates", "supports"):
+            if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+                raise ValueError(f"{row.location}: the field {name!r} must be a list of strings.")
+        elif not isinstance(value, str):
+            raise ValueError(f"{row.location}: the field {name!r} must be a string, got {type(value).__name__}.")
+    answer, candidates = row.values["answer"], tuple(row.values["candidates"])
     if answer not in candidates:
-        raise ValueError(f"{location}: the answer {answer!r} is not among the candidates {list(candidates)}.")
-    return Question(identifier, query, candidates, supports, candidates.index(answer))
+        raise ValueError(f"{row.location}: the answer {answer!r} is not among the candidates {list(candidates)}.")
+    supports = tuple(row.values["supports"])
+    return Question(row.values["id"], row.values["query"], candidates, supports, candidates.index(answer))
 
 
-def _text(record: dict[str, Any], name: str, location: str) -> str:
-    value = _field(record, name, location)
-    if not isinstance(value, str):
-        raise ValueError(f"{location}: the field {name!r} must be a string, got {type(value).__name__}.")
-    return value
+class CandidatePartTooLong(ValueError):
+    """A question's candidate part leaves no room for its supports."""
 
 
-def _texts(record: dict[str, Any], name: str, location: str) -> tuple[str, ...]:
-    value = _field(record, name, location)
-    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        raise ValueError(f"{location}: the field {name!r} must be a list of strings.")
-    return tuple(value)
+@dataclass(frozen=True)
+class TokenizedQuestion:
+    """The pieces of a question's input, each with the special tokens around it; `query` starts with `<s>`."""
+
+    id: str
+    query: TokenIds
+    candidates: tuple[TokenIds, ...]
+    supports: tuple[TokenIds, ...]
+    answer: int
+
+    @property
+    def candidate_part_length(self) -> int:
+        return len(self.query) + sum(map(len, self.candidates))
+
+    @property
+    def supports_length(self) -> int:
+        return sum(map(len, self.supports))
 
 
-def _field(record: dict[str, Any], name: str, location: str) -> Any:
-    if name not in record:
+@dataclass(frozen=True)
+class QuestionInput:
+    """What goes into the encoder for one question: the candidate part in front of each of the chunks.
+
+    `candidate_positions` are those of the `[ent]` tokens in the candidate part, which score the candidates.
+    """
+
+    id: str
+    candidate_part: TokenIds
+    candidate_positions: TokenIds
+    chunks: tuple[TokenIds, ...]
+    answer: int
+
+
+def add_special_tokens(tokenizer: PreTrainedTokenizerBase) -> int:
+    """Add the four special tokens to a tokenizer, unless it has them; returns the first of their consecutive ids."""
+    from transformers import AddedToken
+
+    for role in ("cls_token", "sep_token", "pad_token"):
+        if getattr(tokenizer, role) is None:
+            raise ValueError(f"The tokenizer has no {role}, which WikiHop's input needs; use one of an encoder.")
+    tokenizer.add_tokens([AddedToken(token, normalized=False) for token in SPECIAL_TOKENS], special_tokens=True)
+    first, *_ = ids = _ids_of_special_tokens(tokenizer)
+    if ids != list(range(first, first + len(ids))):
         raise ValueError(
-            f"{location}: the field {name!r} is missing; there are: {', '.join(sorted(record)) or 'none'}."
+            f"The ids of {', '.join(SPECIAL_TOKENS)} must be consecutive, but this tokenizer has {ids}; use one "
+            "without tokens of these names."
         )
-    return record[name]
+    return first
 
 
-def _halves(questions: tuple[Question, ...]) -> tuple[tuple[Question, ...], tuple[Question, ...]]:
-    """Two random halves, always the same ones, each in the order of the file."""
-    indices = list(range(len(questions)))
-    random.Random(HALVING_SEED).shuffle(indices)
-    middle = (len(indices) + 1) // 2
-    first, second = sorted(indices[:middle]), sorted(indices[middle:])
-    return tuple(questions[index] for index in first), tuple(questions[index] for index in second)
+def tokenize_question(question: Question, tokenizer: PreTrainedTokenizerBase) -> TokenizedQuestion:
+    """Tokenize the pieces of a question with a tokenizer that has the special tokens."""
+    begin_query, end_query, begin_candidate, end_candidate = _ids_of_special_tokens(tokenizer)
+    separator: Any = tokenizer.sep_token_id
+    texts = [_join_punctuation(readable(text)) for text in (question.query, *question.candidates, *question.supports)]
+    query, *others = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
+    count = len(question.candidates)
+    return TokenizedQuestion(
+        id=question.id,
+        query=_ids([tokenizer.cls_token_id, begin_query, *query, end_query]),
+        candidates=tuple(_ids([begin_candidate, *ids, end_candidate]) for ids in others[:count]),
+        supports=tuple(_ids([separator, *ids, separator]) for ids in others[count:]),
+        answer=question.answer,
+    )
+
+
+def shuffled(question: TokenizedQuestion, generator: Random) -> TokenizedQuestion:
+    """The question with its candidates and its supports in another order, and `answer` adjusted to it."""
+    order, supports = list(range(len(question.candidates))), list(question.supports)
+    generator.shuffle(order)
+    generator.shuffle(supports)
+    return replace(
+        question,
+        candidates=tuple(question.candidates[index] for index in order),
+        supports=tuple(supports),
+        answer=order.index(question.answer),
+    )
+
+
+def check_room(question: TokenizedQuestion, max_length: int) -> None:
+    """Raise `CandidatePartTooLong` unless supports fit behind the candidate part.
+
+    Candidates are never dropped or cut: that could remove the right one, or make the question easier.
+    """
+    room = max_length - question.candidate_part_length
+    needed = min(MIN_SUPPORT_TOKENS, question.supports_length)
+    if room < needed:
+        raise CandidatePartTooLong(
+            f"Question {question.id!r}: its query and {len(question.candidates)} candidates take "
+            f"{question.candidate_part_length} of {max_length} tokens, which leaves less than {needed} for the "
+            "supports; use a model that reads longer texts, or skip such questions and count them as wrong."
+        )
+
+
+def split_into_chunks(question: TokenizedQuestion, max_length: int, max_chunks: int | None = None) -> QuestionInput:
+    """Cut the supports into chunks that fit behind the candidate part; only the first `max_chunks` are kept."""
+    check_room(question, max_length)
+    supports = _joined(question.supports)
+    room = max(1, max_length - question.candidate_part_length)
+    chunks = [supports[start : start + room] for start in range(0, len(supports), room)]
+    lengths = [len(question.query), *map(len, question.candidates)]
+    return QuestionInput(
+        id=question.id,
+        candidate_part=_joined((question.query, *question.candidates)),
+        candidate_positions=np.cumsum(lengths, dtype=np.int32)[:-1],
+        # A question without supports still has its candidate part.
+        chunks=tuple(chunks[:max_chunks]) or (supports,),
+        answer=question.answer,
+    )
+
+
+def _ids_of_special_tokens(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    vocabulary = tokenizer.get_added_vocab()
+    missing = [token for token in SPECIAL_TOKENS if token not in vocabulary]
+    if missing:
+        raise ValueError(
+            f"The tokenizer does not know {', '.join(missing)}; call add_special_tokens(tokenizer) first."
+        )
+    return [vocabulary[token] for token in SPECIAL_TOKENS]
+
+
+def _join_punctuation(text: str) -> str:
+    for spaced in _SPACED_PUNCTUATION:
+        text = text.replace(spaced, spaced.strip())
+    return " ".join(text.split())
+
+
+def _ids(values: Iterable[Any]) -> TokenIds:
+    return np.fromiter(values, dtype=np.int32)
+
+
+def _joined(pieces: Iterable[TokenIds]) -> TokenIds:
+    return np.concatenate([_ids(()), *pieces])
+
+
+class WikiHopDataset:
+    """Questions as the encoder reads them, in the order given.
+
+    Args:
+        questions: A split of a `QuestionTask`.
+        tokenizer: One that `add_special_tokens` was called on.
+        max_length: The longest sequence in tokens, the candidate part included.
+        shuffle: Put candidates and supports in another order, as in training: one that depends on `seed`, on the
+            epoch (`set_epoch`) and on the question's id alone.
+        seed: The seed of the shuffling.
+        max_chunks: The most chunks of a question to read, to save memory; None reads all of them.
+        oversized: What to do with a question whose candidate part leaves no room for supports: "raise", or "skip" it.
+
+    Attributes:
+        questions: The questions in the data set, in its order.
+        skipped: Ids of the questions that were left out. An honest accuracy counts these as wrong.
+        cut: Ids of the questions that lose supports to `max_chunks`.
+        lengths: How many tokens the encoder reads for each question, over all its chunks.
+    """
+
+    def __init__(
+        self,
+        questions: Sequence[Question],
+        tokenizer: PreTrainedTokenizerBase,
+        max_length: int,
+        *,
+        shuffle: bool = False,
+        seed: int = 0,
+        max_chunks: int | None = None,
+        oversized: str = "raise",
+    ) -> None:
+        import torch
+
+        if oversized not in OVERSIZED:
+            raise ValueError(f"oversized={oversized!r} is unknown; choose one of {', '.join(OVERSIZED)}.")
+        if max_chunks is not None and max_chunks < 1:
+            raise ValueError(f"max_chunks={max_chunks} must be at least 1; leave it out to read all chunks.")
+        self.max_length, self.max_chunks = max_length, max_chunks
+        self.shuffle, self.seed = shuffle, seed
+        # Shared memory, so that loader workers which outlive an epoch see the next one.
+        self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
+        self._tokenized: list[TokenizedQuestion] = []
+        kept, skipped = [], []
+        for question in questions:
+            tokenized = tokenize_question(question, tokenizer)
+            try:
+                check_room(tokenized, max_length)
+            except CandidatePartTooLong:
+                if oversized == "raise":
+                    raise
+                skipped.append(question.id)
+                continue
+            kept.append(question)
+            self._tokenized.append(tokenized)
+        self.questions, self.skipped = tuple(kept), tuple(skipped)
+        if skipped and not kept:
+            raise ValueError(f"No question's candidates fit into max_length={max_length} tokens; raise it.")
+        chunks = [self._count_chunks(question) for question in self._tokenized]
+        limit = max_chunks or max(chunks, default=1)
+        self.cut = tuple(question.id for question, count in zip(kept, chunks, strict=True) if count > limit)
+        self.lengths = tuple(
+            self._count_tokens(question, min(count, limit))
+            for question, count in zip(self._tokenized, chunks, strict=True)
+        )
+
+    def set_epoch(self, epoch: int) -> None:
+        """Shuffle as in this epoch from now on."""
+        self._epoch.fill_(epoch)
+
+    def __len__(self) -> int:
+        return len(self._tokenized)
+
+    def __getitem__(self, index: int) -> QuestionInput:
+        question = self._tokenized[index]
+        if self.shuffle:
+            question = shuffled(question, Random(f"{self.seed}/{int(self._epoch)}/{question.id}"))
+        return split_into_chunks(question, self.max_length, self.max_chunks)
+
+    def _room(self, question: TokenizedQuestion) -> int:
+        return self.max_length - question.candidate_part_length
+
+    def _count_chunks(self, question: TokenizedQuestion) -> int:
+        return max(1, ceil(question.supports_length / max(1, self._room(question))))
+
+    def _count_tokens(self, question: TokenizedQuestion, chunks: int) -> int:
+        supports = min(question.supports_length, chunks * self._room(question))
+        return chunks * question.candidate_part_length + supports

@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from prefixprop.data.ragged import RaggedArray
+from prefixprop.data.cache import RaggedArray
 
 MASKED = 0.15
 REPLACED_BY_MASK, REPLACED_AT_RANDOM = 0.8, 0.1  # of those masked; the rest stay as they are

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from prefixprop.data.labelled_rows import text_of
-from prefixprop.data.rows import Row, read_rows
-from prefixprop.data.token_store import stored_tokens
+from prefixprop.data.encoding import stored_tokens
+from prefixprop.data.rows import Row, read_rows, text_of
 from prefixprop.lengthen.packing import PackedRows
 from prefixprop.lengthen.settings import LengthenSettings
 

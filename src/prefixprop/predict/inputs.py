@@ -16,8 +16,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from prefixprop.data.labelled_rows import default_id_column, id_of, text_of
-from prefixprop.data.rows import Row, decode_line, parse_object, read_rows, read_text
+from prefixprop.data.rows import (
+    Row,
+    decode_line,
+    default_id_column,
+    id_of,
+    parse_object,
+    read_rows,
+    read_text,
+    text_of,
+)
 
 STANDARD_INPUT = "-"
 _STANDARD_INPUT_NAME = "standard input"

@@ -34,7 +34,7 @@ class Prediction:
         label: The most probable label.
         confidence: Its probability, calibrated by the run's temperature.
         probabilities: The probability of every label, by name.
-        tokens: The length of the document, special tokens included.
+        tokens: How many tokens of the document were read, special tokens included.
         truncated: Whether it was cut at the model's limit.
         chunks: In how many pieces it was read.
     """
@@ -73,6 +73,7 @@ class _Pieces:
     input_ids: list[TokenIds]
     documents: NDArray[np.int64]
     lengths: list[int]
+    cut: list[bool]
 
 
 def predict_together(trained: TrainedModel, texts: list[str], options: PredictionOptions) -> list[Prediction]:
@@ -97,20 +98,19 @@ def predict_with_each(
         reads = (first.pad_token_id, options.batch_tokens, first.uses_bf16, first.max_length)
         logits = classify(first.model, pieces.input_ids, *reads, adapters)
         for run, own in zip((first, *others), logits, strict=True):
-            predictions[run.run_dir] = _predictions(run, pieces, own[:, : len(run.label_names)], options.long)
+            predictions[run.run_dir] = _predictions(run, pieces, own[:, : len(run.label_names)])
     return list(zip(*(predictions[run.run_dir] for run in runs), strict=True))
 
 
-def _predictions(run: TrainedModel, pieces: _Pieces, logits: NDArray[np.float64], long: str) -> list[Prediction]:
+def _predictions(run: TrainedModel, pieces: _Pieces, logits: NDArray[np.float64]) -> list[Prediction]:
     count = len(pieces.lengths)
     weights = np.array([[len(ids)] for ids in pieces.input_ids], dtype=np.float64)
     weighted = run.temperature.apply(logits) * weights
     starts = np.searchsorted(pieces.documents, np.arange(count))
     averages = np.add.reduceat(weighted, starts) / np.add.reduceat(weights, starts)
     chunks = np.bincount(pieces.documents, minlength=count)
-    cut = [long == "truncate" and length > run.max_length for length in pieces.lengths]
     return [
-        _prediction(run.label_names, averages[index], pieces.lengths[index], cut[index], int(chunks[index]))
+        _prediction(run.label_names, averages[index], pieces.lengths[index], pieces.cut[index], int(chunks[index]))
         for index in range(count)
     ]
 
@@ -126,7 +126,7 @@ def _prediction(
 def _cut(trained: TrainedModel, texts: list[str]) -> _Pieces:
     encoded = encode_documents(texts, trained.tokenizer, trained.max_length)
     readable = [trained.readable(ids) for ids in encoded.input_ids]
-    return _Pieces(readable, np.arange(len(texts)), list(encoded.lengths))
+    return _Pieces(readable, np.arange(len(texts)), list(encoded.lengths), list(encoded.cut))
 
 
 def _chunked(trained: TrainedModel, texts: list[str]) -> _Pieces:
@@ -136,4 +136,4 @@ def _chunked(trained: TrainedModel, texts: list[str]) -> _Pieces:
     for ids, index in zip(chunked.input_ids, chunked.documents, strict=True):
         lengths[index] += len(ids) - special
     readable = [trained.readable(ids) for ids in chunked.input_ids]
-    return _Pieces(readable, np.array(chunked.documents), lengths)
+    return _Pieces(readable, np.array(chunked.documents), lengths, [False] * len(texts))

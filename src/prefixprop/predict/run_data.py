@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,16 +16,18 @@ from prefixprop.data import (
     QuestionTask,
     Task,
     WikiHopDataset,
+    fingerprint,
+    load_data,
     read_questions,
     read_rows,
+    select_documents,
 )
 from prefixprop.data.documents import ids_of, labels_of
-from prefixprop.data.labelled_rows import Columns, label_documents
+from prefixprop.data.files import Columns, label_documents
 from prefixprop.evaluate import PredictionSet, question_predictions
 from prefixprop.predict.token_batches import batches_by_length, inference
 from prefixprop.predict.trained_model import TrainedModel
 from prefixprop.runs.directory import RunDirectory
-from prefixprop.settings.documents import cut_to_run, fingerprint, load_run_task, load_whole_task
 
 
 def predict_split(
@@ -96,11 +97,12 @@ def _load_task(trained: TrainedModel, data_dir: str | Path | None) -> Task:
             "give labelled documents with --input."
         )
     if data_dir is not None:
-        return load_run_task(replace(settings, data_dir=str(data_dir)))
-    task = load_whole_task(settings)
+        task = load_data(**settings.source | {"data_dir": data_dir})
+        return select_documents(task, **settings.selection)
+    task = load_data(**settings.source)
     if not RunDirectory(trained.run_dir).has_documents(fingerprint(task)):
         raise ValueError(
             f"{trained.run_dir}: the documents have changed since the run was trained, so its splits are not what "
             "they were; restore the documents, or give labelled ones with --input."
         )
-    return cut_to_run(task, settings)
+    return select_documents(task, **settings.selection)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from prefixprop.data.registry import EPOCHS_OF_FEW, EPOCHS_OF_MANY, MANY_DOCUMENTS
+from prefixprop.data.registry import default_epochs
 from prefixprop.settings.declaration import SettingsError
 from prefixprop.settings.methods import owners
 from prefixprop.settings.run_settings import SETTINGS, RunSettings, flag_of
@@ -154,8 +154,7 @@ def resolve(settings: RunSettings, limit: int | None = None, documents: int | No
         "attention_dropout": settings.dropout,
     }
     if documents is not None and task.epochs is None:
-        read = min(documents, settings.max_train_documents or documents)
-        values["epochs"] = EPOCHS_OF_MANY if read >= MANY_DOCUMENTS else EPOCHS_OF_FEW
+        values["epochs"] = default_epochs(min(documents, settings.max_train_documents or documents))
     settings = replace(settings, **{name: value for name, value in values.items() if getattr(settings, name) is None})
     return settings if limit is None else replace(settings, max_length=_max_length(settings, limit))
 

@@ -21,6 +21,7 @@ from prefixprop.choices import (
     MOST_ROWS,
     POOLINGS,
 )
+from prefixprop.data.documents import SPLIT_NAMES
 from prefixprop.data.registry import EPOCHS_OF_FEW, EPOCHS_OF_MANY, MANY_DOCUMENTS, OWN_DOCUMENTS, TASKS, TaskSource
 from prefixprop.kernels import KERNELS
 from prefixprop.settings.declaration import Setting, Settings, declared, setting, settings_class
@@ -32,6 +33,19 @@ KEPT_CHECKPOINTS = ("best", "last")
 
 # Groups of settings, as help shows them.
 DATA, MODEL, METHOD, OPTIMISATION, MACHINE = "Data", "Model", "Method", "Optimisation", "Machine"
+
+_SOURCE = (
+    "task",
+    "data_dir",
+    "hub_dataset",
+    "hub_config",
+    "train_files",
+    "dev_files",
+    "test_files",
+    "text_column",
+    "label_column",
+    "id_column",
+)
 
 # Every number has a bound far above what makes sense, so that a typo is an error here and not in an allocator.
 MANY = 1_000_000
@@ -259,6 +273,17 @@ class RunSettings(Settings):
     @property
     def is_prefix_method(self) -> bool:
         return self.method_row.is_prefix
+
+    @property
+    def source(self) -> dict[str, Any]:
+        """Where the data are: the arguments of `load_data`."""
+        return {name: getattr(self, name) for name in _SOURCE}
+
+    @property
+    def selection(self) -> dict[str, Any]:
+        """Which of the data are read: the arguments of `select_documents`."""
+        limits = {split: getattr(self, f"max_{split}_documents") for split in SPLIT_NAMES}
+        return {"folds": self.folds, "fold": self.fold, "max_documents": limits, "seed": self.seed}
 
     @property
     def data_name(self) -> str:

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from prefixprop.atomic_files import write_json
+from prefixprop.data import fingerprint, load_data
 from prefixprop.runs.archive_file import ArchiveFiles
 from prefixprop.runs.directory import DOCUMENTS, RunDirectory
 from prefixprop.runs.sweep_notes import SUMMARY
-from prefixprop.settings.documents import DATA_SETTINGS, fingerprint, load_whole_task
 from prefixprop.settings.run_settings import RunSettings
 from prefixprop.sweep.cells import Candidate, Cell, CellProgress, cell_progress, run_name
 from prefixprop.sweep.engines.base import Engine, Job, JobEnd
@@ -47,7 +47,7 @@ class SweepState:
     runs_dir: Path
     outcomes: dict[str, Outcome] = field(default_factory=dict)
     running: dict[str, Job] = field(default_factory=dict)
-    _documents: dict[RunSettings, str] = field(default_factory=dict, init=False)
+    _documents: dict[tuple[tuple[str, Any], ...], str] = field(default_factory=dict, init=False)
 
     @cached_property
     def archived(self) -> ArchiveFiles:
@@ -65,9 +65,9 @@ class SweepState:
         """Whether the run's files have not changed since; named tasks never change."""
         if not settings.train_files:
             return True
-        source = RunSettings(**{name: getattr(settings, name) for name in DATA_SETTINGS})
+        source = tuple(settings.source.items())
         if source not in self._documents:
-            self._documents[source] = fingerprint(load_whole_task(source))
+            self._documents[source] = fingerprint(load_data(**settings.source))
         now = self._documents[source]
         if name in self.archived.lines:
             return bool(self.archived.lines[name]["environment"].get(DOCUMENTS, now) == now)

@@ -1,4 +1,4 @@
-"""What a Trainer reads, encoded documents or questions, and from its logits back to predictions."""
+"""The data of a run: encoded documents or questions, and the way from logits back to predictions."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from prefixprop.data import (
     Task,
     WikiHopDataset,
 )
-from prefixprop.data.documents import Split, StoredDocuments, ids_of, labels_of
-from prefixprop.data.encoding import Frame
-from prefixprop.data.token_store import TokenLists, stored_tokens
+from prefixprop.data.cache import RaggedArray
+from prefixprop.data.documents import IN_WORDS, Split, StoredDocuments, ids_of, labels_of
+from prefixprop.data.encoding import Frame, stored_tokens
 from prefixprop.evaluate import PredictionSet, question_predictions
 from prefixprop.settings.run_settings import RunSettings
 
 
 @dataclass(frozen=True)
 class EvaluationSplit:
-    """A split to be predicted: `dataset` is in an order good for batching, which `predictions` undoes."""
+    """A split to evaluate on: `dataset` has the longest items first; `predictions` restores the order."""
 
     name: str
     dataset: Dataset[Any]
@@ -44,9 +44,11 @@ class RunData:
     """All that a run reads.
 
     Attributes:
-        label_names: Of a classification task; None for questions.
-        train: What the Trainer trains on, and `train_lengths`, how many tokens each item has.
-        evaluated: dev, which may be a left-out fold of train, and test where it is not empty.
+        label_names: The labels of a classification task; None for questions.
+        train: The training set.
+        train_lengths: How many tokens each of its items has.
+        evaluated: The dev set, which may be a fold of the training set, and the test set unless it is empty.
+        collator: Makes batches.
         notes: What a user should know about the data.
     """
 
@@ -68,13 +70,16 @@ def encode_task(task: Task, tokenizer: PreTrainedTokenizerBase, settings: RunSet
 class DocumentDataset(Dataset[dict[str, Any]]):
     """Documents of a split as the model reads them: cut, with special tokens, each made when it is asked for.
 
-    `places` says where in `tokens` they are.
+    `places` says where in `tokens` they are; a document that was cut has one token there that is not read.
     """
 
     def __init__(
-        self, tokens: TokenLists, places: NDArray[np.int64], labels: NDArray[np.int64], frame: Frame
+        self, tokens: RaggedArray, places: NDArray[np.int64], labels: NDArray[np.int64], frame: Frame
     ) -> None:
         self.tokens, self.places, self.labels, self.frame = tokens, places, labels, frame
+        lengths = tokens.lengths[places]
+        self.cut = int((lengths > frame.room).sum())
+        self.lengths: NDArray[np.int64] = np.maximum(np.minimum(lengths, frame.room) + frame.size, 1)
 
     def __len__(self) -> int:
         return len(self.places)
@@ -83,53 +88,42 @@ class DocumentDataset(Dataset[dict[str, Any]]):
         content = self.tokens[int(self.places[index])]
         return {"input_ids": self.frame.around(content[: self.frame.room]), "labels": int(self.labels[index])}
 
-    @property
-    def uncut_lengths(self) -> NDArray[np.int64]:
-        return self.tokens.lengths[self.places] + self.frame.size
-
-    @property
-    def lengths(self) -> NDArray[np.int64]:
-        return np.minimum(self.uncut_lengths, self.frame.room + self.frame.size)
-
 
 def _tokens(
-    splits: Mapping[str, Split], tokenizer: PreTrainedTokenizerBase
-) -> dict[str, tuple[TokenLists, NDArray[np.int64]]]:
-    """For every split the lists of tokens with its documents, and their places there.
+    splits: Mapping[str, Split], tokenizer: PreTrainedTokenizerBase, limit: int
+) -> dict[str, tuple[RaggedArray, NDArray[np.int64]]]:
+    """For every split the stored tokens that hold its documents, and their places there.
 
-    Splits of one source, such as the folds of a file, share their lists, so that all folds find the same ones.
+    Splits of one source, such as the folds of a file, share their tokens, so that all folds find the same entry.
     """
-    found: dict[str, tuple[TokenLists, NDArray[np.int64]]] = {}
+    found: dict[str, tuple[RaggedArray, NDArray[np.int64]]] = {}
     packed = {name: StoredDocuments.packed(documents) for name, documents in splits.items()}
     for source in dict.fromkeys(documents.source for documents in packed.values()):
         parts = {name: documents.places for name, documents in packed.items() if documents.source == source}
         places = np.unique(np.concatenate(list(parts.values())))
         read = replace(packed[next(iter(parts))], places=places)
-        tokens = stored_tokens(read.texts, tokenizer, read.identity, len(read))
+        tokens = stored_tokens(read.texts, tokenizer, read.identity, limit, len(read))
         found |= {name: (tokens, np.searchsorted(places, part)) for name, part in parts.items()}
-    return {name: found[name] for name in splits}
+    return found
 
 
 def _encode_documents(task: ClassificationTask, tokenizer: PreTrainedTokenizerBase, settings: RunSettings) -> RunData:
     assert settings.max_length is not None
     frame = Frame.of(tokenizer, settings.max_length)
     splits = {name: task.split(name) for name in SPLIT_NAMES if task.split(name)}
+    tokens = _tokens(splits, tokenizer, frame.room)
     datasets = {
-        name: DocumentDataset(tokens, places, np.array(labels_of(splits[name]), dtype=np.int64), frame)
-        for name, (tokens, places) in _tokens(splits, tokenizer).items()
+        name: DocumentDataset(*tokens[name], np.array(labels_of(documents), dtype=np.int64), frame)
+        for name, documents in splits.items()
     }
     notes = list(dict.fromkeys(dataset.tokens.note for dataset in datasets.values() if dataset.tokens.note))
     notes += task.notes()
-    for name, dataset in datasets.items():
-        if cut := int((dataset.uncut_lengths > settings.max_length).sum()):
-            notes.append(
-                f"{cut:,} of {len(dataset):,} {name} documents are longer than {settings.max_length} tokens "
-                "and are cut there"
-            )
-    missing = set(range(task.num_labels)) - set(labels_of(task.train))
-    if missing:
-        names = ", ".join(task.label_names[label] for label in sorted(missing))
-        notes.append(f"no train document has the label {names}")
+    notes += [
+        f"{dataset.cut:,} of {len(dataset):,} {IN_WORDS[name]} documents are longer than {settings.max_length} "
+        "tokens and are cut there"
+        for name, dataset in datasets.items()
+        if dataset.cut
+    ]
     return RunData(
         label_names=task.label_names,
         train=datasets["train"],
@@ -179,11 +173,12 @@ def _encode_questions(task: QuestionTask, tokenizer: PreTrainedTokenizerBase, se
         if dataset.skipped:
             consequence = "are not trained on" if name == "train" else "count as wrong"
             notes.append(
-                f"{len(dataset.skipped):,} of {len(task.split(name)):,} {name} questions have candidates that leave "
-                f"no room for supports in {settings.max_length} tokens; they {consequence}"
+                f"{len(dataset.skipped):,} of {len(task.split(name)):,} {IN_WORDS[name]} questions have candidates "
+                f"that leave no room for supports in {settings.max_length} tokens; they {consequence}"
             )
         if dataset.cut:
-            notes.append(f"{len(dataset.cut):,} {name} questions lose supports to --max-chunks {settings.max_chunks}")
+            lost = f"questions lose supports to --max-chunks {settings.max_chunks}"
+            notes.append(f"{len(dataset.cut):,} {IN_WORDS[name]} {lost}")
     return RunData(
         label_names=None,
         train=datasets["train"],  # type: ignore[arg-type]

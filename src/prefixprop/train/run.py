@@ -19,7 +19,14 @@ from transformers.integrations import get_available_reporting_integrations
 
 from prefixprop.atomic_files import clear_leftovers, replacing_folder, write_json, write_text
 from prefixprop.attention.backends import is_modern_gpu
-from prefixprop.data import ClassificationTask, Task, add_special_tokens
+from prefixprop.data import (
+    ClassificationTask,
+    Task,
+    add_special_tokens,
+    fingerprint,
+    load_data,
+    select_documents,
+)
 from prefixprop.evaluate import PredictionSet, fit_temperature, measure_floor, write_predictions
 from prefixprop.models.attention_without_cudnn import without_cudnn
 from prefixprop.models.base_model import BaseModel, load_base_model
@@ -29,7 +36,6 @@ from prefixprop.progress import Progress
 from prefixprop.runs.directory import DOCUMENTS, FINISHED, RunDirectory
 from prefixprop.runs.start import check_may_start, check_same_documents, check_same_settings, start
 from prefixprop.settings.declaration import SettingsError
-from prefixprop.settings.documents import cut_to_run, fingerprint, load_whole_task
 from prefixprop.settings.recipe import settings_to_yaml
 from prefixprop.settings.resolve import check_settings, documents_at_once, resolve, unused_notes
 from prefixprop.settings.run_settings import RunSettings
@@ -107,10 +113,10 @@ def plan(settings: RunSettings, progress: Progress | None = None) -> RunPlan:
     progress.stage("loading the model")
     base = load_base_model(settings.model, settings.model_revision, settings.dropout, settings.attention_dropout)
     progress.stage("reading documents")
-    whole = load_whole_task(settings)
+    whole = load_data(**settings.source)
     settings = resolve(settings, base.limit, len(whole.train))
     settings = replace(settings, model=base.name, model_revision=base.revision)
-    task = cut_to_run(whole, settings)
+    task = select_documents(whole, **settings.selection)
     if settings.answers_questions:
         add_special_tokens(base.tokenizer)
     progress.stage("turning documents into tokens")
@@ -199,7 +205,7 @@ def _finished(settings: RunSettings, directory: RunDirectory, progress: Progress
         settings = replace(settings, model=str(Path(settings.model).resolve()))
     check_same_settings(directory, resolve(settings))
     if settings.train_files:  # those of a named task do not change by themselves, and may be far away
-        check_same_documents(directory, fingerprint(load_whole_task(settings)))
+        check_same_documents(directory, fingerprint(load_data(**settings.source)))
     if settings.keep_weights and not directory.read_settings().keep_weights:
         progress.note(f"{directory.path} has a finished run without its weights; --overwrite trains it again")
     if is_main_process():

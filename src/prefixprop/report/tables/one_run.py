@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from prefixprop.data import Document, Question, QuestionTask
+from prefixprop.data import Document, Question, QuestionTask, fingerprint, load_data
 from prefixprop.data.documents import ids_of
 from prefixprop.data.registry import SHIPPED, TASKS
 from prefixprop.evaluate import PredictionSet, confusion_counts
@@ -17,7 +17,6 @@ from prefixprop.report.tables.table import Cell, Column, Table, capitalised, pla
 from prefixprop.runs.archive_file import half_precision
 from prefixprop.runs.directory import DOCUMENTS
 from prefixprop.runs.run import Run
-from prefixprop.settings.documents import fingerprint, load_whole_task
 
 _MISTAKES = 10
 _FIRST_LETTERS = 160
@@ -116,7 +115,7 @@ def _beginnings(run: Run, split: str, ids: list[str]) -> Mapping[str, str]:
     if not (settings.train_files or settings.data_dir or is_shipped):
         return {}
     try:
-        task = load_whole_task(settings)
+        task = load_data(**settings.source)
     except (ValueError, OSError, ImportError):
         return {}
     documents: Sequence[Document | Question] = task.split(split)

@@ -1,15 +1,55 @@
-"""Batches of questions: every chunk a row, nothing lost, either side padded."""
+"""Padded batches of documents, and of questions: every chunk a row, nothing lost, either side padded."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prefixprop.data import CandidateCollator, Question, WikiHopDataset
+from prefixprop.data import CandidateCollator, DocumentCollator, Question, WikiHopDataset, pad_documents
 
 from tiny_questions import ENTITY, questions, tiny_tokenizer
+
+ROWS = [np.array(ids, dtype=np.int32) for ids in ([5, 6, 7], [8], [9, 9])]
+
+
+@pytest.mark.parametrize(
+    ("side", "ids", "mask"),
+    [
+        ("right", [[5, 6, 7], [8, 1, 1], [9, 9, 1]], [[1, 1, 1], [1, 0, 0], [1, 1, 0]]),
+        ("left", [[5, 6, 7], [1, 1, 8], [1, 9, 9]], [[1, 1, 1], [0, 0, 1], [0, 1, 1]]),
+    ],
+)
+def test_pads_to_the_longest(side: str, ids: list[list[int]], mask: list[list[int]]) -> None:
+    padded = pad_documents(ROWS, pad_token_id=1, padding_side=side)
+    assert padded["input_ids"].tolist() == ids and padded["attention_mask"].tolist() == mask
+
+
+def test_no_mask_where_nothing_is_padding() -> None:
+    assert pad_documents(ROWS[:1], 1).keys() == pad_documents([ROWS[2]] * 2, 1).keys() == {"input_ids"}
+    assert pad_documents(ROWS[:1], 1, length=4)["attention_mask"].tolist() == [[1, 1, 1, 0]]
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_documents_without_tokens_are_one_padding_token(side: str) -> None:
+    nothing = np.zeros(0, dtype=np.int32)
+    assert {name: ids.tolist() for name, ids in pad_documents([nothing] * 2, 1, side).items()} == {
+        "input_ids": [[1], [1]]
+    }
+    mask = pad_documents([nothing, ROWS[2]], 1, side)["attention_mask"]
+    assert mask.tolist() == [[1, 0] if side == "right" else [0, 1], [1, 1]]
+    collated = DocumentCollator(1, side)([{"input_ids": nothing, "labels": 0}])
+    assert collated["input_ids"].tolist() == [[1]]
+
+
+def test_collator_adds_labels() -> None:
+    items = [{"input_ids": row, "labels": label} for row, label in zip(ROWS, (2, 0, 1), strict=True)]
+    batch = DocumentCollator(1)(items)
+    assert batch["labels"].tolist() == [2, 0, 1]
+    assert batch["input_ids"].shape == batch["attention_mask"].shape == (3, 3)
+
 
 TOKENIZER = tiny_tokenizer()
 

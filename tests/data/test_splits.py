@@ -1,0 +1,168 @@
+"""Splits: those of scikit-learn, copies on one side, folds that leave out every document once."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.model_selection import StratifiedKFold, train_test_split
+
+from prefixprop.data import (
+    ClassificationTask,
+    Document,
+    QuestionTask,
+    Split,
+    Task,
+    draw_sample,
+    leave_out_fold,
+    select_documents,
+)
+from prefixprop.data.documents import StoredDocuments
+from prefixprop.data.splits import split_off
+
+from tiny_questions import invented
+
+
+def documents(labels: list[int], texts: list[int] | None = None) -> Split:
+    """Documents with these labels; those with the same number of a text are copies."""
+    numbers = range(len(labels)) if texts is None else texts
+    words = zip(labels, numbers, strict=True)
+    return tuple(Document(str(index), f"text  {text}", label) for index, (label, text) in enumerate(words))
+
+
+def task_of(counts: dict[str, int], texts: list[int] | None = None) -> ClassificationTask:
+    """So many training documents of each label, one after the other, with a dev and a test set."""
+    labels = [label for label, count in enumerate(counts.values()) for _ in range(count)]
+    others = (Document("d", "w6", 0),), (Document("e", "w7", 1),)
+    return ClassificationTask("mine", tuple(counts), documents(labels, texts), *others)
+
+
+def ids(task: Task, split: str) -> list[str]:
+    return [item.id for item in task.split(split)]
+
+
+def test_halves_are_those_of_scikit_learn_in_the_old_order() -> None:
+    labels = [0] * 21 + [1] * 10 + [2] * 30
+    first, second = train_test_split(range(61), test_size=0.5, stratify=labels, random_state=10)
+    for given_documents in (documents(labels), StoredDocuments.packed(documents(labels))):
+        kept, split = split_off(given_documents, fraction=0.5, seed=10)
+        assert [int(document.id) for document in kept] == sorted(first)
+        assert [int(document.id) for document in split] == sorted(second)
+    assert split_off(documents(labels), 0.1, seed=1) == split_off(documents(labels), 0.1, seed=1)
+    assert split_off(documents(labels), 0.1, seed=1) != split_off(documents(labels), 0.1, seed=2)
+
+
+@given(
+    labels=st.lists(st.integers(0, 4), min_size=1, max_size=60),
+    fraction=st.sampled_from([0.1, 0.5]),
+    copies=st.integers(1, 60),
+)
+def test_every_label_stays_in_what_is_kept_and_copies_on_one_side(
+    labels: list[int], fraction: float, copies: int
+) -> None:
+    texts = [index % copies if copies < len(labels) else index for index in range(len(labels))]
+    labels_of_texts = {text: {labels[index] for index, one in enumerate(texts) if one == text} for text in texts}
+    counts = Counter(next(iter(found)) for found in labels_of_texts.values() if len(found) == 1)
+    if max(counts.values(), default=0) < 2:
+        with pytest.raises(ValueError, match="no label has two different texts"):
+            split_off(documents(labels, texts), fraction)
+        return
+    kept, split = split_off(documents(labels, texts), fraction)
+    assert sorted((*kept, *split), key=lambda document: int(document.id)) == list(documents(labels, texts))
+    assert not {document.text for document in kept} & {document.text for document in split}
+    assert {document.label for document in kept} == set(labels)
+    several = [count for count in counts.values() if count > 1]
+    assert len({document.text for document in split}) >= max(fraction * sum(several), len(several))
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_copies_follow_the_first_of_them_and_empty_documents_are_no_copies(packed: bool) -> None:
+    texts = ["a b", "c", "a\nb ", "d", "", "e", " ", "f", "a b"]
+    found: Split = tuple(Document(str(number), text, number % 2) for number, text in enumerate(texts))
+    mixed = replace(found[2], label=1)
+    found = StoredDocuments.packed(found) if packed else found
+    halves = [split_off(found, 0.5, seed=seed) for seed in range(20)]
+    together = [{"0", "2", "8"} & {document.id for document in part} for half in halves for part in half]
+    assert {len(part) for part in together} == {0, 3}
+    blanks = [{"4", "6"} & {document.id for document in half[1]} for half in halves]
+    assert 1 in {len(part) for part in blanks}
+    # A text with two labels is not split off.
+    kept = [split_off((*found[:2], mixed, *found[3:]), 0.5, seed=seed)[0] for seed in range(20)]
+    assert all({"0", "2", "8"} <= {document.id for document in part} for part in kept)
+    plain = [split_off(found, 0.5, seed=seed, copies_together=False) for seed in range(20)]
+    assert any(len({"0", "2", "8"} & {document.id for document in half[0]}) in (1, 2) for half in plain)
+
+
+def test_every_document_is_left_out_once_and_the_dev_and_test_set_are_never_read() -> None:
+    task = task_of({"law": 30, "art": 20})
+    labels = [document.label for document in task.train]
+    expected = list(StratifiedKFold(5, shuffle=True, random_state=10).split(labels, labels))
+    parts = [leave_out_fold(task, 5, fold) for fold in range(5)]
+    assert sorted(name for part in parts for name in ids(part, "dev")) == sorted(ids(task, "train"))
+    for fold, part in enumerate(parts):
+        assert ids(part, "dev") == [str(index) for index in expected[fold][1]]
+        assert ids(part, "train") == [str(index) for index in expected[fold][0]]
+        assert Counter(document.label for document in part.dev) == {0: 6, 1: 4} and part.test == ()
+        (remark,) = part.remarks
+        assert remark.startswith(f"fold {fold} of 5, 10 training documents, is the dev set of this run")
+        assert remark.endswith("; the 1 dev documents are not used")
+
+
+def test_copies_are_in_one_fold() -> None:
+    texts = [index % 17 for index in range(50)]
+    task = task_of({"law": 30, "art": 20}, texts)
+    parts = [leave_out_fold(task, 5, fold) for fold in range(5)]
+    assert sorted(name for part in parts for name in ids(part, "dev")) == sorted(ids(task, "train"))
+    for part in parts:
+        assert len(part.dev) and not {one.text for one in part.train} & {one.text for one in part.dev}
+    with pytest.raises(ValueError, match=r"--folds: the 17 training documents of task 'mine' .* 18 folds"):
+        leave_out_fold(task, 18, 0)
+
+
+@pytest.mark.parametrize(
+    ("counts", "sizes", "remark"),
+    [
+        (
+            {"law": 12, "art": 2, "tax": 3},
+            None,
+            "fewer than 4 training documents have the label art, tax, so it is missing from some folds",
+        ),
+        (
+            {"law": 3, "art": 2, "tax": 3},
+            [2, 2, 2, 2],
+            "no label has 4 training documents, so the 4 folds are not stratified by label",
+        ),
+    ],
+)
+def test_labels_rarer_than_folds_are_told(counts: dict[str, int], sizes: list[int] | None, remark: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        parts = [leave_out_fold(task_of(counts), 4, fold) for fold in range(4)]
+    assert sum(len(part.dev) for part in parts) == sum(counts.values())
+    assert sizes is None or [len(part.dev) for part in parts] == sizes
+    assert all(part.remarks[1:] == (remark,) for part in parts)  # type: ignore[union-attr]
+
+
+def test_folds_of_questions() -> None:
+    questions = tuple(invented(10, 1))
+    task = QuestionTask("wikihop", questions, questions[:1], questions[1:2])
+    parts = [leave_out_fold(task, 3, fold) for fold in range(3)]
+    assert [len(part.dev) for part in parts] == [4, 3, 3] and all(part.test == () for part in parts)
+    assert sorted(name for part in parts for name in ids(part, "dev")) == sorted(ids(task, "train"))
+    assert all(not set(ids(part, "dev")) & set(ids(part, "train")) for part in parts)
+
+
+def test_what_a_run_reads() -> None:
+    task = task_of({"law": 30, "art": 20})
+    assert select_documents(task) == task
+    found = select_documents(task, folds=5, fold=1, max_documents={"train": 7, "dev": None, "test": 0}, seed=3)
+    fold = leave_out_fold(task, 5, 1)
+    assert found.dev == fold.dev and found.train == draw_sample(fold.train, 7, seed=3) and len(found.train) == 7
+    assert select_documents(task, max_documents={"test": 0}).test == ()
+    for lacking, name in ({"train": ()}, "training"), ({"dev": ()}, "dev"):
+        with pytest.raises(ValueError, match=f"Task 'mine' has no {name} documents"):
+            select_documents(replace(task, **lacking))
