@@ -17,11 +17,12 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 
 from prefixprop.data import SPLIT_NAMES, ClassificationTask
-from prefixprop.evaluate import evaluate_predictions, majority_baseline, measure_floor
+from prefixprop.evaluate import evaluate_predictions, measure_baseline
 from prefixprop.settings.documents import load_run_task
 from prefixprop.settings.recipe import override, read_settings
 from prefixprop.train import RunSettings
@@ -60,12 +61,13 @@ def main() -> None:
             task = replace(task, test=())  # not even measured
         documents = task.split(split)
         started = time.monotonic()
-        floor = measure_floor(task)
+        tfidf = measure_baseline(task)
         seconds.append(time.monotonic() - started)
         labels = [document.label for document in documents]
-        majority = evaluate_predictions(majority_baseline(task, documents), labels)
-        measured.setdefault("majority class", []).append(majority)
-        measured.setdefault(floor["model"], []).append(floor[split])
+        counts = np.bincount([document.label for document in task.train], minlength=task.num_labels)
+        majority = np.tile(counts / counts.sum(), (len(labels), 1))
+        measured.setdefault("majority class", []).append(evaluate_predictions(majority, labels))
+        measured.setdefault(tfidf["model"], []).append(tfidf[split])
     judged = f"{len(documents):,} {split} documents"
     if options.folds is not None:
         judged = f"means of {options.folds} folds of train"

@@ -51,7 +51,7 @@ def test_a_floor_that_is_better_is_told(
     measures = dict.fromkeys(SHOWN, 0.987 if better else 0.0)
     floor = {"model": "TF-IDF of a test", "dev": measures, "test": measures}
     module = importlib.import_module("prefixprop.train.train")
-    monkeypatch.setattr(module, "measure_floor", lambda task: floor)
+    monkeypatch.setattr(module, "measure_baseline", lambda task: floor)
     result = run("--config", recipe, "--run-dir", tmp_path / "run")
     assert result.exit_code == 0, result.output
     for words in ("dev, floor", "test, floor", "TF-IDF of a test", "0.9870" if better else "0.0000"):
@@ -223,7 +223,7 @@ def test_brackets_are_no_markup(tmp_path: Path, recipe: Path) -> None:
 def test_a_temperature_that_says_nothing_is_told(
     is_bound: bool, tmp_path: Path, recipe: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("prefixprop.evaluate.temperature.is_bound", lambda temperature: is_bound)
+    monkeypatch.setattr("prefixprop.evaluate.calibration.is_bound", lambda temperature: is_bound)
     result = run("--config", recipe, "--run-dir", tmp_path / "run")
     assert ("Do not trust calibrated probabilities" in result.stdout) is is_bound
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from prefixprop.data import ClassificationTask
-from prefixprop.evaluate import measure_floor
+from prefixprop.evaluate import measure_baseline
 from prefixprop.settings.documents import load_run_task
 from prefixprop.train import RunSettings, train
 
@@ -20,7 +20,7 @@ from tiny_training import tiny_settings
 def floor_of(settings: RunSettings) -> dict[str, Any]:
     task = load_run_task(settings)
     assert isinstance(task, ClassificationTask)
-    return measure_floor(task)
+    return measure_baseline(task)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from transformers.integrations import get_available_reporting_integrations
 from prefixprop.atomic_files import clear_leftovers, replacing_folder, write_json, write_text
 from prefixprop.attention.backends import is_modern_gpu
 from prefixprop.data import ClassificationTask, Task
-from prefixprop.evaluate import PredictionSet, fit_temperature, measure_floor, write_predictions
+from prefixprop.evaluate import PredictionSet, fit_temperature, measure_baseline, write_predictions
 from prefixprop.models.attention_without_cudnn import without_cudnn
 from prefixprop.models.precision import hold_frozen_in_bfloat16
 from prefixprop.processes import is_main_process, process_count
@@ -226,7 +226,7 @@ def _floor(run: RunPlan, tell: Callable[[str], None]) -> dict[str, Any]:
     if not run.settings.floor or not isinstance(run.task, ClassificationTask):
         return {}
     try:
-        return {"floor": measure_floor(run.task)}
+        return {"floor": measure_baseline(run.task)}
     except ValueError as error:
         tell(f"the run is not compared with a linear model: {error}")
         return {}
