@@ -179,8 +179,8 @@ def read_predictions(path: str | Path) -> PredictionSet:
     try:
         return _read(Path(path))
     except ValueError as error:
-        remedy = "correct the line, restore the file from a copy, or train the run again"
-        raise ValueError(f"{str(error).removesuffix('.')}; {remedy}.") from error
+        problem = str(error).removesuffix(".")
+        raise ValueError(f"{problem}; restore the file from a copy, or train the run again.") from error
 
 
 class _Line(NamedTuple):
@@ -206,7 +206,7 @@ def _read(path: Path) -> PredictionSet:
     if first is None:
         raise ValueError(f"{path}:1: there are no predictions in the file")
     if documents not in (None, len(lines)):
-        raise ValueError(f"{path}:{number}: the file ends after {len(lines)} of {documents} documents")
+        raise ValueError(f"{path}:{number}: there are {len(lines)} documents, but the first line says {documents}")
     labels, names, logits, _ = zip(*lines.values(), strict=True)
     if first.is_question:
         return PredictionSet.of_candidates((*lines,), labels, logits, names)
