@@ -22,14 +22,9 @@ NAMES_OF_0_1 = {
     "prefixprop.backbones": "Backbone FAMILIES find_backbone SUPPORTED_MODEL_TYPES",
     "prefixprop.config": "PrefixPropagationConfig PrefixTuningConfig",
     "prefixprop.evaluate": """
-        adaptive_calibration_error adaptive_reliability brier_score calibration_metrics CalibrationMetrics
-        checked_predictions checked_probabilities classification_metrics ClassificationMetrics
-        confusion_counts evaluate_predictions expected_calibration_error fit_temperature holm_correction
-        majority_baseline maximum_calibration_error mcnemar_test McNemarTest negative_log_likelihood
-        paired_bootstrap paired_scores PairedBootstrap PredictionSet question_accuracy question_predictions
-        read_predictions Reliability reliability SeedSummary SignificanceTest softmax stored_predictions
-        summarise_seeds t_test Temperature tfidf_baseline tfidf_classifier welch_test
-        write_predictions
+        confusion_counts evaluate_predictions fit_temperature holm_correction paired_bootstrap paired_scores
+        PredictionSet question_predictions read_predictions Reliability reliability SeedSummary SignificanceTest
+        softmax summarise_seeds t_test Temperature write_predictions
     """,
     "prefixprop.sweep": """
         Axis Candidate Cell cell_progress CellProgress Engine Job JobEnd LocalEngine Outcome RayEngine

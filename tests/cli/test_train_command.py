@@ -49,7 +49,7 @@ def test_a_baseline_that_is_better_is_told(
 ) -> None:
     metrics_of_it = dict.fromkeys(SHOWN, 0.987 if better else 0.0)
     baseline = {"model": "TF-IDF of a test", "dev": metrics_of_it, "test": metrics_of_it}
-    monkeypatch.setattr("prefixprop.train.run.measure_floor", lambda task: baseline)
+    monkeypatch.setattr("prefixprop.train.run.measure_baseline", lambda task: baseline)
     result = run("--config", recipe, "--run-dir", tmp_path / "run")
     assert result.exit_code == 0, result.output
     for words in ("dev, TF-IDF", "test, TF-IDF", "TF-IDF of a test", "0.9870" if better else "0.0000"):
@@ -195,7 +195,7 @@ def test_brackets_are_no_markup(tmp_path: Path, recipe: Path) -> None:
 def test_a_temperature_that_says_nothing_is_told(
     is_bound: bool, tmp_path: Path, recipe: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("prefixprop.evaluate.temperature.is_bound", lambda temperature: is_bound)
+    monkeypatch.setattr("prefixprop.evaluate.calibration.is_bound", lambda temperature: is_bound)
     result = run("--config", recipe, "--run-dir", tmp_path / "run")
     assert ("Do not trust calibrated probabilities" in result.stdout) is is_bound
 

@@ -1,94 +1,242 @@
+"""`PredictionSet` and its file."""
+
 from __future__ import annotations
 
-from collections.abc import Callable
+import errno
+import gzip
+import json
+import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from prefixprop.evaluate import (
-    brier_score,
-    calibration_metrics,
-    checked_predictions,
-    classification_metrics,
-    confusion_counts,
+    PredictionSet,
+    Temperature,
     evaluate_predictions,
-    expected_calibration_error,
-    negative_log_likelihood,
-    reliability,
-    softmax,
+    fit_temperature,
+    read_predictions,
+    write_predictions,
 )
 
-GOOD = [[0.2, 0.8], [0.9, 0.1]]
+TWO = {"ids": ("a", "b"), "labels": (0, 1), "logits": [[1.0, 0.0], [0.5, 0.25]], "label_names": ("no", "yes")}
+QUESTIONS = {
+    "ids": ("q1", "q2", "q3"),
+    "labels": (1, 0, 0),
+    "logits": [[0.0, 2.0], [1.0, 0.5, 0.25], [4.0]],
+    "candidates": (("Oslo", "Rome"), ("red", "green", "blue"), ("one",)),
+}
+LINE = {"id": "a", "label": "sport", "classes": ["sport", "art", "law"], "logits": [0.0, 0.0, 0.5]}
+LATER = {name: value for name, value in LINE.items() if name != "classes"}
+QUESTION = LATER | {"candidates": ["sport", "art", "law"]}
+
+
+def classifier() -> PredictionSet:
+    logits = np.random.default_rng(0).normal(size=(4, 3)) * 5
+    logits[1, 2] = -np.inf
+    names = ("sport", "art & café", "law")
+    return PredictionSet(("1", "zwei", "\ud800", ""), (0, None, 2, 1), logits, label_names=names)
+
+
+def questions() -> PredictionSet:
+    candidates = [["Oslo", "Rome"], ["red", "green", "green", "blue"], ["one"]]
+    logits = [[0.1, 0.2], [1.5, -3e8, 1.25, -np.inf], [7.0]]
+    return PredictionSet.of_candidates(["q1", "q2", "q3"], [1, None, 0], logits, candidates)
+
+
+def test_classification() -> None:
+    predictions = PredictionSet(**TWO)
+    np.testing.assert_allclose(predictions.probabilities[0], [np.e / (np.e + 1), 1 / (np.e + 1)])
+    assert predictions.class_names(1) == ("no", "yes")
+    assert predictions.evaluate() == evaluate_predictions(predictions.probabilities, [0, 1])
+    with pytest.raises(ValueError, match="Document 'b' has no label"):
+        PredictionSet(**TWO | {"labels": (0, None)}).evaluate()
+
+
+def test_questions_of_different_lengths() -> None:
+    predictions = PredictionSet.of_candidates(**QUESTIONS)
+    assert predictions.logits.shape == (3, 3)
+    np.testing.assert_allclose(predictions.probabilities[0], [1 / (1 + np.e**2), np.e**2 / (1 + np.e**2), 0])
+    assert predictions.probabilities[2].tolist() == [1, 0, 0]
+    assert predictions.class_names(0) == ("Oslo", "Rome")
+    assert predictions.evaluate() == evaluate_predictions(predictions.probabilities, [1, 0, 0], questions=True)
+    single = PredictionSet.of_candidates(["q"], [0], [[3.0]], [["only"]])
+    assert single.probabilities.tolist() == [[1, 0]]
+
+
+@pytest.mark.parametrize("predictions", [PredictionSet(**TWO), PredictionSet.of_candidates(**QUESTIONS)])
+def test_temperature(predictions: PredictionSet) -> None:
+    fitted = fit_temperature(predictions.logits, predictions.known_labels)
+    calibrated = predictions.with_temperature(fitted)
+    np.testing.assert_allclose(calibrated.probabilities, fitted.apply(predictions.logits))
+    assert calibrated.ids == predictions.ids and calibrated.class_names(0) == predictions.class_names(0)
+    unchanged = predictions.with_temperature(Temperature(1.0))
+    np.testing.assert_allclose(unchanged.probabilities, predictions.probabilities)
 
 
 @pytest.mark.parametrize(
-    "measure",
+    ("changes", "complaint"),
     [
-        brier_score,
-        calibration_metrics,
-        checked_predictions,
-        classification_metrics,
-        confusion_counts,
-        evaluate_predictions,
-        expected_calibration_error,
-        negative_log_likelihood,
-        reliability,
+        ({"ids": ("a",)}, "1 ids, but logits of 2 documents"),
+        ({"labels": (0, 1, 1)}, "3 labels, but logits of 2 documents"),
+        ({"ids": ("a", "a")}, "id 'a' occurs more than once"),
+        ({"ids": (1, 2)}, "ids must be strings"),
+        ({"labels": (0, 2)}, "Document 'b' has label 2, but labels run from 0 to 1"),
+        ({"label_names": ("no", "yes", "maybe")}, "3 label names, but logits of 2 classes"),
+        ({"label_names": ("no", "no")}, "must differ from each other"),
+        ({"label_names": None}, "either label_names or candidates"),
+        ({"candidates": (("x", "y"), ("x", "y"))}, "either label_names or candidates"),
+        ({"logits": [[1.0, 0.0], [np.nan, 0.0]]}, "Logits must be finite"),
+        ({"label_names": None, "candidates": (("x", "y"), ("x",))}, "Document 'b' has 1 candidates, but its logits"),
+        ({"label_names": None, "candidates": (("x", "y"), ())}, "Document 'b' has 0 candidates"),
+        ({"label_names": None, "candidates": (("x", "y"), ("x", "y", "z"))}, "Document 'b' has 3 candidates"),
+        ({"label_names": None, "candidates": (("x", "y"), ("x", "x"))}, "label 'x', which an earlier candidate"),
     ],
 )
-@pytest.mark.parametrize(
-    ("probabilities", "labels", "complaint"),
-    [
-        ([], [], "no predictions"),
-        (np.zeros((0, 2)), [], "no predictions"),
-        ([[0.2, 0.8], [1.0]], [0, 1], "numbers in rows of equal length"),
-        ([["high", "low"]], [0], "numbers in rows of equal length"),
-        ([0.2, 0.8], [0, 1], r"shape \(documents, classes\)"),
-        ([[1.0], [1.0]], [0, 0], "at least two classes"),
-        ([[0.2, 0.8], [np.nan, 1.0]], [0, 1], "finite, but row 1"),
-        ([[np.inf, -np.inf], [0.5, 0.5]], [0, 1], "finite, but row 0"),
-        ([[0.2, 0.8], [0.5, 0.498]], [0, 1], "sum to 1, but row 1"),
-        ([[2.5, -1.5], [0.5, 0.5]], [0, 1], "between 0 and 1 and sum to 1, but row 0"),
-        (GOOD, [0, 1, 1], r"shape \(2,\), but their shape is \(3,\)"),
-        (GOOD, [[0], [1]], r"one per document"),
-        (GOOD, [0.0, 1.0], "must be integers"),
-        (GOOD, [0, 2], "Label 2 in row 1 is outside 0 to 1"),
-        (GOOD, [-1, 1], "Label -1 in row 0"),
-    ],
-)
-def test_bad_predictions_are_refused_by_every_measure(
-    measure: Callable[[Any, Any], object], probabilities: Any, labels: Any, complaint: str
-) -> None:
+def test_what_does_not_fit_is_refused(changes: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
-        measure(probabilities, labels)
+        PredictionSet(**TWO | changes)
 
 
-def test_arrays_come_back_in_one_type() -> None:
-    half_precision = np.array([[0.3333, 0.6667], [0.1, 0.9]], dtype=np.float16)
-    probabilities, labels = checked_predictions(half_precision, np.array([True, False]))
-    assert probabilities.dtype == np.float64
-    assert labels.dtype == np.int64
-    assert labels.tolist() == [1, 0]
+def test_questions_need_a_logit_per_candidate() -> None:
+    with pytest.raises(ValueError, match=r"3 candidates, but logits of shape \(1,\)"):
+        PredictionSet.of_candidates(**QUESTIONS | {"logits": [[0.0, 2.0], [1.0], [4.0]]})
 
 
-def test_tensors_are_accepted() -> None:
-    torch = pytest.importorskip("torch")
-    probabilities, labels = checked_predictions(torch.tensor(GOOD), torch.tensor([1, 0]))
-    np.testing.assert_allclose(probabilities, GOOD, atol=1e-6)
-    assert labels.tolist() == [1, 0]
+# --- its file -------------------------------------------------------------------------------------------------------
 
 
-def test_softmax_by_hand() -> None:
-    np.testing.assert_allclose(softmax([[0.0, np.log(3.0)], [5.0, -np.inf]]), [[0.25, 0.75], [1.0, 0.0]])
+@pytest.mark.parametrize("ending", ["jsonl", "jsonl.gz"])
+@pytest.mark.parametrize("predictions", [classifier(), questions()], ids=["classifier", "questions"])
+def test_what_is_written_comes_back_to_the_last_bit(tmp_path: Path, predictions: PredictionSet, ending: str) -> None:
+    path = tmp_path / "run" / f"dev.{ending}"
+    write_predictions(path, predictions)
+    read = read_predictions(path)
+    for name in ("ids", "labels", "label_names", "candidates"):
+        assert getattr(read, name) == getattr(predictions, name)
+    np.testing.assert_array_equal(read.logits, predictions.logits)
+    content = path.read_bytes()
+    write_predictions(path, read)
+    assert path.read_bytes() == content
 
 
-@pytest.mark.filterwarnings("error")
-def test_softmax_of_huge_logits() -> None:
-    huge = [[1e308, -1e308, 1e308], [-1e308, -1e308, -np.inf]]
-    np.testing.assert_allclose(softmax(huge), [[0.5, 0.0, 0.5], [0.5, 0.5, 0.0]])
+@given(st.lists(st.floats(-1e300, 1e300), min_size=2, max_size=6))
+def test_every_float_survives(tmp_path_factory: pytest.TempPathFactory, logits: list[float]) -> None:
+    path = tmp_path_factory.getbasetemp() / "floats.jsonl"
+    names = tuple(f"class {number}" for number in range(len(logits)))
+    write_predictions(path, PredictionSet(("a",), (None,), np.array([logits]), label_names=names))
+    assert read_predictions(path).logits.tobytes() == np.array([logits]).tobytes()
 
 
-@pytest.mark.parametrize("row", [[np.nan, 0.0], [np.inf, 0.0], [-np.inf, -np.inf]])
-def test_logits_without_a_softmax_are_refused(row: list[float]) -> None:
-    with pytest.raises(ValueError, match=r"minus infinity for an absent class.*row 1 is"):
-        softmax([[0.0, 1.0], row])
+def test_lines_say_what_they_mean(tmp_path: Path) -> None:
+    predictions = PredictionSet(("a", "b"), (0, None), [[0.5, 1.5, -np.inf], [2, 1, 1]], label_names=("x", "é", "z"))
+    write_predictions(tmp_path / "dev.jsonl", predictions)
+    assert (tmp_path / "dev.jsonl").read_text(encoding="utf-8") == (
+        '{"id": "a", "label": "x", "predicted": "é", "documents": 2, "classes": ["x", "é", "z"], '
+        '"logits": [0.5, 1.5, null]}\n{"id": "b", "label": null, "predicted": "x", "logits": [2.0, 1.0, 1.0]}\n'
+    )
+    write_predictions(tmp_path / "questions.jsonl", questions())
+    _, _, last = map(json.loads, (tmp_path / "questions.jsonl").read_text().splitlines())
+    assert last == {"id": "q3", "label": "one", "predicted": "one", "candidates": ["one"], "logits": [7.0]}
+
+
+def test_full_disk_keeps_the_old_predictions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "dev.jsonl"
+    write_predictions(path, classifier())
+
+    def full_disk(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full_disk)
+    with pytest.raises(OSError, match="No space left on device"):
+        write_predictions(path, questions())
+    assert read_predictions(path).ids == classifier().ids
+    assert [entry.name for entry in tmp_path.iterdir()] == ["dev.jsonl"]
+
+
+@pytest.mark.parametrize("base", [LINE, QUESTION], ids=["classes", "question"])
+def test_lines_of_other_programs_are_read(tmp_path: Path, base: dict[str, Any]) -> None:
+    path = tmp_path / "dev.jsonl"
+    path.write_text(json.dumps(base | {"seconds": 3}) + "\n\n" + json.dumps(base | {"id": "b", "label": None}))
+    read = read_predictions(path)
+    assert read.ids == ("a", "b") and read.labels == (0, None)
+    assert read.class_names(0) == ("sport", "art", "law")
+
+
+def refused(path: Path, line: int, complaint: str) -> None:
+    """The file is refused with its line, the complaint and what to do."""
+    with pytest.raises(ValueError, match=complaint) as caught:
+        read_predictions(path)
+    assert str(caught.value).startswith(f"{path}:{line}: ")
+    assert str(caught.value).endswith("; restore the file from a copy, or train the run again.")
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"id": 7}, "the id must be a string, got 7"),
+        ({"id": "first"}, "the id 'first' occurs a second time"),
+        ({"label": "cooking"}, r"label is 'cooking', but must be one of \['sport', 'art', 'law'\]"),
+        ({"label": 0}, "label is 0, but must be one of"),
+        ({"label": ["sport"]}, r"label is \['sport'\], but must be one of"),
+        ({"classes": "law"}, "classes must be a list of names, at least 2"),
+        ({"classes": ["law"]}, "classes must be a list of names, at least 2"),
+        ({"classes": ["sport", "law", "law"]}, "the classes must differ"),
+        ({"classes": ["law", "art", "sport"]}, r"the classes are \['law', .* not those of the first line"),
+        ({"logits": [0.0, 0.0, float("nan")]}, "logits must be finite numbers, got nan"),
+        ({"logits": [0.0, 0.0, float("inf")]}, "logits must be finite numbers, got inf"),
+        ({"logits": [0.0, 0.0, True]}, "logits must be finite numbers, got True"),
+        ({"logits": [0, 0, 10**400]}, "logits must be finite numbers, got 1000"),
+        ({"logits": [None, None, None]}, "logits must be a list of 3 numbers"),
+        ({"logits": 3}, "logits must be a list of 3 numbers"),
+        ({"logits": [0.0, 0.0]}, "logits must be a list of 3 numbers"),
+        ({"candidates": ["sport"]}, "lines with and without candidates are mixed"),
+    ],
+)
+def test_errors_name_file_and_line(tmp_path: Path, changes: dict[str, Any], complaint: str) -> None:
+    path = tmp_path / "dev.jsonl"
+    lines = [LINE | {"id": "first"}, LATER | changes, LATER | {"id": "last"}]
+    path.write_text("\n\n".join(json.dumps(line) for line in lines))
+    refused(path, 3, complaint)
+
+
+@pytest.mark.parametrize("candidates", [[], ["sport", "art", 3], {"a": 1, "b": 2, "c": 3}])
+def test_odd_candidates(tmp_path: Path, candidates: Any) -> None:
+    (tmp_path / "dev.jsonl").write_text(json.dumps(QUESTION | {"candidates": candidates}))
+    refused(tmp_path / "dev.jsonl", 1, "candidates must be a list of names, at least 1")
+
+
+@pytest.mark.parametrize("field", ["id", "label", "logits", "classes"])
+def test_a_missing_field_is_named(tmp_path: Path, field: str) -> None:
+    (tmp_path / "dev.jsonl").write_text(json.dumps({name: LINE[name] for name in LINE if name != field}))
+    refused(tmp_path / "dev.jsonl", 1, f"the field '{field}' is missing")
+
+
+@pytest.mark.parametrize("predictions", [classifier(), questions()], ids=["classifier", "questions"])
+def test_a_truncated_or_damaged_file_is_refused(tmp_path: Path, predictions: PredictionSet) -> None:
+    path, packed = tmp_path / "dev.jsonl", tmp_path / "dev.jsonl.gz"
+    write_predictions(path, predictions)
+    lines, count = path.read_bytes().splitlines(keepends=True), len(predictions.ids)
+    for content, line, complaint in (
+        (b"".join(lines)[:-20], count, "broken JSON"),
+        (b"".join(lines[:-1]), count - 1, f"there are {count - 1} documents, but the first line says {count}"),
+        (
+            b"".join([*lines, lines[-1].replace(b'"id": "', b'"id": "other')]),
+            count + 1,
+            f"there are {count + 1} documents",
+        ),
+        (b"".join([lines[0], b"\xff\n", *lines[1:]]), 2, "not UTF-8"),
+        (b"".join([lines[0], b"[]\n", *lines[1:]]), 2, "expected a JSON object"),
+        (b"", 1, "there are no predictions"),
+    ):
+        path.write_bytes(content)
+        refused(path, line, complaint)
+    packed.write_bytes(gzip.compress(b"".join(lines))[:-12])
+    with pytest.raises(ValueError, match=r"dev\.jsonl\.gz:\d: the gzip data is damaged.*restore the file"):
+        read_predictions(packed)
+    with pytest.raises(FileNotFoundError, match="absent"):
+        read_predictions(tmp_path / "absent.jsonl")

@@ -1,10 +1,9 @@
-"""Summaries over seeds, t-tests and Holm's correction: against scipy, by hand, and as properties."""
+"""Summaries, t-tests, Holm's correction and the paired bootstrap: against scipy, by hand, and as properties."""
 
 from __future__ import annotations
 
 import math
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,11 +11,20 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy import stats
 
-from prefixprop.evaluate import holm_correction, summarise_seeds, t_test, welch_test
+from prefixprop.evaluate import (
+    PredictionSet,
+    SeedSummary,
+    holm_correction,
+    paired_bootstrap,
+    paired_scores,
+    summarise_seeds,
+    t_test,
+)
 
 PROPAGATION, TUNING = [0.84, 0.80, 0.86, 0.82, 0.83], [0.78, 0.81, 0.76, 0.80, 0.75]
 SEEDS = st.lists(st.integers(0, 1000).map(lambda number: number / 1000), min_size=2, max_size=8)
 P_VALUES = st.lists(st.floats(0, 1), min_size=1, max_size=12)
+PAIRS = st.lists(st.tuples(st.integers(0, 1), st.integers(0, 1)), min_size=1, max_size=60)
 
 
 def test_summary_by_hand() -> None:
@@ -25,7 +33,7 @@ def test_summary_by_hand() -> None:
     reach = 4.30265 / math.sqrt(3)
     assert (summary.count, summary.mean, summary.deviation) == (3, 2.0, 1.0)
     assert summary.interval == pytest.approx((2 - reach, 2 + reach), abs=1e-5)
-    assert summary.reason is None
+    assert summarise_seeds([0.8]) == SeedSummary(1, 0.8, None, None)
 
 
 @given(SEEDS)
@@ -35,16 +43,11 @@ def test_interval_is_scipys(values: list[float]) -> None:
     assert summarise_seeds(values).interval == pytest.approx(expected)
 
 
-def test_one_seed_has_no_interval() -> None:
-    summary = summarise_seeds([0.8])
-    assert summary.mean == 0.8 and summary.deviation is None and summary.interval is None
-    assert summary.reason == "a deviation needs at least 2 seeds, got 1"
-
-
 @pytest.mark.parametrize("values", [[], [0.8, float("nan")], [[0.8], [0.9]]])
 def test_what_is_no_seeds(values: list[float]) -> None:
-    with pytest.raises(ValueError, match="one finite number per seed"):
-        summarise_seeds(values)
+    for function in (summarise_seeds, lambda values: t_test(values, TUNING)):
+        with pytest.raises(ValueError, match="one finite number per seed"):
+            function(values)
 
 
 def test_students_t_by_hand() -> None:
@@ -55,41 +58,33 @@ def test_students_t_by_hand() -> None:
     assert result.p_value == pytest.approx(0.14394, abs=1e-5)
 
 
-def test_welch_differs_where_the_variances_do() -> None:
-    steady, wild = [0.80, 0.81, 0.80], [0.6, 0.9, 0.7, 0.5, 0.95]
-    expected = stats.ttest_ind(steady, wild, equal_var=False, alternative="greater").pvalue
-    assert welch_test(steady, wild).p_value == pytest.approx(expected)
-    assert t_test(steady, wild).p_value != pytest.approx(expected, abs=1e-3)
+@pytest.mark.parametrize("equal_variances", [True, False])
+@pytest.mark.parametrize("alternative", ["greater", "two-sided"])
+@pytest.mark.parametrize(
+    ("first", "second"), [(PROPAGATION, TUNING), ([0.80, 0.81, 0.80], [0.6, 0.9, 0.7, 0.5, 0.95])]
+)
+def test_t_tests_are_scipys(first: list[float], second: list[float], alternative, equal_variances: bool) -> None:
+    expected = stats.ttest_ind(first, second, equal_var=equal_variances, alternative=alternative).pvalue
+    assert t_test(first, second, alternative, equal_variances=equal_variances).p_value == pytest.approx(expected)
 
 
-def test_the_papers_test_is_one_tailed() -> None:
-    one_tailed, two_sided = t_test(PROPAGATION, TUNING), t_test(PROPAGATION, TUNING, "two-sided")
-    assert one_tailed.p_value is not None and two_sided.p_value is not None
-    assert one_tailed.p_value < 0.05 and two_sided.p_value == pytest.approx(2 * one_tailed.p_value)
-
-
-@pytest.mark.parametrize("test", [t_test, welch_test])
-@given(first=SEEDS, second=SEEDS)
-def test_p_values_mirror_each_other(test: Any, first: list[float], second: list[float]) -> None:
+@given(first=SEEDS, second=SEEDS, equal_variances=st.booleans())
+def test_p_values_mirror_each_other(first: list[float], second: list[float], equal_variances: bool) -> None:
     assume(len(set(first)) > 1 and len(set(second)) > 1)
-    ahead, behind = test(first, second), test(second, first)
+    ahead, behind = (t_test(*pair, equal_variances=equal_variances) for pair in ((first, second), (second, first)))
+    assert ahead.p_value is not None and behind.p_value is not None
     assert 0 <= ahead.p_value <= 1 and ahead.p_value + behind.p_value == pytest.approx(1)
     assert ahead.difference == pytest.approx(-behind.difference)
-    assert test(first, second, "two-sided").p_value == pytest.approx(test(second, first, "two-sided").p_value)
+    forth, back = (t_test(*pair, "two-sided").p_value for pair in ((first, second), (second, first)))
+    assert forth == pytest.approx(back)
 
 
-@pytest.mark.parametrize("test", [t_test, welch_test])
-def test_too_few_seeds_have_a_reason_and_no_p_value(test: Any) -> None:
-    result = test([0.9], TUNING)
+def test_too_few_seeds_have_a_reason_and_no_p_value() -> None:
+    result = t_test([0.9], TUNING)
     assert result.p_value is None and result.difference == pytest.approx(0.12)
     assert result.reason == "too few seeds: a t-test needs 2 of each"
-    constant = test([0.1, 0.1, 0.1], [0.2, 0.2, 0.2])
+    constant = t_test([0.1, 0.1, 0.1], [0.2, 0.2, 0.2])
     assert constant.p_value is None and constant.reason is not None and "t is undefined" in constant.reason
-
-
-def test_unknown_alternative() -> None:
-    with pytest.raises(ValueError, match="'less'; choose one of greater, two-sided"):
-        t_test(PROPAGATION, TUNING, "less")
 
 
 def test_holm_by_hand() -> None:
@@ -97,8 +92,9 @@ def test_holm_by_hand() -> None:
     assert holm_correction([]) == [] and holm_correction([None]) == [None]
     # A test without a p-value is not counted.
     assert holm_correction([0.01, None, 0.02]) == [0.02, None, 0.02]
-    with pytest.raises(ValueError, match=r"between 0 and 1, got 1\.5"):
-        holm_correction([0.5, 1.5])
+    for wrong in (1.5, float("nan")):
+        with pytest.raises(ValueError, match=f"between 0 and 1, got {wrong}"):
+            holm_correction([0.5, wrong])
 
 
 @given(P_VALUES)
@@ -115,3 +111,99 @@ def test_holm_does_not_hang_on_the_order(p_values: list[float], generator) -> No
     generator.shuffle(indices)
     corrected = holm_correction(p_values)
     assert holm_correction([p_values[index] for index in indices]) == [corrected[index] for index in indices]
+
+
+# --- paired bootstrap -----------------------------------------------------------------------------------------------
+
+
+def test_bootstrap_is_scipys() -> None:
+    generator = np.random.default_rng(3)
+    first, second = generator.random(200) < 0.75, generator.random(200) < 0.7
+    ours = paired_bootstrap(first, second, resamples=20_000)
+    theirs = stats.bootstrap(
+        (first.astype(float) - second,), np.mean, n_resamples=20_000, method="percentile", rng=generator
+    )
+    assert ours.interval == pytest.approx(tuple(theirs.confidence_interval), abs=0.006)
+    share = (theirs.bootstrap_distribution <= 0).mean()
+    assert ours.p_value == pytest.approx(share, abs=0.01) and 0.001 < share < 0.5
+    assert ours.difference == pytest.approx(first.mean() - second.mean())
+
+
+def test_bootstrap_of_other_metrics_than_right_or_wrong() -> None:
+    generator = np.random.default_rng(4)
+    losses = generator.random((2, 300))
+    ours = paired_bootstrap(*losses, resamples=20_001)
+    spread = (losses[0] - losses[1]).std() / 300**0.5
+    expected = ours.difference - 1.96 * spread, ours.difference + 1.96 * spread
+    assert ours.interval == pytest.approx(expected, abs=0.05 * spread * 2)
+
+
+@given(PAIRS)
+def test_bootstrap_p_values(pairs: list[tuple[int, int]]) -> None:
+    first, second = zip(*pairs, strict=True)
+    ahead, behind = (paired_bootstrap(*both, resamples=200) for both in ((first, second), (second, first)))
+    assert ahead.p_value is not None and behind.p_value is not None
+    assert 0 < ahead.p_value <= 1 and 0 < behind.p_value <= 1
+    # Ties count on both sides.
+    assert ahead.p_value + behind.p_value >= 1 - 0.2
+    assert ahead.interval is not None and ahead.interval[0] <= ahead.interval[1]
+
+
+def test_bootstrap_of_seeds_and_documents() -> None:
+    nothing = np.zeros((2, 10))
+    one_document = np.concatenate([np.ones((2, 1)), np.zeros((2, 9))], axis=1)
+    one_seed = np.concatenate([np.ones((1, 10)), np.zeros((1, 10))])
+    # Not ahead where the one document, or the one seed, is not drawn.
+    assert paired_bootstrap(one_document, nothing).p_value == pytest.approx(0.9**10, abs=0.01)
+    assert paired_bootstrap(one_seed, nothing).p_value == pytest.approx(0.5**2, abs=0.01)
+    assert paired_bootstrap(nothing, one_seed).p_value == 1
+    assert paired_bootstrap(np.ones((2, 10)), nothing).p_value < 0.001  # type: ignore[operator]
+    same = paired_bootstrap([1, 0, 1], [1, 0, 1], resamples=100)
+    assert same.p_value == 1 and same.interval == (0, 0)
+    # Seeds that differ widen the interval of the same means.
+    alike = np.tile(one_seed.mean(axis=0) > np.arange(10) / 10, (2, 1))
+    assert alike.mean() == one_seed.mean()
+    assert paired_bootstrap(one_seed, nothing).interval == (0, 1)
+    low, high = paired_bootstrap(alike, nothing).interval  # type: ignore[misc]
+    assert 0.1 < low < high < 0.9
+
+
+def test_bootstrap_is_seeded_and_in_parts_of_the_same_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = np.random.default_rng(5).random((2, 3, 50)) < np.array([0.7, 0.6])[:, None, None]
+    whole, again, other = (paired_bootstrap(first, second, seed=seed) for seed in (1, 1, 2))
+    assert whole == again != other
+    monkeypatch.setattr("prefixprop.evaluate.significance._COUNTS_AT_ONCE", 1000)
+    parts = paired_bootstrap(first, second, seed=1)
+    assert parts.p_value == pytest.approx(whole.p_value, abs=0.02)
+    assert parts.interval == pytest.approx(whole.interval, abs=0.02)
+
+
+@pytest.mark.parametrize(("first", "second"), [([1, 0], [1]), ([], []), ([[[1]]], [[[0]]]), ([1], [float("nan")])])
+def test_what_is_not_paired(first: list, second: list) -> None:
+    with pytest.raises(ValueError, match="one finite number per document"):
+        paired_bootstrap(first, second)
+
+
+def predictions(ids: str, labels: str, predicted: str) -> PredictionSet:
+    logits = np.array([[float(name == guess) for name in "xyz"] for guess in predicted])
+    return PredictionSet(tuple(ids), tuple("xyz".index(label) for label in labels), logits, label_names=tuple("xyz"))
+
+
+def test_scores_are_paired_by_id() -> None:
+    first, second = predictions("abcd", "xyzx", "xyxx"), predictions("dcba", "xzyx", "yzyx")
+    one, other = paired_scores(first, second)
+    assert one.tolist() == [True, True, False, True]
+    assert other.tolist() == [True, True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("second", "complaint"),
+    [
+        (("ab", "xy", "xy"), "different documents: 3 and 2 of them, and 'c' is in one only"),
+        (("abcd", "xyzz", "xyzz"), "'d' is in one only"),
+        (("abc", "xzz", "xyz"), "Document 'b' has the label 'y' in one run and 'z' in the other"),
+    ],
+)
+def test_runs_on_different_documents(second: tuple[str, str, str], complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        paired_scores(predictions("abc", "xyz", "xyz"), predictions(*second))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from prefixprop.data import ClassificationTask
-from prefixprop.evaluate import measure_floor
+from prefixprop.evaluate import measure_baseline
 from prefixprop.train import RunSettings, train
 
 from tiny_training import Notes, load_run_task, tiny_settings
@@ -19,7 +19,7 @@ from tiny_training import Notes, load_run_task, tiny_settings
 def baseline_of(settings: RunSettings) -> dict[str, Any]:
     task = load_run_task(settings)
     assert isinstance(task, ClassificationTask)
-    return measure_floor(task)
+    return measure_baseline(task)
 
 
 @pytest.mark.parametrize(

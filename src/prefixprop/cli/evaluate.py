@@ -135,12 +135,11 @@ def evaluate(
 
 
 def _stored(path: Path, run: Path | None) -> _Evaluated:
-    from prefixprop.evaluate import read_predictions, stored_predictions
+    from prefixprop.evaluate import read_predictions
 
-    found = stored_predictions(path)
-    if found is None:
+    if not path.is_file():
         raise FileNotFoundError(f"{path}: there is no such file of predictions.")
-    before = read_predictions(found)
+    before = read_predictions(path)
     if run is None:
         return _Evaluated(str(path), before, None, None)
     directory = RunDirectory(run)

@@ -106,7 +106,7 @@ def _show_plan(console: Console, run: RunPlan) -> None:
 
 
 def _show_result(console: Console, result: RunResult, settings: RunSettings, seconds: float) -> None:
-    from prefixprop.evaluate.temperature import is_bound
+    from prefixprop.evaluate.calibration import is_bound
 
     metrics = result.metrics
     title = f"Best epoch: {metrics['best_epoch']} of {metrics['epochs']}"

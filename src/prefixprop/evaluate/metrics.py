@@ -1,84 +1,201 @@
-"""Measures of how right the predicted classes are, and every measure of a set of predictions by its name."""
+"""Metrics of predicted probabilities: how often they are right, and how well their confidence matches that.
+
+Most are scikit-learn's; it has no calibration errors, which are computed here.
+"""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from prefixprop.evaluate.calibration import DEFAULT_BINS, calibration_metrics
-from prefixprop.evaluate.predictions import check_candidates, checked_predictions
+DEFAULT_BINS = 15  # the number in Guo et al. (2017)
+_TOLERANCE = 1e-3  # wide enough for probabilities that were computed or stored in half precision
 
 
-@dataclass(frozen=True)
-class ClassificationMetrics:
-    """Measures between 0 and 1; `binary_f1` is the F1 of class 1, and None unless there are two classes."""
+def evaluate_predictions(
+    probabilities: ArrayLike, labels: ArrayLike, *, questions: bool = False, bins: int = DEFAULT_BINS
+) -> dict[str, float]:
+    """Return all metrics of probabilities [documents, classes] by name, all finite, ready for JSON.
 
-    accuracy: float
-    micro_f1: float
-    macro_precision: float
-    macro_recall: float
-    binary_f1: float | None
+    | metric | what it is |
+    | --- | --- |
+    | `accuracy` | share of documents whose most probable class is the label |
+    | `micro_f1` | the same number, because every document has one label |
+    | `macro_precision`, `macro_recall` | means over the classes that occur among labels or predictions |
+    | `binary_f1` | F1 of class 1, only with two classes |
+    | `ece`, `mce` | mean and largest gap between accuracy and confidence, see `reliability` |
+    | `adaptive_ece` | the mean gap over bins of equally many documents |
+    | `brier` | mean of Σ (probability - [class is the label])² over all classes, 0 to 2 (Brier, 1950) |
+    | `nll` | mean of -log of the label's probability, which counts as at least 2.2e-16 |
+    | `documents` | how many there are |
 
-
-def classification_metrics(probabilities: ArrayLike, labels: ArrayLike) -> ClassificationMetrics:
-    """Compare the most probable class of every document with its label.
-
-    `probabilities` is [documents, classes]. Macro measures average over the classes that occur among the
-    labels or the predictions; without predictions a class's precision is 0, without labels its recall.
+    With `questions` the columns are candidates, which differ from row to row (WikiHop), and metrics of classes are
+    left out.
     """
-    counts = confusion_counts(probabilities, labels)
-    right, labelled, predicted = np.diag(counts), counts.sum(axis=1), counts.sum(axis=0)
-    occurs = labelled + predicted > 0
-    accuracy = float(right.sum() / counts.sum())
-    return ClassificationMetrics(
-        accuracy=accuracy,
-        micro_f1=accuracy,  # every document has one label
-        macro_precision=float((right / predicted.clip(min=1))[occurs].mean()),
-        macro_recall=float((right / labelled.clip(min=1))[occurs].mean()),
-        binary_f1=float(2 * right[1] / max(labelled[1] + predicted[1], 1)) if len(counts) == 2 else None,
-    )
+    from sklearn import metrics  # slow to import, so only when needed
 
-
-def question_accuracy(probabilities: ArrayLike, labels: ArrayLike, candidate_counts: ArrayLike) -> float:
-    """Return the share of questions whose most probable candidate is the answer (WikiHop).
-
-    `probabilities` is [questions, most candidates]; a question has the first `candidate_counts` of them, and 0 for
-    the others. `labels` says which candidate is the answer. A candidate's index means nothing outside its question,
-    so there are no measures per class.
-    """
     probability_array, label_array = checked_predictions(probabilities, labels)
-    check_candidates(probability_array, label_array, candidate_counts)
-    return float((probability_array.argmax(axis=1) == label_array).mean())
+    # Sums of floats depend on their order; sorted, they are the same to the last bit for any order of documents.
+    order = np.lexsort((label_array, *probability_array.T))
+    probability_array, label_array = probability_array[order], label_array[order]
+    classes, predicted = range(probability_array.shape[1]), probability_array.argmax(axis=1)
+    found = {"accuracy": metrics.accuracy_score(label_array, predicted)}
+    if not questions:
+        averaged = {"average": "macro", "zero_division": 0}
+        found["micro_f1"] = found["accuracy"]
+        found["macro_precision"] = metrics.precision_score(label_array, predicted, **averaged)
+        found["macro_recall"] = metrics.recall_score(label_array, predicted, **averaged)
+    if not questions and len(classes) == 2:
+        found["binary_f1"] = metrics.f1_score(label_array, predicted, zero_division=0)
+    equal_width = reliability(probability_array, label_array, bins)
+    # scikit-learn refuses rounding errors.
+    exact = probability_array.clip(min=0)
+    exact /= exact.sum(axis=1, keepdims=True)
+    found |= {
+        "ece": equal_width.expected_error,
+        "adaptive_ece": reliability(probability_array, label_array, bins, adaptive=True).expected_error,
+        "mce": equal_width.maximum_error,
+        "brier": metrics.brier_score_loss(label_array, exact, labels=classes, scale_by_half=False),
+        "nll": metrics.log_loss(label_array, exact, labels=classes),
+    }
+    return {name: float(value) for name, value in found.items()} | {"documents": len(label_array)}
 
 
 def confusion_counts(probabilities: ArrayLike, labels: ArrayLike) -> NDArray[np.int64]:
     """Count documents by label (rows) and most probable class (columns), [classes, classes]."""
+    from sklearn.metrics import confusion_matrix
+
     probability_array, label_array = checked_predictions(probabilities, labels)
-    classes = probability_array.shape[1]
-    cells = label_array * classes + probability_array.argmax(axis=1)
-    return np.bincount(cells, minlength=classes**2).reshape(classes, classes)
+    classes = range(probability_array.shape[1])
+    counts: NDArray[np.int64] = confusion_matrix(label_array, probability_array.argmax(axis=1), labels=classes)
+    return counts
 
 
-def evaluate_predictions(
-    probabilities: ArrayLike,
-    labels: ArrayLike,
-    *,
-    candidate_counts: ArrayLike | None = None,
-    bins: int = DEFAULT_BINS,
-) -> dict[str, float]:
-    """Return all measures of probabilities [documents, classes] by name, all finite, ready for JSON.
+@dataclass(frozen=True, eq=False)
+class Reliability:
+    """Documents grouped by confidence, the probability of their most probable class.
 
-    Always: `accuracy`, `ece`, `adaptive_ece`, `mce`, `brier`, `nll` and `documents`, their number. For classification
-    also `micro_f1`, `macro_precision`, `macro_recall`, and `binary_f1` where there are two classes. With
-    `candidate_counts` the rows are questions with that many candidates each, see `question_accuracy`.
+    Bin m holds confidences in (edges[m], edges[m+1]]. `accuracy` and `confidence` are means over the documents of
+    each bin, and NaN in a bin without documents.
     """
+
+    edges: NDArray[np.float64]
+    counts: NDArray[np.int64]
+    accuracy: NDArray[np.float64]
+    confidence: NDArray[np.float64]
+
+    @property
+    def gaps(self) -> NDArray[np.float64]:
+        """|accuracy - confidence| of every bin, 0 in a bin without documents."""
+        return np.where(self.counts > 0, np.abs(self.accuracy - self.confidence), 0.0)
+
+    @property
+    def expected_error(self) -> float:
+        """The mean gap over documents: ECE."""
+        return float(self.gaps @ self.counts / self.counts.sum())
+
+    @property
+    def maximum_error(self) -> float:
+        """The largest gap of all bins: MCE."""
+        return float(self.gaps.max())
+
+
+def reliability(
+    probabilities: ArrayLike, labels: ArrayLike, bins: int = DEFAULT_BINS, *, adaptive: bool = False
+) -> Reliability:
+    """Group documents by confidence into bins, for the calibration errors and the reliability diagram.
+
+    The bins have equal width, as in Guo et al. (2017), "On Calibration of Modern Neural Networks": bin m of M is
+    ((m-1)/M, m/M]. With `adaptive` there are at most `bins` bins of equally many documents, as in Nguyen & O'Connor
+    (2015), "Posterior Calibration and Exploratory Analysis for NLP Models". Sorted by confidence, the i-th of n
+    documents falls into bin ⌊(i - ½) · bins / n⌋. Documents of equal confidence stay together, in the bin of the
+    middle one, so that the bins do not depend on the order of documents; empty bins are dropped.
+    """
+    if not isinstance(bins, int | np.integer) or bins < 1:
+        raise ValueError(f"The number of bins must be a whole number of at least 1, got {bins!r}.")
     probability_array, label_array = checked_predictions(probabilities, labels)
-    if candidate_counts is None:
-        of_classes = asdict(classification_metrics(probability_array, label_array))
-        measures = {name: value for name, value in of_classes.items() if value is not None}
-    else:
-        measures = {"accuracy": question_accuracy(probability_array, label_array, candidate_counts)}
-    measures |= asdict(calibration_metrics(probability_array, label_array, bins))
-    return measures | {"documents": len(label_array)}
+    confidence = probability_array.max(axis=1).clip(max=1.0)
+    correct = probability_array.argmax(axis=1) == label_array
+    # Dividing, unlike linspace, gives the floats nearest to m/M: a confidence of 0.7 is on the edge 7/10.
+    edges = _adaptive_edges(confidence, bins) if adaptive else np.arange(bins + 1) / bins
+    bin_of_document = np.searchsorted(edges[1:-1], confidence, side="left")
+    counts, right, total = (
+        np.bincount(bin_of_document, weights=weights, minlength=len(edges) - 1)
+        for weights in (None, correct, confidence)
+    )
+    with np.errstate(invalid="ignore"):
+        return Reliability(edges, counts, accuracy=right / counts, confidence=total / counts)
+
+
+def _adaptive_edges(confidence: NDArray[np.float64], bins: int) -> NDArray[np.float64]:
+    values, repeats = np.unique(confidence, return_counts=True)
+    bin_of_value = (2 * repeats.cumsum() - repeats) * bins // (2 * len(confidence))
+    is_last_of_bin = np.diff(bin_of_value) > 0
+    return np.array([0.0, *values[:-1][is_last_of_bin], 1.0])
+
+
+def softmax(logits: ArrayLike) -> NDArray[np.float64]:
+    """Return the probabilities [documents, classes] of these logits; an absent class gets 0."""
+    from scipy import special
+
+    with np.errstate(over="ignore"):
+        probabilities: NDArray[np.float64] = special.softmax(checked_logits(logits), axis=1)
+    return probabilities
+
+
+def checked_predictions(probabilities: ArrayLike, labels: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Return probabilities [documents, classes] and labels [documents] as arrays, or raise `ValueError`."""
+    array = _table(probabilities, "Probabilities")
+    with np.errstate(invalid="ignore"):
+        sums_to_one = np.abs(array.sum(axis=1) - 1) <= _TOLERANCE
+    right = sums_to_one & (array >= -_TOLERANCE).all(axis=1)
+    if not right.all():
+        row = int(right.argmin())
+        raise ValueError(
+            f"Each row of probabilities must lie between 0 and 1 and sum to 1, but row {row} is "
+            f"{array[row].tolist()}; pass the softmax of the logits."
+        )
+    return array, checked_labels(labels, *array.shape)
+
+
+def checked_logits(logits: ArrayLike) -> NDArray[np.float64]:
+    """Return the logits [documents, classes] as an array, or raise `ValueError`.
+
+    Minus infinity stands for a class that a document cannot have, such as a candidate that its question lacks.
+    """
+    array = _table(logits, "Logits")
+    wrong = (np.isnan(array) | np.isposinf(array)).any(axis=1) | np.isneginf(array).all(axis=1)
+    if wrong.any():
+        row = int(wrong.argmax())
+        raise ValueError(
+            "Logits must be finite, or minus infinity for an absent class, with at least one class present, "
+            f"but row {row} is {array[row].tolist()}."
+        )
+    return array
+
+
+def checked_labels(labels: ArrayLike, documents: int, classes: int) -> NDArray[np.int64]:
+    """Return one label between 0 and `classes` - 1 per document as an array, or raise `ValueError`."""
+    array = np.asarray(labels)
+    if array.shape != (documents,) or array.dtype.kind not in "iub":
+        raise ValueError(
+            f"Labels must be one integer per document, shape ({documents},), "
+            f"but their shape is {array.shape} and their type {array.dtype}."
+        )
+    outside = (array < 0) | (array >= classes)
+    if outside.any():
+        row = int(outside.argmax())
+        raise ValueError(f"Label {array[row]} in row {row} is outside 0 to {classes - 1}.")
+    return array.astype(np.int64)
+
+
+def _table(values: ArrayLike, what: str) -> NDArray[np.float64]:
+    array = np.asarray(values, dtype=np.float64)
+    if array.ndim != 2 or array.shape[0] < 1 or array.shape[1] < 2:
+        raise ValueError(
+            f"{what} must have the shape (documents, classes) with at least one document and two classes, "
+            f"but their shape is {array.shape}."
+        )
+    return array

@@ -1,112 +1,249 @@
-"""Checking predicted probabilities or logits and their labels, which every measure starts from."""
+"""A model's predictions of one split, and the file that stores them: enough to compute every metric again.
+
+The file has one JSON object per line and document:
+
+    {"id": "7", "label": "art", "predicted": "art", "documents": 2, "classes": ["art", "law"], "logits": [2.2, 0.0]}
+    {"id": "8", "label": null, "predicted": "law", "logits": [-0.5, 1.25]}
+
+The first line says how many documents follow, itself included, and names the classes of all lines; questions have
+`candidates` instead, on every line. The label is null where it is not known, and a logit is null where it is minus
+infinity. Numbers are written so that reading gives the very same floats.
+"""
 
 from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-# Wide enough for probabilities that were computed or stored in half precision.
-PROBABILITY_TOLERANCE = 1e-3
+from prefixprop.atomic_files import write_text
+from prefixprop.data.rows import iterate_json_lines
+from prefixprop.data.wikihop import Question
+from prefixprop.evaluate.calibration import Temperature
+from prefixprop.evaluate.metrics import checked_logits, evaluate_predictions, softmax
+
+# The answer of a question that the model did not read gets a logit lower by this: it counts as wrong, and the
+# probabilities hardly change.
+_NUDGE = 1e-6
 
 
-def checked_predictions(probabilities: ArrayLike, labels: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Return probabilities [documents, classes] and labels [documents] as arrays, or raise `ValueError`."""
-    checked = checked_probabilities(probabilities)
-    return checked, checked_labels(labels, *checked.shape)
+@dataclass(frozen=True, eq=False)
+class PredictionSet:
+    """Predictions of one split, checked on creation; probabilities are always the softmax of the logits.
 
-
-def checked_probabilities(probabilities: ArrayLike) -> NDArray[np.float64]:
-    """Return the probabilities [documents, classes] as an array, or raise `ValueError`."""
-    array = _number_table(probabilities, "Probabilities")
-    if not np.isfinite(array).all():
-        row = int((~np.isfinite(array)).any(axis=1).argmax())
-        raise ValueError(f"Probabilities must be finite, but row {row} is {array[row].tolist()}.")
-    outside = ((array < -PROBABILITY_TOLERANCE) | (array > 1 + PROBABILITY_TOLERANCE)).any(axis=1)
-    wrong_sum = np.abs(array.sum(axis=1) - 1) > PROBABILITY_TOLERANCE
-    if (outside | wrong_sum).any():
-        row = int((outside | wrong_sum).argmax())
-        raise ValueError(
-            f"Each row of probabilities must lie between 0 and 1 and sum to 1, but row {row} is "
-            f"{array[row].tolist()}; pass the softmax of the logits."
-        )
-    return array
-
-
-def checked_logits(logits: ArrayLike) -> NDArray[np.float64]:
-    """Return the logits [documents, classes] as an array, or raise `ValueError`.
-
-    Minus infinity stands for a class that a document cannot have, such as a candidate that its question lacks.
+    `logits` is [documents, classes]; a class of probability 0 has minus infinity. `labels` are indices of classes, or
+    None where a document has no label. The classes have either `label_names`, the same for every document, or
+    `candidates`, which differ between questions; a question with fewer candidates than there are columns of logits
+    has minus infinity in the other columns.
     """
-    array = _number_table(logits, "Logits")
-    wrong = (np.isnan(array) | np.isposinf(array)).any(axis=1) | np.isneginf(array).all(axis=1)
-    if wrong.any():
-        row = int(wrong.argmax())
-        raise ValueError(
-            "Logits must be finite, or minus infinity for an absent class, with at least one class present, "
-            f"but row {row} is {array[row].tolist()}."
-        )
-    return array
+
+    ids: tuple[str, ...]
+    labels: tuple[int | None, ...]
+    logits: NDArray[np.float64]
+    label_names: tuple[str, ...] | None = None
+    candidates: tuple[tuple[str, ...], ...] | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "logits", checked_logits(self.logits))
+        documents, classes = self.logits.shape
+        if (self.label_names is None) == (self.candidates is None):
+            raise ValueError("Predictions have either label_names or candidates; pass one of the two.")
+        for name, values in {"ids": self.ids, "labels": self.labels, "candidates": self.candidates}.items():
+            if values is not None and len(values) != documents:
+                raise ValueError(f"There are {len(values)} {name}, but logits of {documents} documents.")
+        if not all(isinstance(document_id, str) for document_id in self.ids):
+            raise ValueError("Document ids must be strings.")
+        document_id, count = Counter(self.ids).most_common(1)[0]
+        if count > 1:
+            raise ValueError(f"Document id {document_id!r} occurs more than once among the predictions.")
+        if self.label_names is not None:
+            if len(self.label_names) != classes:
+                raise ValueError(f"There are {len(self.label_names)} label names, but logits of {classes} classes.")
+            if len(set(self.label_names)) < classes:
+                raise ValueError(f"Label names must differ from each other, got {list(self.label_names)}.")
+        for row in range(documents):
+            self._check_document(row)
+
+    @classmethod
+    def of_candidates(
+        cls,
+        ids: Sequence[str],
+        labels: Sequence[int | None],
+        logits: Sequence[ArrayLike],
+        candidates: Sequence[Sequence[str]],
+    ) -> PredictionSet:
+        """Make a set from one row of logits per question, as long as its candidates."""
+        # At least two columns, as everywhere, even if every question has a single candidate.
+        columns = max([2, *(len(names) for names in candidates)])
+        padded = np.full((len(logits), columns), -np.inf)
+        for row, values, names in zip(padded, logits, candidates, strict=True):
+            if np.shape(values) != (len(names),):
+                raise ValueError(f"A question has {len(names)} candidates, but logits of shape {np.shape(values)}.")
+            row[: len(names)] = values
+        return cls(tuple(ids), tuple(labels), padded, candidates=tuple(map(tuple, candidates)))
+
+    @property
+    def probabilities(self) -> NDArray[np.float64]:
+        """[documents, classes]; 0 for candidates that a question lacks."""
+        return softmax(self.logits)
+
+    @property
+    def known_labels(self) -> NDArray[np.int64]:
+        """The labels as an array; `ValueError` names the first document that has none."""
+        if None in self.labels:
+            document_id = self.ids[self.labels.index(None)]
+            raise ValueError(f"Document {document_id!r} has no label, so its prediction cannot be evaluated.")
+        return np.array(self.labels, dtype=np.int64)
+
+    def class_names(self, row: int) -> tuple[str, ...]:
+        """The names of the classes of the document in this row."""
+        if self.candidates is not None:
+            return self.candidates[row]
+        assert self.label_names is not None
+        return self.label_names
+
+    def with_temperature(self, temperature: Temperature) -> PredictionSet:
+        """Return the calibrated predictions: the logits divided by the temperature."""
+        return replace(self, logits=temperature.scale(self.logits))
+
+    def evaluate(self) -> dict[str, float]:
+        """Return every metric, see `evaluate_predictions`; all documents must have a label."""
+        labels = self.known_labels
+        return evaluate_predictions(self.probabilities, labels, questions=self.candidates is not None)
+
+    def _check_document(self, row: int) -> None:
+        names, label, document = self.class_names(row), self.labels[row], f"Document {self.ids[row]!r}"
+        if not 1 <= len(names) <= self.logits.shape[1] or not np.isneginf(self.logits[row, len(names) :]).all():
+            raise ValueError(
+                f"{document} has {len(names)} candidates, but its logits are {self.logits[row].tolist()}; there must "
+                "be one for each candidate, and minus infinity after them."
+            )
+        if label is None:
+            return
+        if not 0 <= label < len(names):
+            raise ValueError(f"{document} has label {label}, but labels run from 0 to {len(names) - 1}.")
+        # In the file the label is a name.
+        if names.index(names[label]) != label:
+            raise ValueError(f"{document} has the label {names[label]!r}, which an earlier candidate has too.")
 
 
-def checked_labels(labels: ArrayLike, documents: int, classes: int) -> NDArray[np.int64]:
-    """Return one label between 0 and `classes` - 1 per document as an array, or raise `ValueError`."""
-    array = np.asarray(labels)
-    if array.shape != (documents,):
-        raise ValueError(f"Labels must be one per document, shape ({documents},), but their shape is {array.shape}.")
-    if array.dtype.kind not in "iub":
-        raise ValueError(f"Labels must be integers, but their type is {array.dtype}.")
-    outside = (array < 0) | (array >= classes)
-    if outside.any():
-        row = int(outside.argmax())
-        raise ValueError(f"Label {array[row]} in row {row} is outside 0 to {classes - 1}.")
-    return array.astype(np.int64)
+def question_predictions(questions: Sequence[Question], logits: Mapping[str, NDArray[np.float64]]) -> PredictionSet:
+    """From logits by question id, at least one per candidate; a question without (too long to read) is wrong."""
+    rows = []
+    for question in questions:
+        row = np.zeros(len(question.candidates))
+        if question.id in logits:
+            row[:] = logits[question.id][: len(row)]
+        else:
+            row[question.answer] = -_NUDGE
+        rows.append(row)
+    return PredictionSet.of_candidates(
+        [question.id for question in questions],
+        [question.answer for question in questions],
+        rows,
+        [question.candidates for question in questions],
+    )
 
 
-def check_candidates(
-    probabilities: NDArray[np.float64], labels: NDArray[np.int64], candidate_counts: ArrayLike
-) -> None:
-    """Raise `ValueError` unless every question's label and probabilities stay within its number of candidates."""
-    counts = np.asarray(candidate_counts)
-    questions, columns = probabilities.shape
-    if counts.shape != (questions,) or counts.dtype.kind not in "iu":
-        raise ValueError(
-            f"Candidate counts must be one integer per question, shape ({questions},), "
-            f"but their shape is {counts.shape} and their type {counts.dtype}."
-        )
-    if ((counts < 1) | (counts > columns)).any():
-        row = int(((counts < 1) | (counts > columns)).argmax())
-        raise ValueError(f"Question {row} has {counts[row]} candidates, but there must be 1 to {columns}.")
-    if (labels >= counts).any():
-        row = int((labels >= counts).argmax())
-        raise ValueError(f"Label {labels[row]} of question {row} is outside its {counts[row]} candidates.")
-    absent = np.arange(columns) >= counts[:, None]
-    if (absent & (probabilities != 0)).any():
-        row = int((absent & (probabilities != 0)).any(axis=1).argmax())
-        raise ValueError(
-            f"Question {row} has {counts[row]} candidates, but gives a probability to more: "
-            f"{probabilities[row].tolist()}; give absent candidates the logit minus infinity."
-        )
+def write_predictions(path: str | Path, predictions: PredictionSet) -> None:
+    """Write the predictions to a file of JSON lines, wholly or not at all."""
+    lines = []
+    for row, winner in enumerate(predictions.logits.argmax(axis=1)):
+        names, label = predictions.class_names(row), predictions.labels[row]
+        record: dict[str, Any] = {
+            "id": predictions.ids[row],
+            "label": None if label is None else names[label],
+            "predicted": names[int(winner)],
+        }
+        if row == 0:
+            record["documents"] = len(predictions.ids)
+        if predictions.candidates is not None:
+            record["candidates"] = list(names)
+        elif row == 0:
+            record["classes"] = list(names)
+        logits = predictions.logits[row, : len(names)].tolist()
+        record["logits"] = [None if logit == -math.inf else logit for logit in logits]
+        lines.append(json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n")
+    write_text(path, "".join(lines))
 
 
-def softmax(logits: ArrayLike) -> NDArray[np.float64]:
-    """Return the probabilities [documents, classes] of these logits; an absent class gets 0."""
-    array = checked_logits(logits)
-    # A shift by the largest logit changes nothing and cannot overflow to infinity upwards.
-    with np.errstate(over="ignore"):
-        weights = np.exp(array - array.max(axis=1, keepdims=True))
-    return weights / weights.sum(axis=1, keepdims=True)
-
-
-def _number_table(values: ArrayLike, what: str) -> NDArray[np.float64]:
+def read_predictions(path: str | Path) -> PredictionSet:
+    """Read what `write_predictions` wrote; anything else raises a `ValueError` beginning with `file:line`."""
     try:
-        array = np.asarray(values, dtype=np.float64)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise ValueError(f"{what} must be numbers in rows of equal length: {error}") from error
-    if array.size == 0:
-        raise ValueError("There are no predictions to evaluate.")
-    if array.ndim != 2 or array.shape[1] < 2:
-        raise ValueError(
-            f"{what} must have the shape (documents, classes) with at least two classes, "
-            f"but their shape is {array.shape}."
-        )
-    return array
+        return _read(Path(path))
+    except ValueError as error:
+        problem = str(error).removesuffix(".")
+        raise ValueError(f"{problem}; restore the file from a copy, or train the run again.") from error
+
+
+class _Line(NamedTuple):
+    label: int | None
+    names: tuple[str, ...]
+    logits: list[float]
+    is_question: bool
+
+
+def _read(path: Path) -> PredictionSet:
+    lines: dict[str, _Line] = {}
+    first, documents, number = None, None, 1
+    for number, record in iterate_json_lines(path):
+        try:
+            line = _parsed(record, first)
+            if record["id"] in lines:
+                raise ValueError(f"the id {record['id']!r} occurs a second time")
+        except ValueError as error:
+            raise ValueError(f"{path}:{number}: {error}") from error
+        if first is None:
+            first, documents = line, record.get("documents")
+        lines[record["id"]] = line
+    if first is None:
+        raise ValueError(f"{path}:1: there are no predictions in the file")
+    if documents not in (None, len(lines)):
+        raise ValueError(f"{path}:{number}: there are {len(lines)} documents, but the first line says {documents}")
+    labels, names, logits, _ = zip(*lines.values(), strict=True)
+    if first.is_question:
+        return PredictionSet.of_candidates((*lines,), labels, logits, names)
+    return PredictionSet((*lines,), labels, np.array(logits), label_names=first.names)
+
+
+def _parsed(record: dict[str, Any], first: _Line | None) -> _Line:
+    """Check a line; the `first` line of the file names the classes, unless they are candidates."""
+    is_question = "candidates" in record
+    field, fewest = ("candidates", 1) if is_question else ("classes", 2)
+    if first is not None:
+        if is_question != first.is_question:
+            raise ValueError("lines with and without candidates are mixed")
+        record = {"classes": list(first.names)} | record
+    if missing := [name for name in ("id", "label", "logits", field) if name not in record]:
+        raise ValueError(f"the field {missing[0]!r} is missing")
+    label, logits, names = record["label"], record["logits"], record[field]
+    if not isinstance(record["id"], str):
+        raise ValueError(f"the id must be a string, got {record['id']!r}")
+    if not isinstance(names, list) or len(names) < fewest or not all(isinstance(name, str) for name in names):
+        raise ValueError(f"{field} must be a list of names, at least {fewest}, got {names!r}")
+    if not is_question and len(set(names)) < len(names):
+        raise ValueError(f"the classes must differ, got {names}")
+    if not is_question and first is not None and names != [*first.names]:
+        raise ValueError(f"the classes are {names}, not those of the first line")
+    if label is not None and label not in names:
+        raise ValueError(f"the label is {label!r}, but must be one of {names}")
+    if not isinstance(logits, list) or len(logits) != len(names) or not any(value is not None for value in logits):
+        raise ValueError(f"logits must be a list of {len(names)} numbers, null for minus infinity, got {logits!r}")
+    numbers = [-math.inf if value is None else _number(value) for value in logits]
+    return _Line(None if label is None else names.index(label), tuple(names), numbers, is_question)
+
+
+def _number(value: Any) -> float:
+    try:
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+            return float(value)
+    except OverflowError:  # a whole number beyond floats
+        pass
+    raise ValueError(f"logits must be finite numbers, got {value!r}")

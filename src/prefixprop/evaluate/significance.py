@@ -1,89 +1,73 @@
-"""One number per seed: its mean and interval, and whether one method is better than another over seeds.
-
-For two runs on the same documents see `prefixprop.evaluate.paired_tests`.
-"""
+"""Whether a difference could be chance: t-tests over seeds, and a paired bootstrap over seeds and documents."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
+
+from prefixprop.evaluate.predictions import PredictionSet
 
 CONFIDENCE = 0.95
+_COUNTS_AT_ONCE = 2**24  # counts that a bootstrap draws at once: 128 MiB
+_ROUNDING = 1e-12
 
 
 @dataclass(frozen=True)
 class SeedSummary:
-    """A measure over seeds; `deviation` and `interval` are None, and `reason` says why, where they are undefined.
+    """A metric over seeds: their number, mean, standard deviation and the 95 % interval of the mean by Student's t.
 
-    Attributes:
-        count: The number of seeds.
-        mean: Their mean.
-        deviation: The sample's standard deviation (divided by count - 1).
-        interval: The 95 % interval of the mean by Student's t.
-        reason: Why there is no deviation and no interval.
+    The deviation is the sample's, divided by count - 1. With one seed there is neither a deviation nor an interval.
     """
 
     count: int
     mean: float
-    deviation: float | None
-    interval: tuple[float, float] | None
-    reason: str | None = None
-
-
-def summarise_seeds(values: Sequence[float]) -> SeedSummary:
-    """Mean, standard deviation and 95 % t-interval of a measure over seeds.
-
-    >>> summarise_seeds([0.80, 0.82, 0.84]).mean
-    0.82
-    """
-    array = seed_values(values)
-    mean = float(array.mean())
-    if len(array) < 2:
-        return SeedSummary(1, mean, None, None, "a deviation needs at least 2 seeds, got 1")
-    deviation = float(array.std(ddof=1))
-    from scipy import stats  # half a second, which a mistake on the command line need not wait for
-
-    reach = float(stats.t.ppf((1 + CONFIDENCE) / 2, len(array) - 1)) * deviation / len(array) ** 0.5
-    return SeedSummary(len(array), mean, deviation, (mean - reach, mean + reach))
-
-
-def seed_values(values: Sequence[float]) -> NDArray[np.float64]:
-    """The values as an array, `ValueError` unless they are at least one finite number."""
-    array = np.asarray(values, dtype=np.float64)
-    if array.ndim != 1 or not array.size or not np.isfinite(array).all():
-        raise ValueError(f"Expected one finite number per seed, at least one of them, got {values!r}.")
-    return array
-
-
-Alternative = Literal["greater", "two-sided"]
-ALTERNATIVES: tuple[Alternative, ...] = ("greater", "two-sided")
-FEWEST_SEEDS = 2
+    deviation: float | None = None
+    interval: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)
 class SignificanceTest:
-    """What a test of two sets of numbers says.
+    """What a test of two methods says: the difference of their means, and how probable it is without a real one.
 
-    Attributes:
-        name: The test.
-        difference: The mean of the first minus the mean of the second.
-        p_value: How probable a difference such as this is without a real one; None where the test is undefined.
-        reason: Why there is no p-value.
+    Where the test is undefined there is no p-value, and `reason` says why. The `interval` of a bootstrap holds 95 %
+    of the resampled differences.
     """
 
-    name: str
     difference: float
     p_value: float | None
     reason: str | None = None
+    interval: tuple[float, float] | None = None
 
 
-def t_test(first: Sequence[float], second: Sequence[float], alternative: Alternative = "greater") -> SignificanceTest:
-    """Student's t-test of two methods' seeds, which assumes equal variances.
+def summarise_seeds(values: Sequence[float]) -> SeedSummary:
+    """Mean, standard deviation and 95 % t-interval of a metric over seeds.
+
+    >>> summarise_seeds([0.80, 0.82, 0.84]).mean
+    0.82
+    """
+    array = _seed_values(values)
+    mean = float(array.mean())
+    if len(array) < 2:
+        return SeedSummary(1, mean)
+    from scipy import stats  # slow to import, so only when needed
+
+    reach = stats.sem(array) * stats.t.ppf((1 + CONFIDENCE) / 2, len(array) - 1)
+    return SeedSummary(len(array), mean, float(array.std(ddof=1)), (float(mean - reach), float(mean + reach)))
+
+
+def t_test(
+    first: Sequence[float],
+    second: Sequence[float],
+    alternative: Literal["greater", "two-sided"] = "greater",
+    *,
+    equal_variances: bool = True,
+) -> SignificanceTest:
+    """Student's t-test of two methods' seeds; with unequal variances Welch's.
 
     One-tailed ("the first is greater") it is the paper's test of prefix-propagation against prefix-tuning on
     Hyperpartisan (Results and Discussion).
@@ -91,14 +75,19 @@ def t_test(first: Sequence[float], second: Sequence[float], alternative: Alterna
     >>> t_test([0.84, 0.82, 0.83], [0.80, 0.79, 0.81]).p_value < 0.05
     True
     """
-    return _seeds_test("Student's t-test", first, second, alternative, equal_variances=True)
+    one, other = _seed_values(first), _seed_values(second)
+    difference = float(one.mean() - other.mean())
+    if min(len(one), len(other)) < 2:
+        return SignificanceTest(difference, None, "too few seeds: a t-test needs 2 of each")
+    if np.ptp(one) == 0 and np.ptp(other) == 0:
+        return SignificanceTest(difference, None, "the seeds of neither vary, so t is undefined")
+    from scipy import stats
 
-
-def welch_test(
-    first: Sequence[float], second: Sequence[float], alternative: Alternative = "greater"
-) -> SignificanceTest:
-    """Welch's t-test of two methods' seeds, each with a variance of its own."""
-    return _seeds_test("Welch's t-test", first, second, alternative, equal_variances=False)
+    # scipy warns about nearly equal values; its result is still the best that the numbers allow.
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        result = stats.ttest_ind(one, other, equal_var=equal_variances, alternative=alternative)
+    return SignificanceTest(difference, float(result.pvalue))
 
 
 def holm_correction(p_values: Sequence[float | None]) -> list[float | None]:
@@ -107,40 +96,98 @@ def holm_correction(p_values: Sequence[float | None]) -> list[float | None]:
     >>> holm_correction([0.01, None, 0.04, 0.03])
     [0.03, None, 0.06, 0.06]
     """
-    defined = sorted((p_value, index) for index, p_value in enumerate(p_values) if p_value is not None)
-    for p_value, _ in defined:
-        if not 0 <= p_value <= 1:
-            raise ValueError(f"A p-value lies between 0 and 1, got {p_value!r}.")
-    corrected: list[float | None] = [None] * len(p_values)
-    largest = 0.0
-    for rank, (p_value, index) in enumerate(defined):
-        # A test is never more significant than one with a smaller p-value.
-        largest = max(largest, min(1.0, (len(defined) - rank) * p_value))
-        corrected[index] = largest
-    return corrected
+    defined = np.array([p_value for p_value in p_values if p_value is not None], dtype=np.float64)
+    for p_value in defined[~((defined >= 0) & (defined <= 1))].tolist():
+        raise ValueError(f"A p-value lies between 0 and 1, got {p_value!r}.")
+    order = defined.argsort(kind="stable")
+    # A test is never more significant than one with a smaller p-value.
+    defined[order] = np.maximum.accumulate(defined[order] * np.arange(len(defined), 0, -1)).clip(max=1)
+    corrected = iter(defined.tolist())
+    return [None if p_value is None else next(corrected) for p_value in p_values]
 
 
-def check_alternative(alternative: str) -> None:
-    """Raise `ValueError` unless it is one of `ALTERNATIVES`."""
-    if alternative not in ALTERNATIVES:
-        raise ValueError(f"Unknown alternative {alternative!r}; choose one of {', '.join(ALTERNATIVES)}.")
+def paired_scores(first: PredictionSet, second: PredictionSet) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Which documents each of two runs gets right, in the first one's order.
+
+    Raises `ValueError` unless both are about the same documents, with the same labels.
+    """
+    rows = {document_id: row for row, document_id in enumerate(second.ids)}
+    strange = [
+        *(document_id for document_id in first.ids if document_id not in rows),
+        *sorted({*rows} - {*first.ids}),
+    ]
+    if strange:
+        raise ValueError(
+            f"The two runs were judged on different documents: {len(first.ids)} and {len(second.ids)} of them, and "
+            f"{strange[0]!r} is in one only; compare runs on the same split of the same data."
+        )
+    order = np.array([rows[document_id] for document_id in first.ids], dtype=np.int64)
+    labels, other_labels = first.known_labels, second.known_labels[order]
+    for row, other in enumerate(order):
+        names = first.class_names(row)[labels[row]], second.class_names(other)[other_labels[row]]
+        if names[0] != names[1]:
+            raise ValueError(
+                f"Document {first.ids[row]!r} has the label {names[0]!r} in one run and {names[1]!r} in the other; "
+                "compare runs on the same data."
+            )
+    return first.logits.argmax(axis=1) == labels, second.logits.argmax(axis=1)[order] == other_labels
 
 
-def _seeds_test(
-    name: str, first: Sequence[float], second: Sequence[float], alternative: Alternative, equal_variances: bool
+def paired_bootstrap(
+    first: ArrayLike, second: ArrayLike, *, resamples: int = 20_000, seed: int = 0
 ) -> SignificanceTest:
-    check_alternative(alternative)
-    one, other = seed_values(first), seed_values(second)
-    difference = float(one.mean() - other.mean())
-    if min(len(one), len(other)) < FEWEST_SEEDS:
-        reason = f"too few seeds: a t-test needs {FEWEST_SEEDS} of each"
-        return SignificanceTest(name, difference, None, reason)
-    if np.ptp(one) == 0 and np.ptp(other) == 0:
-        return SignificanceTest(name, difference, None, "the seeds of neither vary, so t is undefined")
-    # scipy warns about nearly equal values; its result is still the best that the numbers allow.
-    with np.errstate(all="ignore"), warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)
-        from scipy import stats
+    """Resample seeds and documents, and count how often the first method's lead disappears.
 
-        p_value = float(stats.ttest_ind(one, other, equal_var=equal_variances, alternative=alternative).pvalue)
-    return SignificanceTest(name, difference, p_value)
+    `first` and `second` are [seeds, documents], or [documents] of one run each: one number per document, such as
+    whether the run gets it right (then the means are accuracies, and micro-F1s where every document has one label).
+    A sample has seeds of each method, and the same documents for both: its spread is what other seeds and other
+    documents would change. The one-tailed p-value is the share of samples in which the first is not ahead; the
+    data itself counts as one of them, so that the p-value is never 0.
+    """
+    one, other = (np.atleast_2d(np.asarray(values, dtype=np.float64)) for values in (first, second))
+    is_paired = one.ndim == other.ndim == 2 and one.size and other.size and one.shape[1] == other.shape[1]
+    if not (is_paired and np.isfinite(one).all() and np.isfinite(other).all()):
+        raise ValueError(
+            "A paired test needs one finite number per document from each run, "
+            f"got numbers of shapes {one.shape} and {other.shape}."
+        )
+    differences = _resampled_differences(one, other, resamples, np.random.default_rng(seed))
+    p_value = (1 + int((differences <= 0).sum())) / (1 + resamples)
+    low, high = np.quantile(differences, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    return SignificanceTest(float(one.mean() - other.mean()), p_value, interval=(float(low), float(high)))
+
+
+def _resampled_differences(
+    one: NDArray[np.float64], other: NDArray[np.float64], resamples: int, generator: np.random.Generator
+) -> NDArray[np.float64]:
+    """The differences of the means of `resamples` samples, drawn with replacement."""
+    # Documents that the same runs get right are drawn together: some hundred numbers per sample, not thousands.
+    kinds, counts = np.unique(np.concatenate([one, other]), axis=1, return_counts=True)
+    step = max(1, _COUNTS_AT_ONCE // len(counts))
+    found = []
+    for start in range(0, resamples, step):
+        samples = min(step, resamples - start)
+        documents = _shares(generator, counts, samples)
+        first, second = (
+            ((_shares(generator, np.ones(len(seeds)), samples) @ seeds) * documents).sum(axis=1)
+            for seeds in np.split(kinds, [len(one)])
+        )
+        found.append(first - second)
+    differences: NDArray[np.float64] = np.concatenate(found)
+    # Sums of fractions leave a tie a rounding error away from zero.
+    differences[np.abs(differences) <= _ROUNDING] = 0
+    return differences
+
+
+def _shares(generator: np.random.Generator, counts: NDArray[Any], samples: int) -> NDArray[np.float64]:
+    """How much of each sample every kind makes up: [samples, kinds]."""
+    total = int(counts.sum())
+    shares: NDArray[np.float64] = generator.multinomial(total, counts / total, size=samples) / total
+    return shares
+
+
+def _seed_values(values: Sequence[float]) -> NDArray[np.float64]:
+    array = np.asarray(values, dtype=np.float64)
+    if array.ndim != 1 or not array.size or not np.isfinite(array).all():
+        raise ValueError(f"Expected one finite number per seed, at least one of them, got {values!r}.")
+    return array

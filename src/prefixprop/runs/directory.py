@@ -162,8 +162,7 @@ class RunDirectory:
         value = metrics.get("temperature")
         if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and value > 0):
             raise self.broken_metrics(f"the temperature must be a number above 0, got {value!r}")
-        before, after = (_nll(metrics.get(measured)) for measured in ("dev", "dev_calibrated"))
-        return Temperature(float(value), before, after)
+        return Temperature(float(value))
 
     def read_labels(self) -> tuple[str, ...]:
         """The names of the labels, in the order of the model's outputs."""
@@ -229,12 +228,6 @@ class RunDirectory:
                 # The README that peft writes is for people, who may edit it.
                 if file.is_file() and file.name != "README.md" and not file.name.startswith("."):
                     yield file.relative_to(self.path).as_posix()
-
-
-def _nll(measures: Any) -> float:
-    # Only shown to people: the temperature works without it.
-    nll = measures.get("nll") if isinstance(measures, dict) else None
-    return float(nll) if isinstance(nll, int | float) else math.nan
 
 
 def _read_json(path: Path) -> Any:

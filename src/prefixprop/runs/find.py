@@ -12,7 +12,7 @@ from typing import Any
 
 from prefixprop.atomic_files import is_temporary
 from prefixprop.data.rows import read_json_lines
-from prefixprop.evaluate import PredictionSet, read_predictions, stored_predictions
+from prefixprop.evaluate import PredictionSet, read_predictions
 from prefixprop.runs.archive_file import ArchiveFiles, is_archive
 from prefixprop.runs.directory import RunDirectory
 from prefixprop.runs.run import DECISIVE_SETTINGS, Run
@@ -33,7 +33,7 @@ class InDirectory:
         return self.directory.read_lengths()
 
     def has_predictions(self, split: str) -> bool:
-        return stored_predictions(self.directory.predictions(split)) is not None
+        return self.directory.predictions(split).is_file()
 
     def predictions(self, split: str) -> PredictionSet:
         return read_predictions(self.directory.predictions(split))

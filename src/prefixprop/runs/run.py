@@ -101,10 +101,7 @@ class Run:
     def temperature(self) -> Temperature | None:
         """The temperature fitted on dev; None if the metrics lack it."""
         value = as_number(self.metrics.get("temperature"))
-        before, after = self.measure("dev", "nll"), self.measure("dev_calibrated", "nll")
-        if value is None or value <= 0:
-            return None
-        return Temperature(value, math.nan if before is None else before, math.nan if after is None else after)
+        return None if value is None or value <= 0 else Temperature(value)
 
     @cached_property
     def lengths(self) -> tuple[int, ...]:

@@ -27,7 +27,7 @@ from prefixprop.data import (
     load_data,
     select_documents,
 )
-from prefixprop.evaluate import PredictionSet, fit_temperature, measure_floor, write_predictions
+from prefixprop.evaluate import PredictionSet, fit_temperature, measure_baseline, write_predictions
 from prefixprop.models.attention_without_cudnn import without_cudnn
 from prefixprop.models.base_model import BaseModel, load_base_model
 from prefixprop.models.precision import hold_frozen_in_bfloat16
@@ -272,7 +272,7 @@ def _baseline(run: RunPlan, progress: Progress) -> dict[str, Any]:
     if not run.settings.baseline or not isinstance(run.task, ClassificationTask):
         return {}
     try:
-        return {"baseline": measure_floor(run.task)}
+        return {"baseline": measure_baseline(run.task)}
     except ValueError as error:
         progress.note(f"there is no TF-IDF baseline: {error}")
         return {}

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from prefixprop.evaluate import Reliability, adaptive_reliability, reliability
+from prefixprop.evaluate import Reliability, reliability
 from prefixprop.report import plot_reliability
 
 CONFIDENCES = [0.62, 0.68, 0.92, 0.95, 0.98]
@@ -70,7 +70,7 @@ def test_nothing_is_cut_off() -> None:
 
 
 def test_bins_of_unequal_width() -> None:
-    adaptive = adaptive_reliability([[1 - c, c] for c in CONFIDENCES], [1, 0, 1, 1, 1], bins=2)
+    adaptive = reliability([[1 - c, c] for c in CONFIDENCES], [1, 0, 1, 1, 1], bins=2, adaptive=True)
     upper, _ = plot_reliability(adaptive).axes
     left, _, width, _ = rectangles(upper)[0]
     assert (left, width) == (0, pytest.approx(adaptive.edges[1]))

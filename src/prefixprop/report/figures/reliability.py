@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from prefixprop.evaluate.calibration import Reliability
+from prefixprop.evaluate import Reliability
 from prefixprop.report.figures.canvas import BLUE, GREEN, VERMILION, new_figure, plain, saved
 
 if TYPE_CHECKING:

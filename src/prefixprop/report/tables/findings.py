@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from prefixprop.evaluate import PairedBootstrap, t_test
+from prefixprop.evaluate import t_test
 from prefixprop.evaluate.significance import summarise_seeds
 from prefixprop.report.choose.comparisons import Comparison, Contender
 from prefixprop.report.tables.significance import Pair, p_text
@@ -60,7 +60,7 @@ def _compared(comparison: Comparison, pair: Pair) -> Iterator[str]:
     )
     seeds = min(len(row.best.runs) for row in (pair.first, pair.second))
     both = pair.over_both
-    if isinstance(both, PairedBootstrap) and both.p_value is not None:
+    if both.interval is not None and both.p_value is not None:
         low, high = (100 * end for end in both.interval)
         drawn = f"seeds and {comparison.items}" if seeds > 1 else comparison.items
         chance = "may be chance" if low <= 0 <= high else "is hardly chance"

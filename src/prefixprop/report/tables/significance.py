@@ -16,15 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from prefixprop.evaluate import (
-    PairedBootstrap,
-    SignificanceTest,
-    holm_correction,
-    paired_bootstrap,
-    paired_scores,
-    t_test,
-    welch_test,
-)
+from prefixprop.evaluate import SignificanceTest, holm_correction, paired_bootstrap, paired_scores, t_test
 from prefixprop.report.choose.comparisons import Comparison, Contender
 from prefixprop.report.tables.table import (
     ABSENT,
@@ -74,12 +66,12 @@ class Pair:
         return first, second
 
     @cached_property
-    def over_both(self) -> PairedBootstrap | SignificanceTest:
+    def over_both(self) -> SignificanceTest:
         """The bootstrap over seeds and documents; without a p-value, but with the reason, where it cannot be."""
         try:
-            return paired_bootstrap(*self.right(), "greater")
+            return paired_bootstrap(*self.right())
         except (ValueError, OSError) as error:
-            return SignificanceTest("paired bootstrap", float("nan"), None, str(error))
+            return SignificanceTest(float("nan"), None, str(error))
 
 
 def baseline_pairs(comparison: Comparison, baseline: str = BASELINE) -> list[Pair]:
@@ -142,7 +134,8 @@ def _against_baseline(comparison: Comparison, pairs: Sequence[Pair], title: str,
 
 
 def _all_pairs(comparison: Comparison, pairs: Sequence[Pair], title: str, name: str) -> Table:
-    welch = [welch_test(*pair.values(comparison.settings.metric), "two-sided") for pair in pairs]
+    values = [pair.values(comparison.settings.metric) for pair in pairs]
+    welch = [t_test(*value, "two-sided", equal_variances=False) for value in values]
     columns = [
         *_pair_columns(pairs, both=True),
         *_seed_columns(comparison, pairs, welch),
@@ -208,7 +201,7 @@ def p_text(value: float) -> str:
 
 
 def _interval(test: SignificanceTest) -> Cell:
-    if not isinstance(test, PairedBootstrap):
+    if test.interval is None:
         return ABSENT
     low, high = test.interval
     return range_cell(100 * low, 100 * high, decimals=1, sign="+")
