@@ -49,7 +49,7 @@ def test_a_baseline_that_is_better_is_told(
 ) -> None:
     metrics_of_it = dict.fromkeys(SHOWN, 0.987 if better else 0.0)
     baseline = {"model": "TF-IDF of a test", "dev": metrics_of_it, "test": metrics_of_it}
-    monkeypatch.setattr("prefixprop.train.run.measure_baseline", lambda task: baseline)
+    monkeypatch.setattr("prefixprop.train.documents.measure_baseline", lambda task: baseline)
     result = run("--config", recipe, "--run-dir", tmp_path / "run")
     assert result.exit_code == 0, result.output
     for words in ("dev, TF-IDF", "test, TF-IDF", "TF-IDF of a test", "0.9870" if better else "0.0000"):

@@ -20,6 +20,7 @@ from prefixprop.data.wikihop import QuestionTask, load_wikihop
 
 Task = ClassificationTask | QuestionTask
 SHIPPED = "shipped with the package"
+DOCUMENTS, QUESTIONS = "documents", "questions"  # kinds of tasks
 
 _ARXIV_CHARACTERS = 30_000
 _ARXIV_FOLDER_MUST_HOLD = (
@@ -62,7 +63,7 @@ class TaskSource:
         epochs: How many epochs the paper trains (Appendix A); None: see `default_epochs`.
         num_virtual_tokens: The length of the paper's prefix.
         prepare: Cleans any text before a model that was trained on this task reads it.
-        answers_questions: Whether candidates of questions are scored, rather than documents classified.
+        kind: What its examples are: `DOCUMENTS` with a label, or `QUESTIONS` with candidates.
     """
 
     name: str
@@ -76,7 +77,7 @@ class TaskSource:
     epochs: int | None = 10
     num_virtual_tokens: int = 8
     prepare: Callable[[str], str] = str
-    answers_questions: bool = False
+    kind: str = DOCUMENTS
 
 
 # The paper chooses by the F1-score on the dev set (Appendix, Training), and reports micro-F1.
@@ -119,7 +120,7 @@ _SOURCES = (
         metric="accuracy",
         load=load_wikihop,
         num_virtual_tokens=32,
-        answers_questions=True,
+        kind=QUESTIONS,
     ),
 )
 TASKS: dict[str, TaskSource] = {source.name: source for source in _SOURCES}

@@ -21,7 +21,7 @@ from prefixprop.models import CandidateScorer
 from prefixprop.models.base_model import load_base_model, token_limit
 from prefixprop.settings.methods import ADAPTER, HEAD, HEAD_FILE, MODEL, Method
 from prefixprop.settings.run_settings import RunSettings
-from prefixprop.train.trainable import with_new_head
+from prefixprop.train.kinds import kind_of
 from prefixprop.tuners.heads import classes_of
 
 DEFAULT_ADAPTER = "default"  # peft's name for an adapter that nobody named
@@ -59,7 +59,7 @@ def load_trained(
         else:
             with _explained_absence(run_dir, settings):
                 base = load_base_model(settings.model, settings.model_revision, tokenizer=tokenizer)
-                model = with_new_head(base, label_names, settings) if shared is None else shared
+                model = kind_of(settings).new_model(base, label_names, settings) if shared is None else shared
                 limit = base.limit
             if method.trains == ADAPTER:
                 model = _with_adapter(model, weights, method, adapter)

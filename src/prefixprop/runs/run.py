@@ -61,10 +61,10 @@ class Run:
         values = self.metrics.get(part)
         return as_number(values.get(name)) if isinstance(values, dict) else None
 
-    def floor(self, split: str, name: str) -> float | None:
+    def baseline(self, split: str, name: str) -> float | None:
         """A number of the linear model that was fitted on the run's documents; None if there is none."""
-        floor = self.metrics.get("floor")
-        values = floor.get(split) if isinstance(floor, dict) else None
+        baseline = self.metrics.get("baseline")
+        values = baseline.get(split) if isinstance(baseline, dict) else None
         return as_number(values.get(name)) if isinstance(values, dict) else None
 
     @property

@@ -22,7 +22,15 @@ from prefixprop.choices import (
     POOLINGS,
 )
 from prefixprop.data.documents import SPLIT_NAMES
-from prefixprop.data.registry import EPOCHS_OF_FEW, EPOCHS_OF_MANY, MANY_DOCUMENTS, OWN_DOCUMENTS, TASKS, TaskSource
+from prefixprop.data.registry import (
+    EPOCHS_OF_FEW,
+    EPOCHS_OF_MANY,
+    MANY_DOCUMENTS,
+    OWN_DOCUMENTS,
+    QUESTIONS,
+    TASKS,
+    TaskSource,
+)
 from prefixprop.kernels import KERNELS
 from prefixprop.settings.declaration import Setting, Settings, declared, setting, settings_class
 from prefixprop.settings.methods import METHODS, Method
@@ -268,7 +276,7 @@ class RunSettings(Settings):
     @property
     def answers_questions(self) -> bool:
         """Whether candidates are scored (WikiHop) rather than documents classified."""
-        return self.task_row.answers_questions
+        return self.task_row.kind == QUESTIONS
 
     @property
     def is_prefix_method(self) -> bool:

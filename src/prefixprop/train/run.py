@@ -20,14 +20,12 @@ from transformers.integrations import get_available_reporting_integrations
 from prefixprop.atomic_files import clear_leftovers, replacing_folder, write_json, write_text
 from prefixprop.attention.backends import is_modern_gpu
 from prefixprop.data import (
-    ClassificationTask,
     Task,
-    add_special_tokens,
     fingerprint,
     load_data,
     select_documents,
 )
-from prefixprop.evaluate import PredictionSet, fit_temperature, measure_baseline, write_predictions
+from prefixprop.evaluate import PredictionSet, fit_temperature, write_predictions
 from prefixprop.models.attention_without_cudnn import without_cudnn
 from prefixprop.models.base_model import BaseModel, load_base_model
 from prefixprop.models.precision import hold_frozen_in_bfloat16
@@ -41,7 +39,6 @@ from prefixprop.settings.resolve import check_settings, documents_at_once, resol
 from prefixprop.settings.run_settings import RunSettings
 from prefixprop.train.callbacks import epoch_lines, is_exhausted, run_callbacks
 from prefixprop.train.checkpoints import find_checkpoint
-from prefixprop.train.data import RunData, encode_task
 from prefixprop.train.environment import describe_environment
 from prefixprop.train.errors import (
     StepTooLarge,
@@ -50,8 +47,9 @@ from prefixprop.train.errors import (
     explained_memory_errors,
     training_remedy,
 )
+from prefixprop.train.kinds import RunData, kind_of
 from prefixprop.train.model_card import model_card
-from prefixprop.train.trainable import build_trainable, save_trained, with_new_head
+from prefixprop.train.trainable import build_trainable, save_trained
 from prefixprop.train.trainer import RunTrainer, training_arguments
 from prefixprop.tuners.counting import ParameterCount, count_parameters
 
@@ -117,10 +115,8 @@ def plan(settings: RunSettings, progress: Progress | None = None) -> RunPlan:
     settings = resolve(settings, base.limit, len(whole.train))
     settings = replace(settings, model=base.name, model_revision=base.revision)
     task = select_documents(whole, **settings.selection)
-    if settings.answers_questions:
-        add_special_tokens(base.tokenizer)
     progress.stage("turning documents into tokens")
-    data = encode_task(task, base.tokenizer, settings)
+    data = kind_of(settings).encode(task, base.tokenizer, settings)
     data = replace(data, notes=(*notes, *data.notes))
     at_once = documents_at_once(settings, process_count())
     model = _build(base, data, settings)
@@ -131,7 +127,7 @@ def _build(base: BaseModel, data: RunData, settings: RunSettings) -> nn.Module:
     """A new model; its head and its prefix are drawn with the run's seed."""
     set_seed(settings.seed)
     with explained_memory_errors(building_remedy(settings)):
-        return build_trainable(with_new_head(base, data.label_names, settings), settings)
+        return build_trainable(kind_of(settings).new_model(base, data.label_names, settings), settings)
 
 
 def train(
@@ -269,13 +265,12 @@ def _fewer_at_once(run: RunPlan) -> int | None:
 
 def _baseline(run: RunPlan, progress: Progress) -> dict[str, Any]:
     """What TF-IDF reaches on the documents of the run, as an entry of the metrics; empty without it."""
-    if not run.settings.baseline or not isinstance(run.task, ClassificationTask):
-        return {}
     try:
-        return {"baseline": measure_baseline(run.task)}
+        metrics = kind_of(run.settings).baseline(run.task) if run.settings.baseline else None
     except ValueError as error:
         progress.note(f"there is no TF-IDF baseline: {error}")
-        return {}
+        metrics = None
+    return {} if metrics is None else {"baseline": metrics}
 
 
 def _check_trackers(settings: RunSettings) -> None:

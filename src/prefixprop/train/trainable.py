@@ -7,22 +7,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from peft import PeftConfig, PeftModel, TaskType, get_peft_model
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from prefixprop.attention import install
 from prefixprop.backbones import family_in
-from prefixprop.data import add_special_tokens
-from prefixprop.models import CandidateScorer, adapt_candidate_scorer
-from prefixprop.models.base_model import BaseModel
 from prefixprop.settings.methods import ADAPTER, HEAD, HEAD_FILE, MODEL
 from prefixprop.settings.run_settings import RunSettings
+from prefixprop.train.kinds import kind_of
 
 
 def build_trainable(base: PreTrainedModel, settings: RunSettings) -> nn.Module:
-    """The model that is trained: `base` as the method of the settings changes and freezes it."""
+    """The model that is trained: `base`, with a new head, as the method of the settings changes and freezes it."""
     model = _trainable(base, settings)
     if settings.attention_backend != "huggingface" and family_in(base).has_fast_attention:
         install(model, settings.attention_backend)
@@ -32,13 +29,6 @@ def build_trainable(base: PreTrainedModel, settings: RunSettings) -> nn.Module:
             f"a {base.config.model_type}; leave it at auto."
         )
     return model
-
-
-def with_new_head(base: BaseModel, label_names: tuple[str, ...] | None, settings: RunSettings) -> PreTrainedModel:
-    """The base model with a new head for these labels; without labels, one that scores candidates of questions."""
-    if label_names is None:
-        return base.candidate_scorer(add_special_tokens(base.tokenizer), settings.chunk_reduction)
-    return base.classifier(label_names)
 
 
 def trained_tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -64,14 +54,11 @@ def _trainable(base: PreTrainedModel, settings: RunSettings) -> nn.Module:
     if method.trains == MODEL:
         return base.requires_grad_(True)
     if method.trains == HEAD:
-        if isinstance(base, CandidateScorer):
-            base.freeze_encoder()
-        else:
-            base.base_model.requires_grad_(False)
+        kind_of(settings).freeze_encoder(base)
         return base
     if "lora_targets" in method.options:
         settings = replace(settings, lora_targets=_lora_targets(base, settings))
-    return _adapted(base, method.peft_config(settings))
+    return kind_of(settings).adapt(base, method.peft_config(settings))
 
 
 def _lora_targets(base: PreTrainedModel, settings: RunSettings) -> tuple[str, ...]:
@@ -85,15 +72,3 @@ def _lora_targets(base: PreTrainedModel, settings: RunSettings) -> tuple[str, ..
             f"{', '.join(sorted(layers))}."
         )
     return targets
-
-
-def _adapted(base: PreTrainedModel, config: PeftConfig) -> PeftModel:
-    if isinstance(base, CandidateScorer):
-        return adapt_candidate_scorer(base, config)
-    config.task_type = TaskType.SEQ_CLS
-    # peft trains `classifier` by itself; ModernBERT has more between the encoder and that.
-    parts = [
-        name for name, module in base.named_children() if module is not base.base_model and list(module.parameters())
-    ]
-    config.modules_to_save = [name for name in parts if name != "classifier"] or None
-    return get_peft_model(base, config)

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from accelerate.utils import gather_object
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
@@ -35,8 +34,8 @@ from prefixprop.train.checkpoints import (
     remove_old,
     write_checkpoint,
 )
-from prefixprop.train.data import EvaluationSplit, RunData
 from prefixprop.train.errors import TrainingError
+from prefixprop.train.kinds import EvaluationSplit, RunData
 from prefixprop.train.trainable import trained_tensors
 
 # Documents are sorted by their length times a random factor, e^(0.15 z) with z normal. Sorted by length alone, a
@@ -111,8 +110,7 @@ class RunTrainer(Trainer):
             train_dataset=data.train,
             eval_dataset=dev.dataset,
             compute_metrics=lambda result: dev.predictions(result.predictions).evaluate(),
-            # A candidate scorer counts the questions of a step itself.
-            compute_loss_func=None if data.label_names is None else document_loss,
+            compute_loss_func=data.loss,
         )
         self.remove_callback(PrinterCallback)
         log_alpha(self)
@@ -317,15 +315,6 @@ def share_of_peak(step: int, warmup: int, steps: int) -> float:
     if step < warmup:
         return (step + 1) / (warmup + 1)
     return (steps - step) / max(1, steps - warmup)
-
-
-def document_loss(outputs: Any, labels: Tensor, num_items_in_batch: Tensor | int | None = None) -> Tensor:
-    """Cross-entropy, averaged over all documents of a step.
-
-    The model's own loss is a mean over a device's batch: documents of a smaller last batch would count for more.
-    """
-    documents = len(labels) if num_items_in_batch is None else num_items_in_batch
-    return F.cross_entropy(outputs.logits.float(), labels, reduction="sum") / documents
 
 
 def evaluated_at_once(settings: RunSettings, at_once: int) -> int:

@@ -15,8 +15,8 @@ from prefixprop.evaluate.significance import summarise_seeds
 from prefixprop.report.choose.comparisons import Comparison, Trial, protocol_title, trials_of
 from prefixprop.report.choose.method_rows import MethodRow, data_key, method_rows, row_key, searched_values
 from prefixprop.report.file_names import file_name
+from prefixprop.report.tables.baseline import with_baseline
 from prefixprop.report.tables.circumstances import differing_circumstances
-from prefixprop.report.tables.floor import with_floor
 from prefixprop.report.tables.measures import ECE, headline
 from prefixprop.report.tables.table import (
     ABSENT,
@@ -109,7 +109,7 @@ def _table(runs: Sequence[Run], chosen: dict[Any, Any], number: int, title: str)
     has_differences = any(column.title == _DIFFERENCE_TITLE for column in columns)
     name = f"cross-validation-{number}-{file_name(settings.data_name)}"
     table = Table(name, title, columns, _notes(rows, runs, has_differences))
-    return with_floor(table, runs, "dev", (headline(settings.metric), ECE))
+    return with_baseline(table, runs, "dev", (headline(settings.metric), ECE))
 
 
 def _without_details(column: Column) -> Column:

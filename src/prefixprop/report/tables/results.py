@@ -8,9 +8,9 @@ from dataclasses import replace
 from prefixprop.report.choose.comparisons import Comparison, Contender, Trial
 from prefixprop.report.choose.method_rows import searched_values
 from prefixprop.report.file_names import file_name
+from prefixprop.report.tables.baseline import with_baseline
 from prefixprop.report.tables.circumstances import differing_circumstances
 from prefixprop.report.tables.findings import findings
-from prefixprop.report.tables.floor import with_floor
 from prefixprop.report.tables.measures import CALIBRATION, QUALITY, Measure, headline
 from prefixprop.report.tables.one_run import one_run_findings, one_run_tables
 from prefixprop.report.tables.paper import (
@@ -95,7 +95,7 @@ def _methods_table(comparison: Comparison, name: str, told: Sequence[str]) -> Ta
     )
     title = f"{comparison.title}, {split}: methods"
     table = Table(name, title, without_empty(columns), notes, findings=told)
-    return with_floor(table, runs, split, (measure, *calibration))
+    return with_baseline(table, runs, split, (measure, *calibration))
 
 
 def _quality_table(comparison: Comparison, split: str, name: str, with_paper: bool) -> Table:
@@ -119,7 +119,7 @@ def _quality_table(comparison: Comparison, split: str, name: str, with_paper: bo
     )
     table = Table(name, f"{comparison.title}, {split}: quality", columns, notes, fold=_FOLD)
     runs = [run for trial in trials for run in trial.runs]
-    return with_floor(table, runs, split, QUALITY[comparison.settings.metric])
+    return with_baseline(table, runs, split, QUALITY[comparison.settings.metric])
 
 
 def _calibration_table(comparison: Comparison, split: str, name: str, with_paper: bool) -> Table:

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 from prefixprop.data import ClassificationTask, Document, encode_documents, load_data, load_files
 from prefixprop.data.cache import entries
 from prefixprop.train import RunSettings
-from prefixprop.train.data import encode_task
+from prefixprop.train.documents import DocumentClassification
 
 from tiny_training import load_run_task, tiny_settings, write_documents
 
@@ -85,7 +85,7 @@ def test_the_trainer_reads_what_encode_documents_makes(make: Any, side: str) -> 
     documents = tuple(Document(str(number), text, number % 2) for number, text in enumerate(TEXTS))
     task = ClassificationTask("toy", ("a", "b"), train=documents, dev=documents[:2], test=())
     for max_length in (3, 8, 64):
-        data = encode_task(task, tokenizer, RunSettings(max_length=max_length))
+        data = DocumentClassification().encode(task, tokenizer, RunSettings(max_length=max_length))
         expected = encode_documents(TEXTS, tokenizer, max_length)
         assert read(data.train) == [ids.tolist() for ids in expected.input_ids]  # type: ignore[arg-type]
         assert data.train_lengths == tuple(map(len, expected.input_ids))
@@ -104,7 +104,7 @@ def test_samples_folds_and_split_off_parts_read_their_own_documents(tmp_path: Pa
     for changes, kept in (({}, 1), ({"folds": 4, "fold": 0}, 2), ({"folds": 4, "fold": 3}, 2)):
         wanted = replace(settings, **changes)
         task = load_run_task(wanted)
-        data = encode_task(task, tokenizer, wanted)
+        data = DocumentClassification().encode(task, tokenizer, wanted)
         assert isinstance(task, ClassificationTask)
         texts = [document.text for document in task.train]
         assert read(data.train) == [ids.tolist() for ids in encode_documents(texts, tokenizer, 16).input_ids]
@@ -116,10 +116,10 @@ def test_samples_folds_and_split_off_parts_read_their_own_documents(tmp_path: Pa
 
 def test_the_second_start_neither_parses_nor_encodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer, settings = bert(), tiny_settings(tmp_path, max_length=16)
-    first = encode_task(load_data(**settings.source), tokenizer, settings)
+    first = DocumentClassification().encode(load_data(**settings.source), tokenizer, settings)
     monkeypatch.setattr("prefixprop.data.rows.parse_object", None)
     monkeypatch.setattr("prefixprop.data.encoding.contents", None)
-    second = encode_task(load_data(**settings.source), tokenizer, settings)
+    second = DocumentClassification().encode(load_data(**settings.source), tokenizer, settings)
     assert read(second.train) == read(first.train)
 
 
@@ -133,10 +133,10 @@ def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
 
 def test_a_run_without_a_cache_says_so_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = tiny_settings(tmp_path, max_length=16)
-    expected = encode_task(load_data(**settings.source), bert(), settings)
+    expected = DocumentClassification().encode(load_data(**settings.source), bert(), settings)
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("PREFIXPROP_CACHE", str(tmp_path / "file" / "cache"))
-    found = encode_task(load_data(**settings.source), bert(), settings)
+    found = DocumentClassification().encode(load_data(**settings.source), bert(), settings)
     assert read(found.train) == read(expected.train)
     (note,) = set(found.notes) - set(expected.notes)
     assert "file/cache cannot be used (Not a directory)" in note and len(found.notes) == len(expected.notes) + 1
@@ -147,7 +147,7 @@ def test_documents_without_any_token_are_trained_on() -> None:
     tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(single="$A", special_tokens=[])
     documents = tuple(Document(str(number), " " * number, number % 2) for number in range(4))
     task = ClassificationTask("toy", ("a", "b"), train=documents, dev=documents, test=documents)
-    data = encode_task(task, tokenizer, RunSettings(max_length=8))
+    data = DocumentClassification().encode(task, tokenizer, RunSettings(max_length=8))
     assert data.train_lengths == (1, 1, 1, 1) and "4 of 4 dev documents are empty" in data.notes
     batch = data.collator(list(data.train))  # type: ignore[call-overload]
     assert batch["input_ids"].tolist() == [[tokenizer.pad_token_id]] * 4

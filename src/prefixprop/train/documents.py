@@ -1,0 +1,148 @@
+"""Classification of documents: one label each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from peft import PeftConfig, PeftModel, TaskType, get_peft_model
+from torch import Tensor
+from torch.utils.data import Dataset, Subset
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from prefixprop.data import SPLIT_NAMES, ClassificationTask, DocumentCollator, Task
+from prefixprop.data.cache import RaggedArray
+from prefixprop.data.documents import IN_WORDS, Split, StoredDocuments, ids_of, labels_of
+from prefixprop.data.encoding import Frame, stored_tokens
+from prefixprop.evaluate import PredictionSet, measure_baseline
+from prefixprop.models.base_model import BaseModel
+from prefixprop.settings.run_settings import RunSettings
+from prefixprop.train.kinds import EvaluationSplit, RunData, TaskKind, longest_first, pad_token
+
+
+class DocumentClassification(TaskKind):
+    """Documents with one label each; the head reads [CLS] or the prefix."""
+
+    def encode(self, task: Task, tokenizer: PreTrainedTokenizerBase, settings: RunSettings) -> RunData:
+        assert isinstance(task, ClassificationTask) and settings.max_length is not None
+        frame = Frame.of(tokenizer, settings.max_length)
+        splits = {name: task.split(name) for name in SPLIT_NAMES if task.split(name)}
+        tokens = _tokens(splits, tokenizer, frame.room)
+        datasets = {
+            name: DocumentDataset(*tokens[name], np.array(labels_of(documents), dtype=np.int64), frame)
+            for name, documents in splits.items()
+        }
+        notes = list(dict.fromkeys(dataset.tokens.note for dataset in datasets.values() if dataset.tokens.note))
+        notes += task.notes()
+        notes += [
+            f"{dataset.cut:,} of {len(dataset):,} {IN_WORDS[name]} documents are longer than {settings.max_length} "
+            "tokens and are cut there"
+            for name, dataset in datasets.items()
+            if dataset.cut
+        ]
+        return RunData(
+            label_names=task.label_names,
+            train=datasets["train"],
+            train_lengths=tuple(datasets["train"].lengths.tolist()),
+            evaluated={
+                name: _document_split(name, splits[name], task.label_names, datasets[name])
+                for name in ("dev", "test")
+                if name in splits
+            },
+            collator=DocumentCollator(pad_token(tokenizer), tokenizer.padding_side),
+            notes=tuple(notes),
+            loss=document_loss,
+        )
+
+    def new_model(
+        self, base: BaseModel, label_names: tuple[str, ...] | None, settings: RunSettings
+    ) -> PreTrainedModel:
+        assert label_names is not None
+        return base.classifier(label_names)
+
+    def freeze_encoder(self, model: Any) -> None:
+        model.base_model.requires_grad_(False)
+
+    def adapt(self, model: Any, config: PeftConfig) -> PeftModel:
+        config.task_type = TaskType.SEQ_CLS
+        # peft trains `classifier` by itself; ModernBERT has more between the encoder and that.
+        head = [
+            name
+            for name, module in model.named_children()
+            if module is not model.base_model and list(module.parameters())
+        ]
+        config.modules_to_save = [name for name in head if name != "classifier"] or None
+        return get_peft_model(model, config)
+
+    def baseline(self, task: Task) -> dict[str, Any] | None:
+        assert isinstance(task, ClassificationTask)
+        return measure_baseline(task)
+
+
+class DocumentDataset(Dataset[dict[str, Any]]):
+    """Documents of a split as the model reads them: cut, with special tokens, each made when it is asked for.
+
+    `places` says where in `tokens` they are; a document that was cut has one token there that is not read.
+    """
+
+    def __init__(
+        self, tokens: RaggedArray, places: NDArray[np.int64], labels: NDArray[np.int64], frame: Frame
+    ) -> None:
+        self.tokens, self.places, self.labels, self.frame = tokens, places, labels, frame
+        lengths = tokens.lengths[places]
+        self.cut = int((lengths > frame.room).sum())
+        self.lengths: NDArray[np.int64] = np.maximum(np.minimum(lengths, frame.room) + frame.size, 1)
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        content = self.tokens[int(self.places[index])]
+        return {"input_ids": self.frame.around(content[: self.frame.room]), "labels": int(self.labels[index])}
+
+
+def _tokens(
+    splits: Mapping[str, Split], tokenizer: PreTrainedTokenizerBase, limit: int
+) -> dict[str, tuple[RaggedArray, NDArray[np.int64]]]:
+    """For every split the stored tokens that hold its documents, and their places there.
+
+    Splits of one source, such as the folds of a file, share their tokens, so that all folds find the same entry.
+    """
+    found: dict[str, tuple[RaggedArray, NDArray[np.int64]]] = {}
+    packed = {name: StoredDocuments.packed(documents) for name, documents in splits.items()}
+    for source in dict.fromkeys(documents.source for documents in packed.values()):
+        parts = {name: documents.places for name, documents in packed.items() if documents.source == source}
+        places = np.unique(np.concatenate(list(parts.values())))
+        read = replace(packed[next(iter(parts))], places=places)
+        tokens = stored_tokens(read.texts, tokenizer, read.identity, limit, len(read))
+        found |= {name: (tokens, np.searchsorted(places, part)) for name, part in parts.items()}
+    return found
+
+
+def _document_split(
+    name: str, documents: Split, label_names: tuple[str, ...], dataset: DocumentDataset
+) -> EvaluationSplit:
+    order = longest_first(dataset.lengths.tolist())
+
+    def predictions(logits: NDArray[np.float64]) -> PredictionSet:
+        return PredictionSet(
+            tuple(ids_of(documents)),
+            tuple(labels_of(documents)),
+            np.asarray(logits, dtype=np.float64)[np.argsort(order)],
+            label_names=label_names,
+        )
+
+    return EvaluationSplit(name, Subset(dataset, order), predictions)
+
+
+def document_loss(outputs: Any, labels: Tensor, num_items_in_batch: Tensor | int | None = None) -> Tensor:
+    """Cross-entropy, averaged over all documents of a step.
+
+    The model's own loss is a mean over a device's batch: documents of a smaller last batch would count for more.
+    """
+    documents = len(labels) if num_items_in_batch is None else num_items_in_batch
+    return F.cross_entropy(outputs.logits.float(), labels, reduction="sum") / documents
