@@ -12,7 +12,6 @@ import pytest
 
 from prefixprop.report import make_report
 from prefixprop.runs.find import find_runs
-from prefixprop.sweep import SweepState, read_plan, settle_finished
 
 ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT / "benchmarks"))
@@ -59,9 +58,6 @@ def columns_of(task: str) -> dict[str, tuple[str, str]]:
         "scaled ECE": (f"{task}, test: calibration", "ECE after scaling"),
     }
 
-
-# Where the data were: a part of the names of runs.
-DATA = {NEWSGROUPS: "scratch/data/newsgroups"}
 
 Row = dict[str, str]
 
@@ -195,29 +191,6 @@ def against_tuning(table: str, split: str, method: str) -> Row:
     rows = results(f"{table}: better than prefix-tuning?")
     (row,) = (row for row in rows if (row["Method"], row["Split"]) == (method, split))
     return row
-
-
-@pytest.mark.parametrize(
-    ("folder", "said"),
-    [
-        ("hyperpartisan", "hyperpartisan.yaml`, 62 runs"),
-        ("hyperpartisan-clean", "hyperpartisan-clean.yaml`, 325 runs"),
-        ("newsgroups", "newsgroups.yaml`, 43 runs"),
-        ("ablations-hyperpartisan", "ablations-hyperpartisan.yaml`, 100 runs"),
-        ("ablations-newsgroups", "ablations-newsgroups.yaml`, 40 runs"),
-    ],
-)
-def test_the_runs_are_there(folder: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    for data in DATA.values():
-        Path(data).mkdir(parents=True)
-    assert f"`recipes/sweeps/embedded/{said}" in words(RESULTS)
-    plan = read_plan(ROOT / "recipes" / "sweeps" / "embedded" / f"{folder}.yaml", DATA)
-    state = SweepState(plan, ROOT / "results" / folder)
-    settle_finished(state)
-    finished = plan.size - sum(map(state.remaining, plan.cells))
-    there = f"{finished} of its {plan.size} runs" if finished < plan.size else f"{plan.size} runs"
-    assert said.endswith(f"`, {there}")
 
 
 # What the documents call a sweep, by what chose and the task.
