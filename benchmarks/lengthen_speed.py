@@ -22,9 +22,9 @@ from prefixprop.attention import install
 from prefixprop.benchmarking.device_profile import KINDS, profile_on_device
 from prefixprop.benchmarking.encoders import FIRST_WORD, SIZES, VOCABULARY, device_name
 from prefixprop.benchmarking.timing import Timing, measure_in_turns
-from prefixprop.lengthen.master_weights import MasterWeights
 from prefixprop.lengthen.objective import Objective
-from prefixprop.lengthen.packing import MASKED
+from prefixprop.lengthen.text import MASKED
+from prefixprop.lengthen.trainer import MasterWeights
 
 LENGTH = 4096
 OURS, THEIRS = "prefixprop", "Hugging Face"
@@ -49,7 +49,7 @@ def training_step(size: str, rows: int, fast: bool) -> Callable[[], None]:
         loss = objective(tokens, positions, targets).tokens
         loss.backward()
         weights.collect_gradients()
-        weights.step(rate=1e-6, max_grad_norm=1.0)
+        weights.step(learning_rate=1e-6)
 
     return step
 

@@ -28,7 +28,7 @@ from prefixprop.data.labelled_rows import text_of
 from prefixprop.data.ragged import RaggedArray
 from prefixprop.data.rows import read_rows
 from prefixprop.lengthen.objective import Objective
-from prefixprop.lengthen.packing import PackedRows, mask
+from prefixprop.lengthen.text import PackedRows, mask
 from prefixprop.models.embedded import DIFFERENCES, GROUP, add_difference, lengthened_original, load_tokenizer
 
 ROWS = 12
@@ -60,7 +60,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="what `prefixprop lengthen` wrote")
     parser.add_argument("output", type=Path, help="the folder of the packed encoder")
     parser.add_argument("--keep", type=float, default=1.0, metavar="SHARE", help="of what training changed")
-    parser.add_argument("--text", type=Path, help="documents to measure the loss on")
+    parser.add_argument("--text", type=Path, help="held-out documents to compute the loss on")
     options = parser.parse_args()
     logging.set_verbosity_error()
     trained = load_file(options.folder / "model.safetensors")

@@ -43,7 +43,7 @@ def test_it_shows_the_held_out_loss_and_where_the_encoder_is(arguments: list[str
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        (["--steps", "0"], "--steps: 0 is below 1"),
+        (["--steps", "0"], "--steps: must be at least 1, got 0"),
         (["--steps", "1", "--minutes", "1"], "--steps and --minutes"),
         (["--text", "absent.jsonl"], "--text: absent.jsonl is not a file"),
         (["--text-column", "body"], "there is no column 'body'"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import os
 import shutil
@@ -13,15 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from accelerate import Accelerator
 from transformers import set_seed
 
 from prefixprop.atomic_files import clear_leftovers, replacing_folder, write_json, write_text
 from prefixprop.attention.backends import is_modern_gpu
 from prefixprop.lengthen.encoder import LongEncoder, build
-from prefixprop.lengthen.model_card import model_card
 from prefixprop.lengthen.settings import LengthenSettings
-from prefixprop.lengthen.text import TrainingText, read_text
+from prefixprop.lengthen.text import MASKED, TrainingText, read_text
 from prefixprop.lengthen.trainer import Pretraining, Progress
 from prefixprop.models.attention_without_cudnn import without_cudnn
 from prefixprop.processes import process_count
@@ -45,10 +44,10 @@ def lengthen_and_train(
     """Lengthen a model, train it by masked language modelling, and save it as a folder for `from_pretrained`.
 
     `output` also gets a model card and `lengthen.json`: the settings, and the loss of held-out documents at the
-    original's length and at full length, before training, during it and after. That record is returned. Training that
-    was killed goes on with `resume`; on a CPU it ends with the very same weights. Under `accelerate launch` it uses
-    several devices. `show` is called after every step, `tell` gets what a user should know, and training stops with a
-    checkpoint once `should_stop` says so.
+    original's length and at full length, before, during and after training. That record is returned. A killed
+    training continues with `resume`; on a CPU it ends with exactly the same weights. Under `accelerate launch` it
+    uses several devices. `show` is called after every step, `tell` gets notes for the user, and training stops with a
+    checkpoint once `should_stop` returns true.
 
     >>> lengthen_and_train(LengthenSettings("roberta-base", ("articles.jsonl",)), "roberta-base-4096")
     """
@@ -66,7 +65,7 @@ def lengthen_and_train(
 def _check_may_start(
     folder: Path, settings: LengthenSettings, resume: bool, overwrite: bool
 ) -> dict[str, Any] | None:
-    """What `lengthen.json` says, if training is to go on."""
+    """The contents of `lengthen.json`, if training is to be resumed."""
     path = folder / RECORD
     if not path.exists():
         if folder.exists() and any(path.name != LOCK for path in folder.iterdir()):
@@ -75,13 +74,10 @@ def _check_may_start(
     if overwrite:
         return None
     if not resume:
-        raise ValueError(f"{folder} has an encoder already; go on with --resume, or remove it with --overwrite.")
+        raise ValueError(f"{folder} has an encoder already; continue with --resume, or remove it with --overwrite.")
     record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    decisive = settings.decisive()
-    changed = [name for name, value in record["settings"].items() if name in decisive and decisive[name] != value]
-    if changed:
-        flags = ", ".join(f"--{name.replace('_', '-')}" for name in changed)
-        raise ValueError(f"{folder} was begun with other values of {flags}; --resume needs the same.")
+    if changed := settings.changed_since(record["settings"]):
+        raise ValueError(f"{folder} was begun with other values of {', '.join(changed)}; --resume needs the same.")
     return record
 
 
@@ -106,7 +102,7 @@ def _train(
         encoder.start_new_head(text.count_tokens(encoder.model.config.vocab_size))
     use_bf16 = settings.precision == "bf16" or (settings.precision == "auto" and is_modern_gpu())
     record = {
-        "settings": dataclasses.asdict(settings) | {"text": list(settings.text)},
+        "settings": settings.recorded(),
         "environment": describe_environment(settings.seed, accelerator.device, accelerator.num_processes),
         "text": text.digest,
         "documents": text.documents,
@@ -123,7 +119,7 @@ def _train(
         training = Pretraining(settings, encoder, text, accelerator, dtype, folder / CHECKPOINTS)
         checkpoint, complaints = find_checkpoint(folder / CHECKPOINTS)
         for complaint in complaints if accelerator.is_main_process else ():
-            instead = f"goes on from {checkpoint.name}" if checkpoint else "starts from the beginning"
+            instead = f"continues from {checkpoint.name}" if checkpoint else "starts from the beginning"
             tell(f"{complaint}; training {instead} instead")
         if checkpoint is not None:
             training.restore(checkpoint)
@@ -144,12 +140,9 @@ def _train(
 
 def _start(folder: Path, record: dict[str, Any], resumes: bool) -> None:
     clear_leftovers(folder)
-    if not resumes:  # what is there then is an encoder to be overwritten; folders in it are somebody else's
+    if not resumes:  # an encoder that is to be overwritten stays until the new one is trained
         for name in (CHECKPOINTS, "model"):
             shutil.rmtree(folder / name, ignore_errors=True)
-        for path in folder.iterdir():
-            if path.is_file() and path.name != LOCK:
-                path.unlink()
     write_json(folder / RECORD, record)
 
 
@@ -160,8 +153,8 @@ def _tell_facts(
         tell(text.note)
     if encoder.has_new_head:
         tell(
-            f"{settings.model} has no masked-language-model head; it gets a new one, tied to its embeddings. Before "
-            "training that knows how often each word occurs, and nothing else"
+            f"{settings.model} has no masked-language-model head; it gets a new one, tied to its embeddings, that "
+            "starts with the frequencies of tokens"
         )
     if settings.total_steps is not None:
         passes = settings.total_steps * settings.batch_size / text.train.rows_per_pass
@@ -171,12 +164,68 @@ def _tell_facts(
 
 def _finish(folder: Path, encoder: LongEncoder, training: Pretraining, record: dict[str, Any]) -> None:
     training.weights.end()
-    # Written aside, so that a kill leaves no half of a model, and then moved file by file; the record comes last.
+    # Written to a folder of its own, so that a killed process leaves no half a model; the record comes last.
     with replacing_folder(folder / "model") as temporary:
         encoder.save(temporary)
-        write_text(temporary / "README.md", model_card(record, encoder))
+        write_text(temporary / "README.md", _model_card(record, encoder))
+    for path in folder.iterdir():
+        if path.is_file() and path.name not in (LOCK, RECORD):  # of an encoder that is overwritten
+            path.unlink()
     for path in (folder / "model").iterdir():
         os.replace(path, folder / path.name)
     (folder / "model").rmdir()
     write_json(folder / RECORD, record)
     shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
+
+
+def _model_card(record: dict[str, Any], encoder: LongEncoder) -> str:
+    """Markdown with a YAML head, as the Hugging Face hub reads it."""
+    settings, lines = record["settings"], record["history"]
+    head = {
+        "library_name": "transformers",
+        "base_model": settings["model"],
+        "pipeline_tag": "fill-mask",
+        "tags": ["prefixprop", "longformer", "long documents"],
+    }
+    about_cls = "No token was global in training."
+    if encoder.teacher is not None:
+        about_cls = (
+            "[CLS] was global in training. It also learnt the mean of the original's [CLS] over the chunks of a "
+            f"document (cosine {lines[-1]['cls_cosine']:.3f} at the end) and which words the document has."
+        )
+    frozen = " The word embeddings were not trained." if settings["freeze_embeddings"] else ""
+    new_head = " The original had no masked-language-model head, so its first loss is that of a new one."
+    lengths = list(lines[0]["held_out_bits"])
+    losses = "\n".join(
+        f"| {line['step']:,} | {line['tokens']:,} | "
+        + " | ".join(f"{line['held_out_bits'][length]:.3f}" for length in lengths)
+        + " |"
+        for line in lines
+    )
+    return f"""---
+{yaml.safe_dump(head, sort_keys=False).strip()}
+---
+
+# {settings["model"]} for {settings["max_length"]:,} tokens
+
+A Longformer, made of {settings["model"]} with `prefixprop lengthen`: its positions were repeated up to
+{settings["max_length"]:,} tokens, with attention windows of {settings["attention_window"]}, and it was then trained
+by masked language modelling.
+
+- **Text:** {record["documents"]:,} documents with {record["tokens_of_text"]:,} training tokens, in
+  {", ".join(settings["text"])}.
+- **Training:** {record["steps"]:,} steps of {settings["batch_size"]} × {settings["max_length"]:,} tokens,
+  {record["tokens_seen"]:,} tokens in all, {MASKED:.0%} of them masked; AdamW, learning rate
+  {settings["learning_rate"]:g} with a linear warm-up and decay, {record["precision"]}, {record["seconds"] / 60:.1f}
+  minutes.{frozen}
+- **Global attention:** {about_cls} Its projections are copies of the local ones.
+
+Cross-entropy of masked tokens in held-out documents, in bits per token.{new_head if record["new_head"] else ""}
+
+| step | tokens seen | {" | ".join(f"{length} tokens" for length in lengths)} |
+| ---: | ---: |{" ---: |" * len(lengths)}
+{losses}
+
+`prefixprop train --model FOLDER` tunes it; `from_pretrained` of transformers reads it. It has the limits and biases
+of {settings["model"]} and of the text.
+"""

@@ -1,8 +1,8 @@
-"""What `prefixprop lengthen` can be told; the defaults are those of Longformer's authors where they state any."""
+"""The settings of `prefixprop lengthen`; the defaults are those of Longformer's authors where they state any."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -10,49 +10,56 @@ from prefixprop.settings.check import SettingsError
 from prefixprop.settings.run_settings import PRECISIONS
 
 USUAL_STEPS = 2000  # Beltagy et al. (2020): most of what 65,000 steps gain
+ENCODER, TRAINING, MACHINE = "Encoder", "Training", "Machine"  # groups of flags
 
-# These change how long training takes, not what it ends with.
-_FREE_WHEN_RESUMED = ("device_batch_size", "gradient_checkpointing", "checkpoint_seconds")
+
+def _setting(
+    default: Any,
+    group: str,
+    help: str,
+    low: float | None = None,
+    above: float | None = None,
+    resumable: bool = False,
+) -> Any:
+    """A field; `resumable` ones may differ when training is resumed, because its outcome does not depend on them."""
+    details = {"group": group, "help": help, "low": low, "above": above, "resumable": resumable}
+    return field(default=default, metadata=details)
 
 
 @dataclass(frozen=True)
 class LengthenSettings:
-    """How an encoder is lengthened and trained.
+    """How an encoder is lengthened and trained. The flags of the command are made from these fields.
 
     Attributes:
         model: The encoder to start from: one of the package, of the hub, or in a folder.
         text: Files of documents.
-        text_column: The column of their text.
-        max_length: The longest document that the new encoder reads, in tokens.
-        attention_window: How many neighbours a token sees, half of them on either side.
-        steps: How many steps are trained; `USUAL_STEPS` if `minutes` is not given either.
-        minutes: How long is trained, in place of `steps`.
-        batch_size: Rows of `max_length` tokens in a step.
-        device_batch_size: Rows that a device computes at once.
-        learning_rate: The peak of the rate, which rises for a share of `warmup` and then falls to 0.
-        teach_cls: Whether [CLS], global, also learns what the original says of the document's chunks, and its words.
-        freeze_embeddings: Whether the embeddings of words stay as they are.
     """
 
     model: str
     text: tuple[str, ...]
-    text_column: str = "text"
-    max_length: int = 4096
-    attention_window: int = 512
-    steps: int | None = None
-    minutes: float | None = None
-    batch_size: int = 64
-    device_batch_size: int = 8
-    learning_rate: float = 3e-5
-    warmup: float = 0.1
-    weight_decay: float = 0.01
-    max_grad_norm: float = 1.0
-    teach_cls: bool = False
-    freeze_embeddings: bool = False
-    precision: str = "auto"
-    gradient_checkpointing: bool = False
-    checkpoint_seconds: float = 300.0
-    seed: int = 1
+    text_column: str = _setting("text", ENCODER, "Column of the text.")
+    max_length: int = _setting(4096, ENCODER, "Longest document that the new encoder reads, in tokens.", low=16)
+    attention_window: int = _setting(512, ENCODER, "Neighbours that a token sees, half on either side.", low=2)
+    steps: int | None = _setting(
+        None, TRAINING, f"Training steps; {USUAL_STEPS} if --minutes is not given either.", low=1
+    )
+    minutes: float | None = _setting(None, TRAINING, "Minutes of training, instead of --steps.", above=0)
+    teach_cls: bool = _setting(
+        False,
+        TRAINING,
+        "Make [CLS] global and teach it the original's [CLS] over the chunks of a document, and the document's "
+        "words: for models that embed texts.",
+    )
+    freeze_embeddings: bool = _setting(False, TRAINING, "Do not train the word embeddings.")
+    learning_rate: float = _setting(3e-5, TRAINING, "Peak of the schedule.", above=0)
+    warmup: float = _setting(0.1, TRAINING, "Share of training in which the learning rate rises; then it falls to 0.")
+    weight_decay: float = _setting(0.01, TRAINING, "AdamW's weight decay.", low=0)
+    batch_size: int = _setting(64, TRAINING, "Rows of --max-length tokens in a step.", low=1)
+    seed: int = _setting(1, TRAINING, "The seed of everything random.", low=0)
+    device_batch_size: int = _setting(8, MACHINE, "Rows that a device computes at once.", low=1, resumable=True)
+    precision: str = _setting("auto", MACHINE, "auto, fp32 or bf16; auto is bf16 on GPUs that have it.")
+    gradient_checkpointing: bool = _setting(False, MACHINE, "Less memory, more time.", resumable=True)
+    checkpoint_seconds: float = _setting(300.0, MACHINE, "Seconds between checkpoints.", low=0, resumable=True)
 
     @property
     def total_steps(self) -> int | None:
@@ -61,45 +68,37 @@ class LengthenSettings:
 
     def check(self, processes: int = 1) -> None:
         """Raise `SettingsError` for values that cannot work."""
-        least = {
-            "max_length": 16,
-            "attention_window": 2,
-            "steps": 1,
-            "batch_size": 1,
-            "device_batch_size": 1,
-            "seed": 0,
-            "weight_decay": 0,
-            "checkpoint_seconds": 0,
-        }
-        problems = [
-            f"--{name.replace('_', '-')}: {getattr(self, name)} is below {low}, the least that works."
-            for name, low in least.items()
-            if getattr(self, name) is not None and getattr(self, name) < low
-        ]
-        problems += [
-            f"--{name.replace('_', '-')}: {value:g} is not above 0."
-            for name in ("minutes", "learning_rate", "max_grad_norm")
-            if (value := getattr(self, name)) is not None and not value > 0
-        ]
+        problems = []
+        for declared in fields(self):
+            value, low, above = getattr(self, declared.name), *map(declared.metadata.get, ("low", "above"))
+            if value is not None and low is not None and not value >= low:
+                problems.append(f"{flag_of(declared.name)}: must be at least {low}, got {value}.")
+            if value is not None and above is not None and not value > above:
+                problems.append(f"{flag_of(declared.name)}: must be more than {above}, got {value}.")
         problems += [f"--text: {file} is not a file." for file in self.text if not Path(file).is_file()]
+        if not self.text:
+            problems.append("--text: give at least one file of documents.")
         if not 0 <= self.warmup < 1:
-            problems.append(f"--warmup: {self.warmup:g} is not a share of training, from 0 to below 1.")
+            problems.append(f"--warmup: must be at least 0 and less than 1, got {self.warmup}.")
         if self.steps is not None and self.minutes is not None:
             problems.append("--steps and --minutes both say when training ends; give one of them.")
         if self.precision not in PRECISIONS:
             problems.append(f"--precision: {self.precision!r} is unknown; choose one of {', '.join(PRECISIONS)}.")
-        if self.batch_size % (self.device_batch_size * processes):
-            together = f" on each of {processes} devices" if processes > 1 else ""
-            problems.append(
-                f"--batch-size: {self.batch_size} rows cannot be divided in parts of --device-batch-size "
-                f"{self.device_batch_size}{together}; change one of them."
-            )
-        if not self.text:
-            problems.append("--text: give at least one file of documents.")
+        if self.batch_size % processes:
+            problems.append(f"--batch-size: {self.batch_size} rows cannot be divided among {processes} processes.")
         if problems:
             raise SettingsError(problems)
 
-    def decisive(self) -> dict[str, Any]:
-        """The settings that a resumed training must share with its beginning."""
-        names = [field.name for field in fields(self) if field.name not in _FREE_WHEN_RESUMED]
-        return {name: list(value) if isinstance(value := getattr(self, name), tuple) else value for name in names}
+    def recorded(self) -> dict[str, Any]:
+        """All settings, as JSON gives them back."""
+        return asdict(self) | {"text": list(self.text)}
+
+    def changed_since(self, recorded: dict[str, Any]) -> list[str]:
+        """The flags of settings that a resumed training must share with its beginning and does not."""
+        now = self.recorded()
+        decisive = [declared.name for declared in fields(self) if not declared.metadata.get("resumable")]
+        return [flag_of(name) for name in decisive if name in recorded and recorded[name] != now[name]]
+
+
+def flag_of(name: str) -> str:
+    return "--" + name.replace("_", "-")
