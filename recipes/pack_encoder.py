@@ -102,10 +102,10 @@ def bits(model: LongformerForMaskedLM, text: Path) -> float:
     documents = list(contents((text_of(row, "text") for row in read_rows([text])), tokenizer))
     order = torch.randperm(len(documents), generator=torch.Generator().manual_seed(0))
     lists = RaggedArray(np.concatenate(documents), np.cumsum([0, *map(len, documents)]))
-    rows = PackedRows(lists, order.numpy(), 4096, tokenizer)  # type: ignore[arg-type]
+    rows = PackedRows(lists, order.numpy(), 4096, tokenizer)
     total = 0.0
     for number in range(ROWS):
-        masked = mask([rows.row(number * (rows.count() // ROWS))[None]], tokenizer, [[number]])  # type: ignore[arg-type]
+        masked = mask([rows.row(number * (rows.count() // ROWS))[None]], tokenizer, [[number]])
         batch = (torch.from_numpy(array) for array in (masked.input_ids, masked.positions, masked.targets))
         total += Objective(model)(*batch)[0].item()
     return total / ROWS / math.log(2)

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from prefixprop.cli.app import app
 from tiny_pretraining import write_original, write_text
 
-TINY = ["--max-length", "64", "--attention-window", "16", "--batch-size", "4", "--device-batch-size", "2"]
+TINY = ["--max-length", "64", "--attention-window", "16", "--batch-size", "4"]
 
 
 @pytest.fixture
@@ -27,14 +27,14 @@ def invoke(*arguments: str) -> tuple[int, str]:
 
 
 def test_it_shows_the_held_out_loss_and_where_the_encoder_is(arguments: list[str], tmp_path: Path) -> None:
-    code, shown = invoke(*arguments, "--steps", "2")
+    code, shown = invoke(*arguments, "--steps", "2", "--lr", "1e-3")
     assert code == 0, shown
-    assert "bits per token" in shown and "before" in shown and "after" in shown
+    assert "64 tokens at once" in shown and "bits per token before" in shown and "after" in shown
     assert "2 steps, 512 tokens" in shown and f"Encoder: {tmp_path / 'long'}" in shown
     assert (tmp_path / "long" / "model.safetensors").exists()
     code, shown = invoke(*arguments, "--steps", "2")
     assert code == 1 and "--resume" in shown and "--overwrite" in shown
-    code, shown = invoke(*arguments, "--steps", "2", "--resume")
+    code, shown = invoke(*arguments, "--steps", "2", "--lr", "1e-3", "--resume")
     assert code == 0 and "2 steps" in shown
     code, shown = invoke(*arguments, "--steps", "1", "--overwrite")
     assert code == 0 and "1 steps" in shown

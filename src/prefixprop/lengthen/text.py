@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,16 +26,6 @@ REPLACED_BY_MASK, REPLACED_AT_RANDOM = 0.8, 0.1  # of those masked; the rest sta
 Ids = NDArray[np.int64]
 
 
-class Vocabulary(Protocol):
-    """What packing and masking need of a tokenizer."""
-
-    cls_token_id: int
-    sep_token_id: int
-    mask_token_id: int
-
-    def __len__(self) -> int: ...
-
-
 class PackedRows:
     """Documents one after the other, a separator behind each, cut into rows of `length` tokens.
 
@@ -43,10 +33,8 @@ class PackedRows:
     the beginning of the next.
     """
 
-    def __init__(
-        self, documents: RaggedArray, chosen: NDArray[np.int64], length: int, vocabulary: Vocabulary
-    ) -> None:
-        self.documents, self.chosen, self.vocabulary = documents, chosen, vocabulary
+    def __init__(self, documents: RaggedArray, chosen: NDArray[np.int64], length: int, tokenizer: Any) -> None:
+        self.documents, self.chosen, self.tokenizer = documents, chosen, tokenizer
         self.length = length
         lengths = documents.lengths[chosen] + 1  # with the separator
         self.starts = np.concatenate([[0], np.cumsum(lengths)])  # of documents, in the row of all of them
@@ -59,8 +47,8 @@ class PackedRows:
     def row(self, number: int, shift: int = 0) -> Ids:
         start = shift + number * (self.length - 2)
         stop = start + self.length - 2
-        row = np.full(self.length, self.vocabulary.sep_token_id, dtype=np.int64)
-        row[0] = self.vocabulary.cls_token_id
+        row = np.full(self.length, self.tokenizer.sep_token_id, dtype=np.int64)
+        row[0] = self.tokenizer.cls_token_id
         document = int(np.searchsorted(self.starts, start, side="right")) - 1
         while document < len(self.chosen) and self.starts[document] < stop:
             first = int(self.starts[document])
@@ -120,14 +108,14 @@ class MaskedRows:
     targets: Ids
 
 
-def mask(blocks: Sequence[Ids], vocabulary: Vocabulary, seeds: Sequence[Sequence[int]]) -> MaskedRows:
+def mask(blocks: Sequence[Ids], tokenizer: Any, seeds: Sequence[Sequence[int]]) -> MaskedRows:
     """Mask 15 % of the tokens of every row: 80 % of them become the mask, 10 % any token.
 
     A block is rows of one length, [rows, length]. What is masked in it is drawn with its seed.
     """
     original = np.concatenate(blocks)
     count = max(1, round(MASKED * (original.shape[1] - 2)))
-    may_be = (original != vocabulary.sep_token_id) & (original != vocabulary.cls_token_id)
+    may_be = (original != tokenizer.sep_token_id) & (original != tokenizer.cls_token_id)
     chosen: list[Ids] = []
     replacements: list[Ids] = []
     first = 0
@@ -137,8 +125,8 @@ def mask(blocks: Sequence[Ids], vocabulary: Vocabulary, seeds: Sequence[Sequence
         first += len(block)
         places = np.argpartition(order, count, axis=1)[:, :count]
         fate = generator.random(places.shape)
-        anything = generator.integers(len(vocabulary), size=places.shape)
-        replaced = np.where(fate < REPLACED_BY_MASK, vocabulary.mask_token_id, np.take_along_axis(block, places, 1))
+        anything = generator.integers(len(tokenizer), size=places.shape)
+        replaced = np.where(fate < REPLACED_BY_MASK, tokenizer.mask_token_id, np.take_along_axis(block, places, 1))
         chosen.append(places)
         replacements.append(np.where(fate >= 1 - REPLACED_AT_RANDOM, anything, replaced))
     positions = (np.concatenate(chosen) + np.arange(len(original))[:, None] * original.shape[1]).reshape(-1)

@@ -242,8 +242,7 @@ class Pretraining:
         return max(4, min(self.encoder.original_length, self.settings.max_length) // shortening)
 
     def _batch(self, blocks: list[Ids], seeds: list[list[int]]) -> dict[str, Ids]:
-        tokenizer: Any = self.encoder.tokenizer
-        masked = mask(blocks, tokenizer, seeds)
+        masked = mask(blocks, self.encoder.tokenizer, seeds)
         arrays = {"input_ids": masked.input_ids, "positions": masked.positions, "targets": masked.targets}
         if self.encoder.teacher is not None:
             longest = self.encoder.original_length
