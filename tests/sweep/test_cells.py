@@ -101,14 +101,6 @@ def test_means_of_the_same_scores_are_equal() -> None:
     assert list(cell_progress(JUDGED, scores).requested.values())[-1].learning_rate == 1e-2
 
 
-def test_seeds_that_judged_are_not_run_twice() -> None:
-    cell = replace(CELL, judges=({"seed": 1}, {"seed": 2}))
-    scores: Scores = {}
-    while missing := [name for name in cell_progress(cell, scores).requested if name not in scores]:
-        scores |= dict.fromkeys(missing, 0.5)
-    assert len(scores) == cell.size == 3 * 2 + 2 + 1
-
-
 @pytest.mark.parametrize(
     ("settings", "name"),
     [

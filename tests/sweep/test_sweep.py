@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from rich.table import Table
 
 from prefixprop.cli.sweep import progress_table, result_table
 from prefixprop.sweep import Job, JobEnd, SweepState, read_plan, run_name, run_sweep, settle_finished
@@ -53,18 +52,25 @@ def searched(tmp_path: Path) -> Path:
     return write_plan(tmp_path, learning_rate=[1e-2, 1e-3, 5e-4], seed=[1, 2, 3], search="learning_rate")
 
 
-def test_search_then_seeds(tmp_path: Path, searched: Path) -> None:
-    engine = Pretending({1e-2: 0.5, 1e-3: 0.8, 5e-4: 0.7})
-    state = run_sweep(read_plan(searched), tmp_path / "runs", engine)
+def test_search_then_seeds_and_never_again(tmp_path: Path, searched: Path) -> None:
+    plan, scores = read_plan(searched), {1e-2: 0.5, 1e-3: 0.8, 5e-4: 0.7}
+    engine, times = Pretending(scores), []
+    state = run_sweep(plan, tmp_path / "runs", engine, lambda state: times.append(state.seconds_left(1)))
     asked = [(job.settings.learning_rate, job.settings.seed) for job in engine.submitted]
     assert asked == [(1e-2, 1), (1e-3, 1), (5e-4, 1), (1e-3, 2), (1e-3, 3)]
     assert engine.most_at_once == 2 and engine.closed and not state.failures
+    assert times == [None, 40.0, 30.0, 20.0, 10.0, 0.0]
     (cell,) = json.loads((tmp_path / "runs" / "sweep.json").read_text())["cells"]
     assert cell["chosen"] == {"learning_rate": 1e-3} and len(cell["runs"]) == 5 and cell["remaining"] == 0
     assert cell["final_runs"] == [run_name(engine.submitted[place].settings) for place in (1, 3, 4)]
 
+    again = Pretending(scores)
+    state = run_sweep(plan, tmp_path / "runs", again)
+    assert not again.submitted and len(state.outcomes) == 5
+    assert not any(outcome.is_new for outcome in state.outcomes.values())
 
-def test_a_stopped_sweep_notes_what_it_has(tmp_path: Path, searched: Path) -> None:
+
+def test_an_interrupted_sweep_writes_what_it_has(tmp_path: Path, searched: Path) -> None:
     def interrupt(state: SweepState) -> None:
         if len(state.outcomes) == 4:
             raise KeyboardInterrupt
@@ -75,15 +81,6 @@ def test_a_stopped_sweep_notes_what_it_has(tmp_path: Path, searched: Path) -> No
     (cell,) = json.loads((tmp_path / "runs" / "sweep.json").read_text())["cells"]
     assert engine.closed and cell["chosen"] == {"learning_rate": 1e-3}
     assert len(cell["runs"]) == 4 and cell["remaining"] == 1
-
-
-def test_finished_runs_are_never_repeated(tmp_path: Path, searched: Path) -> None:
-    plan, scores = read_plan(searched), {1e-2: 0.5, 1e-3: 0.8, 5e-4: 0.7}
-    run_sweep(plan, tmp_path / "runs", Pretending(scores))
-    again = Pretending(scores)
-    state = run_sweep(plan, tmp_path / "runs", again)
-    assert not again.submitted and len(state.outcomes) == 5
-    assert not any(outcome.is_new for outcome in state.outcomes.values())
 
 
 def test_a_failing_run_stops_nothing_and_is_tried_again(tmp_path: Path, searched: Path) -> None:
@@ -97,11 +94,8 @@ def test_a_failing_run_stops_nothing_and_is_tried_again(tmp_path: Path, searched
     # This time it succeeds, is chosen, and gets seeds of its own.
     again = Pretending({1e-3: 0.9})
     run_sweep(plan, tmp_path / "runs", again)
-    assert [(job.settings.learning_rate, job.settings.seed) for job in again.submitted] == [
-        (1e-3, 1),
-        (1e-3, 2),
-        (1e-3, 3),
-    ]
+    asked = [(job.settings.learning_rate, job.settings.seed) for job in again.submitted]
+    assert asked == [(1e-3, 1), (1e-3, 2), (1e-3, 3)]
 
 
 def test_a_search_in_which_all_fail_ends(tmp_path: Path, searched: Path) -> None:
@@ -125,47 +119,20 @@ def test_broken_metrics_are_a_failure(tmp_path: Path, searched: Path, content: s
     assert failure.error is not None and words in failure.error and str(broken) in failure.error
 
 
-def test_time_left(tmp_path: Path, searched: Path) -> None:
-    plan = read_plan(searched)
-    times: list[float | None] = []
-    engine = Pretending({1e-2: 0.5, 1e-3: 0.8, 5e-4: 0.7}, slots=1)
-    run_sweep(plan, tmp_path / "runs", engine, lambda state: times.append(state.seconds_left(1)))
-    assert times == [None, 40.0, 30.0, 20.0, 10.0, 0.0]
-
-
-def test_candidates_are_judged_by_folds(tmp_path: Path) -> None:
-    path = write_plan(
-        tmp_path,
-        learning_rate=[1e-2, 1e-3, 5e-4],
-        seed=[4, 5],
-        search="learning_rate",
-        cross_validation={"folds": 3, "seeds": [1, 2]},
-    )
-    engine = Pretending({1e-2: 0.5, 1e-3: 0.8}, slots=3)
+def test_tables_show_the_best_mean_and_what_failed(tmp_path: Path) -> None:
+    rates, validation = [1e-2, 1e-3, 5e-4], {"folds": 3, "seeds": [1, 2]}
+    path = write_plan(tmp_path, learning_rate=rates, seed=[4, 5], search="lr", cross_validation=validation)
     plan = read_plan(path)
-    state = run_sweep(plan, tmp_path / "runs", engine)
-    asked = [job.settings for job in engine.submitted]
-    assert len(asked) == plan.size == 3 * 3 * 2 + 2
-    judged = [(run.learning_rate, run.seed, run.folds, run.fold) for run in asked[:18]]
-    assert judged == [(rate, seed, 3, fold) for rate in (1e-2, 1e-3, 5e-4) for seed in (1, 2) for fold in (0, 1, 2)]
-    assert [(run.learning_rate, run.seed, run.folds, run.fold) for run in asked[18:]] == [
-        (1e-3, 4, None, None),
-        (1e-3, 5, None, None),
-    ]
-    (cell,) = json.loads((tmp_path / "runs" / "sweep.json").read_text())["cells"]
-    assert cell["chosen"] == {"learning_rate": 1e-3} and cell["remaining"] == 0 and len(state.failures) == 6
+    state = run_sweep(plan, tmp_path / "runs", Pretending({1e-2: 0.5, 1e-3: 0.8}, slots=3))
+    assert len(state.outcomes) == plan.size == 3 * 3 * 2 + 2 and len(state.failures) == 6
+    (cell,) = state.summary()["cells"]
     means = {one["value"]: (one["mean"], len(one["runs"])) for one in cell["candidates"]}
     assert means == {1e-2: (pytest.approx(0.5015), 6), 1e-3: (pytest.approx(0.8015), 6), 5e-4: (None, 6)}
-    progress = _text(progress_table(state, 1))
-    assert "0.8015" in progress and "0.8050" not in progress, "the best mean, not the best run"
-    results = _text(result_table(state))
-    assert "learning_rate 0.001" in results and "failed: learning_rate=0.0005" in results
-
-
-def _text(table: Table) -> str:
     console = Console(width=200, file=io.StringIO(), color_system=None)
-    console.print(table)
-    return console.file.getvalue()
+    console.print(progress_table(state, 1), result_table(state))
+    shown = console.file.getvalue()
+    assert "0.8015" in shown and "0.8055" not in shown, "the best mean, not the best run"
+    assert "learning_rate 0.001" in shown and "failed: learning_rate=0.0005" in shown
 
 
 def test_runs_with_other_documents_are_not_compared(tmp_path: Path) -> None:

@@ -131,7 +131,7 @@ class _Watch:
 def _line(outcome: Outcome, name: str) -> str:
     if outcome.error is not None:
         return f"failed    {name}: {outcome.error}"
-    state = "finished" if outcome.is_new else "was there"
+    state = "finished" if outcome.is_new else "found"
     judged_on = "dev" if outcome.settings.fold is None else f"fold {outcome.settings.fold}"
     return f"{state:<9} {name}: {judged_on} {outcome.settings.metric} {outcome.score:.4f}"
 

@@ -1,4 +1,4 @@
-"""A sweep's notes beside its runs: which of them failed, and which only served to choose."""
+"""A sweep's notes beside its runs: which of them failed, and which only served the search."""
 
 from __future__ import annotations
 

@@ -57,13 +57,13 @@ class Cell:
     def size(self) -> int:
         """How many runs the cell needs, if none fails.
 
-        The candidate that one stage chooses is among those of the next, and a run that judged the chosen values is
-        not repeated for its seed.
+        The candidate that one stage chooses is among those of the next, and a run that judged the chosen values on
+        the dev set is not repeated for its seed.
         """
         choices = sum(len(axis.values) - 1 for axis in self.searched)
         if not choices:
             return len(self.seeds)
-        shared = sum("fold" not in one and one.get("seed", self.settings.seed) in self.seeds for one in self.judges)
+        shared = sum("fold" not in judge for judge in self.judges)
         return (choices + 1) * len(self.judges) + len(self.seeds) - shared
 
 
