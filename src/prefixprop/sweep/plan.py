@@ -189,7 +189,7 @@ class _Reader:
             self._problem(entry.line, f"{CROSS_VALIDATION}: leave folds and fold out, it sets them for its runs.")
         axes: dict[str, Axis] = {}
         for part in entry.value.entries or ():
-            name = {"folds": "folds", "seeds": "seed"}.get(part.key)
+            name = {"folds": "folds", "seeds": "seed"}.get(str(part.key))
             if name is None or name in axes:
                 self._problem(
                     part.line, f"{CROSS_VALIDATION}: expected folds and seeds, each once, got {part.key!r}."
