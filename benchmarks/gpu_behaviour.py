@@ -23,7 +23,16 @@ from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassificati
 from prefixprop import PrefixPropagationConfig, PrefixTuningConfig, attention
 from prefixprop.models import load_default, replay
 from prefixprop.predict.token_batches import classify
+from prefixprop.progress import Progress
 from prefixprop.train import RunSettings, train
+
+
+class Quiet(Progress):
+    """Drops all notes."""
+
+    def note(self, text: str) -> None:
+        pass
+
 
 from gpu_numbers import OF_FAMILY, lora
 
@@ -189,7 +198,7 @@ def check_run() -> str | None:
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(record=True) as told, unrecorded():
         warnings.simplefilter("always")
         settings = replace(RUN, epochs=1)
-        train(settings, Path(folder) / "run", callbacks=[SyncWatch()], tell=lambda note: None)
+        train(settings, Path(folder) / "run", callbacks=[SyncWatch()], progress=Quiet())
     waits = Counter(f"{one.filename}:{one.lineno}" for one in told if "synchronizing CUDA" in str(one.message))
     return ", ".join(f"{count} times at {place}" for place, count in waits.items()) or None
 
@@ -210,9 +219,9 @@ def check_recorded_run() -> str | None:
     replay.Replayed._record = lambda *given: recordings.append(record(*given)) or recordings[-1]
     try:
         with tempfile.TemporaryDirectory() as folder:
-            found = train(RUN, Path(folder) / "recorded", tell=lambda note: None).metrics["dev"]
+            found = train(RUN, Path(folder) / "recorded", progress=Quiet()).metrics["dev"]
             with unrecorded():
-                expected = train(RUN, Path(folder) / "plain", tell=lambda note: None).metrics["dev"]
+                expected = train(RUN, Path(folder) / "plain", progress=Quiet()).metrics["dev"]
     finally:
         replay.Replayed._record = record
     if len(recordings) < 2:
@@ -235,7 +244,7 @@ def check_modernbert_run() -> str | None:
         losses = []
         for backend in ("triton", "sdpa"):
             settings = replace(RUN, model=folder, attention_backend=backend, dropout=0.0, prefix_dropout=0.0)
-            run = train(settings, Path(folder) / backend, tell=lambda note: None).run_dir
+            run = train(settings, Path(folder) / backend, progress=Quiet()).run_dir
             lines = (run / "history.jsonl").read_text(encoding="utf-8").splitlines()
             losses.append([json.loads(line)["loss"] for line in lines])
     apart = max(abs(one - two) for one, two in zip(*losses, strict=True))

@@ -27,7 +27,7 @@ from prefixprop.data.cache import RaggedArray
 from prefixprop.data.encoding import contents
 from prefixprop.data.rows import read_rows, text_of
 from prefixprop.lengthen.objective import Objective
-from prefixprop.lengthen.packing import PackedRows, mask
+from prefixprop.lengthen.text import PackedRows, mask
 from prefixprop.models.embedded import DIFFERENCES, GROUP, add_difference, lengthened_original, load_tokenizer
 
 ROWS = 12
@@ -59,7 +59,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="what `prefixprop lengthen` wrote")
     parser.add_argument("output", type=Path, help="the folder of the packed encoder")
     parser.add_argument("--keep", type=float, default=1.0, metavar="SHARE", help="of what training changed")
-    parser.add_argument("--text", type=Path, help="documents to measure the loss on")
+    parser.add_argument("--text", type=Path, help="held-out documents to compute the loss on")
     options = parser.parse_args()
     logging.set_verbosity_error()
     trained = load_file(options.folder / "model.safetensors")
@@ -101,10 +101,10 @@ def bits(model: LongformerForMaskedLM, text: Path) -> float:
     documents = list(contents((text_of(row, "text") for row in read_rows([text])), tokenizer))
     order = torch.randperm(len(documents), generator=torch.Generator().manual_seed(0))
     lists = RaggedArray(np.concatenate(documents), np.cumsum([0, *map(len, documents)]))
-    rows = PackedRows(lists, order.numpy(), 4096, tokenizer)  # type: ignore[arg-type]
+    rows = PackedRows(lists, order.numpy(), 4096, tokenizer)
     total = 0.0
     for number in range(ROWS):
-        masked = mask([rows.row(number * (rows.count() // ROWS))[None]], tokenizer, [[number]])  # type: ignore[arg-type]
+        masked = mask([rows.row(number * (rows.count() // ROWS))[None]], tokenizer, [[number]])
         batch = (torch.from_numpy(array) for array in (masked.input_ids, masked.positions, masked.targets))
         total += Objective(model)(*batch)[0].item()
     return total / ROWS / math.log(2)

@@ -30,7 +30,6 @@ NAMES_OF_0_1 = {
         Axis Candidate Cell cell_progress CellProgress Engine Job JobEnd LocalEngine Outcome RayEngine
         read_plan run_job run_name run_sweep settle_finished SweepPlan SweepState
     """,
-    "prefixprop.sweep.engines": "Engine Job JobEnd LocalEngine RayEngine run_job",
     "prefixprop.kernels": "Kernel register_kernel",
     "prefixprop.models": """
         adapt_candidate_scorer candidate_scorer CandidateScorer CandidateScoringConfig lengthen load_default

@@ -59,4 +59,4 @@ def tiny_settings(model: Path, text: Path, **changes: Any) -> LengthenSettings:
         "learning_rate": 1e-2,
         "checkpoint_seconds": 0.0,
     }
-    return LengthenSettings(str(model), (str(text),), **options | changes)
+    return LengthenSettings(model=str(model), text=(str(text),), **options | changes)

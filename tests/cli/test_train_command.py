@@ -235,4 +235,4 @@ def test_where_there_is_no_terminal_lines_tell_of_progress(
 ) -> None:
     monkeypatch.setattr("prefixprop.cli.progress._SECONDS_BETWEEN_LINES", -1.0)
     result = run("--config", recipe, "--run-dir", tmp_path / "run")
-    assert "training 2 of 3, 0 minutes so far" in result.stderr
+    assert "training: 2 of 3, 0 minutes so far" in result.stderr

@@ -13,6 +13,8 @@ from launching import launch_two
 from prefixprop.lengthen import lengthen_and_train
 from tiny_pretraining import tiny_settings, write_original, write_text
 
+from tiny_training import Notes
+
 
 def test_two_processes_end_like_one(tmp_path: Path) -> None:
     settings = tiny_settings(write_original(tmp_path / "original"), write_text(tmp_path / "text.jsonl"), steps=3)
@@ -29,7 +31,7 @@ def test_two_processes_end_like_one(tmp_path: Path) -> None:
     given = settings.model, "--text", settings.text[0], "--output", str(tmp_path / "two")
     printed = launch_two(tmp_path, "lengthen", *given, *flags)
     assert printed.count("Encoder:") == 1, "only the main process speaks"
-    one = lengthen_and_train(settings, tmp_path / "one", tell=lambda note: None)
+    one = lengthen_and_train(settings, tmp_path / "one", progress=Notes())
     two = json.loads((tmp_path / "two" / "lengthen.json").read_text())
     assert two["environment"]["processes"] == 2 and two["tokens_seen"] == one["tokens_seen"]
     for line, other in zip(one["history"], two["history"], strict=True):

@@ -15,12 +15,12 @@ from safetensors.torch import load_file
 from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from prefixprop.lengthen import lengthen_and_train
-from prefixprop.lengthen.trainer import Progress
 from prefixprop.models import lengthen
 from prefixprop.train import RunSettings, SettingsError, TrainingError, train
 from tiny_pretraining import MAX_LENGTH, ORIGINAL_LENGTH, tiny_settings, write_original, write_text
 
 from killed_runs import killed
+from tiny_training import Notes
 
 
 @pytest.fixture
@@ -33,53 +33,49 @@ def text(tmp_path: Path) -> Path:
     return write_text(tmp_path / "text.jsonl")
 
 
-def silent(note: str) -> None:
-    pass
-
-
 def run(settings: Any, output: Path, **options: Any) -> dict[str, Any]:
-    return lengthen_and_train(settings, output, tell=silent, **options)
+    return lengthen_and_train(settings, output, **{"progress": Notes()} | options)
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
 
 
 def test_training_lowers_the_held_out_loss_and_saves_a_longformer(tmp_path: Path, original: Path, text: Path) -> None:
-    record = run(tiny_settings(original, text, steps=60), tmp_path / "long")
+    long = tmp_path / "long"
+    record = run(tiny_settings(original, text, steps=60), long)
     before, after = record["history"][0]["held_out_bits"], record["history"][-1]["held_out_bits"]
     assert before.keys() == after.keys() == {str(ORIGINAL_LENGTH), str(MAX_LENGTH)}
     assert all(after[length] < before[length] - 0.5 for length in before)
-    assert json.loads((tmp_path / "long" / "lengthen.json").read_text()) == record
-    assert not (tmp_path / "long" / "checkpoints").exists()
-    model = AutoModelForMaskedLM.from_pretrained(tmp_path / "long")
+    assert json.loads((long / "lengthen.json").read_text()) == record and not (long / "checkpoints").exists()
+    model = AutoModelForMaskedLM.from_pretrained(long)
     assert type(model).__name__ == "LongformerForMaskedLM"
     assert model.config.hidden_dropout_prob == 0.1, "as the original's, for tuning"
-    assert AutoTokenizer.from_pretrained(tmp_path / "long").model_max_length == MAX_LENGTH
-    weights = model.state_dict()
-    for name in weights:
+    assert AutoTokenizer.from_pretrained(long).model_max_length == MAX_LENGTH
+    state = model.state_dict()
+    for name in state:
         if "_global." in name:
-            assert torch.equal(weights[name], weights[name.replace("_global.", ".")]), name
-    card = (tmp_path / "long" / "README.md").read_text()
+            assert torch.equal(state[name], state[name.replace("_global.", ".")]), name
+    card = (long / "README.md").read_text()
     assert f"{after[str(MAX_LENGTH)]:.3f}" in card and "text.jsonl" in card
 
-
-def test_the_result_can_be_trained_on_a_task(tmp_path: Path, original: Path, text: Path) -> None:
-    run(tiny_settings(original, text, steps=1), tmp_path / "long")
-    documents = "".join(
-        json.dumps({"text": f"w{number % 40 + 4} w9", "label": number % 2}) + "\n" for number in range(20)
-    )
-    (tmp_path / "labelled.jsonl").write_text(documents)
-    settings = RunSettings(
-        model=str(tmp_path / "long"), train_files=(str(tmp_path / "labelled.jsonl"),), epochs=1, batch_size=8
-    )
-    assert train(settings, tmp_path / "run", tell=silent).metrics["status"] == "finished"
+    with pytest.raises(ValueError, match="Longformer already"):
+        run(tiny_settings(long, text), tmp_path / "longer")
+    lines = [json.dumps({"text": f"w{number % 40 + 4} w9", "label": number % 2}) for number in range(20)]
+    (tmp_path / "labelled.jsonl").write_text("\n".join(lines))
+    settings = RunSettings(model=str(long), train_files=(str(tmp_path / "labelled.jsonl"),), epochs=1, batch_size=8)
+    assert train(settings, tmp_path / "run", progress=Notes()).metrics["status"] == "finished"
 
 
 def test_a_killed_training_ends_as_if_it_had_not_been(tmp_path: Path, original: Path, text: Path) -> None:
     settings = tiny_settings(original, text, teach_cls=True)
 
-    def kill(progress: Progress) -> None:
-        if progress.step == 4:
-            os.kill(os.getpid(), signal.SIGKILL)
+    class Kill(Notes):
+        def advance(self, what: str, done: int, total: int, detail: str = "") -> None:
+            if done == 4:
+                os.kill(os.getpid(), signal.SIGKILL)
 
-    killed(lambda: run(settings, tmp_path / "killed", show=kill))
+    killed(lambda: run(settings, tmp_path / "killed", progress=Kill()))
     assert not (tmp_path / "killed" / "model.safetensors").exists()
     with pytest.raises(ValueError, match="--resume"):
         run(settings, tmp_path / "killed")
@@ -97,20 +93,25 @@ def test_a_killed_training_ends_as_if_it_had_not_been(tmp_path: Path, original: 
         assert record.pop("seconds") >= 0
         assert all(line.pop("seconds") >= 0 for line in record["history"])
     assert resumed["history"] == whole["history"]
-    ends = [load_file(tmp_path / name / "model.safetensors") for name in ("killed", "whole")]
+    ends = [weights(tmp_path / name) for name in ("killed", "whole")]
     assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[1])
     assert run(settings, tmp_path / "whole", resume=True)["steps"] == whole["steps"], "nothing is left to do"
 
 
-def test_a_step_does_not_depend_on_how_many_rows_are_computed_at_once(
-    tmp_path: Path, original: Path, text: Path
-) -> None:
-    ends = []
-    for at_once in (1, 4):
-        run(tiny_settings(original, text, steps=2, device_batch_size=at_once), tmp_path / f"long-{at_once}")
-        ends.append(load_file(tmp_path / f"long-{at_once}" / "model.safetensors"))
-    for name in ends[0]:
-        torch.testing.assert_close(ends[0][name], ends[1][name], atol=2e-5, rtol=1e-4, msg=name)
+def test_a_step_does_not_depend_on_how_it_is_computed(tmp_path: Path, original: Path, text: Path) -> None:
+    changes: dict[str, dict[str, Any]] = {
+        "whole": {"device_batch_size": 4},
+        "rows": {"device_batch_size": 1},
+        "uneven": {"device_batch_size": 3},
+        "too-large": {"device_batch_size": 32},
+        "checkpointing": {"device_batch_size": 4, "gradient_checkpointing": True},
+    }
+    for name, change in changes.items():
+        run(tiny_settings(original, text, steps=2, **change), tmp_path / name)
+    whole = weights(tmp_path / "whole")
+    for name in changes:
+        for key, tensor in weights(tmp_path / name).items():
+            torch.testing.assert_close(tensor, whole[key], atol=2e-5, rtol=1e-4, msg=f"{name}: {key}")
 
 
 def test_stopping_leaves_a_checkpoint(tmp_path: Path, original: Path, text: Path) -> None:
@@ -120,23 +121,34 @@ def test_stopping_leaves_a_checkpoint(tmp_path: Path, original: Path, text: Path
     assert [path.name for path in (tmp_path / "long" / "checkpoints").iterdir()] == ["step-00000001"]
 
 
+def test_an_overwritten_encoder_stays_until_the_new_one_is_trained(
+    tmp_path: Path, original: Path, text: Path
+) -> None:
+    settings = tiny_settings(original, text, steps=2)
+    run(settings, tmp_path / "long")
+    before = weights(tmp_path / "long")
+    other = replace(settings, seed=2)
+    with pytest.raises(KeyboardInterrupt):
+        run(other, tmp_path / "long", overwrite=True, should_stop=lambda: True)
+    assert all(torch.equal(before[name], tensor) for name, tensor in weights(tmp_path / "long").items())
+    run(other, tmp_path / "long", resume=True)
+    assert not all(torch.equal(before[name], tensor) for name, tensor in weights(tmp_path / "long").items())
+
+
 def test_taught_cls_comes_close_to_the_originals(tmp_path: Path, original: Path, text: Path) -> None:
     record = run(tiny_settings(original, text, steps=40, teach_cls=True), tmp_path / "long")
     cosines = [line["cls_cosine"] for line in record["history"][1:]]
     assert cosines[-1] > cosines[0] and cosines[-1] > 0.8
 
 
-def test_frozen_embeddings_stay(tmp_path: Path, original: Path, text: Path) -> None:
-    before = load_file(original / "model.safetensors")["roberta.embeddings.word_embeddings.weight"]
-    for precision in ("fp32", "bf16"):
-        settings = tiny_settings(original, text, freeze_embeddings=True, precision=precision, steps=2)
-        run(settings, tmp_path / precision)
-        after = load_file(tmp_path / precision / "model.safetensors")
-        assert torch.equal(after["longformer.embeddings.word_embeddings.weight"], before)
-        dense = "encoder.layer.0.output.dense.weight"
-        assert not torch.equal(
-            after[f"longformer.{dense}"], load_file(original / "model.safetensors")[f"roberta.{dense}"]
-        )
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_frozen_embeddings_stay(tmp_path: Path, original: Path, text: Path, precision: str) -> None:
+    before = weights(original)
+    run(tiny_settings(original, text, freeze_embeddings=True, precision=precision, steps=2), tmp_path / "long")
+    after = weights(tmp_path / "long")
+    embeddings, dense = "embeddings.word_embeddings.weight", "encoder.layer.0.output.dense.weight"
+    assert torch.equal(after[f"longformer.{embeddings}"], before[f"roberta.{embeddings}"])
+    assert not torch.equal(after[f"longformer.{dense}"], before[f"roberta.{dense}"])
 
 
 def test_minutes_end_training(tmp_path: Path, original: Path, text: Path) -> None:
@@ -148,21 +160,14 @@ def test_minutes_end_training(tmp_path: Path, original: Path, text: Path) -> Non
 def test_a_model_without_a_head_gets_one(tmp_path: Path, text: Path, model_type: str) -> None:
     bare = write_original(tmp_path / "bare", model_type, head=False)
     notes: list[str] = []
-    record = lengthen_and_train(tiny_settings(bare, text, steps=1), tmp_path / "long", tell=notes.append)
+    record = lengthen_and_train(tiny_settings(bare, text, steps=1), tmp_path / "long", progress=Notes(notes))
     assert record["new_head"] and "new one" in notes[0]
     assert record["history"][0]["held_out_bits"][str(MAX_LENGTH)] < 5, "it knows the eight words of the text"
     AutoModelForSequenceClassification.from_pretrained(tmp_path / "long")
 
 
-def test_gradient_checkpointing_changes_nothing(tmp_path: Path, original: Path, text: Path) -> None:
-    for name, flag in (("with", True), ("without", False)):
-        run(tiny_settings(original, text, steps=2, gradient_checkpointing=flag), tmp_path / name)
-    ends = [load_file(tmp_path / name / "model.safetensors") for name in ("with", "without")]
-    assert all(torch.allclose(ends[0][name], ends[1][name], atol=1e-6) for name in ends[0])
-
-
 def test_before_training_the_encoder_is_the_lengthened_original(tmp_path: Path, original: Path, text: Path) -> None:
-    """A rate near 0 leaves what `lengthen` gives."""
+    """A learning rate near 0 leaves what `lengthen` gives."""
     run(tiny_settings(original, text, steps=1, learning_rate=1e-12, weight_decay=0.0), tmp_path / "long")
     ids = torch.randint(4, 90, (2, MAX_LENGTH), generator=torch.Generator().manual_seed(0))
     expected = lengthen(AutoModelForMaskedLM.from_pretrained(original), MAX_LENGTH, 16).eval()(ids).logits
@@ -184,12 +189,13 @@ def test_out_of_memory_says_what_to_change(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"steps": 0}, "--steps"),
+        ({"steps": 0}, "--steps: must be at least 1, got 0"),
         ({"minutes": 1.0}, "--steps and --minutes"),
-        ({"batch_size": 3}, "--batch-size"),
         ({"precision": "fp8"}, "--precision"),
         ({"text": ()}, "--text"),
-        ({"learning_rate": 0.0}, "--learning-rate"),
+        ({"learning_rate": 0.0}, "--learning-rate: must be more than 0"),
+        ({"learning_rate": float("nan")}, "--learning-rate: must be more than 0"),
+        ({"warmup": 1.0}, "--warmup"),
     ],
 )
 def test_settings_that_cannot_work(
@@ -200,23 +206,15 @@ def test_settings_that_cannot_work(
     assert not (tmp_path / "long").exists()
 
 
-def test_broken_text_is_named_by_its_line(tmp_path: Path, original: Path, text: Path) -> None:
-    text.write_text(text.read_text() + '{"text": 3}\n')
-    with pytest.raises(ValueError, match=r"text.jsonl:13: the column 'text' must hold text"):
-        run(tiny_settings(original, text), tmp_path / "long")
-
-
-def test_too_little_text(tmp_path: Path, original: Path) -> None:
-    text = tmp_path / "text.jsonl"
-    text.write_text('{"text": "w4 w5"}\n')
-    with pytest.raises(ValueError, match="one document only"):
-        run(tiny_settings(original, text), tmp_path / "long")
-    text.write_text('{"text": "w4 w5"}\n{"text": "w4 w5"}\n')
-    with pytest.raises(ValueError, match="do not fill a row"):
-        run(tiny_settings(original, text), tmp_path / "long")
-
-
-def test_a_longformer_is_not_lengthened(tmp_path: Path, original: Path, text: Path) -> None:
-    run(tiny_settings(original, text, steps=1), tmp_path / "long")
-    with pytest.raises(ValueError, match="Longformer already"):
-        run(tiny_settings(tmp_path / "long", text), tmp_path / "longer")
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ('{"text": "w4 w5"}\n{"text": 3}\n', r"text.jsonl:2: the column 'text' must hold text"),
+        ('{"text": "w4 w5"}\n', "only one document"),
+        ('{"text": "w4 w5"}\n' * 2, "do not fill a row"),
+    ],
+)
+def test_text_that_cannot_be_used(tmp_path: Path, original: Path, lines: str, message: str) -> None:
+    (tmp_path / "text.jsonl").write_text(lines)
+    with pytest.raises(ValueError, match=message):
+        run(tiny_settings(original, tmp_path / "text.jsonl"), tmp_path / "long")

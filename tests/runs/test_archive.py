@@ -19,7 +19,6 @@ from prefixprop.runs.archived_paths import settings_without_folders
 from prefixprop.runs.find import find_runs, read_run
 from prefixprop.runs.run import Run
 from prefixprop.sweep import Job, JobEnd, read_plan, run_job, run_sweep
-from prefixprop.sweep.cells import run_name
 
 from tiny_runs import make_results
 from tiny_training import write_plan
@@ -230,7 +229,7 @@ class InThisProcess:
         self.job = job
 
     def collect(self, timeout: float) -> list[JobEnd]:
-        return [JobEnd(self.job, run_job(self.job), 1.0)]
+        return [JobEnd(self.job, run_job(self.job))]
 
     def close(self) -> None:
         pass
@@ -251,7 +250,7 @@ def test_a_sweep_takes_archived_runs_as_finished(tmp_path: Path) -> None:
     archive_runs([tmp_path / "runs"], tmp_path / "archive")
     assert str(tmp_path) not in (tmp_path / "archive" / "sweep.json").read_text()
     (cell,) = first.plan.cells
-    final = {run_name(run) for run in first.progress(cell).final}
+    final = set(first.progress(cell).final)
     kept = {run.path.name for run in find_runs([tmp_path / "archive"]).runs if run.has_predictions("test")}
     assert len(final) == 2 and kept == final, "of the three runs one only helped to choose"
     again = run_sweep(plan, tmp_path / "archive", InThisProcess())

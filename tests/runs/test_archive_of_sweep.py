@@ -80,12 +80,12 @@ def test_only_results_keep_predictions(sweep: Path, tmp_path: Path) -> None:
     result = archive_runs([sweep], tmp_path)
     assert len(result.added) == 10 and not (result.completed or result.present or result.skipped)
     assert with_predictions(tmp_path) == LOW | {"by-hand"}, "a run that the sweep knows nothing of is a result"
-    only_chose, result_of_sweep = (
+    search_only, result_of_sweep = (
         archived(tmp_path, "prefix-tuning-high-1"),
         archived(tmp_path, "prefix-tuning-low-2"),
     )
-    assert only_chose.history and only_chose.labels and only_chose.environment
-    assert not only_chose.lengths and result_of_sweep.lengths
+    assert search_only.history and search_only.labels and search_only.environment
+    assert not search_only.lengths and result_of_sweep.lengths
     assert {path.name for path in tmp_path.iterdir()} == {"runs.jsonl.gz", "predictions.npz", "sweep.json"}
 
 

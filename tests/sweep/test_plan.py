@@ -1,4 +1,4 @@
-"""Plans of sweeps: grids, variants, searches, and all that can be wrong with them."""
+"""Plans of sweeps: grids, variants, searches, cross-validation, and all that can be wrong with them."""
 
 from __future__ import annotations
 
@@ -6,28 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from prefixprop.settings.methods import METHODS
 from prefixprop.sweep import Axis, SweepPlan, read_plan
 from prefixprop.train import SettingsError
 
-RECIPES = sorted((Path(__file__).parents[2] / "recipes" / "sweeps").glob("*.yaml"))
-PREFIX_RATES, ALPHAS = {1e-2, 5e-2, 1e-3, 5e-3, 5e-4}, {1e-2, 4e-2, 1e-3, 3e-3, 5e-3, 7e-3}
-
-
-def write(folder: Path, text: str) -> Path:
-    path = folder / "plan.yaml"
-    path.write_text(text, encoding="utf-8")
-    return path
-
-
-def problems(folder: Path, text: str) -> list[str]:
-    with pytest.raises(SettingsError) as raised:
-        read_plan(write(folder, text))
-    return [problem.removeprefix(f"{folder}/plan.yaml:") for problem in raised.value.problems]
+RECIPES = Path(__file__).parents[2] / "recipes" / "sweeps"
+SEARCH = "task: hyperpartisan\nseed: [3, 4]\nlr: [1e-2, 1e-3]\nsearch: lr\n"
 
 
 def plan_of(folder: Path, text: str) -> SweepPlan:
-    return read_plan(write(folder, text))
+    path = folder / "plan.yaml"
+    path.write_text(text, encoding="utf-8")
+    return read_plan(path)
 
 
 def test_every_list_is_an_axis(tmp_path: Path) -> None:
@@ -43,14 +32,6 @@ def test_every_list_is_an_axis(tmp_path: Path) -> None:
         for method in ("prefix-tuning", "lora")
         for rate in (1e-2, 1e-3)
     }
-
-
-def test_a_setting_that_is_a_list_is_no_axis(tmp_path: Path) -> None:
-    shared = "task: hyperpartisan\nmethod: lora\nlora_targets: "
-    (one,) = plan_of(tmp_path, shared + "[query, value]\n").cells
-    assert one.settings.lora_targets == ("query", "value")
-    two = plan_of(tmp_path, shared + "[[query], [query, value]]\n").cells
-    assert [cell.settings.lora_targets for cell in two] == [("query",), ("query", "value")]
 
 
 def test_variants_win_and_searches_are_theirs(tmp_path: Path) -> None:
@@ -70,17 +51,45 @@ variants:
     assert kernel.size == 3 and kernel.name == "hyperpartisan kernel"
 
 
-def test_alpha_makes_no_cells_without_a_kernel(tmp_path: Path) -> None:
-    text = "task: hyperpartisan\nkernel: [null, exp]\nalpha: [5e-3, 1e-2]\n"
-    assert [(cell.settings.kernel, cell.settings.alpha) for cell in plan_of(tmp_path, text).cells] == [
-        (None, 0.005),
-        ("exp", 0.005),
-        ("exp", 0.01),
-    ]
+@pytest.mark.parametrize(
+    ("text", "setting", "values"),
+    [
+        # A setting that is itself a list is no axis, but a list of lists is.
+        ("method: lora\nlora_targets: [query, value]\n", "lora_targets", [("query", "value")]),
+        ("method: lora\nlora_targets: [[query], [query, value]]\n", "lora_targets", [("query",), ("query", "value")]),
+        # Settings without an effect make no cells, and count where a searched value gives them one.
+        ("kernel: [null, exp]\nalpha: [5e-3, 1e-2]\n", "alpha", [0.005, 0.005, 0.01]),
+        ("kernel: [exp, rbf]\nalpha: [0.05, 0.5]\nsearch: [kernel, alpha]\n", "alpha", [0.05]),
+        ("kernel: [exp, rbf]\nalpha: 0.3\nsearch: kernel\n", "alpha", [0.3]),
+    ],
+)
+def test_what_makes_a_cell(tmp_path: Path, text: str, setting: str, values: list[object]) -> None:
+    cells = plan_of(tmp_path, "task: hyperpartisan\n" + text).cells
+    assert [getattr(cell.settings, setting) for cell in cells] == values
 
 
-def test_all_that_is_wrong_is_told_with_its_line(tmp_path: Path) -> None:
-    text = """task: [hyperpartisan, hyperpartizan]
+@pytest.mark.parametrize(
+    ("text", "judging_seeds", "size"),
+    [
+        ("", [[None]], 3),
+        ("cross_validation: {folds: 2, seeds: [1, 2]}\n", [[1, 1, 2, 2]], 2 * 4 + 2),
+        ("cross_validation:\n  folds: 3\n  seeds: 5\n", [[5, 5, 5]], 2 * 3 + 2),
+        (
+            "cross_validation: {folds: 3}\nvariants:\n  a:\n  b: {seed: [7, 8, 9]}\n",
+            [[3, 3, 3], [7, 7, 7]],
+            (2 * 3 + 2) + (2 * 3 + 3),
+        ),
+    ],
+)
+def test_which_runs_judge(tmp_path: Path, text: str, judging_seeds: list[list[int | None]], size: int) -> None:
+    plan = plan_of(tmp_path, SEARCH + text)
+    assert [[judge.get("seed") for judge in cell.judges] for cell in plan.cells] == judging_seeds
+    assert plan.size == size and plan.cells[0].settings.seed == 3 and plan.cells[0].settings.folds is None
+    folds = {judge.get("fold") for judge in plan.cells[0].judges}
+    assert folds == (set(range(len(folds))) if text else {None})
+
+
+ALL_WRONG = """task: [hyperpartisan, hyperpartizan]
 learnin_rate: [1e-3]
 epochs:
   - 3
@@ -93,101 +102,119 @@ variants:
   a: {layout: sideways}
   b: 3
 """
-    assert problems(tmp_path, text) == [
-        "1: task: 'hyperpartizan' is unknown (did you mean 'hyperpartisan'?); choose one of hyperpartisan, "
-        "newsgroups, arxiv, elife, wikihop. One of your own: prefixprop --import MODULE, which adds it.",
-        "2: there is no setting 'learnin_rate' (did you mean 'learning_rate'?).",
-        "5: epochs: must be a whole number, got 'many'.",
-        "6: seed: the list is empty, so there is nothing to run; give a value.",
-        "7: device_batch_size: changes how runs are computed, not their results; give one value.",
-        "10: lora_rank: 4 is listed twice; keep one.",
-        "11: the variant 'a' is listed twice; give it another name.",
-        "11: layout: 'sideways' is unknown; choose one of paper, reference.",
-        "12: b: expected settings, got 3.",
-        "8: search: seed cannot be chosen on dev.",
-        "8: search: alpha has no values to choose from; give it a list.",
-        "8: search: there is no setting 'epoch' (did you mean 'epochs'?).",
-    ]
+TASK = "task: hyperpartisan\n"
 
 
-def test_settings_that_do_not_go_together(tmp_path: Path) -> None:
-    text = "task: hyperpartisan\nvariants:\n  a: {batch_size: 8}\n  b:\n    batch_size: 12\n"
-    (problem,) = problems(tmp_path, text)
-    assert problem.startswith("4: --batch-size: 12 documents per step cannot be made of whole batches")
-    assert "Give one source of data" in problems(tmp_path, "method: lora\n")[0]
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            ALL_WRONG,
+            [
+                ":1: task: 'hyperpartizan' is unknown (did you mean 'hyperpartisan'?); choose one of ",
+                ":2: there is no setting 'learnin_rate' (did you mean 'learning_rate'?).",
+                ":5: epochs: must be a whole number, got 'many'.",
+                ":6: seed: the list is empty, so there is nothing to run; give a value.",
+                ":7: device_batch_size: changes how runs are computed, not their results; give one value.",
+                ":10: lora_rank: 4 is listed twice; keep one.",
+                ":11: the variant 'a' is listed twice; give it another name.",
+                ":11: layout: 'sideways' is unknown; choose one of paper, reference.",
+                ":12: b: expected settings, got 3.",
+                ":8: search: seed cannot be chosen on the dev set.",
+                ":8: search: alpha has no values to choose from; give it a list.",
+                ":8: search: there is no setting 'epoch' (did you mean 'epochs'?).",
+            ],
+        ),
+        (TASK + "variants:\n  a:\n  b: {folds: 5}\n", [":4: --fold: "]),
+        ("method: lora\n", [":1: Give one source of data"]),
+        ("# nothing\n", [": the file is empty, so there is nothing to run"]),
+        (TASK + "variants: {}\n", [":2: variants: expected a name and settings"]),
+        (TASK + "variants: [a, b]\n", [":2: variants: expected a name and settings"]),
+        (TASK + "variant: {}\n", [":2: there is no setting 'variant' (did you mean 'variants'?)"]),
+        ("task: [\n", [":2: broken YAML"]),
+        (
+            TASK + "variants:\n  one: {precision: fp32}\n  two: {precision: bf16}\n",
+            [": 'hyperpartisan one' and 'hyperpartisan two' would be the same runs"],
+        ),
+        (SEARCH + "cross_validation: 5\n", [":5: cross_validation: give the number of folds, such as {folds: 5}."]),
+        (SEARCH + "cross_validation: {seeds: [1]}\n", [":5: cross_validation: give the number of folds"]),
+        (SEARCH + "cross_validation: {folds: }\n", [":5: cross_validation: give the number of folds"]),
+        (SEARCH + "cross_validation:\n  folds: 1\n", [":6: cross_validation: folds: must be at least 2"]),
+        (
+            SEARCH + "cross_validation:\n  folds: 5\n  folds: 4\n  seed: 1\n  seeds:\n    - -1\n    - 1\n    - 1\n",
+            [
+                ":7: cross_validation: expected folds and seeds, each once, got 'folds'.",
+                ":8: cross_validation: expected folds and seeds, each once, got 'seed'.",
+                ":10: cross_validation: seeds: must be at least 0",
+                ":12: cross_validation: seeds: 1 is listed twice; keep one.",
+            ],
+        ),
+        (SEARCH + "cross_validation: {folds: 5, seeds: []}\n", [":5: cross_validation: seeds: the list is empty"]),
+        (SEARCH + "fold: 1\ncross_validation: {folds: 5}\n", [":6: cross_validation: leave folds and fold out"]),
+        (TASK + "cross_validation: {folds: 5}\n", [":2: cross_validation: without search there is nothing"]),
+    ],
+)
+def test_what_is_wrong_is_told_with_its_line(tmp_path: Path, text: str, expected: list[str]) -> None:
+    with pytest.raises(SettingsError) as raised:
+        plan_of(tmp_path, text)
+    found = raised.value.problems
+    assert len(found) == len(expected), found
+    for problem, words in zip(found, expected, strict=True):
+        assert problem.startswith(f"{tmp_path / 'plan.yaml'}{words}"), problem
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("# nothing\n", "the file is empty, so there is nothing to run"),
-        ("task: hyperpartisan\nvariants: {}\n", "2: variants: expected a name and settings"),
-        ("task: hyperpartisan\nvariants: [a, b]\n", "2: variants: expected a name and settings"),
-        ("task: [\n", "broken YAML"),
-        ("task: hyperpartisan\nvariant: {}\n", "(did you mean 'variants'?)"),
+        (
+            "seed: [1, 2]\nepochs: {many}\nwarmup: {shares}\nlora_rank: {many}\n",
+            "multiply to 2,000,000 runs, and a sweep may have 10,000; shorten lists or divide the file. Their "
+            "lengths: seed (2), epochs (100), warmup (100), lora_rank (100).",
+        ),
+        ("lr: [1e-2, 1e-3]\nsearch: lr\ncross_validation: {{folds: 1000000}}\n", "multiply to 2,000,001 runs"),
+        ("epochs: {many}\nvariants:\n  a: {{warmup: {shares}}}\n  b: {{batch_size: {many}}}\n", "to 20,000 runs"),
     ],
 )
-def test_plans_of_nothing(tmp_path: Path, text: str, words: str) -> None:
-    assert words in problems(tmp_path, text)[0]
+def test_too_many_runs_are_refused_before_they_are_made(tmp_path: Path, text: str, words: str) -> None:
+    many, shares = list(range(1, 101)), [number / 100 for number in range(100)]
+    with pytest.raises(SettingsError) as raised:
+        plan_of(tmp_path, TASK + text.format(many=many, shares=shares))
+    (problem,) = raised.value.problems
+    assert words in problem
+
+
+def test_searched_lists_add_up_and_do_not_multiply(tmp_path: Path) -> None:
+    many, shares = list(range(1, 101)), [number / 100 for number in range(100)]
+    text = (
+        f"epochs: {many}\nwarmup: {shares}\nbatch_size: {[8 * number for number in many]}\nweight_decay: {shares}\n"
+    )
+    assert plan_of(tmp_path, TASK + text + "search: [epochs, warmup, batch_size, weight_decay]\n").size == 4 * 99 + 1
 
 
 def test_folders_of_tasks(tmp_path: Path) -> None:
-    path = write(tmp_path, "task: [hyperpartisan, wikihop]\n")
+    plan_of(tmp_path, "task: [hyperpartisan, wikihop]\n")
+    path = tmp_path / "plan.yaml"
     cells = read_plan(path, {"wikihop": str(tmp_path)}).cells
     assert [cell.settings.data_dir for cell in cells] == [None, str(tmp_path)]
-    with pytest.raises(SettingsError, match="'wiki' is no task; choose one of hyperpartisan"):
+    with pytest.raises(SettingsError, match="there is no task 'wiki'; choose one of hyperpartisan"):
         read_plan(path, {"wiki": str(tmp_path)})
     with pytest.raises(SettingsError, match=r"--data-dir: .*none is not a folder"):
         read_plan(path, {"wikihop": str(tmp_path / "none")})
 
 
-def test_recipes_have_the_papers_grids() -> None:
-    assert {path.stem: read_plan(path).size for path in RECIPES} == {"hyperpartisan-seeds": 47, "table2": 68}
-    for path in RECIPES:
-        for cell in read_plan(path).cells:
-            searched = {axis.name: set(axis.values) for axis in cell.searched}
-            rates = {3e-5, 5e-5} if cell.settings.method == "fine-tuning" else PREFIX_RATES
-            alphas = {"alpha": ALPHAS} if cell.settings.kernel else {}
-            assert searched == {"learning_rate": rates, **alphas}
-            assert cell.settings.batch_size == 32 and cell.settings.early_stopping > 0
+@pytest.mark.parametrize(("name", "size", "cells"), [("hyperpartisan-seeds", 47, 5), ("table2", 68, 4 * 4)])
+def test_recipes_have_the_papers_grids(name: str, size: int, cells: int) -> None:
+    plan = read_plan(RECIPES / f"{name}.yaml")
+    assert (plan.size, len(plan.cells)) == (size, cells)
+    for cell in plan.cells:
+        is_fine_tuning = cell.settings.method == "fine-tuning"
+        rates = {3e-5, 5e-5} if is_fine_tuning else {1e-2, 5e-2, 1e-3, 5e-3, 5e-4}
+        alphas = {"alpha": {1e-2, 4e-2, 1e-3, 3e-3, 5e-3, 7e-3}} if cell.settings.kernel else {}
+        assert {axis.name: set(axis.values) for axis in cell.searched} == {"learning_rate": rates, **alphas}
+        assert cell.settings.batch_size == 32 and cell.settings.early_stopping > 0
+        assert cell.seeds == ((1, 2, 3, 4, 5) if name == "hyperpartisan-seeds" else (1,))
 
 
-def test_recipes_of_the_embedded_model() -> None:
-    plans = {path.stem: read_plan(path) for path in sorted((RECIPES[0].parent / "embedded").glob("*.yaml"))}
-    ablations = {name: plans.pop(name) for name in list(plans) if name.startswith("ablations")}
-    sizes = {"elife": 43, "hyperpartisan": 62, "hyperpartisan-clean": 325, "newsgroups": 43}
-    assert {name: plan.size for name, plan in plans.items()} == sizes
-    methods = {name: {cell.settings.method for cell in plan.cells} for name, plan in plans.items()}
-    alone = {name for name in METHODS if "+" not in name}
-    assert set(map(frozenset, methods.values())) == {frozenset(alone)}, "every method in each"
-    assert {cell.settings.keep for cell in plans["hyperpartisan-clean"].cells} == {"last"}
-    assert {len(cell.judges) for cell in plans["hyperpartisan-clean"].cells} == {10}
-    assert {name: plan.size for name, plan in ablations.items()} == {
-        "ablations-hyperpartisan": 20 * 5,
-        "ablations-newsgroups": 10 * 4,
-    }
-    assert {cell.settings.fold for cell in ablations["ablations-hyperpartisan"].cells} == set(range(5))
-
-
-def test_recipes_compare_what_the_paper_does() -> None:
-    plans = {path.stem: read_plan(path) for path in RECIPES}
-    assert len(plans["table2"].cells) == 4 * 4
-    assert {cell.seeds for cell in plans["hyperpartisan-seeds"].cells} == {(1, 2, 3, 4, 5)}
-    kernels = [cell.settings.kernel for cell in plans["hyperpartisan-seeds"].cells]
-    assert kernels.count("exp") == 1 and kernels.count(None) == 4
-
-
-def test_alpha_counts_where_kernels_are_searched(tmp_path: Path) -> None:
-    path = tmp_path / "plan.yaml"
-    path.write_text("task: hyperpartisan\nkernel: [exp, rbf]\nalpha: [0.05, 0.5]\nsearch: [kernel, alpha]\n")
-    (cell,) = read_plan(path).cells
-    assert [axis.name for axis in cell.searched] == ["kernel", "alpha"] and cell.settings.alpha == 0.05
-    path.write_text("task: hyperpartisan\nkernel: [exp, rbf]\nalpha: 0.3\nsearch: kernel\n")
-    assert read_plan(path).cells[0].settings.alpha == 0.3
-
-
-def test_cells_that_would_be_the_same_runs(tmp_path: Path) -> None:
-    path = tmp_path / "plan.yaml"
-    path.write_text("task: hyperpartisan\nvariants:\n  one: {precision: fp32}\n  two: {precision: bf16}\n")
-    with pytest.raises(SettingsError, match="'hyperpartisan one' and 'hyperpartisan two' would be the same runs"):
-        read_plan(path)
+@pytest.mark.parametrize("path", sorted(RECIPES.rglob("*.yaml")), ids=lambda path: path.stem)
+def test_every_recipe_can_be_read(path: Path) -> None:
+    assert 0 < read_plan(path).size < 1000

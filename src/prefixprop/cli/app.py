@@ -24,6 +24,7 @@ from prefixprop.cli import (
     train,
 )
 from prefixprop.cli.settings_options import settings_command
+from prefixprop.lengthen.settings import LengthenSettings
 from prefixprop.settings.run_settings import RunSettings
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -32,7 +33,7 @@ app.command("evaluate")(evaluate.evaluate)
 app.command("predict")(predict.predict)
 app.command("sweep")(sweep.sweep)
 app.command("report")(report.report)
-app.command("lengthen")(lengthen.lengthen)
+app.command("lengthen", cls=settings_command(LengthenSettings))(lengthen.lengthen)
 app.command("archive")(archive.archive)
 app.command("tasks")(tasks.tasks)
 app.command("build-elife")(build_elife.build_elife)

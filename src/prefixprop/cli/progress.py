@@ -45,16 +45,17 @@ class TerminalProgress(Progress):
     def stage(self, what: str) -> None:
         self._only(what, None)
 
-    def advance(self, what: str, done: int, total: int) -> None:
+    def advance(self, what: str, done: int, total: int, detail: str = "") -> None:
         # Training goes on after the evaluation of an epoch, so its bar stays beneath that of the evaluation.
         if what not in self.current:
             self._only(what, total, keep="training")
-        self.bars.update(self.current[what], completed=done, total=total)
+        described = f"{what} {detail}".rstrip()
+        self.bars.update(self.current[what], completed=done, total=total, description=described)
         if done == total and what != "training":
             self.bars.remove_task(self.current.pop(what))
         if not self.console.is_terminal and time.monotonic() - self.last_line > _SECONDS_BETWEEN_LINES:
             minutes = (time.monotonic() - self.started) / 60
-            self.line(f"{what} {done:,} of {total:,}, {minutes:.0f} minutes so far")
+            self.line(f"{described}: {done:,} of {total:,}, {minutes:.0f} minutes so far")
 
     def _only(self, what: str, total: int | None, keep: str | None = None) -> None:
         for name in [name for name in self.current if name != keep]:

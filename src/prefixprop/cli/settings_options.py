@@ -15,7 +15,8 @@ from prefixprop.settings.declaration import TEXTS, Setting, declared
 def with_settings_options(settings: type) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command a flag for every setting of a class; it gets those that were given as `settings`, a dict.
 
-    The command's own parameters come first, and its last must be `settings`.
+    The command's own parameters come first, and its last must be `settings`. A setting that is one of its own
+    parameters gets no flag.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -25,11 +26,14 @@ def with_settings_options(settings: type) -> Callable[[Callable[..., None]], Cal
             if name != "settings"
         ]
 
+        names = {parameter.name for parameter in own}
+        flags = [setting for setting in declared(settings).values() if setting.name not in names]
+
         def wrapped(**values: Any) -> None:
-            given = {name: values.pop(name) for name in declared(settings)}
+            given = {setting.name: values.pop(setting.name) for setting in flags}
             command(**values, settings={name: value for name, value in given.items() if value is not None})
 
-        parameters = [*own, *map(_parameter, declared(settings).values())]
+        parameters = [*own, *map(_parameter, flags)]
         wrapped.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         wrapped.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         wrapped.__doc__, wrapped.__name__ = command.__doc__, command.__name__
@@ -45,7 +49,7 @@ def settings_command(settings: type) -> type[TyperCommand]:
         def get_params(self, ctx: Any) -> list[Any]:
             parameters: list[Any] = super().get_params(ctx)
             for parameter in parameters:
-                if parameter.name in declared(settings):
+                if parameter.name in declared(settings) and parameter.help is None:
                     parameter.help = help_of(declared(settings)[parameter.name])
             return parameters
 

@@ -1,41 +1,43 @@
-"""`prefixprop sweep`: a grid of runs from one YAML file."""
+"""`prefixprop sweep`: a grid of runs from one YAML file, with tables of its plan, progress and results."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
 from rich.live import Live
+from rich.table import Table
 from rich.text import Text
 
 from prefixprop.cli.messages import clean_errors, refuse
 from prefixprop.processes import handling_signals, interrupt
 
 if TYPE_CHECKING:
-    from prefixprop.sweep import Engine, Outcome, SweepState
+    from prefixprop.sweep import Axis, Cell, Engine, Outcome, SweepState
+
+_WIDEST_WORD = 30  # characters; longer words of a cell's name are broken in a terminal of 80 columns
+_MOST_ROWS = 30  # of the table that is refreshed
 
 
 def sweep(
     context: typer.Context,
-    plan: Annotated[Path, typer.Argument(help="The sweep, as YAML, such as recipes/sweeps/table2.yaml.")],
+    plan: Annotated[Path, typer.Argument(help="The plan, as YAML, such as recipes/sweeps/table2.yaml.")],
     runs_dir: Annotated[
-        Path | None, typer.Option("--runs-dir", "-o", help="Where run directories are. Default: runs/NAME-OF-PLAN.")
+        Path | None,
+        typer.Option("--runs-dir", "-o", help="Folder of the run directories. Default: runs/NAME-OF-PLAN."),
     ] = None,
     engine: Annotated[
-        Literal["local", "ray"], typer.Option(help="Processes of this machine, or the nodes of a Ray cluster.")
+        Literal["local", "ray"], typer.Option(help="Processes on this machine, or the nodes of a Ray cluster.")
     ] = "local",
     processes: Annotated[
         int | None, typer.Option(help="local: runs at once; on a GPU they share it, if they fit. Default: 1.")
     ] = None,
     ray_address: Annotated[
         str | None,
-        typer.Option(
-            metavar="HOST:PORT", help="ray: the cluster, or auto. Default: one that is started on this machine."
-        ),
+        typer.Option(metavar="HOST:PORT", help="ray: the cluster, or auto. Default: start one on this machine."),
     ] = None,
     cpus_per_run: Annotated[int | None, typer.Option(help="ray: CPUs, and threads, of a run. Default: 1.")] = None,
     gpus_per_run: Annotated[
@@ -47,7 +49,7 @@ def sweep(
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and its size, and run nothing.")] = False,
 ) -> None:
-    """Run a grid of runs from one YAML file: choose what is searched on dev, then run the seeds.
+    """Run a grid of runs from one YAML file: choose what is searched on the dev set, then run the seeds.
 
     The same command continues where it stopped.
 
@@ -68,9 +70,7 @@ def sweep(
         folder = runs_dir or Path("runs", wanted.name)
 
         with messages.status("loading PyTorch"):
-            from prefixprop.cli.sweep_tables import plan_table, result_table
-            from prefixprop.sweep.engines import LocalEngine, RayEngine
-            from prefixprop.sweep.sweep import SweepState, run_sweep, settle_finished
+            from prefixprop.sweep import LocalEngine, RayEngine, SweepState, run_sweep, settle_finished
 
         if dry_run:
             state = SweepState(wanted, folder)
@@ -80,14 +80,16 @@ def sweep(
             summary = f"{wanted.size} runs in {folder}, {finished} of them finished."
             console.print(summary, highlight=False, markup=False)
             return
+        # The modules of --import, which every process of the sweep must import too.
+        modules = list((context.parent.params.get("modules") if context.parent else None) or [])
         computing: Engine
         if engine == "ray":
             cpus = 1 if cpus_per_run is None else cpus_per_run
-            computing = RayEngine(ray_address, cpus, gpus_per_run, _modules(context), tell=messages.print)
+            computing = RayEngine(ray_address, cpus, gpus_per_run, modules, tell=messages.print)
         else:
-            computing = LocalEngine(1 if processes is None else processes, _modules(context), messages.print)
+            computing = LocalEngine(1 if processes is None else processes, modules, messages.print)
         try:
-            with handling_signals(interrupt), _live(messages) as live:
+            with handling_signals(interrupt), Live(console=messages, auto_refresh=False, transient=True) as live:
                 state = run_sweep(wanted, folder, computing, _Watch(live, computing))
         except KeyboardInterrupt:
             messages.print("[bold red]Stopped.[/] The same command continues from here.", highlight=False)
@@ -95,47 +97,9 @@ def sweep(
         console.print(result_table(state))
         console.print(f"Run directories: {folder}", highlight=False, markup=False, soft_wrap=True)
     if state.failures:
-        messages.print(
-            f"[bold red]{len(state.failures)} of the runs failed.[/] The same command tries them again.",
-            highlight=False,
-        )
+        failed = f"{len(state.failures)} of the runs failed."
+        messages.print(f"[bold red]{failed}[/] The same command tries them again.", highlight=False)
         raise typer.Exit(1)
-
-
-@contextmanager
-def _live(console: Console) -> Iterator[Live]:
-    """A table that is refreshed; if the output is a file, rich leaves its last line open, so that is ended here."""
-    try:
-        with Live(console=console, auto_refresh=False) as live:
-            yield live
-    finally:
-        if not console.is_terminal:
-            console.line()
-
-
-class _Watch:
-    """Refreshes the table, and prints a line above it for every run that has ended."""
-
-    def __init__(self, live: Live, engine: Engine) -> None:
-        self.live, self.engine = live, engine
-        self.shown: set[str] = set()
-
-    def __call__(self, state: SweepState) -> None:
-        from prefixprop.cli.sweep_tables import progress_table
-
-        for name, outcome in state.outcomes.items():
-            if name not in self.shown:
-                self.shown.add(name)
-                self.live.console.print(Text(_line(outcome, name)), soft_wrap=True)
-        self.live.update(progress_table(state, self.engine.slots), refresh=True)
-
-
-def _line(outcome: Outcome, name: str) -> str:
-    if outcome.error is not None:
-        return f"failed    {name}: {outcome.error}"
-    state = "finished" if outcome.is_new else "was there"
-    judged_on = "dev" if outcome.settings.fold is None else f"fold {outcome.settings.fold}"
-    return f"{state:<9} {name}: {judged_on} {outcome.settings.metric} {outcome.score:.4f}"
 
 
 def _folders(options: list[str]) -> dict[str, str]:
@@ -148,6 +112,116 @@ def _folders(options: list[str]) -> dict[str, str]:
     return folders
 
 
-def _modules(context: typer.Context) -> list[str]:
-    """The modules of `--import`, which every process of the sweep must import too."""
-    return list((context.parent.params.get("modules") if context.parent else None) or [])
+class _Watch:
+    """Refreshes the table, and prints a line above it for every run that has ended."""
+
+    def __init__(self, live: Live, engine: Engine) -> None:
+        self.live, self.engine = live, engine
+        self.shown: set[str] = set()
+
+    def __call__(self, state: SweepState) -> None:
+        for name, outcome in state.outcomes.items():
+            if name not in self.shown:
+                self.shown.add(name)
+                self.live.console.print(Text(_line(outcome, name)), soft_wrap=True)
+        if self.live.console.is_terminal:
+            self.live.update(progress_table(state, self.engine.slots), refresh=True)
+
+
+def _line(outcome: Outcome, name: str) -> str:
+    if outcome.error is not None:
+        return f"failed    {name}: {outcome.error}"
+    state = "finished" if outcome.is_new else "found"
+    judged_on = "dev" if outcome.settings.fold is None else f"fold {outcome.settings.fold}"
+    return f"{state:<9} {name}: {judged_on} {outcome.settings.metric} {outcome.score:.4f}"
+
+
+def plan_table(state: SweepState) -> Table:
+    """A row per cell with its model, its stages and their sizes."""
+    table = _table(f"Plan {state.plan.name}", "cell and model", "searched, in this order", "seeds")
+    table.add_column("done", justify="right", no_wrap=True)
+    for cell in state.plan.cells:
+        judged = f" (each by the mean of {len(cell.judges)} runs)" if len(cell.judges) > 1 else ""
+        searched = "\n".join(f"{axis.name}: {_values(axis)}{judged}" for axis in cell.searched) or "-"
+        # Without the owner or folder of the model, to fit a narrow terminal.
+        named = f"{cell.name}\n{Path(cell.settings.model).name}"
+        done = f"{cell.size - state.remaining(cell)}/{cell.size}"
+        table.add_row(Text(named), Text(searched), " ".join(map(str, cell.seeds)), done)
+    return table
+
+
+def progress_table(state: SweepState, slots: int) -> Table:
+    """A row per cell with its stage and counts, and the time left in the title; of many cells, those that run.
+
+    "best" is the best candidate of what is searched, by the mean of the runs that judge it; without a search it is
+    the best run.
+    """
+    seconds = state.seconds_left(slots)
+    time_left = "time unknown" if seconds is None else f"about {timedelta(seconds=round(seconds))} left"
+    cells = state.plan.cells
+    if len(cells) > _MOST_ROWS:
+        cells = tuple(cell for cell in cells if not state.running.keys().isdisjoint(state.progress(cell).requested))
+    counts = f"{len(state.outcomes)} of {state.plan.size} done, {len(state.running)} running"
+    table = _table(f"{counts}, {time_left}", "cell", "stage")
+    for column in ("done", "running", "failed", "best"):
+        table.add_column(column, justify="right")
+    for cell in cells[:_MOST_ROWS]:
+        progress = state.progress(cell)
+        settled = state.outcomes_of(progress.requested)
+        running = sum(name in progress.requested for name in state.running)
+        failed = sum(outcome.error is not None for outcome in settled)
+        stage = "all failed" if progress.stuck else progress.stage if state.remaining(cell) else "finished"
+        judged = progress.candidates or settled
+        best = max((one.score for one in judged if one.score is not None), default=None)
+        numbers = f"{len(settled)}/{cell.size}", str(running), str(failed), "-" if best is None else f"{best:.4f}"
+        table.add_row(Text(cell.name), stage, *numbers)
+    return table
+
+
+def result_table(state: SweepState) -> Table:
+    """A row per cell with what was chosen, and the dev metric over its seeds."""
+    table = _table("Results on the dev set", "cell", "chosen")
+    words = [word for cell in state.plan.cells for word in cell.name.split()]
+    table.columns[0].min_width = min(max(map(len, words), default=0), _WIDEST_WORD)
+    table.add_column("metric\nseeds", no_wrap=True)
+    table.add_column("mean ± deviation\n95 % interval", justify="right", no_wrap=True)
+    for cell in state.plan.cells:
+        count, summary = _seeds(state, cell)
+        metric = f"{cell.settings.metric}\n{count}"
+        table.add_row(Text(cell.name), Text(_chosen(state, cell)), metric, summary, end_section=True)
+    return table
+
+
+def _chosen(state: SweepState, cell: Cell) -> str:
+    """What was chosen, and the candidates that could not be, because one of their runs failed."""
+    progress = state.progress(cell)
+    chosen = "nothing"
+    for settings in progress.final.values():
+        chosen = "\n".join(f"{axis.name} {getattr(settings, axis.name)}" for axis in cell.searched) or "-"
+    out = [f"{candidate.axis}={candidate.value}" for candidate in progress.candidates if candidate.score is None]
+    return f"{chosen}\nfailed: {' '.join(out)}" if out else chosen
+
+
+def _seeds(state: SweepState, cell: Cell) -> tuple[int, str]:
+    """How many seeds have a score, and the metric over them."""
+    from prefixprop.evaluate import summarise_seeds
+
+    outcomes = state.outcomes_of(state.progress(cell).final)
+    scores = [outcome.score for outcome in outcomes if outcome.score is not None]
+    if not scores:
+        return 0, "-"
+    summary = summarise_seeds(scores)
+    deviation = "" if summary.deviation is None else f" ± {summary.deviation:.4f}"
+    interval = "" if summary.interval is None else "\n{:.4f} to {:.4f}".format(*summary.interval)
+    return summary.count, f"{summary.mean:.4f}{deviation}{interval}"
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=Text(title), title_justify="left")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table
+
+
+def _values(axis: Axis) -> str:
+    return " ".join(f"{value:g}" if isinstance(value, float) else str(value) for value in axis.values)

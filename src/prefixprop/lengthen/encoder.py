@@ -1,4 +1,4 @@
-"""The encoder that is trained: a lengthened model with a masked-language-model head, and the original beside it."""
+"""The encoder that is trained: a lengthened model with a masked-language-model head, and its teacher."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class LongEncoder:
     """A Longformer to be trained, with what belongs to it.
 
     Attributes:
-        model: A `LongformerForMaskedLM` on the fast attention. It trains without dropout: few passes over much text
-            leave nothing to guard against.
+        model: A `LongformerForMaskedLM` with the fast attention. It trains without dropout, as few passes over much
+            text do not overfit.
         teacher: The original encoder, if [CLS] is taught.
         tokenizer: The original's, for longer texts.
         original_length: The longest text that the original reads, in tokens.
         has_new_head: Whether the original had no masked-language-model head.
-        dropout: What the original's config says of dropout, for the day it is tuned.
+        dropout: The dropout of the original's config, which the saved encoder gets again.
     """
 
     model: Any
@@ -56,9 +56,9 @@ class LongEncoder:
 
     @torch.no_grad()
     def start_new_head(self, counts: NDArray[np.int64]) -> None:
-        """Let a new head begin with how often each token occurs, which is most of what it would learn at first.
+        """Start a new head with the frequencies of tokens, which it would learn first, and with logits of usual size.
 
-        Its logits would otherwise be as large as the embeddings, which an encoder without a head never scaled for it.
+        An encoder that never had a head may have embeddings of any scale.
         """
         head = self.model.lm_head
         frequency = torch.from_numpy(counts).double().add(1.0)
@@ -67,7 +67,7 @@ class LongEncoder:
 
 
 def build(settings: LengthenSettings) -> LongEncoder:
-    """Load the original, lengthen it, and decide what of it is trained."""
+    """Load the original, lengthen it, and choose which weights are trained."""
     original, tokenizer, limit, has_new_head, dropout = _load(settings.model)
     if tokenizer.cls_token_id is None or tokenizer.sep_token_id is None or tokenizer.mask_token_id is None:
         raise ValueError(
@@ -79,7 +79,7 @@ def build(settings: LengthenSettings) -> LongEncoder:
     teacher = None
     if settings.teach_cls:
         teacher = original.base_model.eval().requires_grad_(False)
-    # While it is trained, a global token's query, key and value are those of any token; `save` copies them.
+    # During training, global tokens share the projections of all others; `save` copies them.
     _set_global_projections(model, lambda projection: projection)
     model.requires_grad_(True)
     if settings.freeze_embeddings:
@@ -119,5 +119,5 @@ def _load(name: str) -> tuple[Any, PreTrainedTokenizerBase, int, bool, dict[str,
     base = f"{original.base_model_prefix}."
     lacking = sorted(key for key in info["missing_keys"] if key.startswith(base))
     if lacking:
-        raise ValueError(f"{name}: the folder lacks weights of the encoder: {', '.join(lacking[:3])}.")
+        raise ValueError(f"{name}: weights of the encoder are missing: {', '.join(lacking[:3])}.")
     return original, tokenizer, token_limit(config, tokenizer), bool(info["missing_keys"]), dropout

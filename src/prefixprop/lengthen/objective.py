@@ -1,4 +1,4 @@
-"""What a long encoder learns: the masked tokens, and, if [CLS] is taught, the document's meaning and its words."""
+"""The losses: of masked tokens and, if [CLS] is taught, of the original's [CLS] and of the document's words."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 
 class Losses(NamedTuple):
-    """What a step lowers, or how much each part of it weighs.
+    """The losses of a step, or their weights.
 
     Attributes:
         tokens: The mean cross-entropy of masked tokens.
-        cls: 1 - cosine of a taught [CLS] and what the original says of the document.
-        words: The mean cross-entropy of the document's words, each counted once, as a taught [CLS] tells them.
+        cls: 1 - cosine of a taught [CLS] and the original's mean [CLS] over the chunks of the document.
+        words: The mean cross-entropy of the document's words, each counted once, predicted from a taught [CLS].
     """
 
     tokens: Any
@@ -23,11 +23,10 @@ class Losses(NamedTuple):
     words: Any
 
 
-# Near the best of three short trials (30 and 5); none was without `words`. With 4, `cls` is lost beside the tokens,
-# and the [CLS] of a short text drifts away from the original's; with 100 the tokens are learnt more slowly.
+# Near the best of three short trials (30 and 5); all had `words`. With a `cls` of 4 the [CLS] of a short text drifts
+# away from the original's, with 100 the tokens are learnt more slowly.
 WEIGHTS = Losses(tokens=1.0, cls=20.0, words=6.0)
-# Logits that are computed at once: the vocabulary is large, and the memory of all of a step's would be larger than
-# that of the rest.
+# Logits that are computed at once: all of a step's would need more memory than everything else.
 _LOGITS_AT_ONCE = 2**27
 # The vocabulary is padded to a multiple of this: where a row of logits does not begin at 16 bytes, cuBLAS has only
 # kernels that take five times as long.
@@ -38,8 +37,7 @@ _TINY = torch.finfo(torch.float32).tiny
 class Objective(nn.Module):
     """The losses of a Longformer with a masked-language-model head; with a `teacher`, also that of its [CLS].
 
-    Without a teacher no token is global, as Longformer's authors have it. With one, [CLS] is, as it will be when the
-    encoder is used.
+    Without a teacher no token is global, as for Longformer's authors. With one, [CLS] is, as in later use.
     """
 
     def __init__(self, student: Any, teacher: nn.Module | None = None) -> None:
@@ -61,7 +59,7 @@ class Objective(nn.Module):
         if pieces is None:
             return Losses(loss, loss.new_zeros(()), loss.new_zeros(()))
         cls = states[:, 0]
-        taught = F.cosine_similarity(cls.float(), self.said_by_teacher(pieces, len(cls)), dim=-1)
+        taught = F.cosine_similarity(cls.float(), self._teachers_cls(pieces, len(cls)), dim=-1)
         # The words in no order: a linear model of words is hard to beat on long documents.
         logits = decoder(self._before_decoder(cls)).float()
         present = torch.zeros_like(logits).scatter_(1, pieces.reshape(len(cls), -1), 1.0)
@@ -75,15 +73,15 @@ class Objective(nn.Module):
         return features
 
     @torch.no_grad()
-    def said_by_teacher(self, pieces: Tensor, rows: int) -> Tensor:
+    def _teachers_cls(self, pieces: Tensor, rows: int) -> Tensor:
         """The mean of the original's [CLS] over the pieces of each row."""
         (teacher,) = self._teacher
-        said: Tensor = teacher(input_ids=pieces).last_hidden_state[:, 0]
-        return said.float().unflatten(0, (rows, -1)).mean(dim=1)
+        cls: Tensor = teacher(input_ids=pieces).last_hidden_state[:, 0]
+        return cls.float().unflatten(0, (rows, -1)).mean(dim=1)
 
 
 class LinearCrossEntropy(torch.autograd.Function):
-    """The sum of cross-entropies of `features @ weight.T + bias`, of which only a part is in memory at a time.
+    """The sum of cross-entropies of `features @ weight.T + bias`, with only a part of the logits in memory at a time.
 
     The gradients are computed with the loss, while the logits are there.
     """
@@ -91,7 +89,7 @@ class LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, features: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
         ctx.dtypes, ctx.vocabulary = (weight.dtype, bias.dtype), len(weight)
-        if missing := -len(weight) % _ALIGNED:  # words that are never said
+        if missing := -len(weight) % _ALIGNED:  # tokens with a probability of 0
             weight, bias = F.pad(weight, (0, 0, 0, missing)), F.pad(bias, (0, missing), value=-torch.inf)
         rows = max(1, _LOGITS_AT_ONCE // len(weight))
         total = torch.zeros((), dtype=torch.float32, device=features.device)

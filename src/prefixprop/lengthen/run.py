@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import os
 import shutil
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from accelerate import Accelerator
 from transformers import set_seed
 
 from prefixprop.atomic_files import clear_leftovers, replacing_folder, write_json, write_text
 from prefixprop.attention.backends import is_modern_gpu
 from prefixprop.lengthen.encoder import LongEncoder, build
-from prefixprop.lengthen.model_card import model_card
 from prefixprop.lengthen.settings import LengthenSettings
-from prefixprop.lengthen.text import TrainingText, read_text
-from prefixprop.lengthen.trainer import Pretraining, Progress
+from prefixprop.lengthen.text import MASKED, TrainingText, read_text
+from prefixprop.lengthen.trainer import Pretraining
 from prefixprop.models.attention_without_cudnn import without_cudnn
 from prefixprop.processes import process_count
+from prefixprop.progress import Progress
 from prefixprop.runs.claim import LOCK, claim
 from prefixprop.train.checkpoints import find_checkpoint
 from prefixprop.train.environment import describe_environment
@@ -38,20 +37,19 @@ def lengthen_and_train(
     output: str | Path,
     resume: bool = False,
     overwrite: bool = False,
-    tell: Callable[[str], None] = warnings.warn,
-    show: Callable[[Progress], None] = lambda progress: None,
+    progress: Progress | None = None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> dict[str, Any]:
     """Lengthen a model, train it by masked language modelling, and save it as a folder for `from_pretrained`.
 
     `output` also gets a model card and `lengthen.json`: the settings, and the loss of held-out documents at the
-    original's length and at full length, before training, during it and after. That record is returned. Training that
-    was killed goes on with `resume`; on a CPU it ends with the very same weights. Under `accelerate launch` it uses
-    several devices. `show` is called after every step, `tell` gets what a user should know, and training stops with a
-    checkpoint once `should_stop` says so.
+    original's length and at full length, before, during and after training. That record is returned. A killed
+    training continues with `resume`; on a CPU it ends with exactly the same weights. Under `accelerate launch` it
+    uses several devices. Training stops with a checkpoint once `should_stop` returns true.
 
-    >>> lengthen_and_train(LengthenSettings("roberta-base", ("articles.jsonl",)), "roberta-base-4096")
+    >>> lengthen_and_train(LengthenSettings(model="roberta-base", text=["articles.jsonl"]), "roberta-base-4096")
     """
+    progress = progress or Progress()
     settings.check(process_count())
     folder = Path(output)
     record = _check_may_start(folder, settings, resume, overwrite)
@@ -60,13 +58,13 @@ def lengthen_and_train(
     accelerator = Accelerator(cpu=not torch.accelerator.is_available())
     accelerator.wait_for_everyone()  # every process has looked at the folder before the first one writes there
     with claim(folder, "--output") if accelerator.is_main_process else contextlib.nullcontext():
-        return _train(settings, folder, accelerator, record, tell, show, should_stop)
+        return _train(settings, folder, accelerator, record, progress, should_stop)
 
 
 def _check_may_start(
     folder: Path, settings: LengthenSettings, resume: bool, overwrite: bool
 ) -> dict[str, Any] | None:
-    """What `lengthen.json` says, if training is to go on."""
+    """The contents of `lengthen.json`, if training is to be resumed."""
     path = folder / RECORD
     if not path.exists():
         if folder.exists() and any(path.name != LOCK for path in folder.iterdir()):
@@ -75,13 +73,10 @@ def _check_may_start(
     if overwrite:
         return None
     if not resume:
-        raise ValueError(f"{folder} has an encoder already; go on with --resume, or remove it with --overwrite.")
+        raise ValueError(f"{folder} has an encoder already; continue with --resume, or remove it with --overwrite.")
     record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    decisive = settings.decisive()
-    changed = [name for name, value in record["settings"].items() if name in decisive and decisive[name] != value]
-    if changed:
-        flags = ", ".join(f"--{name.replace('_', '-')}" for name in changed)
-        raise ValueError(f"{folder} was begun with other values of {flags}; --resume needs the same.")
+    if changed := settings.changed_since(record["settings"]):
+        raise ValueError(f"{folder} was begun with other values of {', '.join(changed)}; --resume needs the same.")
     return record
 
 
@@ -90,11 +85,11 @@ def _train(
     folder: Path,
     accelerator: Accelerator,
     begun: dict[str, Any] | None,
-    tell: Callable[[str], None],
-    show: Callable[[Progress], None],
+    progress: Progress,
     should_stop: Callable[[], bool],
 ) -> dict[str, Any]:
     set_seed(settings.seed)
+    progress.stage("reading the model and the text")
     encoder = build(settings)
     with accelerator.main_process_first():  # which encodes the documents for all
         text = read_text(settings, encoder.tokenizer, encoder.original_length)
@@ -106,7 +101,7 @@ def _train(
         encoder.start_new_head(text.count_tokens(encoder.model.config.vocab_size))
     use_bf16 = settings.precision == "bf16" or (settings.precision == "auto" and is_modern_gpu())
     record = {
-        "settings": dataclasses.asdict(settings) | {"text": list(settings.text)},
+        "settings": settings.recorded(),
         "environment": describe_environment(settings.seed, accelerator.device, accelerator.num_processes),
         "text": text.digest,
         "documents": text.documents,
@@ -117,23 +112,23 @@ def _train(
     }
     if accelerator.is_main_process:
         _start(folder, record, resumes=begun is not None)
-        _tell_facts(text, encoder, settings, tell)
+        _tell_facts(text, encoder, settings, progress)
     with explained_memory_errors(training_remedy(settings, settings.device_batch_size)), without_cudnn():
         dtype = torch.bfloat16 if use_bf16 else torch.float32
         training = Pretraining(settings, encoder, text, accelerator, dtype, folder / CHECKPOINTS)
         checkpoint, complaints = find_checkpoint(folder / CHECKPOINTS)
         for complaint in complaints if accelerator.is_main_process else ():
-            instead = f"goes on from {checkpoint.name}" if checkpoint else "starts from the beginning"
-            tell(f"{complaint}; training {instead} instead")
+            instead = f"continues from {checkpoint.name}" if checkpoint else "starts from the beginning"
+            progress.note(f"{complaint}; training {instead} instead")
         if checkpoint is not None:
             training.restore(checkpoint)
-        training.run(show, should_stop)
-    progress = training.progress
+        training.run(progress, should_stop)
+    state = training.state
     record |= {
-        "steps": progress.step,
-        "tokens_seen": progress.tokens,
-        "seconds": round(progress.seconds, 1),
-        "history": progress.history,
+        "steps": state.step,
+        "tokens_seen": state.tokens,
+        "seconds": round(state.seconds, 1),
+        "history": state.history,
         "finished": True,
     }
     if accelerator.is_main_process:
@@ -144,39 +139,92 @@ def _train(
 
 def _start(folder: Path, record: dict[str, Any], resumes: bool) -> None:
     clear_leftovers(folder)
-    if not resumes:  # what is there then is an encoder to be overwritten; folders in it are somebody else's
+    if not resumes:  # an encoder that is to be overwritten stays until the new one is trained
         for name in (CHECKPOINTS, "model"):
             shutil.rmtree(folder / name, ignore_errors=True)
-        for path in folder.iterdir():
-            if path.is_file() and path.name != LOCK:
-                path.unlink()
     write_json(folder / RECORD, record)
 
 
-def _tell_facts(
-    text: TrainingText, encoder: LongEncoder, settings: LengthenSettings, tell: Callable[[str], None]
-) -> None:
+def _tell_facts(text: TrainingText, encoder: LongEncoder, settings: LengthenSettings, progress: Progress) -> None:
     if text.note is not None:
-        tell(text.note)
+        progress.note(text.note)
     if encoder.has_new_head:
-        tell(
-            f"{settings.model} has no masked-language-model head; it gets a new one, tied to its embeddings. Before "
-            "training that knows how often each word occurs, and nothing else"
+        progress.note(
+            f"{settings.model} has no masked-language-model head; it gets a new one, tied to its embeddings, that "
+            "starts with the frequencies of tokens"
         )
     if settings.total_steps is not None:
         passes = settings.total_steps * settings.batch_size / text.train.rows_per_pass
         if passes > 10:
-            tell(f"{settings.total_steps:,} steps read the {text.tokens:,} tokens of text {passes:.0f} times over")
+            progress.note(
+                f"{settings.total_steps:,} steps read the {text.tokens:,} tokens of text {passes:.0f} times over"
+            )
 
 
 def _finish(folder: Path, encoder: LongEncoder, training: Pretraining, record: dict[str, Any]) -> None:
     training.weights.end()
-    # Written aside, so that a kill leaves no half of a model, and then moved file by file; the record comes last.
+    # Written to a folder of its own, so that a killed process leaves no half a model; the record comes last.
     with replacing_folder(folder / "model") as temporary:
         encoder.save(temporary)
-        write_text(temporary / "README.md", model_card(record, encoder))
+        write_text(temporary / "README.md", _model_card(record, encoder))
+    for path in folder.iterdir():
+        if path.is_file() and path.name not in (LOCK, RECORD):  # of an encoder that is overwritten
+            path.unlink()
     for path in (folder / "model").iterdir():
         os.replace(path, folder / path.name)
     (folder / "model").rmdir()
     write_json(folder / RECORD, record)
     shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
+
+
+def _model_card(record: dict[str, Any], encoder: LongEncoder) -> str:
+    """Markdown with a YAML head, as the Hugging Face hub reads it."""
+    settings, lines = record["settings"], record["history"]
+    head = {
+        "library_name": "transformers",
+        "base_model": settings["model"],
+        "pipeline_tag": "fill-mask",
+        "tags": ["prefixprop", "longformer", "long documents"],
+    }
+    about_cls = "No token was global in training."
+    if encoder.teacher is not None:
+        about_cls = (
+            "[CLS] was global in training. It also learnt the mean of the original's [CLS] over the chunks of a "
+            f"document (cosine {lines[-1]['cls_cosine']:.3f} at the end) and which words the document has."
+        )
+    frozen = " The word embeddings were not trained." if settings["freeze_embeddings"] else ""
+    new_head = " The original had no masked-language-model head, so its first loss is that of a new one."
+    lengths = list(lines[0]["held_out_bits"])
+    losses = "\n".join(
+        f"| {line['step']:,} | {line['tokens']:,} | "
+        + " | ".join(f"{line['held_out_bits'][length]:.3f}" for length in lengths)
+        + " |"
+        for line in lines
+    )
+    return f"""---
+{yaml.safe_dump(head, sort_keys=False).strip()}
+---
+
+# {settings["model"]} for {settings["max_length"]:,} tokens
+
+A Longformer, made of {settings["model"]} with `prefixprop lengthen`: its positions were repeated up to
+{settings["max_length"]:,} tokens, with attention windows of {settings["attention_window"]}, and it was then trained
+by masked language modelling.
+
+- **Text:** {record["documents"]:,} documents with {record["tokens_of_text"]:,} training tokens, in
+  {", ".join(settings["text"])}.
+- **Training:** {record["steps"]:,} steps of {settings["batch_size"]} × {settings["max_length"]:,} tokens,
+  {record["tokens_seen"]:,} tokens in all, {MASKED:.0%} of them masked; AdamW, learning rate
+  {settings["learning_rate"]:g} with a linear warm-up and decay, {record["precision"]}, {record["seconds"] / 60:.1f}
+  minutes.{frozen}
+- **Global attention:** {about_cls} Its projections are copies of the local ones.
+
+Cross-entropy of masked tokens in held-out documents, in bits per token.{new_head if record["new_head"] else ""}
+
+| step | tokens seen | {" | ".join(f"{length} tokens" for length in lengths)} |
+| ---: | ---: |{" ---: |" * len(lengths)}
+{losses}
+
+`prefixprop train --model FOLDER` tunes it; `from_pretrained` of transformers reads it. It has the limits and biases
+of {settings["model"]} and of the text.
+"""

@@ -1,58 +1,55 @@
-"""What `prefixprop lengthen` can be told; the defaults are those of Longformer's authors where they state any."""
+"""The settings of `prefixprop lengthen`; the defaults are those of Longformer's authors where they state any."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from prefixprop.settings.declaration import SettingsError
-from prefixprop.settings.run_settings import PRECISIONS
+from prefixprop.choices import DEFAULT_MODEL
+from prefixprop.settings.declaration import Settings, SettingsError, declared, setting, settings_class
+from prefixprop.settings.run_settings import MACHINE, MANY, MODEL, OPTIMISATION, PRECISIONS
 
 USUAL_STEPS = 2000  # Beltagy et al. (2020): most of what 65,000 steps gain
 
-# These change how long training takes, not what it ends with.
-_FREE_WHEN_RESUMED = ("device_batch_size", "gradient_checkpointing", "checkpoint_seconds")
 
+@settings_class
+class LengthenSettings(Settings):
+    """How an encoder is lengthened and trained."""
 
-@dataclass(frozen=True)
-class LengthenSettings:
-    """How an encoder is lengthened and trained.
+    model: str = setting(DEFAULT_MODEL, MODEL, "A RoBERTa or BERT encoder: one on the hub, or in a folder.")
+    text: tuple[str, ...] = setting((), MODEL, "Long documents: .jsonl, .csv, .tsv, .parquet, .txt files.")
+    text_column: str = setting("text", MODEL, "Column of the text.")
+    max_length: int = setting(4096, MODEL, "Longest document of the new encoder, in tokens.", ge=16, le=MANY)
+    attention_window: int = setting(512, MODEL, "Neighbours that a token sees, half on either side.", ge=2, le=MANY)
 
-    Attributes:
-        model: The encoder to start from: one of the package, of the hub, or in a folder.
-        text: Files of documents.
-        text_column: The column of their text.
-        max_length: The longest document that the new encoder reads, in tokens.
-        attention_window: How many neighbours a token sees, half of them on either side.
-        steps: How many steps are trained; `USUAL_STEPS` if `minutes` is not given either.
-        minutes: How long is trained, in place of `steps`.
-        batch_size: Rows of `max_length` tokens in a step.
-        device_batch_size: Rows that a device computes at once.
-        learning_rate: The peak of the rate, which rises for a share of `warmup` and then falls to 0.
-        teach_cls: Whether [CLS], global, also learns what the original says of the document's chunks, and its words.
-        freeze_embeddings: Whether the embeddings of words stay as they are.
-    """
+    steps: int | None = setting(
+        None, OPTIMISATION, f"Training steps. If not set: {USUAL_STEPS}, or --minutes.", ge=1, le=1000 * MANY
+    )
+    minutes: float | None = setting(None, OPTIMISATION, "Minutes of training, instead of --steps.", gt=0, le=MANY)
+    teach_cls: bool = setting(
+        False,
+        OPTIMISATION,
+        "Make [CLS] global and teach it the original's [CLS] over the chunks of a document, and the document's "
+        "words: for models that embed texts.",
+    )
+    freeze_embeddings: bool = setting(False, OPTIMISATION, "Do not train the word embeddings.")
+    learning_rate: float = setting(3e-5, OPTIMISATION, "Peak learning rate.", alias="lr", gt=0, le=100)
+    warmup: float = setting(
+        0.1, OPTIMISATION, "Share of training in which the learning rate rises; then it falls to 0.", ge=0, lt=1
+    )
+    weight_decay: float = setting(0.01, OPTIMISATION, "AdamW's weight decay.", ge=0, le=MANY)
+    batch_size: int = setting(64, OPTIMISATION, "Sequences of --max-length tokens in a step.", ge=1, le=MANY)
+    seed: int = setting(1, OPTIMISATION, "The seed of everything random.", ge=0, le=2**32 - 1)
 
-    model: str
-    text: tuple[str, ...]
-    text_column: str = "text"
-    max_length: int = 4096
-    attention_window: int = 512
-    steps: int | None = None
-    minutes: float | None = None
-    batch_size: int = 64
-    device_batch_size: int = 8
-    learning_rate: float = 3e-5
-    warmup: float = 0.1
-    weight_decay: float = 0.01
-    max_grad_norm: float = 1.0
-    teach_cls: bool = False
-    freeze_embeddings: bool = False
-    precision: str = "auto"
-    gradient_checkpointing: bool = False
-    checkpoint_seconds: float = 300.0
-    seed: int = 1
+    device_batch_size: int = setting(
+        8, MACHINE, "Sequences that a device computes at once.", resumable=True, ge=1, le=MANY
+    )
+    precision: str = setting("auto", MACHINE, "'auto' is bf16 on GPUs that have it.", choices=PRECISIONS)
+    gradient_checkpointing: bool = setting(False, MACHINE, "Less memory, more time.", resumable=True)
+    checkpoint_seconds: float = setting(
+        300.0, MACHINE, "Seconds between checkpoints.", resumable=True, ge=0, le=1000 * MANY
+    )
 
     @property
     def total_steps(self) -> int | None:
@@ -60,46 +57,26 @@ class LengthenSettings:
         return self.steps if self.steps is not None or self.minutes is not None else USUAL_STEPS
 
     def check(self, processes: int = 1) -> None:
-        """Raise `SettingsError` for values that cannot work."""
-        least = {
-            "max_length": 16,
-            "attention_window": 2,
-            "steps": 1,
-            "batch_size": 1,
-            "device_batch_size": 1,
-            "seed": 0,
-            "weight_decay": 0,
-            "checkpoint_seconds": 0,
-        }
-        problems = [
-            f"--{name.replace('_', '-')}: {getattr(self, name)} is below {low}, the least that works."
-            for name, low in least.items()
-            if getattr(self, name) is not None and getattr(self, name) < low
-        ]
-        problems += [
-            f"--{name.replace('_', '-')}: {value:g} is not above 0."
-            for name in ("minutes", "learning_rate", "max_grad_norm")
-            if (value := getattr(self, name)) is not None and not value > 0
-        ]
-        problems += [f"--text: {file} is not a file." for file in self.text if not Path(file).is_file()]
-        if not 0 <= self.warmup < 1:
-            problems.append(f"--warmup: {self.warmup:g} is not a share of training, from 0 to below 1.")
-        if self.steps is not None and self.minutes is not None:
-            problems.append("--steps and --minutes both say when training ends; give one of them.")
-        if self.precision not in PRECISIONS:
-            problems.append(f"--precision: {self.precision!r} is unknown; choose one of {', '.join(PRECISIONS)}.")
-        if self.batch_size % (self.device_batch_size * processes):
-            together = f" on each of {processes} devices" if processes > 1 else ""
-            problems.append(
-                f"--batch-size: {self.batch_size} rows cannot be divided in parts of --device-batch-size "
-                f"{self.device_batch_size}{together}; change one of them."
-            )
+        """Raise `SettingsError` for settings that cannot work together."""
+        problems = [f"--text: {file} is not a file." for file in self.text if not Path(file).is_file()]
         if not self.text:
             problems.append("--text: give at least one file of documents.")
+        if self.steps is not None and self.minutes is not None:
+            problems.append("--steps and --minutes both say when training ends; give one of them.")
+        if self.batch_size % processes:
+            problems.append(f"--batch-size: {self.batch_size} rows cannot be divided among {processes} processes.")
         if problems:
             raise SettingsError(problems)
 
-    def decisive(self) -> dict[str, Any]:
-        """The settings that a resumed training must share with its beginning."""
-        names = [field.name for field in fields(self) if field.name not in _FREE_WHEN_RESUMED]
-        return {name: list(value) if isinstance(value := getattr(self, name), tuple) else value for name in names}
+    def recorded(self) -> dict[str, Any]:
+        """All settings, as JSON gives them back."""
+        return asdict(self) | {"text": list(self.text)}
+
+    def changed_since(self, recorded: dict[str, Any]) -> list[str]:
+        """The flags of settings that a resumed training must share with its beginning and does not."""
+        now = self.recorded()
+        return [
+            setting.flag
+            for name, setting in declared(LengthenSettings).items()
+            if not setting.resumable and name in recorded and recorded[name] != now[name]
+        ]

@@ -1,20 +1,137 @@
-"""The text that an encoder is trained on: documents as stored tokens, some of them held out."""
+"""The text that an encoder is trained on: documents as stored tokens, packed into rows of full length and masked.
+
+What a step reads depends only on the seed, the step and the row: not on the number of devices, on how many rows one
+computes at once, or on whether training was interrupted.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from prefixprop.data.cache import RaggedArray
 from prefixprop.data.encoding import stored_tokens
 from prefixprop.data.rows import Row, read_rows, text_of
-from prefixprop.lengthen.packing import PackedRows
 from prefixprop.lengthen.settings import LengthenSettings
 
 _HELD_OUT_SHARE, _MOST_HELD_OUT = 0.02, 64
+MASKED = 0.15
+REPLACED_BY_MASK, REPLACED_AT_RANDOM = 0.8, 0.1  # of those masked; the rest stay as they are
+
+Ids = NDArray[np.int64]
+
+
+class PackedRows:
+    """Documents one after the other, a separator behind each, cut into rows of `length` tokens.
+
+    A row is `[CLS] text [SEP]`. It begins wherever the row before it ended, and may hold the end of one document and
+    the beginning of the next.
+    """
+
+    def __init__(self, documents: RaggedArray, chosen: NDArray[np.int64], length: int, tokenizer: Any) -> None:
+        self.documents, self.chosen, self.tokenizer = documents, chosen, tokenizer
+        self.length = length
+        lengths = documents.lengths[chosen] + 1  # with the separator
+        self.starts = np.concatenate([[0], np.cumsum(lengths)])  # of documents, in the row of all of them
+        self._pass: tuple[tuple[int, int], NDArray[np.int64], int] | None = None
+
+    def count(self, shift: int = 0) -> int:
+        """How many full rows there are from token `shift` on."""
+        return max(0, int(self.starts[-1] - shift) // (self.length - 2))
+
+    def row(self, number: int, shift: int = 0) -> Ids:
+        start = shift + number * (self.length - 2)
+        stop = start + self.length - 2
+        row = np.full(self.length, self.tokenizer.sep_token_id, dtype=np.int64)
+        row[0] = self.tokenizer.cls_token_id
+        document = int(np.searchsorted(self.starts, start, side="right")) - 1
+        while document < len(self.chosen) and self.starts[document] < stop:
+            first = int(self.starts[document])
+            tokens = self.documents[int(self.chosen[document])][max(0, start - first) : stop - first]
+            begin = 1 + max(0, first - start)
+            row[begin : begin + len(tokens)] = tokens
+            document += 1
+        return row
+
+    @property
+    def rows_per_pass(self) -> int:
+        """How many rows every pass over the text has, wherever its first one begins."""
+        return self.count(self.length - 3)
+
+    def drawn(self, index: int, seed: int) -> Ids:
+        """Row number `index` of all that training reads: in every pass in a new order, and cut at other places."""
+        number, within = divmod(index, self.rows_per_pass)
+        if self._pass is None or self._pass[0] != (number, seed):
+            generator = np.random.default_rng([seed, number])
+            shift = int(generator.integers(self.length - 2))
+            self._pass = ((number, seed), generator.permutation(self.rows_per_pass), shift)
+        _, order, shift = self._pass
+        return self.row(int(order[within]), shift)
+
+
+def cut(row: Ids, length: int) -> Ids:
+    """A row's text in rows of `length` tokens of their own; what does not fill one is left out."""
+    text, size = row[1:-1], length - 2
+    count = len(text) // size
+    return _framed(row, text[: count * size].reshape(count, size))
+
+
+def pieces(row: Ids, longest: int) -> Ids:
+    """A row's text in rows of at most `longest` tokens, as few as hold all of it.
+
+    They have the same length, so that none is padded; neighbours share a few tokens where that does not come out.
+    """
+    text = row[1:-1]
+    count = -(-len(text) // (longest - 2))
+    size = -(-len(text) // count)
+    starts = [number * (len(text) - size) // max(1, count - 1) for number in range(count)]
+    return _framed(row, np.stack([text[start : start + size] for start in starts]))
+
+
+def _framed(row: Ids, texts: Ids) -> Ids:
+    """Texts between the first and the last token of `row`."""
+    first, last = (np.full((len(texts), 1), token) for token in (row[0], row[-1]))
+    return np.concatenate([first, texts, last], axis=1)
+
+
+@dataclass(frozen=True)
+class MaskedRows:
+    """Rows to read, which of their tokens were masked, as indices into all of them, and what stood there."""
+
+    input_ids: Ids
+    positions: Ids
+    targets: Ids
+
+
+def mask(blocks: Sequence[Ids], tokenizer: Any, seeds: Sequence[Sequence[int]]) -> MaskedRows:
+    """Mask 15 % of the tokens of every row: 80 % of them become the mask, 10 % any token.
+
+    A block is rows of one length, [rows, length]. What is masked in it is drawn with its seed.
+    """
+    original = np.concatenate(blocks)
+    count = max(1, round(MASKED * (original.shape[1] - 2)))
+    may_be = (original != tokenizer.sep_token_id) & (original != tokenizer.cls_token_id)
+    chosen: list[Ids] = []
+    replacements: list[Ids] = []
+    first = 0
+    for block, seed in zip(blocks, seeds, strict=True):
+        generator = np.random.default_rng(seed)
+        order = np.where(may_be[first : first + len(block)], generator.random(block.shape), 2.0)
+        first += len(block)
+        places = np.argpartition(order, count, axis=1)[:, :count]
+        fate = generator.random(places.shape)
+        anything = generator.integers(len(tokenizer), size=places.shape)
+        replaced = np.where(fate < REPLACED_BY_MASK, tokenizer.mask_token_id, np.take_along_axis(block, places, 1))
+        chosen.append(places)
+        replacements.append(np.where(fate >= 1 - REPLACED_AT_RANDOM, anything, replaced))
+    positions = (np.concatenate(chosen) + np.arange(len(original))[:, None] * original.shape[1]).reshape(-1)
+    input_ids = original.copy()
+    input_ids.reshape(-1)[positions] = np.concatenate(replacements).reshape(-1)
+    return MaskedRows(input_ids, positions, original.reshape(-1)[positions])
 
 
 @dataclass(frozen=True)
@@ -52,8 +169,8 @@ def read_text(settings: LengthenSettings, tokenizer: Any, original_length: int) 
     lists = stored_tokens(_Texts(rows, column), tokenizer, f"lengthen/{column}/{digest}")
     if len(lists) < 2:
         raise ValueError(
-            f"{settings.text[0]}: there is one document only, and training needs at least two: some are held out to "
-            "measure what is learnt. Divide it."
+            f"{settings.text[0]}: there is only one document, and training needs at least two, because some are held "
+            "out to evaluate on. Divide it."
         )
     held_out = max(1, min(_MOST_HELD_OUT, round(_HELD_OUT_SHARE * len(lists))))
     order = np.random.default_rng(settings.seed).permutation(len(lists))
@@ -77,7 +194,7 @@ def read_text(settings: LengthenSettings, tokenizer: Any, original_length: int) 
 
 
 class _Texts(Iterable[str]):
-    """The texts of all rows that have one, read anew whenever they are walked."""
+    """The texts of all rows that have one, read anew in every iteration."""
 
     def __init__(self, rows: Iterable[Row], column: str) -> None:
         self.rows, self.column = rows, column

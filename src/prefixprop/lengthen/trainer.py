@@ -1,4 +1,4 @@
-"""The loop: a step, the held-out loss, checkpoints, and when training ends."""
+"""The training loop: steps, the held-out loss, checkpoints, and when training ends."""
 
 from __future__ import annotations
 
@@ -16,14 +16,13 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
-from torch import Tensor
+from torch import Tensor, nn
 
 from prefixprop.lengthen.encoder import LongEncoder
-from prefixprop.lengthen.master_weights import MasterWeights
 from prefixprop.lengthen.objective import WEIGHTS, Objective
-from prefixprop.lengthen.packing import Ids, PackedRows, cut, mask, pieces
 from prefixprop.lengthen.settings import LengthenSettings
-from prefixprop.lengthen.text import TrainingText
+from prefixprop.lengthen.text import Ids, PackedRows, TrainingText, cut, mask, pieces
+from prefixprop.progress import Progress
 from prefixprop.train.checkpoints import (
     TRAINER_STATE,
     Snapshot,
@@ -41,11 +40,83 @@ _MOST_HELD_OUT_TOKENS = 2**18
 # reads, and a half, a quarter and an eighth of that, in turns.
 _SHORT_STEPS, _SHORTENINGS = 2, (1, 2, 4, 8)
 _OF_TRAINING, _OF_HELD_OUT = 0, 1  # seeds of masks
+_BETAS, _EPSILON, _MAX_GRAD_NORM = (0.9, 0.98), 1e-6, 1.0  # RoBERTa's betas and epsilon
+
+
+class MasterWeights:
+    """The trained weights in float32, by name, with their optimizer, for a model that computes in `dtype`.
+
+    In bfloat16 a weight has 8 bits: most steps are smaller than the last of them and would be lost.
+    """
+
+    def __init__(self, model: nn.Module, dtype: torch.dtype, weight_decay: float) -> None:
+        trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+        self.by_name: dict[str, Tensor] = {
+            name: parameter if dtype == torch.float32 else parameter.detach().float().clone()
+            for name, parameter in trained.items()
+        }
+        self.frozen = {
+            name: parameter.detach().to("cpu", copy=True)
+            for name, parameter in model.named_parameters()
+            if not parameter.requires_grad
+        }
+        self.model = model.to(dtype)
+        self.computed: list[Tensor] = list(trained.values())
+        self.masters = list(self.by_name.values())
+        groups = [
+            {"params": [tensor for tensor in self.masters if tensor.ndim > 1], "weight_decay": weight_decay},
+            {"params": [tensor for tensor in self.masters if tensor.ndim <= 1], "weight_decay": 0.0},
+        ]
+        on_gpu = self.masters[0].is_cuda
+        self.optimizer = torch.optim.AdamW(groups, lr=0.0, betas=_BETAS, eps=_EPSILON, fused=on_gpu)
+
+    def collect_gradients(self) -> None:
+        """Add the gradients of the model to those of the masters, in float32."""
+        if self.masters[0] is self.computed[0]:
+            return
+        made = [parameter.grad for parameter in self.computed if parameter.grad is not None]
+        assert len(made) == len(self.computed), "every trained weight takes part in every step"
+        is_first = self.masters[0].grad is None
+        if is_first:
+            for master in self.masters:
+                master.grad = torch.empty_like(master)
+        sums = [master.grad for master in self.masters if master.grad is not None]
+        (torch._foreach_copy_ if is_first else torch._foreach_add_)(sums, made)
+        for parameter in self.computed:
+            parameter.grad = None
+
+    def step(self, learning_rate: float) -> None:
+        torch.nn.utils.clip_grad_norm_(self.masters, _MAX_GRAD_NORM)
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.publish()
+
+    @torch.no_grad()
+    def publish(self) -> None:
+        """Give the model the masters' values."""
+        if self.masters[0] is not self.computed[0]:
+            torch._foreach_copy_(self.computed, self.masters)
+
+    @torch.no_grad()
+    def end(self) -> None:
+        """Convert the model to float32, with the masters' values; other weights are as they were."""
+        self.model.float()
+        for name, tensor in (self.by_name | self.frozen).items():
+            self.model.get_parameter(name).copy_(tensor)
+
+    @torch.no_grad()
+    def load(self, tensors: dict[str, Tensor], optimizer: dict) -> None:
+        for name, master in self.by_name.items():
+            master.copy_(tensors[name])
+        self.optimizer.load_state_dict(optimizer)
+        self.publish()
 
 
 @dataclass
-class Progress:
-    """How far training has come; the losses are sums over the `counted` steps since the last evaluation."""
+class PretrainingState:
+    """How far training is; the losses are sums over the `counted` steps since the last evaluation."""
 
     step: int = 0
     seconds: float = 0.0
@@ -57,7 +128,7 @@ class Progress:
     history: list[dict[str, Any]] = field(default_factory=list)
 
     def share(self, settings: LengthenSettings) -> float:
-        """How much of training is done."""
+        """The share of training that is done."""
         if settings.minutes is not None:
             return self.seconds / (60 * settings.minutes)
         assert settings.total_steps is not None
@@ -78,7 +149,7 @@ class Pretraining:
     ) -> None:
         self.settings, self.encoder, self.text = settings, encoder, text
         self.accelerator, self.checkpoints = accelerator, checkpoints
-        self.progress = Progress()
+        self.state = PretrainingState()
         # The next step's rows are made while the device computes this one.
         self.preparing = ThreadPoolExecutor(max_workers=1)
         self.prepared: Future[list[dict[str, Ids]]] | None = None
@@ -89,26 +160,24 @@ class Pretraining:
         self.weights = MasterWeights(encoder.model, dtype, settings.weight_decay)
         self.objective: Any = accelerator.prepare_model(Objective(encoder.model, encoder.teacher))
 
-    def run(self, show: Callable[[Progress], None], should_stop: Callable[[], bool]) -> None:
+    def run(self, progress: Progress, should_stop: Callable[[], bool]) -> None:
         """Train to the end; after a checkpoint it raises `KeyboardInterrupt` if it should stop earlier."""
-        if not self.progress.history:
-            self._evaluate()
-            show(self.progress)
+        if not self.state.history:
+            self._evaluate(progress)
         last_checkpoint = time.monotonic()
         arrived: list[Callable[[], float]] = []
         while (share := self._share()) < 1:
             started = time.monotonic()
-            arriving = [send_to_host(loss) for loss in self._step(self._rate(share))]
-            # Of the step before: to look at this one's losses would be to wait for the device.
+            arriving = [send_to_host(loss) for loss in self._step(self._learning_rate(share))]
+            # Those of the previous step: reading this step's losses would wait for the device.
             self._count(arrived)
             arrived = arriving
-            self.progress.step += 1
-            self.progress.seconds += time.monotonic() - started
-            if self._share() * EVALUATIONS >= len(self.progress.history):
+            self.state.step += 1
+            self.state.seconds += time.monotonic() - started
+            if self._share() * EVALUATIONS >= len(self.state.history):
                 self._count(arrived)
                 arrived = []
-                self._evaluate()
-            show(self.progress)
+                self._evaluate(progress)
             stops = should_stop()
             is_due = time.monotonic() - last_checkpoint >= self.settings.checkpoint_seconds
             if self._share() < 1 and (stops or is_due):
@@ -119,34 +188,47 @@ class Pretraining:
             if stops and self._share() < 1:
                 raise KeyboardInterrupt
 
+    def _report(self, progress: Progress) -> None:
+        state, settings = self.state, self.settings
+        loss = f"loss {state.loss / state.counted:.3f}, " if state.counted else ""
+        detail = f"{loss}{state.tokens / max(state.seconds, 1e-9):,.0f} tokens/s"
+        if not self.accelerator.is_main_process:
+            return
+        if settings.minutes is not None:
+            progress.advance("training (seconds)", int(state.seconds), int(60 * settings.minutes), detail)
+        else:
+            progress.advance("training", state.step, settings.total_steps or 0, detail)
+
     def _share(self) -> float:
-        share = self.progress.share(self.settings)
+        share = self.state.share(self.settings)
         if self.settings.minutes is not None and self.accelerator.num_processes > 1:
             (share,) = broadcast_object_list([share])  # one clock decides for all
         return share
 
-    def _rate(self, share: float) -> float:
-        """It rises linearly for a share of `warmup`, then falls linearly to 0."""
+    def _learning_rate(self, share: float) -> float:
+        """The schedule: it rises linearly for a share of `warmup`, then falls linearly to 0."""
         warmup = self.settings.warmup
         if self.settings.total_steps is not None:
-            share = (self.progress.step + 1) / (self.settings.total_steps + 1)  # above 0 in the first step
+            share = (self.state.step + 1) / (self.settings.total_steps + 1)  # above 0 in the first step
         rising = max(share, 1e-3) / warmup if warmup else 1.0
         return self.settings.learning_rate * min(rising, (1 - share) / (1 - warmup))
 
     # --- one step -------------------------------------------------------------------------------------------------
 
-    def _step(self, rate: float) -> list[Tensor]:
-        parts = self.prepared.result() if self.prepared else self._prepare(self.progress.step)
-        self.prepared = self.preparing.submit(self._prepare, self.progress.step + 1)
+    def _step(self, learning_rate: float) -> list[Tensor]:
+        parts = self.prepared.result() if self.prepared else self._prepare(self.state.step)
+        self.prepared = self.preparing.submit(self._prepare, self.state.step + 1)
+        tokens = sum(part["input_ids"].size for part in parts)
+        self.state.tokens += tokens * self.accelerator.num_processes
         sums: list[Tensor] = []
         for part in parts:
-            self.progress.tokens += part["input_ids"].size * self.accelerator.num_processes
-            losses = self.objective(**self._on_device(part))
-            (sum(weight * loss for weight, loss in zip(WEIGHTS, losses, strict=True)) / len(parts)).backward()
+            share = part["input_ids"].size / tokens  # the last part may have fewer rows
+            losses = [share * loss for loss in self.objective(**self._on_device(part))]
+            torch.stack([weight * loss for weight, loss in zip(WEIGHTS, losses, strict=True)]).sum().backward()
             self.weights.collect_gradients()
             sums = [loss.detach() + total for loss, total in zip(losses, sums or (0.0, 0.0, 0.0), strict=True)]
-        self.weights.step(rate, self.settings.max_grad_norm)
-        return [total / len(parts) for total in sums]
+        self.weights.step(learning_rate)
+        return sums
 
     def _prepare(self, step: int) -> list[dict[str, Ids]]:
         """What this process computes of a step, as many rows at once as the device takes."""
@@ -156,7 +238,7 @@ class Pretraining:
         length = self._short_length(step)
         parts = []
         for start in range(first, first + own, settings.device_batch_size):
-            numbers = range(start, start + settings.device_batch_size)
+            numbers = range(start, min(start + settings.device_batch_size, first + own))
             rows = [self.text.train.drawn(step * settings.batch_size + number, settings.seed) for number in numbers]
             blocks = [row[None] if length is None else cut(row, length) for row in rows]
             parts.append(self._batch(blocks, [[settings.seed, _OF_TRAINING, step, number] for number in numbers]))
@@ -170,8 +252,7 @@ class Pretraining:
         return max(4, min(self.encoder.original_length, self.settings.max_length) // shortening)
 
     def _batch(self, blocks: list[Ids], seeds: list[list[int]]) -> dict[str, Ids]:
-        tokenizer: Any = self.encoder.tokenizer
-        masked = mask(blocks, tokenizer, seeds)
+        masked = mask(blocks, self.encoder.tokenizer, seeds)
         arrays = {"input_ids": masked.input_ids, "positions": masked.positions, "targets": masked.targets}
         if self.encoder.teacher is not None:
             longest = self.encoder.original_length
@@ -191,32 +272,37 @@ class Pretraining:
         loss, cls_loss, words_loss = (value() for value in arrived)
         if not math.isfinite(loss + cls_loss + words_loss):
             raise TrainingError(
-                f"The loss is {loss} at step {self.progress.step}: start again (--overwrite) with a lower "
+                f"The loss is {loss} at step {self.state.step}: start again (--overwrite) with a lower "
                 "--learning-rate, or with --precision fp32 if it is bf16."
             )
-        self.progress.loss += loss
-        self.progress.cls_loss += cls_loss
-        self.progress.words_loss += words_loss
-        self.progress.counted += 1
+        self.state.loss += loss
+        self.state.cls_loss += cls_loss
+        self.state.words_loss += words_loss
+        self.state.counted += 1
 
     # --- held-out text --------------------------------------------------------------------------------------------
 
-    def _evaluate(self) -> None:
-        progress, counted = self.progress, self.progress.counted
+    def _evaluate(self, progress: Progress) -> None:
+        state, counted = self.state, self.state.counted
         line: dict[str, Any] = {
-            "step": progress.step,
-            "tokens": progress.tokens,
-            "seconds": round(progress.seconds, 1),
+            "step": state.step,
+            "tokens": state.tokens,
+            "seconds": round(state.seconds, 1),
             "held_out_bits": {str(rows.length): self._held_out_bits(rows) for rows in self._held_out()},
         }
         if counted:
-            line["loss_bits"] = progress.loss / counted / math.log(2)
+            line["loss_bits"] = state.loss / counted / math.log(2)
             if self.encoder.teacher is not None:
-                line["cls_cosine"] = 1 - progress.cls_loss / counted
-                line["words_bits"] = progress.words_loss / counted / math.log(2)
-        progress.history.append(line)
-        progress.loss = progress.cls_loss = progress.words_loss = 0.0
-        progress.counted = 0
+                line["cls_cosine"] = 1 - state.cls_loss / counted
+                line["words_bits"] = state.words_loss / counted / math.log(2)
+        state.history.append(line)
+        state.loss = state.cls_loss = state.words_loss = 0.0
+        state.counted = 0
+        bits = "  ".join(f"{value:.3f} at {length} tokens" for length, value in line["held_out_bits"].items())
+        cosine = f"  [CLS] cosine {line['cls_cosine']:.3f}" if "cls_cosine" in line else ""
+        told = f"step {state.step:>6,}  {state.tokens:>13,} tokens  held out: {bits} (bits per token){cosine}"
+        if self.accelerator.is_main_process:
+            progress.line(told)
 
     def _held_out(self) -> list[PackedRows]:
         """At the original's length and at full length, which may be the same."""
@@ -227,7 +313,7 @@ class Pretraining:
     def _held_out_bits(self, rows: PackedRows) -> float:
         """Cross-entropy of masked tokens in bits; the masks are the same at every evaluation."""
         settings = self.settings
-        # Twice the tokens of a step at most, so that looking at them never takes longer than training.
+        # At most twice the tokens of a step, so that evaluation never takes longer than training.
         tokens = min(_MOST_HELD_OUT_TOKENS, 2 * settings.batch_size * settings.max_length)
         count = min(rows.count(), max(1, tokens // rows.length))
         at_once = max(1, settings.device_batch_size * settings.max_length // rows.length)
@@ -246,24 +332,24 @@ class Pretraining:
     # --- checkpoints ----------------------------------------------------------------------------------------------
 
     def _save(self) -> None:
-        # The first process alone, by its own clock. The others do not wait here: not all need think it is time.
+        # Only the main process saves, by its own clock; the others do not wait for it here.
         if self.accelerator.is_main_process:
-            numbers = dataclasses.asdict(self.progress)
+            numbers = dataclasses.asdict(self.state)
             history = json.dumps(numbers.pop("history"))
             snapshot = Snapshot(self.weights.by_name, None, self.weights.optimizer.state_dict(), {}, [], numbers)
-            folder = folder_of_step(self.checkpoints, self.progress.step)
+            folder = folder_of_step(self.checkpoints, self.state.step)
             try:
                 write_checkpoint(folder, snapshot, history)
             except OSError as error:
                 raise TrainingError(
-                    f"{error.filename}: the checkpoint of step {self.progress.step} cannot be written "
+                    f"{error.filename}: the checkpoint of step {self.state.step} cannot be written "
                     f"({error.strerror}). Earlier ones are untouched: make room, then go on with --resume."
                 ) from error
             remove_old(self.checkpoints, folder)
 
     def restore(self, checkpoint: Path) -> None:
-        """Take up training at a checkpoint."""
+        """Continue from a checkpoint."""
         snapshot = read_checkpoint(checkpoint)
         history = json.loads((checkpoint / TRAINER_STATE).read_bytes())
-        self.progress = Progress(**snapshot.progress, history=history)  # type: ignore[arg-type]
+        self.state = PretrainingState(**snapshot.progress, history=history)  # type: ignore[arg-type]
         self.weights.load(dict(snapshot.trained), snapshot.optimizer)

@@ -26,7 +26,7 @@ from prefixprop.runs.archived_paths import (
 )
 from prefixprop.runs.find import readers_of_runs
 from prefixprop.runs.run import SPLITS, Run
-from prefixprop.runs.sweep_notes import SUMMARY, runs_that_only_chose
+from prefixprop.runs.sweep_notes import SUMMARY, search_only_runs
 from prefixprop.settings.recipe import differences, override
 from prefixprop.settings.resolve import resolve
 from prefixprop.settings.run_settings import RunSettings
@@ -56,7 +56,7 @@ class _Found:
         """Whether its predictions are archived; those of a run that was given by name are, whatever a sweep chose."""
         if self.run.settings.fold is not None:
             return False
-        return self.was_named or self.run.path.name not in runs_that_only_chose(self.run.path.parent)
+        return self.was_named or self.run.path.name not in search_only_runs(self.run.path.parent)
 
 
 def archive_runs(paths: Iterable[str | Path], output: str | Path) -> ArchiveResult:

@@ -16,7 +16,7 @@ from prefixprop.evaluate import PredictionSet, read_predictions
 from prefixprop.runs.archive_file import ArchiveFiles, is_archive
 from prefixprop.runs.directory import RunDirectory
 from prefixprop.runs.run import DECISIVE_SETTINGS, Run
-from prefixprop.runs.sweep_notes import read_failures, runs_that_only_chose
+from prefixprop.runs.sweep_notes import read_failures, search_only_runs
 from prefixprop.settings.recipe import override
 from prefixprop.settings.resolve import resolve
 from prefixprop.settings.run_settings import RunSettings
@@ -77,9 +77,9 @@ def find_runs(paths: Iterable[str | Path]) -> FoundRuns:
     chose: dict[Path, frozenset[str]] = {}
     for path, read in readers_of_runs(paths, failures).items():
         if path.parent not in chose:
-            chose[path.parent] = runs_that_only_chose(path.parent)
+            chose[path.parent] = search_only_runs(path.parent)
         try:
-            runs.append(replace(read(), only_chose=path.name in chose[path.parent]))
+            runs.append(replace(read(), search_only=path.name in chose[path.parent]))
         except (ValueError, OSError) as error:
             reason = failures.pop(path, None)
             problem = str(error) if reason is None else f"{path}: the run failed in its sweep: {reason}"

@@ -53,7 +53,7 @@ class Run:
     environment: dict[str, Any] = field(default_factory=dict)
     history: tuple[dict[str, Any], ...] = ()
     labels: tuple[str, ...] | None = None
-    only_chose: bool = False  # according to its sweep
+    search_only: bool = False  # according to its sweep
     storage: RunStorage | None = None
 
     def measure(self, part: str, name: str) -> float | None:

@@ -1,4 +1,4 @@
-"""A sweep's notes beside its runs: which of them failed, and which only served to choose."""
+"""A sweep's notes beside its runs: which of them failed, and which only served the search."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def read_failures(folder: Path) -> dict[Path, str]:
     return {path: reason for path, reason in reasons.items() if not RunDirectory(path).is_finished()}
 
 
-def runs_that_only_chose(folder: Path) -> frozenset[str]:
+def search_only_runs(folder: Path) -> frozenset[str]:
     """The names of the runs that only helped the last sweep of this folder to choose, and were not chosen.
 
     Empty if no sweep has ended, or its notes are damaged. A cell that has not chosen yet has no such runs, and other

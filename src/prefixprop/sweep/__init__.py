@@ -1,8 +1,9 @@
-"""Grids of runs: the plan, the sweep that runs it, and the engines that compute."""
+"""Sweeps: the plan of a grid of runs, the sweep that runs it, and the engines that compute."""
 
 from prefixprop.sweep.cells import Axis, Candidate, Cell, CellProgress, cell_progress, run_name
-from prefixprop.sweep.engines import Engine, Job, JobEnd, LocalEngine, RayEngine, run_job
+from prefixprop.sweep.engine import Engine, Job, JobEnd, LocalEngine, run_job
 from prefixprop.sweep.plan import SweepPlan, read_plan
+from prefixprop.sweep.ray_cluster import RayEngine
 from prefixprop.sweep.sweep import Outcome, SweepState, run_sweep, settle_finished
 
 __all__ = [

@@ -1,8 +1,8 @@
-"""A cell of a sweep: one row of the table that is compared, with what is searched for it and its seeds.
+"""A cell of a sweep: one row of the table that is compared, and the runs that it needs.
 
-The paper's order (Appendix, Training): the learning rate is chosen by the dev metric, with it the scale factor alpha
-of kernel variants, and with both the seeds are run. Which runs a cell needs depends only on the scores known so far,
-so an interrupted sweep needs nothing but its run directories to continue.
+The order is the paper's (Appendix, Training): first the learning rate is chosen by the dev metric, then, with it, the
+scale factor alpha of kernel variants; the seeds are run with both. Which runs a cell needs depends only on the scores
+known so far, so an interrupted sweep continues from its run directories alone.
 """
 
 from __future__ import annotations
@@ -10,20 +10,21 @@ from __future__ import annotations
 import hashlib
 import json
 import statistics
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
+from prefixprop.settings.recipe import override
 from prefixprop.settings.resolve import resolve
 from prefixprop.settings.run_settings import SETTINGS, RunSettings
 
 SEEDS_STAGE = "seeds"
+# Defaults that have changed since version 0.3, as they were then: a new default must not rename old runs.
+_FIRST_DEFAULTS: dict[str, Any] = {}
 
-# Of version 0.1, where they were others.
-_FIRST_DEFAULTS: dict[str, Any] = {"model": "embedded", "method": "prefix-propagation", "batch_size": 32}
-
-# The settings of a run that judges a candidate, as far as they differ from the cell's.
-Judge = Mapping[str, Any]
+Runs = dict[str, RunSettings]  # by name
+Scores = Mapping[str, float | None]  # dev metrics by name of run; None for a run that failed
 
 
 @dataclass(frozen=True)
@@ -34,38 +35,36 @@ class Axis:
     values: tuple[Any, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Cell:
     """Settings that are compared with those of other cells.
 
     Attributes:
-        name: The name of the cell in tables.
-        settings: The settings with the first value of every searched axis, and the first seed.
-        searched: What is chosen by the dev metric, one axis after the other.
-        seeds: The seeds that are run at the chosen values.
-        judges: The runs that judge every candidate of a search; by default one run with the cell's settings, which
-            have the first seed.
+        name: Its name in tables.
+        settings: Its settings, with the first value of every searched axis and the first seed.
+        searched: The axes that are chosen by the dev metric, one after the other.
+        seeds: The seeds that are run with the chosen values.
+        judges: The runs that judge a candidate, as changes to its settings; by default one run with the first seed.
     """
 
     name: str
     settings: RunSettings
     searched: tuple[Axis, ...]
     seeds: tuple[int, ...]
-    judges: tuple[Judge, ...] = ({},)
+    judges: tuple[Mapping[str, Any], ...] = ({},)
 
     @property
     def size(self) -> int:
         """How many runs the cell needs, if none fails.
 
-        Every stage but the first has one candidate from the stage before, with all the runs that judged it; and a run
-        that judged the chosen values is not repeated for its seed.
+        The candidate that one stage chooses is among those of the next, and a run that judged the chosen values on
+        the dev set is not repeated for its seed.
         """
         choices = sum(len(axis.values) - 1 for axis in self.searched)
         if not choices:
             return len(self.seeds)
-        judging = {run_name(run) for run in _judging(self, self.settings)}
-        final = {run_name(run) for run in _final(self, self.settings)}
-        return choices * len(judging) + len(judging | final)
+        shared = sum("fold" not in judge for judge in self.judges)
+        return (choices + 1) * len(self.judges) + len(self.seeds) - shared
 
 
 @dataclass(frozen=True)
@@ -74,14 +73,14 @@ class Candidate:
 
     Attributes:
         axis: The name of the axis.
-        settings: The cell's settings with this value, and with what was chosen before.
+        settings: The cell's settings with this value and with what was chosen before.
         runs: The runs that judge it.
-        score: The mean of their scores; None while some are missing, and forever if one of them failed.
+        score: The mean of their scores; None while one is missing, or if one failed.
     """
 
     axis: str
     settings: RunSettings
-    runs: tuple[RunSettings, ...]
+    runs: Runs
     score: float | None
 
     @property
@@ -94,51 +93,59 @@ class CellProgress:
     """The progress of a cell.
 
     Attributes:
-        requested: All runs that the cell asks for, settled or not, in order.
+        requested: All runs that the cell has asked for so far, in order.
         stage: The axis that is being searched, or `SEEDS_STAGE`.
         candidates: All candidates so far.
-        final: The runs of all seeds at the chosen values; empty during the search.
-        stuck: Whether every candidate of a stage has a failed run, so that nothing can be chosen.
+        final: The runs of all seeds with the chosen values; empty during the search.
+        stuck: Whether nothing can be chosen because every candidate of a stage has a failed run.
     """
 
-    requested: tuple[RunSettings, ...]
+    requested: Runs
     stage: str
     candidates: tuple[Candidate, ...] = ()
-    final: tuple[RunSettings, ...] = ()
+    final: Runs = field(default_factory=dict)
     stuck: bool = False
 
 
-# A run's score is its dev metric, or None if it failed.
-Scores = Mapping[str, float | None]
-
-
 def cell_progress(cell: Cell, scores: Scores) -> CellProgress:
-    """What the cell needs, given the scores by name of run; of equal candidates the first in the list wins."""
-    requested: dict[str, RunSettings] = {}
+    """Which runs the cell needs, given the scores so far; of equal candidates the first in the list is chosen."""
+    requested: Runs = {}
     known: list[Candidate] = []
     chosen = cell.settings
     for axis in cell.searched:
         if len(axis.values) == 1:
             continue
-        candidates = [_candidate(cell, replace(chosen, **{axis.name: value}), axis, scores) for value in axis.values]
+        candidates = [_candidate(cell, override(chosen, {axis.name: value}), axis, scores) for value in axis.values]
         known += candidates
-        requested |= {run_name(run): run for candidate in candidates for run in candidate.runs}
+        for candidate in candidates:
+            requested |= candidate.runs
         succeeded = [candidate for candidate in candidates if candidate.score is not None]
         is_open = not all(name in scores for name in requested)
         if is_open or not succeeded:
-            return CellProgress(tuple(requested.values()), axis.name, tuple(known), stuck=not is_open)
+            return CellProgress(requested, axis.name, tuple(known), stuck=not is_open)
         chosen = max(succeeded, key=lambda candidate: candidate.score or 0.0).settings
-    final = _final(cell, chosen)
-    requested |= {run_name(run): run for run in final}
-    return CellProgress(tuple(requested.values()), SEEDS_STAGE, tuple(known), final)
+    final = _named(override(chosen, {"seed": seed}) for seed in cell.seeds)
+    return CellProgress(requested | final, SEEDS_STAGE, tuple(known), final)
 
 
+def _candidate(cell: Cell, settings: RunSettings, axis: Axis, scores: Scores) -> Candidate:
+    runs = _named(override(settings, judge) for judge in cell.judges)
+    found = [score for name in runs if (score := scores.get(name)) is not None]
+    # The result of `fmean` does not depend on the order of the numbers, so that equal candidates stay equal.
+    return Candidate(axis.name, settings, runs, statistics.fmean(found) if len(found) == len(runs) else None)
+
+
+def _named(runs: Iterable[RunSettings]) -> Runs:
+    return {run_name(run): run for run in runs}
+
+
+@cache
 def run_name(settings: RunSettings) -> str:
     """The name of a run's directory: its data and method, for people, and a hash of all that decides its outcome.
 
-    Only what differs from the first defaults is hashed: new settings, and new defaults, keep old names.
+    Only what differs from the defaults is hashed, so that a new setting does not rename old runs.
     """
-    resolved, defaults = resolve(settings), replace(RunSettings(), **_FIRST_DEFAULTS)
+    resolved, defaults = resolve(settings), override(RunSettings(), _FIRST_DEFAULTS)
     decisive = {
         name: getattr(resolved, name)
         for name, declared in SETTINGS.items()
@@ -146,20 +153,3 @@ def run_name(settings: RunSettings) -> str:
     }
     digest = hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
     return f"{settings.data_name}-{settings.method_row.name}-{digest[:12]}"
-
-
-def _judging(cell: Cell, settings: RunSettings) -> tuple[RunSettings, ...]:
-    return tuple(replace(settings, **judge) for judge in cell.judges)
-
-
-def _final(cell: Cell, settings: RunSettings) -> tuple[RunSettings, ...]:
-    return tuple(replace(settings, seed=seed) for seed in cell.seeds)
-
-
-def _candidate(cell: Cell, settings: RunSettings, axis: Axis, scores: Scores) -> Candidate:
-    runs = _judging(cell, settings)
-    found = [scores.get(run_name(run)) for run in runs]
-    succeeded = [score for score in found if score is not None]
-    # `fmean` does not depend on the order of its numbers, so that equals stay equal.
-    score = statistics.fmean(succeeded) if len(succeeded) == len(runs) else None
-    return Candidate(axis.name, settings, runs, score)

@@ -1,26 +1,27 @@
-"""A sweep as YAML: settings, of which any may be a list of values, variants that change some, and what is searched.
+"""The plan of a sweep, read from YAML: any setting, of which lists are axes, and some keys of its own.
 
 ```yaml
 task: [hyperpartisan, newsgroups]   # any setting; a list is an axis of the grid
 seed: [1, 2, 3, 4, 5]
-search: [learning_rate, alpha]      # chosen on dev in this order, before the seeds; other axes are compared
+search: [learning_rate, alpha]      # chosen on the dev set in this order, before the seeds; other axes are compared
 variants:                           # each with its own settings, which override those above
   prefix-propagation: {learning_rate: [1e-2, 5e-3]}
   fine-tuning: {method: fine-tuning, learning_rate: [3e-5, 5e-5]}
-cross_validation: {folds: 5}        # choose by folds of train instead; see CrossValidation
+cross_validation: {folds: 5, seeds: [1, 2]}  # choose by folds of the training set; seeds: by default the first
 ```
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 from prefixprop.data.registry import TASKS
-from prefixprop.settings.declaration import TEXTS, SettingsError, as_declared, close_match, problem_of
+from prefixprop.settings.declaration import TEXTS, SettingsError, as_declared, problem_of
 from prefixprop.settings.recipe import (
     YamlEntry,
     YamlValue,
@@ -31,71 +32,12 @@ from prefixprop.settings.recipe import (
 )
 from prefixprop.settings.resolve import check_settings, unused_settings, with_defaults
 from prefixprop.settings.run_settings import DATA, SETTINGS, RunSettings
-from prefixprop.sweep.cells import Axis, Cell, Judge, run_name
+from prefixprop.sweep.cells import Axis, Cell, run_name
 
-CROSS_VALIDATION = "cross_validation"
-_FOLDS, _SEEDS = "folds", "seeds"
-
-
-@dataclass(frozen=True)
-class CrossValidation:
-    """How candidates are judged: by every fold with every seed; without seeds, with the cell's first seed."""
-
-    folds: int
-    seeds: tuple[int, ...] = ()
-
-    def judges(self, first_seed: int) -> tuple[Judge, ...]:
-        return tuple(
-            {"seed": seed, "folds": self.folds, "fold": fold}
-            for seed in self.seeds or (first_seed,)
-            for fold in range(self.folds)
-        )
-
-
-def read_cross_validation(entry: YamlEntry, report: Callable[[int, str], None]) -> CrossValidation | None:
-    """Read the entry of a sweep's file; None if it has problems, which `report` gets, each with its line."""
-    problems: list[tuple[int, str]] = []
-    values: dict[str, Any] = {}
-    for part in entry.value.entries or ():
-        if part.key in values:
-            problems.append((part.line, f"{part.key!r} is set twice; keep one."))
-        elif part.key not in (_FOLDS, _SEEDS):
-            hint = close_match(str(part.key), (_FOLDS, _SEEDS)) or f"; it has {_FOLDS} and {_SEEDS}"
-            problems.append((part.line, f"there is no {part.key!r}{hint}."))
-        elif part.key == _SEEDS:
-            values[_SEEDS] = _seeds(part.value, problems)
-        else:
-            values[_FOLDS] = part.value.plain
-            problem = (
-                "needs a whole number."
-                if part.value.plain is None
-                else problem_of(RunSettings, _FOLDS, part.value.plain)
-            )
-            if problem is not None:
-                problems.append((part.line, f"{_FOLDS}: {problem}"))
-    if _FOLDS not in values and not problems:
-        problems.append((entry.line, "say how many folds there are, such as {folds: 5}."))
-    for line, problem in problems:
-        report(line, f"{CROSS_VALIDATION}: {problem}")
-    return None if problems else CrossValidation(**values)
-
-
-def _seeds(value: YamlValue, problems: list[tuple[int, str]]) -> tuple[int, ...]:
-    seeds: list[int] = []
-    for item in (value,) if value.items is None else value.items:
-        problem = problem_of(RunSettings, "seed", item.plain)
-        if problem is None and item.plain in seeds:
-            problem = f"{item.plain} is listed twice; keep one."
-        if problem is not None:
-            problems.append((item.line, f"{_SEEDS}: {problem}"))
-        seeds.append(item.plain)
-    if not seeds:
-        problems.append((value.line, f"{_SEEDS}: the list is empty; give a seed, or leave {_SEEDS} out."))
-    return tuple(seeds)
-
-
-SEARCH, VARIANTS = "search", "variants"
-_SPECIAL = (SEARCH, VARIANTS, CROSS_VALIDATION)
+MOST_RUNS = 10_000
+SEARCH, VARIANTS, CROSS_VALIDATION = _SPECIAL = ("search", "variants", "cross_validation")
+# The settings that can be searched and decide which other settings are used.
+_DECIDES_OTHERS = ("method", "kernel")
 
 
 @dataclass(frozen=True)
@@ -104,7 +46,7 @@ class SweepPlan:
 
     name: str
     cells: tuple[Cell, ...]
-    notes: tuple[str, ...] = ()  # what a user should know: settings that no run uses
+    notes: tuple[str, ...] = ()  # for the user: settings that no run uses
 
     @property
     def size(self) -> int:
@@ -112,17 +54,10 @@ class SweepPlan:
         return sum(cell.size for cell in self.cells)
 
 
-@dataclass(frozen=True)
-class _Variant:
-    name: str | None
-    line: int
-    axes: dict[str, Axis]
-
-
 def read_plan(path: str | Path, data_dirs: Mapping[str, str] | None = None) -> SweepPlan:
-    """Read a sweep; `SettingsError` has all of its problems, each with `file:line`.
+    """Read a plan; `SettingsError` has all of its problems, each with `file:line`.
 
-    `data_dirs` has the folders of tasks whose data is local; paths do not belong in a file that others use too.
+    `data_dirs` names local copies of tasks' data: paths do not belong in a file that others use too.
 
     >>> read_plan("recipes/sweeps/table2.yaml").size
     68
@@ -134,14 +69,21 @@ def read_plan(path: str | Path, data_dirs: Mapping[str, str] | None = None) -> S
     return SweepPlan(Path(path).stem, cells, tuple(reader.notes))
 
 
+@dataclass(frozen=True)
+class _Variant:
+    name: str | None
+    line: int
+    axes: dict[str, Axis]
+
+
 class _Reader:
-    """Collects problems on the way, so that a user sees all of them together."""
+    """Reads a file and collects its problems, so that a user sees all of them at once."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.problems: list[str] = []
         self.notes: list[str] = []
-        self._lines: dict[str, int] = {}  # where a setting has its first value that is not the default
+        self._lines: dict[str, int] = {}  # where a setting first has a value that is not the default
         self._used: set[str] = set()  # settings that change something in some cell
 
     def cells(self, data_dirs: Mapping[str, str]) -> tuple[Cell, ...]:
@@ -150,44 +92,27 @@ class _Reader:
             self.problems.append(f"{self.path}: the file is empty, so there is nothing to run; name at least a task.")
         special = {entry.key: entry for entry in entries if entry.key in _SPECIAL}
         shared = self._axes(entries, allowed=_SPECIAL)
-        variants = self._variants(special.get(VARIANTS))
-        merged = [replace(variant, axes={**shared, **variant.axes}) for variant in variants]
-        searched = self._searched(special.get(SEARCH), merged)
-        validation = self._cross_validation(special.get(CROSS_VALIDATION), SEARCH in special, merged)
+        variants = [replace(variant, axes=shared | variant.axes) for variant in self._variants(special.get(VARIANTS))]
+        searched = self._searched(special.get(SEARCH), variants)
+        folds, judging_seeds = self._cross_validation(special, variants)
         for task in data_dirs:
             if task not in TASKS:
-                self.problems.append(f"--data-dir: {task!r} is no task; choose one of {', '.join(TASKS)}.")
+                self.problems.append(f"--data-dir: there is no task {task!r}; choose one of {', '.join(TASKS)}.")
+        if not self.problems:  # values that are wrong one by one need not be checked together
+            self._check_size(variants, searched, (folds or 1) * (len(judging_seeds) or 1))
         if self.problems:
-            # Values that make no sense one by one need not be checked together.
             return ()
-        cells = tuple(cell for variant in merged for cell in self._cells_of(variant, searched, data_dirs))
-        self._check_apart(cells)
+        cells = tuple(cell for variant in variants for cell in self._cells_of(variant, searched, data_dirs))
+        self._check_distinct(cells)
         self._note_unused(cells)
-        if validation is None:
+        if folds is None:
             return cells
-        return tuple(replace(cell, judges=validation.judges(cell.seeds[0])) for cell in cells)
-
-    def _check_apart(self, cells: Sequence[Cell]) -> None:
-        """Refuse cells that differ only in settings that do not change the outcome: they would be the same runs."""
-        known: dict[Any, Cell] = {}
-        for cell in cells:
-            same = known.setdefault((run_name(cell.settings), cell.searched), cell)
-            if same.settings != cell.settings:
-                self.problems.append(
-                    f"{self.path}: {same.name!r} and {cell.name!r} would be the same runs: they differ only in how "
-                    "runs are computed, not in their results; keep one of them, or give each its own file and "
-                    "--runs-dir."
-                )
-
-    def _note_unused(self, cells: Sequence[Cell]) -> None:
-        """A setting may be idle in some cells; one that is idle in all of them gets a note."""
-        owners = {name: owner for cell in cells for name, owner in unused_settings(cell.settings).items()}
-        for name, line in self._lines.items():
-            if name in owners and name not in self._used:
-                self.notes.append(f"{self.path}:{line}: {name} belongs to {owners[name]}, which no run here has.")
+        return tuple(_judged(cell, folds, judging_seeds or cell.seeds[:1]) for cell in cells)
 
     def _problem(self, line: int, text: str) -> None:
         self.problems.append(f"{self.path}:{line}: {text}")
+
+    # --- entries of the file --------------------------------------------------------------------------------------
 
     def _axes(self, entries: tuple[YamlEntry, ...], allowed: tuple[str, ...] = ()) -> dict[str, Axis]:
         axes: dict[str, Axis] = {}
@@ -197,33 +122,32 @@ class _Reader:
             known = name or (entry.key if entry.key in allowed else None)
             if known is None:
                 self._problem(entry.line, unknown_setting(entry.key, *allowed))
-            elif known in seen:
+                continue
+            if known in seen:
                 self._problem(entry.line, f"{entry.key!r} is set twice; keep one of the lines.")
             elif name is not None:
-                axes[name] = self._axis(name, entry)
+                axes[name] = self._axis(name, entry, str(entry.key))
                 if axes[name].values != (SETTINGS[name].default,):
                     self._lines.setdefault(name, entry.line)
-            if known is not None:
-                seen.add(known)
+            seen.add(known)
         return axes
 
-    def _axis(self, name: str, entry: YamlEntry) -> Axis:
+    def _axis(self, name: str, entry: YamlEntry, label: str) -> Axis:
         items = _axis_items(name, entry.value)
         if not items:
-            self._problem(entry.line, f"{entry.key}: the list is empty, so there is nothing to run; give a value.")
+            self._problem(entry.line, f"{label}: the list is empty, so there is nothing to run; give a value.")
         if len(items) > 1 and SETTINGS[name].resumable:
-            self._problem(
-                entry.line, f"{entry.key}: changes how runs are computed, not their results; give one value."
-            )
-        values: list[Any] = []
+            self._problem(entry.line, f"{label}: changes how runs are computed, not their results; give one value.")
+        values: dict[Any, None] = {}
         for item in items:
             problem = problem_of(RunSettings, name, item.plain)
-            value = item.plain if problem else as_declared(RunSettings, name, item.plain)
+            value = repr(item.plain) if problem else as_declared(RunSettings, name, item.plain)
+            if problem is None and value in values:
+                problem = f"{value!r} is listed twice; keep one."
             if problem is not None:
-                self._problem(item.line, f"{entry.key}: {problem}")
-            elif value in values:
-                self._problem(item.line, f"{entry.key}: {value!r} is listed twice; keep one.")
-            values.append(value)
+                self._problem(item.line, f"{label}: {problem}")
+            else:
+                values[value] = None
         return Axis(name, tuple(values))
 
     def _variants(self, entry: YamlEntry | None) -> list[_Variant]:
@@ -231,27 +155,24 @@ class _Reader:
             return [_Variant(None, 1, {})]
         if not entry.value.entries:
             self._problem(entry.line, f"{VARIANTS}: expected a name and settings for each variant.")
-            return []
-        variants: list[_Variant] = []
-        for variant in entry.value.entries:
+        variants: dict[str, _Variant] = {}
+        for variant in entry.value.entries or ():
             name = str(variant.key)
-            if name in [known.name for known in variants]:
+            if name in variants:
                 self._problem(variant.line, f"the variant {name!r} is listed twice; give it another name.")
             if variant.value.entries is None and variant.value.plain is not None:
                 self._problem(variant.line, f"{name}: expected settings, got {variant.value.plain!r}.")
-            variants.append(_Variant(name, variant.line, self._axes(variant.value.entries or ())))
-        return variants
+            variants[name] = _Variant(name, variant.line, self._axes(variant.value.entries or ()))
+        return list(variants.values())
 
-    def _searched(self, entry: YamlEntry | None, variants: list[_Variant]) -> tuple[str, ...]:
-        if entry is None:
-            return ()
+    def _searched(self, entry: YamlEntry | None, variants: Sequence[_Variant]) -> tuple[str, ...]:
         names: list[str] = []
-        for item in entry.value.items or (entry.value,):
+        for item in () if entry is None else entry.value.items or (entry.value,):
             name = setting_name(item.plain)
             if name is None:
                 self._problem(item.line, f"{SEARCH}: {unknown_setting(item.plain)}")
             elif name == "seed" or SETTINGS[name].group == DATA:
-                self._problem(item.line, f"{SEARCH}: {item.plain} cannot be chosen on dev.")
+                self._problem(item.line, f"{SEARCH}: {item.plain} cannot be chosen on the dev set.")
             elif name in names:
                 self._problem(item.line, f"{SEARCH}: {item.plain} is listed twice; keep one.")
             elif not any(name in variant.axes for variant in variants):
@@ -261,36 +182,74 @@ class _Reader:
         return tuple(names)
 
     def _cross_validation(
-        self, entry: YamlEntry | None, has_search: bool, variants: list[_Variant]
-    ) -> CrossValidation | None:
-        if entry is None:
-            return None
-        if not has_search:
+        self, special: Mapping[str, YamlEntry], variants: Sequence[_Variant]
+    ) -> tuple[int | None, tuple[int, ...]]:
+        """The number of folds, None without cross-validation, and the seeds that every fold is run with."""
+        if CROSS_VALIDATION not in special:
+            return None, ()
+        entry = special[CROSS_VALIDATION]
+        before = len(self.problems)
+        if SEARCH not in special:
             self._problem(entry.line, f"{CROSS_VALIDATION}: without {SEARCH} there is nothing to choose; add it.")
-        for name in ("folds", "fold"):
-            if any(name in variant.axes for variant in variants):
-                self._problem(entry.line, f"{CROSS_VALIDATION}: sets {name} of its runs itself; leave {name!r} out.")
-        return read_cross_validation(entry, self._problem)
+        if any(name in variant.axes for variant in variants for name in ("folds", "fold")):
+            self._problem(entry.line, f"{CROSS_VALIDATION}: leave folds and fold out, it sets them for its runs.")
+        axes: dict[str, Axis] = {}
+        for part in entry.value.entries or ():
+            name = {"folds": "folds", "seeds": "seed"}.get(str(part.key))
+            if name is None or name in axes:
+                self._problem(
+                    part.line, f"{CROSS_VALIDATION}: expected folds and seeds, each once, got {part.key!r}."
+                )
+            else:
+                axes[name] = self._axis(name, part, f"{CROSS_VALIDATION}: {part.key}")
+        folds = axes.get("folds", Axis("folds", ())).values
+        if len(folds) != 1 or folds[0] is None:
+            if len(self.problems) == before:
+                self._problem(entry.line, f"{CROSS_VALIDATION}: give the number of folds, such as {{folds: 5}}.")
+            return None, ()
+        return folds[0], axes.get("seed", Axis("seed", ())).values
+
+    # --- from axes to cells ---------------------------------------------------------------------------------------
+
+    def _check_size(self, variants: Sequence[_Variant], searched: tuple[str, ...], judges: int) -> None:
+        """Refuse a plan of too many runs before its cells are made; settings without an effect are counted too."""
+        sizes: list[tuple[int, dict[str, int]]] = []
+        for variant in variants:
+            lengths = {name: len(axis.values) for name, axis in variant.axes.items() if len(axis.values) > 1}
+            choices = sum(length - 1 for name, length in lengths.items() if name in searched)
+            compared = math.prod(length for name, length in lengths.items() if name not in (*searched, "seed"))
+            judging = (choices + 1) * judges if choices else 0
+            sizes.append((compared * (judging + lengths.get("seed", 1)), lengths))
+        total = sum(runs for runs, _ in sizes)
+        if total > MOST_RUNS:
+            _, lengths = max(sizes, key=lambda size: size[0])
+            lists = ", ".join(f"{name} ({length:,})" for name, length in lengths.items())
+            self.problems.append(
+                f"{self.path}: the lists multiply to {total:,} runs, and a sweep may have {MOST_RUNS:,}; shorten "
+                f"lists or divide the file. Their lengths: {lists}."
+            )
 
     def _cells_of(self, variant: _Variant, searched: tuple[str, ...], data_dirs: Mapping[str, str]) -> Iterator[Cell]:
         axes = {name: variant.axes[name] for name in SETTINGS if name in variant.axes}
         seeds = axes.pop("seed", Axis("seed", (RunSettings().seed,))).values
         compared = [axis for name, axis in axes.items() if name not in searched]
+        deciding = [axes[name] for name in _DECIDES_OTHERS if name in searched and name in axes]
         known: set[RunSettings] = set()
         for values in product(*(axis.values for axis in compared)):
             chosen = {axis.name: value for axis, value in zip(compared, values, strict=True)}
             settings = override(RunSettings(), {**chosen, "seed": seeds[0]})
-            idle = _always_idle(settings, [axes[name] for name in searched if name in axes])
-            settings = with_defaults(settings, idle)
-            self._used |= set(axes) - idle
+            unused = _always_unused(settings, deciding)
+            self._used |= set(axes) - unused
+            settings = with_defaults(settings, unused)
+            own = tuple(axes[name] for name in searched if name in axes and name not in unused)
+            first = {axis.name: axis.values[0] for axis in own}
             if settings.task is not None and settings.task in data_dirs:
-                settings = replace(settings, data_dir=data_dirs[settings.task])
-            own = tuple(axes[name] for name in searched if name in axes and name not in idle)
-            settings = override(settings, {axis.name: axis.values[0] for axis in own})
-            if settings in known:  # they differ only in idle settings
+                first["data_dir"] = data_dirs[settings.task]
+            settings = override(settings, first)
+            if settings in known:  # another cell differs from it only in unused settings
                 continue
             known.add(settings)
-            shown = [axis.name for axis in compared if len(axis.values) > 1 and axis.name not in idle]
+            shown = [axis.name for axis in compared if len(axis.values) > 1 and axis.name not in unused]
             self._check(variant.line, settings, own)
             yield Cell(_cell_name(variant, {name: chosen[name] for name in shown}, settings), settings, own, seeds)
 
@@ -298,14 +257,38 @@ class _Reader:
         for axis in searched or (Axis("seed", (settings.seed,)),):
             for value in axis.values:
                 try:
-                    check_settings(replace(settings, **{axis.name: value}))
+                    check_settings(override(settings, {axis.name: value}))
                 except SettingsError as error:
                     for problem in error.problems:
                         self._problem(line, problem)
 
+    def _check_distinct(self, cells: Sequence[Cell]) -> None:
+        """Refuse cells that would be the same runs because they differ only in settings without an effect."""
+        known: dict[Any, Cell] = {}
+        for cell in cells:
+            same = known.setdefault((run_name(cell.settings), cell.searched), cell)
+            if same.settings != cell.settings:
+                self.problems.append(
+                    f"{self.path}: {same.name!r} and {cell.name!r} would be the same runs: they differ only in how "
+                    "runs are computed, not in their results; keep one of them."
+                )
 
-def _always_idle(settings: RunSettings, searched: list[Axis]) -> set[str]:
-    """The settings that are idle for all of the searched values: an alpha, if no kernel is among them."""
+    def _note_unused(self, cells: Sequence[Cell]) -> None:
+        """Note the settings that no cell uses; a setting that only some cells use is fine."""
+        owners = {name: owner for cell in cells for name, owner in unused_settings(cell.settings).items()}
+        for name, line in self._lines.items():
+            if name in owners and name not in self._used:
+                self.notes.append(f"{self.path}:{line}: {name} belongs to {owners[name]}, which no run here has.")
+
+
+def _judged(cell: Cell, folds: int, seeds: Sequence[int]) -> Cell:
+    """The cell, with its candidates judged by every fold with every seed."""
+    judges = ({"seed": seed, "folds": folds, "fold": fold} for seed in seeds for fold in range(folds))
+    return replace(cell, judges=tuple(judges))
+
+
+def _always_unused(settings: RunSettings, searched: Sequence[Axis]) -> set[str]:
+    """The settings that are unused for all of the searched values: alpha, if there is no kernel among them."""
     possible = [
         override(settings, dict(zip((axis.name for axis in searched), values, strict=True)))
         for values in product(*(axis.values for axis in searched))
@@ -324,10 +307,7 @@ def _axis_items(name: str, value: YamlValue) -> tuple[YamlValue, ...]:
 
 
 def _cell_name(variant: _Variant, values: Mapping[str, Any], settings: RunSettings) -> str:
-    """The task, the variant, and the values of axes by which cells differ."""
+    """The task, the variant or method, and the values by which cells differ."""
+    method = [values["method"]] if variant.name and "method" in values else []
     rest = [f"{name}={value}" for name, value in values.items() if name not in ("task", "method")]
-    return " ".join([settings.data_name, variant.name or settings.method_row.name, *_method(variant, values), *rest])
-
-
-def _method(variant: _Variant, values: Mapping[str, Any]) -> list[str]:
-    return [values["method"]] if variant.name and "method" in values else []
+    return " ".join([settings.data_name, variant.name or settings.method_row.name, *method, *rest])

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prefixprop.data.cache import RaggedArray
-from prefixprop.lengthen.packing import PackedRows, cut, mask, pieces
+from prefixprop.lengthen.text import PackedRows, cut, mask, pieces
 from tiny_pretraining import masking_tokenizer
 
 TOKENIZER = masking_tokenizer()

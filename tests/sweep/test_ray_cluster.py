@@ -1,10 +1,12 @@
-"""Sweeps on a real Ray cluster of two nodes on this machine, one of which is killed in the middle."""
+"""Sweeps on a real Ray cluster of two nodes on this machine, one of which is killed; clusters of no use."""
 
 from __future__ import annotations
 
 import os
 import re
 import signal
+import socket
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,8 +16,7 @@ import pytest
 
 from prefixprop.processes import STOPPING
 from prefixprop.runs.claim import claim
-from prefixprop.sweep import Job, JobEnd, RayEngine, SweepState, read_plan, run_sweep
-from prefixprop.sweep.engines import ray_cluster
+from prefixprop.sweep import Job, JobEnd, RayEngine, SweepState, ray_cluster, read_plan, run_sweep
 from prefixprop.train import RunDirectory, train
 from prefixprop.train.checkpoints import list_checkpoints
 
@@ -23,7 +24,7 @@ from tiny_training import Notes, comparable, write_plan
 
 cluster_utils = pytest.importorskip("ray.cluster_utils", reason="the extra ray is not installed")
 
-SOURCES = Path(ray_cluster.__file__).parents[3]
+SOURCES = Path(ray_cluster.__file__).parents[2]
 STORE = 80 * 2**20
 
 # A run on the node that is to die stands still after its first checkpoint; any run tells from where it goes on.
@@ -148,11 +149,11 @@ def test_a_killed_node_loses_nothing(
 
 
 def test_room_that_nobody_has(cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValueError, match=r"--cpus-per-run: no node has 64 CPUs\. .* have: .*1 CPUs and 0 GPUs"):
+    with pytest.raises(ValueError, match=r"no node has 64 CPUs and 0 GPUs, which .* have: .*1 CPUs and 0 GPUs"):
         RayEngine(cluster.address, cpus_per_run=64)
-    with pytest.raises(ValueError, match=r"--gpus-per-run: no node has 0\.5 GPUs"):
+    with pytest.raises(ValueError, match=r"no node has 1 CPUs and 0\.5 GPUs"):
         RayEngine(cluster.address, gpus_per_run=0.5)
-    # Nodes may also go during the sweep.
+    # Nodes may also disappear during the sweep.
     monkeypatch.setattr(ray_cluster, "_SECONDS_WITHOUT_ROOM", 0)
     engine = RayEngine(cluster.address)
     try:
@@ -183,7 +184,7 @@ def test_errors_and_deaths_are_answers(tmp_path: Path, monkeypatch: pytest.Monke
 
     try:
         death = answer("deadly")
-        assert "started once, and the last time its worker was killed" in death and "run.log" in death
+        assert "started 1 times, and the last time its worker was killed" in death and "run.log" in death
         mistake = answer("mistaken")
         assert "modules of --import cannot be imported" in mistake and "no_such_module" in mistake
         with monkeypatch.context() as patch:
@@ -211,3 +212,46 @@ def test_errors_and_deaths_are_answers(tmp_path: Path, monkeypatch: pytest.Monke
         assert list_checkpoints(unfinished.checkpoints) and not unfinished.is_finished()
     assert told == [STOPPING]
     assert "Note: Stopping after this step, with a checkpoint." in (tmp_path / "endless.log").read_text()
+
+
+@pytest.mark.parametrize(
+    ("cpus", "gpus", "nodes", "room"),
+    [
+        (1, 0, [{"CPU": 4.0}, {"CPU": 2.0}], 6),
+        (2, 0, [{"CPU": 3.0}, {"CPU": 1.0}], 1),
+        (1, 1, [{"CPU": 8.0, "GPU": 2.0}, {"CPU": 8.0}], 2),
+        (1, 0.1, [{"CPU": 64.0, "GPU": 1.0}], 10),
+        (1, 0.4, [{"CPU": 64.0, "GPU": 4.0}], 8),
+        (4, 0.25, [{"CPU": 8.0, "GPU": 1.0}], 2),
+        (4, 1, [{"CPU": 8.0}, {"CPU": 2.0, "GPU": 1.0}], 0),
+    ],
+)
+def test_room(cpus: int, gpus: float, nodes: list[dict[str, float]], room: int) -> None:
+    assert ray_cluster.room(nodes, cpus, gpus) == room
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"cpus_per_run": 0}, "--cpus-per-run: must be at least 1, got 0"),
+        *[({"gpus_per_run": gpus}, f"--gpus-per-run: must be 0, or from 0.01 to 1, got {gpus}") for gpus in (2, -1)],
+        *[({"address": address}, "--ray-address: expected HOST:PORT") for address in ("ray://head:1", "head", ":0")],
+    ],
+)
+def test_options_that_make_no_sense(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        RayEngine(**options)
+
+
+def test_ray_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ImportError, match=r"need the package ray: pip install 'prefixprop\[ray\]'"):
+        RayEngine()
+
+
+def test_nobody_at_the_address() -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))  # not listening
+        port = unused.getsockname()[1]
+        with pytest.raises(RuntimeError, match=f"no Ray cluster at 127.0.0.1:{port} .*ray start --head"):
+            RayEngine(f"127.0.0.1:{port}")

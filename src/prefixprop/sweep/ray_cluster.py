@@ -1,0 +1,259 @@
+"""Runs as tasks of a Ray cluster, whose nodes share the file system of the run directories.
+
+Ray carries a `Job` to a node and a line of text back; checkpoints and results go through the run directory. So a run
+whose node dies continues on another node, from its last checkpoint. This engine alone decides which node computes a
+run, and moves it to another only after Ray has reported that its worker or node died: other machines may not see the
+lock on a run directory (`prefixprop.runs.claim`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import platform
+import signal
+import socket
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from prefixprop.optional_packages import import_optional
+from prefixprop.processes import SECONDS_TO_STOP, STOPPING
+from prefixprop.runs.directory import RunDirectory
+from prefixprop.sweep.engine import Job, JobEnd, run_in_worker, write_output_to
+
+_SECONDS_TO_ANSWER = 10
+_SECONDS_TO_END = 30  # a killed worker ends at once, one whose node lost its connection when it notices
+_SECONDS_WITHOUT_ROOM = 300  # replacing a node takes a while
+_SMALLEST_SHARE = 0.01
+# Results go through files, so Ray has next to nothing to store; by default it reserves a third of the memory.
+_OBJECT_STORE_BYTES = 100 * 2**20
+
+
+Node = dict[str, float]  # the resources of a node
+
+
+def room(nodes: Sequence[Node], cpus: int, gpus: float) -> int:
+    """How many runs the nodes have room for at once, if nobody else uses them."""
+    runs = [int(node.get("CPU", 0) // cpus) for node in nodes]
+    if gpus:
+        # A share is of one GPU: two shares of 0.6 do not fit on one, and the rests of two GPUs do not add up. 1 / 0.1
+        # may come out a little below 10.
+        sharing = math.floor(1 / gpus + 1e-6)
+        runs = [min(count, int(node.get("GPU", 0)) * sharing) for count, node in zip(runs, nodes, strict=True)]
+    return sum(runs)
+
+
+def _connect(address: str | None) -> Any:
+    """The package ray, connected to the cluster at `address`, or to a new one on this machine."""
+    ray = import_optional("ray", "Sweeps with --engine ray", extra="ray")
+    if ray.is_initialized():
+        raise RuntimeError("This process already uses a Ray cluster; call ray.shutdown() first.")
+    if address is not None and address != "auto":
+        _check_answers(address)
+    start: dict[str, Any] = {"address": address}
+    if address is None:
+        start = {"address": "local", "include_dashboard": False, "object_store_memory": _OBJECT_STORE_BYTES}
+    _let_ray_print(ray, False)
+    try:
+        ray.init(log_to_driver=False, logging_level=logging.ERROR, **start)
+    except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+        _disconnect(ray)
+        where = "on this machine" if address in (None, "auto") else f"at {address}"
+        raise RuntimeError(f"--ray-address: there is no usable Ray cluster {where}: {error}") from error
+    return ray
+
+
+def _disconnect(ray: Any) -> None:
+    ray.shutdown()
+    _let_ray_print(ray, True)
+
+
+def _check_answers(address: str) -> None:
+    """Raise if nothing listens at the address: Ray would wait a quarter of an hour for it."""
+    host, colon, port = address.rpartition(":")
+    if not colon or "/" in address or not port.isdigit() or not 0 < int(port) < 65536:
+        raise ValueError(
+            f"--ray-address: expected HOST:PORT, as `ray start --head` prints it, or auto, got {address!r}. The "
+            "sweep itself has to run on a node of the cluster."
+        )
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _SECONDS_TO_ANSWER).close()
+    except OSError as error:
+        raise RuntimeError(
+            f"--ray-address: there is no Ray cluster at {address} ({error.strerror or error}); start one with "
+            "`ray start --head`, or leave the option out to use this machine alone."
+        ) from error
+
+
+def _let_ray_print(ray: Any, allowed: bool) -> None:
+    """Ray prints pages about every dead node into the progress table, and only this private switch stops it."""
+    ray._private.worker._worker_logs_enabled = allowed
+
+
+@dataclass(frozen=True)
+class _Running:
+    job: Job
+    answer: Any  # Ray's reference to it
+    attempt: int
+
+
+class RayEngine:
+    """Runs on the nodes of a Ray cluster, as many as their CPUs and GPUs have room for at the time.
+
+    Deaths of workers and nodes are counted here and not by Ray (`max_retries`): Ray's tasks do not know which attempt
+    they are, and Ray endlessly repeats one that ran out of memory.
+
+    Args:
+        address: `host:port` of the cluster, or `auto` for the one on this machine; without it one is started here.
+        cpus_per_run: CPUs that a run takes; it computes with as many threads.
+        gpus_per_run: The share of a GPU that a run takes: with 0.25, four share one. None is one GPU if the cluster
+            has any.
+        modules: Modules that are imported first, such as one that registers a kernel.
+        retries: How often a run is started again after its worker or node died.
+        tell: Gets notes for the user while the runs are computed.
+    """
+
+    def __init__(
+        self,
+        address: str | None = None,
+        cpus_per_run: int = 1,
+        gpus_per_run: float | None = None,
+        modules: Sequence[str] = (),
+        retries: int = 3,
+        tell: Callable[[str], None] = lambda note: None,
+    ) -> None:
+        if cpus_per_run < 1:
+            raise ValueError(f"--cpus-per-run: must be at least 1, got {cpus_per_run}.")
+        if gpus_per_run and not _SMALLEST_SHARE <= gpus_per_run <= 1:
+            raise ValueError(
+                f"--gpus-per-run: must be 0, or from {_SMALLEST_SHARE:g} to 1, got {gpus_per_run:g}; with 0.5 two "
+                "runs share a GPU."
+            )
+        self._ray, self._had_room = _connect(address), time.monotonic()
+        try:
+            if gpus_per_run is None:
+                gpus_per_run = 1.0 if any(node.get("GPU", 0) for node in self._nodes()) else 0.0
+            self._cpus, self._gpus = cpus_per_run, gpus_per_run
+            self._check_room()
+        except BaseException:
+            _disconnect(self._ray)
+            raise
+        self._modules = tuple(modules)
+        self._retries = retries
+        self._tell = tell
+        self._task = self._ray.remote(num_cpus=cpus_per_run, num_gpus=gpus_per_run, max_retries=0)(_work)
+        self._running: list[_Running] = []
+
+    @property
+    def slots(self) -> int:
+        return max(1, room(self._nodes(), self._cpus, self._gpus))
+
+    def submit(self, job: Job) -> None:
+        self._start(job, attempt=1)
+
+    def _start(self, job: Job, attempt: int) -> None:
+        answer = self._task.remote(job, os.getcwd(), self._modules, self._cpus, attempt)
+        self._running.append(_Running(job, answer, attempt))
+
+    def collect(self, timeout: float) -> list[JobEnd]:
+        if not self._running:
+            return []
+        self._check_room(_SECONDS_WITHOUT_ROOM)
+        answers = [running.answer for running in self._running]
+        self._ray.wait(answers, timeout=timeout)
+        ready, _ = self._ray.wait(answers, num_returns=len(answers), timeout=0)
+        ended = [running for running in self._running if running.answer in ready]
+        self._running = [running for running in self._running if running not in ended]
+        return [end for running in ended if (end := self._end(running)) is not None]
+
+    def _end(self, running: _Running) -> JobEnd | None:
+        """How a run has ended; None if it is started again."""
+        job, errors = running.job, self._ray.exceptions
+        try:
+            error = self._ray.get(running.answer)
+        except (errors.WorkerCrashedError, errors.NodeDiedError, errors.OutOfMemoryError) as death:
+            if running.attempt <= self._retries:
+                self._start(job, running.attempt + 1)
+                return None
+            killed = "its worker was killed, as happens when memory runs out"
+            cause = "its node died" if isinstance(death, errors.NodeDiedError) else killed
+            error = f"The run was started {running.attempt} times, and the last time {cause}; see {job.log}."
+        except errors.RayError as problem:
+            last_line = (str(problem).strip() or type(problem).__name__).splitlines()[-1]
+            error = f"Ray could not compute the run ({last_line}); see {job.log}."
+        if error is None and not _has_results(job):
+            error = (
+                f"The run has ended, but {job.run_dir} has no results here: put --runs-dir on a file system that all "
+                "nodes share, under the same path."
+            )
+        return JobEnd(job, error)
+
+    def close(self) -> None:
+        """Stop all running jobs, each with a checkpoint; an interrupt ends the waiting for them."""
+        answers = [running.answer for running in self._running]
+        try:
+            if answers:
+                self._tell(STOPPING)
+                self._cancel(answers, SECONDS_TO_STOP)
+        finally:
+            self._cancel(answers, _SECONDS_TO_END, force=True)
+            self._running = []
+            _disconnect(self._ray)
+
+    def _cancel(self, answers: Sequence[Any], seconds: float, force: bool = False) -> None:
+        """Interrupt runs, or kill their workers, and wait until they end."""
+        # Ray aborts this process if a task is cancelled while its answer arrives (task_manager.cc: "Tried to complete
+        # task that was not pending"), so those that have ended are left alone.
+        running = self._unanswered(answers, 0)
+        for answer in running:
+            self._ray.cancel(answer, force=force)
+        self._unanswered(running, seconds)
+
+    def _unanswered(self, answers: Sequence[Any], seconds: float) -> list[Any]:
+        """The runs that have not ended after so many seconds."""
+        return self._ray.wait(answers, num_returns=len(answers), timeout=seconds)[1] if answers else []
+
+    def _check_room(self, patience: float = 0) -> None:
+        """Raise if for `patience` seconds no node has had what a run needs: it would wait forever."""
+        nodes = self._nodes()
+        if room(nodes, self._cpus, self._gpus):
+            self._had_room = time.monotonic()
+        elif time.monotonic() - self._had_room >= patience:
+            has = ", ".join(f"{node.get('CPU', 0):g} CPUs and {node.get('GPU', 0):g} GPUs" for node in nodes)
+            raise ValueError(
+                f"--cpus-per-run, --gpus-per-run: no node has {self._cpus} CPUs and {self._gpus:g} GPUs, which a run "
+                f"needs. The nodes of the cluster have: {has or 'nothing'}."
+            )
+
+    def _nodes(self) -> list[Node]:
+        """The resources of each live node."""
+        return [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
+
+
+def _has_results(job: Job) -> bool:
+    # Listing a folder makes network file systems forget that a file was missing before.
+    with contextlib.suppress(OSError):
+        os.listdir(job.run_dir)
+    return RunDirectory(job.run_dir).is_finished()
+
+
+def _work(job: Job, folder: str, modules: Sequence[str], threads: int, attempt: int) -> str | None:
+    """A task; its worker resolves relative paths as the sweep does, from `folder`."""
+    import ray
+
+    try:
+        os.chdir(folder)
+    except OSError as error:
+        return (
+            f"{folder} cannot be entered on {platform.node()} ({error.strerror}); start the sweep in a folder of a "
+            "file system that all nodes share, under the same path."
+        )
+    write_output_to(job.log)
+    node = ray.get_runtime_context().get_node_id()
+    print(f"Attempt {attempt}, process {os.getpid()} on {platform.node()}, node {node}.", flush=True)
+    # Ray interrupts a cancelled run as Ctrl-C would; Ray itself handles SIGTERM.
+    return run_in_worker(job, modules, threads, [signal.SIGINT])
