@@ -26,6 +26,8 @@ from prefixprop.predict.token_batches import classify
 from prefixprop.progress import Progress
 from prefixprop.train import RunSettings, train
 
+from gpu_numbers import OF_FAMILY, lora
+
 
 class Quiet(Progress):
     """Drops all notes."""
@@ -33,8 +35,6 @@ class Quiet(Progress):
     def note(self, text: str) -> None:
         pass
 
-
-from gpu_numbers import OF_FAMILY, lora
 
 PREFIXES = {
     "prefix-propagation": PrefixPropagationConfig,

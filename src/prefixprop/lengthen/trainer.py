@@ -178,6 +178,7 @@ class Pretraining:
                 self._count(arrived)
                 arrived = []
                 self._evaluate(progress)
+            self._report(progress)
             stops = should_stop()
             is_due = time.monotonic() - last_checkpoint >= self.settings.checkpoint_seconds
             if self._share() < 1 and (stops or is_due):
