@@ -189,7 +189,7 @@ def test_out_of_memory_says_what_to_change(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"steps": 0}, "--steps: must be at least 1, got 0"),
+        ({"steps": 0}, "--steps: must be greater than or equal to 1, got 0"),
         ({"minutes": 1.0}, "--steps and --minutes"),
         ({"precision": "fp8"}, "--precision"),
         ({"text": ()}, "--text"),
