@@ -150,7 +150,7 @@ def test_faults(run: Path, wikihop_run: Path, tmp_path: Path) -> None:
         assert "picture.gif: pictures are written as" in told and "accuracy" not in told
     assert "there is no such file of predictions" in call("--predictions", tmp_path / "nowhere.jsonl", status=1)
     assert "--data-dir is for runs on a named task" in call(run, "--data-dir", tmp_path, status=1)
-    assert "has no WikiHop questions" in call(wikihop_run, "--data-dir", tmp_path, status=1)
+    assert "there is no train.json" in call(wikihop_run, "--data-dir", tmp_path, status=1)
     unlabelled = tmp_path / "predictions.jsonl"
     lines = [json.loads(line) | {"label": None} for line in path.read_text().splitlines()]
     unlabelled.write_text("".join(json.dumps(line) + "\n" for line in lines))

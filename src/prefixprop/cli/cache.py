@@ -1,4 +1,4 @@
-"""`prefixprop cache`: what runs keep on the disk of the documents they have read."""
+"""`prefixprop cache`: documents and tokens that runs keep on the disk."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from prefixprop.data.cache import cache_folder, clear, entries
 
 def cache(
     remove: Annotated[
-        bool, typer.Option("--clear", help="Remove everything; a run that needs it again makes it anew.")
+        bool, typer.Option("--clear", help="Remove everything; runs that need it make it again.")
     ] = False,
 ) -> None:
-    """Show or clear the folder of documents and tokens that are ready for the next run.
+    """Show or clear the folder of documents and tokens that the next run can use.
 
     Example: prefixprop cache --clear
     """
