@@ -5,8 +5,8 @@
 
 With --documents, three draws of so many documents to learn from, and all others to judge; without, six times five
 folds. Logistic regression on standardised features, the best of several penalties. An encoder is a name of the
-package or a folder that `prefixprop lengthen` wrote; FOLDER@0.75 keeps three quarters of what training changed of
-roberta-mini-512 (see recipes/pack_encoder.py). Takes a GPU if there is one.
+package, `lengthened-original`, or a folder that `prefixprop lengthen` wrote; FOLDER@0.75 keeps three quarters of what
+training changed of roberta-mini-512 (see recipes/pack_encoder.py). Takes a GPU if there is one.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ from prefixprop.settings.documents import load_run_task
 from prefixprop.settings.recipe import override, read_settings
 from prefixprop.train import RunSettings
 
-ENCODERS = ("embedded", "longformer-mini-4096", "longformer-mini-4096-mlm")
+ORIGINAL = "lengthened-original"  # roberta-mini-512 with 4,096 positions, not trained further
+ENCODERS = (ORIGINAL, "longformer-mini-4096", "longformer-mini-4096-mlm")
 PENALTIES = (0.01, 0.03, 0.1, 0.15)  # on squared weights, beside the mean loss of a document
 DRAWS, FOLDS, TIMES = 3, 5, 6
 TOKENS_AT_ONCE = {"cuda": 262_144, "cpu": 8192}
@@ -96,6 +97,8 @@ def split(count: int, documents: int | None) -> Iterator[tuple[NDArray[np.int64]
 
 
 def load(name: str) -> Any:
+    if name == ORIGINAL:
+        return lengthened_original()
     if name in EMBEDDED:
         return EMBEDDED[name]("FEATURE_EXTRACTION")
     folder, _, share = name.partition("@")

@@ -1,7 +1,7 @@
 """Means over the seeds and folds of a sweep's runs: a row for each task, encoder, method and setting.
 
-    prefixprop sweep recipes/sweeps/encoders/hyperpartisan.yaml
-    python benchmarks/encoder_table.py runs/hyperpartisan
+    prefixprop sweep recipes/sweeps/encoders/elife-dev.yaml --data-dir elife=FOLDER
+    python benchmarks/encoder_table.py runs/elife-dev
 
 Micro-F1 of what was left out of train, or of dev, in percent, with the standard deviation over runs.
 """

@@ -46,7 +46,7 @@ def test_the_model_is_the_one_that_was_trained(method: str, family: str, tmp_pat
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [("longformer-mini-4096-mlm", "longformer"), ("embedded", "longformer"), ("embedded-512", "roberta")],
+    [("longformer-mini-4096-mlm", "longformer"), ("roberta-mini-512", "roberta")],
 )
 def test_the_embedded_model_is_found_by_its_name(name: str, kind: str, tmp_path: Path) -> None:
     run = make_run(tmp_path, "head-only", model=name)

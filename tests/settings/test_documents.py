@@ -23,7 +23,7 @@ def task(tmp_path: Path) -> ClassificationTask:
     return load_files([tmp_path / "train.jsonl"])
 
 
-def test_the_fingerprint_is_that_of_version_0_1(task: ClassificationTask) -> None:
+def test_the_fingerprint_stays_the_same(task: ClassificationTask) -> None:
     assert fingerprint(task) == "ca29005ad257b9f4"
 
 

@@ -81,10 +81,3 @@ def test_override_knows_the_names() -> None:
 def test_differences_leave_out_what_may_change() -> None:
     other = replace(SETTINGS, device_batch_size=1, seed=3, report_to=("wandb",), keep_checkpoints=True)
     assert differences(SETTINGS, other) == ["--seed (was 1, now 3)"]
-
-
-def test_lora_targets_that_version_0_1_recorded_are_the_default(tmp_path: Path) -> None:
-    recorded = write(tmp_path, "method: lora\nlora_targets:\n- query\n- value\n- query_global\n- value_global\n")
-    lora = RunSettings(method="lora")
-    assert differences(override(RunSettings(), read_settings(recorded)), lora) == []
-    assert differences(lora, replace(lora, lora_targets=("query", "value"))) != []

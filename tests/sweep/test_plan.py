@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from prefixprop.settings.methods import METHODS
 from prefixprop.sweep import Axis, SweepPlan, read_plan
 from prefixprop.train import SettingsError
 
@@ -150,23 +149,6 @@ def test_recipes_have_the_papers_grids() -> None:
             alphas = {"alpha": ALPHAS} if cell.settings.kernel else {}
             assert searched == {"learning_rate": rates, **alphas}
             assert cell.settings.batch_size == 32 and cell.settings.early_stopping > 0
-
-
-def test_recipes_of_the_embedded_model() -> None:
-    plans = {path.stem: read_plan(path) for path in sorted((RECIPES[0].parent / "embedded").glob("*.yaml"))}
-    ablations = {name: plans.pop(name) for name in list(plans) if name.startswith("ablations")}
-    sizes = {"elife": 43, "hyperpartisan": 62, "hyperpartisan-clean": 325, "newsgroups": 43}
-    assert {name: plan.size for name, plan in plans.items()} == sizes
-    methods = {name: {cell.settings.method for cell in plan.cells} for name, plan in plans.items()}
-    alone = {name for name in METHODS if "+" not in name}
-    assert set(map(frozenset, methods.values())) == {frozenset(alone)}, "every method in each"
-    assert {cell.settings.keep for cell in plans["hyperpartisan-clean"].cells} == {"last"}
-    assert {len(cell.judges) for cell in plans["hyperpartisan-clean"].cells} == {10}
-    assert {name: plan.size for name, plan in ablations.items()} == {
-        "ablations-hyperpartisan": 20 * 5,
-        "ablations-newsgroups": 10 * 4,
-    }
-    assert {cell.settings.fold for cell in ablations["ablations-hyperpartisan"].cells} == set(range(5))
 
 
 def test_recipes_compare_what_the_paper_does() -> None:

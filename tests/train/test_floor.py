@@ -55,15 +55,6 @@ def test_without_a_floor_and_back_the_run_is_the_same(tmp_path: Path) -> None:
     assert train(replace(settings, floor=True), run_dir, resume=True).metrics == first
 
 
-def test_a_run_of_version_0_1_goes_on_and_gets_a_floor(tmp_path: Path) -> None:
-    settings, run_dir = tiny_settings(tmp_path, epochs=1), tmp_path / "run"
-    train(settings, run_dir)
-    config = (run_dir / "config.yaml").read_text()
-    (run_dir / "config.yaml").write_text(config.replace("floor: true\n", ""))
-    (run_dir / "metrics.json").unlink()
-    assert train(settings, run_dir, resume=True).metrics["floor"] == floor_of(settings)
-
-
 def test_documents_without_words_have_no_floor(tmp_path: Path) -> None:
     settings = tiny_settings(tmp_path, epochs=1)
     train_file = Path(settings.train_files[0])

@@ -6,8 +6,6 @@
 The first line names the classes of all lines; questions have `candidates` of their own instead, on every line. The
 label is null where it is not known, and a logit is null where it is minus infinity. Probabilities are the softmax of
 the logits. Numbers are written so that reading gives the very same floats. A file may be gzipped.
-
-Version 0.1 named the classes by the keys of a field `probabilities` on every line; such files are read too.
 """
 
 from __future__ import annotations
@@ -111,13 +109,12 @@ class _Line:
 
 
 def _names(record: dict[str, Any], location: str, first: _Line | None) -> tuple[str, ...]:
-    field = next((name for name in ("candidates", "classes", "probabilities") if name in record), None)
+    field = next((name for name in ("candidates", "classes") if name in record), None)
     if field is None:
         if first is None:
             raise ValueError(f"{location}: the field 'classes' is missing; the first line names the classes.")
         return first.names
     values, fewest = record[field], 1 if field == "candidates" else 2
-    values = list(values) if isinstance(values, dict) else values
     if not isinstance(values, list) or len(values) < fewest or not all(isinstance(name, str) for name in values):
         at_least = "one string" if fewest == 1 else f"{fewest} strings"
         raise ValueError(f"{location}: {field} must be a list of at least {at_least}, got {values!r}.")

@@ -17,8 +17,6 @@ from prefixprop.settings.yaml_entries import read_entries
 ALIASES = {
     declared.metadata["alias"]: name for name, declared in SETTING_FIELDS.items() if declared.metadata["alias"]
 }
-# What version 0.1 recorded where no targets were given, for all families: it left out what a model lacked.
-_TARGETS_OF_0_1 = ("query", "value", "query_global", "value_global")
 
 
 def read_settings(path: str | Path) -> dict[str, Any]:
@@ -103,8 +101,7 @@ def as_declared(name: str, value: Any) -> Any:
     if expected == TEXTS:
         if isinstance(value, str):
             return (value,)
-        texts = tuple(value) if isinstance(value, list) else value
-        return None if name == "lora_targets" and texts == _TARGETS_OF_0_1 else texts
+        return tuple(value) if isinstance(value, list) else value
     if expected is float and isinstance(value, (str, int)) and not isinstance(value, bool):
         with contextlib.suppress(ValueError, OverflowError):
             return float(value)  # YAML 1.1 reads 5e-3, which has no dot, as text

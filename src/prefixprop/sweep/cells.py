@@ -19,9 +19,6 @@ from prefixprop.settings.run_settings import SETTING_FIELDS, RunSettings
 
 SEEDS_STAGE = "seeds"
 
-# Of version 0.1, where they were others.
-_FIRST_DEFAULTS: dict[str, Any] = {"model": "embedded", "method": "prefix-propagation", "batch_size": 32}
-
 # The settings of a run that judges a candidate, as far as they differ from the cell's.
 Judge = Mapping[str, Any]
 
@@ -136,9 +133,10 @@ def cell_progress(cell: Cell, scores: Scores) -> CellProgress:
 def run_name(settings: RunSettings) -> str:
     """The name of a run's directory: its data and method, for people, and a hash of all that decides its outcome.
 
-    Only what differs from the first defaults is hashed: new settings, and new defaults, keep old names.
+    Only what differs from the defaults is hashed, so a new setting changes no name. A default that changes must stay
+    here as it was in version 0.3, or runs at the old and at the new default would have one name.
     """
-    resolved, defaults = resolve(settings), replace(RunSettings(), **_FIRST_DEFAULTS)
+    resolved, defaults = resolve(settings), RunSettings()
     decisive = {
         name: getattr(resolved, name)
         for name, declared in SETTING_FIELDS.items()

@@ -161,7 +161,7 @@ def test_no_paired_tests_where_no_run_has_predictions(tmp_path: Path) -> None:
 
 def test_methods_on_different_models_are_not_tested_against_each_other(tmp_path: Path) -> None:
     make_results(tmp_path / "a", seed=1)
-    make_results(tmp_path / "b", seed=1, method="prefix-tuning", model="embedded-512")
+    make_results(tmp_path / "b", seed=1, method="prefix-tuning", model="roberta-mini-512")
     assert tables_of(tmp_path) == {}
 
 
