@@ -32,7 +32,7 @@ def test_a_path_that_does_not_exist_is_an_error(tmp_path: Path) -> None:
     [
         ("metrics.json", None, "not finished, it has no metrics.json"),
         ("metrics.json", "{", "metrics.json:1: broken JSON"),
-        ("metrics.json", '{"status": "finished"}', "the measures of dev are missing"),
+        ("metrics.json", '{"status": "finished"}', "the metrics of the dev set are missing"),
         ("config.yaml", "epochs: many", "config.yaml:1: epochs"),
         ("environment.json", "[]", "environment.json:1: the environment must be an object"),
         ("history.jsonl", '{"epoch": 1}\n{"ep', "history.jsonl:2: broken JSON"),

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from prefixprop.atomic_files import write_json
-from prefixprop.runs.archive_file import ArchiveFiles
+from prefixprop.runs.archive import read_archive
 from prefixprop.runs.directory import DOCUMENTS, RunDirectory
-from prefixprop.runs.sweep_notes import SUMMARY
+from prefixprop.runs.find import SUMMARY
+from prefixprop.runs.run import Run
 from prefixprop.settings.documents import DATA_SETTINGS, fingerprint, load_whole_task
 from prefixprop.settings.run_settings import RunSettings
 from prefixprop.sweep.cells import Candidate, Cell, CellProgress, cell_progress, run_name
@@ -50,12 +51,12 @@ class SweepState:
     _documents: dict[RunSettings, str] = field(default_factory=dict, init=False)
 
     @cached_property
-    def archived(self) -> ArchiveFiles:
-        """Finished runs that are only in an archive here."""
-        return ArchiveFiles.read(self.runs_dir)
+    def archived(self) -> dict[str, Run]:
+        """The finished runs of an archive in the folder."""
+        return read_archive(self.runs_dir)
 
     def is_finished(self, name: str) -> bool:
-        return name in self.archived.lines or RunDirectory(self.runs_dir / name).is_finished()
+        return name in self.archived or RunDirectory(self.runs_dir / name).is_finished()
 
     @property
     def failures(self) -> list[Outcome]:
@@ -69,8 +70,8 @@ class SweepState:
         if source not in self._documents:
             self._documents[source] = fingerprint(load_whole_task(source))
         now = self._documents[source]
-        if name in self.archived.lines:
-            return bool(self.archived.lines[name]["environment"].get(DOCUMENTS, now) == now)
+        if name in self.archived:
+            return bool(self.archived[name].environment.get(DOCUMENTS, now) == now)
         return RunDirectory(self.runs_dir / name).has_documents(now)
 
     def progress(self, cell: Cell) -> CellProgress:
@@ -144,8 +145,7 @@ def settle_finished(state: SweepState) -> None:
                         f"{state.runs_dir / name} is a finished run with other documents than there are now, which "
                         "cannot be compared with new ones; restore the documents, or choose another --runs-dir."
                     )
-                archived = state.archived.lines.get(name)
-                metrics = None if archived is None else archived["metrics"]
+                metrics = state.archived[name].metrics if name in state.archived else None
                 state.outcomes[name] = _finished(settings, RunDirectory(state.runs_dir / name), False, metrics)
                 found = True
 

@@ -6,10 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from prefixprop.report import make_report
+from prefixprop.report import archive_runs, find_runs, make_report
 from prefixprop.report.tables.floor import FLOOR
 from prefixprop.report.tables.table import Mark, Table
-from prefixprop.runs.archive import archive_runs
 
 from tiny_runs import make_results
 
@@ -75,5 +74,5 @@ def test_the_floor_of_a_cross_validation_is_the_mean_over_folds(tmp_path: Path) 
 def test_an_archive_keeps_the_floor(tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
     add(tmp_path / "runs", 0.9)
-    archive_runs([tmp_path / "runs"], tmp_path / "archive")
+    archive_runs(find_runs([tmp_path / "runs"]).runs, tmp_path / "archive")
     assert tables_of(tmp_path / "archive") == tables_of(tmp_path / "runs")

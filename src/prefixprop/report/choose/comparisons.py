@@ -210,7 +210,7 @@ def trials_of(runs: Sequence[Run]) -> tuple[Trial, ...]:
 
 
 def _merit(trial: Trial) -> tuple[float, ...]:
-    return len(trial.runs), trial.dev_score, sum(not run.only_chose for run in trial.runs)
+    return len(trial.runs), trial.dev_score, sum(not run.search_only for run in trial.runs)
 
 
 def _folds_that_chose(runs: Sequence[Run], trials: Sequence[Trial]) -> tuple[Trial, ...]:
