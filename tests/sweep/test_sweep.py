@@ -26,7 +26,7 @@ from prefixprop.sweep import (
     run_sweep,
     settle_finished,
 )
-from prefixprop.train import RunDirectory, train
+from prefixprop.train import RunDirectory, settings_to_yaml, train
 from prefixprop.train.checkpoints import list_checkpoints
 
 from tiny_training import comparable, write_plan
@@ -56,7 +56,8 @@ class Pretending:
         job.run_dir.mkdir(parents=True)
         score = self.scores[rate] + job.settings.seed / 1000
         metrics = {"dev": {"micro_f1": score}, "seconds": 10.0, "status": "finished"}
-        (job.run_dir / "metrics.json").write_text(json.dumps(metrics))
+        (job.run_dir / "config.yaml").write_text(settings_to_yaml(job.settings))
+        RunDirectory(job.run_dir).finish(metrics)
         return [JobEnd(job, None, 10.0)]
 
     def close(self) -> None:
@@ -127,13 +128,16 @@ def test_a_search_in_which_all_fail_ends(tmp_path: Path, searched: Path) -> None
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [('{"dev": ', "broken JSON"), ('{"dev": {}, "status": "finished"}', "no micro_f1 of dev; remove the file")],
+    [('{"dev": ', "metrics.json is truncated or changed"), (None, "no micro_f1 of dev; remove the file")],
 )
-def test_broken_metrics_are_a_failure(tmp_path: Path, searched: Path, content: str, words: str) -> None:
+def test_broken_metrics_are_a_failure(tmp_path: Path, searched: Path, content: str | None, words: str) -> None:
     plan = read_plan(searched)
     broken = tmp_path / "runs" / run_name(plan.cells[0].settings)
     broken.mkdir(parents=True)
-    (broken / "metrics.json").write_text(content)
+    (broken / "config.yaml").write_text(settings_to_yaml(plan.cells[0].settings))
+    RunDirectory(broken).finish({"dev": {}})
+    if content is not None:
+        (broken / "metrics.json").write_text(content)
     state = SweepState(plan, tmp_path / "runs")
     settle_finished(state)
     (failure,) = state.failures

@@ -140,6 +140,9 @@ def _stored(path: Path, run: Path | None) -> _Evaluated:
     found = stored_predictions(path)
     if found is None:
         raise FileNotFoundError(f"{path}: there is no such file of predictions.")
+    of_run = RunDirectory(found.parent.parent)
+    if found.parent == of_run.predictions_folder and of_run.is_run():
+        of_run.check_intact(predictions=True)
     before = read_predictions(found)
     if run is None:
         return _Evaluated(str(path), before, None, None)

@@ -16,6 +16,7 @@ from prefixprop.evaluate import read_predictions
 from prefixprop.runs.archive import read_archive
 from prefixprop.runs.directory import RunDirectory
 from prefixprop.runs.run import DECISIVE_SETTINGS, SPLITS, Run
+from prefixprop.settings.check import SettingsError
 from prefixprop.settings.resolve import resolve
 
 SUMMARY = "sweep.json"  # the notes of a sweep, beside its runs
@@ -65,18 +66,17 @@ def find_runs(paths: Iterable[str | Path]) -> FoundRuns:
 def read_run(path: Path) -> Run:
     """Read one run directory; an unfinished or damaged one raises an error that names the file."""
     directory = RunDirectory(path)
-    directory.check_finished()
-    environment = directory.read_environment()
     try:
-        settings = directory.read_settings()
-    except ValueError as error:
-        raise ValueError(f"{error}{_age(environment)}") from error
-    run = Run(
+        directory.check_finished()
+        directory.check_intact(predictions=True)
+    except SettingsError as error:
+        raise ValueError(f"{error}{_age(directory)}") from error
+    return Run(
         path=path,
-        settings=resolve(settings),
+        settings=resolve(directory.read_settings()),
         metrics=directory.read_metrics(),
-        environment=environment,
-        history=tuple(read_json_lines(directory.history)) if directory.history.is_file() else (),
+        environment=directory.read_environment(),
+        history=tuple(read_json_lines(directory.history)),
         labels=directory.read_labels() if directory.labels.is_file() else None,
         read_predictions={
             split: partial(read_predictions, directory.predictions(split))
@@ -85,9 +85,6 @@ def read_run(path: Path) -> Run:
         },
         read_lengths=directory.read_lengths,
     )
-    if "dev" not in run.splits:
-        raise directory.broken_metrics("the metrics of the dev set are missing")
-    return run
 
 
 def _folders(paths: Iterable[str | Path]) -> Iterator[Path]:
@@ -118,10 +115,9 @@ def _without_repetitions(runs: Sequence[Run], remarks: list[str]) -> list[Run]:
     return list(first.values())
 
 
-def _age(environment: dict[str, Any]) -> str:
-    packages = environment.get("packages")
-    made, here = packages.get("prefixprop") if isinstance(packages, dict) else None, version("prefixprop")
-    return f" The run was made by prefixprop {made}, this is {here}." if made not in (None, here) else ""
+def _age(directory: RunDirectory) -> str:
+    made, here = directory.read_environment().get("packages", {}).get("prefixprop"), version("prefixprop")
+    return f" The run was made by prefixprop {made}, this is {here}." if made != here else ""
 
 
 # --- what a sweep noted -------------------------------------------------------------------------------------------

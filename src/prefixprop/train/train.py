@@ -354,8 +354,7 @@ def _write_results(
             shutil.rmtree(folder, ignore_errors=True)
     labels = None if run.data.label_names is None else len(run.data.label_names)
     write_text(directory.model_card, model_card(settings, run.base.name, metrics, run.parameters, labels))
-    directory.write_manifest()
-    write_json(directory.metrics, metrics)
+    directory.finish(metrics)
     _tidy_up(directory)
 
 

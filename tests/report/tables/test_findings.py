@@ -9,7 +9,7 @@ from prefixprop.choices import DEFAULT_MODEL
 from prefixprop.report import make_report
 from prefixprop.report.tables.markup import to_markdown
 
-from tiny_runs import make_results
+from tiny_runs import finish_again, make_results
 
 
 def told(folder: Path, **options: str) -> list[str]:
@@ -56,6 +56,7 @@ def test_without_predictions_the_seeds_alone_are_tested(tmp_path: Path) -> None:
     add(tmp_path, seeds=2)
     for run in tmp_path.iterdir():
         shutil.rmtree(run / "predictions")
+        finish_again(run)
     assert "interval" not in told(tmp_path)[1] and "test: one-tailed p = " in told(tmp_path)[1]
 
 

@@ -10,7 +10,7 @@ from prefixprop.report import archive_runs, find_runs, make_report
 from prefixprop.report.tables.floor import FLOOR
 from prefixprop.report.tables.table import Mark, Table
 
-from tiny_runs import make_results
+from tiny_runs import finish_again, make_results
 
 
 def add(folder: Path, floor: float | None, **settings: Any) -> None:
@@ -18,8 +18,7 @@ def add(folder: Path, floor: float | None, **settings: Any) -> None:
     metrics = json.loads((run / "metrics.json").read_text())
     if floor is not None:
         measures = metrics["dev"] | {"micro_f1": floor, "ece": 0.01}
-        metrics["floor"] = {"model": "TF-IDF", "dev": measures, "test": measures}
-    (run / "metrics.json").write_text(json.dumps(metrics))
+        finish_again(run, floor={"model": "TF-IDF", "dev": measures, "test": measures})
 
 
 def tables_of(folder: Path) -> dict[str, Table]:
