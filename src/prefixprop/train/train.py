@@ -26,7 +26,14 @@ from prefixprop.models.attention_without_cudnn import without_cudnn
 from prefixprop.models.precision import hold_frozen_in_bfloat16
 from prefixprop.processes import is_main_process, process_count
 from prefixprop.runs.directory import DOCUMENTS, FINISHED, RunDirectory
-from prefixprop.runs.start import check_may_start, check_same_documents, check_same_settings, start
+from prefixprop.runs.start import (
+    check_may_start,
+    check_same_documents,
+    check_same_settings,
+    discard_replaced,
+    restore_replaced,
+    start,
+)
 from prefixprop.settings.base_model import BaseModel, choose_max_length, load_base_model
 from prefixprop.settings.check import SettingsError, check_settings
 from prefixprop.settings.documents import choose_epochs, cut_to_run, fingerprint, load_whole_task
@@ -162,9 +169,14 @@ def train(
         check_same_documents(directory, run.documents)
     # Every process has looked at the folder before the first one writes there.
     arguments.distributed_state.wait_for_everyone()
+    restored = False
     try:
         with directory.claimed() if arguments.should_save else contextlib.nullcontext():
-            return _train(run, directory, arguments, overwrite, callbacks, tell, show)
+            try:
+                return _train(run, directory, arguments, overwrite, callbacks, tell, show)
+            except BaseException:
+                restored = arguments.should_save and restore_replaced(directory)
+                raise
     except StepTooLarge:
         fewer = _fewer_at_once(run.settings)
         if fewer is None:
@@ -175,7 +187,8 @@ def train(
     if torch.accelerator.is_available():
         torch.accelerator.empty_cache()
     tell(f"the device's memory is used up; the run goes on with --device-batch-size {fewer}")
-    return train(replace(settings, device_batch_size=fewer), run_dir, True, callbacks=callbacks, tell=tell, show=show)
+    smaller = replace(settings, device_batch_size=fewer)
+    return train(smaller, run_dir, not restored, restored, callbacks=callbacks, tell=tell, show=show)
 
 
 def _train(
@@ -284,6 +297,7 @@ def _trainer(
         hold_frozen_in_bfloat16(run.model)
     trainer = RunTrainer(run.model, arguments, run.data, run.settings, directory.checkpoints)
     own: list[TrainerCallback] = [
+        _DiscardReplaced(directory),
         EpochWatch(trainer),
         Resumption(trainer),
         History(trainer, directory.history),
@@ -295,6 +309,17 @@ def _trainer(
     for callback in (*own, *callbacks):
         trainer.add_callback(callback)
     return trainer
+
+
+class _DiscardReplaced(TrainerCallback):
+    """Removes the run that this one replaces as soon as it has trained a step."""
+
+    def __init__(self, directory: RunDirectory) -> None:
+        self.directory = directory
+
+    def on_step_end(self, args: TrainingArguments, *_: Any, **__: Any) -> None:
+        if args.should_save:
+            discard_replaced(self.directory)
 
 
 def _fit(trainer: RunTrainer, settings: RunSettings, directory: RunDirectory, tell: Callable[[str], None]) -> None:
