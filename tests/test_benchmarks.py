@@ -144,6 +144,10 @@ def milliseconds(result: dict[str, Any], whose: str) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}"
 
 
+def test_the_readme_has_the_table_of_defaults() -> None:
+    assert documented(README, "documents") == documented(ROOT / "docs" / "training.md", "documents")
+
+
 def test_the_attention_benchmark() -> None:
     results = recorded("attention.json")["results"]
     lines, shorter = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from transformers import PreTrainedTokenizerFast
 from prefixprop.data import CandidateCollator, Question, WikiHopDataset
 from prefixprop.evaluate import PredictionSet, fit_temperature, write_predictions
 from prefixprop.models import adapt_candidate_scorer, candidate_scorer
-from prefixprop.train import RunSettings, settings_to_yaml
+from prefixprop.train import RunDirectory, RunSettings, settings_to_yaml
 
 from tiny import METHODS, tiny_model
 from tiny_questions import FIRST_SPECIAL_TOKEN, sentence, tiny_tokenizer
@@ -86,7 +87,7 @@ def make_run(
     predictions = {
         split: _one_by_one(model, tokenizer, folder / f"{split}.jsonl", label_names) for split in ("dev", "test")
     }
-    _write_metrics(run, predictions)
+    _write_results(run, predictions)
     return run
 
 
@@ -112,7 +113,7 @@ def make_wikihop_run(folder: Path, questions: dict[str, list[Question]], method:
     config = {"task": "wikihop", "data_dir": str(data), "model": str(base_folder), "method": method, "max_length": 96}
     (run / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
     predictions = {split: _one_question_at_a_time(model, tokenizer, questions[split]) for split in ("dev", "test")}
-    _write_metrics(run, predictions)
+    _write_results(run, predictions)
     return run
 
 
@@ -124,18 +125,18 @@ def make_results(run: Path, skill: float = 1.0, documents: int = 40, **settings:
     (run / "config.yaml").write_text(settings_to_yaml(resolved), encoding="utf-8")
     if not questions:
         (run / "labels.json").write_text(json.dumps(LABEL_NAMES[:2]), encoding="utf-8")
-    environment = {"packages": {"prefixprop": "0.1.0"}, "device": "cpu", "seed": resolved.seed}
-    (run / "environment.json").write_text(json.dumps(environment), encoding="utf-8")
-    (run / "lengths.json").write_text(json.dumps(generator.integers(20, 900, 60).tolist()), encoding="utf-8")
+    lengths = generator.integers(20, 900, 60).tolist()
     predictions = {split: _invented_predictions(generator, skill, documents, questions) for split in ("dev", "test")}
     history = [{"epoch": epoch, "step": 5 * epoch, "dev_ece": 0.05 * epoch / skill} for epoch in (1, 2, 3)]
-    (run / "history.jsonl").write_text("".join(json.dumps(line) + "\n" for line in history), encoding="utf-8")
-    _write_metrics(run, predictions)
-    metrics = json.loads((run / "metrics.json").read_text())
+    _write_results(run, predictions, lengths, history)
     parameters = {"backbone": 10_000, "prefix": 5, "alpha": 0, "head": 40, "rest": 0, "trainable": 45}
-    metrics |= {"seconds": 30.0 * skill, "epochs": 3, "parameters": parameters}
-    (run / "metrics.json").write_text(json.dumps(metrics), encoding="utf-8")
+    finish_again(run, seconds=30.0 * skill, epochs=3, parameters=parameters)
     return run
+
+
+def finish_again(run: Path, **metrics: Any) -> None:
+    """Change metrics, and make the manifest fit whatever the files of the run are now."""
+    RunDirectory(run).finish(json.loads((run / "metrics.json").read_text()) | metrics)
 
 
 def _invented_predictions(generator: Any, skill: float, documents: int, questions: bool) -> PredictionSet:
@@ -204,7 +205,13 @@ def _one_question_at_a_time(model: Any, tokenizer: Any, questions: list[Question
     )
 
 
-def _write_metrics(run: Path, predictions: dict[str, PredictionSet]) -> None:
+def _write_results(
+    run: Path, predictions: dict[str, PredictionSet], lengths: Sequence[int] = (), history: Sequence[object] = ()
+) -> None:
+    environment = {"packages": {"prefixprop": "0.1.0"}, "device": "cpu", "seed": 1}
+    (run / "environment.json").write_text(json.dumps(environment), encoding="utf-8")
+    (run / "lengths.json").write_text(json.dumps(lengths), encoding="utf-8")
+    (run / "history.jsonl").write_text("".join(json.dumps(line) + "\n" for line in history), encoding="utf-8")
     dev = predictions["dev"]
     temperature = fit_temperature(dev.logits, dev.known_labels)
     metrics: dict[str, Any] = {"temperature": temperature.value, "status": "finished", "best_epoch": 1}
@@ -212,4 +219,4 @@ def _write_metrics(run: Path, predictions: dict[str, PredictionSet]) -> None:
         write_predictions(run / "predictions" / f"{split}.jsonl", predicted)
         metrics[split] = predicted.evaluate()
         metrics[f"{split}_calibrated"] = predicted.with_temperature(temperature).evaluate()
-    (run / "metrics.json").write_text(json.dumps(metrics), encoding="utf-8")
+    RunDirectory(run).finish(metrics)

@@ -9,16 +9,8 @@ INITS = ("normal", "vocab")
 ALPHA_MODES = ("fixed", "layer", "head", "query")
 BACKENDS = ("sdpa", "triton")  # that compute the fast attention
 CHUNK_REDUCTIONS = ("mean", "sum")  # of a candidate's scores (WikiHop)
-# Two names are of version 0.1: "embedded" is its long encoder, which was not trained further, and "embedded-512" is
-# roberta-mini-512.
 DEFAULT_MODEL = "longformer-mini-4096"
-EMBEDDED_MODELS = (
-    "longformer-mini-4096",
-    "longformer-mini-4096-mlm",
-    "roberta-mini-512",
-    "embedded",
-    "embedded-512",
-)
+EMBEDDED_MODELS = (DEFAULT_MODEL, "longformer-mini-4096-mlm", "roberta-mini-512")
 LONG_DOCUMENTS = ("truncate", "chunk-average")  # what `predict` does with those over the limit
 PREDICTION_FORMATS = ("jsonl", "csv")
 DEFAULT_BATCH_TOKENS = 16_384  # of a batch of `predict` and `evaluate`

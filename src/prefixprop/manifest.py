@@ -4,25 +4,31 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 MANIFEST = "manifest.json"
-_HASHED_AT_ONCE = 2**20
+
+
+def checksum(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def checksums(folder: Path, files: Iterable[str]) -> dict[str, str]:
     """The checksum of each file, by its name in the folder."""
-    return {name: _checksum(folder / name) for name in files}
+    return {name: checksum(folder / name) for name in files}
 
 
-def mismatch(folder: Path, files: Iterable[str], **fingerprints: str) -> str | None:
+def mismatch(folder: Path, files: Iterable[str], ignored: Collection[str] = (), **fingerprints: str) -> str | None:
     """The first difference between the folder and its manifest, None if there is none.
 
-    `files` are those that the manifest should list, `fingerprints` its other expected entries.
+    `files` are those that the manifest should list, `ignored` the subfolders whose files do not matter, and
+    `fingerprints` the other expected entries.
     """
     try:
-        listed = json.loads((folder / MANIFEST).read_bytes())
+        manifest = json.loads((folder / MANIFEST).read_bytes())
+        listed = {name: value for name, value in manifest.items() if name.split("/")[0] not in ignored}
         found = checksums(folder, files) | fingerprints
         for name in sorted(listed.keys() | found.keys()):
             if name not in found:
@@ -38,12 +44,3 @@ def mismatch(folder: Path, files: Iterable[str], **fingerprints: str) -> str | N
     except (ValueError, AttributeError):  # broken JSON, or JSON of something else
         return f"{MANIFEST} is damaged"
     return None
-
-
-def _checksum(path: Path) -> str:
-    """The checksum of a file, which may be too large to read at once."""
-    checksum = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(_HASHED_AT_ONCE):
-            checksum.update(block)
-    return checksum.hexdigest()

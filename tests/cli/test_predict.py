@@ -28,7 +28,7 @@ from prefixprop.predict.outputs import StoredPrediction, line_format, read_store
 
 from killed_runs import killed
 from tiny_questions import invented
-from tiny_runs import LABEL_NAMES, make_run, make_wikihop_run, texts, write_rows
+from tiny_runs import LABEL_NAMES, finish_again, make_run, make_wikihop_run, texts, write_rows
 
 
 @pytest.fixture(scope="module")
@@ -272,9 +272,7 @@ def test_another_run_or_other_options_cannot_be_resumed(run: Path, tmp_path: Pat
     other = make_run(tmp_path / "other", "head-only", family="roberta").rename(tmp_path / "second")
     assert "the run was run, now second. Give the same run and options" in refused(by=other)
     changed = Path(shutil.copytree(run, tmp_path / "run"))
-    (changed / "metrics.json").write_text(
-        (run / "metrics.json").read_text().replace('"temperature": ', '"temperature": 1')
-    )
+    finish_again(changed, temperature=12.5)
     assert "the run was run, which has changed since." in refused(by=changed)
     assert "--long was truncate, now chunk-average." in refused("--long", "chunk-average")
     told = refused("--format", "csv", "--id-column", "id", "--text-column", "label")

@@ -20,7 +20,7 @@ from prefixprop.predict import predictor, token_batches
 from prefixprop.predict.trained_model import load_runs
 
 from tiny_questions import invented
-from tiny_runs import make_run, make_wikihop_run, texts, write_rows
+from tiny_runs import finish_again, make_run, make_wikihop_run, texts, write_rows
 
 DOCUMENTS = [*texts(9, seed=3), "", "w4 " * 50]
 
@@ -151,4 +151,5 @@ def test_names_and_what_is_refused(runs: list[Path], tmp_path: Path) -> None:
     wikihop = make_wikihop_run(tmp_path / "wikihop", questions)
     assert "trained on WikiHop" in call(runs[0], wikihop, path, status=1)[1]
     (same / "labels.json").write_text('["a", "b", "c"]')
+    finish_again(same)
     assert "the model has 2 classes, but labels.json has 3" in call(runs[0], same, path, status=1)[1]

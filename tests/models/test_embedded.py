@@ -28,9 +28,9 @@ from transformers import (
     RobertaModel,
 )
 
-from prefixprop.choices import DEFAULT_MODEL
+from prefixprop.choices import DEFAULT_MODEL, EMBEDDED_MODELS
 from prefixprop.models import embedded, load_default, load_embedded
-from prefixprop.models.embedded import EmbeddedModel
+from prefixprop.models.embedded import EmbeddedModel, lengthened_original
 
 HEADED = {"SEQ_CLS": "classifier", "TOKEN_CLS": "classifier", "QUESTION_ANS": "qa_outputs"}
 CLASSES = {
@@ -107,9 +107,7 @@ def test_factory_is_frozen_and_travels() -> None:
 
 @torch.no_grad()
 def test_long_and_short_encoder_agree_within_the_window(tokenizer: PreTrainedTokenizerFast) -> None:
-    long_encoder, short_encoder = (
-        load_embedded(name)[0]("FEATURE_EXTRACTION") for name in ("embedded", "roberta-mini-512")
-    )
+    long_encoder, short_encoder = lengthened_original(), load_default(long=False)[0]("FEATURE_EXTRACTION")
     inputs = tokenizer([TEXT * 30, TEXT], truncation=True, max_length=257, padding=True, return_tensors="pt")
     assert inputs["input_ids"].shape[1] == 257
     real = inputs["attention_mask"].bool()
@@ -348,7 +346,7 @@ def test_model_cards_ship_with_the_weights(name: str, facts: tuple[str, ...]) ->
 
 @pytest.mark.parametrize("name", ["longformer-mini-4096", "longformer-mini-4096-mlm"])
 def test_a_trained_encoder_is_the_original_and_what_training_changed(name: str) -> None:
-    trained, original = (load_embedded(which)[0]("FEATURE_EXTRACTION").state_dict() for which in (name, "embedded"))
+    trained, original = load_embedded(name)[0]("FEATURE_EXTRACTION").state_dict(), lengthened_original().state_dict()
     changed = {key for key in trained if not torch.equal(trained[key], original[key])}
     same = set(trained) - changed
     assert "embeddings.word_embeddings.weight" in same, "shared by all"
@@ -358,11 +356,9 @@ def test_a_trained_encoder_is_the_original_and_what_training_changed(name: str) 
             assert torch.equal(trained[key], trained[key.replace("_global.", ".")]), key
 
 
-def test_the_encoder_of_version_0_1_is_still_what_its_adapters_note() -> None:
-    assert embedded.NOTED["longformer-mini-4096"] is embedded.EMBEDDED["embedded"]
+def test_models_are_found_by_name_and_by_what_adapters_note() -> None:
+    assert tuple(embedded.EMBEDDED) == EMBEDDED_MODELS
     assert embedded.NOTED["prefixprop/longformer-mini-4096-2"] is load_embedded("longformer-mini-4096")[0]
-    assert "prefixprop/longformer-mini-4096" not in embedded.NOTED, "version 0.2 had other weights"
-    assert embedded.EMBEDDED["embedded-512"] is load_embedded("roberta-mini-512")[0]
     with pytest.raises(ValueError, match="longformer-mini-4096-mlm"):
         load_embedded("longformer-maxi")
 

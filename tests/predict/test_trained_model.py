@@ -22,7 +22,7 @@ from prefixprop.predict.run_data import predict_split
 from prefixprop.settings.methods import METHODS
 
 from tiny_questions import invented
-from tiny_runs import LABEL_NAMES, make_run, make_wikihop_run
+from tiny_runs import LABEL_NAMES, finish_again, make_run, make_wikihop_run
 
 
 @pytest.mark.parametrize("family", ["longformer", "roberta"])
@@ -46,7 +46,7 @@ def test_the_model_is_the_one_that_was_trained(method: str, family: str, tmp_pat
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [("longformer-mini-4096-mlm", "longformer"), ("embedded", "longformer"), ("embedded-512", "roberta")],
+    [("longformer-mini-4096-mlm", "longformer"), ("roberta-mini-512", "roberta")],
 )
 def test_the_embedded_model_is_found_by_its_name(name: str, kind: str, tmp_path: Path) -> None:
     run = make_run(tmp_path, "head-only", model=name)
@@ -56,6 +56,7 @@ def test_the_embedded_model_is_found_by_its_name(name: str, kind: str, tmp_path:
     model = factory("SEQ_CLS", num_labels=3)
     head = {f"classifier.{key}": value for key, value in model.classifier.state_dict().items()}
     save_file(head, run / "head" / "head.safetensors")
+    finish_again(run)
     trained = load_run(run)
     assert trained.model.config.model_type == kind
     ids = tokenizer("A letter about taxes.", return_tensors="pt")
@@ -96,6 +97,7 @@ def test_questions_that_do_not_fit_count_as_wrong(tmp_path: Path) -> None:
     )
     config = yaml.safe_load((run / "config.yaml").read_text())
     (run / "config.yaml").write_text(yaml.safe_dump(config | {"max_length": 50}))
+    finish_again(run)
     predicted = predict_split(load_run(run), "test")
     flat = [row for row in range(6) if np.ptp(predicted.logits[row, : len(predicted.class_names(row))]) < 1e-5]
     assert 0 < len(flat) < 6
@@ -113,14 +115,6 @@ def _remove(name: str) -> Callable[[Path], None]:
 
 def _write(name: str, text: str) -> Callable[[Path], None]:
     return lambda run: (run / name).write_text(text, encoding="utf-8") and None
-
-
-def _change_metrics(**changes: object) -> Callable[[Path], None]:
-    def change(run: Path) -> None:
-        metrics = json.loads((run / "metrics.json").read_text())
-        (run / "metrics.json").write_text(json.dumps(metrics | changes))
-
-    return change
 
 
 def _truncate_weights(run: Path) -> None:
@@ -148,21 +142,8 @@ def _remove_base(run: Path) -> None:
     shutil.rmtree(run.parent / "base")
 
 
+# Of a run that the manifest is of.
 FAULTS: list[tuple[Callable[[Path], None], str]] = [
-    (_remove("config.yaml"), "not a run directory, it has no config.yaml"),
-    (_remove("metrics.json"), "not finished, it has no metrics.json; finish it with `prefixprop train … --resume`"),
-    (_change_metrics(status="running"), "metrics.json:1: the status must be 'finished', got 'running'.*--overwrite"),
-    (_write("metrics.json", '{"status": "fin'), r"metrics.json:1: broken JSON .*; train it again .*--overwrite"),
-    (_write("metrics.json", "[]"), r"metrics.json:1: the metrics must be an object.*--overwrite"),
-    (_change_metrics(temperature=0), "temperature must be a number above 0, got 0; .*--overwrite"),
-    (_change_metrics(temperature="hot"), "temperature must be a number above 0, got 'hot'"),
-    (_write("config.yaml", "model: tiny\nmethod: [a\n"), r"config.yaml:3: broken YAML"),
-    (_write("config.yaml", "- model"), r"config.yaml:1: expected lines such as 'epochs: 10'"),
-    (_write("config.yaml", "method: lora\nmodel: 3\n"), r"config.yaml:2: model: must be text, got 3"),
-    (_write("config.yaml", "model: base\n"), "config.yaml: max_length is missing"),
-    (_remove("labels.json"), "labels.json: the file is missing"),
-    (_write("labels.json", '["art"]'), "labels.json:1: the labels must be a list of at least two"),
-    (_write("labels.json", '["art", "art", "law"]'), "labels.json:1: the names of the labels must differ"),
     (_write("labels.json", '["art", "law"]'), "adapter: the weights cannot be read .*size mismatch"),
     (_remove("adapter"), "it has none"),
     (lambda run: (run / "model").mkdir(), "it has adapter and model"),
@@ -175,12 +156,22 @@ FAULTS: list[tuple[Callable[[Path], None], str]] = [
     (_write("tokenizer/tokenizer.json", "{"), "tokenizer cannot be read"),
     (_remove_base, r"base model .*base' cannot be loaded \((?!--model).*Put it back where it was"),
 ]
+# Of what is read before the manifest.
+EARLY_FAULTS: list[tuple[Callable[[Path], None], str]] = [
+    (_remove("config.yaml"), "not a run directory, it has no config.yaml"),
+    (_remove("metrics.json"), "not finished, it has no metrics.json; finish it with `prefixprop train … --resume`"),
+    (_write("config.yaml", "model: tiny\nmethod: [a\n"), r"config.yaml:3: broken YAML"),
+    (_write("config.yaml", "- model"), r"config.yaml:1: expected lines such as 'epochs: 10'"),
+    (_write("config.yaml", "method: lora\nmodel: 3\n"), r"config.yaml:2: model: must be text, got 3"),
+]
 
 
-@pytest.mark.parametrize(("damage", "message"), FAULTS)
+@pytest.mark.parametrize(("damage", "message"), FAULTS + EARLY_FAULTS)
 def test_unfinished_and_damaged_runs(damage: Callable[[Path], None], message: str, tmp_path: Path) -> None:
     run = make_run(tmp_path, family="roberta")
     damage(run)
+    if (damage, message) in FAULTS:
+        finish_again(run)
     with pytest.raises((ValueError, FileNotFoundError), match=message) as caught:
         load_run(run)
     assert str(tmp_path) in str(caught.value)
@@ -194,6 +185,7 @@ def test_code_in_a_run_is_never_run(method: str, part: str, tmp_path: Path, monk
     own = {"auto_map": {"AutoConfig": "code.Own", "AutoTokenizer": [None, "code.Own"]}}
     own |= {"tokenizer_class": "Own", "model_type": "own"}
     file.write_text(json.dumps(json.loads(file.read_text()) | own))
+    finish_again(run)
     monkeypatch.setattr("sys.stdin", io.StringIO("y\n" * 9))
     with pytest.raises(ValueError, match=r"cannot be read \(.*contains custom code"):
         load_run(run)
@@ -203,6 +195,7 @@ def test_code_in_a_run_is_never_run(method: str, part: str, tmp_path: Path, monk
 def test_lora_weights_that_are_not_there(tmp_path: Path) -> None:
     run = make_run(tmp_path, "lora", "roberta")
     _forget("layer.1.attention.self.query.lora_B")(run)
+    finish_again(run)
     with pytest.raises(ValueError, match=r"adapter_model.safetensors: the weights of .*query.lora_B.* are missing"):
         load_run(run)
 
@@ -222,6 +215,7 @@ def test_damaged_heads(content: object, tmp_path: Path) -> None:
         save_file(content, path)
     else:
         path.write_bytes(path.read_bytes()[:-10])
+    finish_again(run)
     with pytest.raises((ValueError, FileNotFoundError), match=r"head.safetensors: the (weights|file)"):
         load_run(run)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import sys
 from pathlib import Path
@@ -9,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
-from transformers import LongformerForMaskedLM
 
-from prefixprop.models.embedded import DIFFERENCES, GROUP, add_difference, lengthened_original
+from prefixprop.choices import DEFAULT_MODEL
+from prefixprop.models.embedded import DIFFERENCES, EMBEDDED, GROUP, add_difference, lengthened_original
 
 from tiny import tiny_model
 
@@ -50,9 +51,7 @@ def test_the_error_is_a_tenth_of_a_normal_difference() -> None:
 
 
 def test_a_share_of_the_change_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    encoder = lengthened_original()
-    model = LongformerForMaskedLM(encoder.config)
-    model.longformer.load_state_dict(encoder.state_dict(), strict=False)
+    model = dataclasses.replace(EMBEDDED[DEFAULT_MODEL], trained=False)("MASKED_LM")
     query = model.longformer.encoder.layer[3].attention.self.query
     original = lengthened_original().state_dict()
     with torch.no_grad():

@@ -1,36 +1,126 @@
-"""What a run directory says about itself."""
+"""A finished run is refused by all that read it, unless its files are those it left."""
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from prefixprop import load_run
-from prefixprop.train import train
+from prefixprop.cli.app import app
+from prefixprop.runs.find import find_runs
+from prefixprop.train import RunDirectory, train
 
-from tiny_training import comparable, tiny_settings
+from tiny_runs import finish_again, make_run
+from tiny_training import tiny_settings
 
 
-@pytest.mark.parametrize("keep_checkpoints", [False, True])
-@pytest.mark.parametrize("content", ["{", "[]", '{"status": "running"}'])
-def test_all_give_the_same_advice_on_broken_metrics_and_it_works(
-    content: str, keep_checkpoints: bool, tmp_path: Path
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_run(tmp_path_factory.mktemp("made"), family="roberta")
+
+
+@pytest.fixture
+def run(made: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(made, tmp_path / "run"))
+
+
+def predict(run: Path) -> str | None:
+    try:
+        load_run(run)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def report(run: Path) -> str | None:
+    return next(iter(find_runs([run]).remarks), None)
+
+
+def evaluate(run: Path) -> str | None:
+    result = CliRunner().invoke(app, ["evaluate", "--predictions", str(run / "predictions" / "test.jsonl")])
+    return result.stderr if result.exit_code else None
+
+
+def _replace(name: str, old: str, new: str) -> Callable[[Path], None]:
+    def change(run: Path) -> None:
+        text = (run / name).read_text(encoding="utf-8")
+        assert old in text
+        (run / name).write_text(text.replace(old, new, 1), encoding="utf-8")
+
+    return change
+
+
+def _truncate(name: str) -> Callable[[Path], None]:
+    return lambda run: os.truncate(run / name, (run / name).stat().st_size - 20)
+
+
+def _remove(name: str) -> Callable[[Path], None]:
+    return lambda run: os.remove(run / name)
+
+
+ALL = (predict, report, evaluate)
+CASES = [
+    (_replace("metrics.json", '"temperature": ', '"temperature": 1'), "metrics.json is truncated or changed", ALL),
+    (_truncate("metrics.json"), "metrics.json is truncated or changed", ALL),
+    (_remove("manifest.json"), "manifest.json is missing", ALL),
+    (_truncate("manifest.json"), "manifest.json is damaged", ALL),
+    (_replace("labels.json", "art", "tax"), "labels.json is truncated or changed", ALL),
+    (_remove("labels.json"), "labels.json is missing", ALL),
+    (_truncate("environment.json"), "environment.json is truncated or changed", ALL),
+    (_replace("config.yaml", "max_length: 32", "max_length: 16"), "config.yaml (settings) is truncated", ALL),
+    (_truncate("predictions/test.jsonl"), "predictions/test.jsonl is truncated or changed", (report, evaluate)),
+    (_replace("predictions/test.jsonl", '"d7"', '"d77"'), "predictions/test.jsonl is truncated", (report, evaluate)),
+    (_remove("predictions/dev.jsonl"), "predictions/dev.jsonl is missing", (report, evaluate)),
+    (_truncate("adapter/adapter_model.safetensors"), "adapter_model.safetensors is truncated or changed", (predict,)),
+    (_remove("tokenizer/tokenizer_config.json"), "tokenizer/tokenizer_config.json is missing", (predict,)),
+    (lambda run: (run / "tokenizer" / "added.json").touch(), "added.json is not in manifest.json", (predict,)),
+    # What may change: models and data move, and people edit model cards.
+    (_replace("config.yaml", "dev.jsonl", "moved.jsonl"), None, ALL),
+    (lambda run: (run / "README.md").write_text("My best model."), None, ALL),
+    (lambda run: (run / "adapter" / "README.md").write_text("My best adapter."), None, ALL),
+]
+
+
+@pytest.mark.parametrize(("damage", "message", "readers"), CASES)
+def test_damage_is_noticed_by_whatever_reads_the_files(
+    run: Path, damage: Callable[[Path], None], message: str | None, readers: tuple[Callable[[Path], str | None], ...]
 ) -> None:
-    settings = tiny_settings(tmp_path, "roberta", method="head-only", epochs=1, keep_checkpoints=keep_checkpoints)
+    damage(run)
+    for read in ALL:
+        told = read(run)
+        if message is None or read not in readers:
+            assert told is None, read
+        else:
+            words = " ".join((told or "").split())
+            assert message in words and "restore its files from a copy" in words and "--overwrite" in words, read
+
+
+def test_the_fingerprint_tells_runs_apart_wherever_they_are(made: Path, run: Path) -> None:
+    assert RunDirectory(run).fingerprint() == RunDirectory(made).fingerprint()
+    (run / "README.md").write_text("a card")
+    assert RunDirectory(run).fingerprint() == RunDirectory(made).fingerprint()
+    finish_again(run, temperature=1.25)
+    assert RunDirectory(run).fingerprint() != RunDirectory(made).fingerprint()
+
+
+def test_a_trained_run_is_whole_and_a_damaged_one_can_be_trained_again(tmp_path: Path) -> None:
+    settings = tiny_settings(tmp_path, "roberta", method="head-only", epochs=1, num_virtual_tokens=None)
     run_dir = tmp_path / "run"
-    metrics = comparable(train(settings, run_dir).metrics)
-    (run_dir / "metrics.json").write_text(content)
-    with pytest.raises(ValueError, match=r"metrics\.json:1: ") as of_train:
+    train(settings, run_dir, tell=lambda note: None)
+    listed = set(json.loads((run_dir / "manifest.json").read_text()))
+    assert listed >= {
+        "config.yaml (settings)", "environment.json", "history.jsonl", "labels.json", "lengths.json", "metrics.json",
+        "predictions/dev.jsonl", "predictions/test.jsonl", "head/head.safetensors", "tokenizer/tokenizer.json",
+    }  # fmt: skip
+    assert predict(run_dir) is None and report(run_dir) is None
+    (run_dir / "metrics.json").write_text("{")
+    with pytest.raises(ValueError, match=r"metrics\.json is truncated or changed"):
         train(settings, run_dir, resume=True)
-    with pytest.raises(ValueError, match=r"metrics\.json:1: ") as of_predict:
-        load_run(run_dir)
-    assert str(of_train.value) == str(of_predict.value)
-    if keep_checkpoints:
-        assert "remove the file and finish the run again with `prefixprop train … --resume`." in str(of_train.value)
-        (run_dir / "metrics.json").unlink()
-        assert comparable(train(settings, run_dir, resume=True).metrics) == metrics
-    else:
-        assert "train it again with `prefixprop train … --overwrite`." in str(of_train.value)
-        assert comparable(train(settings, run_dir, overwrite=True).metrics) == metrics
-    load_run(run_dir)
+    train(settings, run_dir, overwrite=True, tell=lambda note: None)
+    assert predict(run_dir) is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import re
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -156,6 +157,47 @@ def test_an_existing_run_is_refused(tmp_path: Path) -> None:
     again = train(settings, run_dir, overwrite=True)
     assert comparable(again.metrics) == comparable(first.metrics)
     assert not (run_dir / "adapter" / "left-over").exists()
+
+
+@pytest.mark.parametrize("failing_step", [0, 1])
+def test_an_overwritten_run_is_kept_until_the_new_one_has_trained_a_step(
+    failing_step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, run_dir = tiny_settings(tmp_path, epochs=1), tmp_path / "run"
+    train(settings, run_dir)
+    before = {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
+    step = Trainer.training_step
+
+    def training_step(self: Trainer, *arguments: Any) -> torch.Tensor:
+        if self.state.global_step == failing_step:
+            raise KeyboardInterrupt
+        return step(self, *arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Trainer, "training_step", training_step)
+        with pytest.raises(KeyboardInterrupt):
+            train(replace(settings, seed=2), run_dir, overwrite=True)
+    after = {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
+    assert (after == before) == (failing_step == 0)
+    assert RunDirectory(run_dir).is_finished() == (failing_step == 0)
+
+
+def test_an_overwriting_run_that_needs_a_smaller_step_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, run_dir = tiny_settings(tmp_path, epochs=1), tmp_path / "run"
+    train(settings, run_dir)
+    step = Trainer.training_step
+
+    def training_step(self: Trainer, model: Any, inputs: dict[str, torch.Tensor], *others: Any) -> torch.Tensor:
+        if len(inputs["input_ids"]) > 2:
+            raise GPU_IS_FULL
+        return step(self, model, inputs, *others)
+
+    monkeypatch.setattr(Trainer, "training_step", training_step)
+    train(replace(settings, seed=2), run_dir, overwrite=True, tell=lambda note: None)
+    found = RunDirectory(run_dir).read_settings()
+    assert found.seed == 2 and found.device_batch_size == 2
 
 
 def test_a_folder_of_someone_else_is_never_removed(tmp_path: Path) -> None:

@@ -122,7 +122,7 @@ def embedded_with_adapter(name: str, method: str, task: str = "SEQ_CLS") -> Any:
     ("name", "method", "task"),
     [
         ("longformer-mini-4096", "propagation", "SEQ_CLS"),
-        ("embedded", "tuning", "SEQ_CLS"),
+        ("longformer-mini-4096-mlm", "tuning", "SEQ_CLS"),
         ("roberta-mini-512", "lora", "SEQ_CLS"),
         *(("roberta-mini-512", "propagation", task) for task in NAMED if task != "SEQ_CLS"),
     ],

@@ -12,14 +12,15 @@ from prefixprop.cli.messages import clean_errors
 
 
 def archive(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUNS…", help="Run directories, or folders of them.")],
-    output: Annotated[
-        Path, typer.Option(metavar="FOLDER", help="Where the copies go; runs that it already has are left alone.")
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUNS…", help="Run directories, archives, or folders of them.")
     ],
+    output: Annotated[Path, typer.Option(metavar="FOLDER", help="Where the archive goes; it must not have one yet.")],
 ) -> None:
     """Pack finished runs without their weights into two files, to keep or to publish.
 
-    report makes the same tables of them, and sweep does not repeat them.
+    report makes the same tables of them, and sweep does not repeat them. Settings and commands are kept as they are,
+    with the paths of this machine.
 
     Example: prefixprop archive runs/table2 --output results/table2
     """
@@ -27,13 +28,11 @@ def archive(
         messages = Console(stderr=True, highlight=False, soft_wrap=True)
         with messages.status("packing runs"):
             from prefixprop.runs.archive import archive_runs
+            from prefixprop.runs.find import find_runs
 
-            result = archive_runs(runs, output)
-        for skipped in result.skipped:
-            messages.print(f"Skipped: {skipped}", markup=False)
-        size = sum(file.stat().st_size for file in output.rglob("*") if file.is_file())
-        completed = f"{len(result.completed)} got missing predictions, " if result.completed else ""
-        typer.echo(
-            f"{output}: {len(result.added)} runs added, {completed}{len(result.present)} already there; "
-            f"{size / 1e6:.2f} MB in all."
-        )
+            found = find_runs(runs)
+            for remark in found.remarks:
+                messages.print(remark, markup=False)
+            archive_runs(found.runs, output)
+        size = sum(file.stat().st_size for file in output.iterdir() if file.is_file())
+        typer.echo(f"{output}: {len(found.runs)} runs, {size / 1e6:.2f} MB.")

@@ -127,17 +127,13 @@ class EmbeddedModel:
         return loaded
 
 
-# Adapters of version 0.1 note "longformer-mini-4096" for an encoder that was lengthened but not trained further. It
-# is still here for them, and as "embedded" for the runs of that version. What version 0.2 had by that name had other
-# weights, so its adapters, which note "prefixprop/longformer-mini-4096", do not find an encoder.
+# Weights that change get a new noted name, so that an adapter never meets other weights than it was trained on.
 _MODELS = (
     EmbeddedModel("longformer-mini-4096", "prefixprop/longformer-mini-4096-2"),
     EmbeddedModel("longformer-mini-4096-mlm", "prefixprop/longformer-mini-4096-mlm"),
     EmbeddedModel(ORIGINAL, ORIGINAL, max_length=512, attention_window=None, trained=False),
-    EmbeddedModel("embedded", "longformer-mini-4096", trained=False),
 )
 EMBEDDED = {model.name: model for model in _MODELS}
-EMBEDDED["embedded-512"] = EMBEDDED[ORIGINAL]
 NOTED = {model.noted: model for model in _MODELS}
 
 
@@ -248,8 +244,8 @@ def dequantise(matrix: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
 
 
 def lengthened_original() -> PreTrainedModel:
-    """The original as a Longformer without a head, before any training."""
-    return EMBEDDED["embedded"]("FEATURE_EXTRACTION")
+    """roberta-mini-512 as a Longformer without a head, before any training."""
+    return lengthen(_pretrained_encoder({}), LONG, WINDOW).eval()
 
 
 def add_difference(encoder: PreTrainedModel, path: Path) -> PreTrainedModel:

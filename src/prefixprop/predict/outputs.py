@@ -249,7 +249,7 @@ class Origin:
         except (FileNotFoundError, ValueError, TypeError) as error:
             raise ValueError(
                 f"{output}: --resume cannot continue, because {_beside(output).name}, which says what made the file, "
-                f"is missing or damaged (version 0.1 did not write it); {_START_AFRESH}."
+                f"is missing or damaged; {_START_AFRESH}."
             ) from error
         if changed := self._changes(earlier):
             raise ValueError(

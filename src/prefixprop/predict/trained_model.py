@@ -198,7 +198,7 @@ def _settings(run_dir: Path) -> RunSettings:
         raise ValueError(
             f"{directory.config}: max_length is missing, which a finished run always has; train the run again."
         )
-    directory.check_parts()
+    directory.check_intact(weights=True)
     return settings
 
 

@@ -14,12 +14,13 @@ if TYPE_CHECKING:
     from prefixprop.report.figures.prefixes import plot_alpha, plot_prefix_share, prefix_share
     from prefixprop.report.figures.reliability import plot_reliability
     from prefixprop.report.report import Report, make_report
-    from prefixprop.runs.archive import ArchiveResult, archive_runs
+    from prefixprop.runs.archive import archive_runs
+    from prefixprop.runs.find import find_runs
 
 __all__ = [
-    "ArchiveResult",
     "Report",
     "archive_runs",
+    "find_runs",
     "make_report",
     "plot_alpha",
     "plot_confusion",
@@ -31,9 +32,9 @@ __all__ = [
 __getattr__ = lazy_names(
     "prefixprop",
     {
-        "ArchiveResult": "runs.archive",
         "Report": "report.report",
         "archive_runs": "runs.archive",
+        "find_runs": "runs.find",
         "make_report": "report.report",
         "plot_alpha": "report.figures.prefixes",
         "plot_confusion": "report.figures.confusion",

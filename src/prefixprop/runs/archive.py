@@ -1,195 +1,170 @@
-"""Archives: finished runs without weights, small enough to keep and publish.
+"""Archives: finished runs without their weights, in two files that are small enough to keep and to publish.
 
-`prefixprop report` makes the same tables from an archive, and `prefixprop sweep` counts its runs as finished. See
-`prefixprop.runs.archive_file` for its two files. In an archive
+| file | what it is |
+| --- | --- |
+| `runs.jsonl.gz` | a line for each run: its name, settings, metrics, environment, history and labels |
+| `predictions.npz` | logits in single precision, the documents they belong to, and the lengths of the training set |
 
-- logits are in half precision, with the predicted classes as they were;
-- a run that only served to choose, on a fold of a cross-validation or at values that its sweep did not choose, has no
-  predictions and no lengths of the train documents, because a report needs them only for results;
-- paths of the machine are shortened to their last component.
+`prefixprop report` makes the same tables from an archive, and `prefixprop sweep` counts its runs as finished. A run
+that only served a search, on a fold or at values that its sweep did not choose, has no predictions and no lengths
+here: reports need them for results only.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+import zipfile
+import zlib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from prefixprop.atomic_files import write_json
-from prefixprop.runs.archive_file import ArchiveFiles
-from prefixprop.runs.archived_paths import (
-    command_without_folders,
-    settings_without_folders,
-    text_without_folders,
-)
-from prefixprop.runs.find import readers_of_runs
+import numpy as np
+from numpy.typing import NDArray
+
+from prefixprop.atomic_files import replacing_file, write_text
+from prefixprop.data.rows import iterate_json_lines
+from prefixprop.evaluate import PredictionSet
+from prefixprop.runs.directory import ARCHIVE_TABLE
 from prefixprop.runs.run import SPLITS, Run
-from prefixprop.runs.sweep_notes import SUMMARY, search_only_runs
-from prefixprop.settings.recipe import differences, override
+from prefixprop.settings.recipe import override
 from prefixprop.settings.resolve import resolve
 from prefixprop.settings.run_settings import RunSettings
 
+PREDICTIONS = "predictions.npz"
+_ARCHIVE_AGAIN = "archive the runs again"
 
-@dataclass
-class ArchiveResult:
-    """What happened to the runs: those added, those that got missing predictions, those already present, and a line
-    for each that was skipped, with the reason."""
-
-    added: list[Path] = field(default_factory=list)
-    completed: list[Path] = field(default_factory=list)
-    present: list[Path] = field(default_factory=list)
-    skipped: list[str] = field(default_factory=list)
+Arrays = dict[str, NDArray[Any]]
 
 
-@dataclass(frozen=True)
-class _Found:
-    """A finished run; `was_named` if the user gave its own directory, not one above it."""
+def archive_runs(runs: Sequence[Run], folder: str | Path) -> None:
+    """Write an archive of these runs into a folder that has none yet; the runs themselves are only read.
 
-    run: Run
-    path_in_archive: Path
-    was_named: bool
-
-    @property
-    def is_result(self) -> bool:
-        """Whether its predictions are archived; those of a run that was given by name are, whatever a sweep chose."""
-        if self.run.settings.fold is not None:
-            return False
-        return self.was_named or self.run.path.name not in search_only_runs(self.run.path.parent)
-
-
-def archive_runs(paths: Iterable[str | Path], output: str | Path) -> ArchiveResult:
-    """Put the finished runs at and below the paths into `output`; originals are only read.
-
-    A run keeps its name and its path below the given one, by which its sweep knows it. A run that the archive already
-    has stays as it is, so a repeated call adds what is new; but a run that was archived without predictions, and has
-    become a result of its sweep since, gets them. `ValueError` if there is nothing to archive.
-
-    >>> archive_runs(["runs/hyperpartisan"], "results/hyperpartisan").added
+    >>> archive_runs(find_runs(["runs/hyperpartisan"]).runs, "results/hyperpartisan")
     """
-    given, output = [Path(path) for path in paths], Path(output)
-    _check_output(given, output)
-    result = ArchiveResult()
-    found = _find(given, result)
-    _check_models([one.run for one in found])
-    by_folder: dict[Path, list[_Found]] = {}
-    for one in found:
-        by_folder.setdefault((output / one.path_in_archive).parent, []).append(one)
-    for folder, together in by_folder.items():
-        _archive(folder, together, result)
-    _copy_summaries(found, output, result)
-    if not (result.added or result.completed or result.present):
-        searched = ", ".join(map(str, given))
-        lines = [f"There is no finished run at or below {searched} that can be archived.", *result.skipped]
-        raise ValueError("\n".join(lines))
-    return result
+    folder = Path(folder)
+    _check(runs, folder)
+    arrays: Arrays = {}
+    lines = [_line(run, arrays) for run in sorted(runs, key=lambda run: run.path.name)]
+    folder.mkdir(parents=True, exist_ok=True)
+    # The table comes last: it refers to the predictions, and makes the folder an archive.
+    with replacing_file(folder / PREDICTIONS) as temporary:
+        np.savez_compressed(temporary, **arrays)  # type: ignore[arg-type]
+    text = "".join(json.dumps(line, ensure_ascii=False, separators=(",", ":")) + "\n" for line in lines)
+    write_text(folder / ARCHIVE_TABLE, text)
 
 
-def _check_output(given: list[Path], output: Path) -> None:
-    if output.exists() and not output.is_dir():
-        raise ValueError(f"--output {output} is a file; give a folder.")
-    for path in given:
-        if output.resolve().is_relative_to(path.resolve()):
-            raise ValueError(
-                f"--output {output} is in {path}, where the archive would be taken for runs to archive; give a "
-                "folder outside it."
-            )
-
-
-def _find(given: list[Path], result: ArchiveResult) -> list[_Found]:
-    """The finished runs, each once."""
-    found: dict[Path, _Found] = {}
-    for root in given:
-        for path, read in readers_of_runs([root]).items():
-            if path in found:
-                continue
-            was_named = path == root.resolve()
-            path_in_archive = Path(path.name) if was_named else path.relative_to(root.resolve())
-            try:
-                found[path] = _Found(read(), path_in_archive, was_named)
-            except (ValueError, OSError) as error:
-                result.skipped.append(str(error))
-    return list(found.values())
-
-
-def _check_models(runs: list[Run]) -> None:
-    """Raise if models in several folders have one name: without the folders, a report would take them for one."""
-    models: dict[str, str] = {}
-    for run in runs:
-        model, name = run.settings.model, settings_without_folders(run.settings).model
-        if models.setdefault(name, model) != model:
-            raise ValueError(
-                f"The models {models[name]} and {model} would both be called {name} in an archive, which names no "
-                "folders; archive their runs separately, each with another --output."
-            )
-
-
-def _archive(folder: Path, together: list[_Found], result: ArchiveResult) -> None:
-    archive = ArchiveFiles.read(folder)
-    before = len(result.added) + len(result.completed)
-    for one in together:
-        name = one.path_in_archive.name
-        is_new, is_result = name not in archive.lines, one.is_result
+def read_archive(folder: Path) -> dict[str, Run]:
+    """The runs of an archive by name; empty if the folder has no archive, `ValueError` if it is damaged."""
+    table = folder / ARCHIVE_TABLE
+    runs: dict[str, Run] = {}
+    for number, line in iterate_json_lines(table) if table.is_file() else ():
         try:
-            line = _line(one.run, name)
-            if not is_new:
-                _check_is_same(line, archive.lines[name], one.run.path)
-                if not (is_result and _lacks_predictions(one.run, archive)):
-                    result.present.append(folder / name)
-                    continue
-            predictions = {split: one.run.predictions(split) for split in SPLITS if one.run.has_predictions(split)}
-            archive.add(line, predictions if is_result else {}, one.run.lengths if is_result else ())
-            (result.added if is_new else result.completed).append(folder / name)
-        except ValueError as error:  # of damaged predictions, among others
-            result.skipped.append(str(error))
-    if len(result.added) + len(result.completed) > before:
-        archive.write()
+            run = _run(line, folder)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{table}:{number}: this is not a run ({error!r}); {_ARCHIVE_AGAIN}.") from error
+        runs[run.path.name] = run
+    return runs
 
 
-def _line(run: Run, name: str) -> dict[str, Any]:
-    """A line of the archive's table."""
-    settings = asdict(settings_without_folders(run.settings))
-    environment = dict(run.environment)
-    if isinstance(command := environment.get("command"), str):
-        environment["command"] = command_without_folders(command)
-    labels = {} if run.labels is None else {"labels": list(run.labels)}
-    line = {"name": name, "settings": settings, "metrics": run.metrics, "environment": environment}
-    # As it is read back: JSON has lists where Python has tuples.
-    as_read: dict[str, Any] = json.loads(json.dumps(line | labels | {"history": list(run.history)}))
-    return as_read
-
-
-def _check_is_same(line: dict[str, Any], archived: dict[str, Any], path: Path) -> None:
-    settings = [resolve(override(RunSettings(), one["settings"])) for one in (archived, line)]
-    changed = differences(*settings)
-    if not changed and archived["metrics"] != line["metrics"]:
-        changed = ["its results differ"]
-    if changed:
+def _check(runs: Sequence[Run], folder: Path) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"--output {folder} is a file; give a folder.")
+    if (folder / ARCHIVE_TABLE).exists():
         raise ValueError(
-            f"{path}: the archive has another run of this name: {'; '.join(changed)}; choose another --output."
+            f"--output {folder} already has an archive; choose another folder. Give the archive as one of RUNS to "
+            "pack its runs again together with others."
         )
+    if not runs:
+        raise ValueError("There are no finished runs to archive.")
+    name, count = Counter(run.path.name for run in runs).most_common(1)[0]
+    if count > 1:
+        places = ", ".join(str(run.path.parent) for run in runs if run.path.name == name)
+        raise ValueError(f"Runs in {places} have the same name, {name}; archive these folders separately.")
 
 
-def _lacks_predictions(run: Run, archive: ArchiveFiles) -> bool:
-    """Whether the run has predictions that its archived form lacks."""
-    return any(run.has_predictions(split) and not archive.has_predictions(run.path.name, split) for split in SPLITS)
+def _line(run: Run, arrays: Arrays) -> dict[str, Any]:
+    """The line of a run in the table; its predictions and lengths go into `arrays`."""
+    line: dict[str, Any] = {
+        "name": run.path.name,
+        "settings": asdict(run.settings),
+        "metrics": run.metrics,
+        "environment": run.environment,
+        "history": run.history,
+        "labels": run.labels,
+        "search_only": run.search_only,
+        "predictions": {},
+        "lengths": None,
+    }
+    if run.search_only or run.settings.fold is not None:
+        return line
+    for split in filter(run.has_predictions, SPLITS):
+        predictions = run.predictions(split)
+        logits = _add(arrays, predictions.logits.astype(np.float32))
+        line["predictions"][split] = {"documents": _add(arrays, _documents(predictions)), "logits": logits}
+    return line | {"lengths": _add(arrays, np.array(run.lengths, dtype=np.int32))}
 
 
-def _copy_summaries(found: list[_Found], output: Path, result: ArchiveResult) -> None:
-    """Copy the notes of sweeps, if the archive has none or has got new runs there."""
-    folders = {one.run.path.parent: (output / one.path_in_archive).parent for one in found if not one.was_named}
-    for folder, target in folders.items():
-        source = folder / SUMMARY
-        written = [*result.added, *result.completed]
-        is_old = (target / SUMMARY).is_file() and not any(run.parent == target for run in written)
-        if not source.is_file() or is_old:
-            continue
-        try:
-            summary = json.loads(source.read_text(encoding="utf-8"))
-            failed = summary["failed"]
-            summary["failed"] = {name: text_without_folders(str(reason)) for name, reason in failed.items()}
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            result.skipped.append(f"{source}: the notes of the sweep are damaged ({error}); sweep again.")
-            continue
-        write_json(target / SUMMARY, summary)
+def _run(line: dict[str, Any], folder: Path) -> Run:
+    name, labels, lengths = line["name"], line["labels"], line["lengths"]
+    arrays = folder / PREDICTIONS
+    return Run(
+        path=folder / name,
+        settings=resolve(override(RunSettings(), line["settings"])),
+        metrics=line["metrics"],
+        environment=line["environment"],
+        history=tuple(line["history"]),
+        labels=None if labels is None else tuple(labels),
+        search_only=line["search_only"],
+        read_predictions={
+            split: partial(_read_predictions, arrays, **keys) for split, keys in line["predictions"].items()
+        },
+        read_lengths=tuple if lengths is None else partial(_read_lengths, arrays, lengths),
+    )
+
+
+def _documents(predictions: PredictionSet) -> NDArray[np.uint8]:
+    """Everything but the logits, as the bytes of a JSON object."""
+    about = {
+        "ids": predictions.ids,
+        "labels": predictions.labels,
+        "label_names": predictions.label_names,
+        "candidates": predictions.candidates,
+    }
+    return np.frombuffer(json.dumps(about, separators=(",", ":")).encode(), dtype=np.uint8)
+
+
+def _add(arrays: Arrays, array: NDArray[Any]) -> str:
+    """Store an array under a name made from its content, so once for all runs that share it."""
+    key = hashlib.sha256(array.tobytes()).hexdigest()[:16]
+    arrays[key] = array
+    return key
+
+
+def _read_predictions(path: Path, documents: str, logits: str) -> PredictionSet:
+    about = json.loads(_array(path, documents).tobytes())
+    names, candidates = about["label_names"], about["candidates"]
+    return PredictionSet(
+        tuple(about["ids"]),
+        tuple(about["labels"]),
+        _array(path, logits).astype(np.float64),
+        label_names=None if names is None else tuple(names),
+        candidates=None if candidates is None else tuple(map(tuple, candidates)),
+    )
+
+
+def _read_lengths(path: Path, key: str) -> tuple[int, ...]:
+    return tuple(_array(path, key).tolist())
+
+
+def _array(path: Path, key: str) -> NDArray[Any]:
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            found: NDArray[Any] = arrays[key]
+    except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise ValueError(f"{path}: {key} is missing or damaged ({error}); {_ARCHIVE_AGAIN}.") from error
+    return found

@@ -5,33 +5,32 @@
 | `config.yaml` | the resolved settings |
 | `labels.json` | the names of the labels, in order; not for WikiHop |
 | `environment.json` | versions, device, git commit and command, and a fingerprint of the documents |
-| `lengths.json` | how many tokens every train document has, as the model reads it |
+| `lengths.json` | how many tokens of each training document the model reads |
 | `history.jsonl` | one line per epoch |
 | `predictions/dev.jsonl`, `predictions/test.jsonl` | the label and logits of every document |
-| `manifest.json` | checksums of the labels, the trained part, the tokenizer and the decisive settings |
-| `metrics.json` | all measures and the temperature; its presence says that the run is finished |
+| `manifest.json` | checksums of all of these, of `metrics.json`, of what was trained and of the tokenizer |
+| `metrics.json` | all metrics and the temperature; written last, it says that the run is finished |
 | `adapter/`, `model/` or `head/` | what was trained, see `prefixprop.settings.methods` |
 | `tokenizer/` | the tokenizer; neither it nor what was trained is there with `keep_weights: false` |
 | `README.md` | the model card |
 | `checkpoints/` | the last two, during the run; with `keep_checkpoints` also after it |
 | `runs/` | what TensorBoard reads, with `report_to: tensorboard` |
 
-Version 0.1 also wrote `temperature.json`, and no `manifest.json`.
+A finished run is read only if its files are those in the manifest, so none of them is checked any further.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from prefixprop.atomic_files import write_json
-from prefixprop.manifest import MANIFEST, checksums, mismatch
+from prefixprop.atomic_files import replacing_file, write_json
+from prefixprop.manifest import MANIFEST, checksum, checksums, mismatch
 from prefixprop.runs.claim import claim
 from prefixprop.settings.methods import METHODS
 from prefixprop.settings.recipe import has_all_settings, override, read_settings
@@ -41,9 +40,8 @@ if TYPE_CHECKING:
     from prefixprop.evaluate import Temperature
 
 DOCUMENTS = "documents"  # of environment.json
-ARCHIVE_TABLE = "runs.jsonl.gz"  # of an archive of many runs, see `prefixprop.runs.archive_file`
+ARCHIVE_TABLE = "runs.jsonl.gz"  # of an archive of many runs, see `prefixprop.runs.archive`
 FINISHED = "finished"  # the status in metrics.json
-TRAIN_AGAIN = "train it again with `prefixprop train … --overwrite`"
 _MOVABLE = ("model", "data_dir", "train_files", "dev_files", "test_files")  # which may be moved after a run
 
 
@@ -75,15 +73,13 @@ class RunDirectory:
     model_card = _Entry("README.md")
     checkpoints = _Entry("checkpoints")
     tensorboard = _Entry("runs")
-    temperature = _Entry("temperature.json")  # of version 0.1
 
     def predictions(self, split: str) -> Path:
         return self.predictions_folder / f"{split}.jsonl"
 
     def own_names(self) -> set[str]:
         """The names of everything that a run may write here."""
-        entries = {entry.name for entry in vars(type(self)).values() if isinstance(entry, _Entry)}
-        return entries | {method.trains for method in METHODS.values()}
+        return {entry.name for entry in vars(type(self)).values() if isinstance(entry, _Entry)} | self._weights()
 
     def claimed(self) -> AbstractContextManager[None]:
         """Keep other processes from training here; the claim ends with the process, even a killed one."""
@@ -101,7 +97,7 @@ class RunDirectory:
         return self.metrics.is_file()
 
     def check_finished(self) -> None:
-        """Raise unless this is the directory of a finished run."""
+        """Raise unless this is the directory of a finished run whose small files are intact."""
         if not self.path.is_dir() and (self.path.parent / ARCHIVE_TABLE).is_file():
             raise ValueError(
                 f"{self.path}: this is a run of an archive, which has no weights; use the run directory that it was "
@@ -114,10 +110,15 @@ class RunDirectory:
                 f"{self.path}: this is not a run directory, it has no {self.config.name}; give one that `prefixprop "
                 "train` made."
             )
-        self.read_metrics()
+        if not self.is_finished():
+            raise ValueError(
+                f"{self.path}: the run is not finished, it has no {self.metrics.name}; finish it with `prefixprop "
+                "train … --resume`."
+            )
+        self.check_intact()
 
     def has_documents(self, fingerprint: str) -> bool:
-        """Whether these are the documents the run was started with; true for old runs, which did not record them."""
+        """Whether these are the documents the run was started with; also if it was killed before it noted them."""
         try:
             return bool(self.read_environment().get(DOCUMENTS, fingerprint) == fingerprint)
         except (OSError, ValueError):
@@ -129,85 +130,58 @@ class RunDirectory:
         return override(RunSettings(), read_settings(self.config))
 
     def read_metrics(self) -> dict[str, Any]:
-        """What the run measured at its end; an unfinished run raises an error."""
-        try:
-            metrics = json.loads(self.metrics.read_bytes())
-        except FileNotFoundError:
-            raise ValueError(
-                f"{self.path}: the run is not finished, it has no {self.metrics.name}; finish it with `prefixprop "
-                "train … --resume`."
-            ) from None
-        except json.JSONDecodeError as error:
-            raise self.broken_metrics(f"broken JSON ({error.msg})", error.lineno) from error
-        except UnicodeDecodeError as error:
-            raise self.broken_metrics("the text is not UTF-8") from error
-        if not isinstance(metrics, dict):
-            raise self.broken_metrics(f"the metrics must be an object, got {type(metrics).__name__}")
-        if metrics.get("status") != FINISHED:
-            raise self.broken_metrics(f"the status must be {FINISHED!r}, got {metrics.get('status')!r}")
+        """The metrics of a finished run; an unfinished or damaged one raises an error."""
+        self.check_finished()
+        metrics: dict[str, Any] = json.loads(self.metrics.read_bytes())
         return metrics
 
-    def broken_metrics(self, problem: str, line: int = 1) -> ValueError:
-        """The error for a `metrics.json` that no run wrote in this form, with the remedy."""
-        remedy = TRAIN_AGAIN
-        if self.checkpoints.is_dir() and any(self.checkpoints.iterdir()):
-            remedy = "remove the file and finish the run again with `prefixprop train … --resume`"
-        return ValueError(f"{self.metrics}:{line}: {problem}; {remedy}.")
-
     def read_temperature(self) -> Temperature:
-        """The temperature that the run fitted on dev."""
+        """The temperature that the run fitted on the dev set."""
         from prefixprop.evaluate import Temperature
 
         metrics = self.read_metrics()
-        value = metrics.get("temperature")
-        if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and value > 0):
-            raise self.broken_metrics(f"the temperature must be a number above 0, got {value!r}")
-        return Temperature(float(value))
+        return Temperature(metrics["temperature"])
 
     def read_labels(self) -> tuple[str, ...]:
         """The names of the labels, in the order of the model's outputs."""
-        names = _read_json(self.labels)
-        if not isinstance(names, list) or len(names) < 2 or not all(isinstance(name, str) for name in names):
-            raise ValueError(f"{self.labels}:1: the labels must be a list of at least two names; {TRAIN_AGAIN}.")
-        if len(set(names)) < len(names):
-            raise ValueError(f"{self.labels}:1: the names of the labels must differ, got {names}; {TRAIN_AGAIN}.")
-        return tuple(names)
+        return tuple(json.loads(self.labels.read_bytes()))
 
     def read_environment(self) -> dict[str, Any]:
-        """The versions, device and command of the run; empty if it did not store them."""
-        environment = _read_json(self.environment) if self.environment.is_file() else {}
-        if not isinstance(environment, dict):
-            found = type(environment).__name__
-            raise ValueError(f"{self.environment}:1: the environment must be an object, got {found}; {TRAIN_AGAIN}.")
+        """The versions, device and command of the run."""
+        environment: dict[str, Any] = json.loads(self.environment.read_bytes())
         return environment
 
     def read_lengths(self) -> tuple[int, ...]:
-        """How many tokens every train document has; empty if the run did not store them."""
-        lengths = _read_json(self.lengths) if self.lengths.is_file() else []
-        if not isinstance(lengths, list) or not all(type(length) is int and length > 0 for length in lengths):
-            raise ValueError(f"{self.lengths}:1: the lengths must be a list of whole numbers above 0; {TRAIN_AGAIN}.")
-        return tuple(lengths)
+        """How many tokens of each training document the model reads."""
+        return tuple(json.loads(self.lengths.read_bytes()))
 
-    # --- whether its parts belong together ------------------------------------------------------------------------
+    # --- whether its files are those it wrote ---------------------------------------------------------------------
 
-    def write_manifest(self) -> None:
-        write_json(self.manifest, checksums(self.path, self._parts()) | self._settings_fingerprint())
+    def finish(self, metrics: dict[str, Any]) -> None:
+        """Write the manifest of all files, then `metrics.json`, which makes this a finished run."""
+        with replacing_file(self.metrics) as temporary:
+            write_json(temporary, metrics)
+            listed = checksums(self.path, self._files()) | {self.metrics.name: checksum(temporary)}
+            write_json(self.manifest, listed | self._settings_fingerprint())
 
-    def check_parts(self) -> None:
-        """Raise if the run's parts are not those it ended with; a run of version 0.1 has no manifest to check."""
-        if not self.manifest.exists():
-            return
-        if problem := mismatch(self.path, self._parts(), **self._settings_fingerprint()):
+    def check_intact(self, weights: bool = False, predictions: bool = False) -> None:
+        """Raise if files are not those that the run ended with.
+
+        The settings and all small files are always compared, what was trained and the predictions on demand.
+        """
+        ignored = set() if weights else self._weights() | {self.tokenizer.name}
+        if not predictions:
+            ignored.add(self.predictions_folder.name)
+        files = (name for name in (self.metrics.name, *self._files()) if name.split("/")[0] not in ignored)
+        if problem := mismatch(self.path, files, ignored, **self._settings_fingerprint()):
             raise ValueError(
-                f"{self.path}: {problem}, so the parts of this run do not belong together; restore from a copy what "
-                f"the run wrote, or {TRAIN_AGAIN}."
+                f"{self.path}: {problem}, so this is not what the run left; restore its files from a copy, or train "
+                "it again with `prefixprop train … --overwrite`."
             )
 
     def fingerprint(self) -> str:
-        """Identifies the model of this run, wherever its directory is."""
-        temperature = {"temperature": self.read_temperature().value}
-        parts = checksums(self.path, self._parts()) | self._settings_fingerprint() | temperature
-        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+        """Identifies a finished run, wherever its directory is."""
+        return checksum(self.manifest)
 
     def _settings_fingerprint(self) -> dict[str, str]:
         """A fingerprint of the settings that decide the outcome, as in the file: later versions may add settings."""
@@ -219,24 +193,18 @@ class RunDirectory:
         text = json.dumps(decisive, sort_keys=True)
         return {f"{self.config.name} (settings)": hashlib.sha256(text.encode()).hexdigest()}
 
-    def _parts(self) -> Iterator[str]:
-        """The files that must come from one run for a prediction."""
-        if self.labels.is_file():
-            yield self.labels.name
-        for folder in sorted({*(method.trains for method in METHODS.values()), self.tokenizer.name}):
+    def _files(self) -> Iterator[str]:
+        """The files of the manifest, apart from `metrics.json`."""
+        for file in (self.labels, self.environment, self.lengths, self.history):
+            if file.is_file():
+                yield file.name
+        for folder in sorted({*self._weights(), self.tokenizer.name, self.predictions_folder.name}):
             for file in sorted((self.path / folder).rglob("*")):
                 # The README that peft writes is for people, who may edit it.
                 if file.is_file() and file.name != "README.md" and not file.name.startswith("."):
                     yield file.relative_to(self.path).as_posix()
 
-
-def _read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise FileNotFoundError(f"{path}: the file is missing, so the run is damaged; {TRAIN_AGAIN}.") from None
-    except UnicodeDecodeError as error:
-        line = error.object[: error.start].count(b"\n") + 1
-        raise ValueError(f"{path}:{line}: the text is not UTF-8, so the run is damaged; {TRAIN_AGAIN}.") from error
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path}:{error.lineno}: broken JSON ({error.msg}); {TRAIN_AGAIN}.") from error
+    @staticmethod
+    def _weights() -> set[str]:
+        """The folders that what was trained may be in."""
+        return {method.trains for method in METHODS.values()}

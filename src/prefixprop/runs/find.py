@@ -1,60 +1,25 @@
-"""Finding and reading finished runs: in run directories, and in archives."""
+"""Finding and reading finished runs, in run directories and in archives, with what sweeps noted about them."""
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from prefixprop.atomic_files import is_temporary
 from prefixprop.data.rows import read_json_lines
-from prefixprop.evaluate import PredictionSet, read_predictions
-from prefixprop.runs.archive_file import ArchiveFiles, is_archive
+from prefixprop.evaluate import read_predictions
+from prefixprop.runs.archive import read_archive
 from prefixprop.runs.directory import RunDirectory
-from prefixprop.runs.run import DECISIVE_SETTINGS, Run
-from prefixprop.runs.sweep_notes import read_failures, search_only_runs
-from prefixprop.settings.recipe import override
+from prefixprop.runs.run import DECISIVE_SETTINGS, SPLITS, Run
+from prefixprop.settings.declaration import SettingsError
 from prefixprop.settings.resolve import resolve
-from prefixprop.settings.run_settings import RunSettings
 
-
-@dataclass(frozen=True)
-class InDirectory:
-    """What a run stores in its directory."""
-
-    directory: RunDirectory
-    remedy = ""
-
-    def lengths(self) -> tuple[int, ...]:
-        return self.directory.read_lengths()
-
-    def has_predictions(self, split: str) -> bool:
-        return self.directory.predictions(split).is_file()
-
-    def predictions(self, split: str) -> PredictionSet:
-        return read_predictions(self.directory.predictions(split))
-
-
-@dataclass(frozen=True)
-class InArchive:
-    """What an archive stores of a run."""
-
-    archive: ArchiveFiles
-    name: str
-    remedy = "; archive the run by its name to add them"
-
-    def lengths(self) -> tuple[int, ...]:
-        return self.archive.lengths(self.name)
-
-    def has_predictions(self, split: str) -> bool:
-        return self.archive.has_predictions(self.name, split)
-
-    def predictions(self, split: str) -> PredictionSet:
-        return self.archive.predictions(self.name, split)
+SUMMARY = "sweep.json"  # the notes of a sweep, beside its runs
 
 
 @dataclass(frozen=True)
@@ -71,87 +36,68 @@ def find_runs(paths: Iterable[str | Path]) -> FoundRuns:
     >>> found = find_runs(["runs"])
     >>> [run.settings.seed for run in found.runs]
     """
-    runs: list[Run] = []
-    remarks: list[str] = []
+    runs: dict[Path, Run] = {}
+    problems: dict[Path, str] = {}
     failures: dict[Path, str] = {}
-    chose: dict[Path, frozenset[str]] = {}
-    for path, read in readers_of_runs(paths, failures).items():
-        if path.parent not in chose:
-            chose[path.parent] = search_only_runs(path.parent)
+    search_only = cache(_search_only_runs)
+    for folder in _folders(paths):
         try:
-            runs.append(replace(read(), search_only=path.name in chose[path.parent]))
+            if folder.resolve() not in runs and RunDirectory(folder).is_run():
+                runs[folder.resolve()] = read_run(folder)
+            for run in read_archive(folder).values():
+                runs.setdefault(run.path.resolve(), run)
         except (ValueError, OSError) as error:
-            reason = failures.pop(path, None)
-            problem = str(error) if reason is None else f"{path}: the run failed in its sweep: {reason}"
-            remarks += [f"Left out: {line}" for line in problem.splitlines()]
-    # A run of a sweep that failed at its very start has no directory.
-    remarks += [f"Left out: {path}: the run failed in its sweep: {reason}" for path, reason in failures.items()]
-    distinct = _without_repetitions(runs, remarks)
+            problems[folder.resolve()] = str(error)
+        failures |= _failures(folder)
+    # A sweep knows better than the files why a run has not finished; one that failed at its start has no directory.
+    problems |= {
+        path: f"{path}: the run failed in its sweep: {reason}"
+        for path, reason in failures.items()
+        if path not in runs
+    }
+    remarks = [f"Left out: {line}" for problem in problems.values() for line in problem.splitlines()]
+    marked = [
+        replace(run, search_only=True) if path.name in search_only(path.parent) else run for path, run in runs.items()
+    ]
+    distinct = _without_repetitions(marked, remarks)
     return FoundRuns(tuple(distinct), tuple(remarks))
-
-
-def readers_of_runs(
-    paths: Iterable[str | Path], failures: dict[Path, str] | None = None
-) -> dict[Path, Callable[[], Run]]:
-    """A function that reads the run, for every run at and below the paths, by its path.
-
-    `failures` gets the reasons that sweeps noted for failed runs. An archived run has the path of its old directory.
-    """
-    found: dict[Path, Callable[[], Run]] = {}
-    for path in map(Path, paths):
-        if not path.is_dir():
-            raise FileNotFoundError(f"{path}: there is no such folder; give run directories or folders of them.")
-        for folder, below, _ in os.walk(path):
-            directory = Path(folder)
-            if RunDirectory(directory).is_run():
-                found.setdefault(directory.resolve(), partial(read_run, directory))
-                below.clear()  # a run has no runs inside, but may have many files
-            elif is_archive(directory):
-                archive = ArchiveFiles.read(directory)
-                for name in archive.lines:
-                    found.setdefault((directory / name).resolve(), partial(read_archived_run, archive, name))
-            if failures is not None:
-                failures |= read_failures(directory)
-            # A killed process may have left half a run under a temporary name.
-            below[:] = sorted(name for name in below if not is_temporary(name))
-    return found
 
 
 def read_run(path: Path) -> Run:
     """Read one run directory; an unfinished or damaged one raises an error that names the file."""
     directory = RunDirectory(path)
-    directory.check_finished()
-    environment = directory.read_environment()
     try:
-        settings = directory.read_settings()
-    except ValueError as error:
-        raise ValueError(f"{error}{_age(environment)}") from error
-    run = Run(
-        path=path,
-        settings=resolve(settings),
-        metrics=directory.read_metrics(),
-        environment=environment,
-        history=tuple(read_json_lines(directory.history)) if directory.history.is_file() else (),
-        labels=directory.read_labels() if directory.labels.is_file() else None,
-        storage=InDirectory(directory),
-    )
-    if "dev" not in run.splits:
-        raise directory.broken_metrics("the measures of dev are missing")
-    return run
-
-
-def read_archived_run(archive: ArchiveFiles, name: str) -> Run:
-    """One run of an archive."""
-    line = archive.lines[name]
+        directory.check_finished()
+        directory.check_intact(predictions=True)
+    except SettingsError as error:
+        raise ValueError(f"{error}{_age(directory)}") from error
     return Run(
-        path=archive.folder / name,
-        settings=resolve(override(RunSettings(), line["settings"])),
-        metrics=line["metrics"],
-        environment=line["environment"],
-        history=tuple(line["history"]),
-        labels=tuple(line["labels"]) if line.get("labels") else None,
-        storage=InArchive(archive, name),
+        path=path,
+        settings=resolve(directory.read_settings()),
+        metrics=directory.read_metrics(),
+        environment=directory.read_environment(),
+        history=tuple(read_json_lines(directory.history)),
+        labels=directory.read_labels() if directory.labels.is_file() else None,
+        read_predictions={
+            split: partial(read_predictions, directory.predictions(split))
+            for split in SPLITS
+            if directory.predictions(split).is_file()
+        },
+        read_lengths=directory.read_lengths,
     )
+
+
+def _folders(paths: Iterable[str | Path]) -> Iterator[Path]:
+    """The folders that may have runs or notes of a sweep: all at and below the paths, but none inside a run."""
+    for path in map(Path, paths):
+        if not path.is_dir():
+            raise FileNotFoundError(f"{path}: there is no such folder; give run directories or folders of them.")
+        for folder, below, _ in os.walk(path):
+            yield Path(folder)
+            if RunDirectory(Path(folder)).is_run():
+                below.clear()
+            # A killed process may have left half a run under a name of our own.
+            below[:] = sorted(name for name in below if not name.startswith(".prefixprop-"))
 
 
 def _without_repetitions(runs: Sequence[Run], remarks: list[str]) -> list[Run]:
@@ -169,7 +115,44 @@ def _without_repetitions(runs: Sequence[Run], remarks: list[str]) -> list[Run]:
     return list(first.values())
 
 
-def _age(environment: dict[str, Any]) -> str:
-    packages = environment.get("packages")
-    made, here = packages.get("prefixprop") if isinstance(packages, dict) else None, version("prefixprop")
-    return f" The run was made by prefixprop {made}, this is {here}." if made not in (None, here) else ""
+def _age(directory: RunDirectory) -> str:
+    made, here = directory.read_environment().get("packages", {}).get("prefixprop"), version("prefixprop")
+    return f" The run was made by prefixprop {made}, this is {here}." if made != here else ""
+
+
+# --- what a sweep noted -------------------------------------------------------------------------------------------
+
+
+def _failures(folder: Path) -> dict[Path, str]:
+    """The runs that failed in the last sweep of this folder and have not finished since, with the reason for each."""
+    failed = _notes(folder).get("failed")
+    if not isinstance(failed, dict):
+        return {}
+    reasons = {(folder / name).resolve(): " ".join(str(reason).split()) for name, reason in failed.items()}
+    return {path: reason for path, reason in reasons.items() if not RunDirectory(path).is_finished()}
+
+
+def _search_only_runs(folder: Path) -> frozenset[str]:
+    """The names of the runs that the last sweep of this folder searched with, and did not choose."""
+    cells = _notes(folder).get("cells")
+    searched: set[str] = set()
+    results: set[str] = set()
+    for cell in cells if isinstance(cells, list) else ():
+        runs, final = (_names(cell, field) for field in ("runs", "final_runs"))
+        searched |= runs
+        results |= final or runs  # all of them while nothing is chosen
+    return frozenset(searched - results)
+
+
+def _names(cell: Any, field: str) -> set[str]:
+    found = cell.get(field) if isinstance(cell, dict) else None
+    return {name for name in found if isinstance(name, str)} if isinstance(found, (dict, list)) else set()
+
+
+def _notes(folder: Path) -> dict[str, Any]:
+    """Empty if no sweep has ended here, or its notes are damaged: they only explain what is left out anyway."""
+    try:
+        notes: Any = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return notes if isinstance(notes, dict) else {}

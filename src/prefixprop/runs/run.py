@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from prefixprop.evaluate import PredictionSet, Temperature
 from prefixprop.runs.directory import DOCUMENTS
@@ -27,22 +28,6 @@ DECISIVE_SETTINGS = tuple(
 )
 
 
-class RunStorage(Protocol):
-    """What a run has stored besides its numbers, in its directory or in an archive; read on demand.
-
-    `remedy` is what to do about predictions that it did not store.
-    """
-
-    @property
-    def remedy(self) -> str: ...
-
-    def lengths(self) -> tuple[int, ...]: ...
-
-    def has_predictions(self, split: str) -> bool: ...
-
-    def predictions(self, split: str) -> PredictionSet: ...
-
-
 @dataclass(frozen=True)
 class Run:
     """A finished run, as read from its directory or archive."""
@@ -53,8 +38,9 @@ class Run:
     environment: dict[str, Any] = field(default_factory=dict)
     history: tuple[dict[str, Any], ...] = ()
     labels: tuple[str, ...] | None = None
-    search_only: bool = False  # according to its sweep
-    storage: RunStorage | None = None
+    search_only: bool = False  # its sweep used it to choose a value, and chose another
+    read_predictions: Mapping[str, Callable[[], PredictionSet]] = field(default_factory=dict)  # by split
+    read_lengths: Callable[[], tuple[int, ...]] = tuple
 
     def measure(self, part: str, name: str) -> float | None:
         """One number of `metrics.json`, such as `measure("test", "micro_f1")`; None if the run does not have it."""
@@ -105,25 +91,24 @@ class Run:
 
     @cached_property
     def lengths(self) -> tuple[int, ...]:
-        """How many tokens every train document has, as the model reads it; empty if the run did not store them."""
-        return () if self.storage is None else self.storage.lengths()
+        """How many tokens of each training document the model reads; empty if the run did not store them."""
+        return self.read_lengths()
 
     def has_predictions(self, split: str) -> bool:
-        """Whether the run stored its predictions of a split; in an archive, not all runs did."""
-        return self.storage is not None and self.storage.has_predictions(split)
+        """Whether the predictions of a split are stored; an archive does not have them for all runs."""
+        return split in self.read_predictions
 
     def predictions(self, split: str) -> PredictionSet:
-        """The run's uncalibrated predictions of a split; `ValueError` if it did not store them."""
-        if split not in self._read:
-            if self.storage is None or not self.storage.has_predictions(split):
-                remedy = "" if self.storage is None else self.storage.remedy
-                raise ValueError(f"{self.path} has no predictions of {split}{remedy}.")
-            self._read[split] = self.storage.predictions(split)
-        return self._read[split]
+        """The run's uncalibrated predictions of a split; `ValueError` if they are not stored."""
+        if split not in self._predictions:
+            if split not in self.read_predictions:
+                raise ValueError(f"{self.path} has no predictions of {split}.")
+            self._predictions[split] = self.read_predictions[split]()
+        return self._predictions[split]
 
     @cached_property
-    def _read(self) -> dict[str, PredictionSet]:
-        """The predictions read so far: tests and pictures need the same ones."""
+    def _predictions(self) -> dict[str, PredictionSet]:
+        """The predictions read so far: tests and figures need the same ones."""
         return {}
 
 

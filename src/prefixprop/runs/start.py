@@ -1,23 +1,34 @@
-"""Whether a run may be started, resumed or overwritten in a folder; nothing but a run is ever removed."""
+"""Whether a run may be started, resumed or overwritten in a folder; nothing but a run is ever removed.
+
+`--overwrite` moves the old run into a subfolder. It is removed when the new run has trained a step. If the new run
+fails before that, the old one is put back; if it was killed, the next start does so.
+"""
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
 from prefixprop.atomic_files import clear_leftovers, write_text
+from prefixprop.processes import is_main_process
 from prefixprop.runs.directory import RunDirectory
 from prefixprop.settings.recipe import differences, settings_to_yaml
 from prefixprop.settings.run_settings import RunSettings
 
+REPLACED = ".prefixprop-replaced"  # the run that a new one replaces
+
 
 def check_may_start(directory: RunDirectory, resume: bool, overwrite: bool) -> None:
-    """Raise unless a run may be started here with these flags; writes nothing."""
+    """Raise unless a run may be started here with these flags; puts back what a killed run was to replace."""
     path = directory.path
     if resume and overwrite:
         raise ValueError("--resume continues a run and --overwrite removes it; give one of the two.")
     if path.exists() and not path.is_dir():
         raise ValueError(f"{path} is a file; choose another --run-dir.")
+    if (path / REPLACED).is_dir() and is_main_process():
+        with directory.claimed():
+            restore_replaced(directory)
     if not path.is_dir() or not _content(path):
         return
     if not directory.is_run():
@@ -56,17 +67,44 @@ def check_same_documents(directory: RunDirectory, fingerprint: str) -> None:
 
 
 def start(directory: RunDirectory, settings: RunSettings, overwrite: bool) -> None:
-    """Make the folder and write the settings; with `overwrite`, remove an old run first."""
-    if overwrite and directory.path.is_dir():
-        # Last the file that makes it a run directory: a removal that was killed can be repeated.
-        for entry in sorted(_content(directory.path), key=lambda entry: entry == directory.config):
-            if entry.is_dir() and not entry.is_symlink():
-                shutil.rmtree(entry)
-            else:
-                entry.unlink()
+    """Make the folder and write the settings; with `overwrite`, move an old run aside first."""
     directory.path.mkdir(parents=True, exist_ok=True)
     clear_leftovers(directory.path)
+    if overwrite and _content(directory.path):
+        replaced = directory.path / REPLACED
+        replaced.mkdir()
+        # The settings come last: once they are in the subfolder, all that is outside belongs to the new run.
+        for entry in sorted(_content(directory.path), key=lambda entry: entry == directory.config):
+            os.replace(entry, replaced / entry.name)
     write_text(directory.config, settings_to_yaml(settings))
+
+
+def discard_replaced(directory: RunDirectory) -> None:
+    """Remove the run that was moved aside, if there is one."""
+    replaced = directory.path / REPLACED
+    if replaced.is_dir():
+        # Under this name it is never put back, and removed by the next start if this process is killed.
+        removed = replaced.rename(directory.path / ".prefixprop-tmp-replaced")
+        shutil.rmtree(removed, ignore_errors=True)
+
+
+def restore_replaced(directory: RunDirectory) -> bool:
+    """Put back the run that was moved aside, in place of what the new one left; False if there is none.
+
+    The caller must hold the claim on the folder.
+    """
+    replaced = directory.path / REPLACED
+    if not replaced.is_dir():
+        return False
+    if (replaced / directory.config.name).exists():
+        for entry in _content(directory.path):
+            shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+        os.replace(replaced / directory.config.name, directory.config)
+    # Without settings there, the move to or from the subfolder was interrupted: what is outside is the old run's.
+    for entry in replaced.iterdir():
+        os.replace(entry, directory.path / entry.name)
+    replaced.rmdir()
+    return True
 
 
 def _content(folder: Path) -> list[Path]:

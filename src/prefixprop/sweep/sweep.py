@@ -16,9 +16,10 @@ from typing import Any
 
 from prefixprop.atomic_files import write_json
 from prefixprop.data import fingerprint, load_data
-from prefixprop.runs.archive_file import ArchiveFiles
+from prefixprop.runs.archive import read_archive
 from prefixprop.runs.directory import DOCUMENTS, RunDirectory
-from prefixprop.runs.sweep_notes import SUMMARY
+from prefixprop.runs.find import SUMMARY
+from prefixprop.runs.run import Run
 from prefixprop.settings.run_settings import RunSettings
 from prefixprop.sweep.cells import Cell, CellProgress, Runs, cell_progress
 from prefixprop.sweep.engine import Engine, Job
@@ -54,9 +55,9 @@ class SweepState:
     _documents: dict[tuple[tuple[str, Any], ...], str] = field(default_factory=dict, init=False)
 
     @cached_property
-    def archived(self) -> dict[str, dict[str, Any]]:
+    def archived(self) -> dict[str, Run]:
         """Finished runs that are only in an archive here."""
-        return ArchiveFiles.read(self.runs_dir).lines
+        return read_archive(self.runs_dir)
 
     def record(self, outcomes: Mapping[str, Outcome]) -> None:
         for name, outcome in outcomes.items():
@@ -102,7 +103,7 @@ class SweepState:
             self._documents[source] = fingerprint(load_data(**settings.source))
         now = self._documents[source]
         if name in self.archived:
-            return bool(self.archived[name]["environment"].get(DOCUMENTS, now) == now)
+            return bool(self.archived[name].environment.get(DOCUMENTS, now) == now)
         return RunDirectory(self.runs_dir / name).has_documents(now)
 
     def summary(self) -> dict[str, Any]:
@@ -149,7 +150,7 @@ def _found(state: SweepState, name: str, settings: RunSettings) -> Outcome | Non
             f"{directory.path} is a finished run with other documents than there are now, which cannot be compared "
             "with new ones; restore the documents, or choose another --runs-dir."
         )
-    return _finished(settings, directory, False, None if archived is None else archived["metrics"])
+    return _finished(settings, directory, False, None if archived is None else archived.metrics)
 
 
 def _finished(

@@ -15,6 +15,8 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 
 from prefixprop.atomic_files import write_text
 from prefixprop.progress import Progress
+from prefixprop.runs.directory import RunDirectory
+from prefixprop.runs.start import discard_replaced
 from prefixprop.settings.run_settings import RunSettings
 from prefixprop.train.checkpoints import restore_generators
 from prefixprop.tuners.layer import PrefixLayer
@@ -24,17 +26,29 @@ if TYPE_CHECKING:
 
 
 def run_callbacks(
-    trainer: RunTrainer, settings: RunSettings, history: Path, progress: Progress
+    trainer: RunTrainer, settings: RunSettings, directory: RunDirectory, progress: Progress
 ) -> Iterator[TrainerCallback]:
     """All that belongs to a run, in the order in which it is called."""
+    yield DiscardReplaced(directory)
     yield EpochNumber(trainer)
     yield Resumption(trainer)
-    yield History(trainer, history)
+    yield History(trainer, directory.history)
     yield CheckpointTimes(settings.checkpoint_every, settings.checkpoint_seconds)
     yield EarlyStopping(settings.metric, settings.early_stopping)
     if settings.keep == "best":
         yield BestEpoch(trainer, settings.metric)
     yield ProgressReports(progress, settings.metric)
+
+
+class DiscardReplaced(TrainerCallback):
+    """Removes the run that this one replaces as soon as it has trained a step."""
+
+    def __init__(self, directory: RunDirectory) -> None:
+        self.directory = directory
+
+    def on_step_end(self, args: TrainingArguments, *_: Any, **__: Any) -> None:
+        if args.should_save:
+            discard_replaced(self.directory)
 
 
 class EpochNumber(TrainerCallback):

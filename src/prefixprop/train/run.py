@@ -32,7 +32,13 @@ from prefixprop.models.precision import hold_frozen_in_bfloat16
 from prefixprop.processes import is_main_process, process_count
 from prefixprop.progress import Progress
 from prefixprop.runs.directory import DOCUMENTS, FINISHED, RunDirectory
-from prefixprop.runs.start import check_may_start, check_same_documents, check_same_settings, start
+from prefixprop.runs.start import (
+    check_may_start,
+    check_same_documents,
+    check_same_settings,
+    restore_replaced,
+    start,
+)
 from prefixprop.settings.declaration import SettingsError
 from prefixprop.settings.recipe import settings_to_yaml
 from prefixprop.settings.resolve import check_settings, documents_at_once, resolve, unused_notes
@@ -163,26 +169,13 @@ def train(
     # Every process has looked at the folder before the first one writes there.
     arguments.distributed_state.wait_for_everyone()
     with directory.claimed() if arguments.should_save else contextlib.nullcontext():
-        baseline = _begin(run, directory, arguments, overwrite, progress)
-        while True:
-            try:
-                metrics = _train(run, directory, arguments, baseline, callbacks, progress)
-                return RunResult(directory.path, metrics)
-            except StepTooLarge as error:
-                problem = str(error)
-            # Not in the handler, where the error still holds the model.
-            fewer = _fewer_at_once(run)
-            if fewer is None:
-                raise StepTooLarge(problem)
-            progress.note(f"the device's memory is used up; the run goes on with --device-batch-size {fewer}")
-            settings = replace(run.settings, device_batch_size=fewer)
-            run = replace(run, settings=settings, at_once=fewer, model=None)
+        try:
+            baseline = _begin(run, directory, arguments, overwrite, progress)
+            return RunResult(directory.path, _train(run, directory, arguments, baseline, callbacks, progress))
+        except BaseException:
             if arguments.should_save:
-                write_text(directory.config, settings_to_yaml(settings))
-            arguments = _arguments(run, directory)
-            gc.collect()
-            if torch.accelerator.is_available():
-                torch.accelerator.empty_cache()
+                restore_replaced(directory)
+            raise
 
 
 def _kept(settings: RunSettings, before: RunSettings) -> RunSettings:
@@ -232,6 +225,34 @@ def _begin(
 
 
 def _train(
+    run: RunPlan,
+    directory: RunDirectory,
+    arguments: TrainingArguments,
+    baseline: dict[str, Any],
+    callbacks: Sequence[TrainerCallback],
+    progress: Progress,
+) -> dict[str, Any]:
+    """Train with fewer and fewer documents at once until a step fits into the memory; returns the metrics."""
+    while True:
+        try:
+            return _attempt(run, directory, arguments, baseline, callbacks, progress)
+        except StepTooLarge as error:
+            problem = str(error)
+        # Not in the handler, where the error still holds the model.
+        fewer = _fewer_at_once(run)
+        if fewer is None:
+            raise StepTooLarge(problem)
+        progress.note(f"the device's memory is used up; the run goes on with --device-batch-size {fewer}")
+        settings = replace(run.settings, device_batch_size=fewer)
+        run = replace(run, settings=settings, at_once=fewer, model=None)
+        write_text(directory.config, settings_to_yaml(settings))
+        arguments = _arguments(run, directory)
+        gc.collect()
+        if torch.accelerator.is_available():
+            torch.accelerator.empty_cache()
+
+
+def _attempt(
     run: RunPlan,
     directory: RunDirectory,
     arguments: TrainingArguments,
@@ -309,7 +330,7 @@ def _trainer(
     if arguments.bf16:
         hold_frozen_in_bfloat16(model)
     trainer = RunTrainer(model, arguments, run.data, run.settings, directory.checkpoints)
-    for callback in (*run_callbacks(trainer, run.settings, directory.history, progress), *callbacks):
+    for callback in (*run_callbacks(trainer, run.settings, directory, progress), *callbacks):
         trainer.add_callback(callback)
     return trainer
 
@@ -370,8 +391,7 @@ def _write_results(
         for folder in (weights, directory.tokenizer):
             shutil.rmtree(folder, ignore_errors=True)
     write_text(directory.model_card, model_card(settings, metrics, run.parameters, run.data.label_names))
-    directory.write_manifest()
-    write_json(directory.metrics, metrics)
+    directory.finish(metrics)
     _tidy_up(directory)
 
 

@@ -6,12 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from prefixprop.report import make_report
+from prefixprop.report import archive_runs, find_runs, make_report
 from prefixprop.report.tables.baseline import TFIDF
 from prefixprop.report.tables.table import Mark, Table
-from prefixprop.runs.archive import archive_runs
 
-from tiny_runs import make_results
+from tiny_runs import finish_again, make_results
 
 
 def add(folder: Path, baseline: float | None, **settings: Any) -> None:
@@ -19,8 +18,7 @@ def add(folder: Path, baseline: float | None, **settings: Any) -> None:
     metrics = json.loads((run / "metrics.json").read_text())
     if baseline is not None:
         measures = metrics["dev"] | {"micro_f1": baseline, "ece": 0.01}
-        metrics["baseline"] = {"model": "TF-IDF", "dev": measures, "test": measures}
-    (run / "metrics.json").write_text(json.dumps(metrics))
+        finish_again(run, baseline={"model": "TF-IDF", "dev": measures, "test": measures})
 
 
 def tables_of(folder: Path) -> dict[str, Table]:
@@ -75,5 +73,5 @@ def test_the_baseline_of_a_cross_validation_is_the_mean_over_folds(tmp_path: Pat
 def test_an_archive_keeps_the_baseline(tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
     add(tmp_path / "runs", 0.9)
-    archive_runs([tmp_path / "runs"], tmp_path / "archive")
+    archive_runs(find_runs([tmp_path / "runs"]).runs, tmp_path / "archive")
     assert tables_of(tmp_path / "archive") == tables_of(tmp_path / "runs")

@@ -9,7 +9,7 @@ from prefixprop.choices import DEFAULT_MODEL
 from prefixprop.report import make_report
 from prefixprop.report.tables.markup import to_markdown
 
-from tiny_runs import make_results
+from tiny_runs import finish_again, make_results
 
 
 def told(folder: Path, **options: str) -> list[str]:
@@ -56,16 +56,17 @@ def test_without_predictions_the_seeds_alone_are_tested(tmp_path: Path) -> None:
     add(tmp_path, seeds=2)
     for run in tmp_path.iterdir():
         shutil.rmtree(run / "predictions")
+        finish_again(run)
     assert "interval" not in told(tmp_path)[1] and "test: one-tailed p = " in told(tmp_path)[1]
 
 
 def test_the_baseline_is_chosen_and_models_are_named(tmp_path: Path) -> None:
     add(tmp_path, seeds=2)
-    make_results(tmp_path / "short", skill=0.1, method="lora", model="embedded-512")
+    make_results(tmp_path / "short", skill=0.1, method="lora", model="roberta-mini-512")
     assert len(told(tmp_path, baseline="lora")) == 1, "no other row has its model"
     best, compared = told(tmp_path)
     assert best.startswith("Best on test: prefix-propagation") and "ahead of prefix-tuning on test: " in compared
-    make_results(tmp_path / "shorter", skill=0.1, method="head-only", model="embedded-512")
+    make_results(tmp_path / "shorter", skill=0.1, method="head-only", model="roberta-mini-512")
     best, compared = told(tmp_path)  # now no model is the usual one
     assert best.startswith(f"Best on test, with the model {DEFAULT_MODEL}: prefix-propagation")
     assert f"ahead of prefix-tuning on test, with the model {DEFAULT_MODEL}: " in compared

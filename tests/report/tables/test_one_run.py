@@ -13,7 +13,7 @@ from prefixprop.report.tables.table import Table
 from prefixprop.runs.find import read_run
 
 from tiny_questions import invented
-from tiny_runs import make_results, make_run, make_wikihop_run
+from tiny_runs import finish_again, make_results, make_run, make_wikihop_run
 
 
 @pytest.fixture(scope="module")
@@ -61,9 +61,12 @@ def test_its_surest_mistakes_and_how_they_begin(run: Path) -> None:
 
 def test_other_documents_are_not_shown_as_those_of_the_run(run: Path) -> None:
     environment = run / "environment.json"
+    before = environment.read_text()
     environment.write_text(json.dumps({"documents": "another fingerprint"}))
+    finish_again(run)
     table = named(make_report([run]), "-mistakes")
-    environment.unlink()
+    environment.write_text(before)
+    finish_again(run)
     assert column(table, "Document") and not column(table, "It begins")
     assert table.notes[-1].startswith("How they begin is not shown")
 

@@ -38,11 +38,11 @@ def test_hyperpartisan_is_of_the_positive_class(row: object) -> None:
 
 def test_rows_are_found_by_method_and_family() -> None:
     assert find_paper_method("prefix-tuning", None, "allenai/longformer-base-4096") is TUNING
-    assert find_paper_method("prefix-tuning", None, "embedded-512") is ROBERTA_TUNING
+    assert find_paper_method("prefix-tuning", None, "roberta-mini-512") is ROBERTA_TUNING
     assert find_paper_method("prefix-tuning", None, "FacebookAI/roberta-base") is ROBERTA_TUNING
-    assert find_paper_method("prefix-propagation", None, "embedded") is PROPAGATION
-    assert find_paper_method("prefix-propagation", "rbf", "embedded") is None
-    assert find_paper_method("lora", None, "embedded") is None
+    assert find_paper_method("prefix-propagation", None, "longformer-mini-4096") is PROPAGATION
+    assert find_paper_method("prefix-propagation", "rbf", "longformer-mini-4096") is None
+    assert find_paper_method("lora", None, "longformer-mini-4096") is None
     assert find_paper_method("fine-tuning", None, "google/bigbird-base") is None
 
 

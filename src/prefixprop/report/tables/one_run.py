@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +13,6 @@ from prefixprop.data.registry import SHIPPED, TASKS
 from prefixprop.evaluate import PredictionSet, confusion_counts
 from prefixprop.report.choose.comparisons import Comparison
 from prefixprop.report.tables.table import Cell, Column, Table, capitalised, plain_cell, text_column
-from prefixprop.runs.archive_file import half_precision
 from prefixprop.runs.directory import DOCUMENTS
 from prefixprop.runs.run import Run
 
@@ -61,11 +59,9 @@ def one_run_tables(comparison: Comparison, run: Run, name: str) -> list[Table]:
 
 def _predictions(run: Run, split: str) -> PredictionSet | None:
     try:
-        found = run.predictions(split)
-    except (ValueError, OSError):  # the pictures, which need them too, say why
+        return run.predictions(split)
+    except (ValueError, OSError):  # the figures, which need them too, say why
         return None
-    # As in an archive, of which a report says the same.
-    return replace(found, logits=half_precision(found.logits).astype(np.float64))
 
 
 def _labels(predictions: PredictionSet, names: tuple[str, ...], title: str, name: str) -> Table:

@@ -105,10 +105,7 @@ def find_paper_method(method: str, kernel: str | None, model: str) -> PaperMetho
 
 def _family(model: str) -> str | None:
     name = model.lower()
-    # The embedded models are a Longformer and, with 512 positions, a RoBERTa.
-    if "longformer" in name or name == "embedded":
-        return "longformer"
-    return "roberta" if "roberta" in name or name == "embedded-512" else None
+    return next((family for family in ("longformer", "roberta") if family in name), None)
 
 
 _SHORT = {"macro_precision": "P", "macro_recall": "R", "micro_f1": "F1", "binary_f1": "F1", "accuracy": "Acc"}
