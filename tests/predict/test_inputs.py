@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from prefixprop.data.labelled_rows import Columns
 from prefixprop.predict import inputs
 from prefixprop.predict.inputs import (
-    InputColumns,
     InputDocument,
     ReadAhead,
     read_inputs,
@@ -21,7 +21,7 @@ from prefixprop.predict.inputs import (
     windows,
 )
 
-COLUMNS = InputColumns()
+COLUMNS = Columns()
 
 
 def pairs(documents: Iterator[InputDocument]) -> list[tuple[str, str]]:
@@ -33,13 +33,13 @@ def pairs(documents: Iterator[InputDocument]) -> list[tuple[str, str]]:
     [
         ("a.jsonl", b'{"id": 7, "text": "one"}\n\n{"id": "x", "text": null}\n', COLUMNS, [("7", "one"), ("x", "")]),
         ("a.jsonl", b'{"text": "one"}\n{"text": "two"}\n', COLUMNS, [("1", "one"), ("2", "two")]),
-        ("a.jsonl", b'{"nr": "A", "body": "one"}\n', InputColumns("body", "nr"), [("A", "one")]),
+        ("a.jsonl", b'{"nr": "A", "body": "one"}\n', Columns(text="body", id="nr"), [("A", "one")]),
         ("a.jsonl.gz", gzip.compress(b'{"text": "packed"}'), COLUMNS, [("1", "packed")]),
         ("a.csv", b'id,text\n1,"one, two"\n', COLUMNS, [("1", "one, two")]),
         ("a.tsv", b"text\nlower\n", COLUMNS, [("1", "lower")]),
     ],
 )
-def test_tables(tmp_path: Path, name: str, content: bytes, columns: InputColumns, expected: list) -> None:
+def test_tables(tmp_path: Path, name: str, content: bytes, columns: Columns, expected: list) -> None:
     (tmp_path / name).write_bytes(content)
     documents = list(read_inputs(tmp_path / name, columns))
     assert pairs(iter(documents)) == expected

@@ -48,8 +48,7 @@ def test_the_model_is_the_one_that_was_trained(method: str, family: str, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"),
-    [("longformer-mini-4096-mlm", "longformer"), ("embedded", "longformer"), ("embedded-512", "roberta")],
+    ("name", "kind"), [("longformer-mini-4096-mlm", "longformer"), ("roberta-mini-512", "roberta")]
 )
 def test_the_embedded_model_is_found_by_its_name(name: str, kind: str, tmp_path: Path) -> None:
     run = make_run(tmp_path, "head-only", model=name)
@@ -135,6 +134,21 @@ def _forget(part: str) -> Callable[[Path], None]:
     return forget
 
 
+def _weights_of(method: str, folder: str = "adapter") -> Callable[[Path], None]:
+    def exchange(run: Path) -> None:
+        shutil.rmtree(run / "adapter")
+        shutil.copytree(make_run(run.parent / "other", method, "roberta") / folder, run / folder)
+
+    return exchange
+
+
+def _too_long(run: Path) -> None:
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    (run / "config.yaml").write_text(yaml.safe_dump(config | {"max_length": 128}))
+    load_run(run)
+    (run / "config.yaml").write_text(yaml.safe_dump(config | {"max_length": 129}))
+
+
 def _write_head(tensors: dict[str, torch.Tensor]) -> Callable[[Path], None]:
     return lambda run: save_file(tensors, run / "head" / "head.safetensors")
 
@@ -170,12 +184,18 @@ FAULTS: list[tuple[Callable[[Path], None], str]] = [
     (_pickle_weights, "adapter_model.safetensors: the file is missing"),
     (_remove("tokenizer"), "tokenizer is missing"),
     (_write("tokenizer/tokenizer.json", "{"), "tokenizer cannot be read"),
+    (_weights_of("lora"), "of the type LORA, but the method in config.yaml is prefix-propagation"),
+    (_weights_of("prefix-tuning"), "of the type LONG_PREFIX_TUNING, but the method in config.yaml is"),
+    (_weights_of("fine-tuning", "model"), "prefix-propagation keeps its weights in adapter alone, .* it has model"),
+    (_too_long, r"config\.yaml: max_length is 129, but the model reads 128 tokens at most"),
     (_remove("../base"), r"base model .*base' cannot be loaded \((?!--model).*Put it back where it was"),
 ]
 
 
 OF_OTHER_METHODS: list[tuple[str, Callable[[Path], None], str]] = [
     ("lora", _forget("layer.1.attention.self.query.lora_B"), "weights of .*query.lora_B.* are missing"),
+    ("fine-tuning", _too_long, "max_length is 129, but the model reads 128 tokens at most"),
+    ("head-only", _too_long, "max_length is 129, but the model reads 128 tokens at most"),
     ("head-only", _remove("head/head.safetensors"), "head.safetensors: the file is missing"),
     ("head-only", _write_head({}), "head.safetensors: the weights do not fit"),
     ("head-only", _write_head({"other.weight": torch.zeros(2)}), "head.safetensors: the weights do not fit"),
@@ -208,11 +228,6 @@ def test_code_in_a_run_is_never_run(method: str, part: str, tmp_path: Path, monk
     with pytest.raises(ValueError, match=r"cannot be read \(.*contains custom code"):
         load_run(run)
     assert not (tmp_path / "code-ran").exists()
-
-
-def test_no_run_at_all(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="no such run directory"):
-        load_run(tmp_path / "nowhere")
 
 
 def test_devices(tmp_path: Path) -> None:

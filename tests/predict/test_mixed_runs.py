@@ -15,7 +15,6 @@ import yaml
 from prefixprop import load_run
 from prefixprop.train import RunDirectory, train
 
-from tiny_runs import make_run
 from tiny_training import tiny_settings
 
 METHODS = ("prefix-propagation", "fine-tuning", "head-only")
@@ -94,29 +93,4 @@ FAULTS: dict[str, Callable[[Path, Path], None]] = {
 def test_parts_that_do_not_belong_together(message: str, run: Path, trained: Path) -> None:
     FAULTS[message](run, trained)
     with pytest.raises(ValueError, match=rf"run: {message}, so the parts .* restore .* --overwrite`\.$"):
-        load_run(run)
-
-
-@pytest.mark.parametrize("method", ["prefix-tuning", "lora", "fine-tuning"])
-def test_another_methods_weights_in_a_run_without_a_manifest(method: str, tmp_path: Path) -> None:
-    run, other = make_run(tmp_path / "a", "prefix-propagation"), make_run(tmp_path / "b", method)
-    shutil.rmtree(run / "adapter")
-    folder = "model" if method == "fine-tuning" else "adapter"
-    shutil.copytree(other / folder, run / folder)
-    message = {
-        "prefix-tuning": "of the type LONG_PREFIX_TUNING, but the method in config.yaml is prefix-propagation",
-        "lora": "of the type LORA, but the method in config.yaml is prefix-propagation",
-        "fine-tuning": "prefix-propagation keeps its weights in adapter alone, .* it has model",
-    }
-    with pytest.raises(ValueError, match=message[method]):
-        load_run(run)
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_texts_longer_than_the_model_reads_in_a_run_without_a_manifest(method: str, tmp_path: Path) -> None:
-    run = make_run(tmp_path, method, "roberta")
-    change_settings(run, max_length=128)
-    load_run(run)
-    change_settings(run, max_length=129)
-    with pytest.raises(ValueError, match=r"config\.yaml: max_length is 129, but the model reads 128 tokens at most"):
         load_run(run)

@@ -174,12 +174,7 @@ def test_what_a_file_continues_with(
         ("abc", False, None, "another input: it has more documents"),
         ("", False, None, "another input: it has more documents"),
         ("abxd", True, None, "another input: it has the document 'c' where the input has 'x'"),
-        (
-            "abcd",
-            False,
-            keep(0, b"My thesis"),
-            r"out.jsonl:1: this line was not written by this run .*begins different",
-        ),
+        ("abcd", False, keep(0, b"My thesis"), r"out.jsonl:1: this line was not written by this run"),
         ("abcd", False, keep(2, b"nonsense\n"), r"out.jsonl:3: this line was not written by this run"),
         ("abcd", False, keep(2, b'{"id": "3", "label": "art"}\n'), r"out.jsonl:3: this line was not written by"),
         ("abcd", False, keep(4, b"notes\n"), r"out.jsonl:5: this line was not written by this run"),

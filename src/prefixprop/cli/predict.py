@@ -17,9 +17,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from prefixprop.choices import DEFAULT_BATCH_TOKENS, LONG_DOCUMENTS, PREDICTION_FORMATS
 from prefixprop.cli.messages import clean_errors, printable
+from prefixprop.data.labelled_rows import Columns
 from prefixprop.predict.inputs import (
     STANDARD_INPUT,
-    InputColumns,
     InputDocument,
     ReadAhead,
     read_inputs,
@@ -93,8 +93,8 @@ def predict(
         if long not in LONG_DOCUMENTS:
             raise ValueError(f"--long {long!r} is unknown; choose one of {', '.join(LONG_DOCUMENTS)}.")
         format_name = format_of(output, output_format)
-        _check_resume(resume, output, format_name)
-        columns = InputColumns(text_column, id_column)
+        _check_output(output, resume, format_name)
+        columns = Columns(text=text_column, id=id_column)
         for run in runs:
             RunDirectory(run).check_finished()
         names = _names_of(runs)
@@ -102,7 +102,7 @@ def predict(
             read_inputs(documents, columns)  # is it there?
         if output is not None:
             stack.enter_context(locked(output))
-            _check_not_there(output, resume, format_name)
+            _check_output(output, resume, format_name)  # which another process may have written meanwhile
 
         with Console(stderr=True).status("loading the model") as status:
             from prefixprop.predict.loading import load_runs
@@ -111,10 +111,9 @@ def predict(
             models = dict(zip(names, load_runs(runs), strict=True))
             for model in models.values():
                 model.check_reads_documents()
-            job = _Job(models, format_name, PredictionOptions(long, batch_tokens), output)
-            if output is not None and format_name == "jsonl":
-                fingerprint = " ".join(RunDirectory(run).fingerprint() for run in runs)
-                job.resume_from(Origin(", ".join(names), fingerprint, long, text_column, id_column))
+            fingerprint = " ".join(RunDirectory(run).fingerprint() for run in runs)
+            origin = Origin(", ".join(names), fingerprint, long, text_column, id_column)
+            job = _Job(models, format_name, PredictionOptions(long, batch_tokens), output, origin)
             status.update("counting documents")
             total = None if documents == STANDARD_INPUT else _count(documents, columns)
         if documents == STANDARD_INPUT:
@@ -130,23 +129,26 @@ class _Job:
     """From a stream of documents to predictions, in a file or on standard output, and a summary."""
 
     def __init__(
-        self, runs: dict[str, TrainedModel], format_name: str, options: PredictionOptions, output: Path | None
+        self,
+        runs: dict[str, TrainedModel],
+        format_name: str,
+        options: PredictionOptions,
+        output: Path | None,
+        origin: Origin,
     ) -> None:
         from prefixprop.predict import PredictionSummary
 
         self.runs, self.options, self.output = runs, options, output
         label_names = {name: run.label_names for name, run in runs.items()}
-        self.form = JsonLines(label_names) if format_name == "jsonl" else CommaSeparated(label_names)
+        self.form: JsonLines | CommaSeparated = CommaSeparated(label_names)
         self.resumable: ResumableOutput | None = None
+        if format_name == "jsonl":
+            self.form = JsonLines(label_names)
+            self.resumable = None if output is None else ResumableOutput(output, self.form, origin)
         self.console = Console(stderr=True, highlight=False, soft_wrap=True)
         self.summaries = {name: PredictionSummary(run.max_length) for name, run in runs.items()}
         self.documents = 0
         self.tokens_read = 0
-
-    def resume_from(self, origin: Origin) -> None:
-        """Continue what the output already has; it must have the same origin."""
-        assert self.output is not None and isinstance(self.form, JsonLines)
-        self.resumable = ResumableOutput(self.output, self.form, origin)
 
     def run(
         self,
@@ -230,22 +232,19 @@ def _write(file: BinaryIO, lines: Sequence[bytes]) -> None:
     file.flush()
 
 
-def _count(documents: str, columns: InputColumns) -> int:
+def _count(documents: str, columns: Columns) -> int:
     """Read all documents once: it is better to find an error before hours of predicting than during them."""
     return sum(1 for _ in read_inputs(documents, columns))
 
 
-def _check_resume(resume: bool, output: Path | None, format_name: str) -> None:
+def _check_output(output: Path | None, resume: bool, format_name: str) -> None:
     if resume and output is None:
         raise ValueError("--resume continues where an output file ends; give its name with --output.")
     if resume and format_name == "csv":
         raise ValueError("--resume continues JSON lines only: CSV cannot be continued. Choose an --output in .jsonl.")
     if output is not None and output.is_dir():
         raise ValueError(f"{output}: this is a folder; give --output the name of a file.")
-
-
-def _check_not_there(output: Path, resume: bool, format_name: str) -> None:
-    if output.exists() and not resume:
+    if output is not None and output.exists() and not resume:
         continue_it = "continue it with --resume, or " if format_name == "jsonl" else ""
         raise ValueError(f"{output}: the file already exists; {continue_it}choose another --output.")
 

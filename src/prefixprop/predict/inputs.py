@@ -19,7 +19,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import BinaryIO, Generic, TypeVar
 
-from prefixprop.data.labelled_rows import default_id_column, id_of, text_of
+from prefixprop.data.labelled_rows import Columns, default_id_column, id_of, text_of
 from prefixprop.data.rows import Row, decode_line, parse_object, read_rows, read_text
 
 STANDARD_INPUT = "-"
@@ -42,15 +42,7 @@ class InputDocument:
     has_own_id: bool
 
 
-@dataclass(frozen=True)
-class InputColumns:
-    """The columns of a table; without `id`, the column "id" is used if there is one."""
-
-    text: str = "text"
-    id: str | None = None
-
-
-def read_inputs(path: str | Path, columns: InputColumns) -> Iterator[InputDocument]:
+def read_inputs(path: str | Path, columns: Columns) -> Iterator[InputDocument]:
     """The documents of a table or a folder; a bad one raises a `ValueError` that names its `file:line`."""
     path = Path(path)
     if path.is_dir():
@@ -60,7 +52,7 @@ def read_inputs(path: str | Path, columns: InputColumns) -> Iterator[InputDocume
     return _documents_of(read_rows([path]), columns)
 
 
-def read_standard_input(stream: BinaryIO, columns: InputColumns) -> Iterator[InputDocument]:
+def read_standard_input(stream: BinaryIO, columns: Columns) -> Iterator[InputDocument]:
     """The documents of standard input, as they arrive."""
     lines = iter(enumerate(stream, start=1))
     opening = []
@@ -89,7 +81,7 @@ def _plain_lines(lines: Iterator[tuple[int, bytes]]) -> Iterator[InputDocument]:
         yield InputDocument(str(number), text, has_own_id=False)
 
 
-def _documents_of(rows: Iterable[Row], columns: InputColumns) -> Iterator[InputDocument]:
+def _documents_of(rows: Iterable[Row], columns: Columns) -> Iterator[InputDocument]:
     id_column = columns.id
     for number, row in enumerate(rows, start=1):
         # The first row decides, so that a later row without an id is an error and does not get a number.

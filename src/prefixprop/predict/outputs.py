@@ -90,7 +90,7 @@ class JsonLines:
         name = record.pop("id")
         by_run = {self.runs[0]: record} if len(self.runs) == 1 else record[_BY_RUN]
         if list(by_run) != self.runs:
-            raise ValueError(f"its runs are {', '.join(by_run)}")
+            raise ValueError("the line is of other runs")
         return name, [Prediction(**found) for found in by_run.values()]
 
 
@@ -188,12 +188,12 @@ class ResumableOutput:
             for number, line in enumerate(file, start=1):
                 if not line.endswith(b"\n"):
                     if not (line.startswith(_JSON_OPENING) or _JSON_OPENING.startswith(line)):
-                        raise self._not_ours(number, "it begins differently")
+                        raise self._not_ours(number)
                     break
                 try:
                     name, predictions = self.form.parsed(line)
                 except (ValueError, TypeError, KeyError, AttributeError) as error:
-                    raise self._not_ours(number, str(error)) from error
+                    raise self._not_ours(number) from error
                 if number > self._earlier.documents:
                     continue
                 document = self._take(documents)
@@ -235,7 +235,8 @@ class ResumableOutput:
     def _read_origin(self) -> Origin:
         try:
             record = json.loads(self._origin_path.read_text(encoding="utf-8"))
-            return Origin(**{field.name: record[field.name] for field in fields(Origin)})
+            earlier = Origin(**{field.name: record[field.name] for field in fields(Origin)})
+            return replace(earlier, documents=int(earlier.documents))
         except (FileNotFoundError, ValueError, TypeError, KeyError) as error:
             raise ValueError(
                 f"{self.path}: --resume cannot continue, because {self._origin_path.name}, which records what made "
@@ -248,8 +249,8 @@ class ResumableOutput:
             "have more documents at its end, or choose another --output."
         )
 
-    def _not_ours(self, number: int, problem: str) -> ValueError:
+    def _not_ours(self, number: int) -> ValueError:
         return ValueError(
-            f"{self.path}:{number}: this line was not written by this run ({problem}), so --resume cannot continue "
-            f"the file; {_START_AGAIN}."
+            f"{self.path}:{number}: this line was not written by this run, so --resume cannot continue the file; "
+            f"{_START_AGAIN}."
         )

@@ -10,9 +10,9 @@ and weighted by its number of tokens, so that a short remainder counts for littl
 from __future__ import annotations
 
 import warnings
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -52,11 +52,6 @@ class Prediction:
     tokens: int
     truncated: bool
     chunks: int = 1
-
-    @property
-    def over_limit(self) -> bool:
-        """Whether the document is longer than the model reads at once."""
-        return self.truncated or self.chunks > 1
 
 
 @dataclass(frozen=True)
@@ -270,61 +265,38 @@ def _readable(run: TrainedModel, pieces: Iterable[TokenIds]) -> list[TokenIds]:
     return [ids if len(ids) else np.array([run.pad_token_id], dtype=np.int32) for ids in pieces]
 
 
-@dataclass
-class _Unusual:
-    """Documents with something unusual: how many, and the names of the first few."""
-
-    count: int = 0
-    names: list[str] = field(default_factory=list)
-
-    def add(self, name: str) -> None:
-        self.count += 1
-        if len(self.names) < _MAX_NAMES:
-            self.names.append(name)
-
-    def described(self, what: str) -> str:
-        """Such as "2 documents are empty: 4, 17"."""
-        subject = "1 document is" if self.count == 1 else f"{self.count:,} documents are"
-        more = f" and {self.count - len(self.names):,} more" if self.count > len(self.names) else ""
-        return f"{subject} {what}: {', '.join(self.names)}{more}"
-
-
-@dataclass
 class PredictionSummary:
     """Counts over a stream of predictions; memory grows only by one number for each id that could repeat."""
 
-    max_length: int
-    documents: int = 0
-    labels: Counter[str] = field(default_factory=Counter)
-    cut: _Unusual = field(default_factory=_Unusual)
-    chunked: _Unusual = field(default_factory=_Unusual)
-    empty: _Unusual = field(default_factory=_Unusual)
-    repeated: _Unusual = field(default_factory=_Unusual)
-    _seen: set[int] = field(default_factory=set)
+    def __init__(self, max_length: int) -> None:
+        self.max_length = max_length
+        self.labels: Counter[str] = Counter()
+        self._unusual: Counter[str] = Counter()
+        self._names: defaultdict[str, list[str]] = defaultdict(list)  # of the first documents that are unusual
+        self._seen: set[int] = set()
 
     def add(self, name: str, text: str, prediction: Prediction, can_repeat: bool = False) -> None:
         """Count a document and its prediction; `can_repeat` if another document may have the same name."""
-        self.documents += 1
         self.labels[prediction.label] += 1
-        if prediction.truncated:
-            self.cut.add(name)
-        elif prediction.chunks > 1:
-            self.chunked.add(name)
-        if not text or text.isspace():
-            self.empty.add(name)
+        limit, known = f"longer than the limit of {self.max_length:,} tokens", hash(name)  # a name may be long
+        for what, is_so in {
+            f"{limit} and cut there (chunk-average reads them whole)": prediction.truncated,
+            f"{limit} and read in chunks": prediction.chunks > 1,
+            "empty": not text or text.isspace(),
+            "named like an earlier one": can_repeat and known in self._seen,
+        }.items():
+            if is_so:
+                self._unusual[what] += 1
+                if len(self._names[what]) < _MAX_NAMES:
+                    self._names[what].append(name)
         if can_repeat:
-            known = hash(name)  # ids may be long
-            if known in self._seen:
-                self.repeated.add(name)
             self._seen.add(known)
 
     def warnings(self) -> list[str]:
-        """What a user should look at, one sentence each."""
-        limit = f"longer than the limit of {self.max_length:,} tokens"
-        unusual = {
-            f"{limit} and cut there (chunk-average reads them whole)": self.cut,
-            f"{limit} and read in chunks": self.chunked,
-            "empty": self.empty,
-            "named like an earlier one": self.repeated,
-        }
-        return [documents.described(what) for what, documents in unusual.items() if documents.count]
+        """What a user should look at, such as "2 documents are empty: 4, 17"."""
+        found = []
+        for what, count in self._unusual.items():
+            subject = "1 document is" if count == 1 else f"{count:,} documents are"
+            more = f" and {count - _MAX_NAMES:,} more" if count > _MAX_NAMES else ""
+            found.append(f"{subject} {what}: {', '.join(self._names[what])}{more}")
+        return found
