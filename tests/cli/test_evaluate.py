@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from prefixprop import load_run
 from prefixprop.cli.app import app
-from prefixprop.data import fingerprint, load_data
+from prefixprop.data import fingerprint, load_data, read_json_lines
 from prefixprop.evaluate import read_predictions
 from prefixprop.train import RunDirectory
 
@@ -36,7 +39,7 @@ def call(*arguments: object, status: int = 0) -> str:
     return result.stderr if status else result.stdout
 
 
-def measured(*arguments: object) -> dict[str, Any]:
+def metrics_of(*arguments: object) -> dict[str, Any]:
     return json.loads(call(*arguments, "--json"))
 
 
@@ -45,7 +48,7 @@ def measured(*arguments: object) -> dict[str, Any]:
 def test_the_numbers_are_those_of_the_run(kind: str, split: str, request: pytest.FixtureRequest) -> None:
     run = request.getfixturevalue(kind)
     stored = json.loads((run / "metrics.json").read_text())
-    found = measured(run, "--split", split)
+    found = metrics_of(run, "--split", split)
     assert found["before"] == pytest.approx(stored[split], abs=1e-5)
     assert found["after"] == pytest.approx(stored[f"{split}_calibrated"], abs=1e-5)
     assert found["temperature"] == stored["temperature"]
@@ -57,13 +60,13 @@ def test_the_numbers_are_those_of_the_run(kind: str, split: str, request: pytest
 def test_stored_predictions_give_the_very_same_numbers(kind: str, request: pytest.FixtureRequest) -> None:
     run = request.getfixturevalue(kind)
     stored = json.loads((run / "metrics.json").read_text())
-    found = measured(run, "--predictions", run / "predictions" / "test.jsonl")
+    found = metrics_of(run, "--predictions", run / "predictions" / "test.jsonl")
     assert (found["before"], found["after"]) == (stored["test"], stored["test_calibrated"])
 
 
 def test_stored_predictions_need_no_run(run: Path) -> None:
     path = run / "predictions" / "dev.jsonl"
-    found = measured("--predictions", path)
+    found = metrics_of("--predictions", path)
     assert found["before"] == read_predictions(path).evaluate()
     assert found["after"] is None and found["temperature"] is None
     table = call("--predictions", path)
@@ -83,90 +86,125 @@ def test_the_table(run: Path) -> None:
         )
 
 
-def test_documents_of_ones_own(run: Path, tmp_path: Path) -> None:
+def test_your_documents(run: Path, tmp_path: Path) -> None:
     path = write_rows(tmp_path / "own.jsonl", texts(30, 2), 2)  # the test documents of the run
     stored = json.loads((run / "metrics.json").read_text())
-    assert measured(run, "--input", path)["before"] == pytest.approx(stored["test"], abs=1e-5)
+    assert metrics_of(run, "--input", path)["before"] == pytest.approx(stored["test"], abs=1e-5)
     path.write_text(path.read_text().replace('"law"', '"low"'))
     assert "the label 'low' is unknown; the labels are art, law, tax" in call(run, "--input", path, status=1)
     assert "there is no column 'body'" in call(run, "--input", path, "--text-column", "body", status=1)
 
 
-def test_questions_of_ones_own(wikihop_run: Path) -> None:
+def test_your_questions(wikihop_run: Path) -> None:
     stored = json.loads((wikihop_run / "metrics.json").read_text())
     path = wikihop_run.parent / "data" / "test.json"
-    assert measured(wikihop_run, "--input", path)["before"] == pytest.approx(stored["test"], abs=1e-5)
+    assert metrics_of(wikihop_run, "--input", path)["before"] == pytest.approx(stored["test"], abs=1e-5)
 
 
-def test_figures(run: Path, tmp_path: Path) -> None:
+def test_figures(run: Path, wikihop_run: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    pictures = tmp_path / "reliability.png", tmp_path / "confusion.svg"
-    call(run, "--figure", pictures[0], "--confusion", pictures[1])
-    assert pictures[0].read_bytes().startswith(b"\x89PNG")
-    assert "<svg" in pictures[1].read_text()
-    assert "pictures are written as" in call(run, "--figure", tmp_path / "picture.xyz", status=1)
-
-
-@pytest.mark.parametrize(
-    ("kind", "arguments", "told"),
-    [
-        ("run", ("--input", "x.jsonl", "--split", "dev"), "--split would change nothing here: --input has"),
-        ("run", ("--input", "x.jsonl", "--data-dir", "."), "--data-dir would change nothing here: --input has"),
-        ("run", ("--predictions", "x.jsonl", "--batch-tokens", "9"), "--batch-tokens would change nothing here"),
-        ("run", ("--text-column", "body"), "--text-column would change nothing here: it is for --input"),
-        ("wikihop_run", ("--input", "x.jsonl", "--id-column", "n"), "questions have columns of their own"),
-    ],
-)
-def test_options_without_effect(
-    kind: str, arguments: tuple[str, ...], told: str, request: pytest.FixtureRequest
-) -> None:
-    assert told in call(request.getfixturevalue(kind), *arguments, status=1)
+    figures = tmp_path / "reliability.png", tmp_path / "confusion.svg"
+    call(run, "--figure", figures[0], "--confusion", figures[1])
+    assert figures[0].read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in figures[1].read_text()
+    call(wikihop_run, "--figure", figures[0])
 
 
 def test_splits_that_are_no_longer_those_of_the_run(tmp_path: Path) -> None:
-    run = make_run(tmp_path)
+    run, test = make_run(tmp_path, family="roberta"), tmp_path / "test.jsonl"
+    assert metrics_of(run)["before"]["documents"] == 30
+    lines = test.read_text().splitlines(keepends=True)
+    test.write_text("".join(lines[:-1]))
+    assert "the documents have changed since the run was trained" in call(run, status=1)
+    assert metrics_of(run, "--input", test, "--id-column", "id")["before"]["documents"] == 29
+    test.write_text("".join(lines).replace('"tax"', '"zoo"'))
+    assert "the label 'zoo' is unknown; the labels are art, law, tax" in call(run, status=1)
+
+
+def test_a_dev_set_drawn_from_the_training_set_must_be_the_same(tmp_path: Path) -> None:
+    run, train = make_run(tmp_path, family="roberta", dev_files=[]), tmp_path / "train.jsonl"
     stored = fingerprint(load_data(**RunDirectory(run).read_settings().source))
     (run / "environment.json").write_text(json.dumps({"documents": stored}))
-    assert measured(run)["before"]["documents"] == 30
-    lines = (tmp_path / "test.jsonl").read_text().splitlines(keepends=True)
-    (tmp_path / "test.jsonl").write_text("".join(lines[:-1]))
-    assert "the documents have changed since the run was trained" in call(run, status=1)
-    assert measured(run, "--input", tmp_path / "test.jsonl", "--id-column", "id")["before"]["documents"] == 29
+    assert metrics_of(run, "--split", "dev")["before"]["documents"] == 3
+    train.write_text("".join(train.read_text().splitlines(keepends=True)[:-1]))
+    assert "the documents have changed since the run was trained" in call(run, "--split", "dev", status=1)
+    (run / "environment.json").unlink()
+    train.write_text(train.read_text().replace('"tax"', '"zoo"'))
+    (tmp_path / "test.jsonl").write_text((tmp_path / "test.jsonl").read_text().replace('"tax"', '"zoo"'))
+    assert "The data has the labels art, law, zoo, but the run" in call(run, "--split", "dev", status=1)
 
 
-def test_no_confusion_of_candidates(wikihop_run: Path, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    call(wikihop_run, "--figure", tmp_path / "reliability.png")
-    assert "the candidates of questions are none" in call(wikihop_run, "--confusion", tmp_path / "c.png", status=1)
+def test_a_split_needs_only_its_own_files(tmp_path: Path) -> None:
+    run = make_run(tmp_path, family="roberta", max_test_documents=None)
+    stored = json.loads((run / "metrics.json").read_text())
+    for split in ("train", "dev"):
+        (tmp_path / f"{split}.jsonl").unlink()
+    assert metrics_of(run, "--split", "test")["after"] == pytest.approx(stored["test_calibrated"], abs=1e-5)
+    assert "dev.jsonl: there is no such file" in call(run, "--split", "dev", status=1)
 
 
-def test_faults(run: Path, wikihop_run: Path, tmp_path: Path) -> None:
-    path = run / "predictions" / "test.jsonl"
-    assert "Give the directory of a run, or stored predictions" in call(status=1)
-    assert "--split 'train' is unknown; choose one of dev, test" in call(run, "--split", "train", status=1)
-    assert "give one of the two" in call(run, "--input", path, "--predictions", path, status=1)
-    for option in ("--figure", "--confusion"):
-        told = call(run, option, tmp_path / "picture.gif", status=1)
-        assert "picture.gif: pictures are written as" in told and "accuracy" not in told
-    assert "there is no such file of predictions" in call("--predictions", tmp_path / "nowhere.jsonl", status=1)
-    assert "--data-dir is for runs on a named task" in call(run, "--data-dir", tmp_path, status=1)
-    assert "there is no train.json" in call(wikihop_run, "--data-dir", tmp_path, status=1)
-    unlabelled = tmp_path / "predictions.jsonl"
+def test_a_sample_is_that_of_the_run(tmp_path: Path) -> None:
+    run = make_run(tmp_path, family="roberta", max_test_documents=7)
+    (run / "predictions" / "test.jsonl").unlink()
+    assert metrics_of(run)["before"]["documents"] == 7
+
+
+def test_long_documents_are_read_as_predict_reads_them(run: Path, tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "long.jsonl", ["w4 w5", *(f"{text} " * 9 for text in texts(6, seed=4))])
+    found = {long: metrics_of(run, "--input", path, "--long", long) for long in ("truncate", "chunk-average")}
+    assert metrics_of(run, "--input", path) == found["truncate"]
+    labels = [json.loads(line)["label"] for line in path.read_text().splitlines()]
+    model = load_run(run)
+    for long, metrics in found.items():
+        predictions = list(model.predict_stream([row["text"] for row in read_json_lines(path)], long=long))
+        assert any(prediction.chunks > 1 for prediction in predictions) == (long == "chunk-average")
+        likelihoods = [one.probabilities[label] for one, label in zip(predictions, labels, strict=True)]
+        assert metrics["after"]["nll"] == pytest.approx(-np.log(likelihoods).mean(), abs=1e-5)
+    assert found["truncate"]["before"]["nll"] != pytest.approx(found["chunk-average"]["before"]["nll"], abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments", "message"),
+    [
+        (None, (), "Give the directory of a run, or stored predictions"),
+        ("run", ("--split", "train"), "--split 'train' is unknown; choose one of dev, test"),
+        ("run", ("--long", "cut"), "--long 'cut' is unknown; choose one of truncate, chunk-average"),
+        ("run", ("--input", "x.jsonl", "--split", "dev"), "--split would change nothing here: --input has"),
+        ("run", ("--input", "x.jsonl", "--data-dir", "."), "--data-dir would change nothing here: --input has"),
+        ("run", ("--input", "x.jsonl", "--predictions", "x.jsonl"), "give one of the two"),
+        ("run", ("--predictions", "x.jsonl", "--batch-tokens", "9"), "--batch-tokens would change nothing here"),
+        ("run", ("--predictions", "x.jsonl", "--long", "truncate"), "--long would change nothing here"),
+        ("run", ("--text-column", "body"), "--text-column would change nothing here: it is for --input"),
+        ("run", ("--figure", "a.gif"), "a.gif: pictures are written as"),
+        ("run", ("--confusion", "a.gif"), "a.gif: pictures are written as"),
+        ("run", ("--data-dir", "."), "--data-dir is for runs on a named task"),
+        (None, ("--predictions", "nowhere.jsonl"), "there is no such file of predictions"),
+        ("wikihop_run", ("--data-dir", "."), "has no WikiHop questions"),
+        ("wikihop_run", ("--input", "x.jsonl", "--id-column", "n"), "questions have columns of their own"),
+        ("wikihop_run", ("--long", "truncate"), "--long would change nothing here: questions are always read in"),
+        ("wikihop_run", ("--confusion", "c.png"), "the candidates of questions are not shared"),
+    ],
+)
+def test_what_is_refused(
+    kind: str | None, arguments: tuple[str, ...], message: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    given = () if kind is None else (request.getfixturevalue(kind),)
+    with contextlib.chdir(tmp_path):
+        told = call(*given, *arguments, status=1)
+    assert told.startswith("Error: ") and message in told
+
+
+def test_damaged_predictions(run: Path, tmp_path: Path) -> None:
+    path, damaged = run / "predictions" / "test.jsonl", tmp_path / "cut\x1b.jsonl"
     lines = [json.loads(line) | {"label": None} for line in path.read_text().splitlines()]
-    unlabelled.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert "has no label, so its prediction cannot be evaluated" in call("--predictions", unlabelled, status=1)
+    damaged.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert "has no label, so its prediction cannot be evaluated" in call("--predictions", damaged, status=1)
+    damaged.write_text(path.read_text()[:-30])
+    told = call("--predictions", damaged, status=1)
+    assert told.startswith("Error: ") and r"cut\x1b.jsonl:30: broken JSON" in told and len(told.splitlines()) == 1
 
 
 def test_a_run_without_test_documents(tmp_path: Path) -> None:
     run = make_run(tmp_path, family="roberta", test_files=[])
     assert "the run's task has no test documents; try --split dev" in call(run, status=1)
-    assert measured(run, "--split", "dev")["before"]["documents"] == 30
-
-
-def test_data_with_other_labels(tmp_path: Path) -> None:
-    run = make_run(tmp_path, family="roberta")
-    train = tmp_path / "train.jsonl"
-    train.write_text(train.read_text().replace('"tax"', '"zoo"'))
-    (tmp_path / "test.jsonl").write_text((tmp_path / "test.jsonl").read_text().replace('"tax"', '"zoo"'))
-    (tmp_path / "dev.jsonl").write_text((tmp_path / "dev.jsonl").read_text().replace('"tax"', '"zoo"'))
-    assert "The data has the labels art, law, zoo, but the run" in call(run, status=1)
+    assert metrics_of(run, "--split", "dev")["before"]["documents"] == 30

@@ -23,12 +23,11 @@ from typer.testing import CliRunner
 
 from prefixprop import load_run
 from prefixprop.cli.app import app
-from prefixprop.predict import windows
-from prefixprop.predict.outputs import StoredPrediction, line_format, read_stored
+from prefixprop.predict import inputs
+from prefixprop.predict.outputs import locked
 
 from killed_runs import killed
-from tiny_questions import invented
-from tiny_runs import LABEL_NAMES, finish_again, make_run, make_wikihop_run, texts, write_rows
+from tiny_runs import LABEL_NAMES, make_run, texts, write_rows
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +37,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(windows, "MOST_DOCUMENTS", 8)
+    monkeypatch.setattr(inputs, "MAX_DOCUMENTS", 8)
 
 
 def call(*arguments: object, status: int = 0, stdin: bytes | None = None) -> tuple[str, str]:
@@ -55,21 +54,16 @@ def lines_of(text: str) -> list[dict[str, Any]]:
 
 def assert_same(output: Path, expected: Path) -> None:
     """The same predictions but for the last digits, which depend on the batches."""
-    found, other = _stored(output), _stored(expected)
-    assert [line.id for line in found] == [line.id for line in other]
+    found, other = lines_of(output.read_text()), lines_of(expected.read_text())
+    assert [(line["id"], line["label"]) for line in found] == [(line["id"], line["label"]) for line in other]
     for line, same in zip(found, other, strict=True):
-        for one, two in zip(line.predictions, same.predictions, strict=True):
-            assert one.label == two.label
-            assert one.probabilities == pytest.approx(two.probabilities, abs=1e-5)
-
-
-def _stored(path: Path) -> list[StoredPrediction]:
-    return list(read_stored(path, line_format(path.suffix[1:], {"run": LABEL_NAMES})))
+        assert line["probabilities"] == pytest.approx(same["probabilities"], abs=1e-5)
 
 
 def test_predictions_in_order_and_a_summary(run: Path, tmp_path: Path) -> None:
     documents = [*texts(30, seed=4), "", "w4 " * 50]
-    printed, told = call(run, write_rows(tmp_path / "in.jsonl", documents))
+    path = write_rows(tmp_path / "in.jsonl", documents)
+    printed, told = call(run, path)
     found = lines_of(printed)
     assert [line["id"] for line in found] == [f"d{number}" for number in range(32)]
     expected = list(load_run(run).predict_stream(documents))
@@ -81,94 +75,62 @@ def test_predictions_in_order_and_a_summary(run: Path, tmp_path: Path) -> None:
     assert "Warning: 1 document is longer than the limit of 32 tokens and cut there" in told and ": d31" in told
     assert "Warning: 1 document is empty: d30" in told
     assert "tokens/s" in told
+    path.write_text("".join(f'{{"id": "{name}", "text": "w5 w6"}}\n' for name in "abaa"))
+    printed, told = call(run, path)
+    assert [line["id"] for line in lines_of(printed)] == list("abaa")
+    assert "Warning: 2 documents are named like an earlier one: a, a" in told
 
 
 def test_the_same_documents_in_every_way_they_come(run: Path, tmp_path: Path) -> None:
     documents = texts(12, seed=8)
-    expected, _ = call(run, write_rows(tmp_path / "in.jsonl", documents))
-    probabilities = [line["probabilities"] for line in lines_of(expected)]
+    expected = lines_of(call(run, write_rows(tmp_path / "in.jsonl", documents))[0])
     folder = tmp_path / "texts"
     folder.mkdir()
     for number, text in enumerate(documents):
         (folder / f"{number:02}.txt").write_text(text)
     (tmp_path / "in.csv").write_text("text\n" + "".join(f"{text}\n" for text in documents))
-    plain = "".join(f"{text}\n" for text in documents).encode()
-    for printed in (
-        call(run, folder)[0],
-        call(run, tmp_path / "in.csv")[0],
-        call(run, "-", stdin=plain)[0],
-        call(run, "-", stdin=(tmp_path / "in.jsonl").read_bytes())[0],
+    lines = (tmp_path / "in.jsonl").read_bytes()
+    for given, stdin in (
+        (folder, None),
+        (tmp_path / "in.csv", None),
+        ("-", "\n".join(documents).encode()),
+        ("-", lines),
     ):
-        found = [line["probabilities"] for line in lines_of(printed)]
-        assert found == [pytest.approx(expected, abs=1e-5) for expected in probabilities]
-    assert [line["id"] for line in lines_of(call(run, folder)[0])][:2] == ["00.txt", "01.txt"]
+        found = lines_of(call(run, given, stdin=stdin)[0])
+        for line, same in zip(found, expected, strict=True):
+            assert line["probabilities"] == pytest.approx(same["probabilities"], abs=1e-5)
+        assert found[1]["id"] == ("01.txt" if given == folder else "d1" if stdin == lines else "2")
 
 
 def test_csv_output(run: Path, tmp_path: Path) -> None:
-    path = write_rows(tmp_path / "in.jsonl", texts(10))
-    call(run, path, "--output", tmp_path / "out" / "labels.csv")
-    written = (tmp_path / "out" / "labels.csv").read_text()
-    assert call(run, path, "--format", "csv")[0].splitlines()[0] == written.splitlines()[0]
-    rows = list(csv.DictReader(io.StringIO(written)))
+    path, output = write_rows(tmp_path / "in.jsonl", texts(10)), tmp_path / "out" / "labels.csv"
+    call(run, path, "--output", output)
+    assert output.read_text().splitlines()[0] == call(run, path, "--format", "csv")[0].splitlines()[0]
     expected = lines_of(call(run, path)[0])
-    assert [row["label"] for row in rows] == [line["label"] for line in expected]
-    for name in LABEL_NAMES:
-        found = [float(row[f"probability of {name}"]) for row in rows]
-        assert found == pytest.approx([line["probabilities"][name] for line in expected], abs=1e-5)
+    for row, line in zip(csv.DictReader(io.StringIO(output.read_text())), expected, strict=True):
+        found = {name: float(row[f"probability of {name}"]) for name in LABEL_NAMES}
+        assert row["label"] == line["label"] and found == pytest.approx(line["probabilities"], abs=1e-5)
 
 
-def test_chunks_instead_of_cutting(run: Path, tmp_path: Path) -> None:
-    path = write_rows(tmp_path / "in.jsonl", ["w4 w5", "w6 " * 70])
-    printed, told = call(run, path, "--long", "chunk-average")
-    assert [line["chunks"] for line in lines_of(printed)] == [1, 3]
-    assert "1 document is longer than the limit of 32 tokens and read in chunks: d1" in told
-
-
-def test_repeated_ids_are_predicted_and_counted(run: Path) -> None:
-    rows = b"".join(b'{"id": "%s", "text": "w5 w6"}\n' % name for name in (b"a", b"b", b"a", b"a"))
-    printed, told = call(run, "-", stdin=rows)
-    assert [line["id"] for line in lines_of(printed)] == ["a", "b", "a", "a"]
-    assert "Warning: 2 documents are named like an earlier one: a, a" in told
-
-
-@pytest.mark.parametrize("ending", ["jsonl", "csv"])
-def test_resume_after_any_loss_gives_the_same_file(run: Path, tmp_path: Path, ending: str) -> None:
-    path, output = write_rows(tmp_path / "in.jsonl", [*texts(28, seed=9), "", "w4 " * 60]), tmp_path / f"out.{ending}"
+def test_resume_after_any_loss_gives_the_same_file(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, output = write_rows(tmp_path / "in.jsonl", [*texts(28, seed=9), "", "w4 " * 60]), tmp_path / "out.jsonl"
     _, told = call(run, path, "--output", output)
-    whole = output.read_bytes()
-    uninterrupted = tmp_path / f"whole.{ending}"
-    uninterrupted.write_bytes(whole)
+    whole, uninterrupted = output.read_bytes(), Path(shutil.copy(output, tmp_path / "whole.jsonl"))
     summary = told.splitlines()[:-1]  # without the speed
     assert len(summary) == 3
     ends = [place + 1 for place, byte in enumerate(whole) if byte == ord("\n")]
-    for length in (
-        0,
-        3,
-        ends[0],
-        ends[0] + 20,
-        ends[8],
-        ends[8] + 1,
-        ends[12] - 1,
-        ends[15],
-        len(whole) - 1,
-        len(whole),
-    ):
+    read: list[int] = []
+    watch_model(monkeypatch, lambda documents: read.append(documents))
+    for length, missing in ((0, 30), (ends[0] + 20, 29), (ends[12], 17), (len(whole) - 1, 1), (len(whole), 0)):
         output.write_bytes(whole[:length])
+        read.clear()
         _, told = call(run, path, "--output", output, "--resume")
+        assert sum(read) == missing  # nothing is predicted again
         assert output.read_bytes().startswith(whole[:length].rpartition(b"\n")[0])
         assert_same(output, uninterrupted)
         assert told.splitlines()[:-1] == summary
-
-
-def test_resume_does_not_predict_again(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, output = write_rows(tmp_path / "in.jsonl", texts(30, seed=9)), tmp_path / "out.jsonl"
-    call(run, path, "--output", output)
-    lines = output.read_bytes().splitlines(keepends=True)
-    output.write_bytes(b"".join(lines[:13]))
-    read: list[int] = []
-    watch_model(monkeypatch, lambda documents: read.append(documents))
-    call(run, path, "--output", output, "--resume")
-    assert sum(read) == 17
 
 
 def watch_model(monkeypatch: pytest.MonkeyPatch, seen: Callable[[int], object]) -> None:
@@ -191,7 +153,7 @@ def test_lines_are_written_every_few_seconds(run: Path, tmp_path: Path, monkeypa
         clock[0] += 0.9 * documents
         unwritten.append(read[0] - output.read_bytes().count(b"\n"))
 
-    monkeypatch.setattr(windows, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(inputs, "perf_counter", lambda: clock[0])
     watch_model(monkeypatch, slow)
     call(run, path, "--output", output)
     assert read == [12] and max(unwritten) == 2  # 1.8 seconds
@@ -246,85 +208,82 @@ def test_standard_input_is_answered_before_it_ends(run: Path, tmp_path: Path) ->
     assert [line["id"] for line in lines_of(answers.read_text())] == ["1", "2", "3", "4"]
 
 
-def test_another_input_cannot_be_resumed(run: Path, tmp_path: Path) -> None:
+def numbered(path: Path, documents: list[str]) -> Path:
+    """Documents without ids."""
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in documents))
+    return path
+
+
+def test_the_input_may_grow(run: Path, tmp_path: Path) -> None:
     output = tmp_path / "out.jsonl"
-    call(run, write_rows(tmp_path / "in.jsonl", texts(12)), "--output", output)
-    before = output.read_bytes()
-    rows = b'{"id": "other", "text": "w4"}\n'
-    _, told = call(run, "-", "--output", output, "--resume", stdin=rows, status=1)
-    assert "The output belongs to another input: it has the document 'd0' where the input has 'other'" in told
-    _, told = call(run, write_rows(tmp_path / "in.jsonl", texts(9)), "--output", output, "--resume", status=1)
-    assert "The output has more documents than the input, from 'd9' on" in told
-    assert output.read_bytes() == before
+    call(run, numbered(tmp_path / "in.jsonl", texts(4)), "--output", output)
+    moved = Path(shutil.copytree(run, tmp_path / "moved"))
+    call(moved, numbered(tmp_path / "in.jsonl", texts(9)), "--output", output, "--resume", "--batch-tokens", 64)
+    call(run, tmp_path / "in.jsonl", "--output", tmp_path / "whole.jsonl")
+    assert_same(output, tmp_path / "whole.jsonl")
 
 
-def test_another_run_or_other_options_cannot_be_resumed(run: Path, tmp_path: Path) -> None:
-    path, output = write_rows(tmp_path / "in.jsonl", texts(6)), tmp_path / "out.jsonl"
-    call(run, path, "--output", output)
-    output.write_bytes(before := b"".join(output.read_bytes().splitlines(keepends=True)[:3]))
-
-    def refused(*arguments: object, by: Path = run) -> str:
-        _, told = call(by, path, "--output", output, "--resume", *arguments, status=1)
-        assert output.read_bytes() == before
-        assert told.startswith(f"Error: {output}: --resume cannot continue") and "choose another --output" in told
-        return told
-
-    other = make_run(tmp_path / "other", "head-only", family="roberta").rename(tmp_path / "second")
-    assert "the run was run, now second. Give the same run and options" in refused(by=other)
-    changed = Path(shutil.copytree(run, tmp_path / "run"))
-    finish_again(changed, temperature=12.5)
-    assert "the run was run, which has changed since." in refused(by=changed)
-    assert "--long was truncate, now chunk-average." in refused("--long", "chunk-average")
-    told = refused("--format", "csv", "--id-column", "id", "--text-column", "label")
-    assert (
-        "--format was jsonl, now csv; --text-column was text, now label; --id-column was not given, now id." in told
-    )
-    call(Path(shutil.copytree(run, tmp_path / "moved")), path, "--output", output, "--resume", "--batch-tokens", 64)
-    assert [line["id"] for line in lines_of(output.read_text())] == [f"d{number}" for number in range(6)]
-
-
-def test_an_output_of_unknown_origin_cannot_be_resumed(run: Path, tmp_path: Path) -> None:
-    path, output = write_rows(tmp_path / "in.jsonl", texts(6)), tmp_path / "out.jsonl"
-    call(run, path, "--output", output)
-    before, origin = output.read_bytes(), tmp_path / "out.jsonl.origin.json"
-    for damage in (lambda: origin.write_text('{"run": "ru'), lambda: origin.write_text("[]"), origin.unlink):
-        damage()
-        _, told = call(run, path, "--output", output, "--resume", status=1)
-        assert "because out.jsonl.origin.json, which says what made the file, is missing or damaged" in told
-        assert "choose another --output, or remove the file" in told
-        assert output.read_bytes() == before
-    output.unlink()
-    call(run, path, "--output", output, "--resume")
-    assert origin.exists() and len(_stored(output)) == 6
-
-
-def test_an_output_that_is_there_is_not_overwritten(run: Path, tmp_path: Path) -> None:
-    path, output = write_rows(tmp_path / "in.jsonl", texts(3)), tmp_path / "out.jsonl"
-    call(run, path, "--output", output)
-    output.write_text("precious")
-    _, told = call(run, path, "--output", output, status=1)
-    assert "out.jsonl: the file already exists; continue it with --resume" in told
-    _, told = call(run, path, "--output", output, "--resume", status=1)
-    assert "out.jsonl:1: this line was not written by this run" in told
-    assert output.read_text() == "precious"
-    assert "give its name with --output" in call(run, path, "--resume", status=1)[1]
-    assert "this is a folder" in call(run, path, "--output", tmp_path, status=1)[1]
+def _change_temperature(run: Path, output: Path) -> None:
+    metrics = run / "metrics.json"
+    metrics.write_text(metrics.read_text().replace('"temperature": ', '"temperature": 1'))
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("change", "then", "options", "message"),
     [
-        (b'{"text": "w4"}\n{"text": \n', "in.jsonl:2: broken JSON"),
-        (b'{"text": "w4"}\n\n{"text": "\xff"}\n', "in.jsonl:3: the text is not UTF-8"),
-        (b'{"body": "w4", "nr": 1}\n', "in.jsonl:1: there is no column 'text'; the columns are body, nr"),
-        (b'{"text": ["w4"]}\n', "in.jsonl:1: the column 'text' must hold text"),
-        (b"", "in.jsonl: the file is empty"),
+        # Four documents of one week, then six of the next: all are numbered from 1.
+        (None, texts(6, seed=2), (), "another input: the first 4 documents are not those that it was made from"),
+        (_change_temperature, texts(4), (), "the run was run, which has changed since."),
+        (None, texts(4), ("--long", "chunk-average"), "--long was truncate, now chunk-average."),
+        (
+            lambda run, output: output.write_text("precious"),
+            texts(4),
+            (),
+            "out.jsonl:1: this line was not written by",
+        ),
     ],
 )
-def test_a_fault_of_a_file_is_found_before_any_work(run: Path, tmp_path: Path, content: bytes, message: str) -> None:
-    (tmp_path / "in.jsonl").write_bytes(content)
+def test_what_is_not_resumed(
+    change: Callable[[Path, Path], None] | None,
+    then: list[str],
+    options: tuple[str, ...],
+    message: str,
+    run: Path,
+    tmp_path: Path,
+) -> None:
+    run, output = Path(shutil.copytree(run, tmp_path / "run")), tmp_path / "out.jsonl"
+    call(run, numbered(tmp_path / "in.jsonl", texts(4)), "--output", output)
+    if change is not None:
+        change(run, output)
+    before = output.read_bytes()
+    numbered(tmp_path / "in.jsonl", then)
+    _, told = call(run, tmp_path / "in.jsonl", "--output", output, "--resume", *options, status=1)
+    assert told.startswith(f"Error: {output}") and message in told and "choose another --output" in told
+    assert len(told.splitlines()) == 1 and output.read_bytes() == before
+
+
+def test_an_output_that_is_there_is_not_overwritten(run: Path, tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "in.jsonl", texts(3))
+    for name, advice in (("out.jsonl", "continue it with --resume, or choose"), ("out.csv", "choose")):
+        (tmp_path / name).write_text("precious")
+        _, told = call(run, path, "--output", tmp_path / name, status=1)
+        assert f"{name}: the file already exists; {advice} another --output" in told
+        assert (tmp_path / name).read_text() == "precious"
+
+
+@pytest.mark.parametrize("options", [(), ("--resume",)])
+def test_two_processes_do_not_write_one_file(run: Path, tmp_path: Path, options: tuple[str, ...]) -> None:
+    path, output = write_rows(tmp_path / "in.jsonl", texts(3)), tmp_path / "out.jsonl"
+    with locked(output):
+        _, told = call(run, path, "--output", output, *options, status=1)
+    assert f"Error: {output}: another process is writing this file" in told and not output.exists()
+    call(run, path, "--output", output, *options)
+
+
+def test_a_fault_of_a_file_is_found_before_any_work(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_bytes(b'{"text": "w4"}\n{"text": \n')
     printed, told = call(run, tmp_path / "in.jsonl", "--output", tmp_path / "out.jsonl", status=1)
-    assert told.startswith("Error: ") and message in told and len(told.splitlines()) == 1
+    assert told.startswith(f"Error: {tmp_path / 'in.jsonl'}:2: broken JSON") and len(told.splitlines()) == 1
     assert not printed and not (tmp_path / "out.jsonl").exists()
 
 
@@ -368,16 +327,44 @@ def test_out_of_memory(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert "lower batch_tokens (--batch-tokens)" in told
 
 
-def test_wrong_choices(run: Path, tmp_path: Path) -> None:
-    path = write_rows(tmp_path / "in.jsonl", texts(3))
-    assert (
-        "--long 'cut' is unknown; choose one of truncate, chunk-average"
-        in call(run, path, "--long", "cut", status=1)[1]
-    )
-    assert "--format 'xml' is unknown; choose one of jsonl, csv" in call(run, path, "--format", "xml", status=1)[1]
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--long", "cut"), "--long 'cut' is unknown; choose one of truncate, chunk-average"),
+        (("--format", "xml"), "--format 'xml' is unknown; choose one of jsonl, csv"),
+        (("--output", "x.parquet"), "x.parquet: give --output a name that ends in .jsonl or .csv"),
+        (("--output", "new.csv", "--resume"), "--resume continues JSON lines only: CSV cannot be continued."),
+        (("--resume",), "give its name with --output"),
+        (("--output", ".", "--format", "csv"), ".: this is a folder"),
+        (("--id-column", "nr"), "there is no column 'nr'"),
+    ],
+)
+def test_wrong_choices(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_rows(Path("in.jsonl"), texts(3))
+    assert message in call(run, "in.jsonl", *arguments, status=1)[1]
+    assert os.listdir() == ["in.jsonl"]
+
+
+def test_wrong_paths(run: Path, tmp_path: Path) -> None:
     assert "there is no such file or folder" in call(run, tmp_path / "nowhere", status=1)[1]
-    assert "there is no column 'nr'" in call(run, path, "--id-column", "nr", status=1)[1]
-    assert "no such run directory" in call(tmp_path / "nowhere", path, status=1)[1]
+    assert "no such run directory" in call(tmp_path / "nowhere", tmp_path / "in.jsonl", status=1)[1]
+
+
+def test_control_characters_do_not_reach_the_terminal(tmp_path: Path) -> None:
+    red = "\x1b[31m"
+    run = make_run(tmp_path / red, family="roberta", label_names=(f"a{red}", f"b{red}"))
+    path = tmp_path / "in.jsonl"
+    path.write_text(json.dumps({"id": f"{red}é", "text": ""}))
+    _, told = call(run, path)
+    assert "\x1b" not in told and r"a\x1b[31m" in told and r"empty: \x1b[31mé" in told
+    printed, terminal = os.openpty()
+    command = [sys.executable, "-m", "prefixprop", "predict", str(run), str(path), "--format", "csv"]
+    subprocess.run(command, stdout=terminal, stderr=subprocess.DEVNULL, timeout=120, check=True)
+    shown = os.read(printed, 10_000).decode()
+    assert "\x1b" not in shown and r"\x1b[31mé" in shown and len(shown.splitlines()) == 2
 
 
 def test_a_reader_that_leaves(run: Path, tmp_path: Path) -> None:
@@ -386,14 +373,3 @@ def test_a_reader_that_leaves(run: Path, tmp_path: Path) -> None:
     result = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=120)
     assert json.loads(result.stdout)["id"] == "d0"
     assert "Traceback" not in result.stderr and "BrokenPipe" not in result.stderr
-
-
-def test_a_run_on_wikihop_is_refused(tmp_path: Path) -> None:
-    run = make_wikihop_run(
-        tmp_path, {split: invented(3, seed) for seed, split in enumerate(("train", "dev", "test"))}
-    )
-    questions = tmp_path / "questions.jsonl"
-    questions.write_text('{"id": "q", "query": "who", "candidates": ["a"], "supports": []}\n')
-    for file in (write_rows(tmp_path / "in.jsonl", texts(3)), questions):
-        _, told = call(run, file, status=1)
-        assert "trained on WikiHop" in told and "prefixprop evaluate" in told

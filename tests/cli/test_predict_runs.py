@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import shutil
 from pathlib import Path
@@ -16,8 +14,8 @@ from typer.testing import CliRunner
 
 from prefixprop import load_run
 from prefixprop.cli.app import app
-from prefixprop.predict import predictor, token_batches
-from prefixprop.predict.trained_model import load_runs
+from prefixprop.predict import PredictionOptions, token_batches, trained_model
+from prefixprop.predict.loading import load_runs
 
 from tiny_questions import invented
 from tiny_runs import finish_again, make_run, make_wikihop_run, texts, write_rows
@@ -81,15 +79,15 @@ def test_documents_are_read_once_and_models_are_shared(runs: list[Path], monkeyp
     assert len({id(run.model) for run in loaded}) == 3 and len({id(run.tokenizer) for run in loaded}) == 1
     assert [run.adapter for run in loaded] == ["run0", "run1", "run2", None, None]
     tokenized: list[int] = []
-    original = predictor.encode_documents
+    original = trained_model.encode_documents
     monkeypatch.setattr(
-        predictor, "encode_documents", lambda given, *rest: tokenized.append(len(given)) or original(given, *rest)
+        trained_model, "encode_documents", lambda given, *rest: tokenized.append(len(given)) or original(given, *rest)
     )
-    answers = predictor.predict_with_each(loaded, DOCUMENTS, predictor.PredictionOptions())
+    answers = trained_model.predict_with_each(loaded, DOCUMENTS, PredictionOptions())
     assert tokenized == [len(DOCUMENTS)] * 2  # one run cuts earlier
     for run, alone in zip(loaded, map(load_run, runs), strict=True):
         place = loaded.index(run)
-        expected = predictor.predict_together(alone, DOCUMENTS, predictor.PredictionOptions())
+        expected = alone.predict_stream(DOCUMENTS)
         for found, other in zip(answers, expected, strict=True):
             assert_alike(vars(found[place]), vars(other))
         assert run.logits(DOCUMENTS[:3]) == pytest.approx(alone.logits(DOCUMENTS[:3]), abs=1e-5)
@@ -115,30 +113,19 @@ def test_runs_share_a_pass_where_the_documents_of_all_fit_in_a_batch(
         assert read == passes
 
 
-@pytest.mark.parametrize("ending", ["jsonl", "csv"])
-def test_resume(runs: list[Path], tmp_path: Path, ending: str) -> None:
-    path, output = write_rows(tmp_path / "in.jsonl", DOCUMENTS), tmp_path / f"out.{ending}"
+def test_resume(runs: list[Path], tmp_path: Path) -> None:
+    path, output = write_rows(tmp_path / "in.jsonl", DOCUMENTS), tmp_path / "out.jsonl"
     _, told = call(*runs[:2], path, "--output", output)
     whole = output.read_bytes()
     ends = [place + 1 for place, byte in enumerate(whole) if byte == ord("\n")]
-    for length in (ends[4] + 7, 0, len(whole)):
-        output.write_bytes(whole[:length])
-        _, again = call(*runs[:2], path, "--output", output, "--resume")
-        assert output.read_bytes().count(b"\n") == len(ends) and again.splitlines()[:-1] == told.splitlines()[:-1]
+    output.write_bytes(whole[: ends[4] + 7])
+    _, again = call(*runs[:2], path, "--output", output, "--resume")
+    assert output.read_bytes().count(b"\n") == len(ends) and again.splitlines()[:-1] == told.splitlines()[:-1]
     for others in (runs[:1], runs[1::-1], [runs[0], runs[2]]):
         _, refused = call(*others, path, "--output", output, "--resume", status=1)
         assert "the run was first, second, now" in refused
     moved = shutil.copytree(runs[1], tmp_path / "moved")
     assert "this line was not written by" in call(runs[0], moved, path, "--output", output, "--resume", status=1)[1]
-
-
-def test_csv(runs: list[Path], tmp_path: Path) -> None:
-    path = write_rows(tmp_path / "in.jsonl", DOCUMENTS)
-    rows = list(csv.DictReader(io.StringIO(call(*runs[:2], path, "--format", "csv")[0])))
-    lines = [json.loads(line)["predictions"] for line in call(*runs[:2], path)[0].splitlines()]
-    for row, line in zip(rows, lines, strict=True):
-        assert row["first: label"] == line["first"]["label"] and row["second: label"] == line["second"]["label"]
-        assert float(row["second: probability of yes"]) == pytest.approx(line["second"]["probabilities"]["yes"])
 
 
 def test_names_and_what_is_refused(runs: list[Path], tmp_path: Path) -> None:

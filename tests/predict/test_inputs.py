@@ -1,53 +1,49 @@
-"""Documents from tables, folders and standard input."""
+"""Documents from tables, folders and standard input, and in windows of a few seconds."""
 
 from __future__ import annotations
 
 import gzip
 import io
-import json
+import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from prefixprop.predict.inputs import InputColumns, InputDocument, read_inputs, read_standard_input
+from prefixprop.data.files import Columns
+from prefixprop.predict import inputs
+from prefixprop.predict.inputs import (
+    InputDocument,
+    ReadAhead,
+    read_inputs,
+    read_standard_input,
+    windows,
+)
 
-COLUMNS = InputColumns()
-
-
-def read(path: Path, columns: InputColumns = COLUMNS) -> list[tuple[str, str]]:
-    return [(document.id, document.text) for document in read_inputs(path, columns)]
-
-
-def piped(content: bytes, columns: InputColumns = COLUMNS) -> list[tuple[str, str]]:
-    return [(document.id, document.text) for document in read_standard_input(io.BytesIO(content), columns)]
-
-
-def test_json_lines_with_and_without_ids(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_text('{"id": 7, "text": "one"}\n\n{"id": "x", "text": null}\n')
-    assert read(path) == [("7", "one"), ("x", "")]
-    path.write_text('{"text": "one"}\n{"text": "two"}\n')
-    assert read(path) == [("1", "one"), ("2", "two")]
-    path.write_text('{"nr": "A", "body": "one"}\n')
-    (document,) = read_inputs(path, InputColumns("body", "nr"))
-    assert document == InputDocument("A", "one", has_own_id=True)
+COLUMNS = Columns()
 
 
-def test_the_first_row_decides_whether_there_are_ids(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_text('{"id": "a", "text": "one"}\n{"text": "two"}\n')
-    with pytest.raises(ValueError, match=r"a.jsonl:2: there is no column 'id'; the columns are text"):
-        read(path)
+def pairs(documents: Iterator[InputDocument]) -> list[tuple[str, str]]:
+    return [(document.id, document.text) for document in documents]
 
 
-def test_other_tables(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text('id,text\n1,"one, two"\n')
-    assert read(tmp_path / "a.csv") == [("1", "one, two")]
-    (tmp_path / "a.tsv").write_text("text\nlower\n")
-    assert read(tmp_path / "a.tsv") == [("1", "lower")]
-    with gzip.open(tmp_path / "a.jsonl.gz", "wt") as file:
-        file.write(json.dumps({"text": "packed"}))
-    assert read(tmp_path / "a.jsonl.gz") == [("1", "packed")]
+@pytest.mark.parametrize(
+    ("name", "content", "columns", "expected"),
+    [
+        ("a.jsonl", b'{"id": 7, "text": "one"}\n\n{"id": "x", "text": null}\n', COLUMNS, [("7", "one"), ("x", "")]),
+        ("a.jsonl", b'{"text": "one"}\n{"text": "two"}\n', COLUMNS, [("1", "one"), ("2", "two")]),
+        ("a.jsonl", b'{"nr": "A", "body": "one"}\n', Columns(text="body", id="nr"), [("A", "one")]),
+        ("a.jsonl.gz", gzip.compress(b'{"text": "packed"}'), COLUMNS, [("1", "packed")]),
+        ("a.csv", b'id,text\n1,"one, two"\n', COLUMNS, [("1", "one, two")]),
+        ("a.tsv", b"text\nlower\n", COLUMNS, [("1", "lower")]),
+    ],
+)
+def test_tables(tmp_path: Path, name: str, content: bytes, columns: Columns, expected: list) -> None:
+    (tmp_path / name).write_bytes(content)
+    documents = list(read_inputs(tmp_path / name, columns))
+    assert pairs(iter(documents)) == expected
+    assert {document.has_own_id for document in documents} == {any(name in content for name in (b"id", b"nr"))}
 
 
 def test_parquet(tmp_path: Path) -> None:
@@ -55,7 +51,7 @@ def test_parquet(tmp_path: Path) -> None:
     import pyarrow.parquet as parquet
 
     parquet.write_table(arrow.table({"id": ["p"], "text": ["column"]}), tmp_path / "a.parquet")
-    assert read(tmp_path / "a.parquet") == [("p", "column")]
+    assert pairs(read_inputs(tmp_path / "a.parquet", COLUMNS)) == [("p", "column")]
 
 
 def test_a_folder_of_texts(tmp_path: Path) -> None:
@@ -64,35 +60,133 @@ def test_a_folder_of_texts(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes("\ufeffnaïve".encode())
     (tmp_path / "notes.md").write_text("not read")
     (tmp_path / "z.txt").write_text("")
-    assert read(tmp_path) == [("a.txt", "naïve"), ("b/2.txt", "two\nlines\n"), ("z.txt", "")]
+    expected = [("a.txt", "naïve"), ("b/2.txt", "two\nlines\n"), ("z.txt", "")]
+    assert pairs(read_inputs(tmp_path, COLUMNS)) == expected
 
 
-def test_standard_input() -> None:
-    assert piped(b"one document\r\n\n{two} three\n") == [("1", "one document"), ("2", ""), ("3", "{two} three")]
-    assert piped(b"\n\nlast") == [("1", ""), ("2", ""), ("3", "last")]
-    assert piped(b'\n {"text": "one", "id": "a"}\n\n{"text": "two", "id": "b"}') == [("a", "one"), ("b", "two")]
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"one document\r\n\n{two} three\n", [("1", "one document"), ("2", ""), ("3", "{two} three")]),
+        (b"\n\nlast", [("1", ""), ("2", ""), ("3", "last")]),
+        (b'\n {"text": "one", "id": "a"}\n\n{"text": "two", "id": "b"}', [("a", "one"), ("b", "two")]),
+        (b"", "standard input is empty"),
+        (b"\n \n", "standard input is empty"),
+        (b'{"text": "one"}\n{"text": \n', "standard input:2: broken JSON"),
+        (b"one\n\xff\n", "standard input:2: the text is not UTF-8"),
+        (b'{"body": "one"}', "standard input:1: there is no column 'text'; the columns are body"),
+    ],
+)
+def test_standard_input(content: bytes, expected: list[tuple[str, str]] | str) -> None:
+    if isinstance(expected, list):
+        assert pairs(read_standard_input(io.BytesIO(content), COLUMNS)) == expected
+    else:
+        with pytest.raises(ValueError, match=expected):
+            list(read_standard_input(io.BytesIO(content), COLUMNS))
 
 
-def test_faults_of_standard_input() -> None:
-    with pytest.raises(ValueError, match="standard input is empty"):
-        piped(b"")
-    with pytest.raises(ValueError, match="standard input is empty"):
-        piped(b"\n \n")
-    with pytest.raises(ValueError, match="standard input:2: broken JSON"):
-        piped(b'{"text": "one"}\n{"text": \n')
-    with pytest.raises(ValueError, match="standard input:2: the text is not UTF-8"):
-        piped(b"one\n\xff\n")
-    with pytest.raises(ValueError, match="standard input:1: there is no column 'text'; the columns are body"):
-        piped(b'{"body": "one"}')
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("nowhere", None, "nowhere: there is no such file or folder"),
+        (".", None, r"there are no \.txt files in this folder"),
+        ("a.txt", b"fine\nnot \xe4\n", r"a\.txt:2: the text is not UTF-8"),
+        ("a.docx", b"fine", r"a\.docx: unknown kind of file; .*\.jsonl"),
+        # The first row decides whether there are ids.
+        ("a.jsonl", b'{"id": "a", "text": "one"}\n{"text": "two"}\n', r"a.jsonl:2: there is no column 'id'"),
+    ],
+)
+def test_faults_of_files(tmp_path: Path, name: str, content: bytes | None, message: str) -> None:
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        list(read_inputs(tmp_path / name, COLUMNS))
 
 
-def test_faults_of_files(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="nowhere: there is no such file or folder"):
-        read(tmp_path / "nowhere")
-    with pytest.raises(ValueError, match=r"there are no \.txt files in this folder"):
-        read(tmp_path)
-    (tmp_path / "a.txt").write_bytes(b"fine\nnot \xe4\n")
-    with pytest.raises(ValueError, match=r"a\.txt:2: the text is not UTF-8"):
-        read(tmp_path)
-    with pytest.raises(ValueError, match=r"a\.docx: unknown kind of file; .*\.jsonl"):
-        read((tmp_path / "a.txt").rename(tmp_path / "a.docx"))
+# --- windows ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def passes(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Let seconds pass on the clock of `windows`."""
+    now = [0.0]
+    monkeypatch.setattr(inputs, "perf_counter", lambda: now[0])
+
+    def advance(seconds: float) -> None:
+        now[0] += seconds
+
+    return advance
+
+
+SHORT, LONG = "a" * 10, "a" * 1000
+
+
+@pytest.mark.parametrize(
+    ("items", "seconds_of", "limits", "sizes"),
+    [
+        (["text"] * 50, lambda _: 0.125, {}, [1, 2, 4, 8, 16, 16, 3]),
+        (["text"] * 4, lambda _: 7.0, {}, [1, 1, 1, 1]),
+        (["text"] * 30, lambda _: 0.0, {"MAX_DOCUMENTS": 8}, [1, 2, 4, 8, 8, 7]),
+        (["text"] * 14, lambda _: 0.0, {"MAX_CHARACTERS": 15}, [1, 2, 4, 4, 3]),
+        # One second each from the ninth window on; counted in documents it would be 200.
+        ([SHORT] * 255 + [LONG] * 4, lambda text: len(text) / 1000, {}, [1, 2, 4, 8, 16, 32, 64, 128, 2, 2]),
+    ],
+    ids=["grow to two seconds", "slow documents", "at most so many", "at most so long", "long behind short ones"],
+)
+def test_windows(
+    items: list[str],
+    seconds_of: Callable[[str], float],
+    limits: dict[str, int],
+    sizes: list[int],
+    passes: Callable[[float], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in limits.items():
+        monkeypatch.setattr(inputs, name, value)
+    found, given = [], []
+    for window in windows(items, text_of=str):
+        found.append(len(window))
+        given += window
+        passes(sum(map(seconds_of, window)))
+    assert given == items and found == sizes
+
+
+def test_a_slow_source_does_not_hold_documents_back(passes: Callable[[float], None]) -> None:
+    def slow() -> Iterator[str]:
+        for number in range(12):
+            passes(0.0 if number < 7 else 1.0)
+            yield str(number)
+
+    assert [len(window) for window in windows(slow(), text_of=str)] == [1, 2, 4, 2, 2, 1]
+
+
+def test_what_has_arrived_is_given_while_more_is_awaited() -> None:
+    more = threading.Event()
+
+    def slow() -> Iterator[str]:
+        yield from "abcde"
+        assert more.wait(60)
+        yield "f"
+        raise ValueError("line 7 is broken")
+
+    arriving = ReadAhead(slow())
+    found = windows(arriving, str, arriving.is_waiting)
+    arrived: list[str] = []
+    while len(arrived) < 5:  # would wait for ever if a window had to be full
+        arrived += next(found)
+    assert arrived == list("abcde")
+    more.set()
+    assert next(found) == ["f"]  # what comes before a fault is given
+    with pytest.raises(ValueError, match="line 7 is broken"):
+        next(found)
+
+
+def test_reading_ahead_keeps_order_ends_and_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inputs, "_READ_AHEAD", 3)
+    taken: list[int] = []
+    reading = ReadAhead(number for number in range(100) if taken.append(number) is None)
+    assert next(reading) == 0
+    time.sleep(0.1)
+    assert len(taken) <= 5  # one given, three waiting, one in the thread's hand
+    assert list(reading) == list(range(1, 100))
+    assert list(reading) == []

@@ -1,227 +1,149 @@
-"""Loading the model of a run directory."""
+"""A trained model's predictions of texts."""
 
 from __future__ import annotations
 
-import io
-import json
-import shutil
-from collections.abc import Callable
-from pathlib import Path
+import warnings
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import yaml
-from safetensors.torch import load_file, save_file
+from hypothesis import given
+from hypothesis import strategies as st
 
 from prefixprop import load_run
-from prefixprop.data.hyperpartisan import clean_text
-from prefixprop.evaluate import read_predictions
-from prefixprop.models import load_embedded
-from prefixprop.predict.run_data import predict_split
-from prefixprop.settings.methods import METHODS
+from prefixprop.choices import LONG_DOCUMENTS
+from prefixprop.evaluate import softmax
+from prefixprop.predict import TrainedModel
+from prefixprop.predict.token_batches import batches_by_length, inference
 
-from tiny_questions import invented
-from tiny_runs import LABEL_NAMES, finish_again, make_run, make_wikihop_run
+from tiny_questions import tiny_tokenizer
+from tiny_runs import LABEL_NAMES, make_run, texts
 
 
-@pytest.mark.parametrize("family", ["longformer", "roberta"])
-@pytest.mark.parametrize("method", METHODS)
-def test_the_model_is_the_one_that_was_trained(method: str, family: str, tmp_path: Path) -> None:
-    run = make_run(tmp_path, method, family)
-    trained = load_run(run)
-    assert trained.label_names == LABEL_NAMES and trained.max_length == 32
-    assert not trained.model.training
-    for split in ("dev", "test"):
-        stored = read_predictions(run / "predictions" / f"{split}.jsonl")
-        found = predict_split(trained, split)
-        assert found.ids == stored.ids and found.labels == stored.labels
-        assert np.abs(found.logits - stored.logits).max() < 2e-5
-        assert np.abs(stored.logits).max() > 0.1
-    measured = json.loads((run / "metrics.json").read_text())
-    assert found.with_temperature(trained.temperature).evaluate() == pytest.approx(
-        measured["test_calibrated"], abs=1e-5
-    )
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> TrainedModel:
+    return load_run(make_run(tmp_path_factory.mktemp("predictor"), family="roberta"))
+
+
+def test_labels_and_calibrated_probabilities_in_the_order_given(trained: TrainedModel) -> None:
+    documents = texts(40, seed=3)
+    predictions = trained.predict(documents, batch_tokens=64)
+    logits = np.concatenate([trained.logits([document]) for document in documents])
+    expected = softmax(logits / trained.temperature.value)
+    assert trained.temperature.value > 1.5  # a forgotten temperature would show
+    assert [tuple(prediction.probabilities) for prediction in predictions] == [LABEL_NAMES] * 40
+    found = np.array([list(prediction.probabilities.values()) for prediction in predictions])
+    assert np.abs(found - expected).max() < 1e-6
+    assert [prediction.label for prediction in predictions] == [LABEL_NAMES[row.argmax()] for row in expected]
+    assert all(prediction.confidence == max(prediction.probabilities.values()) for prediction in predictions)
+    assert [prediction.tokens for prediction in predictions] == [len(text.split()) + 2 for text in documents]
+    assert not any(prediction.truncated or prediction.chunks > 1 for prediction in predictions)
+
+
+def test_a_document_over_the_limit_is_cut(trained: TrainedModel) -> None:
+    long = texts(1, seed=5, longest=30)[0] + " w9" * 60
+    with pytest.warns(UserWarning, match=r"1 document is longer than the limit of 32 tokens and cut .*: 1 \(indices"):
+        _, cut = trained.predict(["w4 w5", long])
+    (start,) = trained.predict([" ".join(long.split()[:30])])
+    assert cut.truncated and cut.tokens == 32  # what was read
+    assert list(cut.probabilities.values()) == pytest.approx(list(start.probabilities.values()), abs=1e-6)
+    assert start.tokens == 32 and not start.truncated
+
+
+def test_chunks_are_averaged_by_their_tokens(trained: TrainedModel) -> None:
+    words = texts(1, seed=6, longest=30)[0].split() * 5 + ["w9"] * 70
+    chunks = [" ".join(words[start : start + 30]) for start in range(0, len(words), 30)]
+    assert len(chunks) > 2
+    with pytest.warns(UserWarning, match=r"1 document is longer than the limit of 32 tokens and read in chunks: 1 "):
+        short, long = trained.predict(["w4 w5", " ".join(words)], long="chunk-average")
+    parts = trained.predict(chunks)
+    weights = [len(chunk.split()) + 2 for chunk in chunks]
+    expected = np.average([list(part.probabilities.values()) for part in parts], axis=0, weights=weights)
+    assert list(long.probabilities.values()) == pytest.approx(expected, abs=1e-6)
+    assert long.chunks == len(chunks) and long.tokens == len(words) + 2 and not long.truncated
+    assert short.chunks == 1
+    assert short.probabilities == pytest.approx(trained.predict(["w4 w5"])[0].probabilities, abs=1e-6)
+    (cut,) = trained.predict_stream([" ".join(words)])
+    assert cut.probabilities != pytest.approx(long.probabilities, abs=1e-4)
+
+
+@pytest.mark.parametrize("long", LONG_DOCUMENTS)
+def test_empty_documents(trained: TrainedModel, long: str) -> None:
+    with pytest.warns(UserWarning, match=r"2 documents are empty: 0, 2 \(indices"):
+        predictions = trained.predict(["", "w5", " \n"], long=long)
+    assert predictions[0].tokens == 2 and predictions[0] == predictions[2]
+    assert sum(predictions[0].probabilities.values()) == pytest.approx(1)
+    bare = TrainedModel(**{**vars(trained), "tokenizer": tiny_tokenizer(special_tokens=False)})
+    with pytest.warns(UserWarning, match="empty"):
+        empty, full = bare.predict(["", "w5 w6"], long=long)
+    assert (empty.tokens, full.tokens) == (0, 2)
+    assert np.isfinite(list(empty.probabilities.values())).all()
+
+
+def test_nothing_to_warn_of(trained: TrainedModel) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(trained.predict(texts(3))) == 3
+        assert trained.predict([]) == []
+
+
+def test_a_stream_is_read_window_by_window(trained: TrainedModel) -> None:
+    documents, taken = texts(30, seed=2), []
+
+    def stream() -> Iterator[str]:
+        for number, text in enumerate(documents):
+            taken.append(number)
+            yield text
+
+    predictions = trained.predict_stream(stream())
+    assert not taken
+    first = next(predictions)
+    assert len(taken) == 1
+    next_two = [next(predictions), next(predictions)]
+    assert len(taken) == 3
+    found = [first, *next_two, *predictions]
+    assert len(taken) == 30
+    for prediction, expected in zip(found, trained.predict(documents), strict=True):
+        assert prediction.probabilities == pytest.approx(expected.probabilities, abs=1e-5)
+        assert (prediction.label, prediction.tokens) == (expected.label, expected.tokens)
+
+
+def test_a_stream_with_a_fault_gives_what_comes_before_it(trained: TrainedModel) -> None:
+    predictions = trained.predict_stream(["w4", "w5", "w6", "w7", None])
+    assert [next(predictions).tokens for _ in range(4)] == [3] * 4
+    with pytest.raises(TypeError, match=r"Document 4 of the list must be a text .*, got NoneType"):
+        next(predictions)
+
+
+@given(lengths=st.lists(st.integers(1, 50)), budget=st.integers(1, 200))
+def test_batches_hold_every_text_once_within_the_budget(lengths: list[int], budget: int) -> None:
+    batches = list(batches_by_length(lengths, budget))
+    assert sorted(index for batch in batches for index in batch) == list(range(len(lengths)))
+    for batch in batches:
+        assert len(batch) == 1 or len(batch) * max(lengths[index] for index in batch) <= budget
+    ordered = [lengths[index] for batch in batches for index in batch]
+    assert ordered == sorted(lengths, reverse=True)
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"),
-    [("longformer-mini-4096-mlm", "longformer"), ("roberta-mini-512", "roberta")],
+    ("texts", "options", "message"),
+    [
+        ("w4 w5", {}, "Give a list of texts"),
+        (["w4", None], {}, r"Document 1 of the list must be a text .*, got NoneType"),
+        (["w4"], {"long": "cut"}, "long='cut' is unknown; choose one of truncate, chunk-average"),
+        (["w4"], {"batch_tokens": 0}, "batch_tokens=0 must be at least 1"),
+    ],
 )
-def test_the_embedded_model_is_found_by_its_name(name: str, kind: str, tmp_path: Path) -> None:
-    run = make_run(tmp_path, "head-only", model=name)
-    factory, tokenizer = load_embedded(name)
-    shutil.rmtree(run / "tokenizer")
-    tokenizer.save_pretrained(run / "tokenizer")
-    model = factory("SEQ_CLS", num_labels=3)
-    head = {f"classifier.{key}": value for key, value in model.classifier.state_dict().items()}
-    save_file(head, run / "head" / "head.safetensors")
-    finish_again(run)
-    trained = load_run(run)
-    assert trained.model.config.model_type == kind
-    ids = tokenizer("A letter about taxes.", return_tensors="pt")
-    with torch.no_grad():
-        expected = model(**ids).logits.numpy()
-    assert trained.logits(["A letter about taxes."]) == pytest.approx(expected, abs=1e-4)
+def test_wrong_arguments(trained: TrainedModel, texts: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        trained.predict(texts, **options)
 
 
-def test_judges_on_the_documents_that_the_run_drew(tmp_path: Path) -> None:
-    predicted = predict_split(load_run(make_run(tmp_path, max_test_documents=7)), "test")
-    assert len(predicted.ids) == 7 and len(set(predicted.ids)) == 7
-
-
-def test_texts_are_prepared_as_those_of_the_task(tmp_path: Path) -> None:
-    trained = load_run(make_run(tmp_path, task="hyperpartisan"))
-    raw = "w5 https://example.org/a w6 !!!! w7"
-    assert clean_text(raw) != raw
-    (prediction,) = trained.predict([raw])
-    assert prediction.tokens == len(trained.tokenizer(clean_text(raw))["input_ids"])
-
-
-@pytest.mark.parametrize("method", ["prefix-propagation", "fine-tuning", "head-only"])
-def test_a_run_on_wikihop(method: str, tmp_path: Path) -> None:
-    questions = {split: invented(6, seed) for seed, split in enumerate(("train", "dev", "test"))}
-    run = make_wikihop_run(tmp_path, questions, method)
-    trained = load_run(run)
-    stored = read_predictions(run / "predictions" / "test.jsonl")
-    found = predict_split(trained, "test", batch_tokens=300)
-    assert found.ids == stored.ids and found.candidates == stored.candidates
-    assert np.abs(found.probabilities - stored.probabilities).max() < 1e-5
-    with pytest.raises(ValueError, match=r"trained on WikiHop.*cannot label documents"):
-        trained.predict(["w4"])
-
-
-def test_questions_that_do_not_fit_count_as_wrong(tmp_path: Path) -> None:
-    run = make_wikihop_run(
-        tmp_path, {split: invented(6, seed) for seed, split in enumerate(("train", "dev", "test"))}
-    )
-    config = yaml.safe_load((run / "config.yaml").read_text())
-    (run / "config.yaml").write_text(yaml.safe_dump(config | {"max_length": 50}))
-    finish_again(run)
-    predicted = predict_split(load_run(run), "test")
-    flat = [row for row in range(6) if np.ptp(predicted.logits[row, : len(predicted.class_names(row))]) < 1e-5]
-    assert 0 < len(flat) < 6
-    for row in flat:
-        assert predicted.probabilities[row].argmax() != predicted.labels[row]
-
-
-def _remove(name: str) -> Callable[[Path], None]:
-    def remove(run: Path) -> None:
-        path = run / name
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
-
-    return remove
-
-
-def _write(name: str, text: str) -> Callable[[Path], None]:
-    return lambda run: (run / name).write_text(text, encoding="utf-8") and None
-
-
-def _truncate_weights(run: Path) -> None:
-    path = run / "adapter" / "adapter_model.safetensors"
-    path.write_bytes(path.read_bytes()[:-100])
-
-
-def _forget(part: str) -> Callable[[Path], None]:
-    def forget(run: Path) -> None:
-        path = run / "adapter" / "adapter_model.safetensors"
-        kept = {name: tensor for name, tensor in load_file(path).items() if part not in name}
-        assert kept and len(kept) < len(load_file(path))
-        save_file(kept, path)
-
-    return forget
-
-
-def _pickle_weights(run: Path) -> None:
-    path = run / "adapter" / "adapter_model.safetensors"
-    torch.save(load_file(path), path.with_name("adapter_model.bin"))
-    path.unlink()
-
-
-def _remove_base(run: Path) -> None:
-    shutil.rmtree(run.parent / "base")
-
-
-# Of a run that the manifest is of.
-FAULTS: list[tuple[Callable[[Path], None], str]] = [
-    (_write("labels.json", '["art", "law"]'), "adapter: the weights cannot be read .*size mismatch"),
-    (_remove("adapter"), "it has none"),
-    (lambda run: (run / "model").mkdir(), "it has adapter and model"),
-    (_remove("adapter/adapter_config.json"), "adapter_config.json: the file is missing"),
-    (_truncate_weights, "adapter: the weights cannot be read"),
-    (_forget("classifier"), "adapter: the weights cannot be read .*classifier.* is missing"),
-    (_forget("prefixes"), "adapter: the weights cannot be read .*prefixes"),
-    (_pickle_weights, "adapter_model.safetensors: the file is missing"),
-    (_remove("tokenizer"), "tokenizer is missing"),
-    (_write("tokenizer/tokenizer.json", "{"), "tokenizer cannot be read"),
-    (_remove_base, r"base model .*base' cannot be loaded \((?!--model).*Put it back where it was"),
-]
-# Of what is read before the manifest.
-EARLY_FAULTS: list[tuple[Callable[[Path], None], str]] = [
-    (_remove("config.yaml"), "not a run directory, it has no config.yaml"),
-    (_remove("metrics.json"), "not finished, it has no metrics.json; finish it with `prefixprop train … --resume`"),
-    (_write("config.yaml", "model: tiny\nmethod: [a\n"), r"config.yaml:3: broken YAML"),
-    (_write("config.yaml", "- model"), r"config.yaml:1: expected lines such as 'epochs: 10'"),
-    (_write("config.yaml", "method: lora\nmodel: 3\n"), r"config.yaml:2: model: must be text, got 3"),
-]
-
-
-@pytest.mark.parametrize(("damage", "message"), FAULTS + EARLY_FAULTS)
-def test_unfinished_and_damaged_runs(damage: Callable[[Path], None], message: str, tmp_path: Path) -> None:
-    run = make_run(tmp_path, family="roberta")
-    damage(run)
-    if (damage, message) in FAULTS:
-        finish_again(run)
-    with pytest.raises((ValueError, FileNotFoundError), match=message) as caught:
-        load_run(run)
-    assert str(tmp_path) in str(caught.value)
-
-
-@pytest.mark.parametrize(("method", "part"), [("lora", "tokenizer"), ("fine-tuning", "model")])
-def test_code_in_a_run_is_never_run(method: str, part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = make_run(tmp_path, method, "roberta")
-    (run / part / "code.py").write_text(f"open({str(tmp_path / 'code-ran')!r}, 'w').close()\n")
-    file = run / part / ("config.json" if part == "model" else "tokenizer_config.json")
-    own = {"auto_map": {"AutoConfig": "code.Own", "AutoTokenizer": [None, "code.Own"]}}
-    own |= {"tokenizer_class": "Own", "model_type": "own"}
-    file.write_text(json.dumps(json.loads(file.read_text()) | own))
-    finish_again(run)
-    monkeypatch.setattr("sys.stdin", io.StringIO("y\n" * 9))
-    with pytest.raises(ValueError, match=r"cannot be read \(.*contains custom code"):
-        load_run(run)
-    assert not (tmp_path / "code-ran").exists()
-
-
-def test_lora_weights_that_are_not_there(tmp_path: Path) -> None:
-    run = make_run(tmp_path, "lora", "roberta")
-    _forget("layer.1.attention.self.query.lora_B")(run)
-    finish_again(run)
-    with pytest.raises(ValueError, match=r"adapter_model.safetensors: the weights of .*query.lora_B.* are missing"):
-        load_run(run)
-
-
-def test_no_run_at_all(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="no such run directory"):
-        load_run(tmp_path / "nowhere")
-
-
-@pytest.mark.parametrize("content", [None, {}, {"other.weight": torch.zeros(2)}, "truncated"])
-def test_damaged_heads(content: object, tmp_path: Path) -> None:
-    run = make_run(tmp_path, "head-only", "roberta")
-    path = run / "head" / "head.safetensors"
-    if content is None:
-        path.unlink()
-    elif isinstance(content, dict):
-        save_file(content, path)
-    else:
-        path.write_bytes(path.read_bytes()[:-10])
-    finish_again(run)
-    with pytest.raises((ValueError, FileNotFoundError), match=r"head.safetensors: the (weights|file)"):
-        load_run(run)
-
-
-def test_devices(tmp_path: Path) -> None:
-    run = make_run(tmp_path, family="roberta")
-    assert next(load_run(run, device="cpu").model.parameters()).device.type == "cpu"
-    with pytest.raises(ValueError, match="device='moon' is unknown"):
-        load_run(run, device="moon")
+def test_out_of_memory_names_the_setting_to_lower() -> None:
+    with (
+        pytest.raises(RuntimeError, match=r"not have enough memory \(tried.*lower batch_tokens"),
+        inference(torch.device("cpu"), bf16=False, lower="batch_tokens"),
+    ):
+        raise torch.OutOfMemoryError("tried to allocate 5 GiB\nmore")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from prefixprop.evaluate import read_predictions
-from prefixprop.predict import load_run
+from prefixprop.predict import PredictionOptions, load_run
 from prefixprop.predict.run_data import predict_split
 from prefixprop.train import RunPlan, RunSettings, plan, train
 from prefixprop.train.checkpoints import list_checkpoints
@@ -32,9 +32,11 @@ def test_the_fold_takes_the_place_of_dev_and_there_is_no_test(tmp_path: Path) ->
     assert "the dev set is fold 1 of 5 of the training set" in (run_dir / "README.md").read_text()
     # The fold is found again by `prefixprop evaluate`, and test stays unseen there too.
     trained = load_run(run_dir)
-    assert predict_split(trained, "dev").ids == stored.ids
-    with pytest.raises(ValueError, match=r"evaluated on fold 1 of 5 of train.* without test; try --split dev"):
-        predict_split(trained, "test")
+    assert predict_split(trained, "dev", PredictionOptions())[0].ids == stored.ids
+    with pytest.raises(
+        ValueError, match=r"on fold 1 of 5 of the training set.* without the test set; try --split dev"
+    ):
+        predict_split(trained, "test", PredictionOptions())
 
 
 def test_all_runs_share_the_folds(tmp_path: Path) -> None:

@@ -12,17 +12,16 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from prefixprop.choices import DEFAULT_BATCH_TOKENS
-from prefixprop.cli.messages import clean_errors, refuse
+from prefixprop.choices import DEFAULT_BATCH_TOKENS, LONG_DOCUMENTS
+from prefixprop.cli.messages import clean_errors, printable, refuse
 from prefixprop.data.files import Columns
 from prefixprop.runs.directory import RunDirectory
 
 if TYPE_CHECKING:
-    from prefixprop.evaluate import PredictionSet, Temperature
-    from prefixprop.predict import TrainedModel
+    from prefixprop.evaluate import PredictionSet
 
 SPLITS = ("dev", "test")
-_NO_CONFUSION = "--confusion needs labels that all documents share; the candidates of questions are none."
+_NO_CONFUSION = "--confusion needs labels that all documents share; the candidates of questions are not shared."
 
 
 @dataclass(frozen=True)
@@ -31,8 +30,8 @@ class _Evaluated:
 
     what: str
     before: PredictionSet
-    after: PredictionSet | None
-    temperature: Temperature | None
+    after: PredictionSet | None = None
+    temperature: float | None = None
 
 
 def evaluate(
@@ -44,9 +43,7 @@ def evaluate(
     ] = None,
     split: Annotated[
         str | None,
-        typer.Option(
-            metavar="|".join(SPLITS), help="Which split of the run's task is predicted again; test if left out."
-        ),
+        typer.Option(metavar="|".join(SPLITS), help="Which split of the run's task to predict; test if left out."),
     ] = None,
     data_dir: Annotated[Path | None, typer.Option(help="A local copy of the task's data.")] = None,
     input_file: Annotated[
@@ -54,14 +51,15 @@ def evaluate(
         typer.Option(
             "--input",
             metavar="FILE",
-            help="Labelled documents of your own instead: JSON lines, CSV, TSV or Parquet; for a run on WikiHop, "
-            "questions as QAngaroo has them.",
+            help="Your labelled documents instead: JSON lines, CSV, TSV or Parquet; for a run on WikiHop, questions "
+            "as QAngaroo has them.",
         ),
     ] = None,
     predictions: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Stored predictions instead, such as RUN/predictions/test.jsonl: no model."
+            metavar="FILE",
+            help="Stored predictions instead, such as RUN/predictions/test.jsonl; no model is loaded.",
         ),
     ] = None,
     text_column: Annotated[
@@ -74,10 +72,18 @@ def evaluate(
         str | None,
         typer.Option(help="Column of --input with the ids; if left out, id if there is one, otherwise numbers."),
     ] = None,
+    long: Annotated[
+        str | None,
+        typer.Option(
+            metavar="|".join(LONG_DOCUMENTS),
+            help="As in predict: a document over the limit is cut, which is the default, or read in chunks whose "
+            "probabilities are averaged.",
+        ),
+    ] = None,
     batch_tokens: Annotated[
         int | None,
         typer.Option(
-            min=1, help=f"Tokens in a batch; lower it where memory is short. {DEFAULT_BATCH_TOKENS} if left out."
+            min=1, help=f"Tokens in a batch; lower it if memory runs out. {DEFAULT_BATCH_TOKENS} if left out."
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
@@ -88,45 +94,58 @@ def evaluate(
         Path | None, typer.Option(metavar="FILE", help="Draw the confusion matrix (png, pdf, svg).")
     ] = None,
 ) -> None:
-    """Measure how good a run is and how far its probabilities can be trusted, before and after calibration.
+    """Show how accurate a run is and how well its probabilities are calibrated, before and after temperature scaling.
 
-    On a split of its task, on a labelled file of yours, or on stored predictions.
+    On a split of its task, on your labelled file, or on stored predictions.
 
     Example: prefixprop evaluate runs/letters --input more-letters.csv
     """
     with clean_errors():
-        if split is not None and split not in SPLITS:
-            raise ValueError(f"--split {split!r} is unknown; choose one of {', '.join(SPLITS)}.")
+        for option, value, choices in (("--split", split, SPLITS), ("--long", long, LONG_DOCUMENTS)):
+            if value is not None and value not in choices:
+                raise ValueError(f"{option} {value!r} is unknown; choose one of {', '.join(choices)}.")
         if input_file is not None and predictions is not None:
-            raise ValueError("--input is predicted and --predictions are already stored; give one of the two.")
-        of_split = {"--split": split, "--data-dir": data_dir}
-        of_input = {"--text-column": text_column, "--label-column": label_column, "--id-column": id_column}
+            raise ValueError("--input is predicted, but --predictions are stored already; give one of the two.")
+        of_split: dict[str, object] = {"--split": split, "--data-dir": data_dir}
+        of_input: dict[str, object] = {
+            "--text-column": text_column,
+            "--label-column": label_column,
+            "--id-column": id_column,
+        }
+        of_model: dict[str, object] = {"--batch-tokens": batch_tokens, "--long": long}
         if predictions is not None:
-            refuse(of_split | of_input | {"--batch-tokens": batch_tokens}, "--predictions are stored already")
+            refuse(of_split | of_input | of_model, "--predictions are stored already")
         elif input_file is not None:
             refuse(of_split, "--input has the documents")
         else:
             refuse(of_input, "it is for --input")
-        _check_pictures(figure, confusion)
+        _check_figures(figure, confusion)
         if predictions is not None:
             evaluated = _stored(predictions, run)
         elif run is None:
             raise ValueError("Give the directory of a run, or stored predictions with --predictions FILE.")
         else:
             RunDirectory(run).check_finished()
-            columns = Columns(text_column or "text", label_column or "label", id_column)
-
             with Console(stderr=True).status("loading the model") as status:
-                from prefixprop.predict import load_run
+                from prefixprop.predict import PredictionOptions, load_run
+                from prefixprop.predict.run_data import predict_file, predict_split
 
                 trained = load_run(run)
                 if trained.answers_questions:
                     refuse(of_input, "questions have columns of their own")
-                if trained.answers_questions and confusion is not None:
-                    raise ValueError(_NO_CONFUSION)
-                tokens = batch_tokens or DEFAULT_BATCH_TOKENS
+                    refuse({"--long": long}, "questions are always read in chunks")
+                    if confusion is not None:
+                        raise ValueError(_NO_CONFUSION)
                 status.update("predicting")
-                evaluated = _predicted(trained, split or "test", data_dir, input_file, columns, tokens)
+                options = PredictionOptions(long or LONG_DOCUMENTS[0], batch_tokens or DEFAULT_BATCH_TOKENS)
+                if input_file is None:
+                    what = f"{split or 'test'} of {run}"
+                    before, after = predict_split(trained, split or "test", options, data_dir)
+                else:
+                    what = f"{input_file} with {run}"
+                    columns = Columns(text_column or "text", label_column or "label", id_column)
+                    before, after = predict_file(trained, input_file, columns, options)
+            evaluated = _Evaluated(what, before, after, trained.temperature.value)
         _print(evaluated, as_json)
         if figure is not None:
             _draw_reliability(evaluated, figure)
@@ -139,56 +158,38 @@ def _stored(path: Path, run: Path | None) -> _Evaluated:
 
     if not path.is_file():
         raise FileNotFoundError(f"{path}: there is no such file of predictions.")
+    of_run = RunDirectory(path.parent.parent)
+    if path.parent == of_run.predictions_folder and of_run.is_run():
+        of_run.check_intact(predictions=True)
     before = read_predictions(path)
     if run is None:
-        return _Evaluated(str(path), before, None, None)
+        return _Evaluated(str(path), before)
     directory = RunDirectory(run)
     directory.check_finished()
-    return _calibrated(str(path), before, directory.read_temperature())
-
-
-def _predicted(
-    trained: TrainedModel,
-    split: str,
-    data_dir: Path | None,
-    input_file: Path | None,
-    columns: Columns,
-    batch_tokens: int,
-) -> _Evaluated:
-    from prefixprop.predict.run_data import predict_file, predict_split
-
-    run = trained.run_dir
-    if input_file is None:
-        before = predict_split(trained, split, data_dir, batch_tokens)
-        return _calibrated(f"{split} of {run}", before, trained.temperature)
-    before = predict_file(trained, input_file, columns, batch_tokens)
-    return _calibrated(f"{input_file} with {run}", before, trained.temperature)
-
-
-def _calibrated(what: str, before: PredictionSet, temperature: Temperature) -> _Evaluated:
-    return _Evaluated(what, before, before.with_temperature(temperature), temperature)
+    temperature = directory.read_temperature()
+    return _Evaluated(str(path), before, before.with_temperature(temperature), temperature.value)
 
 
 def _print(evaluated: _Evaluated, as_json: bool) -> None:
     before = evaluated.before.evaluate()
     after = None if evaluated.after is None else evaluated.after.evaluate()
-    temperature = None if evaluated.temperature is None else evaluated.temperature.value
+    what = printable(evaluated.what)
     if as_json:
-        record = {"evaluated": evaluated.what, "before": before, "after": after, "temperature": temperature}
+        record = {"evaluated": what, "before": before, "after": after, "temperature": evaluated.temperature}
         typer.echo(json.dumps(record, ensure_ascii=False, indent=2, allow_nan=False))
         return
-    table = Table(title=Text(evaluated.what), title_justify="left")
-    table.add_column("measure")
+    table = Table(title=Text(what), title_justify="left")
+    table.add_column("metric")
     table.add_column("before scaling" if after else "value", justify="right")
     if after is not None:
-        table.add_column(f"after scaling (T = {temperature:.3f})", justify="right")
+        table.add_column(f"after scaling (T = {evaluated.temperature:.3f})", justify="right")
     for name, value in before.items():
         values = [value] if after is None else [value, after[name]]
         table.add_row(name, *(f"{value:,}" if name == "documents" else f"{value:.4f}" for value in values))
     Console().print(table)
 
 
-def _check_pictures(*paths: Path | None) -> None:
+def _check_figures(*paths: Path | None) -> None:
     """Fail before the work, not after it."""
     from prefixprop.report.figures.canvas import check_ending
 
@@ -203,9 +204,8 @@ def _draw_reliability(evaluated: _Evaluated, path: Path) -> None:
 
     labels = evaluated.before.known_labels
     after = None if evaluated.after is None else reliability(evaluated.after.probabilities, labels)
-    value = None if evaluated.temperature is None else evaluated.temperature.value
     before = reliability(evaluated.before.probabilities, labels)
-    plot_reliability(before, after, path, temperature=value, title=evaluated.what)
+    plot_reliability(before, after, path, temperature=evaluated.temperature, title=printable(evaluated.what))
 
 
 def _draw_confusion(evaluated: _Evaluated, path: Path) -> None:
@@ -216,4 +216,4 @@ def _draw_confusion(evaluated: _Evaluated, path: Path) -> None:
     if names is None:
         raise ValueError(_NO_CONFUSION)
     counts = confusion_counts(evaluated.before.probabilities, evaluated.before.known_labels)
-    plot_confusion(counts, names, path, title=evaluated.what)
+    plot_confusion(counts, names, path, title=printable(evaluated.what))

@@ -1,22 +1,30 @@
-"""Errors on the command line: one clean line each, never a traceback."""
+"""What commands print: errors in one clean line each, never a traceback; nothing that controls the terminal."""
 
 from __future__ import annotations
 
 import contextlib
-import unicodedata
+import re
 from collections.abc import Iterator, Mapping
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 # What readers, models, settings and files raise with a message for the user (TrainingError, among others, is a
 # RuntimeError). Anything else is a bug, and its traceback is wanted.
 EXPECTED = (ValueError, OSError, ImportError, RuntimeError)
+# C0 and C1 control characters, halves of surrogate pairs, and what turns the direction of text.
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff\u202a-\u202e\u2066-\u2069]")
+
+
+def printable(text: str) -> str:
+    r"""The text, such as a label, an id or a path, with control characters as escapes like \x1b."""
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 @contextlib.contextmanager
 def clean_errors(resumable: bool = False) -> Iterator[None]:
-    """Print expected errors as `Error: …` and leave with exit status 1."""
+    """Print expected errors as `Error: …` and exit with status 1."""
     console = Console(stderr=True)
     try:
         yield
@@ -24,7 +32,7 @@ def clean_errors(resumable: bool = False) -> Iterator[None]:
         raise  # the reader of the output is gone, or the command has said why it ends
     except EXPECTED as error:
         for line in describe(error).splitlines():
-            console.print(f"[bold red]Error:[/] {_escaped(line)}", soft_wrap=True, highlight=False)
+            console.print(Text.assemble(("Error:", "bold red"), f" {printable(line)}"), soft_wrap=True)
         raise typer.Exit(1) from error
     except KeyboardInterrupt:
         console.print(f"[bold red]Stopped.[/]{' Continue with --resume.' if resumable else ''}", highlight=False)
@@ -43,22 +51,3 @@ def describe(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     return str(error) or type(error).__name__
-
-
-def printable(text: str) -> str:
-    """The text with control characters spelled out, so that a label or a path cannot steer the terminal.
-
-    >>> printable("a\x1b[31mb")
-    'a\\x1b[31mb'
-    """
-    return "".join(
-        character.encode("unicode_escape").decode() if _steers(character) else character for character in text
-    )
-
-
-def _steers(character: str) -> bool:
-    return unicodedata.category(character) in ("Cc", "Cs") and character not in "\n\t"
-
-
-def _escaped(text: str) -> str:
-    return printable(text).replace("[", r"\[")

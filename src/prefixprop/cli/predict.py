@@ -1,26 +1,36 @@
-"""`prefixprop predict`: labels with calibrated confidence for documents of your own."""
+"""`prefixprop predict`: labels with calibrated confidence for your documents."""
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import os
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, BinaryIO
+from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import typer
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from prefixprop.choices import DEFAULT_BATCH_TOKENS, LONG_DOCUMENTS, PREDICTION_FORMATS
-from prefixprop.cli.messages import clean_errors
+from prefixprop.cli.messages import clean_errors, printable
+from prefixprop.data.files import Columns
 from prefixprop.predict.inputs import (
     STANDARD_INPUT,
-    InputColumns,
     InputDocument,
+    ReadAhead,
     read_inputs,
     read_standard_input,
+    windows,
 )
-from prefixprop.predict.windows import ReadAhead
+from prefixprop.predict.outputs import CommaSeparated, JsonLines, Origin, ResumableOutput, format_of, locked
 from prefixprop.runs.directory import RunDirectory
+
+if TYPE_CHECKING:
+    from prefixprop.predict import Prediction, PredictionOptions, TrainedModel
 
 
 def predict(
@@ -28,7 +38,7 @@ def predict(
         list[Path],
         typer.Argument(
             metavar="RUN...",
-            help="Directory of a finished run, or several: each document is read once and answered by all.",
+            help="Directory of a finished run, or several: each document is read once and predicted by all.",
         ),
     ],
     documents: Annotated[
@@ -40,14 +50,15 @@ def predict(
         ),
     ],
     output: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Where the predictions go; standard output if left out.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Where the predictions go, .jsonl or .csv; standard output if left out."),
     ] = None,
     output_format: Annotated[
         str | None,
         typer.Option(
             "--format",
             metavar="|".join(PREDICTION_FORMATS),
-            help="By default csv for an output ending in .csv, otherwise jsonl.",
+            help="By default what the name of the output ends in, and jsonl for standard output.",
         ),
     ] = None,
     text_column: Annotated[str, typer.Option(help="Column of a table with the documents.")] = "text",
@@ -63,63 +74,186 @@ def predict(
         ),
     ] = LONG_DOCUMENTS[0],
     batch_tokens: Annotated[
-        int, typer.Option(min=1, help="Tokens in a batch; lower it where memory is short.")
+        int, typer.Option(min=1, help="Tokens in a batch; lower it if memory runs out.")
     ] = DEFAULT_BATCH_TOKENS,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue where the output file ends.")] = False,
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", help="Continue where the output (.jsonl) ends; the input may have grown since."),
+    ] = False,
 ) -> None:
     """Label documents with the model of a run, or of several: label, calibrated confidence and all probabilities.
 
-    It keeps the order, writes every few seconds, and answers standard input as it arrives. With several runs, a line
-    has the answers of all, by the name of the run.
+    It keeps the order, writes every few seconds, and answers standard input as it arrives. With several runs, each
+    line has the predictions of all, by the name of the run.
 
     Example: prefixprop predict runs/letters new-letters.jsonl --output labels.jsonl
     """
-    with clean_errors(resumable=True):
+    is_csv = "csv" in (output_format, "" if output is None else output.suffix.lower()[1:])
+    with clean_errors(resumable=output is not None and not is_csv), contextlib.ExitStack() as stack:
         if long not in LONG_DOCUMENTS:
             raise ValueError(f"--long {long!r} is unknown; choose one of {', '.join(LONG_DOCUMENTS)}.")
-        format_name = _format_name(output_format, output)
-        _check_output(output, resume)
-        columns = InputColumns(text_column, id_column)
+        format_name = format_of(output, output_format)
+        _check_output(output, resume, format_name)
+        columns = Columns(text=text_column, id=id_column)
         for run in runs:
             RunDirectory(run).check_finished()
+        names = _names_of(runs)
         if documents != STANDARD_INPUT:
             read_inputs(documents, columns)  # is it there?
+        if output is not None:
+            stack.enter_context(locked(output))
+            _check_output(output, resume, format_name)  # which another process may have written meanwhile
 
         with Console(stderr=True).status("loading the model") as status:
-            from prefixprop.cli.prediction_job import PredictionJob
+            from prefixprop.predict.loading import load_runs
+            from prefixprop.predict.trained_model import PredictionOptions
 
-            job = PredictionJob.prepared(runs, columns, long, batch_tokens, format_name, output)
+            models = dict(zip(names, load_runs(runs), strict=True))
+            for model in models.values():
+                model.check_reads_documents()
+            fingerprint = " ".join(RunDirectory(run).fingerprint() for run in runs)
+            origin = Origin(", ".join(names), fingerprint, long, text_column, id_column)
+            job = _Job(models, format_name, PredictionOptions(long, batch_tokens), output, origin)
             status.update("counting documents")
             total = None if documents == STANDARD_INPUT else _count(documents, columns)
-        job.run(_read(documents, columns), total)
+        if documents == STANDARD_INPUT:
+            # Detached: Python closes sys.stdin when it ends, and would fail while the thread still reads from it.
+            stream: BinaryIO = sys.stdin.detach()  # type: ignore[union-attr]
+            arriving = ReadAhead(read_standard_input(stream, columns))
+            job.run(arriving, is_waiting=arriving.is_waiting)
+        else:
+            job.run(read_inputs(documents, columns), total)
 
 
-def _read(documents: str, columns: InputColumns) -> Iterator[InputDocument]:
-    if documents == STANDARD_INPUT:
-        # Detached: Python closes sys.stdin when it ends, and would fail while the thread still reads from it.
-        stream: BinaryIO = sys.stdin.detach()  # type: ignore[union-attr]
-        return ReadAhead(read_standard_input(stream, columns))
-    return read_inputs(documents, columns)
+class _Job:
+    """From a stream of documents to predictions, in a file or on standard output, and a summary."""
+
+    def __init__(
+        self,
+        runs: dict[str, TrainedModel],
+        format_name: str,
+        options: PredictionOptions,
+        output: Path | None,
+        origin: Origin,
+    ) -> None:
+        from prefixprop.predict import PredictionSummary
+
+        self.runs, self.options, self.output = runs, options, output
+        label_names = {name: run.label_names for name, run in runs.items()}
+        self.form: JsonLines | CommaSeparated = CommaSeparated(label_names)
+        self.resumable: ResumableOutput | None = None
+        if format_name == "jsonl":
+            self.form = JsonLines(label_names)
+            self.resumable = None if output is None else ResumableOutput(output, self.form, origin)
+        self.console = Console(stderr=True, highlight=False, soft_wrap=True)
+        self.summaries = {name: PredictionSummary(run.max_length) for name, run in runs.items()}
+        self.documents = 0
+        self.tokens_read = 0
+
+    def run(
+        self,
+        documents: Iterator[InputDocument],
+        total: int | None = None,
+        is_waiting: Callable[[], bool] = lambda: False,
+    ) -> None:
+        started = time.perf_counter()
+        try:
+            if self.resumable is not None:
+                for document, predictions in self.resumable.answered(documents):
+                    self._count(document, predictions)
+                documents = itertools.chain(self.resumable.unanswered, documents)
+            with self._opened_output() as file, self._progress() as progress:
+                bar = progress.add_task("predicting", total=total, completed=self.documents)
+                for window in windows(documents, lambda document: document.text, is_waiting):
+                    self._predict(window, file)
+                    progress.advance(bar, len(window))
+        except BrokenPipeError:
+            # The reader has gone, as `head` does. Python would complain again when it closes standard output.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return
+        self._print_summary(time.perf_counter() - started)
+
+    def _predict(self, window: list[InputDocument], file: BinaryIO) -> None:
+        from prefixprop.predict.trained_model import predict_with_each
+
+        answers = predict_with_each(list(self.runs.values()), [document.text for document in window], self.options)
+        lines = [self.form.line(document.id, found) for document, found in zip(window, answers, strict=True)]
+        _write(file, lines)
+        if self.resumable is not None:
+            self.resumable.record(window)
+        for document, found in zip(window, answers, strict=True):
+            self.tokens_read += max(prediction.tokens for prediction in found)
+            self._count(document, found)
+
+    def _count(self, document: InputDocument, predictions: Sequence[Prediction]) -> None:
+        self.documents += 1
+        for summary, prediction in zip(self.summaries.values(), predictions, strict=True):
+            summary.add(document.id, document.text, prediction, can_repeat=document.has_own_id)
+
+    @contextlib.contextmanager
+    def _opened_output(self) -> Iterator[BinaryIO]:
+        if self.output is None:
+            _write(sys.stdout.buffer, [self.form.header])
+            yield sys.stdout.buffer
+            return
+        try:
+            with self.output.open("ab") as file:
+                _write(file, [self.form.header])
+                yield file
+        except BaseException as error:
+            if self.documents:
+                end = "--resume continues from there" if self.resumable else "a CSV file cannot be continued"
+                self._print(f"{self.output} has {self.documents:,} predictions; {end}.")
+            if isinstance(error, OSError) and error.filename is None and error.strerror:
+                raise OSError(error.errno, f"cannot be written ({error.strerror})", str(self.output)) from error
+            raise
+
+    def _progress(self) -> Progress:
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        return Progress(*columns, console=self.console, disable=not self.console.is_terminal)
+
+    def _print_summary(self, seconds: float) -> None:
+        for run, summary in self.summaries.items():
+            labels = ", ".join(f"{name} {count:,}" for name, count in summary.labels.most_common())
+            self._print(f"{f'{run}: ' if len(self.runs) > 1 else ''}{self.documents:,} documents: {labels}")
+        for warning in dict.fromkeys(text for summary in self.summaries.values() for text in summary.warnings()):
+            self._print(f"Warning: {warning}")
+        speed = self.tokens_read / seconds
+        self._print(f"{self.tokens_read:,} tokens in {seconds:.1f} s, {speed:,.0f} tokens/s")
+
+    def _print(self, text: str) -> None:
+        self.console.print(printable(text), markup=False)
 
 
-def _count(documents: str, columns: InputColumns) -> int:
+def _write(file: BinaryIO, lines: Sequence[bytes]) -> None:
+    if file.isatty():
+        lines = [printable(line.decode().removesuffix("\n")).encode() + b"\n" for line in lines if line]
+    file.write(b"".join(lines))
+    file.flush()
+
+
+def _count(documents: str, columns: Columns) -> int:
     """Read all documents once: it is better to find an error before hours of predicting than during them."""
     return sum(1 for _ in read_inputs(documents, columns))
 
 
-def _check_output(output: Path | None, resume: bool) -> None:
-    if output is None:
-        if resume:
-            raise ValueError("--resume continues where an output file ends; give its name with --output.")
-    elif output.is_dir():
+def _check_output(output: Path | None, resume: bool, format_name: str) -> None:
+    if resume and output is None:
+        raise ValueError("--resume continues where an output file ends; give its name with --output.")
+    if resume and format_name == "csv":
+        raise ValueError("--resume continues JSON lines only: CSV cannot be continued. Choose an --output in .jsonl.")
+    if output is not None and output.is_dir():
         raise ValueError(f"{output}: this is a folder; give --output the name of a file.")
-    elif output.exists() and not resume:
-        raise ValueError(f"{output}: the file already exists; continue it with --resume, or choose another --output.")
+    if output is not None and output.exists() and not resume:
+        continue_it = "continue it with --resume, or " if format_name == "jsonl" else ""
+        raise ValueError(f"{output}: the file already exists; {continue_it}choose another --output.")
 
 
-def _format_name(chosen: str | None, output: Path | None) -> str:
-    if chosen is not None:
-        if chosen not in PREDICTION_FORMATS:
-            raise ValueError(f"--format {chosen!r} is unknown; choose one of {', '.join(PREDICTION_FORMATS)}.")
-        return chosen
-    return "csv" if output is not None and output.suffix.lower() == ".csv" else "jsonl"
+def _names_of(folders: Sequence[Path]) -> list[str]:
+    """What the output calls these runs: the names of their folders, or the paths if two have the same name."""
+    paths = [folder.resolve() for folder in folders]
+    twice = next((path for path in paths if paths.count(path) > 1), None)
+    if twice is not None:
+        raise ValueError(f"{twice}: this run is given twice; give each run once.")
+    names = [path.name for path in paths]
+    return names if len(set(names)) == len(names) else [folder.as_posix() for folder in folders]

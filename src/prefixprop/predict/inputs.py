@@ -1,9 +1,9 @@
-"""Documents to predict: from a table, a folder of text files, or standard input.
+"""Documents to predict: from a table, a folder of text files or standard input, in windows of about two seconds.
 
 - A table (JSON lines, CSV, TSV, Parquet) has a text column, and may have an id column; a `.txt` file is one document.
-- A folder's documents are its `.txt` files, those in folders below included; the id is the path in the folder.
-- Standard input is JSON lines if its first line that is not blank begins with `{`; otherwise every line is a
-  document, a blank one an empty document.
+- A folder's documents are its `.txt` files, those in its subfolders included; the id is the path within the folder.
+- Standard input is JSON lines if its first non-blank line begins with `{`; otherwise every line is a document, and a
+  blank line is an empty one.
 
 Where there is no id column, documents are numbered from 1.
 """
@@ -11,45 +11,39 @@ Where there is no id column, documents are numbered from 1.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+import queue
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from time import perf_counter
+from typing import BinaryIO, Generic, TypeVar
 
-from prefixprop.data.rows import (
-    Row,
-    decode_line,
-    default_id_column,
-    id_of,
-    parse_object,
-    read_rows,
-    read_text,
-    text_of,
-)
+from prefixprop.data.files import Columns, default_id_column, id_of, text_of
+from prefixprop.data.rows import Row, decode_line, parse_object, read_rows, read_text
 
 STANDARD_INPUT = "-"
 _STANDARD_INPUT_NAME = "standard input"
 
+WINDOW_SECONDS = 2.0
+MAX_DOCUMENTS = 512  # in a window
+MAX_CHARACTERS = 8_000_000
+_READ_AHEAD = 256
+
+Item = TypeVar("Item")
+
 
 @dataclass(frozen=True)
 class InputDocument:
-    """A document to predict; `has_own_id` unless it was numbered or named by its path, which cannot repeat."""
+    """A document to predict; `has_own_id` is false if it was numbered, or named by its path, which cannot repeat."""
 
     id: str
     text: str
     has_own_id: bool
 
 
-@dataclass(frozen=True)
-class InputColumns:
-    """The columns of a table; without `id`, the column "id" is taken if there is one."""
-
-    text: str = "text"
-    id: str | None = None
-
-
-def read_inputs(path: str | Path, columns: InputColumns) -> Iterator[InputDocument]:
-    """The documents of a table or a folder; a bad one raises a `ValueError` with its `file:line`."""
+def read_inputs(path: str | Path, columns: Columns) -> Iterator[InputDocument]:
+    """The documents of a table or a folder; a bad one raises a `ValueError` that names its `file:line`."""
     path = Path(path)
     if path.is_dir():
         return _read_folder(path)
@@ -58,8 +52,8 @@ def read_inputs(path: str | Path, columns: InputColumns) -> Iterator[InputDocume
     return _documents_of(read_rows([path]), columns)
 
 
-def read_standard_input(stream: BinaryIO, columns: InputColumns) -> Iterator[InputDocument]:
-    """The documents of standard input, as they come in."""
+def read_standard_input(stream: BinaryIO, columns: Columns) -> Iterator[InputDocument]:
+    """The documents of standard input, as they arrive."""
     lines = iter(enumerate(stream, start=1))
     opening = []
     for number, line in lines:
@@ -87,7 +81,7 @@ def _plain_lines(lines: Iterator[tuple[int, bytes]]) -> Iterator[InputDocument]:
         yield InputDocument(str(number), text, has_own_id=False)
 
 
-def _documents_of(rows: Iterable[Row], columns: InputColumns) -> Iterator[InputDocument]:
+def _documents_of(rows: Iterable[Row], columns: Columns) -> Iterator[InputDocument]:
     id_column = columns.id
     for number, row in enumerate(rows, start=1):
         # The first row decides, so that a later row without an id is an error and does not get a number.
@@ -103,3 +97,69 @@ def _read_folder(folder: Path) -> Iterator[InputDocument]:
         raise ValueError(f"{folder}: there are no .txt files in this folder; give a folder of texts, or a file.")
     for path in paths:
         yield InputDocument(path.relative_to(folder).as_posix(), read_text(path), has_own_id=False)
+
+
+class ReadAhead(Generic[Item]):
+    """Reads items ahead in a thread, so that those that have arrived can be used while more are awaited."""
+
+    def __init__(self, items: Iterator[Item]) -> None:
+        self._arrived: queue.Queue[Item | Exception] = queue.Queue(_READ_AHEAD)
+        threading.Thread(target=self._read, args=(items,), daemon=True).start()
+
+    def __iter__(self) -> Iterator[Item]:
+        return self
+
+    def __next__(self) -> Item:
+        item = self._arrived.get()
+        if isinstance(item, Exception):
+            self._arrived.put(item)  # the next call raises it again
+            raise item
+        return item
+
+    def is_waiting(self) -> bool:
+        """Whether the next item has not arrived yet."""
+        return self._arrived.empty()
+
+    def _read(self, items: Iterator[Item]) -> None:
+        while True:
+            try:
+                self._arrived.put(next(items))
+            except Exception as error:  # including the end, a StopIteration
+                self._arrived.put(error)
+                return
+
+
+def windows(
+    items: Iterable[Item], text_of: Callable[[Item], str], is_waiting: Callable[[], bool] = lambda: False
+) -> Iterator[list[Item]]:
+    """Consecutive items in lists that take the caller about `WINDOW_SECONDS` each.
+
+    The first list has one item. After it, the time that the caller took for the last one decides how many items and
+    characters the next may have, up to twice as many. A window ends early if it is slow to fill, or if `is_waiting`
+    says that the next item has not arrived. If `items` raises, the items before the error are yielded first.
+    """
+    iterator = iter(items)
+    max_items, max_characters = 1, MAX_CHARACTERS
+    end: Exception | None = None
+    while end is None:
+        window: list[Item] = []
+        characters, started = 0, perf_counter()
+        try:
+            while not window or (
+                len(window) < max_items
+                and characters < max_characters
+                and perf_counter() - started < WINDOW_SECONDS
+                and not is_waiting()
+            ):
+                window.append(next(iterator))
+                characters += len(text_of(window[-1]))
+        except Exception as error:  # including the end, a StopIteration
+            end = error
+        if window:
+            given = perf_counter()
+            yield window
+            growth = min(2.0, WINDOW_SECONDS / max(perf_counter() - given, 1e-6))
+            max_items = min(MAX_DOCUMENTS, int(len(window) * growth))
+            max_characters = min(MAX_CHARACTERS, int(characters * growth))
+    if not isinstance(end, StopIteration):
+        raise end

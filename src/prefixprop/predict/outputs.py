@@ -1,268 +1,153 @@
-"""Predictions as lines of a growing file, which a later call can continue after a kill.
+"""Predictions as lines of a growing file: JSON lines, which a later call can continue, or CSV, which it cannot.
 
-JSON lines have the fields of a `Prediction` behind the `id`; CSV has them as columns, with one `probability of NAME`
-per label. With several runs a line has the answers of all: in JSON `predictions` has these fields by the name of the
-run; in CSV the columns of each run begin with its name. A small file beside the output says what made it, so that
-nothing else continues it.
+JSON lines have the fields of a `Prediction` after the `id`; CSV has them as columns, with one `probability of NAME`
+for each label. With several runs a line has the predictions of all: in JSON, `predictions` has these fields by the
+name of the run; in CSV, the columns of each run begin with its name.
+
+`FILE.origin.json` beside JSON lines records what made them: the runs, the options, and a digest of the documents
+answered so far. Only the same runs, options and documents continue the file; the input may have grown at its end.
 """
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import hashlib
 import io
 import json
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from filelock import FileLock, Timeout
 
 from prefixprop.atomic_files import write_json
 from prefixprop.choices import PREDICTION_FORMATS
 from prefixprop.predict.inputs import InputDocument
-from prefixprop.predict.predictor import Prediction
 
-_PROBABILITY = "probability of "
-_COLUMNS = ("label", "confidence", "tokens", "truncated", "chunks")
+if TYPE_CHECKING:
+    from prefixprop.predict.trained_model import Prediction
+
 _BY_RUN = "predictions"
+_COLUMNS = ("label", "confidence", "tokens", "truncated", "chunks")
+_FORMULA = re.compile(r"[\s\x00-\x1f]*[=+\-@]")  # what a spreadsheet would compute
+_JSON_OPENING = b'{"id": "'
+_START_AGAIN = "choose another --output, or remove the file"
 
 
-@dataclass(frozen=True)
-class StoredPrediction:
-    """A line of an output file."""
+def format_of(output: Path | None, chosen: str | None) -> str:
+    """The format of the output: the `chosen` one, or the one that the file's ending says."""
+    if chosen is not None and chosen not in PREDICTION_FORMATS:
+        raise ValueError(f"--format {chosen!r} is unknown; choose one of {', '.join(PREDICTION_FORMATS)}.")
+    ending = None if output is None else output.suffix.lower().removeprefix(".")
+    if ending not in PREDICTION_FORMATS:
+        if chosen is None and output is not None:
+            endings = " or ".join(f".{name}" for name in PREDICTION_FORMATS)
+            raise ValueError(f"{output}: give --output a name that ends in {endings}, or choose a --format.")
+        return chosen or PREDICTION_FORMATS[0]
+    if chosen not in (None, ending):
+        raise ValueError(f"{output}: the name says {ending}, but --format says {chosen}; leave --format out.")
+    return str(ending)
 
-    id: str
-    predictions: tuple[Prediction, ...]  # one for each run
+
+@contextlib.contextmanager
+def locked(output: Path) -> Iterator[None]:
+    """Keep other processes from writing this file; the lock ends with the process, even a killed one."""
+    target = output.resolve()  # one lock, whatever the file is called
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        lock = FileLock(target.with_name(f".{target.name}.prefixprop-lock")).acquire(blocking=False)
+    except Timeout:
+        raise ValueError(
+            f"{output}: another process is writing this file; wait for it, or choose another --output."
+        ) from None
+    with lock:
+        yield
 
 
-class LineFormat(ABC):
-    """How predictions become lines, and lines become predictions again.
+class JsonLines:
+    """Predictions of runs, whose label names are given by the name of the run, as JSON lines."""
 
-    `label_names` are those of each run, by its name.
-    """
+    header = b""
 
     def __init__(self, label_names: Mapping[str, tuple[str, ...]]) -> None:
-        self.label_names = label_names
-        self.has_several = len(label_names) > 1
-
-    @abstractmethod
-    def header(self) -> bytes:
-        """The line before the predictions; empty if there is none."""
-
-    @property
-    @abstractmethod
-    def opening(self) -> bytes:
-        """How every file begins."""
-
-    @abstractmethod
-    def line(self, name: str, predictions: Sequence[Prediction]) -> bytes:
-        """The line of one document, with what each run predicts, its end included."""
-
-    def written_id(self, name: str) -> str:
-        """The id as a file of this format has it."""
-        return name
-
-    @abstractmethod
-    def parsed(self, line: bytes) -> tuple[str, list[dict[str, Any]]]:
-        """The id in a line that `line` wrote, and each run's fields; anything else raises `ValueError`."""
-
-    def stored(self, line: bytes) -> StoredPrediction:
-        """A line as predictions of these runs' labels; anything else raises `ValueError`."""
-        name, fields = self.parsed(line)
-        for found, label_names in zip(fields, self.label_names.values(), strict=True):
-            if tuple(found["probabilities"]) != label_names:
-                raise ValueError(f"its labels are {', '.join(found['probabilities'])}")
-        return StoredPrediction(name, tuple(Prediction(**found) for found in fields))
-
-
-class JsonLines(LineFormat):
-    @property
-    def opening(self) -> bytes:
-        return b'{"id": "'
-
-    def header(self) -> bytes:
-        return b""
+        self.runs = list(label_names)
 
     def line(self, name: str, predictions: Sequence[Prediction]) -> bytes:
-        by_run = {run: vars(one) for run, one in zip(self.label_names, predictions, strict=True)}
-        fields = {_BY_RUN: by_run} if self.has_several else vars(predictions[0])
-        text = json.dumps({"id": name, **fields}, ensure_ascii=False, allow_nan=False)
+        by_run = {run: vars(one) for run, one in zip(self.runs, predictions, strict=True)}
+        record = vars(predictions[0]) if len(self.runs) == 1 else {_BY_RUN: by_run}
+        text = json.dumps({"id": name, **record}, ensure_ascii=False, allow_nan=False)
         # Half of a surrogate pair has no UTF-8 form; its escape is the same character to JSON.
         return text.encode("utf-8", errors="backslashreplace") + b"\n"
 
-    def parsed(self, line: bytes) -> tuple[str, list[dict[str, Any]]]:
+    def parsed(self, line: bytes) -> tuple[str, list[Prediction]]:
+        """The id and the predictions in a line; `ValueError`, `TypeError` or `KeyError` if it is no such line."""
+        from prefixprop.predict.trained_model import Prediction
+
         record = json.loads(line)
         name = record.pop("id")
-        by_run = record.pop(_BY_RUN) if self.has_several else dict.fromkeys(self.label_names, record)
-        if list(by_run) != list(self.label_names):
-            raise ValueError(f"its runs are {', '.join(by_run)}")
-        for fields in by_run.values():
-            if fields.keys() != set(Prediction.__dataclass_fields__) or not isinstance(fields["probabilities"], dict):
-                raise ValueError("it is not a prediction")
-        return name, list(by_run.values())
+        by_run = {self.runs[0]: record} if len(self.runs) == 1 else record[_BY_RUN]
+        if list(by_run) != self.runs:
+            raise ValueError("the line is of other runs")
+        return name, [Prediction(**found) for found in by_run.values()]
 
 
-class CommaSeparated(LineFormat):
-    @property
-    def opening(self) -> bytes:
-        return self.header()
+class CommaSeparated:
+    """Predictions of runs as CSV that is safe to open in a spreadsheet."""
 
-    def header(self) -> bytes:
+    def __init__(self, label_names: Mapping[str, tuple[str, ...]]) -> None:
         columns = [
-            f"{run}: {column}" if self.has_several else column
-            for run, label_names in self.label_names.items()
-            for column in (*_COLUMNS, *(_PROBABILITY + name for name in label_names))
+            column if len(label_names) == 1 else f"{run}: {column}"
+            for run, names in label_names.items()
+            for column in (*_COLUMNS, *(f"probability of {name}" for name in names))
         ]
-        return _csv_line(["id", *columns])
+        self.header = _csv_line(["id", *columns])
 
     def line(self, name: str, predictions: Sequence[Prediction]) -> bytes:
         cells: list[Any] = [name]
         for one in predictions:
-            numbers = [one.confidence, one.tokens, str(one.truncated).lower(), one.chunks]
-            cells += [one.label, *numbers, *one.probabilities.values()]
+            cells += [one.label, one.confidence, one.tokens, str(one.truncated).lower(), one.chunks]
+            cells += one.probabilities.values()
         return _csv_line(cells)
-
-    def written_id(self, name: str) -> str:
-        return _one_line(name)
-
-    def parsed(self, line: bytes) -> tuple[str, list[dict[str, Any]]]:
-        ((name, *values),) = csv.reader([line.decode("utf-8")], strict=True)
-        runs = []
-        for label_names in self.label_names.values():
-            own, values = values[: len(_COLUMNS) + len(label_names)], values[len(_COLUMNS) + len(label_names) :]
-            label, confidence, tokens, truncated, chunks, *probabilities = own
-            by_name = zip(label_names, map(float, probabilities), strict=True)
-            runs.append(
-                {
-                    "label": label,
-                    "confidence": float(confidence),
-                    "probabilities": dict(by_name),
-                    "tokens": int(tokens),
-                    "truncated": truncated == "true",
-                    "chunks": int(chunks),
-                }
-            )
-        if values:
-            raise ValueError("it is not a prediction")
-        return name, runs
-
-
-def line_format(name: str, label_names: Mapping[str, tuple[str, ...]]) -> LineFormat:
-    """The format of that name, for predictions of runs with these labels."""
-    formats = dict(zip(PREDICTION_FORMATS, (JsonLines, CommaSeparated), strict=True))
-    return formats[name](label_names)
-
-
-def drop_half_written_line(path: Path, form: LineFormat) -> None:
-    """Cut the file after its last complete line: a killed process may have written part of the next one."""
-    with path.open("r+b") as file:
-        # A file of another kind must not lose a byte.
-        opening = file.read(len(form.opening))
-        if not form.opening.startswith(opening):
-            raise _not_ours(path, 1, "it begins differently")
-        end = file.seek(0, io.SEEK_END)
-        while end > 0:
-            start = max(0, end - 65_536)
-            file.seek(start)
-            found = file.read(end - start).rfind(b"\n")
-            if found >= 0:
-                end = start + found + 1
-                break
-            end = start
-        file.truncate(end)
-
-
-def read_stored(path: Path, form: LineFormat) -> Iterator[StoredPrediction]:
-    """The predictions of an output file, one at a time; any other line raises `ValueError` with `file:line`."""
-    with path.open("rb") as file:
-        header = form.header()
-        for number, line in enumerate(file, start=1):
-            if number == 1 and header:
-                if line != header:
-                    raise _not_ours(path, 1, "its columns differ")
-                continue
-            try:
-                yield form.stored(line)
-            except (ValueError, TypeError, KeyError, csv.Error) as error:
-                raise _not_ours(path, number, str(error)) from error
-
-
-def _not_ours(path: Path, number: int, problem: str) -> ValueError:
-    return ValueError(
-        f"{path}:{number}: this line was not written by this run in this format ({problem}), so --resume cannot "
-        "continue the file; choose another --output, or remove the file."
-    )
 
 
 def _csv_line(values: list[Any]) -> bytes:
     text = io.StringIO()
-    cells = [_one_line(value) if isinstance(value, str) else value for value in values]
+    cells = [_text_cell(value) if isinstance(value, str) else value for value in values]
     csv.writer(text, lineterminator="\n").writerow(cells)
     return text.getvalue().encode("utf-8")
 
 
-def _one_line(text: str) -> str:
-    """The text without line breaks, which would hide where a record ends, and without what UTF-8 cannot encode."""
-    return " ".join(text.splitlines()).encode("utf-8", errors="backslashreplace").decode("utf-8")
-
-
-def take_stored(
-    documents: Iterator[InputDocument], stored: Iterable[StoredPrediction], form: LineFormat
-) -> Iterator[tuple[InputDocument, tuple[Prediction, ...]]]:
-    """Take the documents that are `stored`, whose ids must be the same, and leave the others in `documents`."""
-    for earlier in stored:
-        document = next(documents, None)
-        if document is None:
-            raise ValueError(
-                f"The output has more documents than the input, from {earlier.id!r} on. Give the same input to "
-                "--resume, or choose another --output."
-            )
-        if form.written_id(document.id) != earlier.id:
-            raise ValueError(
-                f"The output belongs to another input: it has the document {earlier.id!r} where the input has "
-                f"{document.id!r}. Give the same input to --resume, or choose another --output."
-            )
-        yield document, earlier.predictions
-
-
-_START_AFRESH = "choose another --output, or remove the file"
+def _text_cell(text: str) -> str:
+    """The text on one line, after an apostrophe if a spreadsheet would take it for a formula."""
+    line = " ".join(text.splitlines()).encode("utf-8", errors="backslashreplace").decode("utf-8")
+    return f"'{line}" if _FORMULA.match(line) else line
 
 
 @dataclass(frozen=True)
 class Origin:
-    """What decides the lines of an output, apart from its input; `run` is the name of the directory, for people."""
+    """What made an output; `run` is the name of the run for people.
+
+    `digest` is that of the first `documents` documents of the input, whose predictions are in the output.
+    """
 
     run: str
     fingerprint: str
     long: str
-    format: str
     text_column: str
     id_column: str | None
+    documents: int = 0
+    digest: str = ""
 
-    def write(self, output: Path) -> None:
-        write_json(_beside(output), asdict(self))
-
-    def check(self, output: Path) -> None:
-        """Raise unless the output was started with this origin."""
-        try:
-            earlier = Origin(**json.loads(_beside(output).read_text(encoding="utf-8")))
-        except (FileNotFoundError, ValueError, TypeError) as error:
-            raise ValueError(
-                f"{output}: --resume cannot continue, because {_beside(output).name}, which says what made the file, "
-                f"is missing or damaged; {_START_AFRESH}."
-            ) from error
-        if changed := self._changes(earlier):
-            raise ValueError(
-                f"{output}: --resume cannot continue, because the file was started with other options: "
-                f"{'; '.join(changed)}. Give the same run and options, {_START_AFRESH}."
-            )
-
-    def _changes(self, earlier: Origin) -> list[str]:
+    def changes_since(self, earlier: Origin) -> list[str]:
+        """How the runs and options differ from those of `earlier`."""
         changes = []
         if earlier.fingerprint != self.fingerprint:
             same = "which has changed since" if earlier.run == self.run else f"now {self.run}"
             changes.append(f"the run was {earlier.run}, {same}")
-        for name in ("long", "format", "text_column", "id_column"):
+        for name in ("long", "text_column", "id_column"):
             before, now = getattr(earlier, name), getattr(self, name)
             if before != now:
                 option = "--" + name.replace("_", "-")
@@ -270,5 +155,102 @@ class Origin:
         return changes
 
 
-def _beside(output: Path) -> Path:
-    return output.with_name(f"{output.name}.origin.json")
+class ResumableOutput:
+    """A file of JSON lines and its origin; what the file already has is taken over if `origin` made it."""
+
+    def __init__(self, path: Path, form: JsonLines, origin: Origin) -> None:
+        self.path, self.form = path, form
+        self.unanswered: list[InputDocument] = []  # documents that `answered` had to read beyond the last answer
+        self._origin_path = path.with_name(f"{path.name}.origin.json")
+        self._digest = hashlib.sha256()
+        if path.exists() and path.stat().st_size > 0:
+            self._earlier = self._read_origin()
+            if changes := origin.changes_since(self._earlier):
+                raise ValueError(
+                    f"{path}: --resume cannot continue, because the file was started with other options: "
+                    f"{'; '.join(changes)}. Give the same run and options, {_START_AGAIN}."
+                )
+        else:
+            self._earlier = origin
+            write_json(self._origin_path, asdict(origin))
+        self._origin = replace(origin, documents=0)
+
+    def answered(self, documents: Iterator[InputDocument]) -> Iterator[tuple[InputDocument, list[Prediction]]]:
+        """Take from `documents` those that the file answers, with their predictions; refuse other documents.
+
+        At the end, the file is cut after the last answer that is whole and whose document the digest includes: a
+        killed process may have written more.
+        """
+        if not self.path.exists():
+            return
+        count, end = 0, 0
+        with self.path.open("r+b") as file:
+            for number, line in enumerate(file, start=1):
+                if not line.endswith(b"\n"):
+                    if not (line.startswith(_JSON_OPENING) or _JSON_OPENING.startswith(line)):
+                        raise self._not_ours(number)
+                    break
+                try:
+                    name, predictions = self.form.parsed(line)
+                except (ValueError, TypeError, KeyError, AttributeError) as error:
+                    raise self._not_ours(number) from error
+                if number > self._earlier.documents:
+                    continue
+                document = self._take(documents)
+                if document.id != name:
+                    raise self._another_input(f"it has the document {name!r} where the input has {document.id!r}")
+                count, end = number, end + len(line)
+                yield document, predictions
+            at_the_last_answer = self._digest.copy()
+            self.unanswered = [self._take(documents) for _ in range(self._earlier.documents - count)]
+            if self._earlier.documents and self._digest.hexdigest() != self._earlier.digest:
+                raise self._another_input(
+                    f"the first {self._earlier.documents:,} documents are not those that it was made from"
+                )
+            file.truncate(end)
+        self._digest = at_the_last_answer
+        self._origin = replace(self._origin, documents=count)
+
+    def record(self, documents: Sequence[InputDocument]) -> None:
+        """Note that these documents, which come next in the input, have been answered in the file."""
+        for document in documents:
+            self._add(document)
+        count = self._origin.documents + len(documents)
+        self._origin = replace(self._origin, documents=count, digest=self._digest.hexdigest())
+        write_json(self._origin_path, asdict(self._origin))
+
+    def _take(self, documents: Iterator[InputDocument]) -> InputDocument:
+        document = next(documents, None)
+        if document is None:
+            raise self._another_input("it has more documents")
+        self._add(document)
+        return document
+
+    def _add(self, document: InputDocument) -> None:
+        for text in (document.id, document.text):
+            content = text.encode("utf-8", "surrogatepass")
+            self._digest.update(b"%d " % len(content))
+            self._digest.update(content)
+
+    def _read_origin(self) -> Origin:
+        try:
+            record = json.loads(self._origin_path.read_text(encoding="utf-8"))
+            earlier = Origin(**{field.name: record[field.name] for field in fields(Origin)})
+            return replace(earlier, documents=int(earlier.documents))
+        except (FileNotFoundError, ValueError, TypeError, KeyError) as error:
+            raise ValueError(
+                f"{self.path}: --resume cannot continue, because {self._origin_path.name}, which records what made "
+                f"the file, is missing or damaged; {_START_AGAIN}."
+            ) from error
+
+    def _another_input(self, problem: str) -> ValueError:
+        return ValueError(
+            f"{self.path}: the output belongs to another input: {problem}. Give --resume the same input, which may "
+            "have more documents at its end, or choose another --output."
+        )
+
+    def _not_ours(self, number: int) -> ValueError:
+        return ValueError(
+            f"{self.path}:{number}: this line was not written by this run, so --resume cannot continue the file; "
+            f"{_START_AGAIN}."
+        )

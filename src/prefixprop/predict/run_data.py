@@ -1,4 +1,4 @@
-"""A model's predictions of the data that its run was evaluated on, and of the user's own data."""
+"""A model's predictions of labelled data: a split of its run's task, or a file of the user's."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from prefixprop.choices import DEFAULT_BATCH_TOKENS
 from prefixprop.data import (
     CandidateCollator,
     Document,
     Question,
     QuestionTask,
-    Task,
     WikiHopDataset,
+    draw_sample,
     fingerprint,
     load_data,
     read_questions,
@@ -24,55 +23,53 @@ from prefixprop.data import (
 )
 from prefixprop.data.documents import ids_of, labels_of
 from prefixprop.data.files import Columns, label_documents
-from prefixprop.evaluate import PredictionSet, question_predictions
+from prefixprop.evaluate import PredictionSet, question_predictions, read_predictions
 from prefixprop.predict.token_batches import batches_by_length, inference
-from prefixprop.predict.trained_model import TrainedModel
+from prefixprop.predict.trained_model import PredictionOptions, TrainedModel, read_with_each
 from prefixprop.runs.directory import RunDirectory
+
+BeforeAndAfter = tuple[PredictionSet, PredictionSet]  # calibration
 
 
 def predict_split(
-    trained: TrainedModel, split: str, data_dir: str | Path | None = None, batch_tokens: int = DEFAULT_BATCH_TOKENS
-) -> PredictionSet:
-    """Uncalibrated predictions of a split of the run's own task, "dev" or "test"."""
-    settings = trained.settings
-    if settings.folds is not None and split != "dev":
-        raise ValueError(
-            f"{trained.run_dir}: the run was evaluated on fold {settings.fold} of {settings.folds} of train, so that "
-            f"settings can be chosen without {split}; try --split dev, which is the fold."
-        )
-    task = _load_task(trained, data_dir)
-    if not task.split(split):
+    trained: TrainedModel, split: str, options: PredictionOptions, data_dir: str | Path | None = None
+) -> BeforeAndAfter:
+    """Predictions of a split of the run's own task, "dev" or "test", before and after calibration."""
+    items = _load_split(trained, split, data_dir)
+    if not items:
         raise ValueError(f"{trained.run_dir}: the run's task has no {split} documents; try --split dev.")
-    if isinstance(task, QuestionTask):
-        return predict_questions(trained, task.split(split), batch_tokens)
-    if task.label_names != trained.label_names:
-        raise ValueError(
-            f"The data has the labels {', '.join(task.label_names)}, but the run {trained.run_dir} was trained on "
-            f"{', '.join(trained.label_names)}; give the data that it was trained on."
-        )
-    return predict_labelled(trained, task.split(split), batch_tokens)
+    return _predict(trained, items, options)
 
 
 def predict_file(
-    trained: TrainedModel, path: str | Path, columns: Columns, batch_tokens: int = DEFAULT_BATCH_TOKENS
-) -> PredictionSet:
-    """Uncalibrated predictions of labelled documents, or of QAngaroo's questions for a run on WikiHop."""
+    trained: TrainedModel, path: str | Path, columns: Columns, options: PredictionOptions
+) -> BeforeAndAfter:
+    """Predictions of labelled documents, or of QAngaroo's questions for a run on WikiHop."""
     if trained.answers_questions:
-        return predict_questions(trained, read_questions(path), batch_tokens)
-    documents = label_documents(read_rows([path]), columns, trained.label_names, trained.prepare)
-    return predict_labelled(trained, documents, batch_tokens)
-
-
-def predict_labelled(trained: TrainedModel, documents: Sequence[Document], batch_tokens: int) -> PredictionSet:
-    """Uncalibrated predictions of documents whose texts are already prepared."""
-    logits = trained.logits((document.text for document in documents), batch_tokens=batch_tokens)
-    return PredictionSet(
-        tuple(ids_of(documents)), tuple(labels_of(documents)), logits, label_names=trained.label_names
+        return _predict(trained, read_questions(path), options)
+    return _predict(
+        trained, label_documents(read_rows([path]), columns, trained.label_names, trained.prepare), options
     )
 
 
-def predict_questions(trained: TrainedModel, questions: Sequence[Question], batch_tokens: int) -> PredictionSet:
-    """Uncalibrated predictions of questions; one whose candidates do not fit into the model counts as wrong."""
+def _predict(
+    trained: TrainedModel, items: Sequence[Document] | Sequence[Question], options: PredictionOptions
+) -> BeforeAndAfter:
+    if trained.answers_questions:
+        before = _predict_questions(trained, items, options.batch_tokens)  # type: ignore[arg-type]
+        return before, before.with_temperature(trained.temperature)
+    documents: Sequence[Document] = items  # type: ignore[assignment]
+    ids, labels = tuple(ids_of(documents)), tuple(labels_of(documents))
+    (output,) = read_with_each([trained], [document.text for document in documents], options, prepared=True)
+    before, after = (
+        PredictionSet(ids, labels, output.log_probabilities(temperature), label_names=trained.label_names)
+        for temperature in (1.0, trained.temperature.value)
+    )
+    return before, after
+
+
+def _predict_questions(trained: TrainedModel, questions: Sequence[Question], batch_tokens: int) -> PredictionSet:
+    """A question whose candidates do not fit into the model counts as wrong."""
     chunks = trained.settings.max_chunks
     dataset = WikiHopDataset(questions, trained.tokenizer, trained.max_length, max_chunks=chunks, oversized="skip")
     collate = CandidateCollator(trained.pad_token_id, trained.tokenizer.padding_side)
@@ -84,25 +81,56 @@ def predict_questions(trained: TrainedModel, questions: Sequence[Question], batc
         with inference(device, trained.uses_bf16, lower="--batch-tokens, or max_chunks in training"):
             rows = trained.model(**{name: tensor.to(device) for name, tensor in batch.items()}).logits
         for index, row in zip(indices, rows.double().cpu().numpy(), strict=True):
-            question = dataset.questions[index]
-            logits[question.id] = row
+            logits[dataset.questions[index].id] = row
     return question_predictions(questions, logits)
 
 
-def _load_task(trained: TrainedModel, data_dir: str | Path | None) -> Task:
+def _load_split(
+    trained: TrainedModel, split: str, data_dir: str | Path | None
+) -> Sequence[Document] | Sequence[Question]:
     settings = trained.settings
+    if settings.folds is not None and split != "dev":
+        raise ValueError(
+            f"{trained.run_dir}: the run was evaluated on fold {settings.fold} of {settings.folds} of the training "
+            f"set, so that settings can be chosen without the {split} set; try --split dev, which is the fold."
+        )
     if settings.task is None and data_dir is not None:
         raise ValueError(
-            f"--data-dir is for runs on a named task, but {trained.run_dir} was trained on your own files; "
-            "give labelled documents with --input."
+            f"--data-dir is for runs on a named task, but {trained.run_dir} was trained on your files; give labelled "
+            "documents with --input."
         )
-    if data_dir is not None:
-        task = load_data(**settings.source | {"data_dir": data_dir})
-        return select_documents(task, **settings.selection)
-    task = load_data(**settings.source)
-    if not RunDirectory(trained.run_dir).has_documents(fingerprint(task)):
+    if settings.train_files and settings.folds is None and (split == "test" or settings.dev_files):
+        return _load_files(trained, split)
+    source = settings.source if data_dir is None else settings.source | {"data_dir": data_dir}
+    whole = load_data(**source)
+    if data_dir is None and not RunDirectory(trained.run_dir).has_documents(fingerprint(whole)):
+        raise _changed(trained)
+    task = select_documents(whole, **settings.selection)
+    if not isinstance(task, QuestionTask) and task.label_names != trained.label_names:
         raise ValueError(
-            f"{trained.run_dir}: the documents have changed since the run was trained, so its splits are not what "
-            "they were; restore the documents, or give labelled ones with --input."
+            f"The data has the labels {', '.join(task.label_names)}, but the run {trained.run_dir} was trained on "
+            f"{', '.join(trained.label_names)}; give the data that it was trained on."
         )
-    return select_documents(task, **settings.selection)
+    return task.split(split)
+
+
+def _load_files(trained: TrainedModel, split: str) -> Sequence[Document]:
+    """A split of the user's files. The training files are not needed: the run knows its labels."""
+    settings = trained.settings
+    columns = Columns(settings.text_column or "text", settings.label_column or "label", settings.id_column)
+    rows = read_rows(getattr(settings, f"{split}_files"))
+    found = label_documents(rows, columns, trained.label_names, trained.prepare)
+    documents = draw_sample(found, getattr(settings, f"max_{split}_documents"), settings.seed)
+    path = RunDirectory(trained.run_dir).predictions(split)
+    if documents and path.is_file():
+        stored = read_predictions(path)
+        if (list(stored.ids), list(stored.labels)) != (ids_of(documents), labels_of(documents)):
+            raise _changed(trained)
+    return documents
+
+
+def _changed(trained: TrainedModel) -> ValueError:
+    return ValueError(
+        f"{trained.run_dir}: the documents have changed since the run was trained, so its splits are not what they "
+        "were; restore the documents, or give labelled ones with --input."
+    )

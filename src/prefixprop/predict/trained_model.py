@@ -1,13 +1,16 @@
-"""A trained classifier, from its run directory, ready to predict.
+"""A trained classifier, and its predictions: labels with calibrated confidence, in the order of the texts.
 
->>> from prefixprop import load_run
->>> classifier = load_run("runs/letters")
->>> classifier.predict(["Dear Sir or Madam, …"])[0].label
+Documents of similar length are batched. In another batch the last digits of a prediction may differ.
+
+A document over the model's limit is cut there (`truncate`), or read in chunks whose probabilities are averaged
+(`chunk-average`). Every chunk is calibrated by itself, because the temperature was fitted on texts of that length,
+and weighted by its number of tokens, so that a short remainder counts for little.
 """
 
 from __future__ import annotations
 
 import warnings
+from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,32 +19,62 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from scipy.special import log_softmax
+from transformers import PreTrainedTokenizerBase
 
-from prefixprop.attention import install
-from prefixprop.backbones import family_in
-from prefixprop.choices import DEFAULT_BATCH_TOKENS
-from prefixprop.data import encode_documents
+from prefixprop.choices import DEFAULT_BATCH_TOKENS, LONG_DOCUMENTS
+from prefixprop.data import chunk_documents, encode_documents
 from prefixprop.data.encoding import TokenIds
 from prefixprop.evaluate import Temperature
-from prefixprop.manifest import checksums
-from prefixprop.models.precision import hold_frozen_in_bfloat16
-from prefixprop.predict.predictor import Prediction, PredictionOptions, predict_together
-from prefixprop.predict.summary import PredictionSummary
+from prefixprop.predict.inputs import windows
 from prefixprop.predict.token_batches import classify
-from prefixprop.predict.weights import DEFAULT_ADAPTER, load_trained
-from prefixprop.predict.windows import windows
-from prefixprop.runs.directory import RunDirectory
 from prefixprop.settings.run_settings import RunSettings
+
+_MAX_NAMES = 5  # of documents in a warning
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The model's prediction of one document.
+
+    Attributes:
+        label: The most probable label.
+        confidence: Its probability, calibrated by the run's temperature.
+        probabilities: The probability of every label, by name.
+        tokens: How many tokens of the document were read, special tokens included.
+        truncated: Whether it was cut at the model's limit; then it has more tokens than were read.
+        chunks: In how many pieces it was read.
+    """
+
+    label: str
+    confidence: float
+    probabilities: dict[str, float]
+    tokens: int
+    truncated: bool
+    chunks: int = 1
+
+
+@dataclass(frozen=True)
+class PredictionOptions:
+    """How documents are read: `long` is "truncate" or "chunk-average", `batch_tokens` the size of a batch."""
+
+    long: str = "truncate"
+    batch_tokens: int = DEFAULT_BATCH_TOKENS
+
+    def __post_init__(self) -> None:
+        if self.long not in LONG_DOCUMENTS:
+            raise ValueError(f"long={self.long!r} is unknown; choose one of {', '.join(LONG_DOCUMENTS)}.")
+        if self.batch_tokens < 1:
+            raise ValueError(f"batch_tokens={self.batch_tokens} must be at least 1.")
 
 
 @dataclass(frozen=True, eq=False)
 class TrainedModel:
-    """The model of a finished run, in evaluation mode.
+    """The model of a finished run, in evaluation mode; `prefixprop.load_run` makes one.
 
     `label_names` is empty for a run on WikiHop, whose model scores the candidates of questions. `settings` are those
-    of `config.yaml`. `prepare` cleans a text as the run's task cleaned its own. `adapter` is the run's own in a model
-    that it shares with other runs.
+    of `config.yaml`. `prepare` cleans a text as the run's task cleaned its own. `adapter` is the name of the run's
+    adapter in a model that it shares with other runs.
     """
 
     run_dir: Path
@@ -57,16 +90,16 @@ class TrainedModel:
     def predict(
         self, texts: Iterable[str], *, long: str = "truncate", batch_tokens: int = DEFAULT_BATCH_TOKENS
     ) -> list[Prediction]:
-        """Predict texts, in their order; a warning gives the indices of documents that are empty or over the limit.
+        """Predict texts, in their order; warn of documents that are empty or over the limit.
 
         Args:
             texts: The documents.
             long: What to do with one over the limit: "truncate" cuts it, "chunk-average" reads all of it in chunks.
-            batch_tokens: The size of a batch in tokens; lower it where the GPU's memory is short.
+            batch_tokens: The size of a batch in tokens; lower it if the GPU runs out of memory.
         """
         options = PredictionOptions(long, batch_tokens)
         texts = list(self._checked(texts))
-        predictions = predict_together(self, texts, options) if texts else []
+        predictions = [prediction for (prediction,) in predict_with_each([self], texts, options)] if texts else []
         summary = PredictionSummary(self.max_length)
         for index, (text, prediction) in enumerate(zip(texts, predictions, strict=True)):
             summary.add(str(index), text, prediction)
@@ -77,7 +110,7 @@ class TrainedModel:
     def predict_stream(
         self, texts: Iterable[str], *, long: str = "truncate", batch_tokens: int = DEFAULT_BATCH_TOKENS
     ) -> Iterator[Prediction]:
-        """Like `predict`, one prediction at a time, from any number of texts in memory that does not grow.
+        """Like `predict`, but one prediction at a time; memory does not grow with the number of texts.
 
         The first text is predicted alone. After it, texts are batched as the model handles them in about two seconds,
         so the last digits of a prediction may differ from call to call. There are no warnings: see `truncated`,
@@ -88,16 +121,13 @@ class TrainedModel:
         return (
             prediction
             for window in windows(checked, text_of=str)
-            for prediction in predict_together(self, window, options)
+            for (prediction,) in predict_with_each([self], window, options)
         )
 
     def logits(self, texts: Iterable[str], *, batch_tokens: int = DEFAULT_BATCH_TOKENS) -> NDArray[np.float64]:
-        """The uncalibrated logits [texts, labels] of texts that are already prepared; longer ones are cut."""
-        encoded = encode_documents(list(texts), self.tokenizer, self.max_length)
-        input_ids = [self.readable(ids) for ids in encoded.input_ids]
-        reads = (self.pad_token_id, batch_tokens, self.uses_bf16, self.max_length)
-        (logits,) = classify(self.model, input_ids, *reads, (self.adapter,))
-        return logits[:, : len(self.label_names)]
+        """The uncalibrated logits [texts, labels] of texts that have been cleaned already; long ones are cut."""
+        options = PredictionOptions(batch_tokens=batch_tokens)
+        return read_with_each([self], list(texts), options, prepared=True)[0].logits
 
     @property
     def answers_questions(self) -> bool:
@@ -106,7 +136,7 @@ class TrainedModel:
 
     @property
     def reading(self) -> Hashable:
-        """What decides the tokens of a text; the same for runs that read alike and were loaded together."""
+        """What decides the tokens of a text: equal for runs that were loaded together and read texts alike."""
         return id(self.tokenizer), self.max_length, self.prepare, self.pad_token_id
 
     @property
@@ -127,101 +157,11 @@ class TrainedModel:
                 "and cannot label documents; `prefixprop evaluate` reads questions with it."
             )
 
-    def readable(self, input_ids: TokenIds) -> TokenIds:
-        """The ids; one padding token if there are none: an empty text, and a tokenizer without special tokens."""
-        return input_ids if len(input_ids) else np.array([self.pad_token_id], dtype=np.int32)
-
     def _checked(self, texts: Iterable[str]) -> Iterator[str]:
         if isinstance(texts, str):
             raise TypeError("Give a list of texts, even for a single one: predict([text]).")
         self.check_reads_documents()
         return (_checked_text(text, index) for index, text in enumerate(texts))
-
-
-def load_run(run_dir: str | Path, device: str | torch.device | None = None) -> TrainedModel:
-    """Load the model that `prefixprop train` left in `run_dir`.
-
-    `device` is where it runs, such as "cpu" or "cuda:1"; by default a CUDA GPU if there is one.
-    """
-    return load_runs([run_dir], device)[0]
-
-
-def load_runs(run_dirs: Sequence[str | Path], device: str | torch.device | None = None) -> list[TrainedModel]:
-    """Load several runs; prefixes of one kind on the same base model become adapters of one model."""
-    folders = [Path(run_dir) for run_dir in run_dirs]
-    settings = [_settings(folder) for folder in folders]
-    sharing = [_sharing(*both) for both in zip(folders, settings, strict=True)]
-    runs: list[TrainedModel] = []
-    for number, folder in enumerate(folders):
-        shared = next((run.model for run, key in zip(runs, sharing, strict=False) if key == sharing[number]), None)
-        adapter = f"run{number}" if sharing.count(sharing[number]) > 1 else None
-        runs.append(_load(folder, settings[number], runs, shared, adapter))
-    chosen_device = _device(device)
-    for run in {id(run.model): run for run in runs}.values():
-        _make_ready(run.model, run.settings, chosen_device)
-    return runs
-
-
-def _load(
-    run_dir: Path, settings: RunSettings, others: list[TrainedModel], shared: Any, adapter: str | None
-) -> TrainedModel:
-    directory = RunDirectory(run_dir)
-    temperature = directory.read_temperature()
-    alike = [run for run in others if _content(run.run_dir) == _content(run_dir)]
-    tokenizer = alike[0].tokenizer if alike else _load_tokenizer(directory.tokenizer)
-    label_names = None if settings.answers_questions else directory.read_labels()
-    assert settings.max_length is not None
-    return TrainedModel(
-        run_dir=run_dir,
-        model=load_trained(run_dir, settings, tokenizer, label_names, shared, adapter or DEFAULT_ADAPTER),
-        tokenizer=tokenizer,
-        label_names=label_names or (),
-        max_length=settings.max_length,
-        temperature=temperature,
-        settings=settings,
-        prepare=settings.task_row.prepare,
-        adapter=adapter,
-    )
-
-
-def _settings(run_dir: Path) -> RunSettings:
-    """The settings of a run that is finished, whole, and has its weights."""
-    directory = RunDirectory(run_dir)
-    directory.check_finished()
-    settings = directory.read_settings()
-    if not settings.keep_weights:
-        raise ValueError(
-            f"{run_dir}: this run did not keep its weights; train it again with `prefixprop train … "
-            "--overwrite --keep-weights`."
-        )
-    if settings.max_length is None:
-        raise ValueError(
-            f"{directory.config}: max_length is missing, which a finished run always has; train the run again."
-        )
-    directory.check_intact(weights=True)
-    return settings
-
-
-def _sharing(run_dir: Path, settings: RunSettings) -> Hashable:
-    """The same for runs that can be adapters of one model."""
-    if not settings.is_prefix_method or settings.answers_questions:
-        return run_dir
-    return settings.model, settings.method_row.config, settings.precision, settings.attention_backend
-
-
-def _make_ready(model: Any, settings: RunSettings, device: torch.device) -> None:
-    # This machine may need another fast backend than the one that the run used.
-    if settings.attention_backend != "huggingface" and family_in(model).has_fast_attention:
-        install(model)
-    if device.type == "cuda" and settings.precision != "fp32":
-        hold_frozen_in_bfloat16(model.requires_grad_(False))
-    model.to(device)
-
-
-def _content(run_dir: Path) -> dict[str, str]:
-    """What the files of a run's tokenizer hold."""
-    folder = RunDirectory(run_dir).tokenizer
-    return checksums(folder, (file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file()))
 
 
 def _checked_text(text: object, index: int) -> str:
@@ -230,23 +170,132 @@ def _checked_text(text: object, index: int) -> str:
     return text
 
 
-def _load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
-    if not folder.is_dir():
-        raise FileNotFoundError(f"{folder}: the run's tokenizer is missing; train the run again.")
-    try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # the tokenizers library raises nothing more specific
-        problem = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ValueError(f"{folder}: the run's tokenizer cannot be read ({problem}); train the run again.") from error
+@dataclass(frozen=True)
+class _Pieces:
+    """Texts as the model reads them: `documents[i]` is the index of the text that piece `i` is part of."""
+
+    input_ids: Sequence[TokenIds]
+    documents: NDArray[np.int64]
+    tokens: list[int]  # of each text, as far as it is read
+    truncated: list[bool]
 
 
-def _device(wanted: str | torch.device | None) -> torch.device:
-    if wanted is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(wanted)
-    except RuntimeError as error:
-        raise ValueError(f"device={wanted!r} is unknown; choose one such as cpu, cuda or cuda:1.") from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device={str(wanted)!r}: there is no CUDA GPU that PyTorch can use; choose cpu.")
-    return device
+@dataclass(frozen=True)
+class ModelOutput:
+    """What a model computed for texts: the logits [pieces, labels], uncalibrated."""
+
+    logits: NDArray[np.float64]
+    pieces: _Pieces
+
+    def log_probabilities(self, temperature: float = 1.0) -> NDArray[np.float64]:
+        """[texts, labels]; the probabilities of a text's chunks are averaged, weighted by their tokens."""
+        documents = self.pieces.documents
+        lengths = np.array([len(ids) for ids in self.pieces.input_ids], dtype=np.float64)
+        shares = lengths / np.bincount(documents, weights=lengths)[documents]
+        weighted = log_softmax(self.logits / temperature, axis=1) + np.log(shares)[:, None]
+        return np.logaddexp.reduceat(weighted, np.unique(documents, return_index=True)[1])
+
+    def predictions(self, label_names: Sequence[str], temperature: float) -> list[Prediction]:
+        chunks = np.bincount(self.pieces.documents).tolist()
+        rows = np.exp(self.log_probabilities(temperature)).tolist()
+        predictions = []
+        for row, *counts in zip(rows, self.pieces.tokens, self.pieces.truncated, chunks, strict=True):
+            probabilities = dict(zip(label_names, row, strict=True))
+            label = max(probabilities, key=probabilities.__getitem__)
+            predictions.append(Prediction(label, probabilities[label], probabilities, *counts))
+        return predictions
+
+
+def predict_with_each(
+    runs: Sequence[TrainedModel], texts: list[str], options: PredictionOptions
+) -> list[tuple[Prediction, ...]]:
+    """What each run predicts of texts, of which there is at least one."""
+    outputs = read_with_each(runs, texts, options)
+    predictions = [
+        output.predictions(run.label_names, run.temperature.value) for run, output in zip(runs, outputs, strict=True)
+    ]
+    return list(zip(*predictions, strict=True))
+
+
+def read_with_each(
+    runs: Sequence[TrainedModel], texts: list[str], options: PredictionOptions, prepared: bool = False
+) -> list[ModelOutput]:
+    """The output of each run's model for texts; runs that read texts alike share the tokens.
+
+    `prepared` texts have been cleaned as the task cleans its own.
+    """
+    read: dict[Hashable, _Pieces] = {}
+    sharing: dict[tuple[int, Hashable], list[TrainedModel]] = {}
+    for run in runs:
+        if run.reading not in read:
+            cleaned = texts if prepared else [run.prepare(text) for text in texts]
+            read[run.reading] = _cut(run, cleaned) if options.long == "truncate" else _chunked(run, cleaned)
+        sharing.setdefault((id(run.model), run.reading), []).append(run)
+    outputs: dict[Path, ModelOutput] = {}
+    for (_, reading), (first, *others) in sharing.items():
+        pieces, adapters = read[reading], [run.adapter for run in (first, *others)]
+        limits = (first.pad_token_id, options.batch_tokens, first.uses_bf16, first.max_length)
+        for run, logits in zip(
+            (first, *others), classify(first.model, pieces.input_ids, *limits, adapters), strict=True
+        ):
+            outputs[run.run_dir] = ModelOutput(logits[:, : len(run.label_names)], pieces)
+    return [outputs[run.run_dir] for run in runs]
+
+
+def _cut(run: TrainedModel, texts: list[str]) -> _Pieces:
+    encoded = encode_documents(texts, run.tokenizer, run.max_length)
+    # Beyond the limit, a text's length may not be known exactly.
+    readable = _readable(run, encoded.input_ids)
+    return _Pieces(readable, np.arange(len(texts)), list(encoded.lengths), list(encoded.cut))
+
+
+def _chunked(run: TrainedModel, texts: list[str]) -> _Pieces:
+    chunked = chunk_documents(texts, run.tokenizer, run.max_length)
+    special = len(run.tokenizer("")["input_ids"])
+    tokens = [special] * len(texts)
+    for ids, index in zip(chunked.input_ids, chunked.documents, strict=True):
+        tokens[index] += len(ids) - special
+    documents = np.array(chunked.documents)
+    return _Pieces(_readable(run, chunked.input_ids), documents, tokens, [False] * len(texts))
+
+
+def _readable(run: TrainedModel, pieces: Iterable[TokenIds]) -> list[TokenIds]:
+    """The pieces; one padding token for an empty text of a tokenizer without special tokens."""
+    return [ids if len(ids) else np.array([run.pad_token_id], dtype=np.int32) for ids in pieces]
+
+
+class PredictionSummary:
+    """Counts over a stream of predictions; memory grows only by one number for each id that could repeat."""
+
+    def __init__(self, max_length: int) -> None:
+        self.max_length = max_length
+        self.labels: Counter[str] = Counter()
+        self._unusual: Counter[str] = Counter()
+        self._names: defaultdict[str, list[str]] = defaultdict(list)  # of the first documents that are unusual
+        self._seen: set[int] = set()
+
+    def add(self, name: str, text: str, prediction: Prediction, can_repeat: bool = False) -> None:
+        """Count a document and its prediction; `can_repeat` if another document may have the same name."""
+        self.labels[prediction.label] += 1
+        limit, known = f"longer than the limit of {self.max_length:,} tokens", hash(name)  # a name may be long
+        for what, is_so in {
+            f"{limit} and cut there (chunk-average reads them whole)": prediction.truncated,
+            f"{limit} and read in chunks": prediction.chunks > 1,
+            "empty": not text or text.isspace(),
+            "named like an earlier one": can_repeat and known in self._seen,
+        }.items():
+            if is_so:
+                self._unusual[what] += 1
+                if len(self._names[what]) < _MAX_NAMES:
+                    self._names[what].append(name)
+        if can_repeat:
+            self._seen.add(known)
+
+    def warnings(self) -> list[str]:
+        """What a user should look at, such as "2 documents are empty: 4, 17"."""
+        found = []
+        for what, count in self._unusual.items():
+            subject = "1 document is" if count == 1 else f"{count:,} documents are"
+            more = f" and {count - _MAX_NAMES:,} more" if count > _MAX_NAMES else ""
+            found.append(f"{subject} {what}: {', '.join(self._names[what])}{more}")
+        return found
