@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from prefixprop.attention import compiled, rope, sliding_window
+from prefixprop.attention import rope, sliding_window
 from prefixprop.choices import BACKENDS
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
@@ -65,7 +65,7 @@ def choose(name: str | None, device: torch.device) -> Backend:
         )
     if name == "sdpa" or (name != "triton" and (device.type != "cuda" or why_not("triton", device) is not None)):
         return Backend(
-            compiled.longformer_self_attention,
+            sliding_window.longformer_self_attention,
             sliding_window.residual_output,
             sliding_window.whole_layer,
             rope.rotary_layer,

@@ -24,7 +24,7 @@ from prefixprop.attention.cls_only_layer import (
 from prefixprop.attention.forwards import Undo, replace_forward
 from prefixprop.attention.hooks import learning_rows
 from prefixprop.attention.modernbert import FastModernBert
-from prefixprop.attention.patch import InstalledAttention, prefixed_keys
+from prefixprop.attention.patch import InstalledAttention, prefixed_keys, without_compiler
 from prefixprop.attention.pattern import AttentionPattern
 
 
@@ -86,6 +86,7 @@ class FastAttention(InstalledAttention):
             self._undo.append(head.register_forward_pre_hook(hook, with_kwargs=True).remove)
 
 
+@without_compiler
 def _model_forward(
     fast: FastAttention,
     original: Callable[..., Any],

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from prefixprop.attention.backends import Backend, choose
 from prefixprop.attention.forwards import Undo, replace_forward
-from prefixprop.attention.patch import InstalledAttention, prefixed_keys
+from prefixprop.attention.patch import InstalledAttention, prefixed_keys, without_compiler
 from prefixprop.attention.pattern import AttentionPattern
 
 ARGUMENTS = ("input_ids", "attention_mask", "position_ids", "inputs_embeds")  # of the model, in their order
@@ -48,6 +48,7 @@ def is_fast_with(given: dict[str, Any], config: Any) -> bool:
     return mask is None or (isinstance(mask, Tensor) and mask.dim() == 2)
 
 
+@without_compiler
 def _model_forward(fast: FastModernBert, original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
     """`ModernBertModel.forward`, with a pattern for its layers in place of masks of length × length."""
     given = dict(zip(ARGUMENTS, args, strict=False)) | kwargs

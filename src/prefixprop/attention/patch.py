@@ -7,13 +7,17 @@ decides at every forward pass; without either the forwards are Hugging Face's ow
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, Protocol, Self
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, Protocol, Self, TypeVar
 
+import torch
 from torch import Tensor
 
 from prefixprop.attention.forwards import Undo
 from prefixprop.attention.prefix import FusedPart, PrefixedKeys, PrefixPart
 
+Result = TypeVar("Result")
 ATTRIBUTE = "fast_attention"  # of a LongformerModel, or a ModernBertModel
 
 
@@ -80,6 +84,17 @@ class InstalledAttention(ABC):
             while self._undo:
                 self._undo.pop()()
             delattr(self.encoder, ATTRIBUTE)
+
+
+def without_compiler(function: Callable[..., Result]) -> Callable[..., Result]:
+    """Let `torch.compile` run this function as it is, with a graph break; without a compiler this costs nothing."""
+    left_alone = torch.compiler.disable(function)
+
+    @wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Result:
+        return (left_alone if torch.compiler.is_compiling() else function)(*args, **kwargs)
+
+    return run
 
 
 def prefixed_keys(source: PrefixSource | None, index: int, hidden_states: Tensor) -> PrefixedKeys | None:

@@ -101,7 +101,7 @@ class AttentionPattern:
         """
         everywhere = torch.arange(is_masked.shape[1], device=is_masked.device) < count
         pattern = cls(is_masked, everywhere.expand_as(is_masked), rows_outside_softmax, front_rows=count)
-        # Nobody has to look at values for these. Set at once: a compiler stops at a cached property.
+        # These do not depend on values, so that nothing waits for a GPU.
         pattern.tokens = GlobalTokens.first(count, is_masked)
         pattern.key_tokens = None if rows_outside_softmax else pattern.tokens
         pattern.is_unseen = is_masked | everywhere if rows_outside_softmax else is_masked

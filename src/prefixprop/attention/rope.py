@@ -69,7 +69,7 @@ def attend_to_all(
         key = torch.cat([for_batch(prefix.keys, key), key], dim=2)
         value = torch.cat([for_batch(prefix.values, value), value], dim=2)
         bias = F.pad(bias, (prefix.keys.shape[2], 0))
-    if dropout > 0 and query.device.type == "cpu" and not torch.compiler.is_compiling():
+    if dropout > 0 and query.device.type == "cpu":
         return attend_with_dropout(query, key, value, bias, dropout)
     return F.scaled_dot_product_attention(query, key, value, attn_mask=bias, dropout_p=dropout)
 

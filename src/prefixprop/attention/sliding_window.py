@@ -144,7 +144,7 @@ def _attend(
         scores = query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1]) + bias
         weights = dropout_weights(scores.softmax(dim=-1, dtype=wide(query.dtype)).to(query.dtype), dropout)
         return weights @ value, weights
-    if dropout > 0 and query.device.type == "cpu" and not torch.compiler.is_compiling():
+    if dropout > 0 and query.device.type == "cpu":
         return attend_with_dropout(query, key, value, bias, dropout), None
     return F.scaled_dot_product_attention(query, key, value, attn_mask=bias, dropout_p=dropout), None
 

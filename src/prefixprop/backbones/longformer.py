@@ -78,7 +78,7 @@ def _copy(source: Tensor, target: Tensor) -> None:
     """
     tracked = source.requires_grad and torch.is_grad_enabled()
     width = source.shape[-1] * source.element_size()
-    if not tracked and width % 16 == 0 and not torch.compiler.is_compiling():
+    if not tracked and width % 16 == 0:
         source, target = source.contiguous().view(torch.complex128), target.view(torch.complex128)
     target.copy_(source)
 

@@ -15,9 +15,8 @@ from prefixprop.attention.hooks import is_watched
 from prefixprop.attention.prefix import FusedPart
 from prefixprop.attention.triton import frozen_ffn, launch_attention
 from prefixprop.attention.triton.frozen_ffn import Dropout, KeptTail, Sides, Tail, TailWeights, is_frozen
-from prefixprop.attention.triton.launch_attention import ALL_ROWS, Shape, Words
+from prefixprop.attention.triton.launch_attention import ALL_ROWS, Shape, Words, project
 from prefixprop.attention.triton.lora import Piece, SidePath, fit_together, spell_out, unwrap
-from prefixprop.attention.triton.operator import project
 from prefixprop.attention.triton.pattern import DevicePattern
 from prefixprop.attention.triton.prefix_part import Rows, add_gradients, add_part
 from prefixprop.attention.triton.tiles import GLOBAL

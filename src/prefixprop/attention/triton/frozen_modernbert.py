@@ -54,7 +54,7 @@ class Tail(NamedTuple):
 
 def rotary_layer(layer: Any, states: Tensor, attend: Callable[[Tensor], Tensor]) -> Tensor | None:
     """What the function of this name in `rotary` returns."""
-    if torch.compiler.is_compiling() or is_watched(layer.attn):
+    if is_watched(layer.attn):
         return None
     dtype = compute_type(states)
     tail = tail_of(layer, dtype)

@@ -31,7 +31,6 @@ def gated_feed_forward(layer: Any, states: Tensor, attended: Tensor) -> Tensor:
         type(mlp.act) is not GELUActivation
         or type(norm) is not nn.LayerNorm
         or any(map(is_watched, parts))
-        or torch.compiler.is_compiling()  # a compiler puts the steps together by itself
     ):
         return rope.gated_feed_forward(layer, states, attended)
     states, normed = sum_and_norm(attended, states, norm)

@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from prefixprop.attention.backends import INTERPRETED
@@ -205,6 +206,17 @@ def _far_keys(
         ADD=add,
         **constants,
     )
+
+
+def project(states: Tensor, weight: Tensor, bias: Tensor, prefix: Tensor) -> Tensor:
+    """Projections of all tokens, and behind them the prefix rows in the last places: [rows, places * width]."""
+    rows = states.flatten(0, 1)
+    if prefix.shape[1] == 0 or len(weight) == 0:
+        return F.linear(rows, weight, bias)
+    result = rows.new_empty(rows.shape[0] + prefix.shape[0] * prefix.shape[1], weight.shape[0])
+    torch.addmm(bias, rows, weight.t(), out=result[: rows.shape[0]])
+    result[rows.shape[0] :].view(*prefix.shape[:2], -1)[..., -prefix.shape[2] :] = prefix
+    return result
 
 
 def project_rows(

@@ -12,7 +12,7 @@ from torch import Tensor
 from prefixprop.attention.backends import INTERPRETED
 from prefixprop.attention.pattern import AttentionPattern
 from prefixprop.attention.triton.tiles import FACTS, FIRST, GLOBAL, LAST, LEADING, LISTED, LOCAL, MASKED, TOKENS
-from prefixprop.attention.triton.triton_kernel import TritonKernel, operator
+from prefixprop.attention.triton.triton_kernel import TritonKernel
 
 # Programs that share the global rows, or the listed keys, of an example's head: as many as keep a GPU busy with all
 # examples and heads. More would leave behind parts of nothing.
@@ -35,8 +35,7 @@ class DevicePattern(NamedTuple):
 
     @classmethod
     def of(cls, pattern: AttentionPattern, prefix_keys: int, heads: int) -> DevicePattern:
-        make = _compiled_make if torch.compiler.is_compiling() else _make
-        made = cls(*make(pattern.is_masked, pattern.is_global, prefix_keys, pattern.rows_outside_softmax, heads))
+        made = cls(*_make(pattern.is_masked, pattern.is_global, prefix_keys, pattern.rows_outside_softmax, heads))
         return made._replace(tokens=made.tokens[:, :0]) if pattern.front_rows == 0 else made
 
     @property
@@ -112,4 +111,3 @@ def _list_tokens(
 
 
 _LIST_TOKENS = TritonKernel(_list_tokens)
-_compiled_make = operator("list_tokens", _make, _shapes)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from prefixprop.attention.backends import INTERPRETED
 from prefixprop.attention.triton.dropout import draw_words, is_kept, levels
-from prefixprop.attention.triton.triton_kernel import TritonKernel, function, operator
+from prefixprop.attention.triton.triton_kernel import TritonKernel, function
 
 ROWS = 4  # at a time in a program
 PROGRAMS = 3 if INTERPRETED else 1024  # that share all rows where the norm is trained; each sums its gradients
@@ -25,8 +24,6 @@ def residual_norm(update: Tensor, residual: Tensor, norm: torch.nn.LayerNorm, dr
     learns = any(tensor.requires_grad for tensor in (update, residual, norm.weight, norm.bias))
     keeps_sum = torch.is_grad_enabled() and learns
     run: Any = _residual_norm if keeps_sum else normalise
-    if torch.compiler.is_compiling():
-        run = _compiled_residual_norm
     return run(
         update.contiguous(), residual.contiguous(), norm.weight, norm.bias, row_words, column_words,
         norm.eps, float(dropout), keeps_sum,
@@ -45,9 +42,11 @@ def normalise(
     epsilon: float, dropout: float, keeps_sum: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """The result, the sum that was normalised, and its rows' mean and 1/σ; the last two only if they are kept."""
-    result, total, moments = _shapes(update, residual, weight, keeps_sum=keeps_sum)
     width = residual.shape[-1]
     rows = residual.numel() // width
+    result = torch.empty_like(residual)
+    total = torch.empty_like(residual) if keeps_sum else residual.new_empty(0)
+    moments = residual.new_empty(rows if keeps_sum else 0, 2, dtype=torch.float32)
     _NORMALISE(
         (-(-rows // ROWS),),
         (update, residual, weight, weight if bias is None else bias, row_words, column_words, result, total, moments),
@@ -62,13 +61,6 @@ def normalise(
     return result, total, moments
 
 
-def _shapes(update: Tensor, residual: Tensor, *rest: Any, keeps_sum: bool | None = None) -> Any:
-    keeps_sum = rest[-1] if keeps_sum is None else keeps_sum
-    rows = residual.numel() // residual.shape[-1] if keeps_sum else 0
-    total = torch.empty_like(residual) if keeps_sum else residual.new_empty(0)
-    return torch.empty_like(residual), total, residual.new_empty(rows, 2, dtype=torch.float32)
-
-
 def _keep(ctx: Any, inputs: tuple, output: tuple) -> None:
     update, _, weight, _, row_words, column_words, _, ctx.dropout, _ = inputs
     ctx.update_type = update.dtype
@@ -77,11 +69,11 @@ def _keep(ctx: Any, inputs: tuple, output: tuple) -> None:
     ctx.set_materialize_grads(False)
 
 
-def _backward(differentiate: Any, ctx: Any, gradient: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+def _backward(ctx: Any, gradient: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
     if gradient is None:
         return (None,) * 9
     weight, bias = ctx.needs_input_grad[2:4]
-    residual, update, sums = differentiate(gradient.contiguous(), *ctx.saved_tensors, weight or bias, ctx.dropout)
+    residual, update, sums = gradients(gradient.contiguous(), *ctx.saved_tensors, weight or bias, ctx.dropout)
     update = (update if ctx.dropout else residual).to(ctx.update_type)  # under autocast they differ
     for_weight, for_bias = sums.sum(dim=0).to(ctx.saved_tensors[2].dtype) if weight or bias else (None, None)
     return (update, residual, for_weight if weight else None, for_bias if bias else None, *(None,) * 5)
@@ -117,7 +109,11 @@ def gradients(
     """Gradients of the residual, of the update, if it differs from that, and parts [programs, 2, width] of the sums
     that are the gradients of the norm's weight and bias, if these are wanted. `for_total` is what the sum gets from
     elsewhere."""
-    results = _gradient_shapes(total, trains_norm, dropout)
+    results = (
+        torch.empty_like(total),
+        torch.empty_like(total) if dropout else total.new_empty(0),
+        total.new_empty(PROGRAMS if trains_norm else 0, 2, total.shape[-1], dtype=torch.float32),
+    )
     width = total.shape[-1]
     rows = total.numel() // width
     kernel, programs = (_DIFFERENTIATE_ALL, PROGRAMS) if trains_norm else (_DIFFERENTIATE, -(-rows // ROWS))
@@ -135,21 +131,8 @@ def gradients(
     return results
 
 
-def _gradient_shapes(total: Tensor, trains_norm: bool, dropout: float) -> tuple[Tensor, Tensor, Tensor]:
-    return (
-        torch.empty_like(total),
-        torch.empty_like(total) if dropout else total.new_empty(0),
-        total.new_empty(PROGRAMS if trains_norm else 0, 2, total.shape[-1], dtype=torch.float32),
-    )
-
-
-_residual_norm = function(normalise, _keep, partial(_backward, gradients))
+_residual_norm = function(normalise, _keep, _backward)
 _sum_and_norm = function(_normed_and_sum, _keep_both, _backward_of_both)
-_compiled_gradients = operator(
-    "residual_norm_gradients", gradients, lambda _, total, *rest: _gradient_shapes(total, *rest[4:6])
-)
-_compiled_residual_norm = operator("residual_norm", normalise, _shapes)
-_compiled_residual_norm.register_autograd(partial(_backward, _compiled_gradients), setup_context=_keep)
 
 
 @triton.jit(do_not_specialize=["rows", "least"])

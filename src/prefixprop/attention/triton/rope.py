@@ -5,7 +5,6 @@ The same pass can leave padding out, so that documents stand one behind the othe
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from prefixprop.attention.backends import INTERPRETED
-from prefixprop.attention.triton.triton_kernel import TritonKernel, function, operator
+from prefixprop.attention.triton.triton_kernel import TritonKernel, function
 
 
 def rotate_forward(
@@ -26,7 +25,8 @@ def rotate_forward(
     [batch, j, 2 width], keys and values. Tokens stand where `places` [batch, length] says (nowhere: -1), or in their
     order if it is empty; prefix rows, whose queries are zeros, where `prefix_places` [batch * j] says.
     """
-    near = _rotated_shape(projected, cosine, sine, prefix)
+    batch, length, width = projected.shape
+    near = projected.new_empty(batch * (length + prefix.shape[1]), width)
     _launch(projected, near, cosine, sine, places, heads, backward=False)
     if prefix.shape[1]:
         near[prefix_places] = torch.nn.functional.pad(prefix.flatten(0, 1), (prefix.shape[2] // 2, 0))
@@ -108,7 +108,7 @@ def _keep(ctx: Any, inputs: tuple, output: Tensor) -> None:
     ctx.shapes = projected.shape, prefix.shape
 
 
-def _backward(turn_back: Any, ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     cosine, sine, places, prefix_places = ctx.saved_tensors
     (batch, length, width), prefix_shape = ctx.shapes
     gradient = gradient.contiguous()
@@ -117,24 +117,11 @@ def _backward(turn_back: Any, ctx: Any, gradient: Tensor) -> tuple[Tensor | None
         for_prefix = gradient[prefix_places][:, width // 3 :].reshape(prefix_shape)
     for_projected = None
     if ctx.needs_input_grad[0]:  # not in a frozen model's first layer, if nothing but a prefix's keys learns
-        for_projected = turn_back(gradient, cosine, sine, places, batch, length, ctx.heads)
+        for_projected = rotate_backward(gradient, cosine, sine, places, batch, length, ctx.heads)
     return for_projected, None, None, for_prefix, None, None, None
 
 
-def _rotated_shape(projected: Tensor, cosine: Tensor, sine: Tensor, prefix: Tensor, *_: Any) -> Tensor:
-    batch, length, width = projected.shape
-    return projected.new_empty(batch * (length + prefix.shape[1]), width)
-
-
-def _projected_shape(
-    gradient: Tensor, cosine: Tensor, sine: Tensor, places: Tensor, batch: int, length: int, heads: int
-) -> Tensor:
-    return gradient.new_empty(batch, length, gradient.shape[1])
-
-
 def rotate(*arguments: Any) -> Tensor:
-    if torch.compiler.is_compiling():
-        return _compiled_rotate(*arguments)
     return (_rotate if torch.is_grad_enabled() else rotate_forward)(*arguments)
 
 
@@ -189,24 +176,14 @@ def _keep_places(ctx: Any, inputs: tuple, output: Tensor) -> None:
     ctx.count = inputs[0].shape[0]
 
 
-def _move_backward(move: Any, ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-    return move(gradient.contiguous(), *ctx.saved_tensors, ctx.count), None
+def _move_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+    return move_backward(gradient.contiguous(), *ctx.saved_tensors, ctx.count), None
 
 
 def move(*arguments: Any) -> Tensor:
-    if torch.compiler.is_compiling():
-        return _compiled_move(*arguments)
     return (_moved if torch.is_grad_enabled() else move_forward)(*arguments)
 
 
 _ROTATE_ROWS, _MOVE_ROWS = TritonKernel(rotate_rows), TritonKernel(move_rows)
-_rotate = function(rotate_forward, _keep, partial(_backward, rotate_backward))
-_compiled_turn_back = operator("rotate_back", rotate_backward, _projected_shape)
-_compiled_rotate = operator("rotate", rotate_forward, _rotated_shape)
-_compiled_rotate.register_autograd(partial(_backward, _compiled_turn_back), setup_context=_keep)
-_moved = function(move_forward, _keep_places, partial(_move_backward, move_backward))
-_compiled_move_back = operator(
-    "move_back", move_backward, lambda gradient, _, count: gradient.new_empty(count, gradient.shape[2])
-)
-_compiled_move = operator("move", move_forward, lambda rows, places: rows.new_empty(*places.shape, rows.shape[1]))
-_compiled_move.register_autograd(partial(_move_backward, _compiled_move_back), setup_context=_keep_places)
+_rotate = function(rotate_forward, _keep, _backward)
+_moved = function(move_forward, _keep_places, _move_backward)

@@ -17,10 +17,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from prefixprop.attention.pattern import AttentionPattern
 from prefixprop.attention.prefix import FusedPart, PrefixedKeys, PrefixPart, outside_softmax
 from prefixprop.attention.rope import Rotation, attend_to_all
-from prefixprop.attention.triton.operator import attend
 from prefixprop.attention.triton.prefix_part import fits
 from prefixprop.attention.triton.rope import move, rotate
-from prefixprop.attention.triton.self_attention import as_rows, kernel_arguments
+from prefixprop.attention.triton.self_attention import as_rows, attend, kernel_arguments
 from prefixprop.attention.triton.split_attention import split_attention
 
 try:
@@ -82,21 +81,19 @@ def rotary_attention(
     near = rotate(projected, *_angles(rotation), front, behind[:0].int(), behind, heads)
     query, key, value = near[: batch * length].view(batch, length, 3, heads, -1).transpose(1, 3).unbind(2)
     outside = pattern.rows_outside_softmax
-    is_split = outside > 0 and not torch.compiler.is_compiling()  # a compiler has PyTorch's way
     output = None
-    if has_flash and (is_split or not outside):
+    if has_flash:
         output = packed_attention(projected, rotation, heads, pattern.prepared(_text_alone), None)
     elif reach is None:
-        first = outside if is_split else 0
-        output = attend_to_all(query[:, :, first:], key, value, pattern, in_softmax, dropout)
-        output = F.pad(output.transpose(1, 2).flatten(2), (0, 0, first, 0))
+        output = attend_to_all(query[:, :, outside:], key, value, pattern, in_softmax, dropout)
+        output = F.pad(output.transpose(1, 2).flatten(2), (0, 0, outside, 0))
     arguments = partial(kernel_arguments, heads, query.shape[-1], reach or 0, pattern, in_softmax, dropout)
-    if is_split:
+    if outside:
         fused_part = fused_part if fits(outside, query.shape[-1], near) else None
         output = split_attention(near, output, fused_part, pattern, arguments())
     elif output is None:
         output = attend(near, None, *arguments())
-    if prefix_part is None or (is_split and fused_part is not None):
+    if prefix_part is None or (outside and fused_part is not None):
         return output
     part = prefix_part(query, *outside_softmax(key, value, prefix, pattern), dropout)
     return output + part.transpose(1, 2).flatten(2)
@@ -148,6 +145,4 @@ def has_flash_attention(rows: Tensor, heads: int, dropout: float) -> bool:
 
 def has_dense_attention(rows: Tensor, tokens: int) -> bool:
     """Whether cuDNN is the faster one for documents of so many tokens each, and they are likely to come again."""
-    if torch.compiler.is_compiling() or tokens % STEP:
-        return False
-    return torch.cuda.get_device_capability(rows.device) >= (9, 0)
+    return tokens % STEP == 0 and torch.cuda.get_device_capability(rows.device) >= (9, 0)

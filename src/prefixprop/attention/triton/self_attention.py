@@ -13,14 +13,16 @@ from prefixprop.attention.hooks import is_watched
 from prefixprop.attention.pattern import AttentionPattern
 from prefixprop.attention.prefix import FusedPart, PrefixedKeys, PrefixPart, add_prefix_part
 from prefixprop.attention.sliding_window import longformer_self_attention as with_weights
+from prefixprop.attention.triton import launch_attention
 from prefixprop.attention.triton.dropout import draw_words
 from prefixprop.attention.triton.frozen_ffn import frozen_tail, tail_of
 from prefixprop.attention.triton.frozen_layer import attention_of, frozen_layer
-from prefixprop.attention.triton.launch_attention import ALL_ROWS
-from prefixprop.attention.triton.operator import attend, longformer_attention
+from prefixprop.attention.triton.launch_attention import ALL_ROWS, Shape, Words, project
 from prefixprop.attention.triton.pattern import DevicePattern
 from prefixprop.attention.triton.prefix_part import fits
 from prefixprop.attention.triton.residual_norm import residual_norm
+from prefixprop.attention.triton.tiles import GLOBAL
+from prefixprop.attention.triton.triton_kernel import function
 
 PROJECTIONS = ("query", "key", "value", "key_global", "value_global")
 
@@ -77,8 +79,6 @@ def whole_layer(
     learning_rows: int | None,
 ) -> Tensor | None:
     """The output of a layer whose weights are all frozen, or all but those of attention; None for other layers."""
-    if torch.compiler.is_compiling():
-        return None
     dtype = compute_type(hidden_states)
     tail = tail_of(layer, dtype)
     if tail is None:
@@ -150,3 +150,118 @@ def as_rows(prefix: PrefixedKeys | None, rows: Tensor) -> Tensor:
 def _padded(front: Tensor) -> Tensor:
     """Prefix rows have no query."""
     return nn.functional.pad(front, (front.shape[1] // 2, 0))
+
+
+def _longformer_forward(
+    states: Tensor, weight: Tensor, bias: Tensor, query_weight: Tensor, query_bias: Tensor, prefix: Tensor,
+    kind: Tensor, tokens: Tensor, listed: Tensor, facts: Tensor, arrivals: Tensor,
+    row_words: Tensor, column_words: Tensor,
+    heads: int, size: int, reach: int, prefix_keys: int, outside: int, dropout: float,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Attention from a layer's states [batch, length, width].
+
+    `weight` [5 width, width] and `bias` are those of query, key, value, key_global and value_global one after the
+    other, `query_weight` and `query_bias` those of query_global; `prefix` [batch, j, 2 width] is keys and values.
+    Where no row is global, only the first three are given, and those of query_global have no part in it.
+    Returns the rows, `near` (see tiles) and the softmaxes' totals; the last two are for backward alone.
+    """
+    pattern, words = DevicePattern(kind, tokens, listed, facts, arrivals), Words(row_words, column_words)
+    width = heads * size
+    near = project(states, weight[: 3 * width], bias[: 3 * width], prefix)
+    if len(weight) > 3 * width:
+        launch_attention.project_rows(states, query_weight, query_bias, tokens, facts, near)
+    far = project(states, weight[3 * width :], bias[3 * width :], prefix)
+    shape = Shape(heads, size, reach, prefix_keys, outside, dropout)
+    output, log_totals = launch_attention.forward(near, far, pattern, words, shape)
+    return output, near, log_totals
+
+
+def _longformer_keep(ctx: Any, inputs: tuple, output: tuple) -> None:
+    states, weight, bias, query_weight, _, prefix, *rest = inputs
+    # Global rows' keys and values are not kept: one product makes them again, from the states.
+    ctx.save_for_backward(states, weight, bias, query_weight, prefix, *output, *rest[:7])
+    ctx.shape = Shape(*rest[7:])
+    ctx.mark_non_differentiable(output[1], output[2])
+    ctx.set_materialize_grads(False)
+
+
+def _longformer_backward(ctx: Any, gradient: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+    result: list[Tensor | None] = [None] * 19
+    if gradient is None:
+        return tuple(result)
+    states, weight, bias, query_weight, prefix, output, near, log_totals, *pattern = ctx.saved_tensors
+    for_states, for_weight, for_bias, for_query_weight, for_query_bias, for_prefix = ctx.needs_input_grad[:6]
+    width = output.shape[-1]
+    far = project(states, weight[3 * width :], bias[3 * width :], prefix)
+    for_near, for_far, for_query = launch_attention.backward(
+        gradient.contiguous(), output, log_totals, near, far, DevicePattern(*pattern[:5]), Words(*pattern[5:]), ctx.shape
+    )
+    count = states.shape[0] * states.shape[1]
+    if for_states:
+        rows = (for_near[:count] @ weight[: 3 * width]).addmm_(for_far[:count], weight[3 * width :])
+        if far.shape[1]:
+            launch_attention.project_rows(for_query, query_weight, None, pattern[1], pattern[3], rows)
+        result[0] = rows.view_as(states)
+    flat = states.flatten(0, 1)
+    if for_weight:
+        result[1] = torch.cat([for_near[:count].t() @ flat, for_far[:count].t() @ flat])
+    if for_bias:
+        result[2] = torch.cat([for_near[:count].sum(dim=0), for_far[:count].sum(dim=0)])
+    if far.shape[1] and (for_query_weight or for_query_bias):
+        # Elsewhere than in global rows nothing was ever written.
+        queries = for_query.masked_fill(pattern[0].ne(GLOBAL.value)[..., None], 0).flatten(0, 1)
+        result[3], result[4] = queries.t() @ flat, queries.sum(dim=0)
+    if for_prefix:
+        of_near = for_near[count:, width:]
+        result[5] = (of_near + for_far[count:] if far.shape[1] else of_near.contiguous()).view_as(prefix)
+    return tuple(result)
+
+
+def _attend_forward(
+    near: Tensor, far: Tensor | None,
+    kind: Tensor, tokens: Tensor, listed: Tensor, facts: Tensor, arrivals: Tensor,
+    row_words: Tensor, column_words: Tensor,
+    heads: int, size: int, reach: int, prefix_keys: int, outside: int, dropout: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The same as `_longformer_forward` from projections that were made elsewhere (something is wrapped around them, or wants them too).
+
+    Without `far`, global rows have the queries, keys and values of all rows.
+    """
+    pattern, words = DevicePattern(kind, tokens, listed, facts, arrivals), Words(row_words, column_words)
+    return launch_attention.forward(
+        near, far, pattern, words, Shape(heads, size, reach, prefix_keys, outside, dropout)
+    )
+
+
+def _attend_keep(ctx: Any, inputs: tuple, output: tuple) -> None:
+    ctx.save_for_backward(*inputs[:2], *output, *inputs[2:9])
+    ctx.shape = Shape(*inputs[9:])
+    ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)
+
+
+def _attend_backward(ctx: Any, gradient: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+    if gradient is None:
+        return (None,) * 15
+    near, far, output, log_totals, *pattern = ctx.saved_tensors
+    for_near, for_far, for_query = launch_attention.backward(
+        gradient.contiguous(), output, log_totals, near, far, DevicePattern(*pattern[:5]), Words(*pattern[5:]), ctx.shape
+    )
+    if far is None:
+        return (for_near, *(None,) * 14)
+    count, width = pattern[0].numel(), output.shape[-1]
+    is_global = pattern[0].flatten().eq(GLOBAL.value)[:, None]
+    for_near[:count, :width] = torch.where(is_global, for_query.flatten(0, 1), for_near[:count, :width])
+    return (for_near, for_far, *(None,) * 13)
+
+
+def longformer_attention(*arguments: Any) -> Tensor:
+    return (_longformer_attention if torch.is_grad_enabled() else _longformer_forward)(*arguments)[0]
+
+
+def attend(*arguments: Any) -> Tensor:
+    return (_attend if torch.is_grad_enabled() else _attend_forward)(*arguments)[0]
+
+
+_longformer_attention = function(_longformer_forward, _longformer_keep, _longformer_backward)
+_attend = function(_attend_forward, _attend_keep, _attend_backward)

@@ -1,4 +1,4 @@
-"""Triton kernels as operations of PyTorch: how they are started, differentiated, and shown to `torch.compile`."""
+"""How Triton kernels are launched, and how PyTorch differentiates them."""
 
 from __future__ import annotations
 
@@ -56,10 +56,3 @@ def function(forward: Any, keep: Any, backward: Any) -> Any:
             return backward(ctx, *gradients)
 
     return Function.apply
-
-
-def operator(name: str, function: Any, fake: Any, mutates: tuple[str, ...] = ()) -> Any:
-    """`function` as an operator that `torch.compile` does not look into; `fake` says what shapes come out."""
-    made = torch.library.custom_op(f"prefixprop::{name}", function, mutates_args=mutates)
-    made.register_fake(fake)
-    return made
