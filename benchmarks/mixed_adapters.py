@@ -19,7 +19,7 @@ from rich.table import Table
 from prefixprop import PrefixPropagationConfig, PrefixTuningConfig
 from prefixprop.benchmarking.timing import measure_in_turns
 from prefixprop.models import load_default
-from prefixprop.models.precision import hold_frozen_in_bfloat16
+from prefixprop.models.gpu import hold_frozen_in_bfloat16
 
 METHODS: dict[str, Any] = {"prefix-propagation": PrefixPropagationConfig, "prefix-tuning": PrefixTuningConfig}
 

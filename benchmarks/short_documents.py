@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from transformers import TrainerCallback
 
-from prefixprop.models import replay
+from prefixprop.models import gpu
 from prefixprop.train import RunSettings, train
 
 
@@ -42,13 +42,13 @@ class EpochTimes(TrainerCallback):
 
 
 def epoch(settings: RunSettings, most_tokens: int) -> EpochTimes:
-    usual, times = replay.MOST_TOKENS, EpochTimes()
-    replay.MOST_TOKENS = most_tokens
+    usual, times = gpu.MOST_TOKENS, EpochTimes()
+    gpu.MOST_TOKENS = most_tokens
     try:
         with tempfile.TemporaryDirectory() as folder:
             train(settings, Path(folder) / "run", callbacks=[times], tell=lambda note: None)
     finally:
-        replay.MOST_TOKENS = usual
+        gpu.MOST_TOKENS = usual
     return times
 
 
@@ -64,7 +64,7 @@ def main() -> None:
         max_test_documents=100, keep_weights=False, floor=False,
     )  # fmt: skip
     table = Table("steps", "seconds of an epoch", "loss of epochs 1 and 2")
-    for name, most_tokens in (("started one by one", 0), ("recorded", replay.MOST_TOKENS)):
+    for name, most_tokens in (("started one by one", 0), ("recorded", gpu.MOST_TOKENS)):
         times = epoch(settings, most_tokens)
         table.add_row(name, f"{times.seconds[1]:.1f}", ", ".join(f"{loss:.4f}" for loss in times.losses))
     Console().print(table)

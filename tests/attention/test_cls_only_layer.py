@@ -36,13 +36,13 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
 def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The rows that were asked for of the last layer, one for each pass that did."""
     rows: list[int] = []
-    whole = INSTALL.read_row_of_layer
+    whole = INSTALL.cls_only_layer
 
     def counted(layer: Any, states: Tensor, pattern: Any, *others: Any) -> Tensor:
-        rows.append(pattern.read_row)
+        rows.append(pattern.cls_row)
         return whole(layer, states, pattern, *others)
 
-    monkeypatch.setattr(INSTALL, "read_row_of_layer", counted)
+    monkeypatch.setattr(INSTALL, "cls_only_layer", counted)
     return rows
 
 

@@ -90,7 +90,7 @@ def test_uninstall_leaves_nothing_behind() -> None:
     attention.install(model)  # twice is once
     twin = copy.deepcopy(model)
     attention.uninstall(model)
-    assert forwards(model) == [] and not hasattr(model.longformer, "fast_attention")
+    assert forwards(model) == [] and not hasattr(model.longformer, "attention_patch")
     assert_same_bits(model(**inputs), expected)
     assert len(forwards(twin)) == REPLACED
     attention.uninstall(model)  # nothing to take out

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from prefixprop.models.attention_without_cudnn import without_cudnn
+from prefixprop.models.gpu import without_cudnn
 
 
 def test_leaves_out_cudnn_alone_and_puts_it_back() -> None:

@@ -10,7 +10,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 
-from prefixprop.models.precision import hold_frozen_in_bfloat16
+from prefixprop.models.gpu import hold_frozen_in_bfloat16
 
 from tiny import adapt, batch, tiny_model
 

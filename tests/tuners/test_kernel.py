@@ -253,15 +253,6 @@ def test_attentions_keep_their_shape(family: str, method: str) -> None:
     torch.testing.assert_close(quiet[real], output.last_hidden_state[real], atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize(("family", "method"), [("roberta", "propagation"), ("bert", "tuning")])
-def test_compiles_without_graph_breaks(family: str, method: str) -> None:
-    model = adapt(tiny_model(family, num_hidden_layers=1), method, kernel="poly", alpha=0.5, alpha_mode="query")
-    inputs = batch(model, [18, 11])
-    torch._dynamo.reset()
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(compiled(**inputs).logits, model(**inputs).logits, atol=1e-5, rtol=1e-5)
-
-
 @pytest.mark.parametrize("dropout", [0.0, 0.4])
 def test_rows_in_blocks_are_computed_again_in_backward(dropout: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same numbers, and nothing of rows × j waits for backward."""

@@ -53,7 +53,7 @@ class Backend(NamedTuple):
     whole_layer: Callable[..., Tensor | None]
     rotary_layer: Callable[..., Tensor | None]
     rotary_attention: Callable[..., Tensor]
-    gated_feed_forward: Callable[..., Tensor]
+    geglu: Callable[..., Tensor]
 
 
 def choose(name: str | None, device: torch.device) -> Backend:
@@ -70,7 +70,7 @@ def choose(name: str | None, device: torch.device) -> Backend:
             sliding_window.whole_layer,
             rope.rotary_layer,
             rope.rotary_attention,
-            rope.gated_feed_forward,
+            rope.geglu,
         )
     from prefixprop.attention.triton import frozen_modernbert, geglu, rotary_attention  # need Triton
     from prefixprop.attention.triton import self_attention as gpu
@@ -81,5 +81,5 @@ def choose(name: str | None, device: torch.device) -> Backend:
         gpu.whole_layer,
         frozen_modernbert.rotary_layer,
         rotary_attention.rotary_attention,
-        geglu.gated_feed_forward,
+        geglu.geglu,
     )

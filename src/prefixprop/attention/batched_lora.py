@@ -9,11 +9,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-NAME = "lora_of_documents"  # a linear layer's attribute while it has one, which makes it
+ATTRIBUTE = "batched_lora"  # of a linear layer, for a pass: a function that makes its BatchedLora
 STEP = 8  # ranks are padded to a multiple of this, which matrix units want
 
 
-class DocumentLora(NamedTuple):
+class Owners:
+    """The adapters of a batch on a device. What modules ask is made once, in front of the pass: later, a list that
+    goes to a GPU would wait for all that is under way there."""
+
+    def __init__(self, names: Sequence[str], device: torch.device) -> None:
+        self.adapters = list(dict.fromkeys(names))
+        self.places = {name: [place for place, own in enumerate(names) if own == name] for name in self.adapters}
+        owner = [self.adapters.index(name) for name in names]
+        in_turn = [place for own in self.places.values() for place in own]
+        back = sorted(range(len(names)), key=in_turn.__getitem__)
+        self.owner, self.by_adapter, self.back = torch.tensor([owner, in_turn, back], device=device)
+
+
+class BatchedLora(NamedTuple):
     """scale · up(down(rows)) around a linear layer, of all adapters of a batch."""
 
     downs: list[Tensor | None]  # [rank, width] of each adapter, if the layer has any of it
@@ -23,7 +36,7 @@ class DocumentLora(NamedTuple):
     owner: Tensor  # [documents]: which adapter each has
 
     @classmethod
-    def of(cls, layer: Any, adapters: Sequence[str], owner: Tensor) -> DocumentLora:
+    def of(cls, layer: Any, adapters: Sequence[str], owner: Tensor) -> BatchedLora:
         """An adapter that the layer does not have adds nothing."""
         ranks, scales = layer.r, layer.scaling
         own = [name for name in adapters if name in ranks]
@@ -43,7 +56,7 @@ class DocumentLora(NamedTuple):
         return output + (flat @ down[:, 0].mT @ up[0].mT * self.scale).view_as(output).to(output.dtype)
 
 
-def gather(layers: Sequence[DocumentLora]) -> tuple[Tensor, Tensor]:
+def gather(layers: Sequence[BatchedLora]) -> tuple[Tensor, Tensor]:
     """The documents' matrices for layers side by side, in a few operations, as a GPU waits for each to be started.
 
     Down [documents, layers, rank, width], and up [layers, documents, width, rank].

@@ -17,13 +17,13 @@ from torch import Tensor, nn
 from transformers import LongformerForSequenceClassification
 from transformers.models.longformer.modeling_longformer import LongformerClassificationHead
 
-from prefixprop.attention.global_rows import attend_globally
-from prefixprop.attention.hooks import is_hook_of, is_watched
+from prefixprop.attention.hooks import has_hooks, is_hook_of
 from prefixprop.attention.pattern import AttentionPattern, GlobalTokens
 from prefixprop.attention.prefix import PrefixedKeys, PrefixPart
+from prefixprop.attention.sliding_window import attend_globally
 
 
-def is_hugging_faces(head: Any) -> bool:
+def is_hugging_face_head(head: Any) -> bool:
     """Whether the head does what LongformerForSequenceClassification does: it may be a class made of that."""
     return _innermost(head.forward) is _innermost(LongformerForSequenceClassification.forward)
 
@@ -33,14 +33,14 @@ def _innermost(function: Callable[..., Any]) -> Any:
     return getattr(function, "__func__", function)
 
 
-def reads_first_row_alone(head: Any) -> bool:
+def reads_cls_only(head: Any) -> bool:
     """Whether this head, which is Hugging Face's, reads nothing but the first row of the last hidden state."""
     classifier = head.classifier  # peft may have wrapped it, to train a copy
     inner = getattr(classifier, "original_module", classifier)
-    return type(inner) is LongformerClassificationHead and not any(map(is_watched, classifier.modules()))
+    return type(inner) is LongformerClassificationHead and not any(map(has_hooks, classifier.modules()))
 
 
-def is_read_by_others(longformer: Any, source: Any) -> bool:
+def has_other_readers(longformer: Any, source: Any) -> bool:
     """Whether a hook that is none of `source`, a prefix method, waits for rows of the model or in its last layer."""
     last = longformer.encoder.layer[-1]
     whole = (longformer, longformer.encoder)
@@ -49,18 +49,18 @@ def is_read_by_others(longformer: Any, source: Any) -> bool:
         return True
     if last._forward_hooks or any(part._backward_hooks or part._backward_pre_hooks for part in (*whole, last)):
         return True
-    return any(is_watched(part) for part in last.modules() if part is not last)
+    return any(has_hooks(part) for part in last.modules() if part is not last)
 
 
-def read_row_of_layer(
+def cls_only_layer(
     layer: Any,
     hidden_states: Tensor,
     pattern: AttentionPattern,
     prefix: PrefixedKeys | None,
     prefix_part: PrefixPart | None,
 ) -> Tensor:
-    """The layer's output, [batch, length, hidden], with zeros in all rows but `pattern.read_row`."""
-    row, own = pattern.read_row, layer.attention.self
+    """The layer's output, [batch, length, hidden], with zeros in all rows but `pattern.cls_row`."""
+    row, own = pattern.cls_row, layer.attention.self
     assert row is not None
     batch, length = hidden_states.shape[:2]
     index = torch.full((batch, 1), row, device=hidden_states.device)

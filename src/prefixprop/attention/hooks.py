@@ -18,12 +18,12 @@ def is_hook_of(source: Any, hook: Any) -> bool:
     return source is not None and any(given is source for given in getattr(hook, "args", ()))
 
 
-def is_watched(module: nn.Module) -> bool:
+def has_hooks(module: nn.Module) -> bool:
     """A hook would see the module's call, or the gradients of it, or accelerate fetches its weights for the call."""
-    return bool(module._forward_pre_hooks or "_hf_hook" in vars(module) or is_output_watched(module))
+    return bool(module._forward_pre_hooks or "_hf_hook" in vars(module) or has_output_hooks(module))
 
 
-def is_output_watched(module: nn.Module) -> bool:
+def has_output_hooks(module: nn.Module) -> bool:
     """A hook would see what the module returns, or the gradients of it; or one of all modules, whatever it sees."""
     return bool(
         module._forward_hooks
@@ -36,13 +36,13 @@ def is_output_watched(module: nn.Module) -> bool:
     )
 
 
-def learning_rows(longformer: Any, source: Any, embedded: Tensor) -> int | None:
+def grad_rows(longformer: Any, source: Any, embedded: Tensor) -> int | None:
     """How many rows at the front of the first layer's input want a gradient: those of `source`, a prefix method.
 
     None for all rows: where the embeddings learn, and where a hook of somebody else might add what learns.
     """
     encoder = longformer.encoder
     others = [hook for hook in encoder._forward_pre_hooks.values() if not is_hook_of(source, hook)]
-    if embedded.requires_grad or others or is_watched(encoder.layer[0]):
+    if embedded.requires_grad or others or has_hooks(encoder.layer[0]):
         return None
-    return 0 if source is None else source.prefix_rows()
+    return 0 if source is None else source.virtual_tokens()

@@ -8,44 +8,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from functools import wraps
-from typing import Any, Protocol, Self, TypeVar
+from functools import partial, wraps
+from typing import Any, Self, TypeVar
 
 import torch
-from torch import Tensor
 
-from prefixprop.attention.forwards import Undo
-from prefixprop.attention.prefix import FusedPart, PrefixedKeys, PrefixPart
+from prefixprop.attention.prefix import PrefixSource
 
+Undo = Callable[[], None]
 Result = TypeVar("Result")
-ATTRIBUTE = "fast_attention"  # of a LongformerModel, or a ModernBertModel
+ATTRIBUTE = "attention_patch"  # of a LongformerModel, or a ModernBertModel
 
 
-class PrefixSource(Protocol):
-    """What attention asks of a prefix method while it runs."""
-
-    def is_active(self) -> bool: ...
-
-    def key_values(self, layer: int, batch: int) -> tuple[Tensor, Tensor] | None:
-        """Keys and values in front of a layer's own, [batch or 1, heads, j, head size] each, if any (Eq. 2)."""
-
-    def prefix_rows(self) -> int:
-        """How many rows in front of the sequence are the prefix (Eq. 1)."""
-
-    def kept(self) -> tuple[int, bool]:
-        """How many rows these are, and whether the very first is kept, to be pooled."""
-
-    def pooled_row(self) -> int:
-        """Which row a head that pools the first one gets to see, counted with these."""
-
-    def prefix_part(self, layer: int) -> PrefixPart | None:
-        """What attention to the prefix becomes when it leaves the softmax (Eq. 3)."""
-
-    def fused_part(self, layer: int) -> FusedPart | None:
-        """The same for backends that compute it themselves; None without a part, or with a kernel of one's own."""
-
-
-class InstalledAttention(ABC):
+class EncoderPatch(ABC):
     """What stands between an encoder and its attention."""
 
     def __init__(self, encoder: Any) -> None:
@@ -97,6 +72,17 @@ def without_compiler(function: Callable[..., Result]) -> Callable[..., Result]:
     return run
 
 
-def prefixed_keys(source: PrefixSource | None, index: int, hidden_states: Tensor) -> PrefixedKeys | None:
-    prefix = None if source is None else source.key_values(index, hidden_states.shape[0])
-    return None if prefix is None else PrefixedKeys(*prefix)
+def replace_forward(module: Any, replacement: Callable[..., Any]) -> Undo:
+    """Let `replacement(original, module, ...)` stand for this one module's forward."""
+    before = vars(module).get("forward")
+    # Not `module.forward = ...`, for which `Module` takes its time: batches of many adapters do this for each.
+    vars(module)["forward"] = partial(replacement, module.forward, module)
+    # Not a closure: a deep copy of the model must undo its own change, not this model's.
+    return partial(_restore_forward, module, before)
+
+
+def _restore_forward(module: Any, before: Callable[..., Any] | None) -> None:
+    if before is None:
+        del vars(module)["forward"]
+    else:
+        vars(module)["forward"] = before

@@ -61,8 +61,8 @@ class AttentionPattern:
     """`is_masked` and `is_global` are [batch, length].
 
     The first `rows_outside_softmax` rows are a prefix that is keys to nobody (Eq. 3).
-    `read_row` is the only one of the last layer that anybody reads, if that is known; it is global, or padding.
-    `learning_rows` are those at the front that want a gradient of the first layer, where others want none; they are
+    `cls_row` is the only one of the last layer that anybody reads, if that is known; it is global, or padding.
+    `grad_rows` are those at the front that want a gradient of the first layer, where others want none; they are
     global. `backend` computes it. `front_rows` is how many rows at the front are global, where no others are,
     and None where only values tell. `unpadded_rows` is how many rows at the end are keys to others, where it is known
     that no token is padding.
@@ -71,8 +71,8 @@ class AttentionPattern:
     is_masked: Tensor
     is_global: Tensor
     rows_outside_softmax: int = 0
-    read_row: int | None = None
-    learning_rows: int | None = None
+    cls_row: int | None = None
+    grad_rows: int | None = None
     backend: Any = None
     front_rows: int | None = None
     unpadded_rows: int | None = None
@@ -84,12 +84,12 @@ class AttentionPattern:
         cls,
         mask: Tensor,
         rows_outside_softmax: int = 0,
-        read_row: int | None = None,
-        learning_rows: int | None = None,
+        cls_row: int | None = None,
+        grad_rows: int | None = None,
         front_rows: int | None = None,
     ) -> AttentionPattern:
         """From the mask of Hugging Face's encoder: negative for padding, 0 for local, positive for global tokens."""
-        return cls(mask < 0, mask > 0, rows_outside_softmax, read_row, learning_rows, front_rows=front_rows)
+        return cls(mask < 0, mask > 0, rows_outside_softmax, cls_row, grad_rows, front_rows=front_rows)
 
     @classmethod
     def with_rows_in_front(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -35,6 +35,35 @@ class PrefixedKeys(NamedTuple):
 
     keys: Tensor
     values: Tensor
+
+
+class PrefixSource(Protocol):
+    """What attention asks of a prefix method while it runs."""
+
+    def is_active(self) -> bool: ...
+
+    def key_values(self, layer: int, batch: int) -> tuple[Tensor, Tensor] | None:
+        """Keys and values in front of a layer's own, [batch or 1, heads, j, head size] each, if any (Eq. 2)."""
+
+    def virtual_tokens(self) -> int:
+        """How many rows in front of the sequence are the prefix (Eq. 1)."""
+
+    def kept(self) -> tuple[int, bool]:
+        """How many rows these are, and whether the very first is kept, to be pooled."""
+
+    def pooled_row(self) -> int:
+        """Which row a head that pools the first one gets to see, counted with these."""
+
+    def prefix_part(self, layer: int) -> PrefixPart | None:
+        """What attention to the prefix becomes when it leaves the softmax (Eq. 3)."""
+
+    def fused_part(self, layer: int) -> FusedPart | None:
+        """The same for backends that compute it themselves; None without a part, or with a kernel of one's own."""
+
+
+def prefixed_keys(source: PrefixSource | None, index: int, hidden_states: Tensor) -> PrefixedKeys | None:
+    prefix = None if source is None else source.key_values(index, hidden_states.shape[0])
+    return None if prefix is None else PrefixedKeys(*prefix)
 
 
 def outside_softmax(

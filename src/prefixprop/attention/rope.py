@@ -19,12 +19,12 @@ from prefixprop.attention.pattern import AttentionPattern, as_bias
 from prefixprop.attention.prefix import FusedPart, PrefixedKeys, PrefixPart, for_batch, outside_softmax
 from prefixprop.attention.sliding_window import local_rows
 
-Rotation = tuple[Tensor, Tensor]  # cosines and sines, [batch or 1, length, head size] each
+Rope = tuple[Tensor, Tensor]  # cosines and sines, [batch or 1, length, head size] each
 
 
 def rotary_attention(
     projected: Tensor,
-    rotation: Rotation,
+    rope: Rope,
     heads: int,
     reach: int | None,
     pattern: AttentionPattern,
@@ -40,7 +40,7 @@ def rotary_attention(
     `fused_part` says what it is, for backends that compute it themselves.
     """
     asking, value = projected.unflatten(-1, (3, heads, -1)).split([2, 1], dim=2)  # [batch, length, ., heads, size]
-    query, key = (rows.transpose(1, 2) for rows in _Rotate.apply(asking, *rotation).unbind(2))
+    query, key = (rows.transpose(1, 2) for rows in _ApplyRope.apply(asking, *rope).unbind(2))
     value = value.squeeze(2).transpose(1, 2)
     in_softmax = prefix if prefix_part is None else None
     if reach is None:
@@ -82,27 +82,27 @@ def rotary_layer(layer: Any, states: Tensor, attend: Callable[[Tensor], Tensor])
     return None
 
 
-def gated_feed_forward(layer: Any, states: Tensor, attended: Tensor) -> Tensor:
+def geglu(layer: Any, states: Tensor, attended: Tensor) -> Tensor:
     """The second half of a ModernBertEncoderLayer: from the states it was given, and what its attention made."""
     states = states + attended
     return states + layer.mlp(layer.mlp_norm(states))
 
 
-class _Rotate(torch.autograd.Function):
+class _ApplyRope(torch.autograd.Function):
     """Rotary positions of rows [batch, length, ., heads, size], which Hugging Face takes four times as long for."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
         ctx.save_for_backward(cosine, sine)
-        return _rotated(rows, cosine, sine)
+        return _apply_rope(rows, cosine, sine)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         cosine, sine = ctx.saved_tensors
-        return _rotated(gradient, cosine, -sine), None, None
+        return _apply_rope(gradient, cosine, -sine), None, None
 
 
-def _rotated(rows: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+def _apply_rope(rows: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     """Turn each pair (i, i + size / 2) of a row by its angle."""
     half = rows.shape[-1] // 2
     exact, sine = rows.to(wide(rows.dtype)), sine[:, :, None, None, :half]

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from torch import nn
 
-from prefixprop.backbones.base import Backbone
+from prefixprop.backbones.base import Backbone, FamilyFacts
 from prefixprop.backbones.bert import BertBackbone, RobertaBackbone
-from prefixprop.backbones.facts import FamilyFacts
 from prefixprop.backbones.longformer import LongformerBackbone
 from prefixprop.backbones.modernbert import ModernBertBackbone
 

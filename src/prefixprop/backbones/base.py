@@ -5,14 +5,34 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from prefixprop.attention.forwards import Undo
-from prefixprop.attention.patch import PrefixSource
-from prefixprop.backbones.facts import FamilyFacts
+from prefixprop.attention.patch import Undo
+from prefixprop.attention.prefix import PrefixSource
+
+
+class FamilyFacts:
+    """What most encoders have in common, supported or not; a family declares what differs.
+
+    Attributes:
+        hidden_dropout_fields: Names that its configs have for the dropout of states, and of the head.
+        attention_dropout_fields: Names for the dropout of attention weights.
+        lora_targets: The layers that LoRA changes by default.
+        has_fast_attention: Whether `prefixprop.attention.install` works on it.
+    """
+
+    hidden_dropout_fields: ClassVar[tuple[str, ...]] = ("hidden_dropout_prob",)
+    attention_dropout_fields: ClassVar[tuple[str, ...]] = ("attention_probs_dropout_prob",)
+    lora_targets: ClassVar[tuple[str, ...]] = ("query", "value")
+    has_fast_attention: ClassVar[bool] = False
+
+    @staticmethod
+    def first_position_of(config: Any) -> int:
+        """Position of the first real token."""
+        return 0
 
 
 class RowSource(PrefixSource, Protocol):
@@ -252,8 +272,8 @@ class EncoderBackbone(Backbone):
         """The encoder's arguments with `rows` [batch, j, hidden] in front of the sequence, seen by every row."""
 
     @abstractmethod
-    def keep_tokens(self, output: Any, prefix_rows: int, pooled_row: bool) -> Any:
-        """The encoder's output without its first `prefix_rows` rows; `pooled_row` keeps the very first."""
+    def keep_tokens(self, output: Any, virtual_tokens: int, pooled_row: bool) -> Any:
+        """The encoder's output without its first `virtual_tokens` rows; `pooled_row` keeps the very first."""
 
     def token_key_values(self, input_ids: Tensor) -> Tensor:
         attentions = [layer.attention.self for layer in self.layers]
@@ -276,9 +296,9 @@ def _shift(reserved: Callable[[], int | None], _: nn.Module, args: tuple) -> tup
     return (args[0] + count,) if count else None
 
 
-def without_prefix(states: Tensor, prefix_rows: int, pooled_row: bool) -> Tensor:
-    """States without their first `prefix_rows` rows, but for the very first if it is to be pooled."""
-    tokens = states[:, prefix_rows:]
+def without_prefix(states: Tensor, virtual_tokens: int, pooled_row: bool) -> Tensor:
+    """States without their first `virtual_tokens` rows, but for the very first if it is to be pooled."""
+    tokens = states[:, virtual_tokens:]
     return torch.cat([states[:, :1], tokens], dim=1) if pooled_row else tokens
 
 

@@ -28,7 +28,7 @@ def split_attention(
     module: Any,
     part: PrefixPart,
     prefix: tuple[Tensor, Tensor] | None,
-    prefix_rows: int,
+    virtual_tokens: int,
     projected: tuple[Tensor, Tensor, Tensor],
     attention_mask: Any,
     dropout: float,
@@ -36,15 +36,15 @@ def split_attention(
 ) -> tuple[Tensor, Tensor]:
     """Eq. 3: softmax over the keys that are no prefix, by the model's own attention function, plus `part`.
 
-    The prefix is `prefix`, keys and values of their own, or the first `prefix_rows` of those that are `projected`.
+    The prefix is `prefix`, keys and values of their own, or the first `virtual_tokens` of those that are `projected`.
     """
     if attention_mask is not None and not (isinstance(attention_mask, Tensor) and attention_mask.dim() == 4):
         raise ValueError("A kernel needs attn_implementation='sdpa' or 'eager'; load the model with one of these.")
     query, key, value = projected
     if prefix is None:
-        prefix = key[:, :, :prefix_rows], value[:, :, :prefix_rows]
-        key, value = key[:, :, prefix_rows:], value[:, :, prefix_rows:]
-        attention_mask = None if attention_mask is None else attention_mask[..., prefix_rows:]
+        prefix = key[:, :, :virtual_tokens], value[:, :, :virtual_tokens]
+        key, value = key[:, :, virtual_tokens:], value[:, :, virtual_tokens:]
+        attention_mask = None if attention_mask is None else attention_mask[..., virtual_tokens:]
     rows, weights = attend(module, query, key, value, attention_mask, dropout, **others)
     return rows + part(query, *prefix, dropout).transpose(1, 2), weights
 

@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import LongformerForSequenceClassification
 
-from prefixprop.attention.forwards import Undo, replace_forward
-from prefixprop.attention.install import FastAttention
-from prefixprop.attention.patch import PrefixSource
+from prefixprop.attention.install import LongformerPatch
+from prefixprop.attention.patch import Undo, replace_forward
+from prefixprop.attention.prefix import PrefixSource
 from prefixprop.backbones.base import EncoderBackbone, RobertaPositions, without_prefix
 
 WHOLE_SEQUENCE_PROJECTIONS = ("query", "key", "value", "key_global", "value_global")
@@ -32,15 +32,17 @@ class LongformerBackbone(RobertaPositions, EncoderBackbone):
         states[:, : rows.shape[1]] = rows
         return (states,), dict(kwargs, attention_mask=mask)
 
-    def keep_tokens(self, output: Any, prefix_rows: int, pooled_row: bool) -> Any:
-        output.last_hidden_state = without_prefix(output.last_hidden_state, prefix_rows, pooled_row)
+    def keep_tokens(self, output: Any, virtual_tokens: int, pooled_row: bool) -> Any:
+        output.last_hidden_state = without_prefix(output.last_hidden_state, virtual_tokens, pooled_row)
         if output.hidden_states is not None:
-            output.hidden_states = tuple(state[:, prefix_rows:] for state in output.hidden_states)
+            output.hidden_states = tuple(state[:, virtual_tokens:] for state in output.hidden_states)
         if output.attentions is not None:
             # The prefix rows come first among the rows, and first among the columns of global tokens.
-            output.attentions = tuple(weights[:, :, prefix_rows:, prefix_rows:] for weights in output.attentions)
+            output.attentions = tuple(
+                weights[:, :, virtual_tokens:, virtual_tokens:] for weights in output.attentions
+            )
         if output.global_attentions is not None:
-            kept = tuple(weights[:, :, prefix_rows:, prefix_rows:] for weights in output.global_attentions)
+            kept = tuple(weights[:, :, virtual_tokens:, virtual_tokens:] for weights in output.global_attentions)
             output.global_attentions = kept if kept[0].shape[-1] else None
         return output
 
@@ -53,7 +55,7 @@ class LongformerBackbone(RobertaPositions, EncoderBackbone):
         return output
 
     def attach(self, source: PrefixSource) -> list[Undo]:
-        attention = FastAttention.of(self.module)
+        attention = LongformerPatch.of(self.module)
         undo = [*super().attach(source), attention.listen_to(source)]
         if isinstance(self.model, LongformerForSequenceClassification):
             attention.serve(self.model)

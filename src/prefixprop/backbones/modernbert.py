@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from transformers.masking_utils import create_bidirectional_mask, create_bidirectional_sliding_window_mask
 from transformers.models.modernbert.modeling_modernbert import apply_rotary_pos_emb
 
-from prefixprop.attention.forwards import Undo, replace_forward
-from prefixprop.attention.modernbert import ARGUMENTS, FastModernBert, is_fast_with
-from prefixprop.attention.patch import PrefixSource
+from prefixprop.attention.modernbert import ARGUMENTS, ModernBertPatch, is_fast_with
+from prefixprop.attention.patch import Undo, replace_forward
 from prefixprop.attention.pattern import AttentionPattern
+from prefixprop.attention.prefix import PrefixSource
 from prefixprop.backbones.base import Backbone, RowSource, record_outputs, without_prefix
 from prefixprop.backbones.dense_attention import (
     attend,
@@ -66,7 +66,7 @@ class ModernBertBackbone(Backbone):
         return []  # only distances count, and no table ends anywhere
 
     def attach(self, source: PrefixSource) -> list[Undo]:
-        attention = FastModernBert.of(self.module)
+        attention = ModernBertPatch.of(self.module)
         around = [
             replace_forward(layer.attn, partial(_prefixed_attention, source, index))
             for index, layer in enumerate(self.layers)
@@ -159,7 +159,7 @@ def _prefixed_attention(
     dropout = module.attention_dropout if module.training else 0.0
     if part is not None:
         rows, weights = split_attention(
-            module, part, prefix, source.prefix_rows(), (query, key, value), attention_mask, dropout, **others
+            module, part, prefix, source.virtual_tokens(), (query, key, value), attention_mask, dropout, **others
         )
     else:
         assert prefix is not None

@@ -23,7 +23,7 @@ from prefixprop.lengthen.model_card import model_card
 from prefixprop.lengthen.settings import LengthenSettings
 from prefixprop.lengthen.text import TrainingText, read_text
 from prefixprop.lengthen.trainer import Pretraining, Progress
-from prefixprop.models.attention_without_cudnn import without_cudnn
+from prefixprop.models.gpu import without_cudnn
 from prefixprop.processes import process_count
 from prefixprop.runs.claim import LOCK, claim
 from prefixprop.train.checkpoints import find_checkpoint

@@ -25,7 +25,7 @@ from prefixprop.data import encode_documents
 from prefixprop.data.encoding import TokenIds
 from prefixprop.evaluate import Temperature
 from prefixprop.manifest import checksums
-from prefixprop.models.precision import hold_frozen_in_bfloat16
+from prefixprop.models.gpu import hold_frozen_in_bfloat16
 from prefixprop.predict.predictor import Prediction, PredictionOptions, predict_together
 from prefixprop.predict.summary import PredictionSummary
 from prefixprop.predict.token_batches import classify

@@ -21,7 +21,7 @@ from prefixprop.models import CandidateScorer
 from prefixprop.settings.base_model import load_base_model, token_limit
 from prefixprop.settings.methods import ADAPTER, HEAD, HEAD_FILE, MODEL, Method
 from prefixprop.settings.run_settings import RunSettings
-from prefixprop.tuners.heads import classes_of
+from prefixprop.tuners.counting import classes_of
 
 DEFAULT_ADAPTER = "default"  # peft's name for an adapter that nobody named
 _AGAIN = "train the run again, or restore the file from a copy"

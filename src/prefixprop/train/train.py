@@ -22,8 +22,7 @@ from prefixprop.atomic_files import clear_leftovers, replacing_folder, write_jso
 from prefixprop.attention.backends import is_modern_gpu
 from prefixprop.data import ClassificationTask, Task
 from prefixprop.evaluate import PredictionSet, fit_temperature, measure_floor, write_predictions
-from prefixprop.models.attention_without_cudnn import without_cudnn
-from prefixprop.models.precision import hold_frozen_in_bfloat16
+from prefixprop.models.gpu import hold_frozen_in_bfloat16, without_cudnn
 from prefixprop.processes import is_main_process, process_count
 from prefixprop.runs.directory import DOCUMENTS, FINISHED, RunDirectory
 from prefixprop.runs.start import check_may_start, check_same_documents, check_same_settings, start

@@ -13,12 +13,11 @@ from peft import LoraModel, PeftConfig, inject_adapter_in_model
 from peft.tuners import tuners_utils
 from peft.tuners.lora import LoraLayer
 from peft.tuners.tuners_utils import BaseTuner
-from peft.utils import _get_submodules
+from peft.utils import ModulesToSaveWrapper, _get_submodules
 from torch import Tensor, nn
 
 from prefixprop.backbones import Backbone, find_backbone
 from prefixprop.config import PrefixConfig
-from prefixprop.tuners.heads import fit_heads
 from prefixprop.tuners.layer import PrefixLayer
 from prefixprop.tuners.mixed_batch import MixedBatch
 
@@ -261,7 +260,7 @@ class PrefixTuner(BaseTuner):
     ) -> dict[str, Tensor]:
         cls._check_whole(model, config, adapter_name, state_dict)
         if len(model.peft_config) > 1:  # the first one shows whether the model was built for its classes
-            fit_heads(model, adapter_name, state_dict)
+            _fit_heads(model, adapter_name, state_dict)
         state_dict = LoraModel._remap_adapter_state_dict_for_load(model, config.lora, adapter_name, state_dict)
         path, layer = _locate(model)
         prefix, key = layer.prefixes[adapter_name], _keys(path, layer, adapter_name)[0]
@@ -292,6 +291,28 @@ def _locate(model: nn.Module) -> tuple[str, PrefixLayer]:
         if isinstance(module, PrefixLayer):
             return name, module
     raise ValueError("This model carries no prefixes.")
+
+
+@torch.no_grad()
+def _fit_heads(model: nn.Module, adapter_name: str, state_dict: dict[str, Tensor]) -> None:
+    """Give the heads of an adapter as many classes as it was saved with; peft made them like the model's own."""
+    for path, wrapper in model.named_modules():
+        if not isinstance(wrapper, ModulesToSaveWrapper) or adapter_name not in wrapper.modules_to_save:
+            continue
+        head = f"{path}.modules_to_save.{adapter_name}"
+        for name, linear in wrapper.modules_to_save[adapter_name].named_modules(prefix=head):
+            saved = state_dict.get(f"{name}.weight")
+            if isinstance(linear, nn.Linear) and saved is not None and saved.shape[1:] == linear.weight.shape[1:]:
+                _resize(linear, len(saved))
+
+
+def _resize(linear: nn.Linear, classes: int) -> None:
+    if linear.out_features == classes:
+        return
+    linear.out_features = classes
+    for name, parameter in list(linear.named_parameters()):
+        empty = parameter.new_empty(classes, *parameter.shape[1:])
+        setattr(linear, name, nn.Parameter(empty, parameter.requires_grad))
 
 
 def _keys(path: str, layer: PrefixLayer, adapter_name: str) -> list[str]:

@@ -13,6 +13,7 @@ from functools import cache, partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from peft import PeftConfig
 from peft.tuners.lora import Linear as LoraLinear
 from peft.tuners.lora import LoraLayer
@@ -20,12 +21,10 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils import AuxiliaryTrainingWrapper, ModulesToSaveWrapper
 from torch import Tensor, nn
 
-from prefixprop.attention.batched_lora import NAME, DocumentLora
-from prefixprop.attention.forwards import Undo, replace_forward
+from prefixprop.attention.batched_lora import ATTRIBUTE, BatchedLora, Owners
+from prefixprop.attention.patch import Undo, replace_forward
 from prefixprop.config import PrefixConfig
-from prefixprop.tuners.heads import own_heads, together
 from prefixprop.tuners.layer import PrefixLayer
-from prefixprop.tuners.owners import Owners
 
 BASE = "__base__"  # peft's name for no adapter
 # Adapters that differ in these alone can share a pass. Whatever else a configuration has may decide a shape.
@@ -141,18 +140,32 @@ def _mixed(module: Any, names: Sequence[str], owners: Owners) -> list[Undo]:
     if isinstance(module, PrefixLayer):
         return [module.mix(owners)]
     if isinstance(module, ModulesToSaveWrapper):
-        return [replace_forward(module, partial(own_heads, owners))]
+        return [replace_forward(module, partial(_own_heads, owners))]
     if not isinstance(module, LoraLayer):
         return []
     if type(module) is not LoraLinear or any(module.lora_bias.values()):
         return [replace_forward(module, partial(_lora_of_peft, names))]
     # Made when the pass comes to the layer: a GPU has something to do by then.
-    vars(module)[NAME] = partial(DocumentLora.of, module, owners.adapters, owners.owner)
-    return [partial(vars(module).pop, NAME), replace_forward(module, _own_lora)]
+    vars(module)[ATTRIBUTE] = partial(BatchedLora.of, module, owners.adapters, owners.owner)
+    return [partial(vars(module).pop, ATTRIBUTE), replace_forward(module, _own_lora)]
+
+
+def _own_heads(owners: Owners, _: Any, wrapper: Any, rows: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """What peft's wrapper of a head returns where each document has its own.
+
+    peft's own way is for single linear layers only.
+    """
+    parts = rows[owners.by_adapter].split([len(own) for own in owners.places.values()])
+    saved = dict(wrapper.modules_to_save.items())
+    outputs = [
+        saved.get(name, wrapper.original_module)(part, *args, **kwargs)
+        for name, part in zip(owners.places, parts, strict=True)
+    ]
+    return _together(outputs)[owners.back]
 
 
 def _own_lora(original: Any, layer: Any, rows: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    own: DocumentLora = getattr(layer, NAME)()
+    own: BatchedLora = getattr(layer, ATTRIBUTE)()
     return own.add_to(layer.base_layer(rows, *args, **kwargs), rows)
 
 
@@ -212,7 +225,7 @@ def _merged(outputs: list[Any], back: Tensor) -> Any:
     """The outputs of all passes as that of one, documents in their order again."""
     first = outputs[0]
     if isinstance(first, Tensor):
-        return together(outputs)[back]
+        return _together(outputs)[back]
     if isinstance(first, Mapping):
         if any(output.keys() != first.keys() for output in outputs):
             raise _cannot_be_one(", ".join(sorted(set().union(*outputs) - set.intersection(*map(set, outputs)))))
@@ -223,7 +236,7 @@ def _merged(outputs: list[Any], back: Tensor) -> Any:
 def _merged_entry(name: Any, outputs: list[Any], back: Tensor) -> Any:
     entries = [output[name] for output in outputs]
     if isinstance(entries[0], Tensor):
-        return together(entries)[back]
+        return _together(entries)[back]
     if entries[0] is None:  # in a tuple, for what a model has not, such as a pooler
         return None
     merged = []
@@ -232,6 +245,17 @@ def _merged_entry(name: Any, outputs: list[Any], back: Tensor) -> Any:
             raise _cannot_be_one(name)
         merged.append(torch.cat(layer)[back])
     return tuple(merged)
+
+
+def _together(parts: list[Tensor]) -> Tensor:
+    """Parts of a batch one after the other; where one has fewer classes, -inf, which softmax makes zero."""
+    widest = max(part.shape[-1] for part in parts)
+    return torch.cat(
+        [
+            part if part.shape[-1] == widest else F.pad(part, (0, widest - part.shape[-1]), value=-torch.inf)
+            for part in parts
+        ]
+    )
 
 
 def _cannot_be_one(what: Any) -> ValueError:

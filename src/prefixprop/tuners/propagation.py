@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from prefixprop.attention.hooks import is_output_watched
+from prefixprop.attention.hooks import has_output_hooks
 from prefixprop.config import PrefixConfig, PrefixPeftType
 from prefixprop.tuners.base import PrefixTuner
 from prefixprop.tuners.layer import PrefixLayer
@@ -43,7 +43,7 @@ class PropagationLayer(PrefixLayer):
             hook = partial(self._enter_layer, index)
             self._undo.append(layer.register_forward_pre_hook(hook).remove)
 
-    def prefix_rows(self) -> int:
+    def virtual_tokens(self) -> int:
         active = self.active_prefix()
         return 0 if active is None else active.config.num_virtual_tokens
 
@@ -78,7 +78,7 @@ class PropagationLayer(PrefixLayer):
     def _owns_states(self, index: int, layer: Any) -> bool:
         """Whether nothing else uses the states that a layer is about to get: no recomputation and no hook."""
         again = layer.training and getattr(layer, "gradient_checkpointing", False)
-        is_seen = len(layer._forward_pre_hooks) > 1 or is_output_watched(self.backbone.layers[index - 1])
+        is_seen = len(layer._forward_pre_hooks) > 1 or has_output_hooks(self.backbone.layers[index - 1])
         return not (again or is_seen)
 
 

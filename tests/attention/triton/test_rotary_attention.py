@@ -280,19 +280,3 @@ def test_gradient_checkpointing_with_dropout() -> None:
     plain = trained_gradients(model, inputs)
     model.gradient_checkpointing_enable({"use_reentrant": False})
     assert_same_gradients(trained_gradients(model, inputs), plain)
-
-
-def test_compiled_without_a_graph_break_and_for_any_length(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What stands around flash attention too: in its place, something that a compiler takes, without documents."""
-    monkeypatch.setattr(triton_backend, "has_flash_attention", lambda *_: True)
-    monkeypatch.setattr(triton_backend, "varlen_attn", lambda query, key, value, *_: query * key + value)
-    torch.compiler.reset()
-    model = adapt(tiny_model("modernbert", **SMALL), "propagation", length=3, prefix_dropout=0.0)
-    attention.install(model, backend="triton")
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager", dynamic=True)
-    for index, lengths in enumerate(([13, 6], [17, 5])):
-        inputs = batch(model, lengths)
-        expected = trained_gradients(model, inputs)
-        with torch._dynamo.config.patch(error_on_recompile=index > 0):
-            found = trained_gradients(compiled, inputs)
-        assert_same_gradients({name.removeprefix("_orig_mod."): g for name, g in found.items()}, expected, 1e-6)

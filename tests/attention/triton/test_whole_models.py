@@ -127,16 +127,3 @@ def test_lora_is_not_bypassed(target: str) -> None:
     attention.install(model, backend="triton")
     torch.testing.assert_close(model(**inputs).logits, expected, atol=1e-5, rtol=1e-5)
     assert_same_gradients(trained_gradients(model, inputs), gradients)
-
-
-def test_compiled_without_a_graph_break_and_for_any_length() -> None:
-    torch.compiler.reset()
-    model = adapt(small_model(num_hidden_layers=1, attention_window=[8]), "tuning", length=3, prefix_dropout=0.0)
-    attention.install(model, backend="triton")
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager", dynamic=True)
-    for index, lengths in enumerate(([13, 6], [17, 5])):
-        inputs = batch(model, lengths)
-        expected = trained_gradients(model, inputs)
-        with torch._dynamo.config.patch(error_on_recompile=index > 0):
-            found = trained_gradients(compiled, inputs)
-        assert_same_gradients({name.removeprefix("_orig_mod."): g for name, g in found.items()}, expected, 3e-6)

@@ -12,14 +12,14 @@ from torch import Tensor
 LEVELS = 2**32
 
 
-def draw_words(counts: tuple[int, ...], like: Tensor, dropout: float) -> list[Tensor]:
+def draw_dropout_seeds(counts: tuple[int, ...], like: Tensor, dropout: float) -> list[Tensor]:
     """Random 32-bit words for so many rows or columns each, from PyTorch's generator; `like` where none is needed."""
     if not dropout:
         return [like] * len(counts)  # kernels want an address, though they will not look there
     # One draw for all, each beginning at 16 bytes, which kernels are compiled for.
     ends = list(itertools.accumulate(-(-count // 4) * 4 for count in counts))
-    words = torch.randint(-LEVELS // 2, LEVELS // 2, (ends[-1],), dtype=torch.int32, device=like.device)
-    return [words[start : start + count] for start, count in zip([0, *ends], counts, strict=False)]
+    seeds = torch.randint(-LEVELS // 2, LEVELS // 2, (ends[-1],), dtype=torch.int32, device=like.device)
+    return [seeds[start : start + count] for start, count in zip([0, *ends], counts, strict=False)]
 
 
 def levels(probability: float) -> tuple[int, float]:
@@ -29,10 +29,10 @@ def levels(probability: float) -> tuple[int, float]:
 
 
 @triton.jit
-def is_kept(row_words, column_words, least):
+def is_kept(row_seeds, column_seeds, keep_threshold):
     """Whether each pair of a row and a column is kept.
 
     A number of the generator for every probability would cost more than the attention itself. The two words are
     random already; the multiplication breaks the dependence that is left between the corners of a rectangle.
     """
-    return (row_words ^ column_words) * -1640531535 >= least  # 2³² / golden ratio, made odd
+    return (row_seeds ^ column_seeds) * -1640531535 >= keep_threshold  # 2³² / golden ratio, made odd

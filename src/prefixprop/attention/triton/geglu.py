@@ -16,36 +16,32 @@ from transformers.activations import GELUActivation
 
 from prefixprop.attention import rope
 from prefixprop.attention.backends import INTERPRETED
-from prefixprop.attention.hooks import is_watched
+from prefixprop.attention.hooks import has_hooks
 from prefixprop.attention.triton.residual_norm import sum_and_norm
 from prefixprop.attention.triton.triton_kernel import TritonKernel, function
 
 HALF_ROOT, DENSITY = tl.constexpr(0.7071067811865476), tl.constexpr(0.3989422804014327)  # 1/√2 and 1/√(2π)
 
 
-def gated_feed_forward(layer: Any, states: Tensor, attended: Tensor) -> Tensor:
+def geglu(layer: Any, states: Tensor, attended: Tensor) -> Tensor:
     """What the function of this name in `rope` returns."""
     norm, mlp = layer.mlp_norm, layer.mlp
     parts = (mlp, mlp.act, norm)
-    if (
-        type(mlp.act) is not GELUActivation
-        or type(norm) is not nn.LayerNorm
-        or any(map(is_watched, parts))
-    ):
-        return rope.gated_feed_forward(layer, states, attended)
+    if type(mlp.act) is not GELUActivation or type(norm) is not nn.LayerNorm or any(map(has_hooks, parts)):
+        return rope.geglu(layer, states, attended)
     states, normed = sum_and_norm(attended, states, norm)
     both = mlp.Wi(normed).contiguous()
-    return states + mlp.Wo(mlp.drop((_gated if torch.is_grad_enabled() else gate)(both)))
+    return states + mlp.Wo(mlp.drop((_geglu if torch.is_grad_enabled() else geglu_forward)(both)))
 
 
-def gate(both: Tensor) -> Tensor:
+def geglu_forward(both: Tensor) -> Tensor:
     """gelu(input) · gate, where `both` holds the input in the first half of its last dimension."""
     output = both.new_empty(*both.shape[:-1], both.shape[-1] // 2)
     _launch(both, output, output, backward=False)
     return output
 
 
-def gate_back(both: Tensor, gradient: Tensor, result: Tensor) -> None:
+def geglu_backward(both: Tensor, gradient: Tensor, result: Tensor) -> None:
     """Write the gradient of `both`, by that of what `gate` made, into `result`, which may be `both` itself."""
     _launch(both, gradient, result, backward=True)
 
@@ -56,16 +52,16 @@ def _keep(ctx: Any, inputs: tuple, output: Tensor) -> None:
 
 def _backward(ctx: Any, gradient: Tensor) -> Tensor:
     (both,) = ctx.saved_tensors
-    for_both = torch.empty_like(both)
-    gate_back(both, gradient.contiguous(), for_both)
-    return for_both
+    d_both = torch.empty_like(both)
+    geglu_backward(both, gradient.contiguous(), d_both)
+    return d_both
 
 
 def _launch(both: Tensor, single: Tensor, result: Tensor, backward: bool) -> None:
     width = single.shape[-1]
     rows = single.numel() // width
     block, columns = (16, 16) if INTERPRETED else (16, 128)
-    _GATED_GELU(
+    _GEGLU(
         (-(-width // columns), -(-rows // block)),
         (both, single, result),
         (rows,),
@@ -77,7 +73,7 @@ def _launch(both: Tensor, single: Tensor, result: Tensor, backward: bool) -> Non
 
 
 @triton.jit(do_not_specialize=["rows"])
-def gated_gelu(
+def geglu_kernel(
     both, gradient, result, rows,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, COLUMNS: tl.constexpr, BACKWARD: tl.constexpr,
 ):  # fmt: skip
@@ -98,5 +94,5 @@ def gated_gelu(
         tl.store(result + row * WIDTH + column, (entered * share * opened).to(result.dtype.element_ty), mask=inside)
 
 
-_GATED_GELU = TritonKernel(gated_gelu)
-_gated = function(gate, _keep, _backward)
+_GEGLU = TritonKernel(geglu_kernel)
+_geglu = function(geglu_forward, _keep, _backward)

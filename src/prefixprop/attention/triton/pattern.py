@@ -11,7 +11,17 @@ from torch import Tensor
 
 from prefixprop.attention.backends import INTERPRETED
 from prefixprop.attention.pattern import AttentionPattern
-from prefixprop.attention.triton.tiles import FACTS, FIRST, GLOBAL, LAST, LEADING, LISTED, LOCAL, MASKED, TOKENS
+from prefixprop.attention.triton.tiles import (
+    ALWAYS_VISIBLE,
+    FACTS,
+    FIRST,
+    GLOBAL,
+    LAST,
+    LEADING,
+    LOCAL,
+    MASKED,
+    TOKENS,
+)
 from prefixprop.attention.triton.triton_kernel import TritonKernel
 
 # Programs that share the global rows, or the listed keys, of an example's head: as many as keep a GPU busy with all
@@ -22,14 +32,14 @@ MOST_SHARES, PROGRAMS = 16, 1536
 class DevicePattern(NamedTuple):
     """`tokens` [batch, length + 1] lists each example's global tokens at its front; [batch, 0] if there are none.
 
-    `listed` are the keys that every local row sees, as rows of all examples' tokens one after the other: first the
-    prefix keys, which are further rows at the end (Eq. 2), then the global tokens. `facts` [batch, 5] are counts and
-    bounds, in the order that tiles.py names.
+    `always_visible_keys` are the keys that every local row sees, as indices into the rows of all examples: first the
+    prefix keys, which are extra rows behind all tokens (Eq. 2), then the global tokens. `facts` [batch, 5] are counts
+    and bounds, in the order that tiles.py names.
     """
 
     kind: Tensor  # [batch, length]: LOCAL, GLOBAL or MASKED
     tokens: Tensor
-    listed: Tensor
+    always_visible_keys: Tensor
     facts: Tensor
     arrivals: Tensor  # [lanes, shares], zeros, as kernels leave it: where programs that share work count who is done
 
@@ -76,17 +86,27 @@ def _shapes(
 
 @triton.jit(do_not_specialize=["batch", "length", "prefix", "outside"])
 def _list_tokens(
-    is_masked, is_global, kinds, tokens, listed, facts, batch, length, prefix, outside, BLOCK: tl.constexpr
+    is_masked,
+    is_global,
+    kinds,
+    tokens,
+    always_visible_keys,
+    facts,
+    batch,
+    length,
+    prefix,
+    outside,
+    BLOCK: tl.constexpr,
 ):
     example = tl.program_id(0)
     here = example.to(tl.int64) * length
     tokens += example * (length + 1)
-    listed += example * (length + prefix)
+    always_visible_keys += example * (length + prefix)
     facts += example * FACTS
     for start in range(0, prefix, BLOCK):
         place = start + tl.arange(0, BLOCK)
-        tl.store(listed + place, batch * length + example * prefix + place, mask=place < prefix)
-    token_count, listed_count, first, last, leading = 0, prefix, length, 0, length
+        tl.store(always_visible_keys + place, batch * length + example * prefix + place, mask=place < prefix)
+    token_count, visible_count, first, last, leading = 0, prefix, length, 0, length
     for start in range(0, length, BLOCK):
         place = start + tl.arange(0, BLOCK)
         inside = place < length
@@ -95,18 +115,18 @@ def _list_tokens(
         kind = tl.where(masked, MASKED, tl.where(everywhere, GLOBAL, LOCAL))
         tl.store(kinds + here + place, kind.to(tl.int8), mask=inside)
         tl.store(tokens + token_count + tl.cumsum(everywhere.to(tl.int32), 0) - 1, place, mask=everywhere)
-        is_listed = everywhere & (place >= outside)
-        slot = listed_count + tl.cumsum(is_listed.to(tl.int32), 0) - 1
-        tl.store(listed + slot, example * length + place, mask=is_listed)
+        is_always_visible = everywhere & (place >= outside)
+        slot = visible_count + tl.cumsum(is_always_visible.to(tl.int32), 0) - 1
+        tl.store(always_visible_keys + slot, example * length + place, mask=is_always_visible)
         token_count += tl.sum(everywhere.to(tl.int32), 0)
-        listed_count += tl.sum(is_listed.to(tl.int32), 0)
+        visible_count += tl.sum(is_always_visible.to(tl.int32), 0)
         first = tl.minimum(first, tl.min(tl.where(masked, length, place), 0))
         last = tl.maximum(last, tl.max(tl.where(masked, 0, place + 1), 0))
         leading = tl.minimum(leading, tl.min(tl.where(kind == GLOBAL, length, place), 0))
     tl.store(facts + FIRST, tl.minimum(first, last))  # all padding: from 0 to 0
     tl.store(facts + LAST, last)
     tl.store(facts + TOKENS, token_count)
-    tl.store(facts + LISTED, listed_count)
+    tl.store(facts + ALWAYS_VISIBLE, visible_count)
     tl.store(facts + LEADING, leading)
 
 

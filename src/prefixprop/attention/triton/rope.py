@@ -16,7 +16,7 @@ from prefixprop.attention.backends import INTERPRETED
 from prefixprop.attention.triton.triton_kernel import TritonKernel, function
 
 
-def rotate_forward(
+def rope_forward(
     projected: Tensor, cosine: Tensor, sine: Tensor, prefix: Tensor, places: Tensor, prefix_places: Tensor, heads: int
 ) -> Tensor:
     """Rows of query, key and value [batch * (length + j), 3 width], queries and keys of tokens rotated.
@@ -26,20 +26,20 @@ def rotate_forward(
     order if it is empty; prefix rows, whose queries are zeros, where `prefix_places` [batch * j] says.
     """
     batch, length, width = projected.shape
-    near = projected.new_empty(batch * (length + prefix.shape[1]), width)
-    _launch(projected, near, cosine, sine, places, heads, backward=False)
+    qkv = projected.new_empty(batch * (length + prefix.shape[1]), width)
+    _launch(projected, qkv, cosine, sine, places, heads, backward=False)
     if prefix.shape[1]:
-        near[prefix_places] = torch.nn.functional.pad(prefix.flatten(0, 1), (prefix.shape[2] // 2, 0))
-    return near
+        qkv[prefix_places] = torch.nn.functional.pad(prefix.flatten(0, 1), (prefix.shape[2] // 2, 0))
+    return qkv
 
 
-def rotate_backward(
+def rope_backward(
     gradient: Tensor, cosine: Tensor, sine: Tensor, places: Tensor, batch: int, length: int, heads: int
 ) -> Tensor:
     """The gradient of `projected`: zeros for tokens that stand nowhere."""
-    for_projected = gradient.new_empty(batch, length, gradient.shape[1])
-    _launch(gradient, for_projected, cosine, sine, places, heads, backward=True)
-    return for_projected
+    d_projected = gradient.new_empty(batch, length, gradient.shape[1])
+    _launch(gradient, d_projected, cosine, sine, places, heads, backward=True)
+    return d_projected
 
 
 def _launch(
@@ -49,7 +49,7 @@ def _launch(
     batch, length, width = projected.shape
     size = width // (3 * heads)
     block = 16 if INTERPRETED else 64
-    _ROTATE_ROWS(
+    _ROPE(
         (heads, -(-batch * length // block)),
         (source, target, cosine, sine, places),
         (batch * length, length),
@@ -64,7 +64,7 @@ def _launch(
 
 
 @triton.jit(do_not_specialize=["rows", "length"])
-def rotate_rows(
+def rope_kernel(
     source, target, cosine, sine, places, rows, length,
     HEADS: tl.constexpr, SIZE: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr,
     SHARED: tl.constexpr, PLACED: tl.constexpr, BACKWARD: tl.constexpr,
@@ -112,17 +112,17 @@ def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     cosine, sine, places, prefix_places = ctx.saved_tensors
     (batch, length, width), prefix_shape = ctx.shapes
     gradient = gradient.contiguous()
-    for_prefix = None
+    d_prefix = None
     if ctx.needs_input_grad[3]:
-        for_prefix = gradient[prefix_places][:, width // 3 :].reshape(prefix_shape)
-    for_projected = None
+        d_prefix = gradient[prefix_places][:, width // 3 :].reshape(prefix_shape)
+    d_projected = None
     if ctx.needs_input_grad[0]:  # not in a frozen model's first layer, if nothing but a prefix's keys learns
-        for_projected = rotate_backward(gradient, cosine, sine, places, batch, length, ctx.heads)
-    return for_projected, None, None, for_prefix, None, None, None
+        d_projected = rope_backward(gradient, cosine, sine, places, batch, length, ctx.heads)
+    return d_projected, None, None, d_prefix, None, None, None
 
 
-def rotate(*arguments: Any) -> Tensor:
-    return (_rotate if torch.is_grad_enabled() else rotate_forward)(*arguments)
+def apply_rope(*arguments: Any) -> Tensor:
+    return (_rope if torch.is_grad_enabled() else rope_forward)(*arguments)
 
 
 def move_forward(rows: Tensor, places: Tensor) -> Tensor:
@@ -134,9 +134,9 @@ def move_forward(rows: Tensor, places: Tensor) -> Tensor:
 
 def move_backward(gradient: Tensor, places: Tensor, count: int) -> Tensor:
     """The gradient of `count` rows, zeros where nobody stands: prefix rows are nobody's, and are read."""
-    for_rows = gradient.new_zeros(count, gradient.shape[2])
-    _move(gradient, for_rows, places, backward=True)
-    return for_rows
+    d_rows = gradient.new_zeros(count, gradient.shape[2])
+    _move(gradient, d_rows, places, backward=True)
+    return d_rows
 
 
 def _move(source: Tensor, target: Tensor, places: Tensor, backward: bool) -> None:
@@ -177,13 +177,14 @@ def _keep_places(ctx: Any, inputs: tuple, output: Tensor) -> None:
 
 
 def _move_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-    return move_backward(gradient.contiguous(), *ctx.saved_tensors, ctx.count), None
+    (places,) = ctx.saved_tensors
+    return move_backward(gradient.contiguous(), places, ctx.count), None
 
 
 def move(*arguments: Any) -> Tensor:
     return (_moved if torch.is_grad_enabled() else move_forward)(*arguments)
 
 
-_ROTATE_ROWS, _MOVE_ROWS = TritonKernel(rotate_rows), TritonKernel(move_rows)
-_rotate = function(rotate_forward, _keep, _backward)
+_ROPE, _MOVE_ROWS = TritonKernel(rope_kernel), TritonKernel(move_rows)
+_rope = function(rope_forward, _keep, _backward)
 _moved = function(move_forward, _keep_places, _move_backward)

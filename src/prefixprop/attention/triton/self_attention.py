@@ -8,16 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from prefixprop.attention.global_rows import is_plain, split_heads
-from prefixprop.attention.hooks import is_watched
+from prefixprop.attention.hooks import has_hooks
 from prefixprop.attention.pattern import AttentionPattern
 from prefixprop.attention.prefix import FusedPart, PrefixedKeys, PrefixPart, add_prefix_part
+from prefixprop.attention.sliding_window import is_plain, split_heads
 from prefixprop.attention.sliding_window import longformer_self_attention as with_weights
 from prefixprop.attention.triton import launch_attention
-from prefixprop.attention.triton.dropout import draw_words
-from prefixprop.attention.triton.frozen_ffn import frozen_tail, tail_of
+from prefixprop.attention.triton.dropout import draw_dropout_seeds
+from prefixprop.attention.triton.frozen_ffn import ffn_of, frozen_ffn
 from prefixprop.attention.triton.frozen_layer import attention_of, frozen_layer
-from prefixprop.attention.triton.launch_attention import ALL_ROWS, Shape, Words, project
+from prefixprop.attention.triton.launch_attention import ALL_ROWS, DropoutSeeds, Shape, project
 from prefixprop.attention.triton.pattern import DevicePattern
 from prefixprop.attention.triton.prefix_part import fits
 from prefixprop.attention.triton.residual_norm import residual_norm
@@ -57,14 +57,14 @@ def longformer_self_attention(
         )
         return (output,)
 
-    query, key, value, far_key, far_value = (linear(hidden_states) for linear in linears)
+    query, key, value, k_global, v_global = (linear(hidden_states) for linear in linears)
     query = torch.where(pattern.is_global[..., None], module.query_global(hidden_states), query)
     front = as_rows(in_softmax, query).flatten(0, 1)
-    near = torch.cat([torch.cat([rows.flatten(0, 1) for rows in (query, key, value)], dim=1), _padded(front)])
-    far = torch.cat([torch.cat([rows.flatten(0, 1) for rows in (far_key, far_value)], dim=1), front])
-    output = attend(near, far, *_arguments(module, pattern, in_softmax, dropout))
+    qkv = torch.cat([torch.cat([rows.flatten(0, 1) for rows in (query, key, value)], dim=1), _padded(front)])
+    kv_global = torch.cat([torch.cat([rows.flatten(0, 1) for rows in (k_global, v_global)], dim=1), front])
+    output = attend(qkv, kv_global, *_arguments(module, pattern, in_softmax, dropout))
     if prefix_part is not None:
-        by_head = [split_heads(rows, module.num_heads) for rows in (query, key, value, far_key, far_value)]
+        by_head = [split_heads(rows, module.num_heads) for rows in (query, key, value, k_global, v_global)]
         output = add_prefix_part(output, prefix_part, by_head, prefix, pattern, dropout)
     return (output,)
 
@@ -76,12 +76,12 @@ def whole_layer(
     prefixed_keys: Callable[[], PrefixedKeys | None],
     part: FusedPart | None,
     has_other_part: bool,
-    learning_rows: int | None,
+    grad_rows: int | None,
 ) -> Tensor | None:
     """The output of a layer whose weights are all frozen, or all but those of attention; None for other layers."""
     dtype = compute_type(hidden_states)
-    tail = tail_of(layer, dtype)
-    if tail is None:
+    ffn = ffn_of(layer, dtype)
+    if ffn is None:
         return None
     hidden_states = hidden_states.to(dtype)  # autocast has float32 in front of the first layer
     # Outside the softmax, only rows of the sequence are met in one piece, no trained keys (Eq. 2).
@@ -92,10 +92,10 @@ def whole_layer(
             prefix, own = prefixed_keys(), layer.attention.self
             arguments = _arguments(own, pattern, prefix, own.dropout if own.training else 0.0)
             rows = as_rows(prefix, hidden_states)
-            learning = ALL_ROWS if learning_rows is None else learning_rows
-            return frozen_layer(layer, hidden_states, attention, tail, arguments, rows, part, learning)
+            learning = ALL_ROWS if grad_rows is None else grad_rows
+            return frozen_layer(layer, hidden_states, attention, ffn, arguments, rows, part, learning)
     (rows,) = layer.attention.self(hidden_states, attention_mask=pattern)
-    return frozen_tail(layer, rows.to(dtype), hidden_states, tail)
+    return frozen_ffn(layer, rows.to(dtype), hidden_states, ffn)
 
 
 def residual_output(
@@ -104,7 +104,7 @@ def residual_output(
     """Dense, dropout, residual and LayerNorm of a layer's output; the last three in one pass."""
     norm, dropout = module.LayerNorm, module.dropout
     untouched = type(norm) is nn.LayerNorm and type(dropout) is nn.Dropout
-    if not untouched or is_watched(norm) or is_watched(dropout):
+    if not untouched or has_hooks(norm) or has_hooks(dropout):
         return original(hidden_states, input_tensor)
     return residual_norm(module.dense(hidden_states), input_tensor, norm, dropout.p if dropout.training else 0.0)
 
@@ -129,7 +129,9 @@ def kernel_arguments(
     device_pattern = pattern.prepared(DevicePattern.of, prefix_keys, heads)
     return (
         *device_pattern,
-        *draw_words((batch * heads * length, batch * (length + prefix_keys)), device_pattern.arrivals, dropout),
+        *draw_dropout_seeds(
+            (batch * heads * length, batch * (length + prefix_keys)), device_pattern.arrivals, dropout
+        ),
         heads,
         size,
         reach,
@@ -154,8 +156,8 @@ def _padded(front: Tensor) -> Tensor:
 
 def _longformer_forward(
     states: Tensor, weight: Tensor, bias: Tensor, query_weight: Tensor, query_bias: Tensor, prefix: Tensor,
-    kind: Tensor, tokens: Tensor, listed: Tensor, facts: Tensor, arrivals: Tensor,
-    row_words: Tensor, column_words: Tensor,
+    kind: Tensor, tokens: Tensor, always_visible_keys: Tensor, facts: Tensor, arrivals: Tensor,
+    row_seeds: Tensor, column_seeds: Tensor,
     heads: int, size: int, reach: int, prefix_keys: int, outside: int, dropout: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Attention from a layer's states [batch, length, width].
@@ -163,17 +165,20 @@ def _longformer_forward(
     `weight` [5 width, width] and `bias` are those of query, key, value, key_global and value_global one after the
     other, `query_weight` and `query_bias` those of query_global; `prefix` [batch, j, 2 width] is keys and values.
     Where no row is global, only the first three are given, and those of query_global have no part in it.
-    Returns the rows, `near` (see tiles) and the softmaxes' totals; the last two are for backward alone.
+    Returns the rows, `qkv` (see tiles) and lse; the last two are for backward only.
     """
-    pattern, words = DevicePattern(kind, tokens, listed, facts, arrivals), Words(row_words, column_words)
+    pattern, seeds = (
+        DevicePattern(kind, tokens, always_visible_keys, facts, arrivals),
+        DropoutSeeds(row_seeds, column_seeds),
+    )
     width = heads * size
-    near = project(states, weight[: 3 * width], bias[: 3 * width], prefix)
+    qkv = project(states, weight[: 3 * width], bias[: 3 * width], prefix)
     if len(weight) > 3 * width:
-        launch_attention.project_rows(states, query_weight, query_bias, tokens, facts, near)
-    far = project(states, weight[3 * width :], bias[3 * width :], prefix)
+        launch_attention.project_rows(states, query_weight, query_bias, tokens, facts, qkv)
+    kv_global = project(states, weight[3 * width :], bias[3 * width :], prefix)
     shape = Shape(heads, size, reach, prefix_keys, outside, dropout)
-    output, log_totals = launch_attention.forward(near, far, pattern, words, shape)
-    return output, near, log_totals
+    output, lse = launch_attention.forward(qkv, kv_global, pattern, seeds, shape)
+    return output, qkv, lse
 
 
 def _longformer_keep(ctx: Any, inputs: tuple, output: tuple) -> None:
@@ -189,47 +194,57 @@ def _longformer_backward(ctx: Any, gradient: Tensor | None, *_: Any) -> tuple[Te
     result: list[Tensor | None] = [None] * 19
     if gradient is None:
         return tuple(result)
-    states, weight, bias, query_weight, prefix, output, near, log_totals, *pattern = ctx.saved_tensors
-    for_states, for_weight, for_bias, for_query_weight, for_query_bias, for_prefix = ctx.needs_input_grad[:6]
+    states, weight, bias, query_weight, prefix, output, qkv, lse, *pattern = ctx.saved_tensors
+    d_states, d_weight, d_bias, d_query_weight, d_query_bias, d_prefix = ctx.needs_input_grad[:6]
     width = output.shape[-1]
-    far = project(states, weight[3 * width :], bias[3 * width :], prefix)
-    for_near, for_far, for_query = launch_attention.backward(
-        gradient.contiguous(), output, log_totals, near, far, DevicePattern(*pattern[:5]), Words(*pattern[5:]), ctx.shape
+    kv_global = project(states, weight[3 * width :], bias[3 * width :], prefix)
+    dqkv, dkv_global, dq_global = launch_attention.backward(
+        gradient.contiguous(),
+        output,
+        lse,
+        qkv,
+        kv_global,
+        DevicePattern(*pattern[:5]),
+        DropoutSeeds(*pattern[5:]),
+        ctx.shape,
     )
     count = states.shape[0] * states.shape[1]
-    if for_states:
-        rows = (for_near[:count] @ weight[: 3 * width]).addmm_(for_far[:count], weight[3 * width :])
-        if far.shape[1]:
-            launch_attention.project_rows(for_query, query_weight, None, pattern[1], pattern[3], rows)
+    if d_states:
+        rows = (dqkv[:count] @ weight[: 3 * width]).addmm_(dkv_global[:count], weight[3 * width :])
+        if kv_global.shape[1]:
+            launch_attention.project_rows(dq_global, query_weight, None, pattern[1], pattern[3], rows)
         result[0] = rows.view_as(states)
     flat = states.flatten(0, 1)
-    if for_weight:
-        result[1] = torch.cat([for_near[:count].t() @ flat, for_far[:count].t() @ flat])
-    if for_bias:
-        result[2] = torch.cat([for_near[:count].sum(dim=0), for_far[:count].sum(dim=0)])
-    if far.shape[1] and (for_query_weight or for_query_bias):
+    if d_weight:
+        result[1] = torch.cat([dqkv[:count].t() @ flat, dkv_global[:count].t() @ flat])
+    if d_bias:
+        result[2] = torch.cat([dqkv[:count].sum(dim=0), dkv_global[:count].sum(dim=0)])
+    if kv_global.shape[1] and (d_query_weight or d_query_bias):
         # Elsewhere than in global rows nothing was ever written.
-        queries = for_query.masked_fill(pattern[0].ne(GLOBAL.value)[..., None], 0).flatten(0, 1)
+        queries = dq_global.masked_fill(pattern[0].ne(GLOBAL.value)[..., None], 0).flatten(0, 1)
         result[3], result[4] = queries.t() @ flat, queries.sum(dim=0)
-    if for_prefix:
-        of_near = for_near[count:, width:]
-        result[5] = (of_near + for_far[count:] if far.shape[1] else of_near.contiguous()).view_as(prefix)
+    if d_prefix:
+        of_qkv = dqkv[count:, width:]
+        result[5] = (of_qkv + dkv_global[count:] if kv_global.shape[1] else of_qkv.contiguous()).view_as(prefix)
     return tuple(result)
 
 
 def _attend_forward(
-    near: Tensor, far: Tensor | None,
-    kind: Tensor, tokens: Tensor, listed: Tensor, facts: Tensor, arrivals: Tensor,
-    row_words: Tensor, column_words: Tensor,
+    qkv: Tensor, kv_global: Tensor | None,
+    kind: Tensor, tokens: Tensor, always_visible_keys: Tensor, facts: Tensor, arrivals: Tensor,
+    row_seeds: Tensor, column_seeds: Tensor,
     heads: int, size: int, reach: int, prefix_keys: int, outside: int, dropout: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """The same as `_longformer_forward` from projections that were made elsewhere (something is wrapped around them, or wants them too).
+    """The same as `_longformer_forward`, from projections that are given: something is wrapped around them.
 
-    Without `far`, global rows have the queries, keys and values of all rows.
+    Without `kv_global`, global rows have the queries, keys and values of all rows.
     """
-    pattern, words = DevicePattern(kind, tokens, listed, facts, arrivals), Words(row_words, column_words)
+    pattern, seeds = (
+        DevicePattern(kind, tokens, always_visible_keys, facts, arrivals),
+        DropoutSeeds(row_seeds, column_seeds),
+    )
     return launch_attention.forward(
-        near, far, pattern, words, Shape(heads, size, reach, prefix_keys, outside, dropout)
+        qkv, kv_global, pattern, seeds, Shape(heads, size, reach, prefix_keys, outside, dropout)
     )
 
 
@@ -243,16 +258,23 @@ def _attend_keep(ctx: Any, inputs: tuple, output: tuple) -> None:
 def _attend_backward(ctx: Any, gradient: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
     if gradient is None:
         return (None,) * 15
-    near, far, output, log_totals, *pattern = ctx.saved_tensors
-    for_near, for_far, for_query = launch_attention.backward(
-        gradient.contiguous(), output, log_totals, near, far, DevicePattern(*pattern[:5]), Words(*pattern[5:]), ctx.shape
+    qkv, kv_global, output, lse, *pattern = ctx.saved_tensors
+    dqkv, dkv_global, dq_global = launch_attention.backward(
+        gradient.contiguous(),
+        output,
+        lse,
+        qkv,
+        kv_global,
+        DevicePattern(*pattern[:5]),
+        DropoutSeeds(*pattern[5:]),
+        ctx.shape,
     )
-    if far is None:
-        return (for_near, *(None,) * 14)
+    if kv_global is None:
+        return (dqkv, *(None,) * 14)
     count, width = pattern[0].numel(), output.shape[-1]
     is_global = pattern[0].flatten().eq(GLOBAL.value)[:, None]
-    for_near[:count, :width] = torch.where(is_global, for_query.flatten(0, 1), for_near[:count, :width])
-    return (for_near, for_far, *(None,) * 13)
+    dqkv[:count, :width] = torch.where(is_global, dq_global.flatten(0, 1), dqkv[:count, :width])
+    return (dqkv, dkv_global, *(None,) * 13)
 
 
 def longformer_attention(*arguments: Any) -> Tensor:

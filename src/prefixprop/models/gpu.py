@@ -8,10 +8,13 @@ same kernels, with the same random numbers.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import torch
+from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_map_only
 
 from prefixprop.attention.backends import why_not
@@ -22,7 +25,30 @@ MOST_RECORDINGS = 64  # further shapes are computed as ever
 STEP, STEPS = 64, 8  # lengths that batches are padded to: multiples of the first, so many between powers of two
 
 
-def can_replay(model: nn.Module) -> bool:
+def hold_frozen_in_bfloat16(model: nn.Module) -> None:
+    """Convert every weight that is not trained, once; autocast, which the model is to run under, would at each step.
+
+    Trained weights keep their type. A Longformer whose layers are held so is computed a layer at a time (see
+    `prefixprop.attention.triton.frozen_layer`), in half the memory.
+    """
+    for parameter in model.parameters():
+        if not parameter.requires_grad and parameter.dtype == torch.float32:
+            parameter.data = parameter.data.to(torch.bfloat16)
+    for module in model.modules():
+        if isinstance(module, BaseTunerLayer):
+            # peft would take LoRA's input to float32, and autocast back again.
+            module.cast_input_dtype_enabled = False
+
+
+def without_cudnn() -> AbstractContextManager[None]:
+    """Let PyTorch's attention leave out cuDNN, which makes a plan for every length that it meets for the first time.
+
+    For documents of thousands of lengths these plans take several times as long as the training itself.
+    """
+    return sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
+
+
+def can_use_cuda_graphs(model: nn.Module) -> bool:
     """Whether all of a pass happens on the GPU, as it does with the attention of the backend `triton`.
 
     Hugging Face's code looks at the numbers of a mask while it runs, which no recording can do.
@@ -49,7 +75,7 @@ class _Recording(NamedTuple):
     outputs: Any
 
 
-class Replayed:
+class CudaGraph:
     """Stands for `run`, a function of tensors on a GPU, which must not wait for the device.
 
     What it returns is its own until the next call. The first call of a shape runs as ever, and compiles what is to be
@@ -96,7 +122,7 @@ class Replayed:
         return _Recording(graph, held, outputs)
 
 
-class HeldGradients:
+class StaticGradients:
     """Gradients that stay where they are, for a recorded step to find them; between steps they are cleared."""
 
     def __init__(self) -> None:
