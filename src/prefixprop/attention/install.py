@@ -1,4 +1,4 @@
-"""Puts the fast attention into Hugging Face's models and takes it out again; here, too, what Longformer is given."""
+"""Install the fast attention in Hugging Face's models and uninstall it; and the forwards that Longformer gets."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from prefixprop.attention.prefix import prefixed_keys
 
 
 def install(model: nn.Module, backend: str = "auto") -> None:
-    """Let every Longformer and ModernBERT in `model` compute its attention with `backend`.
+    """Compute the attention of every Longformer and ModernBERT in `model` with `backend`.
 
-    Weights, calls and numbers stay the same. Backends are `triton` (NVIDIA GPUs since Ampere) and `sdpa` (plain
-    PyTorch, everywhere); `auto` takes the first that suits the device the model is on when it runs. `uninstall` puts
-    Hugging Face's attention back.
+    Weights, calls and results stay the same. The backends are `triton` (NVIDIA GPUs since Ampere) and `sdpa` (plain
+    PyTorch, everywhere); `auto` takes the first one that works on the model's device. `uninstall` puts Hugging Face's
+    attention back. Under `torch.compile` the encoder runs as it is, behind a graph break.
     """
     check_backend(backend)
     for encoder, patch in _encoders(model):
@@ -52,12 +52,12 @@ def uninstall(model: nn.Module) -> None:
 
 
 class LongformerPatch(EncoderPatch):
-    """What stands between a Longformer and its attention."""
+    """The replaced forwards of a Longformer."""
 
     def __init__(self, longformer: Any) -> None:
         self.longformer = longformer
-        self.running: Backend | None = None  # in the present pass; None where Hugging Face's runs
-        self.cls_mask: Tensor | None = None  # of a head that reads [CLS] alone, between its call and ours
+        self.running: Backend | None = None  # in the current pass; None where Hugging Face's runs
+        self.cls_mask: Tensor | None = None  # made for a head that reads [CLS] only, until our forward gets it
         self._serves_head = False
         super().__init__(longformer)
 
@@ -76,9 +76,9 @@ class LongformerPatch(EncoderPatch):
         return undo
 
     def serve(self, head: Any) -> None:
-        """Make [CLS] global for this head before it does so itself: it stops a compiler, and fails on embeddings.
+        """Make [CLS] global before the head does so itself: its own way fails when it is given embeddings.
 
-        Not for a class of somebody's own, which may do otherwise.
+        Not for a subclass with a forward of its own, which may do something else.
         """
         if not self._serves_head and is_hugging_face_head(head):
             self._serves_head = True
@@ -102,7 +102,7 @@ def _model_forward(
     return_dict: bool | None = None,
     **others: Any,
 ) -> Any:
-    """`LongformerModel.forward` for any length, without its mask of length × length and without a look at values."""
+    """`LongformerModel.forward` for any length, without padding and without reading values back from the GPU."""
     if not patch.is_on() or (input_ids is None) == (inputs_embeds is None):
         return original(
             input_ids, attention_mask, global_attention_mask, token_type_ids, position_ids, inputs_embeds,
@@ -111,12 +111,12 @@ def _model_forward(
     embedded = longformer.embeddings(
         input_ids=input_ids, position_ids=position_ids, token_type_ids=token_type_ids, inputs_embeds=inputs_embeds
     )
-    # In the model's type from the start: of a boolean or unsigned mask nothing can be subtracted.
+    # In the model's type from the start: boolean and unsigned masks do not support subtraction.
     dtype = embedded.dtype
     seen = embedded.new_ones(embedded.shape[:2]) if attention_mask is None else attention_mask.to(dtype)
     if global_attention_mask is not None:
         seen = seen * (global_attention_mask.to(dtype) + 1)
-    # No other mask will do: only its values would show whether it makes the first token global.
+    # For any other mask we would have to read its values to know whether it makes the first token global.
     reads_cls, patch.cls_mask = global_attention_mask is not None and global_attention_mask is patch.cls_mask, None
     # As the encoder has it: negative for padding (0), zero for local (1), positive for global tokens (2).
     mask = (seen - 1) * torch.finfo(dtype).max
@@ -203,11 +203,11 @@ def _layer_forward(
     output_attentions: bool = False,
     **others: Any,
 ) -> tuple[Tensor, ...]:
-    """`LongformerLayer.forward`, in one piece where the backend can."""
-    # Somebody may call a layer himself, with a mask of Hugging Face's.
+    """`LongformerLayer.forward`, as one operation where the backend has one."""
+    # A layer may also be called directly, with a mask of Hugging Face's.
     found = isinstance(attention_mask, AttentionPattern)
     if found:
-        # Backward may compute a checkpointed layer again, after a pass without a prefix.
+        # Backward may recompute a checkpointed layer, after a pass without a prefix.
         patch.running = attention_mask.backend
     if patch.running is None or not found or layer.chunk_size_feed_forward > 0:
         return original(hidden_states, attention_mask, output_attentions=output_attentions, **others)
@@ -216,7 +216,7 @@ def _layer_forward(
         part = None if source is None else source.prefix_part(index)
         front = prefixed_keys(source, index, hidden_states)
         return (cls_only_layer(layer, hidden_states, attention_mask, front, part),)
-    if not output_attentions:
+    if patch.running.whole_layer is not None and not output_attentions:
         prefix = partial(prefixed_keys, source, index, hidden_states)  # drawn once, dropout and all
         fused = None if source is None else source.fused_part(index)
         is_other = source is not None and fused is None and source.prefix_part(index) is not None
@@ -224,7 +224,7 @@ def _layer_forward(
         output = patch.running.whole_layer(layer, hidden_states, attention_mask, prefix, fused, is_other, learning)
         if output is not None:
             return (output,)
-    # Hugging Face's own goes through a helper that inspects a signature at every call.
+    # Hugging Face's forward inspects a signature at every call.
     attended, *weights = layer.attention(
         hidden_states, attention_mask=attention_mask, output_attentions=output_attentions
     )
@@ -241,7 +241,7 @@ def _attention_forward(
     output_attentions: bool = False,
     **others: Any,
 ) -> tuple[Tensor, ...]:
-    """`LongformerSelfAttention.forward`: the fast one where the encoder has found a pattern."""
+    """`LongformerSelfAttention.forward`: the fast one where the encoder made a pattern."""
     if not isinstance(attention_mask, AttentionPattern):
         return original(hidden_states, attention_mask=attention_mask, output_attentions=output_attentions, **others)
     source = patch.active_source()
@@ -264,7 +264,7 @@ def _output_forward(
     input_tensor: Tensor,
 ) -> Tensor:
     """What follows attention and feed-forward: dense, dropout, residual, LayerNorm."""
-    if patch.running is None:
+    if patch.running is None or patch.running.residual_output is None:
         return original(hidden_states, input_tensor)
     return patch.running.residual_output(original, module, hidden_states, input_tensor)
 
@@ -288,7 +288,7 @@ def _encoders(model: nn.Module) -> list[tuple[Any, type[EncoderPatch]]]:
     if not found:
         name = getattr(getattr(model, "config", None), "model_type", type(model).__name__)
         raise ValueError(
-            f"The fast attention is for Longformer and ModernBERT models, and this is {name!r}; nothing to do here."
+            f"The fast attention is for Longformer and ModernBERT models; this is a {name!r} model and needs none."
         )
     return found
 

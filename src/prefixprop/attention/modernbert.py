@@ -1,6 +1,6 @@
-"""Puts the fast attention into Hugging Face's ModernBERT, in its layers of a window and of full attention alike.
+"""The fast attention in Hugging Face's ModernBERT, in layers with a window and in layers with full attention.
 
-Where somebody asks for the attention's weights, or gives masks that are no padding, Hugging Face's own runs.
+Hugging Face's own attention runs where attention weights are asked for, or where a mask is more than padding.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ KINDS = ("full_attention", "sliding_attention")  # of layers
 
 
 class ModernBertPatch(EncoderPatch):
-    """What stands between a ModernBERT and its attention."""
+    """The replaced forwards of a ModernBERT."""
 
     def replace(self) -> list[Undo]:
         undo = [replace_forward(self.encoder, partial(_model_forward, self))]
@@ -41,7 +41,7 @@ class ModernBertPatch(EncoderPatch):
 
 
 def is_fast_with(given: dict[str, Any], config: Any) -> bool:
-    """Whether the fast attention can do what the model is called with, its arguments by name."""
+    """Whether the fast attention supports the arguments that the model is called with."""
     weights, mask = given.get("output_attentions"), given.get("attention_mask")
     if config.output_attentions if weights is None else weights:
         return False
@@ -76,15 +76,16 @@ def _layer_forward(
     position_embeddings: Any = None,
     **others: Any,
 ) -> Tensor:
-    """`ModernBertEncoderLayer.forward`, in one piece where the backend can."""
+    """`ModernBertEncoderLayer.forward`, as one operation where the backend has one."""
     others |= {"attention_mask": attention_mask, "position_embeddings": position_embeddings}
     if not isinstance(attention_mask, AttentionPattern):
         return original(hidden_states, **others)
     backend = patch.backend_for(attention_mask, hidden_states)
-    attend = partial(_attend, patch, index, layer.attn, attention_mask, position_embeddings)
-    output = backend.rotary_layer(layer, hidden_states, attend)
-    if output is not None:
-        return output
+    if backend.rotary_layer is not None:
+        attend = partial(_attend, patch, index, layer.attn, attention_mask, position_embeddings)
+        output = backend.rotary_layer(layer, hidden_states, attend)
+        if output is not None:
+            return output
     attended, _ = layer.attn(layer.attn_norm(hidden_states), **others)
     return backend.geglu(layer, hidden_states, attended)
 
@@ -99,7 +100,7 @@ def _attention_forward(
     attention_mask: Any = None,
     **others: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """`ModernBertAttention.forward`: the fast one where the model has found a pattern."""
+    """`ModernBertAttention.forward`: the fast one where the model was given a pattern."""
     if not isinstance(attention_mask, AttentionPattern):
         return original(
             hidden_states, position_embeddings=position_embeddings, attention_mask=attention_mask, **others

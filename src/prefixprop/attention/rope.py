@@ -1,13 +1,12 @@
-"""Attention of a layer with rotary positions in plain PyTorch: a sliding window, or all rows (ModernBERT).
+"""ModernBERT's attention in plain PyTorch: rotary position embeddings, with a sliding window or over all rows.
 
-Rows in front of the tokens see, and are seen by, every row: Longformer's global tokens, with the same projections. So
-a window is Longformer's (see `sliding_window`), and rows that see everything take PyTorch's fused attention with one
-bias per key; no mask has length × length.
+Rows in front of the tokens see every row and are seen by every row, like Longformer's global tokens, but without
+projections of their own. Windows are computed as for Longformer (see `sliding_window`); rows that see everything use
+PyTorch's fused attention with one bias per key. There is no mask of length × length.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -36,8 +35,8 @@ def rotary_attention(
     """Attention's rows [batch, length, width] from queries, keys and values, `projected` [batch, length, 3 width].
 
     Rows see `reach` neighbours on either side, or all rows if it is None. The pattern knows its rows in front. Prefix
-    keys are not rotated. With a `prefix_part` the prefix is in no row's softmax, and the part is added (Eq. 3);
-    `fused_part` says what it is, for backends that compute it themselves.
+    keys are not rotated. With a `prefix_part` no row has the prefix in its softmax, and the part is added (Eq. 3);
+    `fused_part` describes the same part for backends that compute it themselves.
     """
     asking, value = projected.unflatten(-1, (3, heads, -1)).split([2, 1], dim=2)  # [batch, length, ., heads, size]
     query, key = (rows.transpose(1, 2) for rows in _ApplyRope.apply(asking, *rope).unbind(2))
@@ -74,22 +73,14 @@ def attend_to_all(
     return F.scaled_dot_product_attention(query, key, value, attn_mask=bias, dropout_p=dropout)
 
 
-def rotary_layer(layer: Any, states: Tensor, attend: Callable[[Tensor], Tensor]) -> Tensor | None:
-    """The output of a whole ModernBertEncoderLayer, where a backend has a faster way than part by part.
-
-    `attend` makes the rows of its attention from what was projected.
-    """
-    return None
-
-
 def geglu(layer: Any, states: Tensor, attended: Tensor) -> Tensor:
-    """The second half of a ModernBertEncoderLayer: from the states it was given, and what its attention made."""
+    """The second half of a ModernBertEncoderLayer: residual, norm and gated feed-forward after its attention."""
     states = states + attended
     return states + layer.mlp(layer.mlp_norm(states))
 
 
 class _ApplyRope(torch.autograd.Function):
-    """Rotary positions of rows [batch, length, ., heads, size], which Hugging Face takes four times as long for."""
+    """Rotary positions of rows [batch, length, ., heads, size], four times as fast as Hugging Face's."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
@@ -103,7 +94,7 @@ class _ApplyRope(torch.autograd.Function):
 
 
 def _apply_rope(rows: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """Turn each pair (i, i + size / 2) of a row by its angle."""
+    """Rotate each pair (i, i + size / 2) of a row by its angle."""
     half = rows.shape[-1] // 2
     exact, sine = rows.to(wide(rows.dtype)), sine[:, :, None, None, :half]
     turned = exact * cosine[:, :, None, None]

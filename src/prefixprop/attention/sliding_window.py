@@ -1,8 +1,8 @@
 """Longformer's self-attention in plain PyTorch, with optional prefix keys and values (Eq. 2).
 
-The numbers are Hugging Face's; what differs is how they are reached. Queries are cut into blocks of half a window;
-each block meets the keys it can see (prefix, global tokens, its neighbourhood) in one call of PyTorch's fused
-attention. Any length works, so nothing has to be padded to a multiple of the window.
+It computes the same numbers as Hugging Face's. Queries are cut into blocks of half a window; each block attends to the
+keys it can see (prefix, global tokens, its neighbourhood) in one call of PyTorch's fused attention. Any length works:
+nothing is padded to a multiple of the window.
 
 Global tokens see everything, through projections of their own. Where they are few, the keys and values of the whole
 sequence need not be projected for them: q · (W_k x + b_k) = (W_kᵀ q) · x + q · b_k, so each query is multiplied with
@@ -12,7 +12,6 @@ W_k once and meets the hidden states themselves; likewise Σ p (W_v x + b_v) is 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -23,7 +22,7 @@ from torch import Tensor, nn
 from prefixprop.attention.dropout import attend_with_dropout, dropout_weights, wide
 from prefixprop.attention.hooks import has_hooks
 from prefixprop.attention.pattern import AttentionPattern, GlobalTokens, as_bias, cut_windows, join_blocks
-from prefixprop.attention.prefix import FusedPart, PrefixedKeys, PrefixPart, for_batch, outside_softmax
+from prefixprop.attention.prefix import PrefixedKeys, PrefixPart, for_batch, outside_softmax
 
 
 def longformer_self_attention(
@@ -71,30 +70,6 @@ def longformer_self_attention(
     nothing = (pattern.is_masked | pattern.is_global)[:, None, :, None]
     local_weights = local_weights.masked_fill(nothing, 0.0).transpose(1, 2)
     return (output, local_weights) if global_weights is None else (output, local_weights, global_weights)
-
-
-def whole_layer(
-    layer: Any,
-    hidden_states: Tensor,
-    pattern: AttentionPattern,
-    prefixed_keys: Callable[[], PrefixedKeys | None],
-    part: FusedPart | None,
-    has_other_part: bool,
-    grad_rows: int | None,
-) -> Tensor | None:
-    """The output of a whole layer at once, where a backend has a faster way than part by part.
-
-    `part` is what is outside the softmax (Eq. 3), if backends know it; `has_other_part`: it is something else.
-    `grad_rows`: how many rows at the front of the states want a gradient, None for all.
-    """
-    return None
-
-
-def residual_output(
-    original: Callable[..., Tensor], module: Any, hidden_states: Tensor, input_tensor: Tensor
-) -> Tensor:
-    """Dense, dropout, residual and LayerNorm of a LongformerSelfOutput or LongformerOutput."""
-    return original(hidden_states, input_tensor)
 
 
 def local_rows(
@@ -170,7 +145,7 @@ def attend_globally(
 ) -> tuple[Tensor, Tensor]:
     """Attention of the global tokens, [batch, globals, hidden], and its weights on the sequence.
 
-    `exact` computes it in float32 where states have 16 bits, as the Triton kernels do: cheap for few rows alone.
+    `exact` computes it in float32 where states have 16 bits, as the Triton kernels do; for a few rows that is cheap.
     """
     heads = module.num_heads
     rows = hidden_states.gather(1, tokens.index[..., None].expand(-1, -1, hidden_states.shape[2]))
@@ -179,7 +154,7 @@ def attend_globally(
     few = query.shape[2] * heads <= hidden_states.shape[2]
     if few and is_plain(module.key_global) and is_plain(module.value_global):
         asked = query.to(wide(query.dtype)) if exact else query
-        # Inside autocast, products would have 16 bits again.
+        # Autocast would compute the products in 16 bits again.
         with torch.autocast(query.device.type, enabled=False) if exact else nullcontext():
             output, weights = _absorbed(module, hidden_states, asked, pattern, in_softmax, dropout)
         output = output.to(query.dtype)

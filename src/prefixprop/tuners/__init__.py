@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 from peft import (
@@ -15,6 +17,7 @@ from peft.mapping import (
     PEFT_TYPE_TO_PREFIX_MAPPING,
     PEFT_TYPE_TO_TUNER_MAPPING,
 )
+from peft.utils import save_and_load
 from transformers import PreTrainedModel
 
 from prefixprop.config import PrefixConfig, PrefixPropagationConfig, PrefixTuningConfig
@@ -51,6 +54,18 @@ def register_method(config: type[PrefixConfig], tuner: type[PrefixTuner]) -> Non
     PEFT_TYPE_TO_PREFIX_MAPPING[tuner.peft_type] = tuner.prefix
 
 
+def _without_embedded(is_on_hub: Callable[..., bool | None]) -> Callable[..., bool | None]:
+    """peft's search of the hub for a base model's config, which every save makes; embedded models are not there."""
+
+    @wraps(is_on_hub)
+    def search(repo_id: str, filename: str, **options: Any) -> bool | None:
+        return False if repo_id in NOTED else is_on_hub(repo_id, filename, **options)
+
+    return search
+
+
+peft_saving: Any = save_and_load
+peft_saving.check_file_exists_on_hf_hub = _without_embedded(peft_saving.check_file_exists_on_hf_hub)
 register_method(PrefixPropagationConfig, PrefixPropagationModel)
 register_method(PrefixTuningConfig, PrefixTuningModel)
 for _task, _auto_class in AUTO_CLASSES.items():

@@ -53,7 +53,10 @@ class Ffn(NamedTuple):
 
 
 def rotary_layer(layer: Any, states: Tensor, attend: Callable[[Tensor], Tensor]) -> Tensor | None:
-    """What the function of this name in `rotary` returns."""
+    """The output of a ModernBertEncoderLayer with frozen weights; None for other layers.
+
+    `attend` computes its attention from queries, keys and values.
+    """
     if has_hooks(layer.attn):
         return None
     dtype = compute_type(states)

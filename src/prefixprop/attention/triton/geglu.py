@@ -24,7 +24,7 @@ HALF_ROOT, DENSITY = tl.constexpr(0.7071067811865476), tl.constexpr(0.3989422804
 
 
 def geglu(layer: Any, states: Tensor, attended: Tensor) -> Tensor:
-    """What the function of this name in `rope` returns."""
+    """As the function of this name in `prefixprop.attention.rope`."""
     norm, mlp = layer.mlp_norm, layer.mlp
     parts = (mlp, mlp.act, norm)
     if type(mlp.act) is not GELUActivation or type(norm) is not nn.LayerNorm or any(map(has_hooks, parts)):

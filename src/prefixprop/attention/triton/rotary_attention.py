@@ -72,7 +72,7 @@ def rotary_attention(
     fused_part: FusedPart | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
-    """What the function of this name in `rotary` returns."""
+    """As the function of this name in `prefixprop.attention.rope`."""
     projected = projected.contiguous()
     has_flash = reach is None and has_flash_attention(projected, heads, dropout)
     if has_flash and prefix_part is None:

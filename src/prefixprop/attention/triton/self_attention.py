@@ -1,4 +1,4 @@
-"""Longformer's self-attention on the Triton kernels."""
+"""Longformer's self-attention and whole layers with the Triton kernels."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def longformer_self_attention(
     prefix_part: PrefixPart | None = None,
     output_attentions: bool = False,
 ) -> tuple[Tensor, ...]:
-    """What the function of this name in `sliding_window` returns; probabilities that are asked for come from it."""
+    """As the function of this name in `sliding_window`, which computes the weights if they are asked for."""
     if output_attentions:
         return with_weights(module, hidden_states, pattern, prefix, prefix_part, output_attentions)
     dropout = module.dropout if module.training else 0.0
@@ -78,7 +78,11 @@ def whole_layer(
     has_other_part: bool,
     grad_rows: int | None,
 ) -> Tensor | None:
-    """The output of a layer whose weights are all frozen, or all but those of attention; None for other layers."""
+    """The output of a layer whose weights are all frozen, or all but those of attention; None for other layers.
+
+    `part` is what is outside the softmax (Eq. 3) if the kernels support it; `has_other_part`: it is something else.
+    `grad_rows`: how many rows at the front of the states need a gradient, None for all.
+    """
     dtype = compute_type(hidden_states)
     ffn = ffn_of(layer, dtype)
     if ffn is None:
@@ -101,7 +105,7 @@ def whole_layer(
 def residual_output(
     original: Callable[..., Tensor], module: Any, hidden_states: Tensor, input_tensor: Tensor
 ) -> Tensor:
-    """Dense, dropout, residual and LayerNorm of a layer's output; the last three in one pass."""
+    """The output of a LongformerSelfOutput or LongformerOutput, with dropout, residual and norm in one kernel."""
     norm, dropout = module.LayerNorm, module.dropout
     untouched = type(norm) is nn.LayerNorm and type(dropout) is nn.Dropout
     if not untouched or has_hooks(norm) or has_hooks(dropout):
