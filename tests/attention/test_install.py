@@ -145,7 +145,7 @@ def test_lora_on_the_global_projections_is_not_bypassed() -> None:
 def test_errors() -> None:
     with pytest.raises(ValueError, match="backend='cuda' is unknown; choose one of auto, sdpa, triton"):
         attention.install(tiny_model(), backend="cuda")
-    with pytest.raises(ValueError, match="for Longformer and ModernBERT models, and this is 'roberta'"):
+    with pytest.raises(ValueError, match="for Longformer and ModernBERT models; this is a 'roberta' model"):
         attention.install(tiny_model("roberta"))
 
 

@@ -215,7 +215,7 @@ def test_bad_encoders() -> None:
         candidate_scorer("/no/such/folder", FIRST_SPECIAL_TOKEN)
     with pytest.raises(ValueError, match="LongformerForSequenceClassification has a head; give the encoder alone"):
         candidate_scorer(tiny_model(), FIRST_SPECIAL_TOKEN)
-    with pytest.raises(ValueError, match="hidden_dropout_prob cannot be changed of an encoder that is built already"):
+    with pytest.raises(ValueError, match="hidden_dropout_prob cannot be changed in an encoder that is already built"):
         candidate_scorer(tiny_model(task="FEATURE_EXTRACTION"), FIRST_SPECIAL_TOKEN, hidden_dropout_prob=0.1)
     with pytest.raises(ValueError, match="chunk_reduction='max' is unknown; choose one of mean, sum"):
         candidate_scorer(tiny_model(task="FEATURE_EXTRACTION"), FIRST_SPECIAL_TOKEN, "max")
@@ -224,7 +224,7 @@ def test_bad_encoders() -> None:
 def test_incomplete_batches() -> None:
     batch = make_batch()
     for missing in ("attention_mask", "question_of_chunk", "candidate_positions", "candidate_mask"):
-        with pytest.raises(ValueError, match=r"make its batches with prefixprop\.tasks\.CandidateCollator"):
+        with pytest.raises(ValueError, match=r"make its batches with prefixprop\.data\.CandidateCollator"):
             scorer()(**{name: value for name, value in batch.items() if name != missing})
     del batch["global_attention_mask"]
     with pytest.raises(ValueError, match="A longformer encoder needs global_attention_mask"):
@@ -233,7 +233,7 @@ def test_incomplete_batches() -> None:
 
 
 def test_candidate_scoring_is_no_task_type_of_peft() -> None:
-    with pytest.raises(ValueError, match="task_type='QUESTION_ANS': none of peft's task types is candidate scoring"):
+    with pytest.raises(ValueError, match="task_type='QUESTION_ANS': peft has no task type for candidate scoring"):
         adapt_candidate_scorer(scorer(), PrefixPropagationConfig(task_type="QUESTION_ANS"))
 
 

@@ -113,7 +113,7 @@ def test_unload_gives_the_untouched_model_back(family: str, method: str) -> None
 def test_merging_is_refused_with_the_reason(method: str) -> None:
     adapted = adapt(tiny_model(), method)
     for merge in (adapted.merge_and_unload, adapted.merge_adapter):
-        with pytest.raises(ValueError, match=r"cannot be merged: it acts as extra rows or keys.*unload\(\)"):
+        with pytest.raises(ValueError, match=r"cannot be merged: it adds virtual tokens or keys.*unload\(\)"):
             merge()
     adapted(**batch(adapted, [9]))  # still whole
 

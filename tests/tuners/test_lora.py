@@ -353,5 +353,5 @@ def test_after_wrong_targets_the_model_can_be_adapted() -> None:
 
 
 def test_what_is_no_lora_is_refused() -> None:
-    with pytest.raises(ValueError, match="lora=8 must be a LoraConfig of peft"):
+    with pytest.raises(ValueError, match="lora=8 must be a peft LoraConfig"):
         METHODS["tuning"](lora=8)

@@ -1,4 +1,4 @@
-"""LoRA around linear layers where every document of a batch has its own."""
+"""A batch whose documents have adapters of their own: which document has which, and its LoRA."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 ATTRIBUTE = "batched_lora"  # of a linear layer, for a pass: a function that makes its BatchedLora
-STEP = 8  # ranks are padded to a multiple of this, which matrix units want
+STEP = 8  # ranks are padded to a multiple of this, as tensor cores need
 
 
 class Owners:
-    """The adapters of a batch on a device. What modules ask is made once, in front of the pass: later, a list that
-    goes to a GPU would wait for all that is under way there."""
+    """Which adapter each document of a batch has.
+
+    The tensors are made once, before the pass: copying a list to a GPU later would wait for all its pending work.
+    """
 
     def __init__(self, names: Sequence[str], device: torch.device) -> None:
         self.adapters = list(dict.fromkeys(names))
@@ -27,7 +29,7 @@ class Owners:
 
 
 class BatchedLora(NamedTuple):
-    """scale · up(down(rows)) around a linear layer, of all adapters of a batch."""
+    """scale · up(down(rows)) beside a linear layer, for all adapters of a batch."""
 
     downs: list[Tensor | None]  # [rank, width] of each adapter, if the layer has any of it
     ups: list[Tensor | None]  # [width, rank]
@@ -37,7 +39,7 @@ class BatchedLora(NamedTuple):
 
     @classmethod
     def of(cls, layer: Any, adapters: Sequence[str], owner: Tensor) -> BatchedLora:
-        """An adapter that the layer does not have adds nothing."""
+        """The LoRA of a peft layer; an adapter that the layer does not have adds nothing."""
         ranks, scales = layer.r, layer.scaling
         own = [name for name in adapters if name in ranks]
         in_a, in_b, scale = layer.lora_A._modules, layer.lora_B._modules, scales[own[0]]
@@ -57,7 +59,7 @@ class BatchedLora(NamedTuple):
 
 
 def gather(layers: Sequence[BatchedLora]) -> tuple[Tensor, Tensor]:
-    """The documents' matrices for layers side by side, in a few operations, as a GPU waits for each to be started.
+    """Each document's matrices for several layers at once, in few operations, because each launch takes time.
 
     Down [documents, layers, rank, width], and up [layers, documents, width, rank].
     """
@@ -70,7 +72,7 @@ def gather(layers: Sequence[BatchedLora]) -> tuple[Tensor, Tensor]:
 
 
 def _of_one_shape(matrices: list[Tensor | None], dimension: int, rank: int) -> list[Tensor]:
-    """Zeros where an adapter has no matrix, or not so many ranks, which are this dimension."""
+    """The matrices with the rank in this dimension padded with zeros; all zeros where an adapter has none."""
     example = next(matrix for matrix in matrices if matrix is not None)
     nothing: Tensor | None = None
     result = []

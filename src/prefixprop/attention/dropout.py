@@ -1,7 +1,7 @@
-"""Attention with dropout on a CPU: masks that are cheap to draw, and work that stays in the cache.
+"""Attention with dropout on a CPU, with masks that are cheap to draw and work that fits the cache.
 
-PyTorch draws one number per attention probability there, on one thread, and passes over the whole score matrix for
-every operation. Here four probabilities share one 64-bit number, and one block of rows is finished before the next.
+PyTorch draws one number per attention probability, on one thread, and goes through the whole score matrix for every
+operation. Here four probabilities share one 64-bit number, and each block of rows is finished before the next.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ LEVELS = 2**16
 
 
 def draw_kept(shape: tuple[int, ...] | torch.Size, probability: float) -> tuple[Tensor, float]:
-    """A boolean mask of what dropout keeps, and what the kept grow by, both from PyTorch's generator.
+    """A boolean mask of what dropout keeps, and the factor for what is kept.
 
-    16 bits drop with the multiple of 2^-16 nearest to `probability`; the growth is its exact inverse, so the expected
-    value is exact.
+    Drops with the multiple of 2^-16 nearest to `probability`. The factor is the exact inverse of what is kept, so the
+    expected value is exact.
     """
     threshold = min(max(round(probability * LEVELS), 1), LEVELS - 1)
     count = math.prod(shape)

@@ -1,7 +1,7 @@
-"""Who asks for the fast attention of an encoder, whatever its family.
+"""Replacing the forwards of an encoder, and putting them back.
 
-Two do: `install`, for good, and a prefix method, while its adapter is active. One object per encoder serves both and
-decides at every forward pass; without either the forwards are Hugging Face's own to the bit.
+`install` asks for the fast attention permanently, and a prefix method while its adapter is active. One patch per
+encoder serves both and decides at every forward pass. When neither asks, Hugging Face's own forwards run.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ATTRIBUTE = "attention_patch"  # of a LongformerModel, or a ModernBertModel
 
 
 class EncoderPatch(ABC):
-    """What stands between an encoder and its attention."""
+    """The replaced forwards of one encoder."""
 
     def __init__(self, encoder: Any) -> None:
         self.encoder = encoder
@@ -35,7 +35,7 @@ class EncoderPatch(ABC):
 
     @classmethod
     def of(cls, encoder: Any) -> Self:
-        """The one of this model."""
+        """The patch of this encoder, which is made if there is none."""
         if getattr(encoder, ATTRIBUTE, None) is None:
             setattr(encoder, ATTRIBUTE, cls(encoder))
         return getattr(encoder, ATTRIBUTE)
@@ -73,9 +73,9 @@ def without_compiler(function: Callable[..., Result]) -> Callable[..., Result]:
 
 
 def replace_forward(module: Any, replacement: Callable[..., Any]) -> Undo:
-    """Let `replacement(original, module, ...)` stand for this one module's forward."""
+    """Replace the forward of this one module by `replacement(original, module, ...)`."""
     before = vars(module).get("forward")
-    # Not `module.forward = ...`, for which `Module` takes its time: batches of many adapters do this for each.
+    # Faster than `module.forward = ...`, which matters for batches of many adapters.
     vars(module)["forward"] = partial(replacement, module.forward, module)
     # Not a closure: a deep copy of the model must undo its own change, not this model's.
     return partial(_restore_forward, module, before)

@@ -1,6 +1,6 @@
 """Longformer's self-attention in plain PyTorch, with optional prefix keys and values (Eq. 2).
 
-It computes the same numbers as Hugging Face's. Queries are cut into blocks of half a window; each block attends to the
+It computes the numbers of Hugging Face's. Queries are cut into blocks of half a window; each block attends to the
 keys it can see (prefix, global tokens, its neighbourhood) in one call of PyTorch's fused attention. Any length works:
 nothing is padded to a multiple of the window.
 

@@ -1,4 +1,4 @@
-"""BERT, RoBERTa and the models built like them: full attention, any attention implementation of transformers."""
+"""BERT, RoBERTa and models built like them: full attention, with any implementation of transformers."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class RobertaBackbone(RobertaPositions, BertBackbone):
 
 
 class PrefixKeyValues:
-    """Stands where a decoder's cache would: puts the prefix in front of a layer's keys and values (Eq. 2)."""
+    """Passed as a decoder's cache: puts the prefix in front of a layer's keys and values (Eq. 2)."""
 
     def __init__(self, keys: Tensor, values: Tensor) -> None:
         self.keys, self.values = keys, values

@@ -1,4 +1,4 @@
-"""What a prefix changes about an attention that transformers computes: its masks, and the split of Eq. 3."""
+"""What a prefix changes in the attention of transformers: masks, keys and values, and the split of Eq. 3."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def split_attention(
     dropout: float,
     **others: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Eq. 3: softmax over the keys that are no prefix, by the model's own attention function, plus `part`.
+    """Eq. 3: the model's own attention without the prefix, plus `part`.
 
-    The prefix is `prefix`, keys and values of their own, or the first `virtual_tokens` of those that are `projected`.
+    The prefix is `prefix`, trained keys and values, or the first `virtual_tokens` of those that are `projected`.
     """
     if attention_mask is not None and not (isinstance(attention_mask, Tensor) and attention_mask.dim() == 4):
         raise ValueError("A kernel needs attn_implementation='sdpa' or 'eager'; load the model with one of these.")
@@ -79,7 +79,7 @@ def mask_with_keys(mask: Any, count: int) -> Any:
             "Prefix methods do not work with attn_implementation='flex_attention'; load the model with 'sdpa', "
             "'eager' or flash attention."
         )
-    # Boolean masks say what is seen, integer ones (flash attention) likewise, float ones are added to the scores.
+    # Boolean and integer masks (flash attention) mark what is visible; float masks are added to the scores.
     return F.pad(mask, (count, 0), value=0.0 if mask.is_floating_point() else 1)
 
 

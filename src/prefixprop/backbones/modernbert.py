@@ -1,8 +1,8 @@
-"""ModernBERT: rotary positions, layers of full attention among layers of a sliding window.
+"""ModernBERT: rotary positions, and layers of full attention between layers with a sliding window.
 
-Prefix rows see, and are seen by, every row, in the layers of a window too. They have no position of their own: their
-keys and queries are not rotated, as if at position 0, and neither are the keys of prefix-tuning. In layout
-`reference` they stand in front of the text, at positions -j to -1.
+Virtual tokens see every token and are seen by every token, in layers with a window too. They have no position: their
+keys and queries are not rotated, as at position 0, and neither are the keys of prefix-tuning. In layout `reference`
+they stand in front of the text, at positions -j to -1.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class ModernBertBackbone(Backbone):
         return embeddings.drop(embeddings.norm(self.word_embeddings.weight.new_zeros(count, self.config.hidden_size)))
 
     def attach_positions(self, reserved: Callable[[], int | None]) -> list[Undo]:
-        return []  # only distances count, and no table ends anywhere
+        return []  # positions are relative, and there is no table of positions
 
     def attach(self, source: PrefixSource) -> list[Undo]:
         attention = ModernBertPatch.of(self.module)
@@ -82,9 +82,8 @@ class ModernBertBackbone(Backbone):
         ]
 
     def _make_room(self, source: RowSource, _: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
-        """The model's arguments with positions for the rows that `embeddings` will put in front.
-
-        Where Hugging Face's attention will run, with masks for them too.
+        """The model's arguments with positions for the virtual tokens, and with masks where Hugging Face's
+        attention will run; the embeddings put the tokens themselves in front.
         """
         count, _kept = source.kept()
         given = dict(zip(ARGUMENTS, args, strict=False)) | kwargs

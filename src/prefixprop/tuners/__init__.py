@@ -35,7 +35,7 @@ AUTO_CLASSES: dict[str, Any] = {
 
 
 class BaseModels:
-    """Where an auto class of peft finds base models: the embedded ones by what adapters note, others as before."""
+    """Loads base models for an auto class of peft: embedded ones by the name in the adapter, others as usual."""
 
     def __init__(self, task: str, others: Any) -> None:
         self.task = task
@@ -48,7 +48,7 @@ class BaseModels:
 
 
 def register_method(config: type[PrefixConfig], tuner: type[PrefixTuner]) -> None:
-    """Enter a method into peft's tables (its own `register_peft_method` admits only peft's types)."""
+    """Add a method to peft's tables (peft's own `register_peft_method` accepts only peft's types)."""
     PEFT_TYPE_TO_CONFIG_MAPPING[tuner.peft_type] = config
     PEFT_TYPE_TO_TUNER_MAPPING[tuner.peft_type] = tuner
     PEFT_TYPE_TO_PREFIX_MAPPING[tuner.peft_type] = tuner.prefix

@@ -1,4 +1,4 @@
-"""The module that peft sees: it holds every adapter's prefix and hooks the active one into the encoder."""
+"""The module that holds every adapter's prefix and hooks the active one into the encoder."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class PrefixNetwork(nn.Module):
 class Prefix(nn.Module):
     """The prefix of one adapter, [layers, *shape of one layer], with dropout per example.
 
-    With a network the prefix is `weight + network`, where only the network is trained: `weight` then holds what was
-    loaded or set, so a saved prefix can be put back without the network that made it.
+    With a network the prefix is `weight + network`, and only the network is trained: `weight` then holds what was
+    loaded or set, so that a saved prefix can be restored without the network that made it.
     """
 
     weight: Tensor
@@ -63,7 +63,7 @@ class Prefix(nn.Module):
             self.register_buffer("weight", start)
 
     def layer(self, index: int, batch: int) -> Tensor:
-        """One layer's prefix, times its gate, for `batch` examples; a single one for all if they do not differ."""
+        """One layer's prefix times its gate, [batch, ...], or [1, ...] if it is the same for all examples."""
         value = self._of_layer(index)[None]
         if self.gate is not None:
             value = value * self._scale(self.gate[index])
@@ -72,17 +72,17 @@ class Prefix(nn.Module):
         return value
 
     def gated(self) -> Tensor:
-        """The whole prefix, times its gates: what layers see of it without dropout."""
+        """The whole prefix times its gates, as layers see it without dropout."""
         return self.value() if self.gate is None else self.value() * self._scale(self.gate)
 
     def _scale(self, gate: Tensor) -> Tensor:
-        """What rows are scaled by, or keys and values: values alone, which scales what attention takes from them."""
+        """The factor for virtual tokens (Eq. 1), or for keys and values (Eq. 2): keys are not scaled."""
         if self.weight.dim() == 3:
             return gate[..., None, None]
         return F.pad(gate[..., None], (1, 0), value=1.0)[..., None, None, None]
 
     def value(self) -> Tensor:
-        """The whole prefix without its gates: the parameter itself, or what the network makes of it."""
+        """The whole prefix without its gates: the parameter itself, or what the network computes."""
         if self.network is None:
             return self.weight
         return torch.stack([self._of_layer(index) for index in range(len(self.weight))])
@@ -109,10 +109,7 @@ class Prefix(nn.Module):
 
 
 class MixedPrefix:
-    """The prefixes of several adapters for a batch, one per document, gathered once for all layers.
-
-    Document i has `prefixes[owner[i]]`. For inference: there is no dropout.
-    """
+    """The prefixes of a batch whose document i has `prefixes[owner[i]]`; for inference, so without dropout."""
 
     def __init__(self, prefixes: list[Prefix], owner: Tensor) -> None:
         self.values = torch.stack([prefix.gated() for prefix in prefixes], dim=1)[:, owner]
@@ -122,7 +119,7 @@ class MixedPrefix:
 
 
 class PrefixAdapter(NamedTuple):
-    """What a pass uses of an adapter, or of several that a batch mixes."""
+    """What a forward pass needs of an adapter, or of several that a batch mixes."""
 
     prefix: Prefix | MixedPrefix
     config: PrefixConfig
@@ -130,11 +127,11 @@ class PrefixAdapter(NamedTuple):
 
 
 class PrefixLayer(nn.Module, BaseTunerLayer):
-    """A small module beside the encoder's layers; the layers themselves stay where they are.
+    """A module beside the encoder's layers, which stay where they are.
 
-    Everything it does to the encoder is a hook that looks up the active adapter when called: no state is kept
-    between hooks, so `torch.compile`, gradient checkpointing and `disable_adapter` need nothing special. A batch that
-    mixes adapters is the exception: `mix` keeps what its documents need until the pass is over.
+    It changes the encoder by hooks that look up the active adapter when they are called. No state is kept between
+    hooks, so gradient checkpointing and `disable_adapter` need nothing special. The exception is a batch that mixes
+    adapters: `mix` keeps what its documents need until the pass is over.
     """
 
     # Where the prefixes are, and the kernel parts of Eq. 3; both names start with the method's peft prefix.
@@ -145,7 +142,7 @@ class PrefixLayer(nn.Module, BaseTunerLayer):
 
     def __init__(self, backbone: Backbone) -> None:
         super().__init__()
-        # Backbone is no module, so the encoder is not registered as a child of its own child.
+        # Backbone is not a module, so the encoder does not become a child of its own child.
         self.backbone = backbone
         self.adapters: dict[str, PrefixAdapter] = {}
         for name in self.adapter_layer_names:
@@ -210,18 +207,18 @@ class PrefixLayer(nn.Module, BaseTunerLayer):
 
     @abstractmethod
     def shape(self, length: int) -> tuple[int, ...]:
-        """Shape of a prefix of `length` rows."""
+        """Shape of a prefix of `length` virtual tokens."""
 
     @abstractmethod
     def words_as_prefix(self, input_ids: Tensor, config: PrefixConfig) -> Tensor:
-        """The prefix that stands for real tokens [1, j]."""
+        """The prefix that has the effect of the real tokens `input_ids` [1, j]."""
 
     def delete_adapter(self, adapter_name: str) -> None:
         self.adapters.pop(adapter_name, None)
         super().delete_adapter(adapter_name)
 
     def merge(self, *args: Any, **kwargs: Any) -> None:
-        """A prefix stays what it is when the LoRA beside it is merged."""
+        """Nothing to do: only the LoRA part of an adapter is merged."""
 
     def unmerge(self) -> None:
         """As in `merge`."""
@@ -254,7 +251,7 @@ class PrefixLayer(nn.Module, BaseTunerLayer):
         return None if name is None else self.adapters[name]
 
     def mix(self, owners: Owners) -> Undo:
-        """Give each document its own adapter, of those with the same structure, until it is undone."""
+        """Give each document its own adapter until this is undone; the adapters have the same structure."""
         prefixes = [self.prefixes[name] for name in owners.adapters]
         kernels = [self.kernels[name] for name in owners.adapters if name in self.kernels]
         kernel = PrefixAttention.mixed(kernels, owners.owner) if kernels else None
@@ -309,7 +306,7 @@ class PrefixLayer(nn.Module, BaseTunerLayer):
             self._undo.pop()()
 
     def reserved_positions(self) -> int:
-        """Layout `reference`: real tokens stand behind the prefix's positions."""
+        """How many positions the prefix takes in front of the text: none, except in layout `reference`."""
         active = self.active_prefix()
         return 0 if active is None or active.config.layout != "reference" else active.config.num_virtual_tokens
 
