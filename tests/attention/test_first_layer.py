@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from prefixprop import attention
 from prefixprop.attention.hooks import grad_rows
 
+from one_layer import assert_same_gradients, trained_gradients
 from tiny import adapt, batch, both_methods, tiny_model
 
 pytest.importorskip("triton")
@@ -29,19 +29,6 @@ def dropping(model: Any) -> Any:
     for layer in model.base_model.model.longformer.encoder.layer:
         layer.attention.self.dropout = 0.3
     return model.train()
-
-
-def gradients(model: Any, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-    torch.manual_seed(5)
-    model.zero_grad()
-    model(**inputs, labels=torch.tensor([0, 2])).loss.backward()
-    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-
-
-def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    assert found.keys() == expected.keys()
-    for name, gradient in expected.items():
-        torch.testing.assert_close(found[name], gradient, atol=1e-6, rtol=1e-5, msg=name)
 
 
 @pytest.mark.parametrize(
@@ -63,11 +50,11 @@ def test_same_gradients(
     is_global = torch.zeros_like(inputs["input_ids"])
     is_global[:, : 1 + further] = 1
     inputs["global_attention_mask"] = is_global * inputs["attention_mask"]
-    found = gradients(model, inputs)
+    found = trained_gradients(model, inputs)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(INSTALL, "grad_rows", lambda *_: None)
-        expected = gradients(model, inputs)
-    assert_same(found, expected)
+        expected = trained_gradients(model, inputs)
+    assert_same_gradients(found, expected, 1e-6)
 
 
 @both_methods
@@ -82,7 +69,7 @@ def test_what_the_sequence_would_get_is_not_computed(method: str, monkeypatch: p
     attention.install(model, "triton")
     inputs = batch(model, [9, 5])
     inputs["global_attention_mask"] = torch.zeros_like(inputs["input_ids"])  # somebody's own: all rows of all layers
-    gradients(model, inputs)
+    trained_gradients(model, inputs)
     assert started.count("_window_keys_backward") == 1 and started.count("_local_rows backward") == 1
     assert started.count("_row_deltas") == 1
     assert started.count("_global_rows backward") == (2 if method == "propagation" else 1)

@@ -11,6 +11,7 @@ import torch
 
 from prefixprop import attention
 
+from one_layer import assert_same_gradients, trained_gradients
 from tiny import HEADS, adapt, assert_same_bits, batch, both_methods, tiny_model
 
 # Forwards that are replaced in Longformer: the model, its encoder, and in each of three layers itself, attention, and
@@ -51,25 +52,15 @@ def test_same_numbers_under_every_head(task: str) -> None:
     torch.testing.assert_close(as_tuple[0], expected[0], atol=1e-5, rtol=1e-5)
 
 
-def gradients(model: Any, inputs: dict[str, Any]) -> dict[str, torch.Tensor]:
-    model.zero_grad()
-    model(**inputs, labels=torch.tensor([0, 2])).loss.backward()
-    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-
-
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_full_fine_tuning_has_the_same_gradients(checkpointing: bool) -> None:
     model = tiny_model().train()
     inputs = batch(model, [29, 17])
-    expected = gradients(model, inputs)
+    expected = trained_gradients(model, inputs)
     attention.install(model, backend="sdpa")
     if checkpointing:
         model.gradient_checkpointing_enable()
-    found = gradients(model, inputs)
-    assert found.keys() == expected.keys()
-    scale = max(float(gradient.abs().max()) for gradient in expected.values())
-    for name, gradient in expected.items():
-        torch.testing.assert_close(found[name] / scale, gradient / scale, atol=1e-5, rtol=1e-4)
+    assert_same_gradients(trained_gradients(model, inputs), expected)
 
 
 def test_a_layer_that_is_called_by_itself() -> None:

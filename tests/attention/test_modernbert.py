@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from prefixprop import attention
 
+from one_layer import assert_same_gradients, trained_gradients
 from tiny import HEADS, adapt, assert_same_bits, batch, both_methods, tiny_model
 
 
@@ -148,23 +149,16 @@ def test_weights_that_are_asked_for_are_hugging_faces() -> None:
     assert all(map(torch.equal, found.attentions, expected.attentions)) and len(found.attentions) == 3
 
 
-def gradients(model: Any, inputs: dict[str, Any]) -> dict[str, Tensor]:
-    model.zero_grad()
-    torch.manual_seed(3)
-    model(**inputs, labels=torch.tensor([0, 2])).loss.backward()
-    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-
-
 def test_gradient_checkpointing_draws_the_same_dropout() -> None:
     model = modernbert("SEQ_CLS", attention_dropout=0.3).train()
     inputs = batch(model, [29, 17])
     attention.install(model)
-    expected = gradients(model, inputs)
+    expected = trained_gradients(model, inputs)
     model.gradient_checkpointing_enable({"use_reentrant": False})
-    assert_same(gradients(model, inputs), expected, 1e-6)
+    assert_same_gradients(trained_gradients(model, inputs), expected, 1e-6)
     model.gradient_checkpointing_disable()
     model.eval()
-    assert not torch.allclose(gradients(model, inputs)["classifier.weight"], expected["classifier.weight"])
+    assert not torch.allclose(trained_gradients(model, inputs)["classifier.weight"], expected["classifier.weight"])
 
 
 def test_dropout_acts_on_the_probabilities() -> None:

@@ -1,4 +1,4 @@
-"""CUDA graphs, frozen weights in bfloat16, attention without cuDNN. A stand-in replays the graphs: there is no GPU."""
+"""CUDA graphs, frozen weights in bfloat16, attention without cuDNN. A stand-in replays graphs: there is no GPU."""
 
 from __future__ import annotations
 

@@ -14,17 +14,12 @@ from transformers import Trainer, TrainingArguments
 from prefixprop.backbones import find_backbone
 
 import tiny
+from one_layer import assert_same_gradients, trained_gradients
 from tiny import batch, both_methods, every_family, tiny_model
 
 
 def adapt(model: Any, method: str, **options: Any) -> Any:
     return tiny.adapt(model, method, **({"prefix_dropout": 0.0} | options))
-
-
-def gradients(model: Any, inputs: dict[str, Any]) -> dict[str, torch.Tensor]:
-    model.zero_grad()
-    model(**{"labels": torch.tensor([0, 2])} | inputs).loss.backward()
-    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
 @pytest.mark.parametrize(("reentrant", "dropout"), [(False, 0.0), (True, 0.0), (False, 0.3)])
@@ -35,18 +30,14 @@ def test_gradient_checkpointing_changes_no_gradient(
 ) -> None:
     model = adapt(tiny_model(family), method, prefix_dropout=dropout).train()
     inputs = batch(model, [18, 11])
-    torch.manual_seed(1)
-    plain = gradients(model, inputs)
+    plain = trained_gradients(model, inputs)
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})
     calls: list[int] = []
     layer = find_backbone(model).layers[1]
     layer.register_forward_pre_hook(lambda *_: calls.append(1))
-    torch.manual_seed(1)
-    checkpointed = gradients(model, inputs)
+    checkpointed = trained_gradients(model, inputs)
     assert len(calls) == 2  # forward, and again for backward
-    assert checkpointed.keys() == plain.keys()
-    for name, gradient in plain.items():
-        torch.testing.assert_close(checkpointed[name], gradient, atol=1e-6, rtol=1e-5)
+    assert_same_gradients(checkpointed, plain, 1e-6)
 
 
 @both_methods
@@ -55,10 +46,10 @@ def test_bf16_autocast_trains(family: str, method: str) -> None:
     model = adapt(tiny_model(family), method)
     inputs = batch(model, [18, 11])
     expected = model(**inputs).logits
-    exact = gradients(model, inputs)
+    exact = trained_gradients(model, inputs)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         logits = model(**inputs).logits
-        rough = gradients(model, inputs)
+        rough = trained_gradients(model, inputs)
     assert logits.dtype == torch.bfloat16
     torch.testing.assert_close(logits.float(), expected, atol=0.15, rtol=0.05)
     prefix = model.get_prefix()

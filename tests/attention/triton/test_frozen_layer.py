@@ -9,6 +9,7 @@ import torch
 
 from prefixprop import attention
 
+from one_layer import assert_same_gradients
 from tiny import adapt, batch, for_all_rows, tiny_model
 
 
@@ -50,9 +51,7 @@ def assert_same_as_in_parts(model: Any, name: str, monkeypatch: pytest.MonkeyPat
     expected, expected_gradients = outcome(model, inputs)
     assert len(pieces) == 1 and len(seen) == 1
     torch.testing.assert_close(logits, expected, atol=1e-5, rtol=1e-5)
-    assert gradients.keys() == expected_gradients.keys()
-    for key, gradient in expected_gradients.items():
-        torch.testing.assert_close(gradients[key], gradient, atol=1e-5, rtol=1e-4)
+    assert_same_gradients(gradients, expected_gradients)
 
 
 @pytest.mark.parametrize(("method", "training"), [("propagation", False), ("tuning", True)])

@@ -20,7 +20,7 @@ from prefixprop.attention.prefix import FusedPart, PrefixedKeys
 from prefixprop.kernels import Exponential, Kernel, Linear, Polynomial, RadialBasis
 from prefixprop.tuners.kernel import PrefixAttention
 
-from one_layer import assert_close
+from one_layer import assert_close, assert_same_gradients, trained_gradients
 from tiny import adapt, batch, tiny_model
 
 pytest.importorskip("triton")
@@ -236,20 +236,6 @@ def test_half_precision_is_no_worse_than_the_plain_backend() -> None:
 
 SMALL = {"num_hidden_layers": 2, "num_attention_heads": 1, "hidden_size": 16, "local_attention": 8}
 SMALL |= {"layer_types": ["full_attention", "sliding_attention"]}
-
-
-def trained_gradients(model: Any, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-    model.zero_grad()
-    torch.manual_seed(7)
-    model(**inputs, labels=torch.tensor([0, 2])).loss.backward()
-    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-
-
-def assert_same_gradients(found: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float = 1e-5) -> None:
-    assert found.keys() == expected.keys() and found
-    scale = max(float(gradient.abs().max()) for gradient in expected.values())
-    for name, gradient in expected.items():
-        torch.testing.assert_close(found[name] / scale, gradient / scale, atol=tolerance, rtol=0.0, msg=name)
 
 
 SPLIT_METHOD = {"kernel": "rbf", "alpha_mode": "layer", "alpha": 0.3}

@@ -1,4 +1,4 @@
-"""Whole models on the Triton backend: installed and taken out, compiled, checkpointed, in 16 bits, under LoRA."""
+"""Whole models on the Triton backend: installed and taken out, checkpointed, in 16 bits, under LoRA."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from torch import Tensor
 
 from prefixprop import attention
 
+from one_layer import assert_same_gradients, trained_gradients
 from tiny import adapt, assert_same_bits, batch, tiny_model
 
 pytest.importorskip("triton")
@@ -20,22 +20,6 @@ SMALL = {"num_hidden_layers": 2, "attention_window": [8, 4], "num_attention_head
 
 def small_model(**overrides: Any) -> Any:
     return tiny_model(**(SMALL | overrides))
-
-
-def trained_gradients(model: Any, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-    model.zero_grad()
-    torch.manual_seed(7)
-    model(**inputs, labels=torch.tensor([0, 2])).loss.backward()
-    found = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-    assert found
-    return found
-
-
-def assert_same_gradients(found: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float = 1e-5) -> None:
-    assert found.keys() == expected.keys()
-    scale = max(float(gradient.abs().max()) for gradient in expected.values())
-    for name, gradient in expected.items():
-        torch.testing.assert_close(found[name] / scale, gradient / scale, atol=tolerance, rtol=0.0, msg=name)
 
 
 def test_same_numbers_as_hugging_face_and_back_again() -> None:
