@@ -1,4 +1,4 @@
-"""The keys' side: the gradients of keys and values."""
+"""Backward: the gradients of keys and values."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def receive(
     scored, v, q, gradient, row_lse, row_delta, row_seeds, column_seeds, dk, dv, keep_threshold, keep_scale,
     PRECISION: tl.constexpr, DROPOUT: tl.constexpr,
 ):  # fmt: skip
-    """What a tile of rows gives to the gradients of a tile of keys and values."""
+    """Add what a tile of rows contributes to the gradients of a tile of keys and values."""
     weights = tl.exp2(scored - row_lse[:, None])
     dp = tl.dot(gradient, tl.trans(v), input_precision=PRECISION)
     dropped = weights
@@ -54,19 +54,19 @@ def receive_local(
     STRIDE: tl.constexpr, WIDTH: tl.constexpr, SIZE: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
     BAND: tl.constexpr, PRECISION: tl.constexpr, DROPOUT: tl.constexpr,
 ):  # fmt: skip
-    """What the local rows from `low` to `high` give; of a BAND, only rows in reach of a key."""
+    """Add what the local rows from `low` to `high` contribute; with BAND, only rows within reach of a key."""
     for start in range(low, high, BLOCK_M):
         row = start + tl.arange(0, BLOCK_M)
         inside = row < high
         is_local = tl.load(kind + row, mask=inside, other=GLOBAL) == LOCAL
         q = load_rows(queries, row, inside, STRIDE, SIZE, BLOCK_D)
         gradient = load_rows(gradients, row, inside, WIDTH, SIZE, BLOCK_D)
-        # A row that is not local has an endless total: its probabilities are zero.
+        # Other rows get an infinite lse, so that their probabilities are zero.
         row_lse = tl.load(lse + row, mask=is_local, other=-UNSEEN)
         row_delta = tl.load(delta + row, mask=is_local, other=0.0)
         seeds = tl.load(row_seeds + row, mask=inside, other=0) if DROPOUT else row
         scored = score(q, k, unseen, scale, PRECISION)
-        if BAND:  # for inner tiles too: asking whether one is inner costs more
+        if BAND:  # for inner tiles too: to test for them costs more
             scored = tl.where(tl.abs(row[:, None] - column[None, :]) <= reach, scored, UNSEEN)
         dk, dv = receive(
             scored, v, q, gradient, row_lse, row_delta, seeds, column_seeds, dk, dv,
@@ -83,7 +83,7 @@ def window_keys_backward(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     PRECISION: tl.constexpr, DROPOUT: tl.constexpr,
 ):  # fmt: skip
-    """What keys and values get from their neighbourhood: zeros where it does not see them, nothing where listed."""
+    """Gradients of keys and values from their neighbourhood. Does not write those of always visible keys."""
     WIDTH: tl.constexpr = HEADS * SIZE
     STRIDE: tl.constexpr = 3 * WIDTH
     start, lane = tl.program_id(0) * BLOCK_N, tl.program_id(1)
@@ -120,7 +120,7 @@ def always_visible_keys_backward(
     BLOCK_M: tl.constexpr, BLOCK_G: tl.constexpr,
     PRECISION: tl.constexpr, DROPOUT: tl.constexpr,
 ):  # fmt: skip
-    """What the listed keys (prefix and global tokens) get from the local rows, all of which see them.
+    """Gradients of the always visible keys (prefix and global tokens) from all local rows.
 
     As in `global_rows`, programs divide the keys or the rows; `parts_left` is [programs, 2, BLOCK_G, size].
     """
@@ -179,7 +179,7 @@ def global_keys_backward(
     BLOCK_G: tl.constexpr, BLOCK_N: tl.constexpr, KV_GLOBAL_STRIDE: tl.constexpr, ADD: tl.constexpr,
     PRECISION: tl.constexpr, DROPOUT: tl.constexpr,
 ):  # fmt: skip
-    """What all keys and values get from the global rows; the last programs have the prefix. ADD: to what is there."""
+    """Gradients of all keys and values from the global rows; the last programs do the prefix. ADD: accumulate."""
     WIDTH: tl.constexpr = HEADS * SIZE
     tile, lane = tl.program_id(0), tl.program_id(1)
     example, head = lane // HEADS, lane % HEADS

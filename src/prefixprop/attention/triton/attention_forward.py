@@ -1,4 +1,4 @@
-"""The rows' side: attention itself (forward), and the gradient of its queries (BACKWARD)."""
+"""Attention itself (forward), and the gradient of its queries (BACKWARD), which visits the same keys."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def start_rows(
     if BACKWARD:
         gradient = load_rows(gradients, row, is_row, WIDTH, SIZE, BLOCK_D)
         output = load_rows(outputs, row, is_row, WIDTH, SIZE, BLOCK_D)
-        # A row that is none of ours has an endless total: its probabilities are zero.
+        # Other rows get an infinite lse, so that their probabilities are zero.
         carried = tl.load(lse + row, mask=is_row, other=-UNSEEN)
         carried_too = tl.sum(output.to(tl.float32) * gradient.to(tl.float32), axis=1)  # Σ dO O, which is Σ P dP
         if keeps_delta:
@@ -52,7 +52,7 @@ def row_deltas(
     output, gradient, delta, length,
     HEADS: tl.constexpr, SIZE: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
-    """Σ dO O of all rows (see start_rows), where nobody asks for the gradient of their queries."""
+    """delta = Σ dO O of all rows (see start_rows), where the gradient of their queries is not needed."""
     WIDTH: tl.constexpr = HEADS * SIZE
     lane = tl.program_id(1)
     example, head = lane // HEADS, lane % HEADS
@@ -72,7 +72,7 @@ def local_rows(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_G: tl.constexpr,
     PRECISION: tl.constexpr, DROPOUT: tl.constexpr, BACKWARD: tl.constexpr,
 ):  # fmt: skip
-    """Local rows see the listed keys (prefix and global tokens) and their neighbourhood.
+    """Local rows see the always visible keys (prefix and global tokens) and their neighbourhood.
 
     Forward leaves out global rows and writes zeros for padding; backward writes zeros for both.
     """
@@ -157,7 +157,7 @@ def global_rows(
             q, gradient + here * WIDTH + head * SIZE, outputs, lse + there, delta + there, row, is_row,
             part == 0, WIDTH, SIZE, BLOCK_D, BLOCK_G, BACKWARD,
         )  # fmt: skip
-        # The prefix is first in the list of keys that everybody sees; the first part meets it.
+        # The prefix comes first among the always visible keys; the first part visits it.
         result, carried, carried_too = visit_rows(
             q, upstream, result, carried, carried_too, seeds, kv_global + head * SIZE, column_seeds,
             always_visible_keys + example * most_visible, tl.where(part == 0, prefix, 0),
@@ -209,7 +209,7 @@ def finish_rows(
     result, total, highest, rows, lse, row, is_row, keep_scale, plain_scale,
     STRIDE: tl.constexpr, SIZE: tl.constexpr, BLOCK_D: tl.constexpr, BACKWARD: tl.constexpr,
 ):  # fmt: skip
-    """Write what rows have met altogether; of their totals only forward knows."""
+    """Write the result of rows that have visited all keys, and in forward their lse."""
     if BACKWARD:
         store_rows(rows, row, is_row, result * plain_scale, STRIDE, SIZE, BLOCK_D)
     else:
@@ -224,7 +224,7 @@ def project_rows(
     WEIGHT_EXAMPLE: tl.constexpr, WEIGHT_ROW: tl.constexpr, WEIGHT_COLUMN: tl.constexpr, ADD: tl.constexpr,
     BLOCK_G: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """A linear map of the global rows alone: result = states Wᵀ + b, or added to what is there, without b."""
+    """A linear map of the global rows only: result = states Wᵀ + b; with ADD, result += states Wᵀ."""
     example = tl.program_id(1)
     column = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     count = tl.load(facts + example * FACTS + TOKENS)

@@ -1,7 +1,7 @@
 """What follows attention in a Longformer layer (dense, residual, norm, feed-forward) with frozen weights.
 
-It is the second half of a layer in one piece (`frozen_layer`), and an operation of its own where attention is called
-part by part: where its projections learn, or something is wrapped around them. LoRA is a side path in both (`lora`).
+It is the second half of a fused layer (`frozen_layer`), and an operation of its own where attention is computed
+separately, because its projections are trained or wrapped. LoRA is a side path in both (`lora`).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class FfnWeights(NamedTuple):
 
 
 class Dropout(NamedTuple):
-    """Probability after attention and feed-forward, and the words of its masks (see `dropout`)."""
+    """Probability after attention and feed-forward, and the seeds of its masks (see `dropout`)."""
 
     probability: float
     attended_rows: Tensor
@@ -61,7 +61,7 @@ class Dropout(NamedTuple):
 
 
 class KeptFfn(NamedTuple):
-    """What backward needs of forward; the last three are what went down LoRA's side paths."""
+    """What backward needs of forward; the last three are the low-rank products of LoRA."""
 
     attended_sum: Tensor
     attended_moments: Tensor
@@ -87,7 +87,7 @@ class Ffn(NamedTuple):
 
 
 def ffn_of(layer: Any, dtype: torch.dtype) -> Ffn | None:
-    """None where weights are not frozen, or somebody waits for one of the parts to be called."""
+    """None where weights are not frozen, or a part has hooks."""
     attention, feed_forward = layer.attention, layer.output
     unwrapped = [unwrap(part.dense) for part in (attention.output, layer.intermediate, feed_forward)]
     found = [each for each in unwrapped if each is not None]
@@ -118,7 +118,7 @@ def is_frozen(part: Any, dtype: torch.dtype) -> bool:
 def forward(
     rows: Tensor, states: Tensor, weights: FfnWeights, sides: Sides, dropout: Dropout, epsilon: float, keeps: bool
 ) -> tuple[Tensor, KeptFfn]:
-    """The layer's output from the rows of its attention, and from the states that it was given."""
+    """The layer's output from the output of its attention and from its input states."""
     update = F.linear(rows, weights.attended, weights.attended_bias)
     attended_low = add_side(sides.attended, rows, update)
     attended, attended_sum, attended_moments = residual_norm.normalise(
@@ -162,13 +162,13 @@ def gradients(
     dropout: Dropout,
     epsilon: float,
 ) -> tuple[Tensor, Tensor, list[Tensor | None]]:
-    """Gradients of the rows and of the states, and of what `flatten` made of LoRA.
+    """Gradients of the rows and of the states, and of LoRA's tensors, in the order of `flatten`.
 
-    The rows themselves are asked for only if there is a path beside the first linear layer.
+    The rows are needed only if the first linear layer has LoRA.
     """
     width = gradient.shape[-1]
     flat = (-1, width)
-    # The residual's gradient takes up the other path's.
+    # The gradient of the other path is added to that of the residual.
     d_attended, d_outer, _ = residual_norm.gradients(
         gradient.contiguous(),
         kept.output_sum,

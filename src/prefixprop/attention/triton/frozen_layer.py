@@ -1,7 +1,7 @@
 """A whole Longformer layer with frozen weights as one operation.
 
-Nothing of what it saves is for weights, gradients of the residual stream are added where they are made, and the host
-has one function to call where it had a tree of modules.
+It saves nothing for gradients of weights, adds gradients of the residual stream where they are computed, and spares
+the host the calls of a tree of modules.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from prefixprop.attention.triton.prefix_part import Rows, add_gradients, add_par
 from prefixprop.attention.triton.tiles import GLOBAL
 from prefixprop.attention.triton.triton_kernel import function
 
-QUERY_GLOBAL = 5  # the place of its side path: behind the parts of `projections`
+QUERY_GLOBAL = 5  # the place of its LoRA: after the parts of `projections`
 
 
 class AttentionWeights(NamedTuple):
@@ -40,7 +40,7 @@ class Attention(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """What the operation is given beside states and prefix."""
+    """What the operation gets besides states and prefix."""
 
     pattern: DevicePattern
     seeds: DropoutSeeds
@@ -53,7 +53,7 @@ class Inputs(NamedTuple):
 
 
 def attention_of(layer: Any, dtype: torch.dtype) -> Attention | None:
-    """None where weights are not frozen, or somebody waits for one of the parts to be called."""
+    """None where weights are not frozen, or a part has hooks."""
     own = layer.attention.self
     wrapped = (own.query, own.key, own.value, own.key_global, own.value_global, own.query_global)
     found = [each for place, linear in enumerate(wrapped) if (each := unwrap(linear, place)) is not None]
@@ -77,15 +77,14 @@ def frozen_layer(
     part: FusedPart | None = None,
     grad_rows: int = ALL_ROWS,
 ) -> Tensor:
-    """`pattern` is what the attention's operators take: a DevicePattern, Words and a Shape, spelt out; `part` is for
-    prefix rows outside the softmax, if there are any. Of `states`, the first `grad_rows` rows get their gradient,
-    which are global then; the others get something that nobody may read."""
+    """`pattern` is a flat DevicePattern, DropoutSeeds and Shape; `part` is for a prefix outside the softmax. Only the
+    first `grad_rows` rows of `states`, which are global then, get a valid gradient; the rest must not be read."""
     plans, lora = flatten([attention.pieces, *ffn.pieces], states.shape[0] * states.shape[1])
     trained = None if part is None or part.trained is None else part.trained.contiguous()
     needs_grad = any(tensor is not None and tensor.requires_grad for tensor in (states, prefix, trained, *lora))
     keeps = torch.is_grad_enabled() and needs_grad
     dropout = Dropout.draw(layer, states)
-    if attention.pieces or part is not None:  # these learn from every row
+    if attention.pieces or part is not None:  # their gradients come from all rows
         grad_rows = ALL_ROWS
     fixed = part if part is None else part._replace(trained=None)
     numbers = (layer.output.LayerNorm.eps, keeps, (fixed,), grad_rows)
@@ -132,7 +131,7 @@ def _forward(
     kv_global = _far(given, states, prefix, lowered)
     rows, lse = launch_attention.forward(qkv, kv_global, pattern, seeds, shape)
     summed = rows if part is None else add_part(rows, Rows(qkv, kv_global, pattern, seeds, shape), part)
-    del kv_global  # backward makes it again
+    del kv_global  # backward computes it again
     output, kept = frozen_ffn.forward(summed, states, given.ffn, given.ffn_sides, given.dropout, epsilon, keeps)
     return output, (qkv, rows, lse, lowered, *kept)
 
@@ -145,7 +144,7 @@ def _far(given: Inputs, states: Tensor, prefix: Tensor, lowered: Tensor | None) 
 
 
 def _add_side(side: SidePath | None, lowered: Tensor | None, projected: Tensor, first: int) -> None:
-    """Add LoRA to the tokens' projections, of which the first in the buffer has the place `first`."""
+    """Add LoRA to the tokens' projections; the first one in the buffer has the place `first`."""
     if side is None or lowered is None:
         return
     parts = projected[: len(lowered)].split(side.up.shape[2], dim=1)
@@ -190,7 +189,7 @@ def _backward(ctx: Any, gradient: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
     result = d_states.view(-1, width)
     d_low, of_side = None, list[Tensor | None]()
     if side is not None:
-        if QUERY_GLOBAL in side.plan.places:  # elsewhere than in global rows nothing was ever written
+        if QUERY_GLOBAL in side.plan.places:  # only global rows were written
             dq_global.masked_fill_(pattern.kind.ne(GLOBAL.value)[..., None], 0.0)
         parts = (
             *dqkv[:count].split(width, dim=1),
@@ -227,7 +226,7 @@ def _keep(ctx: Any, inputs: tuple, output: tuple[Tensor, tuple[Tensor | None, ..
 
 
 def _with_numbers(tensors: list[Tensor], numbers: list[Any]) -> tuple:
-    """The arguments again, tensors in the places where no number is."""
+    """The arguments again, with tensors where there is no number."""
     remaining = iter(tensors)
     return tuple(next(remaining) if number is None else number for number in numbers)
 

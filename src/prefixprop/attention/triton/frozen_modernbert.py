@@ -1,7 +1,7 @@
-"""A ModernBERT layer with frozen weights: two operations, the way into its attention and what follows it.
+"""A ModernBERT layer with frozen weights: two operations, one before its attention (enter) and one after (leave).
 
-Nothing of what they save is for weights, inner rows are made again, and the residual stream's gradient is added where
-that of a norm is made. LoRA is a side path of both (`lora`).
+They save nothing for gradients of weights, recompute inner activations, and add the gradient of the residual stream
+to that of a norm where it is computed. LoRA is a side path of both (`lora`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from prefixprop.attention.triton.triton_kernel import function
 
 
 class Entry(NamedTuple):
-    """The way in: LayerNorm, which the first layer has not, and the projections."""
+    """Before attention: LayerNorm, which the first layer lacks, and the projections."""
 
     scale: Tensor | None
     projections: Tensor
@@ -41,7 +41,7 @@ class Entry(NamedTuple):
 
 
 class Ffn(NamedTuple):
-    """What follows attention: the weights of its output, of the norm, and of feed-forward."""
+    """After attention: the weights of its output, of the norm, and of the feed-forward part."""
 
     attended: Tensor
     scale: Tensor
@@ -73,7 +73,7 @@ def rotary_layer(layer: Any, states: Tensor, attend: Callable[[Tensor], Tensor])
 
 
 def entry_of(layer: Any, dtype: torch.dtype) -> Entry | None:
-    """None where weights are not frozen or have a bias, or somebody waits for one of the parts to be called."""
+    """None where weights are not frozen or have a bias, or a part has hooks."""
     norm, unwrapped = layer.attn_norm, unwrap(layer.attn.Wqkv)
     if unwrapped is None or not fit_together(unwrapped[1]) or has_hooks(norm):
         return None
@@ -87,7 +87,7 @@ def entry_of(layer: Any, dtype: torch.dtype) -> Entry | None:
 
 
 def ffn_of(layer: Any, dtype: torch.dtype) -> Ffn | None:
-    """None where weights are not frozen or have a bias, or somebody waits for one of the parts to be called."""
+    """None where weights are not frozen or have a bias, or a part has hooks."""
     norm, mlp, drop = layer.mlp_norm, layer.mlp, layer.attn.out_drop
     found = [both for linear in (layer.attn.Wo, mlp.Wi, mlp.Wo) if (both := unwrap(linear)) is not None]
     if len(found) < 3 or not fit_together([piece for _, pieces in found for piece in pieces]):
@@ -109,7 +109,7 @@ def _is_frozen(part: Any, dtype: torch.dtype) -> bool:
 
 
 def enter(states: Tensor, entry: Entry) -> tuple[Tensor, Tensor]:
-    """Queries, keys and values of all rows; and the states again, to be the residual."""
+    """Queries, keys and values of all rows, and the states again, as the residual."""
     plans, lora = flatten([entry.pieces], states.shape[0] * states.shape[1])
     run: Any = _enter if _learns(states, *lora) else _enter_forward
     return run(states.contiguous(), *entry[:3], plans, *lora)[:2]
@@ -158,7 +158,7 @@ def _enter_backward(ctx: Any, gradient: Tensor, d_residual: Tensor, *_: Any) -> 
 
 
 def leave(rows: Tensor, states: Tensor, ffn: Ffn) -> Tensor:
-    """The layer's output from the rows of its attention, and from the states that it was given."""
+    """The layer's output from the output of its attention and from its input states."""
     count, width = states.shape[0] * states.shape[1], states.shape[2]
     plans, lora = flatten(ffn.pieces, count)
     keeps = _learns(rows, states, *lora)
@@ -183,7 +183,7 @@ def _leave_forward(
     add_side(sides[1], normed, both)
     active, flat = geglu_forward(both).flatten(0, -2), total.flatten(0, -2)
     if keeps:
-        output = torch.empty_like(states)  # no view of another: prefix rows may be added in place
+        output = torch.empty_like(states)  # not a view: a prefix may be added in place
         torch.addmm(flat, active, outer.t(), out=output.view_as(flat))
     else:
         output = total
@@ -212,7 +212,7 @@ def _leave_backward(ctx: Any, gradient: Tensor, *_: Any) -> tuple[Tensor | None,
     of_outer = list[Tensor | None]()
     if sides[2] is not None:
         of_outer = side_gradients(sides[2], outer_low, geglu_forward(both), d_output, d_active)
-    geglu_backward(both, d_active, both)  # which becomes its own gradient: nobody else has it
+    geglu_backward(both, d_active, both)  # replaced by its own gradient, as it is used nowhere else
     d_normed = both @ inner
     of_inner = side_gradients(sides[1], inner_low, normed, both, d_normed)
     del normed, both, d_active
@@ -228,7 +228,7 @@ def _leave_backward(ctx: Any, gradient: Tensor, *_: Any) -> tuple[Tensor | None,
 
 
 def _norm(rows: Tensor, scale: Tensor, epsilon: float) -> Tensor:
-    return torch.native_layer_norm(rows, scale.shape, scale, None, epsilon)[0]  # which autocast leaves as it is
+    return torch.native_layer_norm(rows, scale.shape, scale, None, epsilon)[0]  # not affected by autocast
 
 
 _enter = function(_enter_forward, _keep_entry, _enter_backward)

@@ -1,7 +1,7 @@
-"""The second half of a ModernBERT layer: the states with what attention gave, and feed-forward of their LayerNorm.
+"""The second half of a ModernBERT layer: residual, LayerNorm and gated feed-forward (GEGLU).
 
-The sum and its LayerNorm are one pass over memory, and so is gelu(input) · gate between the products; PyTorch keeps
-the activation for backward beside what it was made of. Frozen weights have a way of their own (`frozen_modernbert`).
+The sum and its LayerNorm are one kernel, and so is gelu(input) · gate between the products. Only the inputs are kept
+for backward. Layers with frozen weights use `frozen_modernbert` instead.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def geglu_forward(both: Tensor) -> Tensor:
 
 
 def geglu_backward(both: Tensor, gradient: Tensor, result: Tensor) -> None:
-    """Write the gradient of `both`, by that of what `gate` made, into `result`, which may be `both` itself."""
+    """Write the gradient of `both` into `result`, which may be `both` itself; `gradient` is that of the output."""
     _launch(both, gradient, result, backward=True)
 
 
@@ -77,7 +77,7 @@ def geglu_kernel(
     both, gradient, result, rows,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, COLUMNS: tl.constexpr, BACKWARD: tl.constexpr,
 ):  # fmt: skip
-    """Each element is read before it is written: the result may stand where `both` does."""
+    """Each element is read before it is written, so the result may be `both` itself."""
     row = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)[:, None]
     column = (tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS))[None, :]
     inside = (row < rows) & (column < WIDTH)

@@ -1,4 +1,4 @@
-"""Starts the attention kernels, with the tile sizes that suit the device."""
+"""Launches the attention kernels with tile sizes for the device."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ _WINDOW_KEYS_BACKWARD, _ALWAYS_VISIBLE_KEYS_BACKWARD, _GLOBAL_KEYS_BACKWARD = (
     TritonKernel(attention_backward.always_visible_keys_backward),
     TritonKernel(attention_backward.global_keys_backward),
 )
-ALL_ROWS = -1  # are those that learn
+ALL_ROWS = -1  # need a gradient
 SHARES = 8  # programs that share an example's global rows where these are projected
 
 
 class Shape(NamedTuple):
-    """What the kernels are compiled for (heads, size), and what they are told at each start."""
+    """Sizes that kernels are compiled for (heads, size), and those that they get at each launch."""
 
     heads: int
     size: int
     reach: int
     prefix: int  # keys (Eq. 2)
-    outside: int  # prefix rows outside the softmax, keys to nobody (Eq. 3)
+    outside: int  # prefix rows that are in no softmax (Eq. 3)
     dropout: float
 
 
 class DropoutSeeds(NamedTuple):
-    """Of dropout's mask: one for each row of each head, one for each row of the buffers."""
+    """Seeds of dropout's masks: one for each row of each head, and one for each row of the buffers."""
 
     rows: Tensor
     columns: Tensor
@@ -61,7 +61,7 @@ def forward(
     batch, length = pattern.kind.shape
     output = qkv.new_empty(batch, length, shape.heads * shape.size) if others is None else others
     lse = qkv.new_empty(batch, shape.heads, length, dtype=torch.float32)
-    # Backward's tensors have no part in this; any address does.
+    # Tensors of backward are not used here; any address will do.
     if others is None:
         _local_rows(qkv, pattern, seeds, shape, output, lse, lse, output, output, backward=False)
     if pattern.has_tokens:
@@ -95,7 +95,7 @@ def backward(
     else:
         make = torch.empty_like if pattern.has_tokens else torch.zeros_like  # then no kernel writes there
         dkv_global, dq_global = make(kv_global), make(output)
-    if shape.prefix:  # nobody asks with a prefix row
+    if shape.prefix:  # prefix rows have no queries
         dqkv[batch * length :, :width] = 0
     delta = torch.empty_like(lse)
     if grad_rows == ALL_ROWS:
@@ -122,7 +122,7 @@ def backward_of_global_rows(
     seeds: DropoutSeeds,
     shape: Shape,
 ) -> Tensor:
-    """The gradient of `qkv` through the global rows alone, which see the keys and values that all rows see."""
+    """The gradient of `qkv` through the global rows only, which see the keys and values that all rows see."""
     width, dqkv, delta = shape.heads * shape.size, torch.empty_like(qkv), torch.empty_like(lse)
     dqkv[:, :width] = 0
     kv_global, dkv_global = qkv[:, width:], dqkv[:, width:]
@@ -230,7 +230,7 @@ def _global_keys_backward(
 
 
 def project(states: Tensor, weight: Tensor, bias: Tensor, prefix: Tensor) -> Tensor:
-    """Projections of all tokens, and behind them the prefix rows in the last places: [rows, places * width]."""
+    """Projections of all tokens, followed by the prefix rows: [rows, places * width]."""
     rows = states.flatten(0, 1)
     if prefix.shape[1] == 0 or len(weight) == 0:
         return F.linear(rows, weight, bias)
@@ -295,13 +295,13 @@ def _constants(kernel: str, shape: Shape, dtype: torch.dtype) -> dict[str, Any]:
 
 
 def precision(dtype: torch.dtype) -> str:
-    # The matrix units' own float32 is too coarse for "the same numbers".
+    # TF32 is too coarse to give the same numbers.
     return "ieee" if dtype == torch.float32 else "tf32"
 
 
 @lru_cache
 def factors(shape: Shape) -> tuple[float, int, float, float]:
-    """Of scores (in units of log 2), dropout's least and growth, and of the scores' gradient."""
+    """The scale of scores (in units of log 2), keep_threshold, keep_scale, and the scale of the scores' gradient."""
     return math.log2(math.e) / math.sqrt(shape.size), *levels(shape.dropout), 1 / math.sqrt(shape.size)
 
 
@@ -315,7 +315,7 @@ TILES: dict[str, dict[str, int]] = {
     "always_visible_keys_backward": {"BLOCK_M": 64, "BLOCK_G": 16, "num_warps": 2, "num_stages": 3},
     "global_keys_backward": {"BLOCK_G": 16, "BLOCK_N": 64, "num_warps": 4, "num_stages": 2},
 }
-# Dropout's masks take registers.
+# Dropout masks take registers, so tiles are smaller.
 TILES_WITH_DROPOUT: dict[str, dict[str, int]] = {
     **TILES,
     "local_rows": {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_G": 16, "num_warps": 4, "num_stages": 2},

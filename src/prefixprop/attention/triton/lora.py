@@ -1,7 +1,7 @@
-"""LoRA around frozen linear layers that are computed in one piece: a side path beside them, which is trained.
+"""LoRA in fused layers: a trained side path beside frozen linear layers.
 
-Linear layers that read the same rows share a path. What goes down (rows Aᵀ) is one product for all of them, and is
-kept for backward; what comes up (· Bᵀ) is added in place to the part of the output that each layer makes.
+Linear layers that read the same rows share a path. The product with A (lora_down) is one operation for all of them
+and is kept for backward; the product with B (lora_up) is added in place to each layer's part of the output.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from prefixprop.attention.triton.dropout import draw_dropout_seeds, is_kept, lev
 from prefixprop.attention.triton.launch_attention import precision
 from prefixprop.attention.triton.triton_kernel import TritonKernel
 
-STEP = 16  # ranks are padded to a multiple of this, which matrix units want
+STEP = 16  # ranks are padded to a multiple of this, as tensor cores need
 MOST_RANK = 128  # with dropout: a program holds all of it
 BLOCK = 16 if INTERPRETED else 64  # of rows, and of their width
 SHARES = 2 if INTERPRETED else 16  # programs that divide the rows where they are summed
@@ -40,7 +40,7 @@ class Piece(NamedTuple):
 
 
 def unwrap(linear: Any, place: int = 0) -> tuple[Any, list[Piece]] | None:
-    """The plain linear layer and what LoRA adds to it; None if something else is around it, or somebody watches."""
+    """The plain linear layer and its LoRA; None if it is wrapped in something else, or has hooks."""
     if has_hooks(linear):
         return None
     if type(linear) is nn.Linear:
@@ -53,7 +53,7 @@ def unwrap(linear: Any, place: int = 0) -> tuple[Any, list[Piece]] | None:
     if "forward" in vars(linear):
         return None
     if linear.merged or linear.disable_adapters:
-        # When it is called, peft takes out of the weights what is merged and disabled.
+        # When it is called, peft unmerges adapters that are disabled.
         return None if linear.merged and linear.disable_adapters else (linear.base_layer, [])
     pieces = [_piece(linear, name, place) for name in linear.active_adapters if name in linear.lora_A]
     whole = [piece for piece in pieces if piece is not None]
@@ -76,27 +76,27 @@ def _piece(linear: Any, adapter: str, place: int) -> Piece | None:
 
 
 def fit_together(pieces: Sequence[Piece]) -> bool:
-    """Whether all have the same dropout, and the kernels for it hold their ranks."""
+    """Whether all have the same dropout, and ranks that the kernels for dropout support."""
     found = {(piece.dropout, isinstance(piece.matrices, BatchedLora)) for piece in pieces}
     return len(found) <= 1 and not any(piece.dropout > 0 and piece.rank > MOST_RANK for piece in pieces)
 
 
 class Plan(NamedTuple):
-    """What is known of a path beside its tensors."""
+    """All about a path but its tensors."""
 
     places: tuple[int, ...]
-    ranks: tuple[int, ...]  # empty where documents have their own: then all have one
+    ranks: tuple[int, ...]  # empty where documents have LoRA of their own: then all have the same rank
     scales: tuple[float, ...]
     dropout: float
 
     @property
     def tensors(self) -> int:
-        """How many tensors are spelt out: each piece's two matrices, or two with all, then two tensors of words."""
+        """How many tensors it has: two matrices for each piece, or two for all, and two tensors of dropout seeds."""
         return 2 * (len(self.ranks) or 1) + 2 if self.places else 0
 
 
 def flatten(paths: Sequence[Sequence[Piece]], rows: int) -> tuple[tuple[Plan, ...], list[Tensor]]:
-    """Paths as an operation takes them: plans, and all tensors one after the other; `read` puts them together."""
+    """Paths as arguments of an operation: plans, and all tensors in one list; `read` puts them together."""
     plans, tensors = [], []
     for pieces in paths:
         dropout = pieces[0].dropout if pieces else 0.0
@@ -112,7 +112,7 @@ def flatten(paths: Sequence[Sequence[Piece]], rows: int) -> tuple[tuple[Plan, ..
 
 
 class SidePath(NamedTuple):
-    """Matrices of one rank for all pieces, and for each group of rows: one group, or documents that have their own.
+    """Matrices padded to one rank, for each group of rows: a single group, or one for each document.
 
     `down` is [groups, pieces, rank, width of the rows], `up` [pieces, groups, width of a part, rank].
     """
@@ -155,17 +155,17 @@ class SidePath(NamedTuple):
         return torch.bmm(self._by_group(rows), self.down.flatten(1, 2).mT).flatten(0, 1)
 
     def low(self, lowered: Tensor, piece: int) -> Tensor:
-        """A piece's own of what `lora_down` made, or of its gradient."""
+        """A piece's columns of the result of `lora_down`, or of its gradient."""
         rank = self.down.shape[2]
         return lowered[:, piece * rank : (piece + 1) * rank]
 
     def lora_up(self, lowered: Tensor, piece: int, part: Tensor) -> None:
-        """Add what a piece makes to its part of the output."""
+        """Add a piece's LoRA to its part of the output."""
         low = self._by_group(self.low(lowered, piece))
         self._by_group(part).baddbmm_(low, self.up[piece].mT, alpha=self.plan.scales[piece])
 
     def gradients(self, lowered: Tensor, rows: Tensor, parts: Sequence[Tensor]) -> tuple[Tensor, list[Tensor | None]]:
-        """Gradients of what `lora_down` made, and of all tensors spelt out, by those of each piece's part."""
+        """Gradients of the result of `lora_down` and of all tensors, from those of the pieces' parts of the output."""
         d_low, d_ups = torch.empty_like(lowered), []
         for piece, (part, scale) in enumerate(zip(map(self._by_group, parts), self.plan.scales, strict=True)):
             self._by_group(self.low(d_low, piece)).baddbmm_(part, self.up[piece], beta=0, alpha=scale)
@@ -190,7 +190,7 @@ class SidePath(NamedTuple):
 
 
 def add_side(path: SidePath | None, rows: Tensor, output: Tensor) -> Tensor | None:
-    """Add the path of a single linear layer to its output; what went down is for backward."""
+    """Add the LoRA of a single linear layer to its output; returns the result of `lora_down`, for backward."""
     if path is None:
         return None
     flat, lowered = output.flatten(0, -2), path.lora_down(rows.flatten(0, -2))
@@ -202,7 +202,7 @@ def add_side(path: SidePath | None, rows: Tensor, output: Tensor) -> Tensor | No
 def side_gradients(
     path: SidePath | None, lowered: Tensor | None, rows: Tensor, gradient: Tensor, result: Tensor | None
 ) -> list[Tensor | None]:
-    """Gradients of a single layer's matrices by that of its output; to `result`, the rows' own, is added if given."""
+    """Gradients of a single layer's matrices from that of its output; adds to the rows' gradient `result`, if given."""
     if path is None or lowered is None:
         return []
     d_low, found = path.gradients(lowered, rows, [gradient] * len(path.plan.places))
@@ -232,7 +232,7 @@ def lora_down_with_dropout(
 def lora_down_gradient(
     d_low: Tensor, rows: Tensor, down: Tensor, row_seeds: Tensor, column_seeds: Tensor, dropout: float
 ) -> Tensor:
-    """The gradient of `down` by that of what `lora_down` made, in the same order whenever it is summed."""
+    """The gradient of `down` from that of the result; always summed in the same order."""
     pieces, _, width = down.shape
     parts = down.new_empty(SHARES, *down.shape, dtype=torch.float32)
     _DOWN_GRADIENT(
@@ -274,7 +274,7 @@ def _constants(down: Tensor) -> dict[str, Any]:
 
 @triton.jit
 def _low_tile(low, piece, row, is_row, PIECES: tl.constexpr, RANK: tl.constexpr, BLOCK_R: tl.constexpr):
-    """Where a piece's columns stand of what `lora_down` makes, and which of them are there."""
+    """The addresses of a piece's columns in the result of `lora_down`, and their mask."""
     rank = tl.arange(0, BLOCK_R)
     place = row.to(tl.int64)[:, None] * (PIECES * RANK) + piece * RANK + rank[None, :]
     return low + place, is_row[:, None] & (rank < RANK)[None, :]
@@ -296,7 +296,7 @@ def _kept(row_seeds, column_seeds, piece, row, is_row, column, keep_threshold, W
 
 @triton.jit
 def _dropped_rows(rows, row_seeds, column_seeds, piece, row, is_row, column, keep_threshold, WIDTH: tl.constexpr):
-    """A tile of the rows with zeros for what is dropped; the rest has yet to grow."""
+    """A tile of the rows with zeros for what is dropped; the rest is not scaled yet."""
     mask = is_row[:, None] & (column < WIDTH)[None, :]
     entered = tl.load(rows + row.to(tl.int64)[:, None] * WIDTH + column[None, :], mask=mask, other=0.0)
     return tl.where(_kept(row_seeds, column_seeds, piece, row, is_row, column, keep_threshold, WIDTH), entered, 0.0)

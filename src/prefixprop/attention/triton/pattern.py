@@ -1,4 +1,4 @@
-"""Who sees whom, as the kernels read it: made on the device, so that nobody waits for it."""
+"""The attention pattern as the kernels read it: computed on the device, so that nothing waits for it."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from prefixprop.attention.triton.tiles import (
 )
 from prefixprop.attention.triton.triton_kernel import TritonKernel
 
-# Programs that share the global rows, or the listed keys, of an example's head: as many as keep a GPU busy with all
-# examples and heads. More would leave behind parts of nothing.
+# Programs that share the global rows, or the always visible keys, of an example's head: as many as keep a GPU busy
+# with all examples and heads. More would have no work.
 MOST_SHARES, PROGRAMS = 16, 1536
 
 
@@ -41,7 +41,7 @@ class DevicePattern(NamedTuple):
     tokens: Tensor
     always_visible_keys: Tensor
     facts: Tensor
-    arrivals: Tensor  # [lanes, shares], zeros, as kernels leave it: where programs that share work count who is done
+    arrivals: Tensor  # [lanes, shares]: counters of programs that share work; kernels reset them to zero
 
     @classmethod
     def of(cls, pattern: AttentionPattern, prefix_keys: int, heads: int) -> DevicePattern:
@@ -50,7 +50,7 @@ class DevicePattern(NamedTuple):
 
     @property
     def has_tokens(self) -> bool:
-        """Whether there may be global tokens: that there are none is known beforehand in some models."""
+        """Whether there may be global tokens; for some models it is known that there are none."""
         return self.tokens.shape[1] > 0
 
 
@@ -73,7 +73,7 @@ def _shapes(
     is_masked: Tensor, is_global: Tensor, prefix_keys: int, rows_outside_softmax: int, heads: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     batch, length = is_masked.shape
-    # The interpreter runs one after the other.
+    # The interpreter runs programs one after the other.
     shares = 3 if INTERPRETED else min(MOST_SHARES, max(1, PROGRAMS // (batch * heads)))
     return (
         is_masked.new_empty(batch, length, dtype=torch.int8),

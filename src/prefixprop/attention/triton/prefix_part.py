@@ -1,7 +1,7 @@
 """Attention to the prefix rows outside the softmax (Eq. 3): α · Σ k(q, k_p) v_p / Σ k(q, k_p), added to the rows.
 
-The `outside` prefix rows at the front are keys in nobody's softmax; global rows see them through their own keys and
-values. Nothing of rows × prefix is ever in memory: backward computes the weights again.
+The `outside` prefix rows at the front are in no softmax; global rows see them through their own keys and values. The
+weights are never stored: backward computes them again.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from prefixprop.attention.triton.pattern import DevicePattern
 from prefixprop.attention.triton.tiles import GLOBAL, MASKED, UNSEEN, load_rows, score, store_rows
 from prefixprop.attention.triton.triton_kernel import TritonKernel
 
-# A program holds all prefix rows. Of a GPU's shared memory it takes no more than so many bytes, and so many for every
-# byte of their keys; compiled for sm_90.
+# A program holds all prefix rows. Of a GPU's shared memory it takes at most SHARED bytes, plus SHARED_OVER_KEYS for
+# every byte of their keys; compiled for sm_90.
 SHARED, SHARED_OVER_KEYS = 48 * 1024, 10
 SHARES = 8  # programs that divide the rows of an example's head, where they add up gradients of the prefix
-TINY = tl.constexpr(torch.finfo(torch.float32).tiny)  # the least total that similarities are divided by
+TINY = tl.constexpr(torch.finfo(torch.float32).tiny)  # the smallest total that similarities are divided by
 LOGARITHMIC = ("exp", "rbf")  # kernels that are the exponential of something
 
 
 def fits(rows: int, size: int, states: Tensor) -> bool:
-    """Whether a program can hold so many prefix rows."""
+    """Whether a program can hold this many prefix rows."""
     held = SHARED + SHARED_OVER_KEYS * _power(rows) * _power(size) * states.element_size()
     return rows > 0 and held <= _shared_memory(states.device)
 
@@ -48,7 +48,7 @@ def _shared_memory(device: torch.device) -> int:
 
 
 class Rows(NamedTuple):
-    """What attention has: projections (see `tiles`), who sees whom, dropout's words."""
+    """The inputs of attention: projections (see `tiles`), the pattern, and dropout seeds."""
 
     qkv: Tensor
     kv_global: Tensor
@@ -58,7 +58,7 @@ class Rows(NamedTuple):
 
 
 def add_part(rows: Tensor, given: Rows, part: FusedPart) -> Tensor:
-    """`rows`, which are attention's, with the attention to the prefix rows; padding stays zero."""
+    """`rows`, the output of the softmax part, plus the attention to the prefix rows; padding stays zero."""
     qkv, kv_global, pattern, seeds, shape = given
     batch, length = pattern.kind.shape
     constants = _constants(shape, qkv, part)
@@ -75,9 +75,9 @@ def add_part(rows: Tensor, given: Rows, part: FusedPart) -> Tensor:
 def add_gradients(
     gradient: Tensor, given: Rows, part: FusedPart, results: tuple[Tensor, Tensor, Tensor]
 ) -> Tensor | None:
-    """Add to `results`, the gradients of near, far and the global rows' queries, what comes through `add_part`.
+    """Add to `results`, the gradients of qkv, kv_global and the global rows' queries, what comes through `add_part`.
 
-    Returns the gradient of what is trained of α.
+    Returns the gradient of the trained α, if there is one.
     """
     qkv, kv_global, pattern, seeds, shape = given
     batch, length = pattern.kind.shape
@@ -106,11 +106,11 @@ def add_gradients(
 
 
 def _trained(part: FusedPart, qkv: Tensor) -> Tensor:
-    return qkv if part.trained is None else part.trained  # kernels want an address, though they will not look there
+    return qkv if part.trained is None else part.trained  # kernels need an address, which they do not read
 
 
 def _factors(shape: Shape, part: FusedPart) -> tuple[float, ...]:
-    """Of scores (for exp2, where they are logarithms) and of their gradient, dropout's, α, and 1/√d."""
+    """Scales of scores (for exp2 if logarithmic) and of their gradient, offset, dropout's numbers, α, and 1/√d."""
     scale = part.scale * math.log2(math.e) if part.kernel in LOGARITHMIC else part.scale
     _, keep_threshold, keep_scale, root = launch_attention.factors(shape)
     return scale, part.scale, part.offset, keep_threshold, keep_scale, part.alpha, root
@@ -132,13 +132,13 @@ def _constants(shape: Shape, qkv: Tensor, part: FusedPart) -> dict[str, Any]:
 
 
 def _power(count: int) -> int:
-    """The next power of 2, and no less than matrix units want."""
+    """The next power of 2, and at least 16, as tensor cores need."""
     return max(16, 1 << (count - 1).bit_length())
 
 
 @triton.jit
 def _features(rows, scale, SIZE: tl.constexpr, BLOCK_D: tl.constexpr):
-    """elu(x) + 1 of the kernel `linear`; its slope is the lesser of this and 1."""
+    """elu(x) + 1 of the kernel `linear`; its slope is the smaller of this and 1."""
     scaled = rows.to(tl.float32) * scale
     grown = tl.where(scaled > 0, scaled + 1, tl.exp(tl.minimum(scaled, 0.0)))
     return tl.where((tl.arange(0, BLOCK_D) < SIZE)[None, :], grown, 0.0)
@@ -149,11 +149,11 @@ def _weights(
     q, k, inside, scale, offset,
     SIZE: tl.constexpr, BLOCK_D: tl.constexpr, KERNEL: tl.constexpr, DEGREE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The kernel's weight of each prefix row for each query, how fast it grows with their score, and whether the
-    weights are normalised: with similarities that are all zero they are zeros."""
+    """The kernel's weight of each prefix row for each query, its derivative by their score, and whether the weights
+    are normalised: if all similarities are zero, the weights are zero."""
     if KERNEL == "exp" or KERNEL == "rbf":
         bias = tl.where(inside, 0.0, UNSEEN)
-        if KERNEL == "rbf":  # the query's own length takes no part, as it is the same for all keys
+        if KERNEL == "rbf":  # the query's own length is the same for all keys, so it cancels
             exact = k.to(tl.float32)
             bias -= tl.sum(exact * exact, axis=1) * (0.5 * scale)
         scored = score(q, k, bias, scale, PRECISION)
@@ -187,7 +187,7 @@ def _alpha(
     q, trained, alpha, root,
     SIZE: tl.constexpr, BLOCK_D: tl.constexpr, ALPHA: tl.constexpr,
 ):  # fmt: skip
-    """α of each row; for ALPHA query, how fast it grows with ⟨w, q⟩ / √d, and w / √d. `trained` is the head's own."""
+    """α of each row; for ALPHA query, its derivative by ⟨w, q⟩ / √d, and w / √d. `trained` is the head's own."""
     dimension = tl.arange(0, BLOCK_D)
     if ALPHA == "query":
         vector = tl.load(trained + dimension, mask=dimension < SIZE, other=0.0).to(tl.float32) * root
@@ -258,7 +258,7 @@ def _differentiate(
     STRIDE: tl.constexpr, WIDTH: tl.constexpr, SIZE: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_J: tl.constexpr,
     KERNEL: tl.constexpr, DEGREE: tl.constexpr, PRECISION: tl.constexpr, DROPOUT: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of the queries, of the prefix rows' keys and values, and of α, by the rows' gradient `upstream`."""
+    """Gradients of the queries, of the prefix rows' keys and values, and of α, from the rows' gradient `upstream`."""
     place = tl.arange(0, BLOCK_J)
     inside = place < count
     k = load_rows(keys, place, inside, STRIDE, SIZE, BLOCK_D)
@@ -297,7 +297,7 @@ def _prefix_part_backward(
     SHARES: tl.constexpr,
 ):  # fmt: skip
     """Every program leaves its sums in `parts` [SHARES, lanes, 4, BLOCK_J, BLOCK_D], and those for α in `alpha_parts`
-    [SHARES, lanes, BLOCK_D]; to add them up in the order in which they are ready would give other bits each time."""
+    [SHARES, lanes, BLOCK_D]; adding them up as they arrive would give different bits each time."""
     WIDTH: tl.constexpr = HEADS * SIZE
     share, lane = tl.program_id(0), tl.program_id(1)
     example, head = lane // HEADS, lane % HEADS
@@ -359,8 +359,8 @@ def _prefix_part_backward(
 
 @triton.jit
 def _through_alpha(dq_part, d_rate, rate_slope, q, vector, root, BLOCK_D: tl.constexpr, ALPHA: tl.constexpr):
-    """The queries' gradient with what comes through α, and the gradient of what is trained; of a head's number, in
-    the first place."""
+    """The queries' gradient including the path through α, and the gradient of the trained α; that of a head's number
+    is the first element."""
     by_alpha = tl.zeros([BLOCK_D], tl.float32)
     if ALPHA == "query":
         d_product = d_rate * rate_slope

@@ -1,4 +1,4 @@
-"""LayerNorm(dropout(update) + residual) in one pass over memory, forward and backward; with the sum, if wanted."""
+"""LayerNorm(dropout(update) + residual) in one kernel, forward and backward; it can also return the sum."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from prefixprop.attention.backends import INTERPRETED
 from prefixprop.attention.triton.dropout import draw_dropout_seeds, is_kept, levels
 from prefixprop.attention.triton.triton_kernel import TritonKernel, function
 
-ROWS = 4  # at a time in a program
-PROGRAMS = 3 if INTERPRETED else 1024  # that share all rows where the norm is trained; each sums its gradients
+ROWS = 4  # of a program at a time
+PROGRAMS = 3 if INTERPRETED else 1024  # that share all rows where the norm is trained; each sums gradients
 
 
 def residual_norm(update: Tensor, residual: Tensor, norm: torch.nn.LayerNorm, dropout: float) -> Tensor:
-    """What `norm(dropout(update) + residual)` is."""
+    """`norm(dropout(update) + residual)`."""
     width = residual.shape[-1]
     row_seeds, column_seeds = draw_dropout_seeds((residual.numel() // width, width), norm.weight, dropout)
     learns = any(tensor.requires_grad for tensor in (update, residual, norm.weight, norm.bias))
@@ -31,7 +31,7 @@ def residual_norm(update: Tensor, residual: Tensor, norm: torch.nn.LayerNorm, dr
 
 
 def sum_and_norm(update: Tensor, residual: Tensor, norm: torch.nn.LayerNorm) -> tuple[Tensor, Tensor]:
-    """`update + residual`, and `norm` of that; the norm need not have a bias."""
+    """`update + residual`, and `norm` of that; the norm may lack a bias."""
     run = _sum_and_norm if torch.is_grad_enabled() else _normed_and_sum
     normed, total, *_ = run(update.contiguous(), residual.contiguous(), norm.weight, norm.bias, norm.eps)
     return total, normed
@@ -156,7 +156,7 @@ def _normalise(
             _kept(row_seeds, column_seeds, row, column, rows, keep_threshold, WIDTH), added * keep_scale, 0.0
         )
     summed = added + tl.load(residual + place, mask=inside, other=0.0).to(tl.float32)
-    # Backward has the sum as it is stored, so forward normalises that too.
+    # Backward uses the stored (rounded) sum, so forward normalises the same.
     stored = summed.to(result.dtype.element_ty)
     if KEEPS_SUM:
         tl.store(total + place, stored, mask=inside)
@@ -212,7 +212,7 @@ def _rows_back(
     rows, keep_threshold, keep_scale,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, DROPOUT: tl.constexpr, MORE: tl.constexpr,
 ):  # fmt: skip
-    """Writes the gradients of some rows; returns what arrived at them, and the rows as they were normalised."""
+    """Writes the gradients of some rows; returns their upstream gradient and the normalised rows."""
     row = start + tl.arange(0, ROWS)
     column = tl.arange(0, BLOCK)
     inside = (row < rows)[:, None] & (column < WIDTH)[None, :]

@@ -1,6 +1,6 @@
-"""Rotary positions: projections of a layer become what the attention kernels read, in one pass over memory.
+"""Rotary positions: turns the projections of a layer into the input of the attention kernels, in one kernel.
 
-The same pass can leave padding out, so that documents stand one behind the other, as flash attention takes them.
+It can also leave out padding, so that documents are packed one after the other, as flash attention reads them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def rope_forward(
 def rope_backward(
     gradient: Tensor, cosine: Tensor, sine: Tensor, places: Tensor, batch: int, length: int, heads: int
 ) -> Tensor:
-    """The gradient of `projected`: zeros for tokens that stand nowhere."""
+    """The gradient of `projected`: zeros for tokens that have no place."""
     d_projected = gradient.new_empty(batch, length, gradient.shape[1])
     _launch(gradient, d_projected, cosine, sine, places, heads, backward=True)
     return d_projected
@@ -69,7 +69,7 @@ def rope_kernel(
     HEADS: tl.constexpr, SIZE: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr,
     SHARED: tl.constexpr, PLACED: tl.constexpr, BACKWARD: tl.constexpr,
 ):  # fmt: skip
-    """Turn each pair (i, i + SIZE / 2) of queries and keys by its angle, and copy values; BACKWARD turns back."""
+    """Rotate each pair (i, i + SIZE / 2) of queries and keys by its angle, and copy values; BACKWARD rotates back."""
     WIDTH: tl.constexpr = HEADS * SIZE
     row = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = row < rows
@@ -116,7 +116,7 @@ def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     if ctx.needs_input_grad[3]:
         d_prefix = gradient[prefix_places][:, width // 3 :].reshape(prefix_shape)
     d_projected = None
-    if ctx.needs_input_grad[0]:  # not in a frozen model's first layer, if nothing but a prefix's keys learns
+    if ctx.needs_input_grad[0]:  # not in a frozen model's first layer, if only prefix keys are trained
         d_projected = rope_backward(gradient, cosine, sine, places, batch, length, ctx.heads)
     return d_projected, None, None, d_prefix, None, None, None
 
@@ -126,14 +126,14 @@ def apply_rope(*arguments: Any) -> Tensor:
 
 
 def move_forward(rows: Tensor, places: Tensor) -> Tensor:
-    """Rows [., width] from where they stand into their order [batch, length, width]; zeros for who is nowhere."""
+    """Packed rows [., width] in their order [batch, length, width]; zeros for rows without a place."""
     moved = rows.new_empty(*places.shape, rows.shape[1])
     _move(rows, moved, places, backward=False)
     return moved
 
 
 def move_backward(gradient: Tensor, places: Tensor, count: int) -> Tensor:
-    """The gradient of `count` rows, zeros where nobody stands: prefix rows are nobody's, and are read."""
+    """The gradient of `count` packed rows; zeros for prefix rows, which no token occupies but which are read."""
     d_rows = gradient.new_zeros(count, gradient.shape[2])
     _move(gradient, d_rows, places, backward=True)
     return d_rows

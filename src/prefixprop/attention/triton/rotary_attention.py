@@ -1,7 +1,7 @@
-"""Attention with rotary positions: windows on the Triton kernels, all rows on PyTorch's flash attention.
+"""ModernBERT's attention on a GPU: windows with the Triton kernels, full attention with PyTorch's flash attention.
 
-Flash attention reads packed documents, without their padding; packing costs nothing, as rows are rotated anyway.
-Documents that are known to have one length take cuDNN's instead, which is faster and knows of no padding.
+Flash attention reads packed documents, without padding; packing is part of the rotary kernel and costs nothing.
+Documents that are known to have the same length use cuDNN's attention instead, which is faster but has no padding.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ except ImportError:  # before PyTorch 2.10
     varlen_attn = None
 
 DENSE = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION]  # in this order
-STEP = 64  # of lengths: cuDNN makes a plan for each, in a tenth of a second
+STEP = 64  # cuDNN is used for multiples of this: it makes a plan for each length, in a tenth of a second
 
 
 class Packing(NamedTuple):
-    """Where each token stands among the documents without padding (-1: nowhere), each behind its prefix keys."""
+    """The place of each token among packed documents (-1: none); each document follows its prefix keys."""
 
     places: Tensor  # [batch, length]
     prefix_places: Tensor  # [batch * j]
     ends: Tensor  # [batch + 1]: of the documents, from 0
-    longest: int  # that a document might be
-    all_have: int | None  # rows, if it is known that none is padding
+    longest: int  # possible length of a document
+    all_have: int | None  # length of all documents, if it is known that none has padding
     tokens: int  # of these
 
     @classmethod
@@ -104,7 +104,7 @@ def rotary_attention(
 
 
 def _text_alone(pattern: AttentionPattern) -> AttentionPattern:
-    """The same for the rows that are keys, as if there were no others."""
+    """The same pattern for the rows that are keys, without the prefix."""
     text = AttentionPattern.with_rows_in_front(pattern.is_unseen, 0)
     text.unpadded_rows = pattern.unpadded_rows
     return text
@@ -121,13 +121,13 @@ def packed_attention(
         output = dense_attention(qkv, heads, len(projected), packing.all_have)
         return output if output.shape[1] == projected.shape[1] else move(output.flatten(0, 1), packing.places)
     query, key, value = qkv.unflatten(-1, (3, heads, -1)).unbind(1)
-    # How many rows there are altogether is known on the device alone: what is behind the last document is unused.
+    # Only the device knows how many rows there are in all; what follows the last document is unused.
     output = varlen_attn(query, key, value, packing.ends, packing.ends, packing.longest, packing.longest)
     return move(output.flatten(1), packing.places)
 
 
 def dense_attention(qkv: Tensor, heads: int, documents: int, length: int) -> Tensor:
-    """Attention [documents, length, width] of the first rows, each document's to all of its own."""
+    """Full attention within each document, [documents, length, width]."""
     if len(qkv) > documents * length:
         qkv = qkv[: documents * length]
     query, key, value = qkv.view(documents, length, 3, heads, -1).permute(2, 0, 3, 1, 4)
@@ -141,14 +141,14 @@ def _angles(rope: Rope) -> Rope:
 
 
 def has_flash_attention(rows: Tensor, heads: int, dropout: float) -> bool:
-    """Whether PyTorch's flash attention takes packed documents of this kind."""
+    """Whether PyTorch's flash attention supports packed documents of this kind."""
     size = rows.shape[-1] // (3 * heads)
     fits = rows.dtype in (torch.float16, torch.bfloat16) and size % 8 == 0 and size <= 256
     return varlen_attn is not None and rows.is_cuda and fits and not dropout
 
 
 def has_dense_attention(rows: Tensor, tokens: int) -> bool:
-    """Whether cuDNN is the faster one for documents of so many tokens each, and they are likely to come again."""
+    """Whether cuDNN is faster for documents of this many tokens, and the length is likely to come again."""
     return tokens % STEP == 0 and torch.cuda.get_device_capability(rows.device) >= (9, 0)
 
 
@@ -157,9 +157,9 @@ def split_attention(
 ) -> Tensor:
     """Attention's rows [batch, length, width] from `qkv` (see tiles), in which tokens stand in their order.
 
-    Without `part`, the prefix's part is left out. Where rows see all of the text, `text` is what was computed for
-    its own rows, and those of the prefix are computed here: whatever stands in their place must not learn from the
-    gradient that it gets. `arguments` are what the attention's operators take.
+    Without `part`, the prefix's part is left out. In layers of full attention, `text` is the output of the text's own
+    rows, and only those of the prefix are computed here; gradients of `text` in their place must not be used.
+    `arguments` are those of `kernel_arguments`.
     """
     trained = None if part is None or part.trained is None else part.trained.contiguous()
     fixed = None if part is None else part._replace(trained=None)
@@ -168,7 +168,7 @@ def split_attention(
 
 
 def _without_global_rows(pattern: AttentionPattern) -> Tensor:
-    """Of what kind rows are to the part: prefix rows have no projections of their own, so they are like others."""
+    """The kinds of rows for Eq. 3, without global rows: prefix rows share the projections of all others."""
     return pattern.is_masked.to(torch.int8) * MASKED.value
 
 
@@ -180,7 +180,7 @@ def _read_split(qkv: Tensor, kind: Tensor, arguments: tuple) -> tuple[DevicePatt
 def _split_forward(
     qkv: Tensor, text: Tensor | None, trained: Tensor | None, kind: Tensor, fixed: tuple, *arguments: Any
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """The rows, and for backward those of the softmax alone, with the logarithms of its totals."""
+    """The output, and for backward that of the softmax alone, with its lse."""
     pattern, seeds, shape, prefix_inputs = _read_split(qkv, kind, arguments)
     others = None if text is None else text.clone(memory_format=torch.contiguous_format)
     rows, lse = launch_attention.forward(qkv, None, pattern, seeds, shape, others)

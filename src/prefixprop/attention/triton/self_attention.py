@@ -88,7 +88,7 @@ def whole_layer(
     if ffn is None:
         return None
     hidden_states = hidden_states.to(dtype)  # autocast has float32 in front of the first layer
-    # Outside the softmax, only rows of the sequence are met in one piece, no trained keys (Eq. 2).
+    # Outside the softmax, fused layers support rows of the sequence but not trained keys (Eq. 2).
     size = layer.attention.self.head_dim
     if not has_other_part and (part is None or fits(pattern.rows_outside_softmax, size, hidden_states)):
         attention = attention_of(layer, dtype)
@@ -127,7 +127,7 @@ def _arguments(module: Any, pattern: AttentionPattern, prefix: PrefixedKeys | No
 def kernel_arguments(
     heads: int, size: int, reach: int, pattern: AttentionPattern, prefix: PrefixedKeys | None, dropout: float
 ) -> tuple:
-    """What the attention's operators take beside projections: a DevicePattern, Words and a Shape, spelt out."""
+    """The flat arguments of attention besides projections: DevicePattern, DropoutSeeds and Shape."""
     prefix_keys = 0 if prefix is None else prefix.keys.shape[2]
     batch, length = pattern.is_masked.shape
     device_pattern = pattern.prepared(DevicePattern.of, prefix_keys, heads)
@@ -168,7 +168,7 @@ def _longformer_forward(
 
     `weight` [5 width, width] and `bias` are those of query, key, value, key_global and value_global one after the
     other, `query_weight` and `query_bias` those of query_global; `prefix` [batch, j, 2 width] is keys and values.
-    Where no row is global, only the first three are given, and those of query_global have no part in it.
+    Where no row is global, only the first three are given, and those of query_global are not used.
     Returns the rows, `qkv` (see tiles) and lse; the last two are for backward only.
     """
     pattern, seeds = (
@@ -187,7 +187,7 @@ def _longformer_forward(
 
 def _longformer_keep(ctx: Any, inputs: tuple, output: tuple) -> None:
     states, weight, bias, query_weight, _, prefix, *rest = inputs
-    # Global rows' keys and values are not kept: one product makes them again, from the states.
+    # Keys and values for global rows are not kept: backward projects them again.
     ctx.save_for_backward(states, weight, bias, query_weight, prefix, *output, *rest[:7])
     ctx.shape = Shape(*rest[7:])
     ctx.mark_non_differentiable(output[1], output[2])
@@ -224,7 +224,7 @@ def _longformer_backward(ctx: Any, gradient: Tensor | None, *_: Any) -> tuple[Te
     if d_bias:
         result[2] = torch.cat([dqkv[:count].sum(dim=0), dkv_global[:count].sum(dim=0)])
     if kv_global.shape[1] and (d_query_weight or d_query_bias):
-        # Elsewhere than in global rows nothing was ever written.
+        # Only global rows were written.
         queries = dq_global.masked_fill(pattern[0].ne(GLOBAL.value)[..., None], 0).flatten(0, 1)
         result[3], result[4] = queries.t() @ flat, queries.sum(dim=0)
     if d_prefix:

@@ -1,4 +1,4 @@
-"""What the attention kernels share: the buffers' layout, and the visit of a tile of rows to the keys that it sees.
+"""What the attention kernels share: the layout of buffers, and how a tile of rows visits the keys that it sees.
 
 A layer's projections are in two buffers with one row per token: `qkv` [rows, 3, heads, size] holds query, key and
 value, and `kv_global` [rows, 2, heads, size] the key and value that global rows see. `qkv` also holds the query of a
@@ -17,12 +17,12 @@ import triton.language as tl
 
 from prefixprop.attention.triton.dropout import is_kept
 
-# Finite, so that a row that has seen nothing yet has no NaN; the first key that it sees wipes out what came before.
+# Finite, so that a row that has seen nothing yet has no NaN; the first visible key outweighs what came before.
 UNSEEN = tl.constexpr(-1.0e30)
-# What a token is to the kernels.
+# Kinds of tokens.
 LOCAL, GLOBAL, MASKED = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
-# What is known of an example: its first token that is no padding, the end of its last, how many tokens are global,
-# how many keys are listed, how many tokens at its front are all global.
+# Facts about an example: its first token that is not padding, the end of its last one, how many tokens are global,
+# how many keys are always visible, and how many tokens at its front are all global.
 FIRST, LAST, TOKENS, ALWAYS_VISIBLE, LEADING, FACTS = (
     tl.constexpr(number) for number in range(6)
 )  # FACTS: their number
@@ -45,7 +45,7 @@ def store_rows(start, row, inside, values, STRIDE: tl.constexpr, SIZE: tl.conste
 
 @triton.jit
 def score(q, k, bias, scale, PRECISION: tl.constexpr):
-    """In units of log 2, so that exp2 undoes it; `bias` is one number per key."""
+    """Scores in units of log 2, for exp2; `bias` is one number per key."""
     return tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale + bias[None, :]
 
 
@@ -54,7 +54,7 @@ def visit(
     scored, k, v, gradient, result, first, second, row_seeds, column_seeds, keep_threshold, keep_scale,
     PRECISION: tl.constexpr, DROPOUT: tl.constexpr, BACKWARD: tl.constexpr,
 ):  # fmt: skip
-    """A tile of rows meets a tile of keys."""
+    """A tile of rows visits a tile of keys."""
     if BACKWARD:
         weights = tl.exp2(scored - first[:, None])
         dp = tl.dot(gradient, tl.trans(v), input_precision=PRECISION)
@@ -68,7 +68,7 @@ def visit(
         weights = tl.exp2(scored - highest[:, None])
         first = first * shrink + tl.sum(weights, axis=1)
         second = highest
-        if DROPOUT:  # of the probabilities, not of their total
+        if DROPOUT:  # drops probabilities, but not from their total
             weights = tl.where(is_kept(row_seeds[:, None], column_seeds[None, :], keep_threshold), weights, 0.0)
         result = result * shrink[:, None]
         result = tl.dot(weights.to(v.dtype), v, result, input_precision=PRECISION)
@@ -82,7 +82,7 @@ def visit_rows(
     STRIDE: tl.constexpr, WIDTH: tl.constexpr, SIZE: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr,
     PRECISION: tl.constexpr, DROPOUT: tl.constexpr, BACKWARD: tl.constexpr,
 ):  # fmt: skip
-    """Meet the keys and values in the `count` rows that `rows` lists."""
+    """Visit the keys and values in the `count` rows that `rows` lists."""
     for place in range(0, count, BLOCK):
         slot = place + tl.arange(0, BLOCK)
         inside = slot < count
@@ -105,9 +105,9 @@ def visit_sequence(
     STRIDE: tl.constexpr, WIDTH: tl.constexpr, SIZE: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr,
     BAND: tl.constexpr, PRECISION: tl.constexpr, DROPOUT: tl.constexpr, BACKWARD: tl.constexpr,
 ):  # fmt: skip
-    """Meet the tokens from `low` to `high`: local ones in reach (BAND), or all that are no padding and not `outside`.
+    """Visit tokens `low` to `high`: local ones within reach (BAND), or all but padding and the `outside` prefix.
 
-    Tiles of a band between `inner_low` and `inner_high` are in every row's reach.
+    Tiles of a band between `inner_low` and `inner_high` are within reach of every row.
     """
     for place in range(low, high, BLOCK):
         column = place + tl.arange(0, BLOCK)
@@ -131,9 +131,9 @@ def visit_sequence(
 
 @triton.jit
 def share_of(count, BLOCK: tl.constexpr):
-    """How a head's programs divide `count` rows: in which tile of BLOCK rows one begins, and which part of how many.
+    """How a head's programs divide `count` rows: the tile of BLOCK rows where one begins, its part, and the parts.
 
-    Few tiles are cut into parts (of what their rows meet), so that all programs have work; many are taken in turns.
+    Few tiles are cut into parts (of the keys they visit), so that all programs have work; many are taken in turns.
     """
     tiles = tl.cdiv(count, BLOCK)
     parts = tl.maximum(tl.num_programs(0) // tl.maximum(tiles, 1), 1)
@@ -142,7 +142,7 @@ def share_of(count, BLOCK: tl.constexpr):
 
 @triton.jit
 def part_of(low, high, part, parts, BLOCK: tl.constexpr):
-    """One of `parts` like pieces of a range, in whole tiles."""
+    """One of `parts` equal pieces of a range, in whole tiles."""
     step = tl.cdiv(tl.cdiv(high - low, parts), BLOCK) * BLOCK
     begin = low + part * step
     return begin, tl.minimum(begin + step, high)
@@ -150,7 +150,7 @@ def part_of(low, high, part, parts, BLOCK: tl.constexpr):
 
 @triton.jit
 def is_last(arrivals, parts):
-    """Whether the other programs of a tile have all left their part behind; then the count starts again."""
+    """Whether all other programs of a tile have stored their part; then resets the counter."""
     tl.debug_barrier()
     last = tl.atomic_add(arrivals, 1, sem="acq_rel") == parts - 1
     if last:
@@ -160,6 +160,6 @@ def is_last(arrivals, parts):
 
 @triton.jit
 def reach_of(start, size, reach, first, last):
-    """Where a tile's neighbourhood begins and ends, and in it the part that every row of the tile sees."""
+    """Where a tile's neighbourhood begins and ends, and the part of it that every row of the tile sees."""
     low, high = tl.maximum(start - reach, first), tl.minimum(start + size + reach, last)
     return low, high, start + size - 1 - reach, start + reach + 1

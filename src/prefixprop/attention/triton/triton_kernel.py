@@ -10,10 +10,10 @@ from torch import Tensor
 
 
 class TritonKernel:
-    """A Triton function that finds again what it was compiled for; Triton's own start takes longer than many kernels.
+    """A Triton function with a faster launch: Triton's own takes longer than many kernels run.
 
-    Triton looks at every argument at every start, because a number's value may matter. Here no number's does (see
-    `do_not_specialize`), so types, alignment and constants are enough to find the compiled kernel, at any length.
+    Triton inspects every argument at every launch, because the value of a number may matter. Here it never does (see
+    `do_not_specialize`), so types, alignment and constants identify the compiled kernel, at any length.
     """
 
     def __init__(self, function: Any) -> None:
@@ -42,7 +42,7 @@ class TritonKernel:
 
 
 def function(forward: Any, keep: Any, backward: Any) -> Any:
-    """An autograd function in the old form: PyTorch looks at the new one's signature at every call, which is slow."""
+    """An autograd function in the old style: the new one inspects a signature at every call, which is slow."""
 
     class Function(torch.autograd.Function):
         @staticmethod
