@@ -165,7 +165,7 @@ class SidePath(NamedTuple):
         self._by_group(part).baddbmm_(low, self.up[piece].mT, alpha=self.plan.scales[piece])
 
     def gradients(self, lowered: Tensor, rows: Tensor, parts: Sequence[Tensor]) -> tuple[Tensor, list[Tensor | None]]:
-        """Gradients of the result of `lora_down` and of all tensors, from those of the pieces' parts of the output."""
+        """Gradients of the result of `lora_down` and of all tensors, from those of each piece's part."""
         d_low, d_ups = torch.empty_like(lowered), []
         for piece, (part, scale) in enumerate(zip(map(self._by_group, parts), self.plan.scales, strict=True)):
             self._by_group(self.low(d_low, piece)).baddbmm_(part, self.up[piece], beta=0, alpha=scale)
@@ -202,7 +202,7 @@ def add_side(path: SidePath | None, rows: Tensor, output: Tensor) -> Tensor | No
 def side_gradients(
     path: SidePath | None, lowered: Tensor | None, rows: Tensor, gradient: Tensor, result: Tensor | None
 ) -> list[Tensor | None]:
-    """Gradients of a single layer's matrices from that of its output; adds to the rows' gradient `result`, if given."""
+    """Gradients of a single layer's matrices from that of its output; adds to `result`, the rows' gradient."""
     if path is None or lowered is None:
         return []
     d_low, found = path.gradients(lowered, rows, [gradient] * len(path.plan.places))
