@@ -162,11 +162,9 @@ def _encoder_forward(
     front_rows: int | None = None,
     **others: Any,
 ) -> Any:
-    """`LongformerEncoder.forward`, with the pattern found once, and without the padding that only its own needs."""
+    """`LongformerEncoder.forward`, with the pattern computed once, and without padding to whole windows."""
     source = patch.active_source()
-    patch.running = (
-        choose(patch.backend, hidden_states.device) if patch.backend is not None or source is not None else None
-    )
+    patch.running = choose(patch.backend, hidden_states.device) if patch.is_on() else None
     if patch.running is None:
         flags = {"output_attentions": output_attentions, "output_hidden_states": output_hidden_states}
         return original(hidden_states, attention_mask, padding_len=padding_len, **flags, **others)
@@ -175,8 +173,10 @@ def _encoder_forward(
     rows_outside_softmax = source.virtual_tokens() if source is not None and source.prefix_part(0) is not None else 0
     if source is not None and source.virtual_tokens():
         front_rows = None
-    pattern = AttentionPattern.from_mask(attention_mask, rows_outside_softmax, cls_row, grad_rows, front_rows)
-    pattern.backend = patch.running
+    # Hugging Face's mask is negative for padding, 0 for local and positive for global tokens.
+    is_masked, is_global = attention_mask < 0, attention_mask > 0
+    known = (rows_outside_softmax, cls_row, grad_rows, patch.running, front_rows)
+    pattern = AttentionPattern(is_masked, is_global, *known)
 
     states, local_weights, global_weights = [hidden_states], [], []
     for layer in encoder.layer:

@@ -83,18 +83,6 @@ class AttentionPattern:
     _prepared: dict[tuple, Any] = field(default_factory=dict, init=False)
 
     @classmethod
-    def from_mask(
-        cls,
-        mask: Tensor,
-        rows_outside_softmax: int = 0,
-        cls_row: int | None = None,
-        grad_rows: int | None = None,
-        front_rows: int | None = None,
-    ) -> AttentionPattern:
-        """From the mask of Hugging Face's encoder: negative for padding, 0 for local, positive for global tokens."""
-        return cls(mask < 0, mask > 0, rows_outside_softmax, cls_row, grad_rows, front_rows=front_rows)
-
-    @classmethod
     def with_rows_in_front(
         cls, is_masked: Tensor, count: int, rows_outside_softmax: int = 0, unpadded: bool = False
     ) -> AttentionPattern:

@@ -86,7 +86,7 @@ def test_rows_and_gradients(name: str, mode: str, outside: int, dropout: float) 
     attention_mask[:, :outside] = 10000.0  # the prefix is global
     attention_mask[0, outside] = attention_mask[1, outside + 5] = 10000.0
     attention_mask[1, 30:] = -10000.0
-    pattern = AttentionPattern.from_mask(attention_mask, outside)
+    pattern = AttentionPattern(attention_mask < 0, attention_mask > 0, outside)
     on_device = DevicePattern.of(pattern, 0, HEADS)
     shape = Shape(HEADS, SIZE, 4, 0, outside, dropout)
     seeds = DropoutSeeds(*draw_dropout_seeds((BATCH * HEADS * LENGTH, BATCH * LENGTH), on_device.arrivals, dropout))
