@@ -1,4 +1,4 @@
-"""Check the Triton backend on an NVIDIA GPU: its numbers, and that nothing waits, recompiles or breaks a graph.
+"""Check the Triton backend on an NVIDIA GPU: its numbers, and that nothing waits or recompiles.
 
     python benchmarks/check_gpu.py [numbers|behaviour]
 

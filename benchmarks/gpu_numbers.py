@@ -267,20 +267,20 @@ def adapted_once(name: str, dtype: torch.dtype, seed: int) -> dict[str, Tensor]:
 
 def compare_dropped(dtype: torch.dtype) -> dict[str, dict[str, float]]:
     """The kernels of LoRA's side path under dropout, beside PyTorch with the same masks."""
-    from prefixprop.attention.triton import dropped_products
-    from prefixprop.attention.triton.dropout import draw_words, levels
+    from prefixprop.attention.triton import lora
+    from prefixprop.attention.triton.dropout import draw_dropout_seeds, levels
 
     count, pieces, rank, width, dropout = 3001, 3, 16, 768, 0.1
     rows, down = (
         torch.randn(*shape, device="cuda", dtype=dtype) for shape in ((count, width), (pieces, rank, width))
     )
     upstream = torch.randn(count, pieces * rank, device="cuda", dtype=dtype)
-    words = draw_words((count, pieces * width), rows, dropout)
-    least, growth = levels(dropout)
-    kept = (words[0][None, :, None] ^ words[1].view(pieces, 1, width)) * -1640531535 >= least
+    seeds = draw_dropout_seeds((count, pieces * width), rows, dropout)
+    keep_threshold, keep_scale = levels(dropout)
+    kept = (seeds[0][None, :, None] ^ seeds[1].view(pieces, 1, width)) * -1640531535 >= keep_threshold
 
     def plain(dtype: torch.dtype) -> dict[str, Tensor]:
-        mask = kept.to(dtype) * growth
+        mask = kept.to(dtype) * keep_scale
         by_piece = upstream.to(dtype).view(count, pieces, rank).transpose(0, 1)
         dropped = rows.to(dtype) * mask
         return {
@@ -290,10 +290,10 @@ def compare_dropped(dtype: torch.dtype) -> dict[str, dict[str, float]]:
         }
 
     back = torch.zeros_like(rows)
-    dropped_products.add_back(upstream, down, *words, dropout, back)
+    lora.add_lora_gradient(upstream, down, *seeds, dropout, back)
     ours = {
-        "down": dropped_products.descend(rows, down, *words, dropout),
-        "gradient of A": dropped_products.down_gradient(upstream, rows, down, *words, dropout),
+        "down": lora.lora_down_with_dropout(rows, down, *seeds, dropout),
+        "gradient of A": lora.lora_down_gradient(upstream, rows, down, *seeds, dropout),
         "gradient of rows": back,
     }
     exact, in_type = plain(torch.float64), plain(dtype)

@@ -19,7 +19,7 @@ from transformers import AutoModelForSequenceClassification
 from prefixprop import ParameterCount, PrefixPropagationConfig, PrefixTuningConfig, count_parameters
 from prefixprop.attention import install
 from prefixprop.backbones import family_in
-from prefixprop.models.precision import hold_frozen_in_bfloat16
+from prefixprop.models.gpu import hold_frozen_in_bfloat16
 
 import measuring
 from measuring import DEVICE, OURS, THEIRS

@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from prefixprop.attention.triton.dropout import levels
 
 
-def mask_of(words: Sequence[Tensor], piece: int, width: int, dropout: float) -> Tensor:
+def mask_of(seeds: Sequence[Tensor], piece: int, width: int, dropout: float) -> Tensor:
     """What rows are multiplied by, where each of several pieces has columns of its own."""
-    least, growth = levels(dropout)
-    columns = words[1][piece * width : (piece + 1) * width]
-    return ((words[0][:, None] ^ columns[None, :]) * -1640531535 >= least).float() * growth
+    keep_threshold, keep_scale = levels(dropout)
+    columns = seeds[1][piece * width : (piece + 1) * width]
+    return ((seeds[0][:, None] ^ columns[None, :]) * -1640531535 >= keep_threshold).float() * keep_scale
 
 
 class Masked(nn.Module):

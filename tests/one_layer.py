@@ -1,4 +1,4 @@
-"""One layer's attention: modules, patterns of who sees whom, and every gradient of what a backend computes."""
+"""One layer's attention (modules, patterns, and every gradient of a backend), and the gradients of whole models."""
 
 from __future__ import annotations
 
@@ -143,3 +143,19 @@ def assert_close(found: dict[str, Tensor], exact: dict[str, Tensor], tolerance: 
         scale = max(sizes[name], sizes[name.replace("bias", "weight")], 0.1 * max(sizes.values()))
         error = float((found[name].to(tensor.dtype) - tensor).abs().max())
         assert error <= tolerance * scale, f"{name}: {error} at a scale of {scale}"
+
+
+def trained_gradients(model: Any, inputs: dict[str, Any]) -> dict[str, Tensor]:
+    """The gradient of every parameter that has one, by name; always with the same random numbers."""
+    model.zero_grad()
+    torch.manual_seed(7)
+    model(**{"labels": torch.tensor([0, 2])} | inputs).loss.backward()
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def assert_same_gradients(found: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float = 1e-5) -> None:
+    """Each within `tolerance` of the largest number of all."""
+    assert found.keys() == expected.keys() and found
+    scale = max(float(gradient.abs().max()) for gradient in expected.values())
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name] / scale, gradient / scale, atol=tolerance, rtol=0.0, msg=name)

@@ -28,7 +28,7 @@ both = pytest.mark.parametrize("config", [PrefixPropagationConfig, PrefixTuningC
         ({"layout": "papers"}, "layout='papers' is unknown; choose one of paper, reference"),
         ({"pooling": "mean"}, "pooling='mean' is unknown; choose one of cls, prefix"),
         ({"init": "zeros"}, "init='zeros' is unknown; choose one of normal, vocab"),
-        ({"prefix_dropout": 1.0}, "prefix_dropout=1.0 must be a number from 0 up to, but not, 1"),
+        ({"prefix_dropout": 1.0}, "prefix_dropout=1.0 must be at least 0 and less than 1"),
         ({"prefix_dropout": float("nan")}, "prefix_dropout=nan must be"),
         ({"prefix_dropout": "0.1"}, "prefix_dropout='0.1' must be"),
         ({"reparameterize_hidden": 8}, "reparameterize_hidden needs reparameterize=True"),
@@ -43,7 +43,7 @@ both = pytest.mark.parametrize("config", [PrefixPropagationConfig, PrefixTuningC
         ({"kernel": "poly", "kernel_degree": 0}, "kernel_degree=0 must be an even whole number from 2 to 64"),
         ({"kernel": "poly", "kernel_offset": -1.0}, "kernel_offset=-1.0 must be a number of at least 0"),
         ({"kernel": "rbf", "kernel_length_scale": 0.0}, "kernel_length_scale=0.0 must be a positive number"),
-        ({"kernel": "rbf", "kernel_degree": 4}, "kernel_degree is no parameter of kernel 'rbf'; leave it out"),
+        ({"kernel": "rbf", "kernel_degree": 4}, "kernel_degree is not a parameter of kernel 'rbf'; leave it out"),
         ({"task_type": "CAUSAL_LM"}, "task_type='CAUSAL_LM' is not supported; choose one of SEQ_CLS, TOKEN_CLS"),
         ({"task_type": "SEQCLS"}, "Invalid task type: 'SEQCLS'"),
     ],
@@ -56,7 +56,7 @@ def test_bad_values(config: Any, options: dict, message: str) -> None:
 
 
 def test_prefix_tuning_has_no_row_to_pool() -> None:
-    with pytest.raises(ValueError, match="prefix-tuning adds no rows that could be pooled, so use pooling='cls'"):
+    with pytest.raises(ValueError, match="prefix-tuning adds no tokens that could be pooled, so use pooling='cls'"):
         PrefixTuningConfig(pooling="prefix")
 
 

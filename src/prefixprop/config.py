@@ -1,4 +1,4 @@
-"""What a user chooses: the configurations of the two prefix methods."""
+"""The configurations of the two prefix methods."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class PrefixPeftType(str, Enum):  # noqa: UP042 (as peft's own, which it is show
 class PrefixConfig(PeftConfig):
     """What both methods share. Use `PrefixPropagationConfig` or `PrefixTuningConfig`."""
 
-    num_virtual_tokens: int = field(default=8, metadata={"help": "Prefix length j."})
+    num_virtual_tokens: int = field(default=8, metadata={"help": "Number of virtual tokens (j)."})
     layout: str = field(
         default="paper",
         metadata={
@@ -42,7 +42,7 @@ class PrefixConfig(PeftConfig):
     )
     pooling: str = field(
         default="cls",
-        metadata={"help": "Which row the classification head reads: 'cls', or 'prefix' for the first prefix row."},
+        metadata={"help": "What the classification head reads: 'cls', or 'prefix' for the first virtual token."},
     )
     prefix_dropout: float = field(
         default=0.1, metadata={"help": "Dropout on the prefix, a fresh mask for every example."}
@@ -50,8 +50,8 @@ class PrefixConfig(PeftConfig):
     kernel: str | None = field(
         default=None,
         metadata={
-            "help": "Kernel decomposition (Eq. 3): attention to the prefix leaves the softmax and comes back as "
-            "alpha times a kernel attention. 'exp', 'rbf', 'poly', 'linear' or a registered one; None: Eq. 1 and 2."
+            "help": "Kernel decomposition (Eq. 3): attention to the prefix is computed outside the softmax, as alpha "
+            "times a kernel attention. 'exp', 'rbf', 'poly', 'linear' or a registered one; None: Eq. 1 and 2."
         },
     )
     alpha: float = field(default=0.005, metadata={"help": "Weight of the kernel attention, or where it starts."})
@@ -81,14 +81,14 @@ class PrefixConfig(PeftConfig):
     lora: LoraConfig | None = field(
         default=None,
         metadata={
-            "help": "peft's LoRA as a part of the same adapter, in the family's usual layers if it names none."
+            "help": "peft's LoRA as part of the same adapter; without target modules, in the family's usual layers."
         },
     )
     modules_to_save: list[str] | None = field(
         default=None,
-        metadata={"help": "Modules trained and saved beside the prefix; peft adds the head of the task."},
+        metadata={"help": "Modules trained and saved with the prefix; peft adds the head of the task."},
     )
-    # Recorded when the adapter meets its model, and compared when it is loaded onto another one.
+    # Recorded when the adapter is created, and compared when it is loaded onto a model.
     model_type: str | None = field(default=None, metadata={"help": "Recorded: the model's type."})
     num_layers: int | None = field(default=None, metadata={"help": "Recorded: the model's layers."})
     token_dim: int | None = field(default=None, metadata={"help": "Recorded: the model's hidden size."})
@@ -112,16 +112,14 @@ class PrefixConfig(PeftConfig):
         if isinstance(self.lora, dict):  # as read from adapter_config.json
             self.lora = LoraConfig.from_peft_type(**{"peft_type": "LORA"} | self.lora)
         if not isinstance(self.lora, LoraConfig | None):
-            raise ValueError(f"{name}: lora={self.lora!r} must be a LoraConfig of peft.")
+            raise ValueError(f"{name}: lora={self.lora!r} must be a peft LoraConfig.")
         _check_count(name, "num_virtual_tokens", self.num_virtual_tokens)
         if self.reparameterize_hidden is not None:
             _check_count(name, "reparameterize_hidden", self.reparameterize_hidden)
             if not self.reparameterize:
                 raise ValueError(f"{name}: reparameterize_hidden needs reparameterize=True.")
         if not (isinstance(self.prefix_dropout, (int, float)) and 0 <= self.prefix_dropout < 1):
-            raise ValueError(
-                f"{name}: prefix_dropout={self.prefix_dropout!r} must be a number from 0 up to, but not, 1."
-            )
+            raise ValueError(f"{name}: prefix_dropout={self.prefix_dropout!r} must be at least 0 and less than 1.")
 
     def _check_kernel(self, name: str) -> None:
         if self.kernel is None:
@@ -137,7 +135,7 @@ class PrefixConfig(PeftConfig):
 
     @property
     def bias(self) -> str:
-        """Which biases are trained, where peft asks: LoRA has them beside its own weights."""
+        """Which biases are trained, for peft: those of LoRA's settings."""
         return "none" if self.lora is None else self.lora.bias
 
     def to_dict(self) -> dict[str, Any]:
@@ -151,9 +149,9 @@ class PrefixConfig(PeftConfig):
     def from_pretrained(
         cls, pretrained_model_name_or_path: str, subfolder: str | None = None, **kwargs: Any
     ) -> PrefixConfig:
-        """Load the configuration, refusing at once a local adapter whose weights cannot be trusted.
+        """Load the configuration, and refuse a local adapter whose weights are damaged or are a pickle.
 
-        peft reads the configuration first, so this is where a damaged file can still be named in plain words.
+        peft reads the configuration first, so a damaged file is best reported here.
         """
         folder = Path(pretrained_model_name_or_path, subfolder or "")
         if folder.is_dir():
@@ -163,7 +161,7 @@ class PrefixConfig(PeftConfig):
 
 @dataclass
 class PrefixPropagationConfig(PrefixConfig):
-    """Prefix-propagation (Eq. 1): j rows put in front of the text, with P(l) added to them at every layer.
+    """Prefix-propagation (Eq. 1): j virtual tokens in front of the text, with P(l) added to them at every layer.
 
     >>> from peft import get_peft_model
     >>> config = PrefixPropagationConfig(task_type="SEQ_CLS", num_virtual_tokens=8)
@@ -189,7 +187,7 @@ class PrefixTuningConfig(PrefixConfig):
         self.peft_type = PrefixPeftType.LONG_PREFIX_TUNING
         if self.pooling != "cls":
             raise ValueError(
-                "PrefixTuningConfig: pooling='prefix' is for prefix-propagation; prefix-tuning adds no rows "
+                "PrefixTuningConfig: pooling='prefix' is for prefix-propagation; prefix-tuning adds no tokens "
                 "that could be pooled, so use pooling='cls'."
             )
 
@@ -222,5 +220,5 @@ def _check_count(owner: str, option: str, value: object) -> None:
         raise ValueError(f"{owner}: {option}={value!r} must be a whole number from 1 to {MOST_ROWS:,}.")
 
 
-# Whoever has a configuration can use it with peft: the tuners, made of what stands above, make themselves known.
+# Importing the tuners registers them with peft, so that every configuration can be used.
 importlib.import_module("prefixprop.tuners")

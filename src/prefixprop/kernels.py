@@ -1,7 +1,6 @@
 """Kernels of the decomposition (Eq. 3): how much a query attends to each prefix key.
 
-A kernel of your own is a `Kernel` with a `similarity`, made known by `register_kernel` before a configuration names
-it.
+To add one, write a `Kernel` with a `similarity`, and call `register_kernel` before a configuration uses it.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Kernel(ABC):
-    """How alike a query and a prefix key are. Field `x` is set by `kernel_x` of a configuration that has it."""
+    """How similar a query and a prefix key are. The configuration's `kernel_x`, if it exists, sets the field `x`."""
 
     name: ClassVar[str]
 
@@ -135,8 +134,8 @@ def build_kernel(config: PrefixConfig) -> Kernel:
     """The kernel that a configuration names, with the configuration's parameters."""
     if config.kernel not in KERNELS:
         raise ValueError(
-            f"kernel={config.kernel!r} is unknown; choose one of {', '.join(sorted(KERNELS))}, or register it with "
-            "prefixprop.kernels.register_kernel before; on the command line, `prefixprop --import MODULE` does."
+            f"kernel={config.kernel!r} is unknown; choose one of {', '.join(sorted(KERNELS))}, or register it first "
+            "with prefixprop.kernels.register_kernel (on the command line, in a module given to --import)."
         )
     kernel = KERNELS[config.kernel]
     own = {parameter.name for parameter in fields(kernel)}
@@ -148,5 +147,5 @@ def build_kernel(config: PrefixConfig) -> Kernel:
     for name, value in given.items():
         default = type(config).__dataclass_fields__[f"kernel_{name}"].default
         if name not in own and value != default:
-            raise ValueError(f"kernel_{name} is no parameter of kernel {config.kernel!r}; leave it out.")
+            raise ValueError(f"kernel_{name} is not a parameter of kernel {config.kernel!r}; leave it out.")
     return kernel(**{name: value for name, value in given.items() if name in own})

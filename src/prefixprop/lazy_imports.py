@@ -1,4 +1,4 @@
-"""Imports that wait until they are needed: PyTorch and peft take seconds to load, and help does not need them."""
+"""Imports that wait until they are needed: PyTorch and peft take seconds to load, and `--help` needs neither."""
 
 from __future__ import annotations
 

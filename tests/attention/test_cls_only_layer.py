@@ -15,6 +15,7 @@ from transformers import LongformerForSequenceClassification
 
 from prefixprop import attention
 
+from one_layer import assert_same_gradients
 from tiny import adapt, batch, for_all_rows, tiny_model
 
 LORA = {"target_modules": ["query", "value", "value_global"], "lora_dropout": 0.0, "init_lora_weights": False}
@@ -36,13 +37,13 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
 def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The rows that were asked for of the last layer, one for each pass that did."""
     rows: list[int] = []
-    whole = INSTALL.read_row_of_layer
+    whole = INSTALL.cls_only_layer
 
     def counted(layer: Any, states: Tensor, pattern: Any, *others: Any) -> Tensor:
-        rows.append(pattern.read_row)
+        rows.append(pattern.cls_row)
         return whole(layer, states, pattern, *others)
 
-    monkeypatch.setattr(INSTALL, "read_row_of_layer", counted)
+    monkeypatch.setattr(INSTALL, "cls_only_layer", counted)
     return rows
 
 
@@ -66,13 +67,6 @@ def outcome(model: Any, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     }
 
 
-def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    assert found.keys() == expected.keys()
-    scale = max(float(tensor.abs().max()) for tensor in expected.values())
-    for name, tensor in expected.items():
-        torch.testing.assert_close(found[name] / scale, tensor / scale, atol=1e-5, rtol=1e-4, msg=name)
-
-
 @pytest.mark.parametrize("name", METHODS)
 def test_same_logits_and_gradients(name: str, read: list[int]) -> None:
     model = model_of(name)
@@ -80,7 +74,7 @@ def test_same_logits_and_gradients(name: str, read: list[int]) -> None:
     inputs = batch(model, [29, 17])
     expected = outcome(model, for_all_rows(inputs))
     assert read == []
-    assert_same(outcome(model, inputs), expected)
+    assert_same_gradients(outcome(model, inputs), expected)
     assert read == [4 if METHODS[name][0] == "propagation" and name != "pooling prefix" else 0]
 
 
@@ -91,7 +85,7 @@ def test_behind_a_layer_of_the_other_backend(read: list[int]) -> None:
     attention.install(model, "triton")
     inputs = batch(model, [6, 4])
     expected = outcome(model, for_all_rows(inputs))
-    assert_same(outcome(model, inputs), expected)
+    assert_same_gradients(outcome(model, inputs), expected)
     assert read == [4]
 
 
@@ -101,7 +95,7 @@ def test_padding_in_front_of_the_row(name: str, read: list[int]) -> None:
     model = model_of(name)
     attention.install(model)
     inputs = batch(model, [29, 17], left=True)
-    assert_same(outcome(model, inputs), outcome(model, for_all_rows(inputs)))
+    assert_same_gradients(outcome(model, inputs), outcome(model, for_all_rows(inputs)))
     assert len(read) == 1
 
 
@@ -110,7 +104,7 @@ def test_checkpointed_layers(read: list[int]) -> None:
     inputs = batch(model, [29, 17])
     expected = outcome(model, for_all_rows(inputs))
     model.gradient_checkpointing_enable()
-    assert_same(outcome(model, inputs), expected)
+    assert_same_gradients(outcome(model, inputs), expected)
     assert read == [4, 4]  # forward, and again for backward
 
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from prefixprop import attention
-from prefixprop.attention.hooks import learning_rows
+from prefixprop.attention.hooks import grad_rows
 
+from one_layer import assert_same_gradients, trained_gradients
 from tiny import adapt, batch, both_methods, tiny_model
 
 pytest.importorskip("triton")
@@ -29,19 +29,6 @@ def dropping(model: Any) -> Any:
     for layer in model.base_model.model.longformer.encoder.layer:
         layer.attention.self.dropout = 0.3
     return model.train()
-
-
-def gradients(model: Any, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-    torch.manual_seed(5)
-    model.zero_grad()
-    model(**inputs, labels=torch.tensor([0, 2])).loss.backward()
-    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-
-
-def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    assert found.keys() == expected.keys()
-    for name, gradient in expected.items():
-        torch.testing.assert_close(found[name], gradient, atol=1e-6, rtol=1e-5, msg=name)
 
 
 @pytest.mark.parametrize(
@@ -63,11 +50,11 @@ def test_same_gradients(
     is_global = torch.zeros_like(inputs["input_ids"])
     is_global[:, : 1 + further] = 1
     inputs["global_attention_mask"] = is_global * inputs["attention_mask"]
-    found = gradients(model, inputs)
+    found = trained_gradients(model, inputs)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(INSTALL, "learning_rows", lambda *_: None)
-        expected = gradients(model, inputs)
-    assert_same(found, expected)
+        patch.setattr(INSTALL, "grad_rows", lambda *_: None)
+        expected = trained_gradients(model, inputs)
+    assert_same_gradients(found, expected, 1e-6)
 
 
 @both_methods
@@ -76,14 +63,14 @@ def test_what_the_sequence_would_get_is_not_computed(method: str, monkeypatch: p
     from prefixprop.attention.triton import launch_attention
 
     started = []
-    for name in ("_band_keys", "_local_rows", "_global_rows", "_row_deltas"):
+    for name in ("_window_keys_backward", "_local_rows", "_global_rows", "_row_deltas"):
         monkeypatch.setattr(launch_attention, name, counted(name, getattr(launch_attention, name), started))
     model = adapt(tiny_model(num_hidden_layers=2, attention_window=[8, 8], **NARROW), method)
     attention.install(model, "triton")
     inputs = batch(model, [9, 5])
     inputs["global_attention_mask"] = torch.zeros_like(inputs["input_ids"])  # somebody's own: all rows of all layers
-    gradients(model, inputs)
-    assert started.count("_band_keys") == 1 and started.count("_local_rows backward") == 1
+    trained_gradients(model, inputs)
+    assert started.count("_window_keys_backward") == 1 and started.count("_local_rows backward") == 1
     assert started.count("_row_deltas") == 1
     assert started.count("_global_rows backward") == (2 if method == "propagation" else 1)
 
@@ -120,28 +107,28 @@ def test_who_learns() -> None:
     longformer = model.get_base_model().longformer
     source = source_of(longformer)
     still, learns = torch.zeros(1, 2, 3), torch.zeros(1, 2, 3, requires_grad=True)
-    assert learning_rows(longformer, source, still) == 5
-    assert learning_rows(longformer, source, learns) is None
+    assert grad_rows(longformer, source, still) == 5
+    assert grad_rows(longformer, source, learns) is None
     for part, register in (
         (longformer.encoder, "register_forward_pre_hook"),
         (longformer.encoder.layer[0], "register_forward_pre_hook"),
         (longformer.encoder.layer[0], "register_full_backward_hook"),
     ):
         hook = getattr(part, register)(lambda *_: None)
-        assert learning_rows(longformer, source, still) is None
+        assert grad_rows(longformer, source, still) is None
         hook.remove()
-    assert learning_rows(longformer, source, still) == 5
+    assert grad_rows(longformer, source, still) == 5
     tuned = adapt(tiny_model(), "tuning").get_base_model().longformer
-    assert learning_rows(tuned, source_of(tuned), still) == 0
+    assert grad_rows(tuned, source_of(tuned), still) == 0
 
 
 def test_who_learns_without_a_prefix() -> None:
     longformer = tiny_model().longformer
     still = torch.zeros(1, 2, 3)
-    assert learning_rows(longformer, None, still) == 0
+    assert grad_rows(longformer, None, still) == 0
     longformer.encoder.register_forward_pre_hook(lambda *_: None)
-    assert learning_rows(longformer, None, still) is None
+    assert grad_rows(longformer, None, still) is None
 
 
 def source_of(longformer: Any) -> Any:
-    return INSTALL.FastAttention.of(longformer).source
+    return INSTALL.LongformerPatch.of(longformer).source

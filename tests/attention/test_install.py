@@ -1,4 +1,4 @@
-"""Putting the fast attention into a Longformer and taking it out again."""
+"""Installing the fast attention and uninstalling it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ import torch
 
 from prefixprop import attention
 
+from one_layer import assert_same_gradients, trained_gradients
 from tiny import HEADS, adapt, assert_same_bits, batch, both_methods, tiny_model
 
-# The model, its encoder, and in each of three layers: itself, attention, what follows attention and feed-forward.
-REPLACED = 2 + 3 * 4
+# Forwards that are replaced in Longformer: the model, its encoder, and in each of three layers itself, attention, and
+# the outputs of attention and feed-forward; in ModernBERT: the model, and in each layer itself and attention.
+REPLACED = {"longformer": 2 + 3 * 4, "modernbert": 1 + 3 * 2}
+both_families = pytest.mark.parametrize("family", REPLACED)
 
 
 def forwards(model: Any) -> list[str]:
@@ -49,25 +52,15 @@ def test_same_numbers_under_every_head(task: str) -> None:
     torch.testing.assert_close(as_tuple[0], expected[0], atol=1e-5, rtol=1e-5)
 
 
-def gradients(model: Any, inputs: dict[str, Any]) -> dict[str, torch.Tensor]:
-    model.zero_grad()
-    model(**inputs, labels=torch.tensor([0, 2])).loss.backward()
-    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-
-
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_full_fine_tuning_has_the_same_gradients(checkpointing: bool) -> None:
     model = tiny_model().train()
     inputs = batch(model, [29, 17])
-    expected = gradients(model, inputs)
+    expected = trained_gradients(model, inputs)
     attention.install(model, backend="sdpa")
     if checkpointing:
         model.gradient_checkpointing_enable()
-    found = gradients(model, inputs)
-    assert found.keys() == expected.keys()
-    scale = max(float(gradient.abs().max()) for gradient in expected.values())
-    for name, gradient in expected.items():
-        torch.testing.assert_close(found[name] / scale, gradient / scale, atol=1e-5, rtol=1e-4)
+    assert_same_gradients(trained_gradients(model, inputs), expected)
 
 
 def test_a_layer_that_is_called_by_itself() -> None:
@@ -81,47 +74,45 @@ def test_a_layer_that_is_called_by_itself() -> None:
     assert torch.equal(layer(states, attention_mask=mask, **arguments)[0], expected[0])
 
 
-def test_uninstall_leaves_nothing_behind() -> None:
-    model = tiny_model()
+@both_families
+def test_uninstall_leaves_nothing_behind(family: str) -> None:
+    model = tiny_model(family)
     inputs = batch(model, [29, 17])
     expected = model(**inputs)
     attention.install(model)
-    assert len(forwards(model)) == REPLACED
+    assert len(forwards(model)) == REPLACED[family]
     attention.install(model)  # twice is once
     twin = copy.deepcopy(model)
     attention.uninstall(model)
-    assert forwards(model) == [] and not hasattr(model.longformer, "fast_attention")
+    assert forwards(model) == [] and not hasattr(model.base_model, "attention_patch")
     assert_same_bits(model(**inputs), expected)
-    assert len(forwards(twin)) == REPLACED
+    assert len(forwards(twin)) == REPLACED[family]
     attention.uninstall(model)  # nothing to take out
 
 
+@both_families
 @both_methods
-def test_together_with_a_prefix_in_any_order(method: str) -> None:
-    inputs = batch(tiny_model(), [29, 17])
-    base = tiny_model()(**inputs)
-    adapted = adapt(tiny_model(), method)
+def test_together_with_a_prefix_in_any_order(method: str, family: str) -> None:
+    inputs = batch(tiny_model(family), [29, 17])
+    base = tiny_model(family)(**inputs)
+    adapted = adapt(tiny_model(family), method)
     with_prefix = adapted(**inputs)
-
-    installed_later = adapted
-    attention.install(installed_later)
-    installed_first = tiny_model()
-    attention.install(installed_first)
-    installed_first = adapt(installed_first, method)
-    installed_first.set_prefix(adapted.get_prefix().detach())
-    installed_first.base_model.model.classifier.load_state_dict(adapted.base_model.model.classifier.state_dict())
-    for model in (installed_later, installed_first):
+    first = tiny_model(family)
+    attention.install(first)
+    first = adapt(first, method)
+    first.load_state_dict(adapted.state_dict())
+    attention.install(adapted)
+    for model in (adapted, first):
         assert_same_bits(model(**inputs), with_prefix)
         with model.disable_adapter():
-            output = model(**inputs)
-            torch.testing.assert_close(output.logits, base.logits, atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(model(**inputs).logits, base.logits, atol=1e-5, rtol=1e-5)
         attention.uninstall(model)
         assert_same_bits(model(**inputs), with_prefix)
         with model.disable_adapter():
             assert_same_bits(model(**inputs), base)
         attention.install(model)
         plain = model.unload()
-        assert len(forwards(plain)) == REPLACED  # still installed
+        assert len(forwards(plain)) == REPLACED[family]  # still installed
         attention.uninstall(plain)
         assert forwards(plain) == []
         assert_same_bits(plain(**inputs), base)
@@ -143,20 +134,19 @@ def test_lora_on_the_global_projections_is_not_bypassed() -> None:
 
 
 def test_errors() -> None:
-    with pytest.raises(ValueError, match="backend='cuda' is unknown; choose one of auto, sdpa, triton"):
-        attention.install(tiny_model(), backend="cuda")
-    with pytest.raises(ValueError, match="for Longformer and ModernBERT models, and this is 'roberta'"):
+    with pytest.raises(ValueError, match="for Longformer and ModernBERT models; this is a 'roberta' model"):
         attention.install(tiny_model("roberta"))
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.float32])
-def test_masks_of_any_type(dtype: torch.dtype) -> None:
-    model = tiny_model(task="FEATURE_EXTRACTION")
+@both_families
+def test_masks_of_any_type(family: str, dtype: torch.dtype) -> None:
+    model = tiny_model(family, "FEATURE_EXTRACTION")
     inputs = batch(model, [31, 20])
     real = inputs["attention_mask"].bool()
     expected = model(**inputs).last_hidden_state[real]
     attention.install(model)
-    found = model(inputs["input_ids"], attention_mask=real.to(dtype)).last_hidden_state[real]
+    found = model(inputs["input_ids"], real.to(dtype)).last_hidden_state[real]
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 

@@ -11,11 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from prefixprop import PrefixPropagationConfig, PrefixTuningConfig, count_parameters
 from prefixprop.data import CandidateCollator, Question, WikiHopDataset, add_special_tokens
 from prefixprop.models import CandidateScorer, adapt_candidate_scorer, candidate_scorer, load_default
+from prefixprop.models.candidate_scoring import SpecialTokenEmbedding
 
 from tiny import every_family, tiny_model
 from tiny_questions import FIRST_SPECIAL_TOKEN, invented, questions, tiny_tokenizer
@@ -168,12 +169,14 @@ def test_a_fine_tuned_model_comes_back(family: str, tmp_path: Path) -> None:
         assert torch.equal(one, two)
 
 
-def test_unloading_gives_the_scorer_back() -> None:
-    model = scorer()
-    before = scores(model, make_batch())
-    adapted = adapt_candidate_scorer(model, ADAPTERS["propagation"]())
-    assert not torch.equal(scores(adapted, make_batch())[0], before[0])
-    assert all(torch.equal(*pair) for pair in zip(scores(adapted.unload(), make_batch()), before, strict=True))
+def test_ids_inside_the_table_are_overruled() -> None:
+    """A model may have more rows than its tokenizer has tokens."""
+    table, special = nn.Embedding(10, 6), SpecialTokenEmbedding(5, 4, 6)
+    special.start_like(table.weight)
+    embedded = special(torch.tensor([4, 5, 8, 9]), table)
+    assert torch.equal(embedded, torch.stack([table.weight[4], *special.weight[[0, 3]], table.weight[9]]))
+    embedded.sum().backward()
+    assert table.weight.grad is not None and table.weight.grad[5:9].eq(0).all()
 
 
 @pytest.mark.parametrize("long", [True, False])
@@ -215,7 +218,7 @@ def test_bad_encoders() -> None:
         candidate_scorer("/no/such/folder", FIRST_SPECIAL_TOKEN)
     with pytest.raises(ValueError, match="LongformerForSequenceClassification has a head; give the encoder alone"):
         candidate_scorer(tiny_model(), FIRST_SPECIAL_TOKEN)
-    with pytest.raises(ValueError, match="hidden_dropout_prob cannot be changed of an encoder that is built already"):
+    with pytest.raises(ValueError, match="hidden_dropout_prob cannot be changed in an encoder that is already built"):
         candidate_scorer(tiny_model(task="FEATURE_EXTRACTION"), FIRST_SPECIAL_TOKEN, hidden_dropout_prob=0.1)
     with pytest.raises(ValueError, match="chunk_reduction='max' is unknown; choose one of mean, sum"):
         candidate_scorer(tiny_model(task="FEATURE_EXTRACTION"), FIRST_SPECIAL_TOKEN, "max")
@@ -224,7 +227,7 @@ def test_bad_encoders() -> None:
 def test_incomplete_batches() -> None:
     batch = make_batch()
     for missing in ("attention_mask", "question_of_chunk", "candidate_positions", "candidate_mask"):
-        with pytest.raises(ValueError, match=r"make its batches with prefixprop\.tasks\.CandidateCollator"):
+        with pytest.raises(ValueError, match=r"make its batches with prefixprop\.data\.CandidateCollator"):
             scorer()(**{name: value for name, value in batch.items() if name != missing})
     del batch["global_attention_mask"]
     with pytest.raises(ValueError, match="A longformer encoder needs global_attention_mask"):
@@ -233,7 +236,7 @@ def test_incomplete_batches() -> None:
 
 
 def test_candidate_scoring_is_no_task_type_of_peft() -> None:
-    with pytest.raises(ValueError, match="task_type='QUESTION_ANS': none of peft's task types is candidate scoring"):
+    with pytest.raises(ValueError, match="task_type='QUESTION_ANS': peft has no task type for candidate scoring"):
         adapt_candidate_scorer(scorer(), PrefixPropagationConfig(task_type="QUESTION_ANS"))
 
 

@@ -15,32 +15,25 @@ from tiny import FAMILIES, tiny_model, trained_head
 
 
 @pytest.mark.parametrize(
-    ("config", "prefix", "percent"),
-    [(PrefixPropagationConfig, 73_728, "0.0498 %"), (PrefixTuningConfig, 147_456, "0.0996 %")],
+    ("config", "prefix", "lora", "percent"),
+    [
+        (PrefixPropagationConfig, 73_728, 0, "0.0498 %"),
+        (PrefixTuningConfig, 147_456, 0, "0.0996 %"),
+        (PrefixTuningConfig, 147_456, 589_824, "0.0996 %"),
+    ],
 )
-def test_longformer_base(config: Any, prefix: int, percent: str) -> None:
+def test_longformer_base(config: Any, prefix: int, lora: int, percent: str) -> None:
     with torch.device("meta"):
         model = LongformerForSequenceClassification(
             LongformerConfig(max_position_embeddings=4098, type_vocab_size=1, vocab_size=50265, num_labels=2)
         )
-        adapted = get_peft_model(model, config(task_type="SEQ_CLS", num_virtual_tokens=8))
+        adapted = get_peft_model(model, config(task_type="SEQ_CLS", lora=LoraConfig(r=8) if lora else None))
     count = count_parameters(adapted)
     assert (count.backbone, count.prefix, count.head, count.rest) == (148_068_864, prefix, 592_130, 0)
-    assert count.trainable == prefix + 592_130
+    assert count.lora == lora and count.trainable == prefix + lora + 592_130
     assert round(count.percent("prefix"), 4) == float(percent.split()[0])
     (line,) = [line for line in str(count).splitlines() if line.startswith("prefix")]
     assert line.split()[1:] == [f"{prefix:,}", *percent.split()]
-
-
-def test_lora_beside_a_prefix_at_longformer_base() -> None:
-    with torch.device("meta"):
-        model = LongformerForSequenceClassification(
-            LongformerConfig(max_position_embeddings=4098, type_vocab_size=1, vocab_size=50265, num_labels=2)
-        )
-        adapted = get_peft_model(model, PrefixTuningConfig(task_type="SEQ_CLS", lora=LoraConfig(r=8)))
-    count = count_parameters(adapted)
-    assert (count.prefix, count.lora) == (147_456, 589_824)
-    assert round(count.percent("lora"), 4) == 0.3983
 
 
 def test_roberta_base_as_the_reference_counts_it() -> None:

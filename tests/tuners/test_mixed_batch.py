@@ -311,7 +311,7 @@ def test_bad_input_is_answered_in_plain_words() -> None:
         model(**inputs, adapter_names="one")
     with pytest.raises(ValueError, match="leave the labels out"):
         model(**inputs, adapter_names=["one", "one"], labels=torch.tensor([0, 1]))
-    with pytest.raises(ValueError, match="not for a model that scores candidates"):
+    with pytest.raises(ValueError, match="does not work with a model that scores candidates"):
         model(**inputs, adapter_names=["one", "one"], question_of_chunk=torch.tensor([0, 0]))
     with pytest.raises(ValueError, match=r"in training mode; call eval\(\) first"):
         model.train()(**inputs, adapter_names=["one", "one"])

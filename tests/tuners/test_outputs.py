@@ -14,9 +14,10 @@ from prefixprop.tuners import propagation
 from tiny import HEADS, adapt, batch, both_methods, every_family, tiny_model
 
 
+@pytest.mark.parametrize("kernel", [None, "exp"])
 @both_methods
 @every_family
-def test_outputs_carry_the_real_tokens_only(family: str, method: str) -> None:
+def test_outputs_carry_the_real_tokens_only(family: str, method: str, kernel: str | None) -> None:
     model = tiny_model(family, "FEATURE_EXTRACTION")
     model.set_attn_implementation("eager")
     inputs = batch(model, [21, 13])
@@ -24,16 +25,18 @@ def test_outputs_carry_the_real_tokens_only(family: str, method: str) -> None:
         inputs["global_attention_mask"] = torch.zeros_like(inputs["input_ids"])
         inputs["global_attention_mask"][:, :2] = 1
     plain = model(**inputs, output_hidden_states=True, output_attentions=True)
-    adapted = adapt(model, method, "FEATURE_EXTRACTION")
+    adapted = adapt(model, method, "FEATURE_EXTRACTION", kernel=kernel)
     output = adapted(**inputs, output_hidden_states=True, output_attentions=True)
     assert output.last_hidden_state.shape == plain.last_hidden_state.shape
     assert [state.shape for state in output.hidden_states] == [state.shape for state in plain.hidden_states]
     assert torch.equal(output.hidden_states[0], plain.hidden_states[0])  # the embedded text itself
     assert torch.equal(output.hidden_states[-1], output.last_hidden_state)
     assert [weights.shape for weights in output.attentions] == [weights.shape for weights in plain.attentions]
-    # A row's weights and what the prefix got of it sum to one, so without the prefix they stay below.
     rows = output.attentions[0][1, :, 5:13].sum(dim=-1)
-    assert (rows < 0.999999).all() and (rows > 0).all()
+    if kernel is None:  # the prefix has a share of the softmax
+        assert (rows < 0.999999).all() and (rows > 0).all()
+    else:  # which is over the real tokens only
+        torch.testing.assert_close(rows, torch.ones_like(rows))
     quiet, real = adapted(**inputs), inputs["attention_mask"].bool()
     torch.testing.assert_close(quiet[0][real], output.last_hidden_state[real], atol=1e-5, rtol=1e-5)
     assert adapted(**inputs, return_dict=False)[0].shape == plain.last_hidden_state.shape

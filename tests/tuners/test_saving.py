@@ -151,3 +151,17 @@ def test_an_adapter_that_names_no_model_loads_onto_the_embedded_one(tmp_path: Pa
     inputs = {"input_ids": torch.tensor([[0, 41, 52, 63, 2]])}
     with torch.no_grad():
         assert_same_bits(loaded(**inputs), model(**inputs))
+
+
+@pytest.mark.parametrize("method", ["propagation", "lora"])
+def test_saving_an_embedded_model_does_not_ask_the_hub(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    asked: list[str] = []
+    monkeypatch.setattr("peft.utils.other.file_exists", lambda repo, *_, **__: asked.append(repo))
+    monkeypatch.setattr("socket.socket.connect", lambda _, address: asked.append(str(address)))
+    embedded_with_adapter("roberta-mini-512", method).save_pretrained(tmp_path)
+    assert asked == []
+    saved = load_file(tmp_path / "adapter_model.safetensors")
+    assert not any("word_embeddings" in name for name in saved)

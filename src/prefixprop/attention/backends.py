@@ -1,4 +1,4 @@
-"""The ways to compute attention, and which of them a machine can use."""
+"""The ways to compute attention (backends), and which of them this machine can use."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from prefixprop.attention import compiled, rope, sliding_window
+from prefixprop.attention import rope, sliding_window
 from prefixprop.choices import BACKENDS
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
@@ -20,7 +20,7 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # Triton on the CPU: sl
 
 
 def check_backend(name: str) -> None:
-    """Raise if there is no backend of this name, or if this machine has not what it needs."""
+    """Raise if there is no backend of this name, or if this machine lacks what it needs."""
     reasons = {backend: why_not(backend) for backend in BACKENDS}
     here = ", ".join(["auto", *(backend for backend, reason in reasons.items() if reason is None)])
     if name not in ("auto", *BACKENDS):
@@ -30,7 +30,7 @@ def check_backend(name: str) -> None:
 
 
 def why_not(name: str, device: torch.device | None = None) -> str | None:
-    """What a backend misses on this machine, or for tensors on `device`."""
+    """What this machine, or `device`, lacks for a backend; None if it can be used."""
     if name == "sdpa":
         return None
     if not HAS_TRITON:
@@ -40,20 +40,20 @@ def why_not(name: str, device: torch.device | None = None) -> str | None:
 
 @cache
 def is_modern_gpu(device: torch.device | None = None) -> bool:
-    """Whether `device`, or the one that this machine would use, is a GPU since NVIDIA's Ampere generation."""
+    """Whether `device`, or this machine's default GPU, is an NVIDIA GPU of the Ampere generation or later."""
     has_gpu = torch.cuda.is_available() and (device is None or device.type == "cuda")
     return has_gpu and torch.cuda.get_device_capability(device) >= LEAST_CAPABILITY
 
 
 class Backend(NamedTuple):
-    """The functions of one backend; those in `sliding_window` and `rope` say what they do."""
+    """The functions of one backend. Those that compute several steps at once are None where a backend has none."""
 
-    self_attention: Callable[..., tuple[Tensor, ...]]
-    residual_output: Callable[..., Tensor]
-    whole_layer: Callable[..., Tensor | None]
-    rotary_layer: Callable[..., Tensor | None]
-    rotary_attention: Callable[..., Tensor]
-    gated_feed_forward: Callable[..., Tensor]
+    self_attention: Callable[..., tuple[Tensor, ...]]  # Longformer's
+    rotary_attention: Callable[..., Tensor]  # ModernBERT's
+    whole_layer: Callable[..., Tensor | None] | None = None
+    residual_output: Callable[..., Tensor] | None = None
+    rotary_layer: Callable[..., Tensor | None] | None = None
+    geglu: Callable[..., Tensor] = rope.geglu
 
 
 def choose(name: str | None, device: torch.device) -> Backend:
@@ -64,22 +64,15 @@ def choose(name: str | None, device: torch.device) -> Backend:
             "prefixprop.attention.install(model, backend='auto')."
         )
     if name == "sdpa" or (name != "triton" and (device.type != "cuda" or why_not("triton", device) is not None)):
-        return Backend(
-            compiled.longformer_self_attention,
-            sliding_window.residual_output,
-            sliding_window.whole_layer,
-            rope.rotary_layer,
-            rope.rotary_attention,
-            rope.gated_feed_forward,
-        )
+        return Backend(sliding_window.longformer_self_attention, rope.rotary_attention)
     from prefixprop.attention.triton import frozen_modernbert, geglu, rotary_attention  # need Triton
     from prefixprop.attention.triton import self_attention as gpu
 
     return Backend(
         gpu.longformer_self_attention,
-        gpu.residual_output,
-        gpu.whole_layer,
-        frozen_modernbert.rotary_layer,
         rotary_attention.rotary_attention,
-        geglu.gated_feed_forward,
+        gpu.whole_layer,
+        gpu.residual_output,
+        frozen_modernbert.rotary_layer,
+        geglu.geglu,
     )

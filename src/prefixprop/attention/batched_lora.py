@@ -1,4 +1,4 @@
-"""LoRA around linear layers where every document of a batch has its own."""
+"""A batch whose documents have adapters of their own: which document has which, and its LoRA."""
 
 from __future__ import annotations
 
@@ -9,12 +9,27 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-NAME = "lora_of_documents"  # a linear layer's attribute while it has one, which makes it
-STEP = 8  # ranks are padded to a multiple of this, which matrix units want
+ATTRIBUTE = "batched_lora"  # of a linear layer, for a pass: a function that makes its BatchedLora
+STEP = 8  # ranks are padded to a multiple of this, as tensor cores need
 
 
-class DocumentLora(NamedTuple):
-    """scale · up(down(rows)) around a linear layer, of all adapters of a batch."""
+class Owners:
+    """Which adapter each document of a batch has.
+
+    The tensors are made once, before the pass: copying a list to a GPU later would wait for all its pending work.
+    """
+
+    def __init__(self, names: Sequence[str], device: torch.device) -> None:
+        self.adapters = list(dict.fromkeys(names))
+        self.places = {name: [place for place, own in enumerate(names) if own == name] for name in self.adapters}
+        owner = [self.adapters.index(name) for name in names]
+        in_turn = [place for own in self.places.values() for place in own]
+        back = sorted(range(len(names)), key=in_turn.__getitem__)
+        self.owner, self.by_adapter, self.back = torch.tensor([owner, in_turn, back], device=device)
+
+
+class BatchedLora(NamedTuple):
+    """scale · up(down(rows)) beside a linear layer, for all adapters of a batch."""
 
     downs: list[Tensor | None]  # [rank, width] of each adapter, if the layer has any of it
     ups: list[Tensor | None]  # [width, rank]
@@ -23,8 +38,8 @@ class DocumentLora(NamedTuple):
     owner: Tensor  # [documents]: which adapter each has
 
     @classmethod
-    def of(cls, layer: Any, adapters: Sequence[str], owner: Tensor) -> DocumentLora:
-        """An adapter that the layer does not have adds nothing."""
+    def of(cls, layer: Any, adapters: Sequence[str], owner: Tensor) -> BatchedLora:
+        """The LoRA of a peft layer; an adapter that the layer does not have adds nothing."""
         ranks, scales = layer.r, layer.scaling
         own = [name for name in adapters if name in ranks]
         in_a, in_b, scale = layer.lora_A._modules, layer.lora_B._modules, scales[own[0]]
@@ -43,8 +58,8 @@ class DocumentLora(NamedTuple):
         return output + (flat @ down[:, 0].mT @ up[0].mT * self.scale).view_as(output).to(output.dtype)
 
 
-def gather(layers: Sequence[DocumentLora]) -> tuple[Tensor, Tensor]:
-    """The documents' matrices for layers side by side, in a few operations, as a GPU waits for each to be started.
+def gather(layers: Sequence[BatchedLora]) -> tuple[Tensor, Tensor]:
+    """Each document's matrices for several layers at once, in few operations, because each launch takes time.
 
     Down [documents, layers, rank, width], and up [layers, documents, width, rank].
     """
@@ -57,7 +72,7 @@ def gather(layers: Sequence[DocumentLora]) -> tuple[Tensor, Tensor]:
 
 
 def _of_one_shape(matrices: list[Tensor | None], dimension: int, rank: int) -> list[Tensor]:
-    """Zeros where an adapter has no matrix, or not so many ranks, which are this dimension."""
+    """The matrices with the rank in this dimension padded with zeros; all zeros where an adapter has none."""
     example = next(matrix for matrix in matrices if matrix is not None)
     nothing: Tensor | None = None
     result = []

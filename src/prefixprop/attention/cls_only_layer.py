@@ -1,8 +1,8 @@
-"""The last layer for the one row that a classification head reads.
+"""The last layer for the only row that a classification head reads.
 
-Hugging Face computes all rows of it and throws all but [CLS] away. That row is global: its attention takes no local
-projection, and as a single row no projected keys and values of the sequence either (see `global_rows`), so the layer
-costs next to nothing: of six layers' time a sixth is saved, of twelve a twelfth, forward and backward.
+Hugging Face computes all rows and drops all but [CLS]. That row is global, so it needs no local projections, and as a
+single row no projected keys and values of the sequence (see `sliding_window`). The layer then costs next to nothing:
+six layers take a sixth less time, twelve a twelfth less, forward and backward.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from torch import Tensor, nn
 from transformers import LongformerForSequenceClassification
 from transformers.models.longformer.modeling_longformer import LongformerClassificationHead
 
-from prefixprop.attention.global_rows import attend_globally
-from prefixprop.attention.hooks import is_hook_of, is_watched
+from prefixprop.attention.hooks import has_hooks, is_hook_of
 from prefixprop.attention.pattern import AttentionPattern, GlobalTokens
 from prefixprop.attention.prefix import PrefixedKeys, PrefixPart
+from prefixprop.attention.sliding_window import attend_globally
 
 
-def is_hugging_faces(head: Any) -> bool:
-    """Whether the head does what LongformerForSequenceClassification does: it may be a class made of that."""
+def is_hugging_face_head(head: Any) -> bool:
+    """Whether the head's forward is that of LongformerForSequenceClassification; it may be a subclass."""
     return _innermost(head.forward) is _innermost(LongformerForSequenceClassification.forward)
 
 
@@ -33,15 +33,15 @@ def _innermost(function: Callable[..., Any]) -> Any:
     return getattr(function, "__func__", function)
 
 
-def reads_first_row_alone(head: Any) -> bool:
-    """Whether this head, which is Hugging Face's, reads nothing but the first row of the last hidden state."""
+def reads_cls_only(head: Any) -> bool:
+    """Whether this Hugging Face head reads only the first row of the last hidden state."""
     classifier = head.classifier  # peft may have wrapped it, to train a copy
     inner = getattr(classifier, "original_module", classifier)
-    return type(inner) is LongformerClassificationHead and not any(map(is_watched, classifier.modules()))
+    return type(inner) is LongformerClassificationHead and not any(map(has_hooks, classifier.modules()))
 
 
-def is_read_by_others(longformer: Any, source: Any) -> bool:
-    """Whether a hook that is none of `source`, a prefix method, waits for rows of the model or in its last layer."""
+def has_other_readers(longformer: Any, source: Any) -> bool:
+    """Whether a hook reads rows of the model or of its last layer, other than those of `source`, a prefix method."""
     last = longformer.encoder.layer[-1]
     whole = (longformer, longformer.encoder)
     returned = [hook for part in whole for hook in part._forward_hooks.values()]
@@ -49,18 +49,18 @@ def is_read_by_others(longformer: Any, source: Any) -> bool:
         return True
     if last._forward_hooks or any(part._backward_hooks or part._backward_pre_hooks for part in (*whole, last)):
         return True
-    return any(is_watched(part) for part in last.modules() if part is not last)
+    return any(has_hooks(part) for part in last.modules() if part is not last)
 
 
-def read_row_of_layer(
+def cls_only_layer(
     layer: Any,
     hidden_states: Tensor,
     pattern: AttentionPattern,
     prefix: PrefixedKeys | None,
     prefix_part: PrefixPart | None,
 ) -> Tensor:
-    """The layer's output, [batch, length, hidden], with zeros in all rows but `pattern.read_row`."""
-    row, own = pattern.read_row, layer.attention.self
+    """The layer's output [batch, length, hidden], with zeros in all rows but `pattern.cls_row`."""
+    row, own = pattern.cls_row, layer.attention.self
     assert row is not None
     batch, length = hidden_states.shape[:2]
     index = torch.full((batch, 1), row, device=hidden_states.device)
@@ -75,15 +75,15 @@ def read_row_of_layer(
         exact=True,
     )
     attended = attended.masked_fill(pattern.is_masked[:, row, None, None], 0.0)  # as for any row of padding
-    attended = _with_idle_parameters(attended, (own.query, own.key, own.value))
+    attended = _with_unused_parameters(attended, (own.query, own.key, own.value))
     states = layer.attention.output(attended, hidden_states[:, row : row + 1])
     return F.pad(layer.output(layer.intermediate(states), states), (0, 0, row, length - row - 1))
 
 
-def _with_idle_parameters(rows: Tensor, modules: tuple[nn.Module, ...]) -> Tensor:
-    """Rows that give the modules' parameters gradients of zero, which they have in the whole layer too.
+def _with_unused_parameters(rows: Tensor, modules: tuple[nn.Module, ...]) -> Tensor:
+    """The same rows, connected to the modules' parameters so that these get gradients of zero.
 
-    Gradients that never come would stop DistributedDataParallel, which waits for all.
+    DistributedDataParallel waits for the gradient of every trained parameter.
     """
     trained = [parameter for module in modules for parameter in module.parameters() if parameter.requires_grad]
     if not trained or not torch.is_grad_enabled():

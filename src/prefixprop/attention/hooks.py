@@ -1,8 +1,7 @@
-"""What may be left out of a pass, because nobody waits for it.
+"""Which computations can be skipped.
 
-Nothing may go past a module that somebody watches. And of the first layer's backward pass hardly anything is asked:
-nothing learns in front of it but a prefix, so what the embedded rows would get through attention to each other need
-not be computed.
+A module with hooks must be called as usual, so nothing that would bypass it can be used. And where the embeddings are
+frozen, only a prefix needs gradients of the first layer's input, so the gradients of all other rows can be skipped.
 """
 
 from __future__ import annotations
@@ -14,17 +13,17 @@ from torch.nn.modules import module as of_all_modules
 
 
 def is_hook_of(source: Any, hook: Any) -> bool:
-    """Whether a hook serves `source`, a prefix method: the backbone that made it gave it the source to ask."""
+    """Whether a hook belongs to `source`, a prefix method: its backbone makes hooks as partials of the source."""
     return source is not None and any(given is source for given in getattr(hook, "args", ()))
 
 
-def is_watched(module: nn.Module) -> bool:
-    """A hook would see the module's call, or the gradients of it, or accelerate fetches its weights for the call."""
-    return bool(module._forward_pre_hooks or "_hf_hook" in vars(module) or is_output_watched(module))
+def has_hooks(module: nn.Module) -> bool:
+    """Whether a hook sees the module's call or its gradients, or accelerate loads its weights for the call."""
+    return bool(module._forward_pre_hooks or "_hf_hook" in vars(module) or has_output_hooks(module))
 
 
-def is_output_watched(module: nn.Module) -> bool:
-    """A hook would see what the module returns, or the gradients of it; or one of all modules, whatever it sees."""
+def has_output_hooks(module: nn.Module) -> bool:
+    """Whether a hook sees the module's output or its gradients, or a global hook is set for all modules."""
     return bool(
         module._forward_hooks
         or module._backward_hooks
@@ -36,13 +35,13 @@ def is_output_watched(module: nn.Module) -> bool:
     )
 
 
-def learning_rows(longformer: Any, source: Any, embedded: Tensor) -> int | None:
-    """How many rows at the front of the first layer's input want a gradient: those of `source`, a prefix method.
+def grad_rows(longformer: Any, source: Any, embedded: Tensor) -> int | None:
+    """How many rows at the front of the first layer's input need a gradient: those of `source`, a prefix method.
 
-    None for all rows: where the embeddings learn, and where a hook of somebody else might add what learns.
+    None for all rows: where the embeddings are trained, or where some other hook might add trained parameters.
     """
     encoder = longformer.encoder
     others = [hook for hook in encoder._forward_pre_hooks.values() if not is_hook_of(source, hook)]
-    if embedded.requires_grad or others or is_watched(encoder.layer[0]):
+    if embedded.requires_grad or others or has_hooks(encoder.layer[0]):
         return None
-    return 0 if source is None else source.prefix_rows()
+    return 0 if source is None else source.virtual_tokens()

@@ -1,4 +1,4 @@
-"""Puts the fast attention into Hugging Face's models and takes it out again; here, too, what Longformer is given."""
+"""Install the fast attention in Hugging Face's models and uninstall it; and the forwards that Longformer gets."""
 
 from __future__ import annotations
 
@@ -16,48 +16,48 @@ from transformers.models.longformer.modeling_longformer import (
 
 from prefixprop.attention.backends import Backend, check_backend, choose
 from prefixprop.attention.cls_only_layer import (
-    is_hugging_faces,
-    is_read_by_others,
-    read_row_of_layer,
-    reads_first_row_alone,
+    cls_only_layer,
+    has_other_readers,
+    is_hugging_face_head,
+    reads_cls_only,
 )
-from prefixprop.attention.forwards import Undo, replace_forward
-from prefixprop.attention.hooks import learning_rows
-from prefixprop.attention.modernbert import FastModernBert
-from prefixprop.attention.patch import InstalledAttention, prefixed_keys
+from prefixprop.attention.hooks import grad_rows
+from prefixprop.attention.modernbert import ModernBertPatch
+from prefixprop.attention.patch import EncoderPatch, Undo, replace_forward, without_compiler
 from prefixprop.attention.pattern import AttentionPattern
+from prefixprop.attention.prefix import prefixed_keys
 
 
 def install(model: nn.Module, backend: str = "auto") -> None:
-    """Let every Longformer and ModernBERT in `model` compute its attention with `backend`.
+    """Compute the attention of every Longformer and ModernBERT in `model` with `backend`.
 
-    Weights, calls and numbers stay the same. Backends are `triton` (NVIDIA GPUs since Ampere) and `sdpa` (plain
-    PyTorch, everywhere); `auto` takes the first that suits the device the model is on when it runs. `uninstall` puts
-    Hugging Face's attention back.
+    Weights, calls and results stay the same. The backends are `triton` (NVIDIA GPUs since Ampere) and `sdpa` (plain
+    PyTorch, everywhere); `auto` takes the first one that works on the model's device. `uninstall` puts Hugging Face's
+    attention back. Under `torch.compile` the encoder runs as it is, behind a graph break.
     """
     check_backend(backend)
-    for encoder, fast in _encoders(model):
-        fast.of(encoder).backend = backend
+    for encoder, patch in _encoders(model):
+        patch.of(encoder).backend = backend
     for head in model.modules():
         if isinstance(head, LongformerForSequenceClassification):
-            FastAttention.of(head.longformer).serve(head)
+            LongformerPatch.of(head.longformer).serve(head)
 
 
 def uninstall(model: nn.Module) -> None:
     """Put Hugging Face's attention back; a prefix method still uses the fast one while its adapter is active."""
-    for encoder, fast in _encoders(model):
-        attention = fast.of(encoder)
+    for encoder, patch in _encoders(model):
+        attention = patch.of(encoder)
         attention.backend = None
         attention.release_if_unused()
 
 
-class FastAttention(InstalledAttention):
-    """What stands between a Longformer and its attention."""
+class LongformerPatch(EncoderPatch):
+    """The replaced forwards of a Longformer."""
 
     def __init__(self, longformer: Any) -> None:
         self.longformer = longformer
-        self.running: Backend | None = None  # in the present pass; None where Hugging Face's runs
-        self.cls_mask: Tensor | None = None  # of a head that reads [CLS] alone, between its call and ours
+        self.running: Backend | None = None  # in the current pass; None where Hugging Face's runs
+        self.cls_mask: Tensor | None = None  # made for a head that reads [CLS] only, until our forward gets it
         self._serves_head = False
         super().__init__(longformer)
 
@@ -76,18 +76,19 @@ class FastAttention(InstalledAttention):
         return undo
 
     def serve(self, head: Any) -> None:
-        """Make [CLS] global for this head before it does so itself: it stops a compiler, and fails on embeddings.
+        """Make [CLS] global before the head does so itself: its own way fails when it is given embeddings.
 
-        Not for a class of somebody's own, which may do otherwise.
+        Not for a subclass with a forward of its own, which may do something else.
         """
-        if not self._serves_head and is_hugging_faces(head):
+        if not self._serves_head and is_hugging_face_head(head):
             self._serves_head = True
             hook = partial(_make_cls_global, self)
             self._undo.append(head.register_forward_pre_hook(hook, with_kwargs=True).remove)
 
 
+@without_compiler
 def _model_forward(
-    fast: FastAttention,
+    patch: LongformerPatch,
     original: Callable[..., Any],
     longformer: Any,
     input_ids: Tensor | None = None,
@@ -101,8 +102,8 @@ def _model_forward(
     return_dict: bool | None = None,
     **others: Any,
 ) -> Any:
-    """`LongformerModel.forward` for any length, without its mask of length × length and without a look at values."""
-    if not fast.is_on() or (input_ids is None) == (inputs_embeds is None):
+    """`LongformerModel.forward` for any length, without padding and without reading values back from the GPU."""
+    if not patch.is_on() or (input_ids is None) == (inputs_embeds is None):
         return original(
             input_ids, attention_mask, global_attention_mask, token_type_ids, position_ids, inputs_embeds,
             output_attentions, output_hidden_states, return_dict, **others,
@@ -110,26 +111,26 @@ def _model_forward(
     embedded = longformer.embeddings(
         input_ids=input_ids, position_ids=position_ids, token_type_ids=token_type_ids, inputs_embeds=inputs_embeds
     )
-    # In the model's type from the start: of a boolean or unsigned mask nothing can be subtracted.
+    # In the model's type from the start: boolean and unsigned masks do not support subtraction.
     dtype = embedded.dtype
     seen = embedded.new_ones(embedded.shape[:2]) if attention_mask is None else attention_mask.to(dtype)
     if global_attention_mask is not None:
         seen = seen * (global_attention_mask.to(dtype) + 1)
-    # No other mask will do: only its values would show whether it makes the first token global.
-    reads_cls, fast.cls_mask = global_attention_mask is not None and global_attention_mask is fast.cls_mask, None
+    # For any other mask we would have to read its values to know whether it makes the first token global.
+    reads_cls, patch.cls_mask = global_attention_mask is not None and global_attention_mask is patch.cls_mask, None
     # As the encoder has it: negative for padding (0), zero for local (1), positive for global tokens (2).
     mask = (seen - 1) * torch.finfo(dtype).max
 
     config = longformer.config
     flags = {"output_attentions": output_attentions, "output_hidden_states": output_hidden_states}
     flags = {name: getattr(config, name) if value is None else value for name, value in flags.items()}
-    source = fast.active_source()
+    source = patch.active_source()
     row = None
-    if reads_cls and not any(flags.values()) and not is_read_by_others(longformer, source):
+    if reads_cls and not any(flags.values()) and not has_other_readers(longformer, source):
         row = 0 if source is None else source.pooled_row()
     known = {
-        "read_row": row,
-        "learning_rows": learning_rows(longformer, source, embedded),
+        "cls_row": row,
+        "grad_rows": grad_rows(longformer, source, embedded),
         # A 2 in the attention mask makes a token global too.
         "front_rows": 0 if global_attention_mask is None and attention_mask is None else None,
     }
@@ -148,7 +149,7 @@ def _model_forward(
 
 
 def _encoder_forward(
-    fast: FastAttention,
+    patch: LongformerPatch,
     original: Callable[..., Any],
     encoder: Any,
     hidden_states: Tensor,
@@ -156,26 +157,26 @@ def _encoder_forward(
     padding_len: int = 0,
     output_attentions: bool = False,
     output_hidden_states: bool = False,
-    read_row: int | None = None,
-    learning_rows: int | None = None,
+    cls_row: int | None = None,
+    grad_rows: int | None = None,
     front_rows: int | None = None,
     **others: Any,
 ) -> Any:
-    """`LongformerEncoder.forward`, with the pattern found once, and without the padding that only its own needs."""
-    source = fast.active_source()
-    fast.running = (
-        choose(fast.backend, hidden_states.device) if fast.backend is not None or source is not None else None
-    )
-    if fast.running is None:
+    """`LongformerEncoder.forward`, with the pattern computed once, and without padding to whole windows."""
+    source = patch.active_source()
+    patch.running = choose(patch.backend, hidden_states.device) if patch.is_on() else None
+    if patch.running is None:
         flags = {"output_attentions": output_attentions, "output_hidden_states": output_hidden_states}
         return original(hidden_states, attention_mask, padding_len=padding_len, **flags, **others)
     length = hidden_states.shape[1] - padding_len
     hidden_states, attention_mask = hidden_states[:, :length], attention_mask[:, :length]
-    rows_outside_softmax = source.prefix_rows() if source is not None and source.prefix_part(0) is not None else 0
-    if source is not None and source.prefix_rows():
+    rows_outside_softmax = source.virtual_tokens() if source is not None and source.prefix_part(0) is not None else 0
+    if source is not None and source.virtual_tokens():
         front_rows = None
-    pattern = AttentionPattern.from_mask(attention_mask, rows_outside_softmax, read_row, learning_rows, front_rows)
-    pattern.backend = fast.running
+    # Hugging Face's mask is negative for padding, 0 for local and positive for global tokens.
+    is_masked, is_global = attention_mask < 0, attention_mask > 0
+    known = (rows_outside_softmax, cls_row, grad_rows, patch.running, front_rows)
+    pattern = AttentionPattern(is_masked, is_global, *known)
 
     states, local_weights, global_weights = [hidden_states], [], []
     for layer in encoder.layer:
@@ -193,7 +194,7 @@ def _encoder_forward(
 
 
 def _layer_forward(
-    fast: FastAttention,
+    patch: LongformerPatch,
     index: int,
     original: Callable[..., tuple[Tensor, ...]],
     layer: Any,
@@ -202,28 +203,28 @@ def _layer_forward(
     output_attentions: bool = False,
     **others: Any,
 ) -> tuple[Tensor, ...]:
-    """`LongformerLayer.forward`, in one piece where the backend can."""
-    # Somebody may call a layer himself, with a mask of Hugging Face's.
+    """`LongformerLayer.forward`, as one operation where the backend has one."""
+    # A layer may also be called directly, with a mask of Hugging Face's.
     found = isinstance(attention_mask, AttentionPattern)
     if found:
-        # Backward may compute a checkpointed layer again, after a pass without a prefix.
-        fast.running = attention_mask.backend
-    if fast.running is None or not found or layer.chunk_size_feed_forward > 0:
+        # Backward may recompute a checkpointed layer, after a pass without a prefix.
+        patch.running = attention_mask.backend
+    if patch.running is None or not found or layer.chunk_size_feed_forward > 0:
         return original(hidden_states, attention_mask, output_attentions=output_attentions, **others)
-    source = fast.active_source()
-    if attention_mask.read_row is not None and index == len(fast.longformer.encoder.layer) - 1:
+    source = patch.active_source()
+    if attention_mask.cls_row is not None and index == len(patch.longformer.encoder.layer) - 1:
         part = None if source is None else source.prefix_part(index)
         front = prefixed_keys(source, index, hidden_states)
-        return (read_row_of_layer(layer, hidden_states, attention_mask, front, part),)
-    if not output_attentions:
+        return (cls_only_layer(layer, hidden_states, attention_mask, front, part),)
+    if patch.running.whole_layer is not None and not output_attentions:
         prefix = partial(prefixed_keys, source, index, hidden_states)  # drawn once, dropout and all
         fused = None if source is None else source.fused_part(index)
         is_other = source is not None and fused is None and source.prefix_part(index) is not None
-        learning = attention_mask.learning_rows if index == 0 else None
-        output = fast.running.whole_layer(layer, hidden_states, attention_mask, prefix, fused, is_other, learning)
+        learning = attention_mask.grad_rows if index == 0 else None
+        output = patch.running.whole_layer(layer, hidden_states, attention_mask, prefix, fused, is_other, learning)
         if output is not None:
             return (output,)
-    # Hugging Face's own goes through a helper that inspects a signature at every call.
+    # Hugging Face's forward inspects a signature at every call.
     attended, *weights = layer.attention(
         hidden_states, attention_mask=attention_mask, output_attentions=output_attentions
     )
@@ -231,7 +232,7 @@ def _layer_forward(
 
 
 def _attention_forward(
-    fast: FastAttention,
+    patch: LongformerPatch,
     index: int,
     original: Callable[..., tuple[Tensor, ...]],
     module: nn.Module,
@@ -240,12 +241,12 @@ def _attention_forward(
     output_attentions: bool = False,
     **others: Any,
 ) -> tuple[Tensor, ...]:
-    """`LongformerSelfAttention.forward`: the fast one where the encoder has found a pattern."""
+    """`LongformerSelfAttention.forward`: the fast one where the encoder made a pattern."""
     if not isinstance(attention_mask, AttentionPattern):
         return original(hidden_states, attention_mask=attention_mask, output_attentions=output_attentions, **others)
-    source = fast.active_source()
-    assert fast.running is not None
-    return fast.running.self_attention(
+    source = patch.active_source()
+    assert patch.running is not None
+    return patch.running.self_attention(
         module,
         hidden_states,
         attention_mask,
@@ -256,43 +257,43 @@ def _attention_forward(
 
 
 def _output_forward(
-    fast: FastAttention,
+    patch: LongformerPatch,
     original: Callable[..., Tensor],
     module: nn.Module,
     hidden_states: Tensor,
     input_tensor: Tensor,
 ) -> Tensor:
     """What follows attention and feed-forward: dense, dropout, residual, LayerNorm."""
-    if fast.running is None:
+    if patch.running is None or patch.running.residual_output is None:
         return original(hidden_states, input_tensor)
-    return fast.running.residual_output(original, module, hidden_states, input_tensor)
+    return patch.running.residual_output(original, module, hidden_states, input_tensor)
 
 
-def _make_cls_global(fast: FastAttention, head: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
+def _make_cls_global(patch: LongformerPatch, head: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
     tokens = args[0] if args else kwargs.get("input_ids")
     tokens = kwargs.get("inputs_embeds") if tokens is None else tokens
     if len(args) > 2 or tokens is None or kwargs.get("global_attention_mask") is not None:
         return None
     first = torch.arange(tokens.shape[1], device=tokens.device) == 0
     mask = first.long().expand(tokens.shape[0], -1)
-    if not torch.compiler.is_compiling() and reads_first_row_alone(head):
-        fast.cls_mask = mask
+    if not torch.compiler.is_compiling() and reads_cls_only(head):
+        patch.cls_mask = mask
     return args, dict(kwargs, global_attention_mask=mask)
 
 
-def _encoders(model: nn.Module) -> list[tuple[Any, type[InstalledAttention]]]:
+def _encoders(model: nn.Module) -> list[tuple[Any, type[EncoderPatch]]]:
     found = [
-        (module, fast) for module in model.modules() for kind, fast in FAMILIES.items() if isinstance(module, kind)
+        (module, patch) for module in model.modules() for kind, patch in FAMILIES.items() if isinstance(module, kind)
     ]
     if not found:
         name = getattr(getattr(model, "config", None), "model_type", type(model).__name__)
         raise ValueError(
-            f"The fast attention is for Longformer and ModernBERT models, and this is {name!r}; nothing to do here."
+            f"The fast attention is for Longformer and ModernBERT models; this is a {name!r} model and needs none."
         )
     return found
 
 
-FAMILIES: dict[type[nn.Module], type[InstalledAttention]] = {
-    LongformerModel: FastAttention,
-    ModernBertModel: FastModernBert,
+FAMILIES: dict[type[nn.Module], type[EncoderPatch]] = {
+    LongformerModel: LongformerPatch,
+    ModernBertModel: ModernBertPatch,
 }

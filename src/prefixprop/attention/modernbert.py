@@ -1,6 +1,6 @@
-"""Puts the fast attention into Hugging Face's ModernBERT, in its layers of a window and of full attention alike.
+"""The fast attention in Hugging Face's ModernBERT, in layers with a window and in layers with full attention.
 
-Where somebody asks for the attention's weights, or gives masks that are no padding, Hugging Face's own runs.
+Hugging Face's own attention runs where attention weights are asked for, or where a mask is more than padding.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from prefixprop.attention.backends import Backend, choose
-from prefixprop.attention.forwards import Undo, replace_forward
-from prefixprop.attention.patch import InstalledAttention, prefixed_keys
+from prefixprop.attention.patch import EncoderPatch, Undo, replace_forward, without_compiler
 from prefixprop.attention.pattern import AttentionPattern
+from prefixprop.attention.prefix import prefixed_keys
 
 ARGUMENTS = ("input_ids", "attention_mask", "position_ids", "inputs_embeds")  # of the model, in their order
 KINDS = ("full_attention", "sliding_attention")  # of layers
 
 
-class FastModernBert(InstalledAttention):
-    """What stands between a ModernBERT and its attention."""
+class ModernBertPatch(EncoderPatch):
+    """The replaced forwards of a ModernBERT."""
 
     def replace(self) -> list[Undo]:
         undo = [replace_forward(self.encoder, partial(_model_forward, self))]
@@ -41,22 +41,25 @@ class FastModernBert(InstalledAttention):
 
 
 def is_fast_with(given: dict[str, Any], config: Any) -> bool:
-    """Whether the fast attention can do what the model is called with, its arguments by name."""
+    """Whether the fast attention supports the arguments that the model is called with."""
     weights, mask = given.get("output_attentions"), given.get("attention_mask")
     if config.output_attentions if weights is None else weights:
         return False
     return mask is None or (isinstance(mask, Tensor) and mask.dim() == 2)
 
 
-def _model_forward(fast: FastModernBert, original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
+@without_compiler
+def _model_forward(
+    patch: ModernBertPatch, original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
+) -> Any:
     """`ModernBertModel.forward`, with a pattern for its layers in place of masks of length × length."""
     given = dict(zip(ARGUMENTS, args, strict=False)) | kwargs
     tokens = given.get("input_ids") if given.get("inputs_embeds") is None else given["inputs_embeds"]
-    if tokens is None or not fast.is_on() or not is_fast_with(given, model.config):
+    if tokens is None or not patch.is_on() or not is_fast_with(given, model.config):
         return original(*args, **kwargs)
-    mask, source = given.get("attention_mask"), fast.active_source()
+    mask, source = given.get("attention_mask"), patch.active_source()
     is_masked = tokens.new_zeros(tokens.shape[:2], dtype=bool) if mask is None else ~mask.to(tokens.device).bool()
-    front = 0 if source is None else source.prefix_rows()  # the embeddings are about to get these
+    front = 0 if source is None else source.virtual_tokens()  # the embeddings are about to get these
     outside = front if source is not None and source.prefix_part(0) is not None else 0
     pattern = AttentionPattern.with_rows_in_front(F.pad(is_masked, (front, 0)), front, outside, mask is None)
     given["attention_mask"] = dict.fromkeys(KINDS, pattern)
@@ -64,7 +67,7 @@ def _model_forward(fast: FastModernBert, original: Callable[..., Any], model: An
 
 
 def _layer_forward(
-    fast: FastModernBert,
+    patch: ModernBertPatch,
     index: int,
     original: Callable[..., Tensor],
     layer: Any,
@@ -73,21 +76,22 @@ def _layer_forward(
     position_embeddings: Any = None,
     **others: Any,
 ) -> Tensor:
-    """`ModernBertEncoderLayer.forward`, in one piece where the backend can."""
+    """`ModernBertEncoderLayer.forward`, as one operation where the backend has one."""
     others |= {"attention_mask": attention_mask, "position_embeddings": position_embeddings}
     if not isinstance(attention_mask, AttentionPattern):
         return original(hidden_states, **others)
-    backend = fast.backend_for(attention_mask, hidden_states)
-    attend = partial(_attend, fast, index, layer.attn, attention_mask, position_embeddings)
-    output = backend.rotary_layer(layer, hidden_states, attend)
-    if output is not None:
-        return output
+    backend = patch.backend_for(attention_mask, hidden_states)
+    if backend.rotary_layer is not None:
+        attend = partial(_attend, patch, index, layer.attn, attention_mask, position_embeddings)
+        output = backend.rotary_layer(layer, hidden_states, attend)
+        if output is not None:
+            return output
     attended, _ = layer.attn(layer.attn_norm(hidden_states), **others)
-    return backend.gated_feed_forward(layer, hidden_states, attended)
+    return backend.geglu(layer, hidden_states, attended)
 
 
 def _attention_forward(
-    fast: FastModernBert,
+    patch: ModernBertPatch,
     index: int,
     original: Callable[..., tuple[Tensor, Tensor | None]],
     module: Any,
@@ -96,24 +100,24 @@ def _attention_forward(
     attention_mask: Any = None,
     **others: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """`ModernBertAttention.forward`: the fast one where the model has found a pattern."""
+    """`ModernBertAttention.forward`: the fast one where the model was given a pattern."""
     if not isinstance(attention_mask, AttentionPattern):
         return original(
             hidden_states, position_embeddings=position_embeddings, attention_mask=attention_mask, **others
         )
-    rows = _attend(fast, index, module, attention_mask, position_embeddings, module.Wqkv(hidden_states))
+    rows = _attend(patch, index, module, attention_mask, position_embeddings, module.Wqkv(hidden_states))
     return module.out_drop(module.Wo(rows)), None
 
 
 def _attend(
-    fast: FastModernBert, index: int, module: Any, pattern: AttentionPattern, rotation: Any, projected: Tensor
+    patch: ModernBertPatch, index: int, module: Any, pattern: AttentionPattern, rope: Any, projected: Tensor
 ) -> Tensor:
     """The rows of a layer's attention, from queries, keys and values."""
-    source = fast.active_source()
+    source = patch.active_source()
     kind = module.config.layer_types[index]
-    return fast.backend_for(pattern, projected).rotary_attention(
+    return patch.backend_for(pattern, projected).rotary_attention(
         projected,
-        rotation,
+        rope,
         module.config.num_attention_heads,
         module.config.sliding_window if kind == "sliding_attention" else None,
         pattern,

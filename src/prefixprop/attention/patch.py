@@ -1,48 +1,27 @@
-"""Who asks for the fast attention of an encoder, whatever its family.
+"""Replacing the forwards of an encoder, and putting them back.
 
-Two do: `install`, for good, and a prefix method, while its adapter is active. One object per encoder serves both and
-decides at every forward pass; without either the forwards are Hugging Face's own to the bit.
+`install` asks for the fast attention permanently, and a prefix method while its adapter is active. One patch per
+encoder serves both and decides at every forward pass. When neither asks, Hugging Face's own forwards run.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, Protocol, Self
+from collections.abc import Callable
+from functools import partial, wraps
+from typing import Any, Self, TypeVar
 
-from torch import Tensor
+import torch
 
-from prefixprop.attention.forwards import Undo
-from prefixprop.attention.prefix import FusedPart, PrefixedKeys, PrefixPart
+from prefixprop.attention.prefix import PrefixSource
 
-ATTRIBUTE = "fast_attention"  # of a LongformerModel, or a ModernBertModel
-
-
-class PrefixSource(Protocol):
-    """What attention asks of a prefix method while it runs."""
-
-    def is_active(self) -> bool: ...
-
-    def key_values(self, layer: int, batch: int) -> tuple[Tensor, Tensor] | None:
-        """Keys and values in front of a layer's own, [batch or 1, heads, j, head size] each, if any (Eq. 2)."""
-
-    def prefix_rows(self) -> int:
-        """How many rows in front of the sequence are the prefix (Eq. 1)."""
-
-    def kept(self) -> tuple[int, bool]:
-        """How many rows these are, and whether the very first is kept, to be pooled."""
-
-    def pooled_row(self) -> int:
-        """Which row a head that pools the first one gets to see, counted with these."""
-
-    def prefix_part(self, layer: int) -> PrefixPart | None:
-        """What attention to the prefix becomes when it leaves the softmax (Eq. 3)."""
-
-    def fused_part(self, layer: int) -> FusedPart | None:
-        """The same for backends that compute it themselves; None without a part, or with a kernel of one's own."""
+Undo = Callable[[], None]
+Result = TypeVar("Result")
+ATTRIBUTE = "attention_patch"  # of a LongformerModel, or a ModernBertModel
 
 
-class InstalledAttention(ABC):
-    """What stands between an encoder and its attention."""
+class EncoderPatch(ABC):
+    """The replaced forwards of one encoder."""
 
     def __init__(self, encoder: Any) -> None:
         self.encoder = encoder
@@ -56,7 +35,7 @@ class InstalledAttention(ABC):
 
     @classmethod
     def of(cls, encoder: Any) -> Self:
-        """The one of this model."""
+        """The patch of this encoder, which is made if there is none."""
         if getattr(encoder, ATTRIBUTE, None) is None:
             setattr(encoder, ATTRIBUTE, cls(encoder))
         return getattr(encoder, ATTRIBUTE)
@@ -82,6 +61,28 @@ class InstalledAttention(ABC):
             delattr(self.encoder, ATTRIBUTE)
 
 
-def prefixed_keys(source: PrefixSource | None, index: int, hidden_states: Tensor) -> PrefixedKeys | None:
-    prefix = None if source is None else source.key_values(index, hidden_states.shape[0])
-    return None if prefix is None else PrefixedKeys(*prefix)
+def without_compiler(function: Callable[..., Result]) -> Callable[..., Result]:
+    """Let `torch.compile` run this function as it is, with a graph break; without a compiler this costs nothing."""
+    left_alone = torch.compiler.disable(function)
+
+    @wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Result:
+        return (left_alone if torch.compiler.is_compiling() else function)(*args, **kwargs)
+
+    return run
+
+
+def replace_forward(module: Any, replacement: Callable[..., Any]) -> Undo:
+    """Replace the forward of this one module by `replacement(original, module, ...)`."""
+    before = vars(module).get("forward")
+    # Faster than `module.forward = ...`, which matters for batches of many adapters.
+    vars(module)["forward"] = partial(replacement, module.forward, module)
+    # Not a closure: a deep copy of the model must undo its own change, not this model's.
+    return partial(_restore_forward, module, before)
+
+
+def _restore_forward(module: Any, before: Callable[..., Any] | None) -> None:
+    if before is None:
+        del vars(module)["forward"]
+    else:
+        vars(module)["forward"] = before

@@ -1,4 +1,4 @@
-"""Who sees whom: computed once for a forward pass, shared by all its layers."""
+"""Which rows attend to which: computed once per forward pass and shared by all layers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Prepared = TypeVar("Prepared")
 
 @dataclass(frozen=True)
 class GlobalTokens:
-    """Where the global tokens of each example are: [batch, most of any example], padded at the end."""
+    """Positions of each example's global tokens, [batch, most of any example], padded at the end."""
 
     index: Tensor
     valid: Tensor
@@ -58,21 +58,24 @@ class Blocks:
 
 @dataclass
 class AttentionPattern:
-    """`is_masked` and `is_global` are [batch, length].
+    """Padding, global tokens, and what is known about them without reading values back from a GPU.
 
-    The first `rows_outside_softmax` rows are a prefix that is keys to nobody (Eq. 3).
-    `read_row` is the only one of the last layer that anybody reads, if that is known; it is global, or padding.
-    `learning_rows` are those at the front that want a gradient of the first layer, where others want none; they are
-    global. `backend` computes it. `front_rows` is how many rows at the front are global, where no others are,
-    and None where only values tell. `unpadded_rows` is how many rows at the end are keys to others, where it is known
-    that no token is padding.
+    Attributes:
+        is_masked: Padding, [batch, length].
+        is_global: Rows that see all rows and are seen by all, [batch, length].
+        rows_outside_softmax: How many rows at the front are a prefix that is in no softmax (Eq. 3).
+        cls_row: The only row of the last layer that is read, if that is known; it is global, or padding.
+        grad_rows: How many rows at the front need a gradient of the first layer's input, if the others do not.
+        backend: What computes the attention.
+        front_rows: How many rows at the front are global, if that is known and no others are.
+        unpadded_rows: How many rows at the end are keys, if it is known that no token is padding.
     """
 
     is_masked: Tensor
     is_global: Tensor
     rows_outside_softmax: int = 0
-    read_row: int | None = None
-    learning_rows: int | None = None
+    cls_row: int | None = None
+    grad_rows: int | None = None
     backend: Any = None
     front_rows: int | None = None
     unpadded_rows: int | None = None
@@ -80,28 +83,16 @@ class AttentionPattern:
     _prepared: dict[tuple, Any] = field(default_factory=dict, init=False)
 
     @classmethod
-    def from_mask(
-        cls,
-        mask: Tensor,
-        rows_outside_softmax: int = 0,
-        read_row: int | None = None,
-        learning_rows: int | None = None,
-        front_rows: int | None = None,
-    ) -> AttentionPattern:
-        """From the mask of Hugging Face's encoder: negative for padding, 0 for local, positive for global tokens."""
-        return cls(mask < 0, mask > 0, rows_outside_softmax, read_row, learning_rows, front_rows=front_rows)
-
-    @classmethod
     def with_rows_in_front(
         cls, is_masked: Tensor, count: int, rows_outside_softmax: int = 0, unpadded: bool = False
     ) -> AttentionPattern:
-        """Tokens with `count` rows in front of them that see, and are seen by, every row; `is_masked` has them too.
+        """Tokens with `count` global rows in front of them, which `is_masked` includes.
 
-        `rows_outside_softmax` are all of these rows, or none. `unpadded`: it is known that no token is padding.
+        `rows_outside_softmax` is all of these rows, or none. `unpadded`: it is known that no token is padding.
         """
         everywhere = torch.arange(is_masked.shape[1], device=is_masked.device) < count
         pattern = cls(is_masked, everywhere.expand_as(is_masked), rows_outside_softmax, front_rows=count)
-        # Nobody has to look at values for these. Set at once: a compiler stops at a cached property.
+        # These do not depend on values, so that nothing waits for a GPU.
         pattern.tokens = GlobalTokens.first(count, is_masked)
         pattern.key_tokens = None if rows_outside_softmax else pattern.tokens
         pattern.is_unseen = is_masked | everywhere if rows_outside_softmax else is_masked
@@ -114,28 +105,28 @@ class AttentionPattern:
 
     @cached_property
     def is_unseen(self) -> Tensor:
-        """Keys that nobody sees."""
+        """Keys that no row sees."""
         return self.is_masked | self.is_prefix if self.rows_outside_softmax else self.is_masked
 
     @cached_property
     def tokens(self) -> GlobalTokens | None:
-        """Global tokens as rows."""
+        """Global tokens, as queries."""
         return GlobalTokens.find(self.is_global)
 
     @cached_property
     def key_tokens(self) -> GlobalTokens | None:
-        """Global tokens as keys."""
+        """Global tokens, as keys."""
         return GlobalTokens.find(self.is_global & ~self.is_prefix) if self.rows_outside_softmax else self.tokens
 
     def prepared(self, prepare: Callable[..., Prepared], *details: int) -> Prepared:
-        """What a backend makes of this pattern, made once: prepare(pattern, *details)."""
+        """`prepare(pattern, *details)`, computed once."""
         wanted = (prepare, *details)
         if wanted not in self._prepared:
             self._prepared[wanted] = prepare(self, *details)
         return self._prepared[wanted]
 
     def blocks(self, reach: int, prefix_keys: int, dtype: torch.dtype, whole_grid: bool) -> Blocks:
-        """How rows that see `reach` neighbours on either side are cut; a `whole_grid` never makes a single block."""
+        """Blocks of rows that see `reach` neighbours on either side; more than one block if `whole_grid`."""
         wanted = (reach, prefix_keys, dtype, whole_grid)
         if wanted not in self._blocks:
             self._blocks[wanted] = self._cut(*wanted)
@@ -149,7 +140,7 @@ class AttentionPattern:
         position = torch.arange(size + 2 * margin, device=self.is_masked.device)
         distance = position[None, :] - margin - position[:size, None]
         seen = cut_windows(~(self.is_masked | self.is_global)[:, None, :, None], size, margin, count)[..., 0]
-        # Each row sees itself at least, padding too: fused attention may make NaN of a row without keys.
+        # Every row sees at least itself, padding too: fused attention may return NaN for a row without keys.
         shown = [(distance.abs() <= reach) & seen | (distance == 0)]  # [batch * count, size, window]
         if self.key_tokens is not None:
             valid = self.key_tokens.valid.repeat_interleave(count, dim=0)[:, None, :]
@@ -160,7 +151,7 @@ class AttentionPattern:
 
 
 def as_bias(visible: Tensor, dtype: torch.dtype) -> Tensor:
-    """What is added to scores. Finite, so that rows that see nothing (padding) stay finite too."""
+    """What is added to scores: 0, or the lowest finite number, so that rows that see nothing stay finite."""
     bias = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
     return bias.masked_fill_(~visible, torch.finfo(dtype).min)
 

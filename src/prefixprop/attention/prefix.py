@@ -1,9 +1,9 @@
-"""What attention is given of a prefix: trained keys and values, and what becomes of those outside the softmax."""
+"""What attention needs to know about a prefix: its keys and values, and how Eq. 3 weighs them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ PrefixPart = Callable[[Tensor, Tensor, Tensor, float], Tensor]
 
 
 class FusedPart(NamedTuple):
-    """α · Σ k(q, k_p) v_p / Σ k(q, k_p) with a kernel that backends know, so that they may compute it themselves.
+    """α · Σ k(q, k_p) v_p / Σ k(q, k_p) with a built-in kernel, for backends that compute it themselves.
 
     Kernels by name, with s = `scale` and size d of a head: exp, e^(s⟨q, k⟩); rbf, e^(-s‖q - k‖² / 2); poly,
     (s⟨q, k⟩ + `offset`)^`degree`; linear, φ(sq) · φ(sk) with φ(x) = elu(x) + 1.
@@ -37,10 +37,39 @@ class PrefixedKeys(NamedTuple):
     values: Tensor
 
 
+class PrefixSource(Protocol):
+    """What attention asks of a prefix method while it runs."""
+
+    def is_active(self) -> bool: ...
+
+    def key_values(self, layer: int, batch: int) -> tuple[Tensor, Tensor] | None:
+        """Keys and values in front of a layer's own, [batch or 1, heads, j, head size] each, if any (Eq. 2)."""
+
+    def virtual_tokens(self) -> int:
+        """How many virtual tokens stand in front of the sequence (Eq. 1)."""
+
+    def kept(self) -> tuple[int, bool]:
+        """How many these are, and whether the first one is kept, to be pooled."""
+
+    def pooled_row(self) -> int:
+        """Which row a head that pools the first row reads, virtual tokens counted."""
+
+    def prefix_part(self, layer: int) -> PrefixPart | None:
+        """The attention to the prefix outside the softmax (Eq. 3), if there is any."""
+
+    def fused_part(self, layer: int) -> FusedPart | None:
+        """The same for backends that compute it themselves; None without a part, or with a custom kernel."""
+
+
+def prefixed_keys(source: PrefixSource | None, index: int, hidden_states: Tensor) -> PrefixedKeys | None:
+    prefix = None if source is None else source.key_values(index, hidden_states.shape[0])
+    return None if prefix is None else PrefixedKeys(*prefix)
+
+
 def outside_softmax(
     key: Tensor, value: Tensor, prefix: PrefixedKeys | None, pattern: AttentionPattern
 ) -> tuple[Tensor, Tensor]:
-    """Keys and values of the prefix where it is in no softmax: trained ones, or those of its rows."""
+    """Keys and values of a prefix outside the softmax: trained ones, or those of the virtual tokens."""
     rows = pattern.rows_outside_softmax
     return (key[:, :, :rows], value[:, :, :rows]) if prefix is None else (prefix.keys, prefix.values)
 
@@ -53,14 +82,14 @@ def add_prefix_part(
     pattern: AttentionPattern,
     dropout: float,
 ) -> Tensor:
-    """Attention with the second part of Eq. 3, from what was projected for all rows, split into heads.
+    """Attention plus the second part of Eq. 3.
 
-    That is: each row's own query, the plain key and value, and those that are for global rows.
+    `by_head` holds projections of all rows: each row's query, then keys and values for local and for global rows.
     """
-    query, key, value, far_key, far_value = by_head
+    query, key, value, k_global, v_global = by_head
     part = prefix_part(query, *outside_softmax(key, value, prefix, pattern), dropout)
     if prefix is None:
-        theirs = prefix_part(query, *outside_softmax(far_key, far_value, prefix, pattern), dropout)
+        theirs = prefix_part(query, *outside_softmax(k_global, v_global, prefix, pattern), dropout)
         part = torch.where(pattern.is_global[:, None, :, None], theirs, part)
     return (output + part.transpose(1, 2).flatten(2)).masked_fill(pattern.is_masked[..., None], 0.0)
 

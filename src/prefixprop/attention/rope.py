@@ -1,13 +1,12 @@
-"""Attention of a layer with rotary positions in plain PyTorch: a sliding window, or all rows (ModernBERT).
+"""ModernBERT's attention in plain PyTorch: rotary position embeddings, with a sliding window or over all rows.
 
-Rows in front of the tokens see, and are seen by, every row: Longformer's global tokens, with the same projections. So
-a window is Longformer's (see `sliding_window`), and rows that see everything take PyTorch's fused attention with one
-bias per key; no mask has length × length.
+Rows in front of the tokens see every row and are seen by every row, like Longformer's global tokens, but without
+projections of their own. Windows are computed as for Longformer (see `sliding_window`); rows that see everything use
+PyTorch's fused attention with one bias per key. There is no mask of length × length.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,12 +18,12 @@ from prefixprop.attention.pattern import AttentionPattern, as_bias
 from prefixprop.attention.prefix import FusedPart, PrefixedKeys, PrefixPart, for_batch, outside_softmax
 from prefixprop.attention.sliding_window import local_rows
 
-Rotation = tuple[Tensor, Tensor]  # cosines and sines, [batch or 1, length, head size] each
+Rope = tuple[Tensor, Tensor]  # cosines and sines, [batch or 1, length, head size] each
 
 
 def rotary_attention(
     projected: Tensor,
-    rotation: Rotation,
+    rope: Rope,
     heads: int,
     reach: int | None,
     pattern: AttentionPattern,
@@ -36,11 +35,11 @@ def rotary_attention(
     """Attention's rows [batch, length, width] from queries, keys and values, `projected` [batch, length, 3 width].
 
     Rows see `reach` neighbours on either side, or all rows if it is None. The pattern knows its rows in front. Prefix
-    keys are not rotated. With a `prefix_part` the prefix is in no row's softmax, and the part is added (Eq. 3);
-    `fused_part` says what it is, for backends that compute it themselves.
+    keys are not rotated. With a `prefix_part` no row has the prefix in its softmax, and the part is added (Eq. 3);
+    `fused_part` describes the same part for backends that compute it themselves.
     """
     asking, value = projected.unflatten(-1, (3, heads, -1)).split([2, 1], dim=2)  # [batch, length, ., heads, size]
-    query, key = (rows.transpose(1, 2) for rows in _Rotate.apply(asking, *rotation).unbind(2))
+    query, key = (rows.transpose(1, 2) for rows in _ApplyRope.apply(asking, *rope).unbind(2))
     value = value.squeeze(2).transpose(1, 2)
     in_softmax = prefix if prefix_part is None else None
     if reach is None:
@@ -69,41 +68,33 @@ def attend_to_all(
         key = torch.cat([for_batch(prefix.keys, key), key], dim=2)
         value = torch.cat([for_batch(prefix.values, value), value], dim=2)
         bias = F.pad(bias, (prefix.keys.shape[2], 0))
-    if dropout > 0 and query.device.type == "cpu" and not torch.compiler.is_compiling():
+    if dropout > 0 and query.device.type == "cpu":
         return attend_with_dropout(query, key, value, bias, dropout)
     return F.scaled_dot_product_attention(query, key, value, attn_mask=bias, dropout_p=dropout)
 
 
-def rotary_layer(layer: Any, states: Tensor, attend: Callable[[Tensor], Tensor]) -> Tensor | None:
-    """The output of a whole ModernBertEncoderLayer, where a backend has a faster way than part by part.
-
-    `attend` makes the rows of its attention from what was projected.
-    """
-    return None
-
-
-def gated_feed_forward(layer: Any, states: Tensor, attended: Tensor) -> Tensor:
-    """The second half of a ModernBertEncoderLayer: from the states it was given, and what its attention made."""
+def geglu(layer: Any, states: Tensor, attended: Tensor) -> Tensor:
+    """The second half of a ModernBertEncoderLayer: residual, norm and gated feed-forward after its attention."""
     states = states + attended
     return states + layer.mlp(layer.mlp_norm(states))
 
 
-class _Rotate(torch.autograd.Function):
-    """Rotary positions of rows [batch, length, ., heads, size], which Hugging Face takes four times as long for."""
+class _ApplyRope(torch.autograd.Function):
+    """Rotary positions of rows [batch, length, ., heads, size], four times as fast as Hugging Face's."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
         ctx.save_for_backward(cosine, sine)
-        return _rotated(rows, cosine, sine)
+        return _apply_rope(rows, cosine, sine)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         cosine, sine = ctx.saved_tensors
-        return _rotated(gradient, cosine, -sine), None, None
+        return _apply_rope(gradient, cosine, -sine), None, None
 
 
-def _rotated(rows: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """Turn each pair (i, i + size / 2) of a row by its angle."""
+def _apply_rope(rows: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    """Rotate each pair (i, i + size / 2) of a row by its angle."""
     half = rows.shape[-1] // 2
     exact, sine = rows.to(wide(rows.dtype)), sine[:, :, None, None, :half]
     turned = exact * cosine[:, :, None, None]

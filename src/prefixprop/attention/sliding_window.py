@@ -1,24 +1,28 @@
 """Longformer's self-attention in plain PyTorch, with optional prefix keys and values (Eq. 2).
 
-The numbers are Hugging Face's; what differs is how they are reached. Queries are cut into blocks of half a window;
-each block meets the keys it can see (prefix, global tokens, its neighbourhood) in one call of PyTorch's fused
-attention. Any length works, so nothing has to be padded to a multiple of the window.
+It computes the numbers of Hugging Face's. Queries are cut into blocks of half a window; each block attends to the
+keys it can see (prefix, global tokens, its neighbourhood) in one call of PyTorch's fused attention. Any length works:
+nothing is padded to a multiple of the window.
+
+Global tokens see everything, through projections of their own. Where they are few, the keys and values of the whole
+sequence need not be projected for them: q · (W_k x + b_k) = (W_kᵀ q) · x + q · b_k, so each query is multiplied with
+W_k once and meets the hidden states themselves; likewise Σ p (W_v x + b_v) is W_v (Σ p x) + b_v Σ p.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from prefixprop.attention.dropout import attend_with_dropout, dropout_weights, wide
-from prefixprop.attention.global_rows import attend_globally, split_heads
-from prefixprop.attention.pattern import AttentionPattern, cut_windows, join_blocks
-from prefixprop.attention.prefix import FusedPart, PrefixedKeys, PrefixPart, for_batch, outside_softmax
+from prefixprop.attention.hooks import has_hooks
+from prefixprop.attention.pattern import AttentionPattern, GlobalTokens, as_bias, cut_windows, join_blocks
+from prefixprop.attention.prefix import PrefixedKeys, PrefixPart, for_batch, outside_softmax
 
 
 def longformer_self_attention(
@@ -68,30 +72,6 @@ def longformer_self_attention(
     return (output, local_weights) if global_weights is None else (output, local_weights, global_weights)
 
 
-def whole_layer(
-    layer: Any,
-    hidden_states: Tensor,
-    pattern: AttentionPattern,
-    prefixed_keys: Callable[[], PrefixedKeys | None],
-    part: FusedPart | None,
-    has_other_part: bool,
-    learning_rows: int | None,
-) -> Tensor | None:
-    """The output of a whole layer at once, where a backend has a faster way than part by part.
-
-    `part` is what is outside the softmax (Eq. 3), if backends know it; `has_other_part`: it is something else.
-    `learning_rows`: how many rows at the front of the states want a gradient, None for all.
-    """
-    return None
-
-
-def residual_output(
-    original: Callable[..., Tensor], module: Any, hidden_states: Tensor, input_tensor: Tensor
-) -> Tensor:
-    """Dense, dropout, residual and LayerNorm of a LongformerSelfOutput or LongformerOutput."""
-    return original(hidden_states, input_tensor)
-
-
 def local_rows(
     query: Tensor,
     key: Tensor,
@@ -108,12 +88,12 @@ def local_rows(
     blocks = pattern.blocks(reach, prefix_keys, query.dtype, whole_grid=need_weights)
     tokens = pattern.key_tokens
 
-    def seen_by_blocks(rows: Tensor, prefix_rows: Tensor | None) -> Tensor:
+    def seen_by_blocks(rows: Tensor, front: Tensor | None) -> Tensor:
         parts = [cut_windows(rows, blocks.size, blocks.margin, blocks.count)]
         if tokens is not None:
             parts.insert(0, tokens.gather(rows).repeat_interleave(blocks.count, dim=0))
-        if prefix_rows is not None:
-            parts.insert(0, for_batch(prefix_rows, parts[-1]))
+        if front is not None:
+            parts.insert(0, for_batch(front, parts[-1]))
         return torch.cat(parts, dim=2) if len(parts) > 1 else parts[0]
 
     output, weights = _attend(
@@ -144,10 +124,109 @@ def _attend(
         scores = query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1]) + bias
         weights = dropout_weights(scores.softmax(dim=-1, dtype=wide(query.dtype)).to(query.dtype), dropout)
         return weights @ value, weights
-    if dropout > 0 and query.device.type == "cpu" and not torch.compiler.is_compiling():
+    if dropout > 0 and query.device.type == "cpu":
         return attend_with_dropout(query, key, value, bias, dropout), None
     return F.scaled_dot_product_attention(query, key, value, attn_mask=bias, dropout_p=dropout), None
 
 
 def _each_block(prefix: Tensor, count: int) -> Tensor:
     return prefix if len(prefix) == 1 else prefix.repeat_interleave(count, dim=0)
+
+
+def attend_globally(
+    module: Any,
+    hidden_states: Tensor,
+    pattern: AttentionPattern,
+    tokens: GlobalTokens,
+    prefix: PrefixedKeys | None,
+    prefix_part: PrefixPart | None,
+    dropout: float,
+    exact: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Attention of the global tokens, [batch, globals, hidden], and its weights on the sequence.
+
+    `exact` computes it in float32 where states have 16 bits, as the Triton kernels do; for a few rows that is cheap.
+    """
+    heads = module.num_heads
+    rows = hidden_states.gather(1, tokens.index[..., None].expand(-1, -1, hidden_states.shape[2]))
+    query = split_heads(module.query_global(rows), heads)
+    in_softmax = prefix if prefix_part is None else None
+    few = query.shape[2] * heads <= hidden_states.shape[2]
+    if few and is_plain(module.key_global) and is_plain(module.value_global):
+        asked = query.to(wide(query.dtype)) if exact else query
+        # Autocast would compute the products in 16 bits again.
+        with torch.autocast(query.device.type, enabled=False) if exact else nullcontext():
+            output, weights = _absorbed(module, hidden_states, asked, pattern, in_softmax, dropout)
+        output = output.to(query.dtype)
+    else:
+        output, weights = _projected(module, hidden_states, query, pattern, in_softmax, dropout)
+    if prefix_part is not None:
+        front = hidden_states[:, : pattern.rows_outside_softmax]
+        key, value = (split_heads(project(front), heads) for project in (module.key_global, module.value_global))
+        output = output + prefix_part(query, *outside_softmax(key, value, prefix, pattern), dropout)
+    return output.transpose(1, 2).flatten(2), weights
+
+
+def _absorbed(
+    module: Any,
+    hidden_states: Tensor,
+    query: Tensor,
+    pattern: AttentionPattern,
+    prefix: PrefixedKeys | None,
+    dropout: float,
+) -> tuple[Tensor, Tensor]:
+    batch, heads, count, size = query.shape
+    query = query / math.sqrt(size)
+    # Cast as a projection would be, under autocast too.
+    matrices = [linear.weight.to(query.dtype).unflatten(0, (heads, size)) for linear in _key_value(module)]
+    key_bias, value_bias = (linear.bias.to(query.dtype).view(heads, 1, size) for linear in _key_value(module))
+    states = hidden_states.to(query.dtype)
+
+    back = (query @ matrices[0]).flatten(1, 2)  # [batch, heads * globals, hidden]
+    scores = (back @ states.transpose(1, 2)).view(batch, heads, count, -1)
+    scores = scores + (query * key_bias).sum(dim=-1, keepdim=True)
+    scores = scores + as_bias(~pattern.is_unseen[:, None, None, :], query.dtype)
+    if prefix is not None:
+        front = query @ for_batch(prefix.keys, query).transpose(-1, -2)
+        scores = torch.cat([front, scores], dim=-1)
+    weights = dropout_weights(scores.softmax(dim=-1, dtype=wide(query.dtype)).to(query.dtype), dropout)
+    kept = weights if prefix is None else weights[..., prefix.keys.shape[2] :]
+
+    mixed = (kept.flatten(1, 2) @ states).view(batch, heads, count, -1)
+    output = mixed @ matrices[1].transpose(-1, -2) + kept.sum(dim=-1, keepdim=True) * value_bias
+    if prefix is not None:
+        output = output + weights[..., : prefix.keys.shape[2]] @ for_batch(prefix.values, query)
+    return output, kept
+
+
+def _projected(
+    module: Any,
+    hidden_states: Tensor,
+    query: Tensor,
+    pattern: AttentionPattern,
+    prefix: PrefixedKeys | None,
+    dropout: float,
+) -> tuple[Tensor, Tensor]:
+    key, value = (split_heads(linear(hidden_states), query.shape[1]) for linear in _key_value(module))
+    visible, prefix_keys = ~pattern.is_unseen[:, None, None, :], 0
+    if prefix is not None:
+        prefix_keys = prefix.keys.shape[2]
+        key = torch.cat([for_batch(prefix.keys, key), key], dim=2)
+        value = torch.cat([for_batch(prefix.values, value), value], dim=2)
+        visible = F.pad(visible, (prefix_keys, 0), value=True)
+    scores = query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1]) + as_bias(visible, query.dtype)
+    weights = dropout_weights(scores.softmax(dim=-1, dtype=wide(query.dtype)).to(query.dtype), dropout)
+    return weights @ value, weights[..., prefix_keys:]
+
+
+def _key_value(module: Any) -> tuple[Any, Any]:
+    return module.key_global, module.value_global
+
+
+def is_plain(linear: nn.Module) -> bool:
+    """Whether it is nothing but a weight and a bias: no adapter around it, and no hooks on it."""
+    return type(linear) is nn.Linear and not has_hooks(linear)
+
+
+def split_heads(rows: Tensor, heads: int) -> Tensor:
+    return rows.unflatten(-1, (heads, -1)).transpose(1, 2)

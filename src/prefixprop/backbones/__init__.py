@@ -1,16 +1,15 @@
-"""The encoders that prefixes can be put on, one file per family, with the facts about each."""
+"""The encoders that prefixes can be put on, one file per family."""
 
 from __future__ import annotations
 
 from torch import nn
 
-from prefixprop.backbones.base import Backbone
+from prefixprop.backbones.base import Backbone, FamilyFacts
 from prefixprop.backbones.bert import BertBackbone, RobertaBackbone
-from prefixprop.backbones.facts import FamilyFacts
 from prefixprop.backbones.longformer import LongformerBackbone
 from prefixprop.backbones.modernbert import ModernBertBackbone
 
-# By `config.model_type`. A family of your own is one more entry.
+# By `config.model_type`. Add an entry for another family.
 FAMILIES: dict[str, type[Backbone]] = {
     "longformer": LongformerBackbone,
     "roberta": RobertaBackbone,
@@ -27,7 +26,7 @@ SUPPORTED_MODEL_TYPES = FAMILIES.keys()  # those added later too
 
 
 def family_of(model_type: str) -> type[FamilyFacts]:
-    """The facts about models with this `config.model_type`; the common ones for a family that is not supported."""
+    """What is known about models with this `config.model_type`; the defaults for a family that is not supported."""
     return FAMILIES.get(model_type, FamilyFacts)
 
 

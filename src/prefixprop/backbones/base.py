@@ -1,39 +1,56 @@
-"""What a prefix method needs to know about an encoder, whatever its family."""
+"""What a prefix method needs to know about an encoder of any family."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from prefixprop.attention.forwards import Undo
-from prefixprop.attention.patch import PrefixSource
-from prefixprop.backbones.facts import FamilyFacts
+from prefixprop.attention.patch import Undo
+from prefixprop.attention.prefix import PrefixSource
+
+
+class FamilyFacts:
+    """What is known about a family before a model is loaded; the defaults fit most encoders, supported or not.
+
+    Attributes:
+        hidden_dropout_fields: Config fields for the dropout of hidden states and of the head.
+        attention_dropout_fields: Config fields for the dropout of attention weights.
+        lora_targets: The layers that LoRA adapts by default.
+        has_fast_attention: Whether `prefixprop.attention.install` works on it.
+    """
+
+    hidden_dropout_fields: ClassVar[tuple[str, ...]] = ("hidden_dropout_prob",)
+    attention_dropout_fields: ClassVar[tuple[str, ...]] = ("attention_probs_dropout_prob",)
+    lora_targets: ClassVar[tuple[str, ...]] = ("query", "value")
+    has_fast_attention: ClassVar[bool] = False
+
+    @staticmethod
+    def first_position_of(config: Any) -> int:
+        """Position of the first real token."""
+        return 0
 
 
 class RowSource(PrefixSource, Protocol):
-    """A method that puts rows in front of the sequence (Eq. 1), asked while the model runs."""
+    """A method that puts virtual tokens in front of the sequence (Eq. 1)."""
 
     def first_rows(self, states: Tensor) -> Tensor | None:
-        """The rows in front of the embedded sequence `states`, [batch, j, hidden]; None if no adapter is active."""
+        """Virtual tokens for the embedded sequence `states`, [batch, j, hidden]; None if no adapter is active."""
 
     def reserved_positions(self) -> int:
-        """How many positions in front of the text are the prefix's own: none, but in layout `reference`."""
+        """How many positions the prefix takes in front of the text: none, except in layout `reference`."""
 
 
 class Backbone(FamilyFacts, ABC):
-    """An encoder seen through the points where prefixes enter and leave it.
-
-    It only refers to the Hugging Face module (embeddings, layers); it owns no weights.
-    """
+    """Where prefixes enter and leave an encoder. It refers to the Hugging Face module and owns no weights."""
 
     def __init__(self, module: nn.Module, model: nn.Module) -> None:
         self.module: Any = module
-        self.model: Any = model  # with its head; the same if it has none
+        self.model: Any = model  # with its head; the same module if it has none
 
     @property
     def config(self) -> Any:
@@ -46,7 +63,7 @@ class Backbone(FamilyFacts, ABC):
     @property
     @abstractmethod
     def word_embeddings(self) -> Any:
-        """The table of words."""
+        """The table of word embeddings."""
 
     @property
     @abstractmethod
@@ -56,7 +73,7 @@ class Backbone(FamilyFacts, ABC):
     @property
     @abstractmethod
     def layers(self) -> list[Any]:
-        """The layers, in their order."""
+        """The layers, in order."""
 
     @property
     def has_pooler(self) -> bool:
@@ -92,16 +109,16 @@ class Backbone(FamilyFacts, ABC):
 
     @abstractmethod
     def embed_empty_words(self, count: int) -> Tensor:
-        """Rows of no word at positions 0 to count-1: what layout `reference` adds P(1) to."""
+        """The embedding of an empty word at positions 0 to count-1, to which layout `reference` adds P(1)."""
 
     @abstractmethod
     def attach_positions(self, reserved: Callable[[], int | None]) -> list[Undo]:
         """Start real tokens after `reserved()` positions, and check that enough are left; None: no prefix now."""
 
     def attach(self, source: PrefixSource) -> list[Undo]:
-        """Make the attention of every layer use `source`, and keep all of it out of the output.
+        """Make every layer's attention use `source`, and remove the prefix from the output. Returns how to undo it.
 
-        Returns what undoes it. A family adds how its layers listen.
+        A family adds what its layers need.
         """
         return [self.module.register_forward_hook(partial(self._leave, source)).remove]
 
@@ -114,7 +131,7 @@ class Backbone(FamilyFacts, ABC):
 
     @abstractmethod
     def attach_rows(self, source: RowSource) -> list[Undo]:
-        """Put the rows of `source` in front of the sequence, seen by every row, and remove them at the end."""
+        """Put the virtual tokens of `source` in front of the sequence, and remove them at the end."""
 
     def finish(self, output: Any, pooled_row: bool, drop_pooled_row: bool) -> Any:
         """The backbone's output with states and attentions of the real tokens only.
@@ -142,7 +159,7 @@ class Backbone(FamilyFacts, ABC):
 
 
 class EncoderBackbone(Backbone):
-    """Embeddings with a table of positions, and an encoder: BERT, and what was built after it."""
+    """Embeddings with a table of positions, and an encoder: BERT and models built like it."""
 
     @property
     def word_embeddings(self) -> Any:
@@ -197,9 +214,9 @@ class EncoderBackbone(Backbone):
         position_ids: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
     ) -> None:
-        """Raise if a sequence needs more positions than there are, less `reserved` ones.
+        """Raise if a sequence needs more positions than there are besides the `reserved` ones.
 
-        Looks at values (which waits for an accelerator) only where the shape alone cannot clear the batch.
+        Reads values back from an accelerator only where the shape alone does not tell.
         """
         room = self.max_tokens - reserved
         tokens = input_ids if input_ids is not None else inputs_embeds
@@ -249,11 +266,11 @@ class EncoderBackbone(Backbone):
 
     @abstractmethod
     def prepend(self, rows: Tensor, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-        """The encoder's arguments with `rows` [batch, j, hidden] in front of the sequence, seen by every row."""
+        """The encoder's arguments with `rows` [batch, j, hidden] in front of the sequence, visible to every row."""
 
     @abstractmethod
-    def keep_tokens(self, output: Any, prefix_rows: int, pooled_row: bool) -> Any:
-        """The encoder's output without its first `prefix_rows` rows; `pooled_row` keeps the very first."""
+    def keep_tokens(self, output: Any, virtual_tokens: int, pooled_row: bool) -> Any:
+        """The encoder's output without its virtual tokens; `pooled_row` keeps the first of them."""
 
     def token_key_values(self, input_ids: Tensor) -> Tensor:
         attentions = [layer.attention.self for layer in self.layers]
@@ -271,14 +288,14 @@ class EncoderBackbone(Backbone):
 
 
 def _shift(reserved: Callable[[], int | None], _: nn.Module, args: tuple) -> tuple | None:
-    """Positions behind those that are reserved."""
+    """Positions after those that are reserved."""
     count = reserved()
     return (args[0] + count,) if count else None
 
 
-def without_prefix(states: Tensor, prefix_rows: int, pooled_row: bool) -> Tensor:
-    """States without their first `prefix_rows` rows, but for the very first if it is to be pooled."""
-    tokens = states[:, prefix_rows:]
+def without_prefix(states: Tensor, virtual_tokens: int, pooled_row: bool) -> Tensor:
+    """States without their virtual tokens, except the first if it is to be pooled."""
+    tokens = states[:, virtual_tokens:]
     return torch.cat([states[:, :1], tokens], dim=1) if pooled_row else tokens
 
 

@@ -1,4 +1,4 @@
-"""BERT, RoBERTa and the models built like them: full attention, any attention implementation of transformers."""
+"""BERT, RoBERTa and models built like them: full attention, with any implementation of transformers."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from prefixprop.attention.forwards import Undo, replace_forward
-from prefixprop.attention.patch import PrefixSource
+from prefixprop.attention.patch import Undo, replace_forward
+from prefixprop.attention.prefix import PrefixSource
 from prefixprop.backbones.base import EncoderBackbone, RobertaPositions, without_prefix
 from prefixprop.backbones.dense_attention import mask_with_keys, mask_with_rows, split_attention, with_prefix
 
@@ -29,8 +29,8 @@ class BertBackbone(EncoderBackbone):
             kwargs["position_ids"] = None
         return (torch.cat([rows, hidden_states], dim=1), *rest), kwargs
 
-    def keep_tokens(self, output: Any, prefix_rows: int, pooled_row: bool) -> Any:
-        output.last_hidden_state = without_prefix(output.last_hidden_state, prefix_rows, pooled_row)
+    def keep_tokens(self, output: Any, virtual_tokens: int, pooled_row: bool) -> Any:
+        output.last_hidden_state = without_prefix(output.last_hidden_state, virtual_tokens, pooled_row)
         return output
 
     def attach(self, source: PrefixSource) -> list[Undo]:
@@ -45,7 +45,7 @@ class RobertaBackbone(RobertaPositions, BertBackbone):
 
 
 class PrefixKeyValues:
-    """Stands where a decoder's cache would: puts the prefix in front of a layer's keys and values (Eq. 2)."""
+    """Passed as a decoder's cache: puts the prefix in front of a layer's keys and values (Eq. 2)."""
 
     def __init__(self, keys: Tensor, values: Tensor) -> None:
         self.keys, self.values = keys, values
@@ -74,7 +74,7 @@ def _prefixed_attention(
         )
         dropout = module.dropout.p if module.training else 0.0
         rows, weights = split_attention(
-            module, part, prefix, source.prefix_rows(), (query, key, value), attention_mask, dropout, **others
+            module, part, prefix, source.virtual_tokens(), (query, key, value), attention_mask, dropout, **others
         )
         return rows.flatten(2), weights
     if prefix is not None:

@@ -1,4 +1,4 @@
-"""What a prefix changes about an attention that transformers computes: its masks, and the split of Eq. 3."""
+"""What a prefix changes in the attention of transformers: masks, keys and values, and the split of Eq. 3."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ def split_attention(
     module: Any,
     part: PrefixPart,
     prefix: tuple[Tensor, Tensor] | None,
-    prefix_rows: int,
+    virtual_tokens: int,
     projected: tuple[Tensor, Tensor, Tensor],
     attention_mask: Any,
     dropout: float,
     **others: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Eq. 3: softmax over the keys that are no prefix, by the model's own attention function, plus `part`.
+    """Eq. 3: the model's own attention without the prefix, plus `part`.
 
-    The prefix is `prefix`, keys and values of their own, or the first `prefix_rows` of those that are `projected`.
+    The prefix is `prefix`, trained keys and values, or the first `virtual_tokens` of those that are `projected`.
     """
     if attention_mask is not None and not (isinstance(attention_mask, Tensor) and attention_mask.dim() == 4):
         raise ValueError("A kernel needs attn_implementation='sdpa' or 'eager'; load the model with one of these.")
     query, key, value = projected
     if prefix is None:
-        prefix = key[:, :, :prefix_rows], value[:, :, :prefix_rows]
-        key, value = key[:, :, prefix_rows:], value[:, :, prefix_rows:]
-        attention_mask = None if attention_mask is None else attention_mask[..., prefix_rows:]
+        prefix = key[:, :, :virtual_tokens], value[:, :, :virtual_tokens]
+        key, value = key[:, :, virtual_tokens:], value[:, :, virtual_tokens:]
+        attention_mask = None if attention_mask is None else attention_mask[..., virtual_tokens:]
     rows, weights = attend(module, query, key, value, attention_mask, dropout, **others)
     return rows + part(query, *prefix, dropout).transpose(1, 2), weights
 
@@ -79,7 +79,7 @@ def mask_with_keys(mask: Any, count: int) -> Any:
             "Prefix methods do not work with attn_implementation='flex_attention'; load the model with 'sdpa', "
             "'eager' or flash attention."
         )
-    # Boolean masks say what is seen, integer ones (flash attention) likewise, float ones are added to the scores.
+    # Boolean and integer masks (flash attention) mark what is visible; float masks are added to the scores.
     return F.pad(mask, (count, 0), value=0.0 if mask.is_floating_point() else 1)
 
 

@@ -1,4 +1,4 @@
-"""Longformer: prefix rows are global tokens, prefix keys and values are seen by local and global rows alike."""
+"""Longformer: virtual tokens are global; prefix keys and values are seen by local and global tokens alike."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import LongformerForSequenceClassification
 
-from prefixprop.attention.forwards import Undo, replace_forward
-from prefixprop.attention.install import FastAttention
-from prefixprop.attention.patch import PrefixSource
+from prefixprop.attention.install import LongformerPatch
+from prefixprop.attention.patch import Undo, replace_forward
+from prefixprop.attention.prefix import PrefixSource
 from prefixprop.backbones.base import EncoderBackbone, RobertaPositions, without_prefix
 
 WHOLE_SEQUENCE_PROJECTIONS = ("query", "key", "value", "key_global", "value_global")
@@ -27,20 +27,22 @@ class LongformerBackbone(RobertaPositions, EncoderBackbone):
         # Longformer writes a mask as: negative for padding, 0 for local, positive for global tokens.
         mask = F.pad(mask, (rows.shape[1], 0), value=torch.finfo(mask.dtype).max)
         batch, length, width = hidden_states.shape
-        states = hidden_states.new_empty(batch, rows.shape[1] + length, width)  # torch.cat takes four times as long
+        states = hidden_states.new_empty(batch, rows.shape[1] + length, width)  # four times as fast as torch.cat
         _copy(hidden_states, states[:, rows.shape[1] :])
         states[:, : rows.shape[1]] = rows
         return (states,), dict(kwargs, attention_mask=mask)
 
-    def keep_tokens(self, output: Any, prefix_rows: int, pooled_row: bool) -> Any:
-        output.last_hidden_state = without_prefix(output.last_hidden_state, prefix_rows, pooled_row)
+    def keep_tokens(self, output: Any, virtual_tokens: int, pooled_row: bool) -> Any:
+        output.last_hidden_state = without_prefix(output.last_hidden_state, virtual_tokens, pooled_row)
         if output.hidden_states is not None:
-            output.hidden_states = tuple(state[:, prefix_rows:] for state in output.hidden_states)
+            output.hidden_states = tuple(state[:, virtual_tokens:] for state in output.hidden_states)
         if output.attentions is not None:
-            # The prefix rows come first among the rows, and first among the columns of global tokens.
-            output.attentions = tuple(weights[:, :, prefix_rows:, prefix_rows:] for weights in output.attentions)
+            # Virtual tokens come first among the rows, and first among the columns of global tokens.
+            output.attentions = tuple(
+                weights[:, :, virtual_tokens:, virtual_tokens:] for weights in output.attentions
+            )
         if output.global_attentions is not None:
-            kept = tuple(weights[:, :, prefix_rows:, prefix_rows:] for weights in output.global_attentions)
+            kept = tuple(weights[:, :, virtual_tokens:, virtual_tokens:] for weights in output.global_attentions)
             output.global_attentions = kept if kept[0].shape[-1] else None
         return output
 
@@ -53,7 +55,7 @@ class LongformerBackbone(RobertaPositions, EncoderBackbone):
         return output
 
     def attach(self, source: PrefixSource) -> list[Undo]:
-        attention = FastAttention.of(self.module)
+        attention = LongformerPatch.of(self.module)
         undo = [*super().attach(source), attention.listen_to(source)]
         if isinstance(self.model, LongformerForSequenceClassification):
             attention.serve(self.model)
@@ -74,21 +76,21 @@ class LongformerBackbone(RobertaPositions, EncoderBackbone):
 def _copy(source: Tensor, target: Tensor) -> None:
     """Copy rows of contiguous features, 16 bytes at a time where that is possible.
 
-    PyTorch copies what has gaps between rows element by element, which takes twice as long for elements of 2 bytes.
+    PyTorch copies strided rows element by element, which takes twice as long for elements of 2 bytes.
     """
     tracked = source.requires_grad and torch.is_grad_enabled()
     width = source.shape[-1] * source.element_size()
-    if not tracked and width % 16 == 0 and not torch.compiler.is_compiling():
+    if not tracked and width % 16 == 0:
         source, target = source.contiguous().view(torch.complex128), target.view(torch.complex128)
     target.copy_(source)
 
 
 def _linear_as_when_trainable(original: Callable[[Tensor], Tensor], linear: Any, states: Tensor) -> Tensor:
-    """Give a frozen projection the bits that it gave before it was frozen.
+    """Compute a frozen projection exactly as before it was frozen.
 
-    Hugging Face's attention projects transposed states, and on the CPU PyTorch takes another route for these when
-    the weight needs no gradient (a product per row instead of one for all), which rounds differently. A disabled
-    adapter is to be the base model to the bit, so this keeps to the route of a trainable weight.
+    Hugging Face's attention projects transposed states. On the CPU PyTorch computes these differently when the weight
+    needs no gradient (a product per row instead of one for all), which rounds differently. A disabled adapter must be
+    the base model to the bit, so this computes what a trainable weight would give.
     """
     same_route = linear.weight.requires_grad or states.is_contiguous() or states.device.type != "cpu"
     if same_route or torch.is_autocast_enabled("cpu"):

@@ -1,8 +1,8 @@
-"""ModernBERT: rotary positions, layers of full attention among layers of a sliding window.
+"""ModernBERT: rotary positions, and layers of full attention between layers with a sliding window.
 
-Prefix rows see, and are seen by, every row, in the layers of a window too. They have no position of their own: their
-keys and queries are not rotated, as if at position 0, and neither are the keys of prefix-tuning. In layout
-`reference` they stand in front of the text, at positions -j to -1.
+Virtual tokens see every token and are seen by every token, in layers with a window too. They have no position: their
+keys and queries are not rotated, as at position 0, and neither are the keys of prefix-tuning. In layout `reference`
+they stand in front of the text, at positions -j to -1.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from transformers.masking_utils import create_bidirectional_mask, create_bidirectional_sliding_window_mask
 from transformers.models.modernbert.modeling_modernbert import apply_rotary_pos_emb
 
-from prefixprop.attention.forwards import Undo, replace_forward
-from prefixprop.attention.modernbert import ARGUMENTS, FastModernBert, is_fast_with
-from prefixprop.attention.patch import PrefixSource
+from prefixprop.attention.modernbert import ARGUMENTS, ModernBertPatch, is_fast_with
+from prefixprop.attention.patch import Undo, replace_forward
 from prefixprop.attention.pattern import AttentionPattern
+from prefixprop.attention.prefix import PrefixSource
 from prefixprop.backbones.base import Backbone, RowSource, record_outputs, without_prefix
 from prefixprop.backbones.dense_attention import (
     attend,
@@ -63,10 +63,10 @@ class ModernBertBackbone(Backbone):
         return embeddings.drop(embeddings.norm(self.word_embeddings.weight.new_zeros(count, self.config.hidden_size)))
 
     def attach_positions(self, reserved: Callable[[], int | None]) -> list[Undo]:
-        return []  # only distances count, and no table ends anywhere
+        return []  # positions are relative, and there is no table of positions
 
     def attach(self, source: PrefixSource) -> list[Undo]:
-        attention = FastModernBert.of(self.module)
+        attention = ModernBertPatch.of(self.module)
         around = [
             replace_forward(layer.attn, partial(_prefixed_attention, source, index))
             for index, layer in enumerate(self.layers)
@@ -82,9 +82,8 @@ class ModernBertBackbone(Backbone):
         ]
 
     def _make_room(self, source: RowSource, _: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
-        """The model's arguments with positions for the rows that `embeddings` will put in front.
-
-        Where Hugging Face's attention will run, with masks for them too.
+        """The model's arguments with positions for the virtual tokens, and with masks where Hugging Face's
+        attention will run; the embeddings put the tokens themselves in front.
         """
         count, _kept = source.kept()
         given = dict(zip(ARGUMENTS, args, strict=False)) | kwargs
@@ -159,7 +158,7 @@ def _prefixed_attention(
     dropout = module.attention_dropout if module.training else 0.0
     if part is not None:
         rows, weights = split_attention(
-            module, part, prefix, source.prefix_rows(), (query, key, value), attention_mask, dropout, **others
+            module, part, prefix, source.virtual_tokens(), (query, key, value), attention_mask, dropout, **others
         )
     else:
         assert prefix is not None

@@ -21,7 +21,7 @@ from prefixprop.lengthen.encoder import LongEncoder, build
 from prefixprop.lengthen.settings import LengthenSettings
 from prefixprop.lengthen.text import MASKED, TrainingText, read_text
 from prefixprop.lengthen.trainer import Pretraining
-from prefixprop.models.attention_without_cudnn import without_cudnn
+from prefixprop.models.gpu import without_cudnn
 from prefixprop.processes import process_count
 from prefixprop.progress import Progress
 from prefixprop.runs.claim import LOCK, claim

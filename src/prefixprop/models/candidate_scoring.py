@@ -53,12 +53,12 @@ class SpecialTokenEmbedding(nn.Module):
 
 NUM_SPECIAL_TOKENS = 4
 
-# Names of the modules that every method trains, and every adapter saves, beside what is the method's own.
+# Modules that every method trains, and every adapter saves, in addition to the method's own weights.
 TRAINED_MODULES = ("answer_score", "special_tokens")
 
 
 class CandidateScoringConfig(PreTrainedConfig):
-    """What a `CandidateScorer` is made of.
+    """The configuration of a `CandidateScorer`.
 
     Args:
         encoder: The encoder's configuration, as its `to_dict()` gives it.
@@ -91,7 +91,7 @@ class CandidateScorer(PreTrainedModel):
     config_class = CandidateScoringConfig
     base_model_prefix = "encoder"
     supports_gradient_checkpointing = True
-    # Trainer then says how many questions a step has in all, however they are spread over its batches.
+    # Trainer then passes the number of questions of a whole step, over all its batches.
     accepts_loss_kwargs: ClassVar[bool] = True
 
     def __init__(self, config: CandidateScoringConfig) -> None:
@@ -191,7 +191,7 @@ class CandidateScorer(PreTrainedModel):
 
     def _reduce_chunks(self, scores: Tensor, question_of_chunk: Tensor, questions: int) -> Tensor:
         """[chunks, candidates] to [questions, candidates]."""
-        # A product and not index_add: a GPU would add in another order every time.
+        # Not index_add, which adds in a different order each time on a GPU.
         belongs = F.one_hot(question_of_chunk, questions).T.unsqueeze(-1)
         total = (belongs * scores).sum(dim=1)
         return total / belongs.sum(dim=1) if self.config.chunk_reduction == "mean" else total
@@ -202,8 +202,8 @@ class CandidateScorer(PreTrainedModel):
         for name in TRAINED_MODULES:
             if not any(parameter.requires_grad for parameter in getattr(self, name).parameters()):
                 raise ValueError(
-                    f"{name} is frozen, and would stay as random as it is: put adapters on a CandidateScorer with "
-                    f"adapt_candidate_scorer(), or give their configuration modules_to_save={list(TRAINED_MODULES)}."
+                    f"{name} is frozen and would stay random: add adapters with "
+                    f"adapt_candidate_scorer(), or configure them with modules_to_save={list(TRAINED_MODULES)}."
                 )
 
 
@@ -245,11 +245,10 @@ def candidate_scorer(
 
 
 def adapt_candidate_scorer(model: CandidateScorer, config: PeftConfig) -> PeftModel:
-    """`get_peft_model`, with the scores and the special tokens trained and saved beside the adapter."""
+    """`get_peft_model`, with the scores and the special tokens trained and saved with the adapter."""
     if config.task_type is not None:
         raise ValueError(
-            f"task_type={str(config.task_type)!r}: none of peft's task types is candidate scoring; leave task_type "
-            "out."
+            f"task_type={str(config.task_type)!r}: peft has no task type for candidate scoring; leave task_type out."
         )
     config = copy.deepcopy(config)
     config.modules_to_save = sorted({*(config.modules_to_save or ()), *TRAINED_MODULES})
@@ -263,7 +262,7 @@ def _load_encoder(
         return encoder("FEATURE_EXTRACTION", **config_overrides)
     if isinstance(encoder, PreTrainedModel):
         if config_overrides:
-            raise ValueError(f"{', '.join(config_overrides)} cannot be changed of an encoder that is built already.")
+            raise ValueError(f"{', '.join(config_overrides)} cannot be changed in an encoder that is already built.")
         return encoder
     try:
         return AutoModel.from_pretrained(str(encoder), trust_remote_code=False, **config_overrides)

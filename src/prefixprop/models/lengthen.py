@@ -101,10 +101,9 @@ def lengthen(
         attention_window: How many neighbours a token sees, half of them on either side: an even number for
             all layers, or one for each layer.
 
-    Two things differ in Longformer's own code. Its heads drop out with `hidden_dropout_prob` and know no
+    Two things differ in Longformer's own code. Its heads use `hidden_dropout_prob` and have no
     `classifier_dropout`. And without a `global_attention_mask`, its question answering and multiple choice
-    look for RoBERTa's three separators in a pair: a lengthened BERT, which writes two, has to be given the
-    mask.
+    look for RoBERTa's three separators in a pair: a lengthened BERT writes two, so it needs the mask.
     """
     family, head = _recognise(model)
     config = _longformer_config(model, _window_of_each_layer(attention_window, model.config.num_hidden_layers))
@@ -127,7 +126,7 @@ def _recognise(model: PreTrainedModel) -> tuple[_Family, str]:
     if not isinstance(model, PreTrainedModel):
         raise TypeError(f"lengthen takes a model of the transformers library, not {type(model).__name__}")
     if model.config.model_type == "longformer":
-        raise ValueError(f"{type(model).__name__} is a Longformer already: use it as it is")
+        raise ValueError(f"{type(model).__name__} is already a Longformer: use it as it is")
     if getattr(model.config, "is_decoder", False):
         raise ValueError("a decoder cannot be lengthened: load the model with is_decoder=False")
 

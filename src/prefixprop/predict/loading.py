@@ -32,13 +32,13 @@ from prefixprop.backbones import family_in
 from prefixprop.manifest import checksums
 from prefixprop.models import CandidateScorer
 from prefixprop.models.base_model import load_base_model, token_limit
-from prefixprop.models.precision import hold_frozen_in_bfloat16
+from prefixprop.models.gpu import hold_frozen_in_bfloat16
 from prefixprop.predict.trained_model import TrainedModel
 from prefixprop.runs.directory import RunDirectory
 from prefixprop.settings.methods import ADAPTER, HEAD, HEAD_FILE, MODEL, Method
 from prefixprop.settings.run_settings import RunSettings
 from prefixprop.train.kinds import kind_of
-from prefixprop.tuners.heads import classes_of
+from prefixprop.tuners.counting import classes_of
 
 _DEFAULT_ADAPTER = "default"  # peft's name for an adapter that nobody named
 _AGAIN = "train the run again, or restore the file from a copy"

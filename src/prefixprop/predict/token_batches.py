@@ -15,8 +15,7 @@ from torch import Tensor
 
 from prefixprop.data.batches import pad_documents
 from prefixprop.data.encoding import TokenIds
-from prefixprop.models.attention_without_cudnn import without_cudnn
-from prefixprop.models.replay import Replayed, can_replay, padded_length
+from prefixprop.models.gpu import CudaGraph, can_use_cuda_graphs, padded_length, without_cudnn
 
 
 def batches_by_length(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
@@ -55,7 +54,7 @@ def classify(
     device = next(model.parameters()).device
     lengths = [len(ids) for ids in input_ids]
     run = partial(_logits, model)
-    if can_replay(model):
+    if can_use_cuda_graphs(model):
         lengths = [padded_length(length, max_length) for length in lengths]
         run = partial(_replayed_logits, model)
     logits: dict[tuple[int, int], NDArray[np.float64]] = {}
@@ -93,7 +92,7 @@ def _logits(model: Any, **given: Any) -> Tensor:
     return model(**given).logits
 
 
-_REPLAYED: WeakKeyDictionary[Any, Replayed] = WeakKeyDictionary()
+_REPLAYED: WeakKeyDictionary[Any, CudaGraph] = WeakKeyDictionary()
 
 
 def _replayed_logits(model: Any, **given: Any) -> Tensor:
@@ -101,7 +100,7 @@ def _replayed_logits(model: Any, **given: Any) -> Tensor:
         return _logits(model, **given)
     if model not in _REPLAYED:
         weak: Any = ref(model)  # or the model would be kept by what is kept as long as the model
-        _REPLAYED[model] = Replayed(lambda inputs: _logits(weak(), **inputs))
+        _REPLAYED[model] = CudaGraph(lambda inputs: _logits(weak(), **inputs))
     # Which adapter is active, and in which type it is computed, is part of a recording.
     variant = str(getattr(model, "active_adapter", None)), torch.is_autocast_enabled(given["input_ids"].device.type)
     return _REPLAYED[model](given, variant)

@@ -26,9 +26,8 @@ from prefixprop.data import (
     select_documents,
 )
 from prefixprop.evaluate import PredictionSet, fit_temperature, write_predictions
-from prefixprop.models.attention_without_cudnn import without_cudnn
 from prefixprop.models.base_model import BaseModel, load_base_model
-from prefixprop.models.precision import hold_frozen_in_bfloat16
+from prefixprop.models.gpu import hold_frozen_in_bfloat16, without_cudnn
 from prefixprop.processes import is_main_process, process_count
 from prefixprop.progress import Progress
 from prefixprop.runs.directory import DOCUMENTS, FINISHED, RunDirectory

@@ -20,7 +20,7 @@ from transformers import PrinterCallback, Trainer, TrainerState, TrainingArgumen
 
 from prefixprop.data import DocumentCollator
 from prefixprop.evaluate import PredictionSet
-from prefixprop.models.replay import HeldGradients, Replayed, can_replay, padded_length
+from prefixprop.models.gpu import CudaGraph, StaticGradients, can_use_cuda_graphs, padded_length
 from prefixprop.processes import process_count
 from prefixprop.settings.methods import HEAD
 from prefixprop.settings.run_settings import RunSettings
@@ -118,13 +118,13 @@ class RunTrainer(Trainer):
         if self._replays:
             lengths = partial(padded_length, most=settings.max_length or 0)
             self.data_collator: Any = dataclasses.replace(self.data_collator, padded_length=lengths)
-        self._gradients = HeldGradients()
-        self._step, self._evaluation = Replayed(self._step_of), Replayed(self._evaluation_of)
+        self._gradients = StaticGradients()
+        self._step, self._evaluation = CudaGraph(self._step_of), CudaGraph(self._evaluation_of)
 
     def _may_replay(self) -> bool:
         """Several processes exchange gradients, and checkpointing computes a second time: neither is recorded."""
         alone = self.args.world_size == 1 and not self.args.gradient_checkpointing
-        return alone and isinstance(self.data_collator, DocumentCollator) and can_replay(self.model)
+        return alone and isinstance(self.data_collator, DocumentCollator) and can_use_cuda_graphs(self.model)
 
     def predict_split(self, split: EvaluationSplit) -> PredictionSet:
         """The predictions of a split, in the order of its documents."""

@@ -1,4 +1,4 @@
-"""What both prefix methods are to peft: a tuner that puts one module beside the encoder's layers."""
+"""The peft tuner of both prefix methods: it adds one module beside the encoder's layers."""
 
 from __future__ import annotations
 
@@ -13,16 +13,15 @@ from peft import LoraModel, PeftConfig, inject_adapter_in_model
 from peft.tuners import tuners_utils
 from peft.tuners.lora import LoraLayer
 from peft.tuners.tuners_utils import BaseTuner
-from peft.utils import _get_submodules
+from peft.utils import ModulesToSaveWrapper, _get_submodules
 from torch import Tensor, nn
 
 from prefixprop.backbones import Backbone, find_backbone
 from prefixprop.config import PrefixConfig
-from prefixprop.tuners.heads import fit_heads
 from prefixprop.tuners.layer import PrefixLayer
 from prefixprop.tuners.mixed_batch import MixedBatch
 
-# Name of the module beside the encoder's layers. peft's deletion skips names that contain a method's prefix.
+# Name of that module. It must not contain a method's peft prefix: deleting an adapter skips such names.
 LAYER_NAME = "prefixes"
 _HEADS = ("classifier", "score", "qa_outputs")  # what peft adds to modules_to_save, whether a model has them or not
 
@@ -40,9 +39,8 @@ class PrefixTuner(BaseTuner):
     def get_prefix(self, adapter_name: str | None = None) -> Tensor:
         """The prefix of an adapter: [layers, j, hidden], or [layers, 2, heads, j, head size] for prefix-tuning.
 
-        Without a name it is that of the active adapter, here as below.
-
-        This is the trained parameter itself, gradient and all, unless the prefix is reparameterised.
+        Without a name, of the active adapter, as in the methods below. This is the trained parameter itself unless
+        the prefix is reparameterised.
         """
         return self._prefix(self._named(adapter_name)).value()
 
@@ -86,7 +84,7 @@ class PrefixTuner(BaseTuner):
 
     @contextmanager
     def _enable_peft_forward_hooks(self, *args: Any, **kwargs: Any) -> Iterator[None]:
-        """Where peft asks for an adapter per document."""
+        """Called by peft for every forward pass, with the `adapter_names` of the documents if they are given."""
         names = kwargs.get("adapter_names")
         if names is None:
             yield
@@ -121,7 +119,7 @@ class PrefixTuner(BaseTuner):
         super().delete_adapter(adapter_name)
         for layer in self._lora_layers().values():
             if was_active:
-                layer.set_adapter(self.active_adapters)  # the prefix's: left alone, each would choose for itself
+                layer.set_adapter(self.active_adapters)  # otherwise each layer would choose one for itself
             layer.delete_adapter(adapter_name)
 
     def _lora_layers(self) -> dict[str, Any]:
@@ -160,7 +158,7 @@ class PrefixTuner(BaseTuner):
             layer = self.tuner_layer_cls(find_backbone(self.model))
             layer.train(target.training)
             layer.attach()
-            self.model.requires_grad_(False)  # where peft finds an adapter, as LoRA is about to, it freezes nothing
+            self.model.requires_grad_(False)  # LoRA is injected next, and peft freezes nothing beside an adapter
             target.add_module(LAYER_NAME, layer)
         elif not isinstance(layer, self.tuner_layer_cls):
             raise ValueError("The model already carries another prefix method; call unload() on that one first.")
@@ -170,8 +168,8 @@ class PrefixTuner(BaseTuner):
             self._inject_lora(peft_config, adapter_name)
 
     def _inject_lora(self, config: PrefixConfig, adapter_name: str) -> None:
-        """Put peft's own LoRA layers into the model; what is active and trained, peft settles for both parts next."""
-        entered = self.model.__dict__.pop("peft_config", None)  # LoRA would enter its own configuration there
+        """Put peft's own LoRA layers into the model; peft then sets what is active and trained, for both parts."""
+        entered = self.model.__dict__.pop("peft_config", None)  # LoRA would add its own configuration to it
         try:
             inject_adapter_in_model(config.lora, self.model, adapter_name)
         finally:
@@ -208,11 +206,11 @@ class PrefixTuner(BaseTuner):
         setattr(parent, child_name, new_module)
 
     def _merge_lora(self, names: list[str], safe_merge: bool) -> nn.Module:
-        """What `merge_and_unload` can do of what it promises: the LoRA part goes into the weights."""
+        """Merge the LoRA part into the weights. A prefix cannot be merged, so it stays."""
         self.set_adapter(names)
         self.merge_adapter(safe_merge=safe_merge)
         for name in [name for name in self.peft_config if name not in names]:
-            self.delete_adapter(name)  # it was for the weights as they were
+            self.delete_adapter(name)  # it was trained for the unmerged weights
         for name, layer in self._lora_layers().items():
             parent, _, attribute = _get_submodules(self.model, name)
             setattr(parent, attribute, layer.get_base_layer())
@@ -227,8 +225,8 @@ class PrefixTuner(BaseTuner):
     def _check_merge_allowed(self) -> None:
         if all(self.peft_config[name].lora is None for name in self.active_adapters):
             raise ValueError(
-                "A prefix cannot be merged: it acts as extra rows or keys that attention sees, not as a change of "
-                "any weight. Save it with save_pretrained(), or get the base model back with unload()."
+                "A prefix cannot be merged: it adds virtual tokens or keys to the attention and changes no weight. "
+                "Save it with save_pretrained(), or get the base model back with unload()."
             )
 
     # --- saving and loading ---------------------------------------------------------------------------------------
@@ -242,7 +240,7 @@ class PrefixTuner(BaseTuner):
         state_dict: dict[str, Tensor],
         unwanted_adapter_names: list[str],
     ) -> dict[str, Tensor]:
-        """The plain prefix, whatever network it was trained through, a trained alpha, gates, and the LoRA part."""
+        """The prefix (without a reparameterisation network), a trained alpha, gates, and the LoRA part."""
         path, layer = _locate(model)
         keys, prefix = _keys(path, layer, adapter_name), layer.prefixes[adapter_name]
         saved = {key: state_dict[key] for key in keys if key in state_dict}
@@ -260,8 +258,8 @@ class PrefixTuner(BaseTuner):
         cls, model: Any, config: PrefixConfig, adapter_name: str, state_dict: dict[str, Tensor]
     ) -> dict[str, Tensor]:
         cls._check_whole(model, config, adapter_name, state_dict)
-        if len(model.peft_config) > 1:  # the first one shows whether the model was built for its classes
-            fit_heads(model, adapter_name, state_dict)
+        if len(model.peft_config) > 1:  # the first adapter must fit the number of classes of the model
+            _fit_heads(model, adapter_name, state_dict)
         state_dict = LoraModel._remap_adapter_state_dict_for_load(model, config.lora, adapter_name, state_dict)
         path, layer = _locate(model)
         prefix, key = layer.prefixes[adapter_name], _keys(path, layer, adapter_name)[0]
@@ -273,7 +271,7 @@ class PrefixTuner(BaseTuner):
 
     @classmethod
     def _check_whole(cls, model: Any, config: PrefixConfig, adapter_name: str, state_dict: dict[str, Tensor]) -> None:
-        """Raise unless `state_dict` has all that this adapter would save; peft would leave the rest as it started."""
+        """Raise unless `state_dict` has all that this adapter saves; peft would leave the rest untrained."""
         others = [name for name in model.peft_config if name != adapter_name]
         own = {
             key: tensor
@@ -294,6 +292,28 @@ def _locate(model: nn.Module) -> tuple[str, PrefixLayer]:
     raise ValueError("This model carries no prefixes.")
 
 
+@torch.no_grad()
+def _fit_heads(model: nn.Module, adapter_name: str, state_dict: dict[str, Tensor]) -> None:
+    """Give the heads of an adapter as many classes as it was saved with; peft copies them from the model."""
+    for path, wrapper in model.named_modules():
+        if not isinstance(wrapper, ModulesToSaveWrapper) or adapter_name not in wrapper.modules_to_save:
+            continue
+        head = f"{path}.modules_to_save.{adapter_name}"
+        for name, linear in wrapper.modules_to_save[adapter_name].named_modules(prefix=head):
+            saved = state_dict.get(f"{name}.weight")
+            if isinstance(linear, nn.Linear) and saved is not None and saved.shape[1:] == linear.weight.shape[1:]:
+                _resize(linear, len(saved))
+
+
+def _resize(linear: nn.Linear, classes: int) -> None:
+    if linear.out_features == classes:
+        return
+    linear.out_features = classes
+    for name, parameter in list(linear.named_parameters()):
+        empty = parameter.new_empty(classes, *parameter.shape[1:])
+        setattr(linear, name, nn.Parameter(empty, parameter.requires_grad))
+
+
 def _keys(path: str, layer: PrefixLayer, adapter_name: str) -> list[str]:
     """The state dict keys of an adapter's prefix, of its alpha and of its gates."""
     prefix, alpha = (f"{path}.{name}.{adapter_name}" for name in layer.adapter_layer_names)
@@ -303,14 +323,14 @@ def _keys(path: str, layer: PrefixLayer, adapter_name: str) -> list[str]:
 def _check_saved(saved: Tensor | None, own: Tensor, key: str) -> None:
     again = "load it onto the model it was trained on, or save the adapter again."
     if saved is None:
-        raise ValueError(f"The adapter file has no tensor {key!r}: it is not this kind of prefix; {again}")
+        raise ValueError(f"The adapter file has no tensor {key!r}: it holds another kind of adapter; {again}")
     if tuple(saved.shape) != tuple(own.shape):
         raise ValueError(
             f"The saved tensor {key!r} has shape {list(saved.shape)}, this model and configuration need "
             f"{list(own.shape)}; {again}"
         )
     if not saved.is_floating_point() or not bool(torch.isfinite(saved).all()):
-        raise ValueError(f"The saved tensor {key!r} holds values that are no finite floats; {again}")
+        raise ValueError(f"The saved tensor {key!r} contains values that are not finite floats; {again}")
 
 
 def _check_fits(config: PrefixConfig, backbone: Backbone) -> None:
@@ -338,13 +358,12 @@ def _check_modules_to_save(config: PrefixConfig, model: nn.Module) -> None:
         if wanted not in _HEADS and not any(name.endswith(wanted) for name in names):
             parts = ", ".join(name for name, _ in model.named_children())
             raise ValueError(
-                f"modules_to_save: {type(model).__name__} has no module {wanted!r}; it has {parts} and what is in "
-                "them."
+                f"modules_to_save: {type(model).__name__} has no module {wanted!r}; it has {parts} and their parts."
             )
 
 
 def _prepare_lora(config: PrefixConfig, backbone: Backbone) -> None:
-    """Give the LoRA part what the whole adapter knows; both parts name the same heads, which are saved once."""
+    """Complete the LoRA part's settings from the adapter's; both name the same heads, which are saved once."""
     lora = config.lora
     assert lora is not None
     heads = dict.fromkeys([*(config.modules_to_save or ()), *(lora.modules_to_save or ())])
@@ -355,7 +374,7 @@ def _prepare_lora(config: PrefixConfig, backbone: Backbone) -> None:
 
 
 def _record_model(config: PrefixConfig, backbone: Backbone) -> None:
-    """Write down what the adapter is for; refuse a model that it was not made for."""
+    """Record which model the adapter is for; refuse a model that it was not made for."""
     facts = {
         "model_type": backbone.config.model_type,
         "num_layers": backbone.config.num_hidden_layers,

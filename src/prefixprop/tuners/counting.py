@@ -1,4 +1,4 @@
-"""Honest parameter counts: the prefix is one thing, the head another."""
+"""Parameter counts that tell the prefix from the head."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ def count_parameters(model: nn.Module) -> ParameterCount:
     - prefix: the prefix of the active adapter, as it is saved;
     - gates: its gates, if it has some;
     - alpha: its trained weight of the kernel part (Eq. 3), if it has one;
-    - lora: the LoRA weights of the active adapter, beside a prefix or alone;
-    - head: whatever stands on the encoder, such as a classifier;
+    - lora: the LoRA weights of the active adapter, with a prefix or alone;
+    - head: what is on top of the encoder, such as a classifier;
     - rest: everything else that was added: inactive adapters, a reparameterisation network.
 
-    `trainable` is what an optimizer gets, of all of these. The frozen original that peft keeps of a module it
-    trains a copy of is counted nowhere.
+    `trainable` is what an optimizer trains of all these. Where peft trains a copy of a module, the frozen original is
+    not counted.
     """
     layers = [module for module in model.modules() if isinstance(module, PrefixLayer) and module.is_active()]
     prefix = {id(weight): weight for weight in (layer.prefixes[layer.active_name()].weight for layer in layers)}
@@ -68,6 +68,14 @@ def count_parameters(model: nn.Module) -> ParameterCount:
         part = next((kind for kind, members in kinds if id(parameter) in members), "head")
         totals[part] += parameter.numel()
     return ParameterCount(prefix=sum(weight.numel() for weight in prefix.values()), **totals)
+
+
+def classes_of(model: nn.Module, adapter_name: str) -> int | None:
+    """How many classes the head of an adapter has; None if it has no head of its own."""
+    heads = [part for part in model.modules() if isinstance(part, ModulesToSaveWrapper)]
+    own = [head.modules_to_save[adapter_name] for head in heads if adapter_name in head.modules_to_save]
+    linears = [part for head in own for part in head.modules() if isinstance(part, nn.Linear)]
+    return linears[-1].out_features if linears else None
 
 
 def _adapter_parameters(model: nn.Module) -> Iterator[nn.Parameter]:

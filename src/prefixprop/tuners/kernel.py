@@ -37,7 +37,7 @@ class PrefixAttention(nn.Module):
 
     @classmethod
     def new(cls, config: PrefixConfig, layers: int, heads: int, size: int) -> PrefixAttention:
-        """That of a new adapter."""
+        """For a new adapter."""
         shapes = {"layer": (layers,), "head": (layers, heads), "query": (layers, heads, size)}
         mode, start = config.alpha_mode, float(config.alpha)
         shape = shapes.get(mode)
@@ -46,17 +46,17 @@ class PrefixAttention(nn.Module):
 
     @classmethod
     def mixed(cls, parts: list[PrefixAttention], owner: Tensor) -> PrefixAttention:
-        """That of a batch, whose document i has `parts[owner[i]]`; they differ in nothing but trained weights."""
+        """For a batch whose document i has `parts[owner[i]]`; the parts differ only in trained weights."""
         first = parts[0]
         weight = None if first.mode == "fixed" else torch.stack([part.weight for part in parts], dim=1)[:, owner]
         return cls(first.kernel, first.mode, first.start, first.heads, first.size, weight)
 
     def forward(self, layer: int, query: Tensor, keys: Tensor, values: Tensor, dropout: float) -> Tensor:
-        """Queries [batch, heads, rows, size], prefix keys and values [batch or 1, heads, j, size].
+        """For queries [batch, heads, rows, size], and prefix keys and values [batch or 1, heads, j, size].
 
-        Of each block of rows only these are kept, and backward computes it again.
+        Only these are kept for backward, which computes each block of rows again.
         """
-        if not torch.is_grad_enabled() or torch.compiler.is_compiling():  # a compiler decides itself what to keep
+        if not torch.is_grad_enabled() or torch.compiler.is_compiling():  # a compiler decides for itself
             return self._attend(layer, query, keys, values, dropout)
         blocks = [
             checkpoint(
@@ -74,9 +74,9 @@ class PrefixAttention(nn.Module):
             return (self.alpha(layer, rows) * (weights @ values.float())).to(query.dtype)
 
     def fused(self, layer: int) -> FusedPart | None:
-        """The same as backends take it that compute it themselves.
+        """The same for backends that compute it themselves.
 
-        None for a kernel of one's own, and where documents have trained α of their own.
+        None for a custom kernel, and where each document has a trained α of its own.
         """
         if self.mode != "fixed" and not isinstance(self.weight, nn.Parameter):
             return None

@@ -1,26 +1,125 @@
-"""The module that peft sees: it holds every adapter's prefix and hooks the active one into the encoder."""
+"""The module that holds every adapter's prefix and hooks the active one into the encoder."""
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 
-from prefixprop.attention.forwards import Undo
+from prefixprop.attention.batched_lora import Owners
+from prefixprop.attention.patch import Undo
 from prefixprop.attention.prefix import FusedPart, PrefixPart
 from prefixprop.backbones import Backbone
 from prefixprop.config import PrefixConfig
 from prefixprop.tuners.kernel import PrefixAttention
-from prefixprop.tuners.owners import Owners
-from prefixprop.tuners.prefix import INIT_STD, MixedPrefix, Prefix, PrefixNetwork
+
+INIT_STD = 0.02
+
+
+class PrefixNetwork(nn.Module):
+    """MLP reparameterisation (Li & Liang, 2021): j embeddings go through two layers to every layer's prefix."""
+
+    def __init__(self, layers: int, length: int, features: int, width: int, hidden: int) -> None:
+        super().__init__()
+        self.features = features
+        self.embedding = nn.Parameter(torch.randn(length, width))
+        self.inner = nn.Linear(width, hidden)
+        self.outer = nn.Linear(hidden, layers * features)
+        # About INIT_STD for the prefix that comes out, as for a prefix trained directly.
+        nn.init.normal_(self.outer.weight, std=2 * INIT_STD / math.sqrt(hidden))
+        nn.init.zeros_(self.outer.bias)
+
+    def forward(self, layer: int) -> Tensor:
+        """[j, features] of one layer."""
+        rows = slice(layer * self.features, (layer + 1) * self.features)
+        return F.linear(torch.tanh(self.inner(self.embedding)), self.outer.weight[rows], self.outer.bias[rows])
+
+
+class Prefix(nn.Module):
+    """The prefix of one adapter, [layers, *shape of one layer], with dropout per example.
+
+    With a network the prefix is `weight + network`, and only the network is trained: `weight` then holds what was
+    loaded or set, so that a saved prefix can be restored without the network that made it.
+    """
+
+    weight: Tensor
+
+    def __init__(
+        self, start: Tensor, dropout: float, network: PrefixNetwork | None = None, gated: bool = False
+    ) -> None:
+        super().__init__()
+        self.dropout = dropout
+        self.network = network
+        self.gate = nn.Parameter(start.new_ones(len(start))) if gated else None
+        if network is None:
+            self.weight = nn.Parameter(start)
+        else:
+            self.register_buffer("weight", start)
+
+    def layer(self, index: int, batch: int) -> Tensor:
+        """One layer's prefix times its gate, [batch, ...], or [1, ...] if it is the same for all examples."""
+        value = self._of_layer(index)[None]
+        if self.gate is not None:
+            value = value * self._scale(self.gate[index])
+        if self.training and self.dropout:
+            value = F.dropout(value.expand(batch, *value.shape[1:]), self.dropout)
+        return value
+
+    def gated(self) -> Tensor:
+        """The whole prefix times its gates, as layers see it without dropout."""
+        return self.value() if self.gate is None else self.value() * self._scale(self.gate)
+
+    def _scale(self, gate: Tensor) -> Tensor:
+        """The factor for virtual tokens (Eq. 1), or for keys and values (Eq. 2): keys are not scaled."""
+        if self.weight.dim() == 3:
+            return gate[..., None, None]
+        return F.pad(gate[..., None], (1, 0), value=1.0)[..., None, None, None]
+
+    def value(self) -> Tensor:
+        """The whole prefix without its gates: the parameter itself, or what the network computes."""
+        if self.network is None:
+            return self.weight
+        return torch.stack([self._of_layer(index) for index in range(len(self.weight))])
+
+    @torch.no_grad()
+    def assign(self, value: Tensor) -> None:
+        """Make `value` the prefix."""
+        self.weight.copy_(value if self.network is None else value - self.from_network())
+
+    def from_network(self) -> Tensor:
+        assert self.network is not None
+        return torch.stack([self._network_of_layer(index) for index in range(len(self.weight))])
+
+    def _of_layer(self, index: int) -> Tensor:
+        return self.weight[index] if self.network is None else self.weight[index] + self._network_of_layer(index)
+
+    def _network_of_layer(self, index: int) -> Tensor:
+        assert self.network is not None
+        rows = self.network(index)
+        if self.weight.dim() == 3:
+            return rows
+        _, two, heads, length, size = self.weight.shape  # prefix-tuning: keys and values, split into heads
+        return rows.view(length, two, heads, size).permute(1, 2, 0, 3)
+
+
+class MixedPrefix:
+    """The prefixes of a batch whose document i has `prefixes[owner[i]]`; for inference, so without dropout."""
+
+    def __init__(self, prefixes: list[Prefix], owner: Tensor) -> None:
+        self.values = torch.stack([prefix.gated() for prefix in prefixes], dim=1)[:, owner]
+
+    def layer(self, index: int, batch: int) -> Tensor:
+        return self.values[index]
 
 
 class PrefixAdapter(NamedTuple):
-    """What a pass uses of an adapter, or of several that a batch mixes."""
+    """What a forward pass needs of an adapter, or of several that a batch mixes."""
 
     prefix: Prefix | MixedPrefix
     config: PrefixConfig
@@ -28,11 +127,11 @@ class PrefixAdapter(NamedTuple):
 
 
 class PrefixLayer(nn.Module, BaseTunerLayer):
-    """A small module beside the encoder's layers; the layers themselves stay where they are.
+    """A module beside the encoder's layers, which stay where they are.
 
-    Everything it does to the encoder is a hook that looks up the active adapter when called: no state is kept
-    between hooks, so `torch.compile`, gradient checkpointing and `disable_adapter` need nothing special. A batch that
-    mixes adapters is the exception: `mix` keeps what its documents need until the pass is over.
+    It changes the encoder by hooks that look up the active adapter when they are called. No state is kept between
+    hooks, so gradient checkpointing and `disable_adapter` need nothing special. The exception is a batch that mixes
+    adapters: `mix` keeps what its documents need until the pass is over.
     """
 
     # Where the prefixes are, and the kernel parts of Eq. 3; both names start with the method's peft prefix.
@@ -43,7 +142,7 @@ class PrefixLayer(nn.Module, BaseTunerLayer):
 
     def __init__(self, backbone: Backbone) -> None:
         super().__init__()
-        # Backbone is no module, so the encoder is not registered as a child of its own child.
+        # Backbone is not a module, so the encoder does not become a child of its own child.
         self.backbone = backbone
         self.adapters: dict[str, PrefixAdapter] = {}
         for name in self.adapter_layer_names:
@@ -108,18 +207,18 @@ class PrefixLayer(nn.Module, BaseTunerLayer):
 
     @abstractmethod
     def shape(self, length: int) -> tuple[int, ...]:
-        """Shape of a prefix of `length` rows."""
+        """Shape of a prefix of `length` virtual tokens."""
 
     @abstractmethod
     def words_as_prefix(self, input_ids: Tensor, config: PrefixConfig) -> Tensor:
-        """The prefix that stands for real tokens [1, j]."""
+        """The prefix that has the effect of the real tokens `input_ids` [1, j]."""
 
     def delete_adapter(self, adapter_name: str) -> None:
         self.adapters.pop(adapter_name, None)
         super().delete_adapter(adapter_name)
 
     def merge(self, *args: Any, **kwargs: Any) -> None:
-        """A prefix stays what it is when the LoRA beside it is merged."""
+        """Nothing to do: only the LoRA part of an adapter is merged."""
 
     def unmerge(self) -> None:
         """As in `merge`."""
@@ -152,7 +251,7 @@ class PrefixLayer(nn.Module, BaseTunerLayer):
         return None if name is None else self.adapters[name]
 
     def mix(self, owners: Owners) -> Undo:
-        """Give each document its own adapter, of those with the same structure, until it is undone."""
+        """Give each document its own adapter until this is undone; the adapters have the same structure."""
         prefixes = [self.prefixes[name] for name in owners.adapters]
         kernels = [self.kernels[name] for name in owners.adapters if name in self.kernels]
         kernel = PrefixAttention.mixed(kernels, owners.owner) if kernels else None
@@ -179,7 +278,7 @@ class PrefixLayer(nn.Module, BaseTunerLayer):
     def key_values(self, layer: int, batch: int) -> tuple[Tensor, Tensor] | None:
         return None
 
-    def prefix_rows(self) -> int:
+    def virtual_tokens(self) -> int:
         return 0
 
     def kept(self) -> tuple[int, bool]:
@@ -207,7 +306,7 @@ class PrefixLayer(nn.Module, BaseTunerLayer):
             self._undo.pop()()
 
     def reserved_positions(self) -> int:
-        """Layout `reference`: real tokens stand behind the prefix's positions."""
+        """How many positions the prefix takes in front of the text: none, except in layout `reference`."""
         active = self.active_prefix()
         return 0 if active is None or active.config.layout != "reference" else active.config.num_virtual_tokens
 

@@ -1,7 +1,7 @@
-"""Many adapters in one batch: every document with its own prefix, its own head and its own LoRA part.
+"""Many adapters in one batch: each document has its own prefix, head and LoRA.
 
 Documents whose adapters have the same structure go through the model together, because a prefix per document is a
-prefix with a batch dimension. Those of another structure get another pass, and the outputs are put back in order.
+prefix with a batch dimension. Other structures get another forward pass, and the outputs are put back in order.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from functools import cache, partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from peft import PeftConfig
 from peft.tuners.lora import Linear as LoraLinear
 from peft.tuners.lora import LoraLayer
@@ -20,12 +21,10 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils import AuxiliaryTrainingWrapper, ModulesToSaveWrapper
 from torch import Tensor, nn
 
-from prefixprop.attention.batched_lora import NAME, DocumentLora
-from prefixprop.attention.forwards import Undo, replace_forward
+from prefixprop.attention.batched_lora import ATTRIBUTE, BatchedLora, Owners
+from prefixprop.attention.patch import Undo, replace_forward
 from prefixprop.config import PrefixConfig
-from prefixprop.tuners.heads import own_heads, together
 from prefixprop.tuners.layer import PrefixLayer
-from prefixprop.tuners.owners import Owners
 
 BASE = "__base__"  # peft's name for no adapter
 # Adapters that differ in these alone can share a pass. Whatever else a configuration has may decide a shape.
@@ -36,7 +35,7 @@ _ANSWERS = ("labels", "start_positions", "end_positions")
 
 
 class MixedBatch(nn.Module):
-    """Stands for a model while it is called with an adapter for each document."""
+    """Replaces a model while it is called with an adapter for each document."""
 
     def __init__(self, model: nn.Module, names: Any, configs: Mapping[str, PrefixConfig]) -> None:
         super().__init__()
@@ -50,7 +49,7 @@ class MixedBatch(nn.Module):
         if model.training:
             raise ValueError("adapter_names is for inference, and the model is in training mode; call eval() first.")
         if any(layer.merged for layer in lora_layers):
-            raise ValueError("adapter_names needs the weights as they were; call unmerge_adapter() first.")
+            raise ValueError("adapter_names needs unmerged weights; call unmerge_adapter() first.")
 
     @torch.compiler.disable  # forwards are replaced and put back, once for each pass
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -61,11 +60,11 @@ class MixedBatch(nn.Module):
                 f"adapter_names has {len(self.names)} names for {batch} documents; give one name for each document."
             )
         if any(kwargs.get(name) is not None for name in _ANSWERS):
-            raise ValueError("With adapter_names there is no loss; leave the labels out and take the logits.")
+            raise ValueError("adapter_names computes no loss; leave the labels out and use the logits.")
         if "question_of_chunk" in kwargs:
             raise ValueError(
-                "adapter_names is not for a model that scores candidates: a question is many rows of its batch. "
-                "Use set_adapter()."
+                "adapter_names does not work with a model that scores candidates, because a question has many rows "
+                "in a batch; use set_adapter()."
             )
         passes = self._passes()
         if len(passes) == 1:
@@ -80,7 +79,7 @@ class MixedBatch(nn.Module):
         return _merged(outputs, in_turn.argsort())
 
     def _passes(self) -> list[list[int]]:
-        """Where the documents are that can be computed together."""
+        """The documents that can be computed together, as lists of their places in the batch."""
         structures = {name: self._structure(name) for name in set(self.names)}
         passes: dict[Any, list[int]] = {}
         for place, name in enumerate(self.names):
@@ -88,7 +87,7 @@ class MixedBatch(nn.Module):
         return list(passes.values())
 
     def _structure(self, name: str) -> tuple[Any, ...]:
-        """All that decides shapes and the way through the code."""
+        """All settings that decide shapes or which code runs."""
         if name == BASE:
             return (BASE,)
         config = self.configs[name]
@@ -96,7 +95,7 @@ class MixedBatch(nn.Module):
         return (*(repr(getattr(config, option)) for option in decisive), None if self._can_be_mixed(name) else name)
 
     def _can_be_mixed(self, name: str) -> bool:
-        """Whether peft can compute its LoRA part for some documents of a batch: not DoRA, nor anything special."""
+        """Whether its LoRA part can be computed for some documents of a batch: not DoRA or other variants."""
         lora = self.configs[name].lora
         if lora is None:
             return True
@@ -106,10 +105,10 @@ class MixedBatch(nn.Module):
 
 @contextmanager
 def adapters_of(names: Sequence[str], modules: list[Any], device: torch.device) -> Iterator[None]:
-    """Let every document have its adapter, of those in `names`, in all modules that adapters change.
+    """Give each document its adapter, one of `names`, in all modules that adapters change.
 
-    They are of one structure. With a single one this is what `set_adapter` and `disable_adapter` do, but for what is
-    trained.
+    The adapters have the same structure. With a single one this does what `set_adapter` and `disable_adapter` do,
+    without changing what is trained.
     """
     before = [(module, module._active_adapter, module._disable_adapters) for module in modules]
     undo: list[Undo] = []
@@ -129,7 +128,7 @@ def adapters_of(names: Sequence[str], modules: list[Any], device: torch.device) 
 
 
 def _set(module: Any, active: Any, is_off: bool) -> None:
-    # Not as attributes: a GPU has nothing to do yet, and `Module` takes its time for each.
+    # Setting attributes of a `Module` is slow, and the GPU is idle until this is done.
     vars(module).update(_active_adapter=active, _disable_adapters=is_off)
 
 
@@ -141,28 +140,39 @@ def _mixed(module: Any, names: Sequence[str], owners: Owners) -> list[Undo]:
     if isinstance(module, PrefixLayer):
         return [module.mix(owners)]
     if isinstance(module, ModulesToSaveWrapper):
-        return [replace_forward(module, partial(own_heads, owners))]
+        return [replace_forward(module, partial(_own_heads, owners))]
     if not isinstance(module, LoraLayer):
         return []
     if type(module) is not LoraLinear or any(module.lora_bias.values()):
         return [replace_forward(module, partial(_lora_of_peft, names))]
-    # Made when the pass comes to the layer: a GPU has something to do by then.
-    vars(module)[NAME] = partial(DocumentLora.of, module, owners.adapters, owners.owner)
-    return [partial(vars(module).pop, NAME), replace_forward(module, _own_lora)]
+    # Made when the pass reaches the layer, while the GPU is busy.
+    vars(module)[ATTRIBUTE] = partial(BatchedLora.of, module, owners.adapters, owners.owner)
+    return [partial(vars(module).pop, ATTRIBUTE), replace_forward(module, _own_lora)]
+
+
+def _own_heads(owners: Owners, _: Any, wrapper: Any, rows: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """The forward of peft's wrapper of a head, for documents that have different heads."""
+    parts = rows[owners.by_adapter].split([len(own) for own in owners.places.values()])
+    saved = dict(wrapper.modules_to_save.items())
+    outputs = [
+        saved.get(name, wrapper.original_module)(part, *args, **kwargs)
+        for name, part in zip(owners.places, parts, strict=True)
+    ]
+    return _together(outputs)[owners.back]
 
 
 def _own_lora(original: Any, layer: Any, rows: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    own: DocumentLora = getattr(layer, NAME)()
+    own: BatchedLora = getattr(layer, ATTRIBUTE)()
     return own.add_to(layer.base_layer(rows, *args, **kwargs), rows)
 
 
 def _lora_of_peft(names: Sequence[str], original: Any, layer: nn.Module, *args: Any, **kwargs: Any) -> Tensor:
-    """peft's own way of computing it. It comes with hooks, which would keep attention from its shorter ways."""
+    """LoRA as peft computes it, but without peft's hooks, which would rule out the fused layers."""
     return original(*args, adapter_names=list(names), **kwargs)
 
 
 def _adapted_parts(model: nn.Module) -> list[Any]:
-    """What adapters change, without a look at all the matrices that they have there: a GPU would wait for that."""
+    """The modules that adapters change. Skips the matrices inside them, because walking through all takes long."""
     found: list[Any] = []
     waiting: list[Any] = [model]
     while waiting:
@@ -177,7 +187,7 @@ def _adapted_parts(model: nn.Module) -> list[Any]:
 
 @cache
 def _kind(of: type) -> tuple[bool, bool]:
-    """Whether modules of a type are adapted, and whether all else of them is in `base_layer`."""
+    """Whether modules of a type are adapted, and whether all other modules in them are in `base_layer`."""
     return issubclass(of, _ADAPTED), issubclass(of, LoraLayer)
 
 
@@ -202,17 +212,17 @@ def _tokens(args: tuple, kwargs: dict[str, Any]) -> Tensor:
 
 
 def _part(places: Tensor, batch: int, value: Any) -> Any:
-    """What some documents need of an argument: their rows, if it has a row for each document."""
+    """An argument for some of the documents: their rows, if it has one row per document."""
     if isinstance(value, Tensor) and value.dim() and len(value) == batch:
         return value[places]
     return {name: _part(places, batch, item) for name, item in value.items()} if isinstance(value, dict) else value
 
 
 def _merged(outputs: list[Any], back: Tensor) -> Any:
-    """The outputs of all passes as that of one, documents in their order again."""
+    """The outputs of all passes as one, with the documents in their original order."""
     first = outputs[0]
     if isinstance(first, Tensor):
-        return together(outputs)[back]
+        return _together(outputs)[back]
     if isinstance(first, Mapping):
         if any(output.keys() != first.keys() for output in outputs):
             raise _cannot_be_one(", ".join(sorted(set().union(*outputs) - set.intersection(*map(set, outputs)))))
@@ -223,8 +233,8 @@ def _merged(outputs: list[Any], back: Tensor) -> Any:
 def _merged_entry(name: Any, outputs: list[Any], back: Tensor) -> Any:
     entries = [output[name] for output in outputs]
     if isinstance(entries[0], Tensor):
-        return together(entries)[back]
-    if entries[0] is None:  # in a tuple, for what a model has not, such as a pooler
+        return _together(entries)[back]
+    if entries[0] is None:  # in a tuple, for what a model lacks, such as a pooler
         return None
     merged = []
     for layer in zip(*entries, strict=True):  # states or attentions of all layers
@@ -232,6 +242,17 @@ def _merged_entry(name: Any, outputs: list[Any], back: Tensor) -> Any:
             raise _cannot_be_one(name)
         merged.append(torch.cat(layer)[back])
     return tuple(merged)
+
+
+def _together(parts: list[Tensor]) -> Tensor:
+    """Parts of a batch joined; missing classes get -inf, which softmax turns into zero."""
+    widest = max(part.shape[-1] for part in parts)
+    return torch.cat(
+        [
+            part if part.shape[-1] == widest else F.pad(part, (0, widest - part.shape[-1]), value=-torch.inf)
+            for part in parts
+        ]
+    )
 
 
 def _cannot_be_one(what: Any) -> ValueError:

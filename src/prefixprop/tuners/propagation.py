@@ -3,7 +3,7 @@
     D(1) = cat(P(1), C)          C the embedded sequence
     D(l) = D(l) with P(l) added to its first j rows, at the entry of layer l > 1
 
-The prefix rows pass through attention and feed-forward like any other row; in Longformer they are global tokens.
+The virtual tokens pass through attention and feed-forward like any other token; in Longformer they are global.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from prefixprop.attention.hooks import is_output_watched
+from prefixprop.attention.hooks import has_output_hooks
 from prefixprop.config import PrefixConfig, PrefixPeftType
 from prefixprop.tuners.base import PrefixTuner
 from prefixprop.tuners.layer import PrefixLayer
@@ -28,7 +28,7 @@ class PropagationLayer(PrefixLayer):
         return (config.num_hidden_layers, length, config.hidden_size)
 
     def words_as_prefix(self, input_ids: Tensor, config: PrefixConfig) -> Tensor:
-        """Tokens in front of the text; nothing is added to them at the later layers."""
+        """The embedded tokens at layer 1; nothing is added at later layers."""
         first = self.backbone.embed(input_ids)[0]
         if config.layout == "reference":
             first = first - self.backbone.embed_empty_words(config.num_virtual_tokens)
@@ -43,7 +43,7 @@ class PropagationLayer(PrefixLayer):
             hook = partial(self._enter_layer, index)
             self._undo.append(layer.register_forward_pre_hook(hook).remove)
 
-    def prefix_rows(self) -> int:
+    def virtual_tokens(self) -> int:
         active = self.active_prefix()
         return 0 if active is None else active.config.num_virtual_tokens
 
@@ -76,9 +76,9 @@ class PropagationLayer(PrefixLayer):
         return ((_add_in_place if in_place else _add)(hidden_states, rows), *others)
 
     def _owns_states(self, index: int, layer: Any) -> bool:
-        """Whether nothing else uses the states that a layer is about to get: no recomputation and no hook."""
+        """Whether nothing else uses a layer's input states: no recomputation and no hook."""
         again = layer.training and getattr(layer, "gradient_checkpointing", False)
-        is_seen = len(layer._forward_pre_hooks) > 1 or is_output_watched(self.backbone.layers[index - 1])
+        is_seen = len(layer._forward_pre_hooks) > 1 or has_output_hooks(self.backbone.layers[index - 1])
         return not (again or is_seen)
 
 
@@ -89,7 +89,7 @@ def _add(states: Tensor, rows: Tensor) -> Tensor:
 
 
 class _AddInPlace(torch.autograd.Function):
-    """The same without a copy of the states."""
+    """The same in place, without a copy of the states."""
 
     @staticmethod
     def forward(ctx: Any, states: Tensor, rows: Tensor) -> Tensor:

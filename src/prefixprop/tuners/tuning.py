@@ -1,6 +1,6 @@
 """Prefix-tuning (Eq. 2): trained keys and values P_k, P_v in front of those of every row, at every layer.
 
-No rows are added. In Longformer local and global rows see the same P_k and P_v, unprojected.
+No tokens are added. In Longformer local and global tokens see the same P_k and P_v, unprojected.
 """
 
 from __future__ import annotations

@@ -29,18 +29,18 @@ _prefix_part DROPOUT=True KERNEL=rbf ALPHA=head
 _prefix_part_backward DROPOUT=True KERNEL=exp ALPHA=fixed
 _prefix_part_backward DROPOUT=True KERNEL=poly ALPHA=query
 _prefix_part_backward DROPOUT=True KERNEL=rbf ALPHA=head
-band_keys DROPOUT=True
+window_keys_backward DROPOUT=True
 dropped_add_back
-dropped_descend
+dropped_lora_down
 dropped_down_gradient
-far_keys DROPOUT=True ADD=False
-far_keys DROPOUT=True ADD=True
+global_keys_backward DROPOUT=True ADD=False
+global_keys_backward DROPOUT=True ADD=True
 gated_gelu BACKWARD=False
 gated_gelu BACKWARD=True
 global_rows BACKWARD=False DROPOUT=False
 global_rows BACKWARD=False DROPOUT=True
 global_rows BACKWARD=True DROPOUT=True
-listed_keys DROPOUT=True
+always_visible_keys_backward DROPOUT=True
 local_rows BACKWARD=False DROPOUT=False
 local_rows BACKWARD=False DROPOUT=True
 local_rows BACKWARD=True DROPOUT=True
@@ -48,8 +48,8 @@ move_rows BACKWARD=False
 move_rows BACKWARD=True
 project_rows ADD=False
 project_rows ADD=True
-rotate_rows BACKWARD=False
-rotate_rows BACKWARD=True
+rope_kernel BACKWARD=False
+rope_kernel BACKWARD=True
 row_deltas
 """.strip().splitlines()
 LEAST_SHARED = 99 * 1024  # what a block may have on a GeForce since Ampere (8.6); data centre cards have more

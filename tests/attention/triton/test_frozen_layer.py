@@ -9,6 +9,7 @@ import torch
 
 from prefixprop import attention
 
+from one_layer import assert_same_gradients
 from tiny import adapt, batch, for_all_rows, tiny_model
 
 
@@ -50,9 +51,7 @@ def assert_same_as_in_parts(model: Any, name: str, monkeypatch: pytest.MonkeyPat
     expected, expected_gradients = outcome(model, inputs)
     assert len(pieces) == 1 and len(seen) == 1
     torch.testing.assert_close(logits, expected, atol=1e-5, rtol=1e-5)
-    assert gradients.keys() == expected_gradients.keys()
-    for key, gradient in expected_gradients.items():
-        torch.testing.assert_close(gradients[key], gradient, atol=1e-5, rtol=1e-4)
+    assert_same_gradients(gradients, expected_gradients)
 
 
 @pytest.mark.parametrize(("method", "training"), [("propagation", False), ("tuning", True)])
@@ -79,7 +78,7 @@ def test_kernels_and_trained_alpha(
 
 def test_a_kernel_over_trained_keys_goes_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     model = adapt(one_layer(False, **SMALLER), "tuning", kernel="exp", alpha_mode="layer")
-    assert_same_as_in_parts(model, "frozen_tail", monkeypatch)
+    assert_same_as_in_parts(model, "frozen_ffn", monkeypatch)
 
 
 @pytest.mark.parametrize("method", ["propagation", "tuning"])
@@ -93,17 +92,17 @@ def test_alpha_zero_is_no_prefix_in_the_softmax(method: str) -> None:
 
 
 def test_layers_that_are_trained_or_uneven_go_in_parts() -> None:
-    from prefixprop.attention.triton.frozen_ffn import tail_of
+    from prefixprop.attention.triton.frozen_ffn import ffn_of
     from prefixprop.attention.triton.frozen_layer import attention_of
 
     layer = tiny_model().requires_grad_(False).longformer.encoder.layer[0]
-    for weights_of in (attention_of, tail_of):
+    for weights_of in (attention_of, ffn_of):
         assert weights_of(layer, torch.float32) is not None
         assert weights_of(layer, torch.float16) is None
     layer.attention.self.key_global.weight.requires_grad_(True)
     assert attention_of(layer, torch.float32) is None
     layer.output.dropout.p = 0.9
-    assert tail_of(layer, torch.float32) is None
+    assert ffn_of(layer, torch.float32) is None
     layer.output.dropout.p = layer.attention.output.dropout.p
     layer.output.LayerNorm.bias.requires_grad_(True)
-    assert tail_of(layer, torch.float32) is None
+    assert ffn_of(layer, torch.float32) is None

@@ -16,7 +16,7 @@ from one_layer import assert_close
 
 pytest.importorskip("triton")
 from prefixprop.attention.triton import frozen_modernbert, lora
-from prefixprop.attention.triton.dropout import draw_words
+from prefixprop.attention.triton.dropout import draw_dropout_seeds
 
 from known_masks import Masked, mask_of
 
@@ -107,12 +107,14 @@ def test_dropout(monkeypatch: pytest.MonkeyPatch) -> None:
     layer, states = layer_of(1, LINEARS, 0.4, attention_dropout=0.3), torch.randn(2, 9, WIDTH)
     drawn: list[list[Tensor]] = []
     for module in (lora, frozen_modernbert):
-        monkeypatch.setattr(module, "draw_words", lambda *given: drawn.append(draw_words(*given)) or drawn[-1])
+        monkeypatch.setattr(
+            module, "draw_dropout_seeds", lambda *given: drawn.append(draw_dropout_seeds(*given)) or drawn[-1]
+        )
     found = results(layer.train(), in_one_piece, states)
     *of_lora, of_output = drawn
-    for name, words in zip(LINEARS, of_lora, strict=True):
+    for name, seeds in zip(LINEARS, of_lora, strict=True):
         linear = layer.get_submodule(name)
-        linear.lora_dropout["default"] = Masked(mask_of(words, 0, linear.in_features, 0.4))
+        linear.lora_dropout["default"] = Masked(mask_of(seeds, 0, linear.in_features, 0.4))
     layer.attn.out_drop = Masked(mask_of(of_output, 0, WIDTH, 0.3))
     assert_close(found, results(layer, in_parts, states))
 

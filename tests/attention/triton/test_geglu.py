@@ -47,11 +47,11 @@ def half(layer: Any, states: Tensor, attended: Tensor) -> Tensor:
 def assert_same_numbers(layer: Any, states: Tensor) -> None:
     attended = torch.randn_like(states)
     expected = results(copy.deepcopy(layer).double(), half, states.double(), attended.double())
-    found = results(layer, triton_backend.gated_feed_forward, states, attended)
+    found = results(layer, triton_backend.geglu, states, attended)
     assert_close(found, expected)
     given = states.clone()
     with torch.no_grad():
-        assert torch.equal(triton_backend.gated_feed_forward(layer, states, attended), found["output"])
+        assert torch.equal(triton_backend.geglu(layer, states, attended), found["output"])
     assert torch.equal(states, given)
 
 
@@ -69,14 +69,14 @@ def test_layers_of_another_make(options: dict[str, Any]) -> None:
 @pytest.mark.parametrize("part", ["mlp_norm", "mlp", "mlp.Wi", "mlp.act", "mlp.drop", "mlp.Wo"])
 def test_hooks_on_any_part_fire(part: str) -> None:
     layer, states, calls = layer_of(12), torch.randn(2, 2, 5, 8), []
-    expected = triton_backend.gated_feed_forward(layer, *states)
+    expected = triton_backend.geglu(layer, *states)
     layer.get_submodule(part).register_forward_hook(lambda *_: calls.append(1))
-    torch.testing.assert_close(triton_backend.gated_feed_forward(layer, *states), expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(triton_backend.geglu(layer, *states), expected, atol=1e-5, rtol=1e-5)
     assert calls == [1]
 
 
 def test_dropout_is_not_left_out() -> None:
     layer = layer_of(12, mlp_dropout=0.5).train()
     states = torch.randn(2, 2, 5, 8)
-    dropped = triton_backend.gated_feed_forward(layer, *states)
-    assert not torch.allclose(dropped, triton_backend.gated_feed_forward(layer.eval(), *states))
+    dropped = triton_backend.geglu(layer, *states)
+    assert not torch.allclose(dropped, triton_backend.geglu(layer.eval(), *states))

@@ -16,7 +16,7 @@ from one_layer import attention
 
 pytest.importorskip("triton")
 from prefixprop.attention.triton import self_attention as triton_backend
-from prefixprop.attention.triton.dropout import draw_words
+from prefixprop.attention.triton.dropout import draw_dropout_seeds
 
 both_backends = pytest.mark.parametrize("backend", [sliding_window, triton_backend], ids=["sdpa", "triton"])
 
@@ -30,11 +30,11 @@ def pattern(batch: int, length: int, first: int) -> AttentionPattern:
 
 def test_words_of_several_things_from_one_draw() -> None:
     like = torch.empty(1)
-    words = draw_words((5, 3, 8), like, 0.5)
-    assert [len(drawn) for drawn in words] == [5, 3, 8]
-    assert all(drawn.data_ptr() % 16 == words[0].data_ptr() % 16 for drawn in words)
-    assert len(torch.cat(words).unique()) == 16
-    assert all(drawn is like for drawn in draw_words((5, 3), like, 0.0))
+    seeds = draw_dropout_seeds((5, 3, 8), like, 0.5)
+    assert [len(drawn) for drawn in seeds] == [5, 3, 8]
+    assert all(drawn.data_ptr() % 16 == seeds[0].data_ptr() % 16 for drawn in seeds)
+    assert len(torch.cat(seeds).unique()) == 16
+    assert all(drawn is like for drawn in draw_dropout_seeds((5, 3), like, 0.0))
 
 
 @both_backends

@@ -14,8 +14,8 @@ from prefixprop import attention
 from tiny import adapt, batch, for_all_rows, tiny_model
 
 pytest.importorskip("triton")
-from prefixprop.attention.triton import dropped_products, lora, self_attention
-from prefixprop.attention.triton.dropout import LEVELS, draw_words
+from prefixprop.attention.triton import lora, self_attention
+from prefixprop.attention.triton.dropout import LEVELS, draw_dropout_seeds
 
 from known_masks import Masked, mask_of
 
@@ -59,9 +59,9 @@ def pieces(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     counts: list[int] = []
     whole = self_attention.frozen_layer
 
-    def counted(layer: Any, states: Tensor, own: Any, tail: Any, *rest: Any) -> Tensor:
-        counts.append(len(own.pieces) + sum(map(len, tail.pieces)))
-        return whole(layer, states, own, tail, *rest)
+    def counted(layer: Any, states: Tensor, own: Any, ffn: Any, *rest: Any) -> Tensor:
+        counts.append(len(own.pieces) + sum(map(len, ffn.pieces)))
+        return whole(layer, states, own, ffn, *rest)
 
     monkeypatch.setattr(self_attention, "frozen_layer", counted)
     return counts
@@ -132,13 +132,15 @@ def test_dropout(pieces: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     for linear in (linear for path in by_path for linear in path):
         linear.lora_dropout.train()
     drawn: list[list[Tensor]] = []
-    monkeypatch.setattr(lora, "draw_words", lambda *given: drawn.append(draw_words(*given)) or drawn[-1])
+    monkeypatch.setattr(
+        lora, "draw_dropout_seeds", lambda *given: drawn.append(draw_dropout_seeds(*given)) or drawn[-1]
+    )
     attention.install(model, "triton")
     found = outcome(model)
     assert pieces == [9] and len(drawn) == 4
-    for path, words in zip(by_path, drawn, strict=True):
+    for path, seeds in zip(by_path, drawn, strict=True):
         for piece, linear in enumerate(path):
-            mask = mask_of(words, piece, linear.in_features, 0.4)
+            mask = mask_of(seeds, piece, linear.in_features, 0.4)
             assert 0.2 < (mask == 0).float().mean() < 0.6
             linear.lora_dropout["default"] = Masked(mask)
     assert_same(found, outcome(model))
@@ -149,23 +151,23 @@ def test_dropout(pieces: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
 def test_dropped_products(rank: int, width: int) -> None:
     count, number, dropout = 37, 2, 0.3
     rows, down = torch.randn(count, width, requires_grad=True), torch.randn(number, rank, width, requires_grad=True)
-    words = draw_words((count, number * width), rows, dropout)
-    masks = [mask_of(words, piece, width, dropout) for piece in range(number)]
+    seeds = draw_dropout_seeds((count, number * width), rows, dropout)
+    masks = [mask_of(seeds, piece, width, dropout) for piece in range(number)]
     expected = torch.cat([(rows * mask) @ matrix.t() for mask, matrix in zip(masks, down, strict=True)], dim=1)
     upstream, already = torch.randn_like(expected), torch.randn_like(rows)
     expected.backward(upstream)
-    plain = (rows.detach(), down.detach(), *words, dropout)
-    torch.testing.assert_close(dropped_products.descend(*plain), expected.detach(), atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(dropped_products.down_gradient(upstream, *plain), down.grad, atol=1e-5, rtol=1e-4)
+    plain = (rows.detach(), down.detach(), *seeds, dropout)
+    torch.testing.assert_close(lora.lora_down_with_dropout(*plain), expected.detach(), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(lora.lora_down_gradient(upstream, *plain), down.grad, atol=1e-5, rtol=1e-4)
     result = already.clone()
-    dropped_products.add_back(upstream, *plain[1:], result)
+    lora.add_lora_gradient(upstream, *plain[1:], result)
     assert rows.grad is not None
     torch.testing.assert_close(result - already, rows.grad, atol=1e-5, rtol=1e-4)
 
 
 def test_masks_of_pieces_are_independent() -> None:
-    words = draw_words((500, 2 * 200), torch.empty(0), 0.5)
-    one, other = (mask_of(words, piece, 200, 0.5) > 0 for piece in (0, 1))
+    seeds = draw_dropout_seeds((500, 2 * 200), torch.empty(0), 0.5)
+    one, other = (mask_of(seeds, piece, 200, 0.5) > 0 for piece in (0, 1))
     assert abs((one == other).float().mean() - 0.5) < 0.02 and LEVELS == 2**32
 
 

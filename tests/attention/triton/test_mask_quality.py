@@ -18,17 +18,17 @@ SIDE = 256
 
 
 @triton.jit
-def write_mask(row_words, column_words, mask, least, BLOCK: tl.constexpr):
+def write_mask(row_seeds, column_seeds, mask, keep_threshold, BLOCK: tl.constexpr):
     place = tl.arange(0, BLOCK)
-    kept = is_kept(tl.load(row_words + place)[:, None], tl.load(column_words + place)[None, :], least)
+    kept = is_kept(tl.load(row_seeds + place)[:, None], tl.load(column_seeds + place)[None, :], keep_threshold)
     tl.store(mask + place[:, None] * BLOCK + place[None, :], kept.to(tl.float32))
 
 
 def draw_mask(probability: float) -> Tensor:
     """[rows, columns]: 1 where something is kept."""
     mask = torch.empty(SIDE, SIDE)
-    words = torch.randint(-(2**31), 2**31, (2, SIDE), dtype=torch.int32)
-    write_mask[(1,)](*words, mask, levels(probability)[0], BLOCK=SIDE)
+    seeds = torch.randint(-(2**31), 2**31, (2, SIDE), dtype=torch.int32)
+    write_mask[(1,)](*seeds, mask, levels(probability)[0], BLOCK=SIDE)
     return mask
 
 

@@ -11,8 +11,8 @@ from torch import Tensor
 from prefixprop.attention.pattern import AttentionPattern
 from prefixprop.attention.prefix import FusedPart
 from prefixprop.attention.triton import prefix_part
-from prefixprop.attention.triton.dropout import draw_words, levels
-from prefixprop.attention.triton.launch_attention import Shape, Words
+from prefixprop.attention.triton.dropout import draw_dropout_seeds, levels
+from prefixprop.attention.triton.launch_attention import DropoutSeeds, Shape
 from prefixprop.attention.triton.pattern import DevicePattern
 from prefixprop.kernels import Exponential, Kernel, Linear, Polynomial, RadialBasis
 
@@ -20,14 +20,14 @@ HEADS, SIZE, BATCH, LENGTH = 2, 8, 2, 37
 WIDTH = HEADS * SIZE
 
 
-def mask_of(words: Words, outside: int, dropout: float) -> Tensor:
+def mask_of(seeds: DropoutSeeds, outside: int, dropout: float) -> Tensor:
     """What the probability of each row and prefix row is multiplied by."""
     if not dropout:
         return torch.ones(BATCH, HEADS, LENGTH, outside)
-    least, growth = levels(dropout)
-    row = words.rows.view(BATCH, HEADS, LENGTH, 1)
-    column = words.columns.view(BATCH, 1, 1, LENGTH)[..., :outside]
-    return ((row ^ column) * -1640531535 >= least).float() * growth
+    keep_threshold, keep_scale = levels(dropout)
+    row = seeds.rows.view(BATCH, HEADS, LENGTH, 1)
+    column = seeds.columns.view(BATCH, 1, 1, LENGTH)[..., :outside]
+    return ((row ^ column) * -1640531535 >= keep_threshold).float() * keep_scale
 
 
 def alpha_of(part: FusedPart, query: Tensor) -> Tensor | float:
@@ -39,10 +39,16 @@ def alpha_of(part: FusedPart, query: Tensor) -> Tensor | float:
 
 
 def expected(
-    rows: Tensor, near: Tensor, far: Tensor, pattern: AttentionPattern, mask: Tensor, kernel: Kernel, part: FusedPart
+    rows: Tensor,
+    qkv: Tensor,
+    kv_global: Tensor,
+    pattern: AttentionPattern,
+    mask: Tensor,
+    kernel: Kernel,
+    part: FusedPart,
 ) -> Tensor:
-    query, key, value = near.view(BATCH, LENGTH, 3, HEADS, SIZE).permute(2, 0, 3, 1, 4)
-    far_key, far_value = far.view(BATCH, LENGTH, 2, HEADS, SIZE).permute(2, 0, 3, 1, 4)
+    query, key, value = qkv.view(BATCH, LENGTH, 3, HEADS, SIZE).permute(2, 0, 3, 1, 4)
+    k_global, v_global = kv_global.view(BATCH, LENGTH, 2, HEADS, SIZE).permute(2, 0, 3, 1, 4)
     outside = pattern.rows_outside_softmax
 
     def attended(key: Tensor, value: Tensor) -> Tensor:
@@ -50,7 +56,7 @@ def expected(
         return alpha_of(part, query) * (weights @ value[:, :, :outside])
 
     is_global, is_masked = pattern.is_global[:, None, :, None], pattern.is_masked[:, None, :, None]
-    attention = torch.where(is_global, attended(far_key, far_value), attended(key, value)).masked_fill(is_masked, 0.0)
+    attention = torch.where(is_global, attended(k_global, v_global), attended(key, value)).masked_fill(is_masked, 0.0)
     return rows + attention.transpose(1, 2).flatten(2)
 
 
@@ -80,12 +86,12 @@ def test_rows_and_gradients(name: str, mode: str, outside: int, dropout: float) 
     attention_mask[:, :outside] = 10000.0  # the prefix is global
     attention_mask[0, outside] = attention_mask[1, outside + 5] = 10000.0
     attention_mask[1, 30:] = -10000.0
-    pattern = AttentionPattern.from_mask(attention_mask, outside)
+    pattern = AttentionPattern(attention_mask < 0, attention_mask > 0, outside)
     on_device = DevicePattern.of(pattern, 0, HEADS)
     shape = Shape(HEADS, SIZE, 4, 0, outside, dropout)
-    words = Words(*draw_words((BATCH * HEADS * LENGTH, BATCH * LENGTH), on_device.arrivals, dropout))
-    near = torch.randn(BATCH * LENGTH, 3 * WIDTH, requires_grad=True)
-    far = torch.randn(BATCH * LENGTH, 2 * WIDTH, requires_grad=True)
+    seeds = DropoutSeeds(*draw_dropout_seeds((BATCH * HEADS * LENGTH, BATCH * LENGTH), on_device.arrivals, dropout))
+    qkv = torch.randn(BATCH * LENGTH, 3 * WIDTH, requires_grad=True)
+    kv_global = torch.randn(BATCH * LENGTH, 2 * WIDTH, requires_grad=True)
     rows, gradient = torch.randn(2, BATCH, LENGTH, WIDTH)
     gradient[1, 30:] = 0.0
     trained = {"fixed": None, "head": torch.randn(HEADS), "query": torch.randn(HEADS, SIZE)}[mode]
@@ -93,29 +99,29 @@ def test_rows_and_gradients(name: str, mode: str, outside: int, dropout: float) 
     kernel, numbers = KERNELS[name]
     part = FusedPart(name, *numbers, 0.7, trained)
 
-    output = expected(rows, near, far, pattern, mask_of(words, outside, dropout), kernel, part)
+    output = expected(rows, qkv, kv_global, pattern, mask_of(seeds, outside, dropout), kernel, part)
     output.backward(gradient)
-    given = prefix_part.Rows(near.detach(), far.detach(), on_device, words, shape)
+    given = prefix_part.Rows(qkv.detach(), kv_global.detach(), on_device, seeds, shape)
     part = part._replace(trained=None if trained is None else trained.detach())
     summed = prefix_part.add_part(rows, given, part)
     torch.testing.assert_close(summed, output.detach(), atol=1e-5, rtol=1e-5)
 
-    already = [torch.randn_like(near), torch.randn_like(far), torch.randn_like(rows)]
-    for_near, for_far, for_query = (tensor.clone() for tensor in already)
-    for_alpha = prefix_part.add_gradients(gradient, given, part, (for_near, for_far, for_query))
-    assert near.grad is not None and far.grad is not None
+    already = [torch.randn_like(qkv), torch.randn_like(kv_global), torch.randn_like(rows)]
+    dqkv, dkv_global, dq_global = (tensor.clone() for tensor in already)
+    d_alpha = prefix_part.add_gradients(gradient, given, part, (dqkv, dkv_global, dq_global))
+    assert qkv.grad is not None and kv_global.grad is not None
     if trained is None:
-        assert for_alpha is None
+        assert d_alpha is None
     else:
-        torch.testing.assert_close(for_alpha, trained.grad, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(d_alpha, trained.grad, atol=1e-5, rtol=1e-4)
     is_global = pattern.is_global.flatten()[:, None]
-    by_near = for_near - already[0]
-    by_query = (for_query - already[2]).flatten(0, 1)
-    torch.testing.assert_close(by_near[:, WIDTH:], near.grad[:, WIDTH:], atol=1e-5, rtol=1e-4)
+    by_near = dqkv - already[0]
+    by_query = (dq_global - already[2]).flatten(0, 1)
+    torch.testing.assert_close(by_near[:, WIDTH:], qkv.grad[:, WIDTH:], atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(
-        torch.where(is_global, by_query, by_near[:, :WIDTH]), near.grad[:, :WIDTH], atol=1e-5, rtol=1e-4
+        torch.where(is_global, by_query, by_near[:, :WIDTH]), qkv.grad[:, :WIDTH], atol=1e-5, rtol=1e-4
     )
-    torch.testing.assert_close(for_far - already[1], far.grad, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(dkv_global - already[1], kv_global.grad, atol=1e-5, rtol=1e-4)
     assert by_query[~is_global[:, 0]].abs().max() == 0
 
 

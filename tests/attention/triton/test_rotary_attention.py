@@ -20,7 +20,7 @@ from prefixprop.attention.prefix import FusedPart, PrefixedKeys
 from prefixprop.kernels import Exponential, Kernel, Linear, Polynomial, RadialBasis
 from prefixprop.tuners.kernel import PrefixAttention
 
-from one_layer import assert_close
+from one_layer import assert_close, assert_same_gradients, trained_gradients
 from tiny import adapt, batch, tiny_model
 
 pytest.importorskip("triton")
@@ -238,20 +238,6 @@ SMALL = {"num_hidden_layers": 2, "num_attention_heads": 1, "hidden_size": 16, "l
 SMALL |= {"layer_types": ["full_attention", "sliding_attention"]}
 
 
-def trained_gradients(model: Any, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-    model.zero_grad()
-    torch.manual_seed(7)
-    model(**inputs, labels=torch.tensor([0, 2])).loss.backward()
-    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-
-
-def assert_same_gradients(found: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float = 1e-5) -> None:
-    assert found.keys() == expected.keys() and found
-    scale = max(float(gradient.abs().max()) for gradient in expected.values())
-    for name, gradient in expected.items():
-        torch.testing.assert_close(found[name] / scale, gradient / scale, atol=tolerance, rtol=0.0, msg=name)
-
-
 SPLIT_METHOD = {"kernel": "rbf", "alpha_mode": "layer", "alpha": 0.3}
 
 
@@ -280,19 +266,3 @@ def test_gradient_checkpointing_with_dropout() -> None:
     plain = trained_gradients(model, inputs)
     model.gradient_checkpointing_enable({"use_reentrant": False})
     assert_same_gradients(trained_gradients(model, inputs), plain)
-
-
-def test_compiled_without_a_graph_break_and_for_any_length(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What stands around flash attention too: in its place, something that a compiler takes, without documents."""
-    monkeypatch.setattr(triton_backend, "has_flash_attention", lambda *_: True)
-    monkeypatch.setattr(triton_backend, "varlen_attn", lambda query, key, value, *_: query * key + value)
-    torch.compiler.reset()
-    model = adapt(tiny_model("modernbert", **SMALL), "propagation", length=3, prefix_dropout=0.0)
-    attention.install(model, backend="triton")
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager", dynamic=True)
-    for index, lengths in enumerate(([13, 6], [17, 5])):
-        inputs = batch(model, lengths)
-        expected = trained_gradients(model, inputs)
-        with torch._dynamo.config.patch(error_on_recompile=index > 0):
-            found = trained_gradients(compiled, inputs)
-        assert_same_gradients({name.removeprefix("_orig_mod."): g for name, g in found.items()}, expected, 1e-6)

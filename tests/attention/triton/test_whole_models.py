@@ -1,4 +1,4 @@
-"""Whole models on the Triton backend: installed and taken out, compiled, checkpointed, in 16 bits, under LoRA."""
+"""Whole models on the Triton backend: installed and taken out, checkpointed, in 16 bits, under LoRA."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from torch import Tensor
 
 from prefixprop import attention
 
+from one_layer import assert_same_gradients, trained_gradients
 from tiny import adapt, assert_same_bits, batch, tiny_model
 
 pytest.importorskip("triton")
@@ -20,22 +20,6 @@ SMALL = {"num_hidden_layers": 2, "attention_window": [8, 4], "num_attention_head
 
 def small_model(**overrides: Any) -> Any:
     return tiny_model(**(SMALL | overrides))
-
-
-def trained_gradients(model: Any, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-    model.zero_grad()
-    torch.manual_seed(7)
-    model(**inputs, labels=torch.tensor([0, 2])).loss.backward()
-    found = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-    assert found
-    return found
-
-
-def assert_same_gradients(found: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float = 1e-5) -> None:
-    assert found.keys() == expected.keys()
-    scale = max(float(gradient.abs().max()) for gradient in expected.values())
-    for name, gradient in expected.items():
-        torch.testing.assert_close(found[name] / scale, gradient / scale, atol=tolerance, rtol=0.0, msg=name)
 
 
 def test_same_numbers_as_hugging_face_and_back_again() -> None:
@@ -127,16 +111,3 @@ def test_lora_is_not_bypassed(target: str) -> None:
     attention.install(model, backend="triton")
     torch.testing.assert_close(model(**inputs).logits, expected, atol=1e-5, rtol=1e-5)
     assert_same_gradients(trained_gradients(model, inputs), gradients)
-
-
-def test_compiled_without_a_graph_break_and_for_any_length() -> None:
-    torch.compiler.reset()
-    model = adapt(small_model(num_hidden_layers=1, attention_window=[8]), "tuning", length=3, prefix_dropout=0.0)
-    attention.install(model, backend="triton")
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager", dynamic=True)
-    for index, lengths in enumerate(([13, 6], [17, 5])):
-        inputs = batch(model, lengths)
-        expected = trained_gradients(model, inputs)
-        with torch._dynamo.config.patch(error_on_recompile=index > 0):
-            found = trained_gradients(compiled, inputs)
-        assert_same_gradients({name.removeprefix("_orig_mod."): g for name, g in found.items()}, expected, 3e-6)

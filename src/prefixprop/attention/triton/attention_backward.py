@@ -1,4 +1,4 @@
-"""The keys' side: the gradients of keys and values."""
+"""Backward: the gradients of keys and values."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import triton.language as tl
 
 from prefixprop.attention.triton.dropout import is_kept
 from prefixprop.attention.triton.tiles import (
+    ALWAYS_VISIBLE,
     FACTS,
     FIRST,
     GLOBAL,
     LAST,
-    LISTED,
     LOCAL,
     MASKED,
     TOKENS,
@@ -28,99 +28,99 @@ from prefixprop.attention.triton.tiles import (
 
 @triton.jit
 def receive(
-    scored, value, query, gradient, log_total, delta, row_words, column_words, for_key, for_value, least, growth,
+    scored, v, q, gradient, row_lse, row_delta, row_seeds, column_seeds, dk, dv, keep_threshold, keep_scale,
     PRECISION: tl.constexpr, DROPOUT: tl.constexpr,
 ):  # fmt: skip
-    """What a tile of rows gives to the gradients of a tile of keys and values."""
-    weights = tl.exp2(scored - log_total[:, None])
-    for_weights = tl.dot(gradient, tl.trans(value), input_precision=PRECISION)
+    """Add what a tile of rows contributes to the gradients of a tile of keys and values."""
+    weights = tl.exp2(scored - row_lse[:, None])
+    dp = tl.dot(gradient, tl.trans(v), input_precision=PRECISION)
     dropped = weights
     if DROPOUT:
-        kept = is_kept(row_words[:, None], column_words[None, :], least)
-        dropped = tl.where(kept, weights * growth, 0.0)
-        for_weights = tl.where(kept, for_weights * growth, 0.0)
-    for_value = tl.dot(tl.trans(dropped.to(gradient.dtype)), gradient, for_value, input_precision=PRECISION)
+        kept = is_kept(row_seeds[:, None], column_seeds[None, :], keep_threshold)
+        dropped = tl.where(kept, weights * keep_scale, 0.0)
+        dp = tl.where(kept, dp * keep_scale, 0.0)
+    dv = tl.dot(tl.trans(dropped.to(gradient.dtype)), gradient, dv, input_precision=PRECISION)
     # Softmax: dS = P (dP - Σ P dP)
-    for_scores = weights * (for_weights - delta[:, None])
-    for_key = tl.dot(tl.trans(for_scores.to(query.dtype)), query, for_key, input_precision=PRECISION)
-    return for_key, for_value
+    ds = weights * (dp - row_delta[:, None])
+    dk = tl.dot(tl.trans(ds.to(q.dtype)), q, dk, input_precision=PRECISION)
+    return dk, dv
 
 
 @triton.jit
 def receive_local(
-    key, value, unseen, column, column_words, for_key, for_value,
-    queries, gradients, kind, log_totals, deltas, row_words, low, high, reach,
-    scale, least, growth,
+    k, v, unseen, column, column_seeds, dk, dv,
+    queries, gradients, kind, lse, delta, row_seeds, low, high, reach,
+    scale, keep_threshold, keep_scale,
     STRIDE: tl.constexpr, WIDTH: tl.constexpr, SIZE: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
     BAND: tl.constexpr, PRECISION: tl.constexpr, DROPOUT: tl.constexpr,
 ):  # fmt: skip
-    """What the local rows from `low` to `high` give; of a BAND, only rows in reach of a key."""
+    """Add what the local rows from `low` to `high` contribute; with BAND, only rows within reach of a key."""
     for start in range(low, high, BLOCK_M):
         row = start + tl.arange(0, BLOCK_M)
         inside = row < high
         is_local = tl.load(kind + row, mask=inside, other=GLOBAL) == LOCAL
-        query = load_rows(queries, row, inside, STRIDE, SIZE, BLOCK_D)
+        q = load_rows(queries, row, inside, STRIDE, SIZE, BLOCK_D)
         gradient = load_rows(gradients, row, inside, WIDTH, SIZE, BLOCK_D)
-        # A row that is not local has an endless total: its probabilities are zero.
-        log_total = tl.load(log_totals + row, mask=is_local, other=-UNSEEN)
-        delta = tl.load(deltas + row, mask=is_local, other=0.0)
-        words = tl.load(row_words + row, mask=inside, other=0) if DROPOUT else row
-        scored = score(query, key, unseen, scale, PRECISION)
-        if BAND:  # for inner tiles too: asking whether one is inner costs more
+        # Other rows get an infinite lse, so that their probabilities are zero.
+        row_lse = tl.load(lse + row, mask=is_local, other=-UNSEEN)
+        row_delta = tl.load(delta + row, mask=is_local, other=0.0)
+        seeds = tl.load(row_seeds + row, mask=inside, other=0) if DROPOUT else row
+        scored = score(q, k, unseen, scale, PRECISION)
+        if BAND:  # for inner tiles too: to test for them costs more
             scored = tl.where(tl.abs(row[:, None] - column[None, :]) <= reach, scored, UNSEEN)
-        for_key, for_value = receive(
-            scored, value, query, gradient, log_total, delta, words, column_words, for_key, for_value,
-            least, growth, PRECISION, DROPOUT,
+        dk, dv = receive(
+            scored, v, q, gradient, row_lse, row_delta, seeds, column_seeds, dk, dv,
+            keep_threshold, keep_scale, PRECISION, DROPOUT,
         )  # fmt: skip
-    return for_key, for_value
+    return dk, dv
 
 
-@triton.jit(do_not_specialize=["length", "outside", "reach", "least"])
-def band_keys(
-    near, kind, facts, row_words, column_words, gradient, log_totals, deltas, for_near,
-    length, outside, reach, scale, least, growth, plain_scale,
+@triton.jit(do_not_specialize=["length", "outside", "reach", "keep_threshold"])
+def window_keys_backward(
+    qkv, kind, facts, row_seeds, column_seeds, gradient, lse, delta, dqkv,
+    length, outside, reach, scale, keep_threshold, keep_scale, plain_scale,
     HEADS: tl.constexpr, SIZE: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     PRECISION: tl.constexpr, DROPOUT: tl.constexpr,
 ):  # fmt: skip
-    """What keys and values get from their neighbourhood: zeros where it does not see them, nothing where listed."""
+    """Gradients of keys and values from their neighbourhood. Does not write those of always visible keys."""
     WIDTH: tl.constexpr = HEADS * SIZE
     STRIDE: tl.constexpr = 3 * WIDTH
     start, lane = tl.program_id(0) * BLOCK_N, tl.program_id(1)
     example, head = lane // HEADS, lane % HEADS
     first, last = tl.load(facts + example * FACTS + FIRST), tl.load(facts + example * FACTS + LAST)
     here, there = example.to(tl.int64) * length, lane.to(tl.int64) * length
-    queries = near + here * STRIDE + head * SIZE
+    queries = qkv + here * STRIDE + head * SIZE
     column = start + tl.arange(0, BLOCK_N)
     column_kind = tl.load(kind + here + column, mask=column < length, other=GLOBAL)
-    for_key = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
-    for_value = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
+    dk = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
+    dv = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
     if (start < last) & (start + BLOCK_N > first):  # else it is all padding
-        key = load_rows(queries + WIDTH, column, column < length, STRIDE, SIZE, BLOCK_D)
-        value = load_rows(queries + 2 * WIDTH, column, column < length, STRIDE, SIZE, BLOCK_D)
-        words = tl.load(column_words + here + column, mask=column < length, other=0) if DROPOUT else column
+        k = load_rows(queries + WIDTH, column, column < length, STRIDE, SIZE, BLOCK_D)
+        v = load_rows(queries + 2 * WIDTH, column, column < length, STRIDE, SIZE, BLOCK_D)
+        seeds = tl.load(column_seeds + here + column, mask=column < length, other=0) if DROPOUT else column
         low, high, _, _ = reach_of(start, BLOCK_N, reach, first, last)
-        for_key, for_value = receive_local(
-            key, value, tl.where(column_kind == LOCAL, 0.0, UNSEEN), column, words, for_key, for_value,
-            queries, gradient + here * WIDTH + head * SIZE, kind + here, log_totals + there, deltas + there,
-            row_words + there, low, high, reach, scale, least, growth,
+        dk, dv = receive_local(
+            k, v, tl.where(column_kind == LOCAL, 0.0, UNSEEN), column, seeds, dk, dv,
+            queries, gradient + here * WIDTH + head * SIZE, kind + here, lse + there, delta + there,
+            row_seeds + there, low, high, reach, scale, keep_threshold, keep_scale,
             STRIDE, WIDTH, SIZE, BLOCK_D, BLOCK_M, True, PRECISION, DROPOUT,
         )  # fmt: skip
-    results = for_near + here * STRIDE + head * SIZE
-    not_listed = (column < length) & ((column_kind != GLOBAL) | (column < outside))
-    store_rows(results + WIDTH, column, not_listed, for_key * plain_scale, STRIDE, SIZE, BLOCK_D)
-    store_rows(results + 2 * WIDTH, column, not_listed, for_value, STRIDE, SIZE, BLOCK_D)
+    results = dqkv + here * STRIDE + head * SIZE
+    not_always_visible = (column < length) & ((column_kind != GLOBAL) | (column < outside))
+    store_rows(results + WIDTH, column, not_always_visible, dk * plain_scale, STRIDE, SIZE, BLOCK_D)
+    store_rows(results + 2 * WIDTH, column, not_always_visible, dv, STRIDE, SIZE, BLOCK_D)
 
 
-@triton.jit(do_not_specialize=["length", "most_listed", "least"])
-def listed_keys(
-    near, kind, listed, facts, row_words, column_words, gradient, log_totals, deltas, for_near, parts_left, arrivals,
-    length, most_listed, scale, least, growth, plain_scale,
+@triton.jit(do_not_specialize=["length", "most_visible", "keep_threshold"])
+def always_visible_keys_backward(
+    qkv, kind, always_visible_keys, facts, row_seeds, column_seeds, gradient, lse, delta, dqkv, parts_left, arrivals,
+    length, most_visible, scale, keep_threshold, keep_scale, plain_scale,
     HEADS: tl.constexpr, SIZE: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_G: tl.constexpr,
     PRECISION: tl.constexpr, DROPOUT: tl.constexpr,
 ):  # fmt: skip
-    """What the listed keys (prefix and global tokens) get from the local rows, all of which see them.
+    """Gradients of the always visible keys (prefix and global tokens) from all local rows.
 
     As in `global_rows`, programs divide the keys or the rows; `parts_left` is [programs, 2, BLOCK_G, size].
     """
@@ -130,7 +130,7 @@ def listed_keys(
     lane = tl.program_id(1)
     example, head = lane // HEADS, lane % HEADS
     first, last = tl.load(facts + example * FACTS + FIRST), tl.load(facts + example * FACTS + LAST)
-    count = tl.load(facts + example * FACTS + LISTED)
+    count = tl.load(facts + example * FACTS + ALWAYS_VISIBLE)
     here, there = example.to(tl.int64) * length, lane.to(tl.int64) * length
     shares = tl.num_programs(0)
     begin, part, parts = share_of(count, BLOCK_G)
@@ -141,54 +141,54 @@ def listed_keys(
     for tile in range(begin, tl.cdiv(count, BLOCK_G), shares):
         slot = tile * BLOCK_G + place
         inside = slot < count
-        key_row = tl.load(listed + example * most_listed + slot, mask=inside, other=0).to(tl.int64)
-        key = load_rows(near + WIDTH + head * SIZE, key_row, inside, STRIDE, SIZE, BLOCK_D)
-        value = load_rows(near + 2 * WIDTH + head * SIZE, key_row, inside, STRIDE, SIZE, BLOCK_D)
-        words = tl.load(column_words + key_row) if DROPOUT else slot
-        for_key = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
-        for_value = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
-        for_key, for_value = receive_local(
-            key, value, tl.where(inside, 0.0, UNSEEN), slot, words, for_key, for_value,
-            near + here * STRIDE + head * SIZE, gradient + here * WIDTH + head * SIZE, kind + here,
-            log_totals + there, deltas + there, row_words + there, low, high, 0, scale, least, growth,
+        key_row = tl.load(always_visible_keys + example * most_visible + slot, mask=inside, other=0).to(tl.int64)
+        k = load_rows(qkv + WIDTH + head * SIZE, key_row, inside, STRIDE, SIZE, BLOCK_D)
+        v = load_rows(qkv + 2 * WIDTH + head * SIZE, key_row, inside, STRIDE, SIZE, BLOCK_D)
+        seeds = tl.load(column_seeds + key_row) if DROPOUT else slot
+        dk = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
+        dv = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
+        dk, dv = receive_local(
+            k, v, tl.where(inside, 0.0, UNSEEN), slot, seeds, dk, dv,
+            qkv + here * STRIDE + head * SIZE, gradient + here * WIDTH + head * SIZE, kind + here,
+            lse + there, delta + there, row_seeds + there, low, high, 0, scale, keep_threshold, keep_scale,
             STRIDE, WIDTH, SIZE, BLOCK_D, BLOCK_M, False, PRECISION, DROPOUT,
         )  # fmt: skip
         finished = True
         if parts > 1:
-            tl.store(slab + inner, for_key)
-            tl.store(slab + HALF + inner, for_value)
+            tl.store(slab + inner, dk)
+            tl.store(slab + HALF + inner, dv)
             finished = is_last(arrivals + lane * shares + tile, parts)
             if finished:
-                for_key = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
-                for_value = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
+                dk = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
+                dv = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
                 for other in range(0, parts):
                     left = parts_left + (lane.to(tl.int64) * shares + tile * parts + other) * 2 * HALF
-                    for_key += tl.load(left + inner, cache_modifier=".cg")
-                    for_value += tl.load(left + HALF + inner, cache_modifier=".cg")
+                    dk += tl.load(left + inner, cache_modifier=".cg")
+                    dv += tl.load(left + HALF + inner, cache_modifier=".cg")
         if finished:
-            results = for_near + head * SIZE
-            store_rows(results + WIDTH, key_row, inside, for_key * plain_scale, STRIDE, SIZE, BLOCK_D)
-            store_rows(results + 2 * WIDTH, key_row, inside, for_value, STRIDE, SIZE, BLOCK_D)
+            results = dqkv + head * SIZE
+            store_rows(results + WIDTH, key_row, inside, dk * plain_scale, STRIDE, SIZE, BLOCK_D)
+            store_rows(results + 2 * WIDTH, key_row, inside, dv, STRIDE, SIZE, BLOCK_D)
 
 
-@triton.jit(do_not_specialize=["length", "prefix", "prefix_start", "outside", "least"])
-def far_keys(
-    near, far, kind, tokens, facts, row_words, column_words, gradient, log_totals, deltas, for_far,
-    length, prefix, prefix_start, outside, scale, least, growth, plain_scale,
+@triton.jit(do_not_specialize=["length", "prefix", "prefix_start", "outside", "keep_threshold"])
+def global_keys_backward(
+    qkv, kv_global, kind, tokens, facts, row_seeds, column_seeds, gradient, lse, delta, dkv_global,
+    length, prefix, prefix_start, outside, scale, keep_threshold, keep_scale, plain_scale,
     HEADS: tl.constexpr, SIZE: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_G: tl.constexpr, BLOCK_N: tl.constexpr, FAR_STRIDE: tl.constexpr, ADD: tl.constexpr,
+    BLOCK_G: tl.constexpr, BLOCK_N: tl.constexpr, KV_GLOBAL_STRIDE: tl.constexpr, ADD: tl.constexpr,
     PRECISION: tl.constexpr, DROPOUT: tl.constexpr,
 ):  # fmt: skip
-    """What all keys and values get from the global rows; the last programs have the prefix. ADD: to what is there."""
+    """Gradients of all keys and values from the global rows; the last programs do the prefix. ADD: accumulate."""
     WIDTH: tl.constexpr = HEADS * SIZE
     tile, lane = tl.program_id(0), tl.program_id(1)
     example, head = lane // HEADS, lane % HEADS
     here = example.to(tl.int64) * length
-    queries = near + here * 3 * WIDTH + head * SIZE
+    queries = qkv + here * 3 * WIDTH + head * SIZE
     gradients = gradient + here * WIDTH + head * SIZE
-    log_totals += lane.to(tl.int64) * length
-    deltas += lane.to(tl.int64) * length
-    row_words += lane.to(tl.int64) * length
+    lse += lane.to(tl.int64) * length
+    delta += lane.to(tl.int64) * length
+    row_seeds += lane.to(tl.int64) * length
     tiles = tl.cdiv(length, BLOCK_N)
     if tile < tiles:
         place = tile * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -200,31 +200,31 @@ def far_keys(
         inside = place < prefix
         key_row = (prefix_start + example * prefix + place).to(tl.int64)
         seen = inside
-    key = load_rows(far + head * SIZE, key_row, inside, FAR_STRIDE, SIZE, BLOCK_D)
-    value = load_rows(far + WIDTH + head * SIZE, key_row, inside, FAR_STRIDE, SIZE, BLOCK_D)
-    column_word = tl.load(column_words + key_row, mask=inside, other=0) if DROPOUT else place
+    k = load_rows(kv_global + head * SIZE, key_row, inside, KV_GLOBAL_STRIDE, SIZE, BLOCK_D)
+    v = load_rows(kv_global + WIDTH + head * SIZE, key_row, inside, KV_GLOBAL_STRIDE, SIZE, BLOCK_D)
+    column_seed = tl.load(column_seeds + key_row, mask=inside, other=0) if DROPOUT else place
     bias = tl.where(seen, 0.0, UNSEEN)
-    for_key = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
-    for_value = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
+    dk = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
+    dv = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
     count = tl.load(facts + example * FACTS + TOKENS)
     for start in range(0, count, BLOCK_G):
         slot = start + tl.arange(0, BLOCK_G)
         is_row = slot < count
         row = tl.load(tokens + example * (length + 1) + slot, mask=is_row, other=0)
-        query = load_rows(queries, row, is_row, 3 * WIDTH, SIZE, BLOCK_D)
+        q = load_rows(queries, row, is_row, 3 * WIDTH, SIZE, BLOCK_D)
         upstream = load_rows(gradients, row, is_row, WIDTH, SIZE, BLOCK_D)
-        log_total = tl.load(log_totals + row, mask=is_row, other=-UNSEEN)
-        delta = tl.load(deltas + row, mask=is_row, other=0.0)
-        words = tl.load(row_words + row) if DROPOUT else row
-        scored = score(query, key, bias, scale, PRECISION)
-        for_key, for_value = receive(
-            scored, value, query, upstream, log_total, delta, words, column_word, for_key, for_value,
-            least, growth, PRECISION, DROPOUT,
+        row_lse = tl.load(lse + row, mask=is_row, other=-UNSEEN)
+        row_delta = tl.load(delta + row, mask=is_row, other=0.0)
+        seeds = tl.load(row_seeds + row) if DROPOUT else row
+        scored = score(q, k, bias, scale, PRECISION)
+        dk, dv = receive(
+            scored, v, q, upstream, row_lse, row_delta, seeds, column_seed, dk, dv,
+            keep_threshold, keep_scale, PRECISION, DROPOUT,
         )  # fmt: skip
-    results = for_far + head * SIZE
-    for_key *= plain_scale
+    results = dkv_global + head * SIZE
+    dk *= plain_scale
     if ADD:
-        for_key += load_rows(results, key_row, inside, FAR_STRIDE, SIZE, BLOCK_D).to(tl.float32)
-        for_value += load_rows(results + WIDTH, key_row, inside, FAR_STRIDE, SIZE, BLOCK_D).to(tl.float32)
-    store_rows(results, key_row, inside, for_key, FAR_STRIDE, SIZE, BLOCK_D)
-    store_rows(results + WIDTH, key_row, inside, for_value, FAR_STRIDE, SIZE, BLOCK_D)
+        dk += load_rows(results, key_row, inside, KV_GLOBAL_STRIDE, SIZE, BLOCK_D).to(tl.float32)
+        dv += load_rows(results + WIDTH, key_row, inside, KV_GLOBAL_STRIDE, SIZE, BLOCK_D).to(tl.float32)
+    store_rows(results, key_row, inside, dk, KV_GLOBAL_STRIDE, SIZE, BLOCK_D)
+    store_rows(results + WIDTH, key_row, inside, dv, KV_GLOBAL_STRIDE, SIZE, BLOCK_D)

@@ -1,4 +1,4 @@
-"""The rows' side: attention itself (forward), and the gradient of its queries (BACKWARD)."""
+"""Attention itself (forward), and the gradient of its queries (BACKWARD), which visits the same keys."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import triton
 import triton.language as tl
 
 from prefixprop.attention.triton.tiles import (
+    ALWAYS_VISIBLE,
     FACTS,
     FIRST,
     GLOBAL,
     LAST,
     LEADING,
-    LISTED,
     LOCAL,
     TOKENS,
     UNSEEN,
@@ -28,20 +28,20 @@ from prefixprop.attention.triton.tiles import (
 
 @triton.jit
 def start_rows(
-    query, gradients, outputs, log_totals, deltas, row, is_row, keeps_delta,
+    q, gradients, outputs, lse, delta, row, is_row, keeps_delta,
     WIDTH: tl.constexpr, SIZE: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr, BACKWARD: tl.constexpr,
 ):  # fmt: skip
     """The upstream gradient of rows, and what they carry from tile to tile (see tiles)."""
     if BACKWARD:
         gradient = load_rows(gradients, row, is_row, WIDTH, SIZE, BLOCK_D)
         output = load_rows(outputs, row, is_row, WIDTH, SIZE, BLOCK_D)
-        # A row that is none of ours has an endless total: its probabilities are zero.
-        carried = tl.load(log_totals + row, mask=is_row, other=-UNSEEN)
+        # Other rows get an infinite lse, so that their probabilities are zero.
+        carried = tl.load(lse + row, mask=is_row, other=-UNSEEN)
         carried_too = tl.sum(output.to(tl.float32) * gradient.to(tl.float32), axis=1)  # Σ dO O, which is Σ P dP
         if keeps_delta:
-            tl.store(deltas + row, carried_too, mask=is_row)
+            tl.store(delta + row, carried_too, mask=is_row)
     else:
-        gradient = query
+        gradient = q
         carried = tl.zeros([BLOCK], tl.float32)
         carried_too = tl.full([BLOCK], UNSEEN, tl.float32)
     return gradient, carried, carried_too
@@ -49,10 +49,10 @@ def start_rows(
 
 @triton.jit(do_not_specialize=["length"])
 def row_deltas(
-    output, gradient, deltas, length,
+    output, gradient, delta, length,
     HEADS: tl.constexpr, SIZE: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
-    """Σ dO O of all rows (see start_rows), where nobody asks for the gradient of their queries."""
+    """delta = Σ dO O of all rows (see start_rows), where the gradient of their queries is not needed."""
     WIDTH: tl.constexpr = HEADS * SIZE
     lane = tl.program_id(1)
     example, head = lane // HEADS, lane % HEADS
@@ -61,18 +61,18 @@ def row_deltas(
     place = example.to(tl.int64) * length * WIDTH + head * SIZE
     upstream = load_rows(gradient + place, row, inside, WIDTH, SIZE, BLOCK_D).to(tl.float32)
     attended = load_rows(output + place, row, inside, WIDTH, SIZE, BLOCK_D).to(tl.float32)
-    tl.store(deltas + lane.to(tl.int64) * length + row, tl.sum(attended * upstream, axis=1), mask=inside)
+    tl.store(delta + lane.to(tl.int64) * length + row, tl.sum(attended * upstream, axis=1), mask=inside)
 
 
-@triton.jit(do_not_specialize=["length", "most_listed", "reach", "least"])
+@triton.jit(do_not_specialize=["length", "most_visible", "reach", "keep_threshold"])
 def local_rows(
-    near, kind, listed, facts, row_words, column_words, output, log_totals, deltas, gradient, for_near,
-    length, most_listed, reach, scale, least, growth, plain_scale,
+    qkv, kind, always_visible_keys, facts, row_seeds, column_seeds, output, lse, delta, gradient, dqkv,
+    length, most_visible, reach, scale, keep_threshold, keep_scale, plain_scale,
     HEADS: tl.constexpr, SIZE: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_G: tl.constexpr,
     PRECISION: tl.constexpr, DROPOUT: tl.constexpr, BACKWARD: tl.constexpr,
 ):  # fmt: skip
-    """Local rows see the listed keys (prefix and global tokens) and their neighbourhood.
+    """Local rows see the always visible keys (prefix and global tokens) and their neighbourhood.
 
     Forward leaves out global rows and writes zeros for padding; backward writes zeros for both.
     """
@@ -85,50 +85,50 @@ def local_rows(
     if not BACKWARD:  # which writes zeros for global rows; here the last tile is empty where a prefix leads
         start += leading
     here, there = example.to(tl.int64) * length, lane.to(tl.int64) * length
-    queries = near + here * STRIDE + head * SIZE
+    queries = qkv + here * STRIDE + head * SIZE
     outputs = output + here * WIDTH + head * SIZE
     row = start + tl.arange(0, BLOCK_M)
     row_kind = tl.load(kind + here + row, mask=row < length, other=GLOBAL)
     is_local = row_kind == LOCAL
-    query = load_rows(queries, row, row < length, STRIDE, SIZE, BLOCK_D)
-    words = tl.load(row_words + there + row, mask=row < length, other=0) if DROPOUT else row
+    q = load_rows(queries, row, row < length, STRIDE, SIZE, BLOCK_D)
+    seeds = tl.load(row_seeds + there + row, mask=row < length, other=0) if DROPOUT else row
     result = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     upstream, carried, carried_too = start_rows(
-        query, gradient + here * WIDTH + head * SIZE, outputs, log_totals + there, deltas + there, row, is_local,
+        q, gradient + here * WIDTH + head * SIZE, outputs, lse + there, delta + there, row, is_local,
         True, WIDTH, SIZE, BLOCK_D, BLOCK_M, BACKWARD,
     )  # fmt: skip
     if (start < last) & (start + BLOCK_M > first):  # else it is all padding
         result, carried, carried_too = visit_rows(
-            query, upstream, result, carried, carried_too, words, near + WIDTH + head * SIZE, column_words,
-            listed + example * most_listed, tl.load(facts + example * FACTS + LISTED), scale, least, growth,
-            STRIDE, WIDTH, SIZE, BLOCK_D, BLOCK_G, PRECISION, DROPOUT, BACKWARD,
+            q, upstream, result, carried, carried_too, seeds, qkv + WIDTH + head * SIZE, column_seeds,
+            always_visible_keys + example * most_visible, tl.load(facts + example * FACTS + ALWAYS_VISIBLE),
+            scale, keep_threshold, keep_scale, STRIDE, WIDTH, SIZE, BLOCK_D, BLOCK_G, PRECISION, DROPOUT, BACKWARD,
         )  # fmt: skip
         low, high, inner_low, inner_high = reach_of(start, BLOCK_M, reach, tl.maximum(first, leading), last)
         result, carried, carried_too = visit_sequence(
-            query, upstream, result, carried, carried_too, words, row, queries + WIDTH, column_words + here,
-            kind + here, low, high, inner_low, inner_high, 0, reach, scale, least, growth,
+            q, upstream, result, carried, carried_too, seeds, row, queries + WIDTH, column_seeds + here,
+            kind + here, low, high, inner_low, inner_high, 0, reach, scale, keep_threshold, keep_scale,
             STRIDE, WIDTH, SIZE, BLOCK_D, BLOCK_N, True, PRECISION, DROPOUT, BACKWARD,
         )  # fmt: skip
     if BACKWARD:
         result = tl.where(is_local[:, None], result * plain_scale, 0.0)
-        store_rows(for_near + here * STRIDE + head * SIZE, row, row < length, result, STRIDE, SIZE, BLOCK_D)
+        store_rows(dqkv + here * STRIDE + head * SIZE, row, row < length, result, STRIDE, SIZE, BLOCK_D)
     else:
         total = tl.where(is_local, carried, 1.0)
-        result = tl.where(is_local[:, None], result * (growth / total)[:, None], 0.0)
+        result = tl.where(is_local[:, None], result * (keep_scale / total)[:, None], 0.0)
         store_rows(outputs, row, row_kind != GLOBAL, result, WIDTH, SIZE, BLOCK_D)
-        tl.store(log_totals + there + row, carried_too + tl.log2(total), mask=is_local)
+        tl.store(lse + there + row, carried_too + tl.log2(total), mask=is_local)
 
 
-@triton.jit(do_not_specialize=["length", "most_listed", "prefix", "outside", "least"])
+@triton.jit(do_not_specialize=["length", "most_visible", "prefix", "outside", "keep_threshold"])
 def global_rows(
-    near, far, kind, tokens, listed, facts, row_words, column_words, output, log_totals, deltas, gradient, for_query,
-    parts_left, arrivals, length, most_listed, prefix, outside, scale, least, growth, plain_scale,
-    HEADS: tl.constexpr, SIZE: tl.constexpr, BLOCK_D: tl.constexpr,
+    qkv, kv_global, kind, tokens, always_visible_keys, facts, row_seeds, column_seeds, output, lse, delta, gradient,
+    dq_global, parts_left, arrivals, length, most_visible, prefix, outside, scale, keep_threshold, keep_scale,
+    plain_scale, HEADS: tl.constexpr, SIZE: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_G: tl.constexpr, BLOCK_N: tl.constexpr,
-    FAR_STRIDE: tl.constexpr, WRITTEN_STRIDE: tl.constexpr,
+    KV_GLOBAL_STRIDE: tl.constexpr, WRITTEN_STRIDE: tl.constexpr,
     PRECISION: tl.constexpr, DROPOUT: tl.constexpr, BACKWARD: tl.constexpr,
 ):  # fmt: skip
-    """Rows of global tokens see every token and the prefix, through the keys and values in `far`.
+    """Rows of global tokens see every token and the prefix, through the keys and values in `kv_global`.
 
     How many there are is known on the device alone. The programs of an example's head divide them and, where they
     are few, the keys; who is last puts the parts together, which stand in `parts_left` [programs, BLOCK_G, size + 2].
@@ -150,30 +150,31 @@ def global_rows(
         slot = tile * BLOCK_G + place
         is_row = slot < count
         row = tl.load(tokens + example * (length + 1) + slot, mask=is_row, other=0)
-        query = load_rows(near + here * 3 * WIDTH + head * SIZE, row, is_row, 3 * WIDTH, SIZE, BLOCK_D)
-        words = tl.load(row_words + there + row) if DROPOUT else row
+        q = load_rows(qkv + here * 3 * WIDTH + head * SIZE, row, is_row, 3 * WIDTH, SIZE, BLOCK_D)
+        seeds = tl.load(row_seeds + there + row) if DROPOUT else row
         result = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
         upstream, carried, carried_too = start_rows(
-            query, gradient + here * WIDTH + head * SIZE, outputs, log_totals + there, deltas + there, row, is_row,
+            q, gradient + here * WIDTH + head * SIZE, outputs, lse + there, delta + there, row, is_row,
             part == 0, WIDTH, SIZE, BLOCK_D, BLOCK_G, BACKWARD,
         )  # fmt: skip
-        # The prefix is first in the list of keys that everybody sees; the first part meets it.
+        # The prefix comes first among the always visible keys; the first part visits it.
         result, carried, carried_too = visit_rows(
-            query, upstream, result, carried, carried_too, words, far + head * SIZE, column_words,
-            listed + example * most_listed, tl.where(part == 0, prefix, 0), scale, least, growth,
-            FAR_STRIDE, WIDTH, SIZE, BLOCK_D, BLOCK_G, PRECISION, DROPOUT, BACKWARD,
+            q, upstream, result, carried, carried_too, seeds, kv_global + head * SIZE, column_seeds,
+            always_visible_keys + example * most_visible, tl.where(part == 0, prefix, 0),
+            scale, keep_threshold, keep_scale,
+            KV_GLOBAL_STRIDE, WIDTH, SIZE, BLOCK_D, BLOCK_G, PRECISION, DROPOUT, BACKWARD,
         )  # fmt: skip
         result, carried, carried_too = visit_sequence(
-            query, upstream, result, carried, carried_too, words, row, far + here * FAR_STRIDE + head * SIZE,
-            column_words + here, kind + here, low, high, 0, 0, outside, 0, scale, least, growth,
-            FAR_STRIDE, WIDTH, SIZE, BLOCK_D, BLOCK_N, False, PRECISION, DROPOUT, BACKWARD,
+            q, upstream, result, carried, carried_too, seeds, row, kv_global + here * KV_GLOBAL_STRIDE + head * SIZE,
+            column_seeds + here, kind + here, low, high, 0, 0, outside, 0, scale, keep_threshold, keep_scale,
+            KV_GLOBAL_STRIDE, WIDTH, SIZE, BLOCK_D, BLOCK_N, False, PRECISION, DROPOUT, BACKWARD,
         )  # fmt: skip
         # Each branch writes for itself: Triton 3.8 and 3.9 fail to compile tensors that come out of nested branches.
-        written = for_query if BACKWARD else output
+        written = dq_global if BACKWARD else output
         rows = written + here * WRITTEN_STRIDE + head * SIZE
         if parts == 1:
             finish_rows(
-                result, carried, carried_too, rows, log_totals + there, row, is_row, growth, plain_scale,
+                result, carried, carried_too, rows, lse + there, row, is_row, keep_scale, plain_scale,
                 WRITTEN_STRIDE, SIZE, BLOCK_D, BACKWARD,
             )  # fmt: skip
         else:
@@ -198,22 +199,22 @@ def global_rows(
                         total = total * shrink + their_total * grow
                         highest = new
                 finish_rows(
-                    summed, total, highest, rows, log_totals + there, row, is_row, growth, plain_scale,
+                    summed, total, highest, rows, lse + there, row, is_row, keep_scale, plain_scale,
                     WRITTEN_STRIDE, SIZE, BLOCK_D, BACKWARD,
                 )  # fmt: skip
 
 
 @triton.jit
 def finish_rows(
-    result, total, highest, rows, log_totals, row, is_row, growth, plain_scale,
+    result, total, highest, rows, lse, row, is_row, keep_scale, plain_scale,
     STRIDE: tl.constexpr, SIZE: tl.constexpr, BLOCK_D: tl.constexpr, BACKWARD: tl.constexpr,
 ):  # fmt: skip
-    """Write what rows have met altogether; of their totals only forward knows."""
+    """Write the result of rows that have visited all keys, and in forward their lse."""
     if BACKWARD:
         store_rows(rows, row, is_row, result * plain_scale, STRIDE, SIZE, BLOCK_D)
     else:
-        store_rows(rows, row, is_row, result * (growth / total)[:, None], STRIDE, SIZE, BLOCK_D)
-        tl.store(log_totals + row, highest + tl.log2(total), mask=is_row)
+        store_rows(rows, row, is_row, result * (keep_scale / total)[:, None], STRIDE, SIZE, BLOCK_D)
+        tl.store(lse + row, highest + tl.log2(total), mask=is_row)
 
 
 @triton.jit(do_not_specialize=["length"])
@@ -223,7 +224,7 @@ def project_rows(
     WEIGHT_EXAMPLE: tl.constexpr, WEIGHT_ROW: tl.constexpr, WEIGHT_COLUMN: tl.constexpr, ADD: tl.constexpr,
     BLOCK_G: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """A linear map of the global rows alone: result = states Wᵀ + b, or added to what is there, without b."""
+    """A linear map of the global rows only: result = states Wᵀ + b; with ADD, result += states Wᵀ."""
     example = tl.program_id(1)
     column = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     count = tl.load(facts + example * FACTS + TOKENS)

@@ -1,4 +1,4 @@
-"""Dropout whose mask is computed, not stored: backward, with other tiles, finds the same one."""
+"""Dropout with masks that are computed from random seeds and not stored; backward computes the same ones."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from torch import Tensor
 LEVELS = 2**32
 
 
-def draw_words(counts: tuple[int, ...], like: Tensor, dropout: float) -> list[Tensor]:
-    """Random 32-bit words for so many rows or columns each, from PyTorch's generator; `like` where none is needed."""
+def draw_dropout_seeds(counts: tuple[int, ...], like: Tensor, dropout: float) -> list[Tensor]:
+    """Random 32-bit seeds for `counts` rows or columns, from PyTorch's generator; `like` for each without dropout."""
     if not dropout:
-        return [like] * len(counts)  # kernels want an address, though they will not look there
-    # One draw for all, each beginning at 16 bytes, which kernels are compiled for.
+        return [like] * len(counts)  # kernels need an address, which they do not read
+    # One draw for all, each aligned to 16 bytes, as kernels are compiled for.
     ends = list(itertools.accumulate(-(-count // 4) * 4 for count in counts))
-    words = torch.randint(-LEVELS // 2, LEVELS // 2, (ends[-1],), dtype=torch.int32, device=like.device)
-    return [words[start : start + count] for start, count in zip([0, *ends], counts, strict=False)]
+    seeds = torch.randint(-LEVELS // 2, LEVELS // 2, (ends[-1],), dtype=torch.int32, device=like.device)
+    return [seeds[start : start + count] for start, count in zip([0, *ends], counts, strict=False)]
 
 
 def levels(probability: float) -> tuple[int, float]:
-    """The least number that is kept, among all of 32 bits, and what the kept grow by."""
+    """keep_threshold, the smallest 32-bit number that is kept, and keep_scale, the factor for what is kept."""
     dropped = min(round(probability * LEVELS), LEVELS - 1)
     return dropped - LEVELS // 2, LEVELS / (LEVELS - dropped)
 
 
 @triton.jit
-def is_kept(row_words, column_words, least):
+def is_kept(row_seeds, column_seeds, keep_threshold):
     """Whether each pair of a row and a column is kept.
 
-    A number of the generator for every probability would cost more than the attention itself. The two words are
-    random already; the multiplication breaks the dependence that is left between the corners of a rectangle.
+    To draw a random number for every probability would cost more than the attention itself. The two seeds are random
+    already; the multiplication breaks the dependence that is left between the corners of a rectangle.
     """
-    return (row_words ^ column_words) * -1640531535 >= least  # 2³² / golden ratio, made odd
+    return (row_seeds ^ column_seeds) * -1640531535 >= keep_threshold  # 2³² / golden ratio, made odd

@@ -1,7 +1,7 @@
 """What follows attention in a Longformer layer (dense, residual, norm, feed-forward) with frozen weights.
 
-It is the second half of a layer in one piece (`frozen_layer`), and an operation of its own where attention is called
-part by part: where its projections learn, or something is wrapped around them. LoRA is a side path in both (`lora`).
+It is the second half of a fused layer (`frozen_layer`), and an operation of its own where attention is computed
+separately, because its projections are trained or wrapped. LoRA is a side path in both (`lora`).
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.activations import GELUActivation
 
-from prefixprop.attention.hooks import is_watched
+from prefixprop.attention.hooks import has_hooks
 from prefixprop.attention.triton import residual_norm
-from prefixprop.attention.triton.dropout import draw_words
+from prefixprop.attention.triton.dropout import draw_dropout_seeds
 from prefixprop.attention.triton.lora import (
     Piece,
     Plan,
     SidePath,
     add_side,
     fit_together,
+    flatten,
     side_gradients,
-    spell_out,
     unwrap,
 )
 from prefixprop.attention.triton.triton_kernel import function
 
 
-class TailWeights(NamedTuple):
+class FfnWeights(NamedTuple):
     attended: Tensor
     attended_bias: Tensor
     attended_scale: Tensor
@@ -43,7 +43,7 @@ class TailWeights(NamedTuple):
 
 
 class Dropout(NamedTuple):
-    """Probability after attention and feed-forward, and the words of its masks (see `dropout`)."""
+    """Probability after attention and feed-forward, and the seeds of its masks (see `dropout`)."""
 
     probability: float
     attended_rows: Tensor
@@ -55,11 +55,13 @@ class Dropout(NamedTuple):
     def draw(cls, layer: Any, states: Tensor) -> Dropout:
         rows, width = states.shape[0] * states.shape[1], states.shape[2]
         probability = layer.output.dropout.p if layer.output.dropout.training else 0.0
-        return cls(probability, *draw_words((rows, width, rows, width), layer.output.LayerNorm.bias, probability))
+        return cls(
+            probability, *draw_dropout_seeds((rows, width, rows, width), layer.output.LayerNorm.bias, probability)
+        )
 
 
-class KeptTail(NamedTuple):
-    """What backward needs of forward; the last three are what went down LoRA's side paths."""
+class KeptFfn(NamedTuple):
+    """What backward needs of forward; the last three are the low-rank products of LoRA."""
 
     attended_sum: Tensor
     attended_moments: Tensor
@@ -79,13 +81,13 @@ class Sides(NamedTuple):
     outer: SidePath | None
 
 
-class Tail(NamedTuple):
-    weights: TailWeights
+class Ffn(NamedTuple):
+    weights: FfnWeights
     pieces: list[list[Piece]]  # of LoRA, around each of the linear layers
 
 
-def tail_of(layer: Any, dtype: torch.dtype) -> Tail | None:
-    """None where weights are not frozen, or somebody waits for one of the parts to be called."""
+def ffn_of(layer: Any, dtype: torch.dtype) -> Ffn | None:
+    """None where weights are not frozen, or a part has hooks."""
     attention, feed_forward = layer.attention, layer.output
     unwrapped = [unwrap(part.dense) for part in (attention.output, layer.intermediate, feed_forward)]
     found = [each for each in unwrapped if each is not None]
@@ -96,7 +98,7 @@ def tail_of(layer: Any, dtype: torch.dtype) -> Tail | None:
     drops = (attention.output.dropout, feed_forward.dropout)
     activation = layer.intermediate.intermediate_act_fn
     parts = (*norms, *drops, attention, attention.output, layer.intermediate, feed_forward, activation)
-    if any(is_watched(part) for part in parts):
+    if any(has_hooks(part) for part in parts):
         return None
     if len({(drop.p, drop.training, norm.eps) for drop, norm in zip(drops, norms, strict=True)}) > 1:
         return None
@@ -105,8 +107,8 @@ def tail_of(layer: Any, dtype: torch.dtype) -> Tail | None:
     if not all(is_frozen(part, dtype) for part in (*linears, *norms)):
         return None
     in_order = (linears[0], norms[0], linears[1], linears[2], norms[1])
-    weights = TailWeights(*(tensor for part in in_order for tensor in (part.weight, part.bias)))
-    return Tail(weights, [pieces for _, pieces in found])
+    weights = FfnWeights(*(tensor for part in in_order for tensor in (part.weight, part.bias)))
+    return Ffn(weights, [pieces for _, pieces in found])
 
 
 def is_frozen(part: Any, dtype: torch.dtype) -> bool:
@@ -114,9 +116,9 @@ def is_frozen(part: Any, dtype: torch.dtype) -> bool:
 
 
 def forward(
-    rows: Tensor, states: Tensor, weights: TailWeights, sides: Sides, dropout: Dropout, epsilon: float, keeps: bool
-) -> tuple[Tensor, KeptTail]:
-    """The layer's output from the rows of its attention, and from the states that it was given."""
+    rows: Tensor, states: Tensor, weights: FfnWeights, sides: Sides, dropout: Dropout, epsilon: float, keeps: bool
+) -> tuple[Tensor, KeptFfn]:
+    """The layer's output from the output of its attention and from its input states."""
     update = F.linear(rows, weights.attended, weights.attended_bias)
     attended_low = add_side(sides.attended, rows, update)
     attended, attended_sum, attended_moments = residual_norm.normalise(
@@ -148,26 +150,26 @@ def forward(
         keeps,
     )
     kept = (attended_sum, attended_moments, inner, output_sum, output_moments, attended_low, inner_low, outer_low)
-    return output, KeptTail(*kept)
+    return output, KeptFfn(*kept)
 
 
 def gradients(
     gradient: Tensor,
     rows: Tensor | None,
-    kept: KeptTail,
-    weights: TailWeights,
+    kept: KeptFfn,
+    weights: FfnWeights,
     sides: Sides,
     dropout: Dropout,
     epsilon: float,
 ) -> tuple[Tensor, Tensor, list[Tensor | None]]:
-    """Gradients of the rows and of the states, and of what `spell_out` made of LoRA.
+    """Gradients of the rows and of the states, and of LoRA's tensors, in the order of `flatten`.
 
-    The rows themselves are asked for only if there is a path beside the first linear layer.
+    The rows are needed only if the first linear layer has LoRA.
     """
     width = gradient.shape[-1]
     flat = (-1, width)
-    # The residual's gradient takes up the other path's.
-    for_attended, for_outer, _ = residual_norm.gradients(
+    # The gradient of the other path is added to that of the residual.
+    d_attended, d_outer, _ = residual_norm.gradients(
         gradient.contiguous(),
         kept.output_sum,
         kept.output_moments,
@@ -177,24 +179,24 @@ def gradients(
         False,
         dropout.probability,
     )
-    for_attended_rows = for_attended.view(flat)
-    for_outer = (for_outer if dropout.probability else for_attended).view(flat)
+    d_attended_rows = d_attended.view(flat)
+    d_outer = (d_outer if dropout.probability else d_attended).view(flat)
     inner = kept.inner.flatten(0, -2)
-    for_inner = for_outer @ weights.outer
+    d_inner = d_outer @ weights.outer
     of_outer: list[Tensor | None] = []
     if sides.outer is not None:
-        of_outer = side_gradients(sides.outer, kept.outer_low, F.gelu(inner), for_outer, for_inner)
-    torch.ops.aten.gelu_backward.grad_input(for_inner, inner, grad_input=for_inner)
-    for_attended_rows.addmm_(for_inner, weights.inner)
+        of_outer = side_gradients(sides.outer, kept.outer_low, F.gelu(inner), d_outer, d_inner)
+    torch.ops.aten.gelu_backward.grad_input(d_inner, inner, grad_input=d_inner)
+    d_attended_rows.addmm_(d_inner, weights.inner)
     of_inner: list[Tensor | None] = []
     if sides.inner is not None:
         scale, shift = weights.attended_scale, weights.attended_shift
         attended = F.layer_norm(kept.attended_sum, (width,), scale, shift, epsilon).view(flat)
-        of_inner = side_gradients(sides.inner, kept.inner_low, attended, for_inner, for_attended_rows)
+        of_inner = side_gradients(sides.inner, kept.inner_low, attended, d_inner, d_attended_rows)
         del attended
-    del for_inner, for_outer
-    for_states, for_update, _ = residual_norm.gradients(
-        for_attended,
+    del d_inner, d_outer
+    d_states, d_update, _ = residual_norm.gradients(
+        d_attended,
         kept.attended_sum,
         kept.attended_moments,
         weights.attended_scale,
@@ -203,34 +205,34 @@ def gradients(
         False,
         dropout.probability,
     )
-    for_update = (for_update if dropout.probability else for_states).view(flat)
-    for_rows = for_update @ weights.attended
+    d_update = (d_update if dropout.probability else d_states).view(flat)
+    d_rows = d_update @ weights.attended
     of_attended: list[Tensor | None] = []
     if rows is not None:
-        of_attended = side_gradients(sides.attended, kept.attended_low, rows.flatten(0, -2), for_update, for_rows)
-    return for_rows.view_as(gradient), for_states, [*of_attended, *of_inner, *of_outer]
+        of_attended = side_gradients(sides.attended, kept.attended_low, rows.flatten(0, -2), d_update, d_rows)
+    return d_rows.view_as(gradient), d_states, [*of_attended, *of_inner, *of_outer]
 
 
-def frozen_tail(layer: Any, rows: Tensor, states: Tensor, tail: Tail) -> Tensor:
+def frozen_ffn(layer: Any, rows: Tensor, states: Tensor, ffn: Ffn) -> Tensor:
     """The output of a layer whose attention was computed elsewhere."""
-    plans, tensors = spell_out(tail.pieces, states.shape[0] * states.shape[1])
+    plans, tensors = flatten(ffn.pieces, states.shape[0] * states.shape[1])
     keeps = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (rows, states, *tensors))
-    arguments = (*tail.weights, *Dropout.draw(layer, states), layer.output.LayerNorm.eps, keeps, plans, *tensors)
-    run = _tail if keeps else _forward
+    arguments = (*ffn.weights, *Dropout.draw(layer, states), layer.output.LayerNorm.eps, keeps, plans, *tensors)
+    run = _frozen_ffn if keeps else _forward
     return run(rows.contiguous(), states.contiguous(), *arguments)[0]
 
 
-def _unpack(arguments: Any, dtype: torch.dtype) -> tuple[TailWeights, Sides, Dropout]:
+def _unpack(arguments: Any, dtype: torch.dtype) -> tuple[FfnWeights, Sides, Dropout]:
     plans: tuple[Plan, ...] = arguments[17]
     sides = Sides(*SidePath.read(plans, arguments[18:], dtype))
-    return TailWeights(*arguments[:10]), sides, Dropout(*arguments[10:15])
+    return FfnWeights(*arguments[:10]), sides, Dropout(*arguments[10:15])
 
 
-def _forward(rows: Tensor, states: Tensor, *arguments: Any) -> tuple[Tensor, KeptTail]:
+def _forward(rows: Tensor, states: Tensor, *arguments: Any) -> tuple[Tensor, KeptFfn]:
     return forward(rows, states, *_unpack(arguments, states.dtype), *arguments[15:17])
 
 
-def _keep(ctx: Any, inputs: tuple, output: tuple[Tensor, KeptTail]) -> None:
+def _keep(ctx: Any, inputs: tuple, output: tuple[Tensor, KeptFfn]) -> None:
     rows, _, *arguments = inputs
     kept = output[1]
     ctx.save_for_backward(
@@ -241,12 +243,12 @@ def _keep(ctx: Any, inputs: tuple, output: tuple[Tensor, KeptTail]) -> None:
 
 def _backward(ctx: Any, gradient: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
     rows, *saved = ctx.saved_tensors
-    kept, weights, words, lora = KeptTail(*saved[:8]), saved[8:18], saved[18:22], saved[22:]
-    arguments = (*weights, ctx.probability, *words, *ctx.numbers, *lora)
-    for_rows, for_states, of_lora = gradients(
+    kept, weights, seeds, lora = KeptFfn(*saved[:8]), saved[8:18], saved[18:22], saved[22:]
+    arguments = (*weights, ctx.probability, *seeds, *ctx.numbers, *lora)
+    d_rows, d_states, of_lora = gradients(
         gradient, rows, kept, *_unpack(arguments, gradient.dtype), epsilon=ctx.numbers[0]
     )
-    return (for_rows, for_states, *(None,) * 18, *of_lora)
+    return (d_rows, d_states, *(None,) * 18, *of_lora)
 
 
-_tail = function(_forward, _keep, _backward)
+_frozen_ffn = function(_forward, _keep, _backward)

@@ -1,7 +1,7 @@
-"""A ModernBERT layer with frozen weights: two operations, the way into its attention and what follows it.
+"""A ModernBERT layer with frozen weights: two operations, one before its attention (enter) and one after (leave).
 
-Nothing of what they save is for weights, inner rows are made again, and the residual stream's gradient is added where
-that of a norm is made. LoRA is a side path of both (`lora`).
+They save nothing for gradients of weights, recompute inner activations, and add the gradient of the residual stream
+to that of a norm where it is computed. LoRA is a side path of both (`lora`).
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.activations import GELUActivation
 
-from prefixprop.attention.hooks import is_watched
+from prefixprop.attention.hooks import has_hooks
 from prefixprop.attention.triton import residual_norm
-from prefixprop.attention.triton.dropout import draw_words
-from prefixprop.attention.triton.geglu import gate, gate_back
+from prefixprop.attention.triton.dropout import draw_dropout_seeds
+from prefixprop.attention.triton.geglu import geglu_backward, geglu_forward
 from prefixprop.attention.triton.lora import (
     Piece,
     SidePath,
     add_side,
     fit_together,
+    flatten,
     side_gradients,
-    spell_out,
     unwrap,
 )
 from prefixprop.attention.triton.self_attention import compute_type
@@ -32,7 +32,7 @@ from prefixprop.attention.triton.triton_kernel import function
 
 
 class Entry(NamedTuple):
-    """The way in: LayerNorm, which the first layer has not, and the projections."""
+    """Before attention: LayerNorm, which the first layer lacks, and the projections."""
 
     scale: Tensor | None
     projections: Tensor
@@ -40,8 +40,8 @@ class Entry(NamedTuple):
     pieces: list[Piece]  # of LoRA
 
 
-class Tail(NamedTuple):
-    """What follows attention: the weights of its output, of the norm, and of feed-forward."""
+class Ffn(NamedTuple):
+    """After attention: the weights of its output, of the norm, and of the feed-forward part."""
 
     attended: Tensor
     scale: Tensor
@@ -53,12 +53,15 @@ class Tail(NamedTuple):
 
 
 def rotary_layer(layer: Any, states: Tensor, attend: Callable[[Tensor], Tensor]) -> Tensor | None:
-    """What the function of this name in `rotary` returns."""
-    if torch.compiler.is_compiling() or is_watched(layer.attn):
+    """The output of a ModernBertEncoderLayer with frozen weights; None for other layers.
+
+    `attend` computes its attention from queries, keys and values.
+    """
+    if has_hooks(layer.attn):
         return None
     dtype = compute_type(states)
-    tail = tail_of(layer, dtype)
-    if tail is None:
+    ffn = ffn_of(layer, dtype)
+    if ffn is None:
         return None
     states = states.to(dtype)  # autocast has float32 in front of the first layer
     entry = entry_of(layer, dtype)
@@ -66,13 +69,13 @@ def rotary_layer(layer: Any, states: Tensor, attend: Callable[[Tensor], Tensor])
         projected = layer.attn.Wqkv(layer.attn_norm(states))
     else:
         projected, states = enter(states, entry)
-    return leave(attend(projected).to(states.dtype), states, tail)
+    return leave(attend(projected).to(states.dtype), states, ffn)
 
 
 def entry_of(layer: Any, dtype: torch.dtype) -> Entry | None:
-    """None where weights are not frozen or have a bias, or somebody waits for one of the parts to be called."""
+    """None where weights are not frozen or have a bias, or a part has hooks."""
     norm, unwrapped = layer.attn_norm, unwrap(layer.attn.Wqkv)
-    if unwrapped is None or not fit_together(unwrapped[1]) or is_watched(norm):
+    if unwrapped is None or not fit_together(unwrapped[1]) or has_hooks(norm):
         return None
     linear, pieces = unwrapped
     has_norm = type(norm) is nn.LayerNorm
@@ -83,13 +86,13 @@ def entry_of(layer: Any, dtype: torch.dtype) -> Entry | None:
     return Entry(norm.weight if has_norm else None, linear.weight, norm.eps if has_norm else 0.0, pieces)
 
 
-def tail_of(layer: Any, dtype: torch.dtype) -> Tail | None:
-    """None where weights are not frozen or have a bias, or somebody waits for one of the parts to be called."""
+def ffn_of(layer: Any, dtype: torch.dtype) -> Ffn | None:
+    """None where weights are not frozen or have a bias, or a part has hooks."""
     norm, mlp, drop = layer.mlp_norm, layer.mlp, layer.attn.out_drop
     found = [both for linear in (layer.attn.Wo, mlp.Wi, mlp.Wo) if (both := unwrap(linear)) is not None]
     if len(found) < 3 or not fit_together([piece for _, pieces in found for piece in pieces]):
         return None
-    if any(map(is_watched, (norm, mlp, mlp.act, mlp.drop, drop))) or (mlp.drop.training and mlp.drop.p):
+    if any(map(has_hooks, (norm, mlp, mlp.act, mlp.drop, drop))) or (mlp.drop.training and mlp.drop.p):
         return None
     if type(mlp.act) is not GELUActivation or type(norm) is not nn.LayerNorm:
         return None
@@ -98,7 +101,7 @@ def tail_of(layer: Any, dtype: torch.dtype) -> Tail | None:
         return None
     attended, inner, outer = (linear.weight for linear in linears)
     dropout = float(drop.p) if isinstance(drop, nn.Dropout) and drop.training else 0.0
-    return Tail(attended, norm.weight, inner, outer, norm.eps, dropout, [pieces for _, pieces in found])
+    return Ffn(attended, norm.weight, inner, outer, norm.eps, dropout, [pieces for _, pieces in found])
 
 
 def _is_frozen(part: Any, dtype: torch.dtype) -> bool:
@@ -106,8 +109,8 @@ def _is_frozen(part: Any, dtype: torch.dtype) -> bool:
 
 
 def enter(states: Tensor, entry: Entry) -> tuple[Tensor, Tensor]:
-    """Queries, keys and values of all rows; and the states again, to be the residual."""
-    plans, lora = spell_out([entry.pieces], states.shape[0] * states.shape[1])
+    """Queries, keys and values of all rows, and the states again, as the residual."""
+    plans, lora = flatten([entry.pieces], states.shape[0] * states.shape[1])
     run: Any = _enter if _learns(states, *lora) else _enter_forward
     return run(states.contiguous(), *entry[:3], plans, *lora)[:2]
 
@@ -134,53 +137,53 @@ def _keep_entry(ctx: Any, inputs: tuple, output: tuple) -> None:
     ctx.save_for_backward(states if scale is not None or lora else None, scale, projections, *output[2], *lora)
 
 
-def _enter_backward(ctx: Any, gradient: Tensor, for_residual: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+def _enter_backward(ctx: Any, gradient: Tensor, d_residual: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
     states, scale, projections, mean, inverse, lowered, *lora = ctx.saved_tensors
     gradient = gradient.contiguous().flatten(0, -2)
-    for_normed = gradient @ projections if ctx.needs_input_grad[0] else None
+    d_normed = gradient @ projections if ctx.needs_input_grad[0] else None
     (side,) = SidePath.read(ctx.plans, lora, projections.dtype)
     of_side = list[Tensor | None]()
     if side is not None:
         normed = states if scale is None else _norm(states, scale, ctx.epsilon)
-        of_side = side_gradients(side, lowered, normed.flatten(0, -2), gradient, for_normed)
-    for_states = None
-    if for_normed is not None and scale is None:
-        for_states = for_normed.view_as(for_residual).add_(for_residual)
-    elif for_normed is not None:
+        of_side = side_gradients(side, lowered, normed.flatten(0, -2), gradient, d_normed)
+    d_states = None
+    if d_normed is not None and scale is None:
+        d_states = d_normed.view_as(d_residual).add_(d_residual)
+    elif d_normed is not None:
         moments = torch.cat([mean, inverse], dim=1).float()
-        for_states = residual_norm.gradients(
-            for_normed.view_as(states), states, moments, scale, scale, scale, False, 0.0, for_residual.contiguous()
+        d_states = residual_norm.gradients(
+            d_normed.view_as(states), states, moments, scale, scale, scale, False, 0.0, d_residual.contiguous()
         )[0]
-    return (for_states, *(None,) * 4, *of_side)
+    return (d_states, *(None,) * 4, *of_side)
 
 
-def leave(rows: Tensor, states: Tensor, tail: Tail) -> Tensor:
-    """The layer's output from the rows of its attention, and from the states that it was given."""
+def leave(rows: Tensor, states: Tensor, ffn: Ffn) -> Tensor:
+    """The layer's output from the output of its attention and from its input states."""
     count, width = states.shape[0] * states.shape[1], states.shape[2]
-    plans, lora = spell_out(tail.pieces, count)
+    plans, lora = flatten(ffn.pieces, count)
     keeps = _learns(rows, states, *lora)
-    words = draw_words((count, width), tail.scale, tail.dropout)
+    seeds = draw_dropout_seeds((count, width), ffn.scale, ffn.dropout)
     run: Any = _leave if keeps else _leave_forward
-    return run(rows.contiguous(), states.contiguous(), *tail[:4], *words, *tail[4:6], keeps, plans, *lora)[0]
+    return run(rows.contiguous(), states.contiguous(), *ffn[:4], *seeds, *ffn[4:6], keeps, plans, *lora)[0]
 
 
 def _leave_forward(
     rows: Tensor, states: Tensor, attended: Tensor, scale: Tensor, inner: Tensor, outer: Tensor,
-    row_words: Tensor, column_words: Tensor, epsilon: float, dropout: float, keeps: bool, plans: tuple, *lora: Tensor,
+    row_seeds: Tensor, column_seeds: Tensor, epsilon: float, dropout: float, keeps: bool, plans: tuple, *lora: Tensor,
 ) -> tuple[Tensor, tuple[Tensor | None, ...]]:  # fmt: skip
     """The layer's output, and what backward needs."""
     sides = SidePath.read(plans, lora, states.dtype)
     update = F.linear(rows, attended)
     attended_low = add_side(sides[0], rows, update)
     normed, total, moments = residual_norm.normalise(
-        update, states, scale, None, row_words, column_words, epsilon, dropout, True
+        update, states, scale, None, row_seeds, column_seeds, epsilon, dropout, True
     )
     del update
     both = F.linear(normed, inner)
     add_side(sides[1], normed, both)
-    active, flat = gate(both).flatten(0, -2), total.flatten(0, -2)
+    active, flat = geglu_forward(both).flatten(0, -2), total.flatten(0, -2)
     if keeps:
-        output = torch.empty_like(states)  # no view of another: prefix rows may be added in place
+        output = torch.empty_like(states)  # not a view: a prefix may be added in place
         torch.addmm(flat, active, outer.t(), out=output.view_as(flat))
     else:
         output = total
@@ -189,7 +192,7 @@ def _leave_forward(
     return output, (total, moments, attended_low, outer_low)
 
 
-def _keep_tail(ctx: Any, inputs: tuple, output: tuple) -> None:
+def _keep_ffn(ctx: Any, inputs: tuple, output: tuple) -> None:
     rows, _, *tensors = inputs[:8]
     ctx.epsilon, ctx.dropout, _, ctx.plans = inputs[8:12]
     has_side = output[1][2] is not None
@@ -198,35 +201,35 @@ def _keep_tail(ctx: Any, inputs: tuple, output: tuple) -> None:
 
 def _leave_backward(ctx: Any, gradient: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
     rows, total, moments, attended_low, outer_low, attended, scale, inner, outer, *rest = ctx.saved_tensors
-    row_words, column_words, *lora = rest
+    row_seeds, column_seeds, *lora = rest
     sides = SidePath.read(ctx.plans, lora, total.dtype)
     gradient, flat = gradient.contiguous(), total.flatten(0, -2)
     normed = _norm(flat, scale, ctx.epsilon)
     both = normed @ inner.t()
     inner_low = add_side(sides[1], normed, both)
-    for_output = gradient.view_as(flat)
-    for_active = for_output @ outer
+    d_output = gradient.view_as(flat)
+    d_active = d_output @ outer
     of_outer = list[Tensor | None]()
     if sides[2] is not None:
-        of_outer = side_gradients(sides[2], outer_low, gate(both), for_output, for_active)
-    gate_back(both, for_active, both)  # which becomes its own gradient: nobody else has it
-    for_normed = both @ inner
-    of_inner = side_gradients(sides[1], inner_low, normed, both, for_normed)
-    del normed, both, for_active
-    for_states, for_update = residual_norm.gradients(
-        for_normed.view_as(total), total, moments, scale, row_words, column_words, False, ctx.dropout, gradient
+        of_outer = side_gradients(sides[2], outer_low, geglu_forward(both), d_output, d_active)
+    geglu_backward(both, d_active, both)  # replaced by its own gradient, as it is used nowhere else
+    d_normed = both @ inner
+    of_inner = side_gradients(sides[1], inner_low, normed, both, d_normed)
+    del normed, both, d_active
+    d_states, d_update = residual_norm.gradients(
+        d_normed.view_as(total), total, moments, scale, row_seeds, column_seeds, False, ctx.dropout, gradient
     )[:2]
-    for_update = (for_update if ctx.dropout else for_states).view_as(flat)
-    for_rows = for_update @ attended
+    d_update = (d_update if ctx.dropout else d_states).view_as(flat)
+    d_rows = d_update @ attended
     of_attended = list[Tensor | None]()
     if rows is not None:
-        of_attended = side_gradients(sides[0], attended_low, rows.flatten(0, -2), for_update, for_rows)
-    return (for_rows.view_as(total), for_states, *(None,) * 10, *of_attended, *of_inner, *of_outer)
+        of_attended = side_gradients(sides[0], attended_low, rows.flatten(0, -2), d_update, d_rows)
+    return (d_rows.view_as(total), d_states, *(None,) * 10, *of_attended, *of_inner, *of_outer)
 
 
 def _norm(rows: Tensor, scale: Tensor, epsilon: float) -> Tensor:
-    return torch.native_layer_norm(rows, scale.shape, scale, None, epsilon)[0]  # which autocast leaves as it is
+    return torch.native_layer_norm(rows, scale.shape, scale, None, epsilon)[0]  # not affected by autocast
 
 
 _enter = function(_enter_forward, _keep_entry, _enter_backward)
-_leave = function(_leave_forward, _keep_tail, _leave_backward)
+_leave = function(_leave_forward, _keep_ffn, _leave_backward)

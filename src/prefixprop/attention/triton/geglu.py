@@ -1,7 +1,7 @@
-"""The second half of a ModernBERT layer: the states with what attention gave, and feed-forward of their LayerNorm.
+"""The second half of a ModernBERT layer: residual, LayerNorm and gated feed-forward (GEGLU).
 
-The sum and its LayerNorm are one pass over memory, and so is gelu(input) · gate between the products; PyTorch keeps
-the activation for backward beside what it was made of. Frozen weights have a way of their own (`frozen_modernbert`).
+The sum and its LayerNorm are one kernel, and so is gelu(input) · gate between the products. Only the inputs are kept
+for backward. Layers with frozen weights use `frozen_modernbert` instead.
 """
 
 from __future__ import annotations
@@ -16,38 +16,33 @@ from transformers.activations import GELUActivation
 
 from prefixprop.attention import rope
 from prefixprop.attention.backends import INTERPRETED
-from prefixprop.attention.hooks import is_watched
+from prefixprop.attention.hooks import has_hooks
 from prefixprop.attention.triton.residual_norm import sum_and_norm
 from prefixprop.attention.triton.triton_kernel import TritonKernel, function
 
 HALF_ROOT, DENSITY = tl.constexpr(0.7071067811865476), tl.constexpr(0.3989422804014327)  # 1/√2 and 1/√(2π)
 
 
-def gated_feed_forward(layer: Any, states: Tensor, attended: Tensor) -> Tensor:
-    """What the function of this name in `rope` returns."""
+def geglu(layer: Any, states: Tensor, attended: Tensor) -> Tensor:
+    """As the function of this name in `prefixprop.attention.rope`."""
     norm, mlp = layer.mlp_norm, layer.mlp
     parts = (mlp, mlp.act, norm)
-    if (
-        type(mlp.act) is not GELUActivation
-        or type(norm) is not nn.LayerNorm
-        or any(map(is_watched, parts))
-        or torch.compiler.is_compiling()  # a compiler puts the steps together by itself
-    ):
-        return rope.gated_feed_forward(layer, states, attended)
+    if type(mlp.act) is not GELUActivation or type(norm) is not nn.LayerNorm or any(map(has_hooks, parts)):
+        return rope.geglu(layer, states, attended)
     states, normed = sum_and_norm(attended, states, norm)
     both = mlp.Wi(normed).contiguous()
-    return states + mlp.Wo(mlp.drop((_gated if torch.is_grad_enabled() else gate)(both)))
+    return states + mlp.Wo(mlp.drop((_geglu if torch.is_grad_enabled() else geglu_forward)(both)))
 
 
-def gate(both: Tensor) -> Tensor:
+def geglu_forward(both: Tensor) -> Tensor:
     """gelu(input) · gate, where `both` holds the input in the first half of its last dimension."""
     output = both.new_empty(*both.shape[:-1], both.shape[-1] // 2)
     _launch(both, output, output, backward=False)
     return output
 
 
-def gate_back(both: Tensor, gradient: Tensor, result: Tensor) -> None:
-    """Write the gradient of `both`, by that of what `gate` made, into `result`, which may be `both` itself."""
+def geglu_backward(both: Tensor, gradient: Tensor, result: Tensor) -> None:
+    """Write the gradient of `both` into `result`, which may be `both` itself; `gradient` is that of the output."""
     _launch(both, gradient, result, backward=True)
 
 
@@ -57,16 +52,16 @@ def _keep(ctx: Any, inputs: tuple, output: Tensor) -> None:
 
 def _backward(ctx: Any, gradient: Tensor) -> Tensor:
     (both,) = ctx.saved_tensors
-    for_both = torch.empty_like(both)
-    gate_back(both, gradient.contiguous(), for_both)
-    return for_both
+    d_both = torch.empty_like(both)
+    geglu_backward(both, gradient.contiguous(), d_both)
+    return d_both
 
 
 def _launch(both: Tensor, single: Tensor, result: Tensor, backward: bool) -> None:
     width = single.shape[-1]
     rows = single.numel() // width
     block, columns = (16, 16) if INTERPRETED else (16, 128)
-    _GATED_GELU(
+    _GEGLU(
         (-(-width // columns), -(-rows // block)),
         (both, single, result),
         (rows,),
@@ -78,11 +73,11 @@ def _launch(both: Tensor, single: Tensor, result: Tensor, backward: bool) -> Non
 
 
 @triton.jit(do_not_specialize=["rows"])
-def gated_gelu(
+def geglu_kernel(
     both, gradient, result, rows,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, COLUMNS: tl.constexpr, BACKWARD: tl.constexpr,
 ):  # fmt: skip
-    """Each element is read before it is written: the result may stand where `both` does."""
+    """Each element is read before it is written, so the result may be `both` itself."""
     row = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)[:, None]
     column = (tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS))[None, :]
     inside = (row < rows) & (column < WIDTH)
@@ -99,5 +94,5 @@ def gated_gelu(
         tl.store(result + row * WIDTH + column, (entered * share * opened).to(result.dtype.element_ty), mask=inside)
 
 
-_GATED_GELU = TritonKernel(gated_gelu)
-_gated = function(gate, _keep, _backward)
+_GEGLU = TritonKernel(geglu_kernel)
+_geglu = function(geglu_forward, _keep, _backward)

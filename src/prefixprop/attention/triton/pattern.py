@@ -1,4 +1,4 @@
-"""Who sees whom, as the kernels read it: made on the device, so that nobody waits for it."""
+"""The attention pattern as the kernels read it: computed on the device, so that nothing waits for it."""
 
 from __future__ import annotations
 
@@ -11,37 +11,46 @@ from torch import Tensor
 
 from prefixprop.attention.backends import INTERPRETED
 from prefixprop.attention.pattern import AttentionPattern
-from prefixprop.attention.triton.tiles import FACTS, FIRST, GLOBAL, LAST, LEADING, LISTED, LOCAL, MASKED, TOKENS
-from prefixprop.attention.triton.triton_kernel import TritonKernel, operator
+from prefixprop.attention.triton.tiles import (
+    ALWAYS_VISIBLE,
+    FACTS,
+    FIRST,
+    GLOBAL,
+    LAST,
+    LEADING,
+    LOCAL,
+    MASKED,
+    TOKENS,
+)
+from prefixprop.attention.triton.triton_kernel import TritonKernel
 
-# Programs that share the global rows, or the listed keys, of an example's head: as many as keep a GPU busy with all
-# examples and heads. More would leave behind parts of nothing.
+# Programs that share the global rows, or the always visible keys, of an example's head: as many as keep a GPU busy
+# with all examples and heads. More would have no work.
 MOST_SHARES, PROGRAMS = 16, 1536
 
 
 class DevicePattern(NamedTuple):
     """`tokens` [batch, length + 1] lists each example's global tokens at its front; [batch, 0] if there are none.
 
-    `listed` are the keys that every local row sees, as rows of all examples' tokens one after the other: first the
-    prefix keys, which are further rows at the end (Eq. 2), then the global tokens. `facts` [batch, 5] are counts and
-    bounds, in the order that tiles.py names.
+    `always_visible_keys` are the keys that every local row sees, as indices into the rows of all examples: first the
+    prefix keys, which are extra rows behind all tokens (Eq. 2), then the global tokens. `facts` [batch, 5] are counts
+    and bounds, in the order that tiles.py names.
     """
 
     kind: Tensor  # [batch, length]: LOCAL, GLOBAL or MASKED
     tokens: Tensor
-    listed: Tensor
+    always_visible_keys: Tensor
     facts: Tensor
-    arrivals: Tensor  # [lanes, shares], zeros, as kernels leave it: where programs that share work count who is done
+    arrivals: Tensor  # [lanes, shares]: counters of programs that share work; kernels reset them to zero
 
     @classmethod
     def of(cls, pattern: AttentionPattern, prefix_keys: int, heads: int) -> DevicePattern:
-        make = _compiled_make if torch.compiler.is_compiling() else _make
-        made = cls(*make(pattern.is_masked, pattern.is_global, prefix_keys, pattern.rows_outside_softmax, heads))
+        made = cls(*_make(pattern.is_masked, pattern.is_global, prefix_keys, pattern.rows_outside_softmax, heads))
         return made._replace(tokens=made.tokens[:, :0]) if pattern.front_rows == 0 else made
 
     @property
     def has_tokens(self) -> bool:
-        """Whether there may be global tokens: that there are none is known beforehand in some models."""
+        """Whether there may be global tokens; for some models it is known that there are none."""
         return self.tokens.shape[1] > 0
 
 
@@ -64,7 +73,7 @@ def _shapes(
     is_masked: Tensor, is_global: Tensor, prefix_keys: int, rows_outside_softmax: int, heads: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     batch, length = is_masked.shape
-    # The interpreter runs one after the other.
+    # The interpreter runs programs one after the other.
     shares = 3 if INTERPRETED else min(MOST_SHARES, max(1, PROGRAMS // (batch * heads)))
     return (
         is_masked.new_empty(batch, length, dtype=torch.int8),
@@ -77,17 +86,27 @@ def _shapes(
 
 @triton.jit(do_not_specialize=["batch", "length", "prefix", "outside"])
 def _list_tokens(
-    is_masked, is_global, kinds, tokens, listed, facts, batch, length, prefix, outside, BLOCK: tl.constexpr
+    is_masked,
+    is_global,
+    kinds,
+    tokens,
+    always_visible_keys,
+    facts,
+    batch,
+    length,
+    prefix,
+    outside,
+    BLOCK: tl.constexpr,
 ):
     example = tl.program_id(0)
     here = example.to(tl.int64) * length
     tokens += example * (length + 1)
-    listed += example * (length + prefix)
+    always_visible_keys += example * (length + prefix)
     facts += example * FACTS
     for start in range(0, prefix, BLOCK):
         place = start + tl.arange(0, BLOCK)
-        tl.store(listed + place, batch * length + example * prefix + place, mask=place < prefix)
-    token_count, listed_count, first, last, leading = 0, prefix, length, 0, length
+        tl.store(always_visible_keys + place, batch * length + example * prefix + place, mask=place < prefix)
+    token_count, visible_count, first, last, leading = 0, prefix, length, 0, length
     for start in range(0, length, BLOCK):
         place = start + tl.arange(0, BLOCK)
         inside = place < length
@@ -96,20 +115,19 @@ def _list_tokens(
         kind = tl.where(masked, MASKED, tl.where(everywhere, GLOBAL, LOCAL))
         tl.store(kinds + here + place, kind.to(tl.int8), mask=inside)
         tl.store(tokens + token_count + tl.cumsum(everywhere.to(tl.int32), 0) - 1, place, mask=everywhere)
-        is_listed = everywhere & (place >= outside)
-        slot = listed_count + tl.cumsum(is_listed.to(tl.int32), 0) - 1
-        tl.store(listed + slot, example * length + place, mask=is_listed)
+        is_always_visible = everywhere & (place >= outside)
+        slot = visible_count + tl.cumsum(is_always_visible.to(tl.int32), 0) - 1
+        tl.store(always_visible_keys + slot, example * length + place, mask=is_always_visible)
         token_count += tl.sum(everywhere.to(tl.int32), 0)
-        listed_count += tl.sum(is_listed.to(tl.int32), 0)
+        visible_count += tl.sum(is_always_visible.to(tl.int32), 0)
         first = tl.minimum(first, tl.min(tl.where(masked, length, place), 0))
         last = tl.maximum(last, tl.max(tl.where(masked, 0, place + 1), 0))
         leading = tl.minimum(leading, tl.min(tl.where(kind == GLOBAL, length, place), 0))
     tl.store(facts + FIRST, tl.minimum(first, last))  # all padding: from 0 to 0
     tl.store(facts + LAST, last)
     tl.store(facts + TOKENS, token_count)
-    tl.store(facts + LISTED, listed_count)
+    tl.store(facts + ALWAYS_VISIBLE, visible_count)
     tl.store(facts + LEADING, leading)
 
 
 _LIST_TOKENS = TritonKernel(_list_tokens)
-_compiled_make = operator("list_tokens", _make, _shapes)

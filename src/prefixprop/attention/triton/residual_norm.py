@@ -1,8 +1,7 @@
-"""LayerNorm(dropout(update) + residual) in one pass over memory, forward and backward; with the sum, if wanted."""
+"""LayerNorm(dropout(update) + residual) in one kernel, forward and backward; it can also return the sum."""
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -11,46 +10,46 @@ import triton.language as tl
 from torch import Tensor
 
 from prefixprop.attention.backends import INTERPRETED
-from prefixprop.attention.triton.dropout import draw_words, is_kept, levels
-from prefixprop.attention.triton.triton_kernel import TritonKernel, function, operator
+from prefixprop.attention.triton.dropout import draw_dropout_seeds, is_kept, levels
+from prefixprop.attention.triton.triton_kernel import TritonKernel, function
 
-ROWS = 4  # at a time in a program
-PROGRAMS = 3 if INTERPRETED else 1024  # that share all rows where the norm is trained; each sums its gradients
+ROWS = 4  # of a program at a time
+PROGRAMS = 3 if INTERPRETED else 1024  # that share all rows where the norm is trained; each sums gradients
 
 
 def residual_norm(update: Tensor, residual: Tensor, norm: torch.nn.LayerNorm, dropout: float) -> Tensor:
-    """What `norm(dropout(update) + residual)` is."""
+    """`norm(dropout(update) + residual)`."""
     width = residual.shape[-1]
-    row_words, column_words = draw_words((residual.numel() // width, width), norm.weight, dropout)
+    row_seeds, column_seeds = draw_dropout_seeds((residual.numel() // width, width), norm.weight, dropout)
     learns = any(tensor.requires_grad for tensor in (update, residual, norm.weight, norm.bias))
     keeps_sum = torch.is_grad_enabled() and learns
     run: Any = _residual_norm if keeps_sum else normalise
-    if torch.compiler.is_compiling():
-        run = _compiled_residual_norm
     return run(
-        update.contiguous(), residual.contiguous(), norm.weight, norm.bias, row_words, column_words,
+        update.contiguous(), residual.contiguous(), norm.weight, norm.bias, row_seeds, column_seeds,
         norm.eps, float(dropout), keeps_sum,
     )[0]  # fmt: skip
 
 
 def sum_and_norm(update: Tensor, residual: Tensor, norm: torch.nn.LayerNorm) -> tuple[Tensor, Tensor]:
-    """`update + residual`, and `norm` of that; the norm need not have a bias."""
+    """`update + residual`, and `norm` of that; the norm may lack a bias."""
     run = _sum_and_norm if torch.is_grad_enabled() else _normed_and_sum
     normed, total, *_ = run(update.contiguous(), residual.contiguous(), norm.weight, norm.bias, norm.eps)
     return total, normed
 
 
 def normalise(
-    update: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, row_words: Tensor, column_words: Tensor,
+    update: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, row_seeds: Tensor, column_seeds: Tensor,
     epsilon: float, dropout: float, keeps_sum: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """The result, the sum that was normalised, and its rows' mean and 1/σ; the last two only if they are kept."""
-    result, total, moments = _shapes(update, residual, weight, keeps_sum=keeps_sum)
     width = residual.shape[-1]
     rows = residual.numel() // width
+    result = torch.empty_like(residual)
+    total = torch.empty_like(residual) if keeps_sum else residual.new_empty(0)
+    moments = residual.new_empty(rows if keeps_sum else 0, 2, dtype=torch.float32)
     _NORMALISE(
         (-(-rows // ROWS),),
-        (update, residual, weight, weight if bias is None else bias, row_words, column_words, result, total, moments),
+        (update, residual, weight, weight if bias is None else bias, row_seeds, column_seeds, result, total, moments),
         (rows, *levels(dropout), epsilon),
         WIDTH=width,
         BLOCK=1 << (width - 1).bit_length(),
@@ -62,29 +61,26 @@ def normalise(
     return result, total, moments
 
 
-def _shapes(update: Tensor, residual: Tensor, *rest: Any, keeps_sum: bool | None = None) -> Any:
-    keeps_sum = rest[-1] if keeps_sum is None else keeps_sum
-    rows = residual.numel() // residual.shape[-1] if keeps_sum else 0
-    total = torch.empty_like(residual) if keeps_sum else residual.new_empty(0)
-    return torch.empty_like(residual), total, residual.new_empty(rows, 2, dtype=torch.float32)
-
-
 def _keep(ctx: Any, inputs: tuple, output: tuple) -> None:
-    update, _, weight, _, row_words, column_words, _, ctx.dropout, _ = inputs
+    update, _, weight, _, row_seeds, column_seeds, _, ctx.dropout, _ = inputs
     ctx.update_type = update.dtype
-    ctx.save_for_backward(output[1], output[2], weight, row_words, column_words)
+    ctx.save_for_backward(output[1], output[2], weight, row_seeds, column_seeds)
     ctx.mark_non_differentiable(output[1], output[2])
     ctx.set_materialize_grads(False)
 
 
-def _backward(differentiate: Any, ctx: Any, gradient: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+def _backward(ctx: Any, gradient: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
     if gradient is None:
         return (None,) * 9
-    weight, bias = ctx.needs_input_grad[2:4]
-    residual, update, sums = differentiate(gradient.contiguous(), *ctx.saved_tensors, weight or bias, ctx.dropout)
+    total, moments, weight, row_seeds, column_seeds = ctx.saved_tensors
+    trains_weight, trains_bias = ctx.needs_input_grad[2:4]
+    trains_norm = trains_weight or trains_bias
+    residual, update, sums = gradients(
+        gradient.contiguous(), total, moments, weight, row_seeds, column_seeds, trains_norm, ctx.dropout
+    )
     update = (update if ctx.dropout else residual).to(ctx.update_type)  # under autocast they differ
-    for_weight, for_bias = sums.sum(dim=0).to(ctx.saved_tensors[2].dtype) if weight or bias else (None, None)
-    return (update, residual, for_weight if weight else None, for_bias if bias else None, *(None,) * 5)
+    d_weight, d_bias = sums.sum(dim=0).to(weight.dtype) if trains_norm else (None, None)
+    return (update, residual, d_weight if trains_weight else None, d_bias if trains_bias else None, *(None,) * 5)
 
 
 def _normed_and_sum(
@@ -100,62 +96,53 @@ def _keep_both(ctx: Any, inputs: tuple, output: tuple) -> None:
     ctx.save_for_backward(output[1], *output[2], weight)
 
 
-def _backward_of_both(ctx: Any, for_normed: Tensor, for_total: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+def _backward_of_both(ctx: Any, d_normed: Tensor, d_total: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
     total, moments, weight = ctx.saved_tensors
     trains_norm = any(ctx.needs_input_grad[2:4])
     found, sums = gradients(
-        for_normed.contiguous(), total, moments, weight, weight, weight, trains_norm, 0.0, for_total.contiguous()
+        d_normed.contiguous(), total, moments, weight, weight, weight, trains_norm, 0.0, d_total.contiguous()
     )[::2]
-    for_weight, for_bias = sums.sum(dim=0).to(weight.dtype) if trains_norm else (None, None)
-    return found.to(ctx.update_type), found, for_weight, for_bias if ctx.has_bias else None, None
+    d_weight, d_bias = sums.sum(dim=0).to(weight.dtype) if trains_norm else (None, None)
+    return found.to(ctx.update_type), found, d_weight, d_bias if ctx.has_bias else None, None
 
 
 def gradients(
-    gradient: Tensor, total: Tensor, moments: Tensor, weight: Tensor, row_words: Tensor, column_words: Tensor,
-    trains_norm: bool, dropout: float, for_total: Tensor | None = None,
+    gradient: Tensor, total: Tensor, moments: Tensor, weight: Tensor, row_seeds: Tensor, column_seeds: Tensor,
+    trains_norm: bool, dropout: float, d_total: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of the residual, of the update, if it differs from that, and parts [programs, 2, width] of the sums
     that are the gradients of the norm's weight and bias, if these are wanted. `for_total` is what the sum gets from
     elsewhere."""
-    results = _gradient_shapes(total, trains_norm, dropout)
+    results = (
+        torch.empty_like(total),
+        torch.empty_like(total) if dropout else total.new_empty(0),
+        total.new_empty(PROGRAMS if trains_norm else 0, 2, total.shape[-1], dtype=torch.float32),
+    )
     width = total.shape[-1]
     rows = total.numel() // width
     kernel, programs = (_DIFFERENTIATE_ALL, PROGRAMS) if trains_norm else (_DIFFERENTIATE, -(-rows // ROWS))
     kernel(
         (programs,),
-        (gradient, gradient if for_total is None else for_total, total, moments, weight, row_words, column_words,
+        (gradient, gradient if d_total is None else d_total, total, moments, weight, row_seeds, column_seeds,
          *results),
         (rows, *levels(dropout)),
         WIDTH=width,
         BLOCK=1 << (width - 1).bit_length(),
         ROWS=ROWS,
         DROPOUT=dropout > 0,
-        MORE=for_total is not None,
+        MORE=d_total is not None,
     )  # fmt: skip
     return results
 
 
-def _gradient_shapes(total: Tensor, trains_norm: bool, dropout: float) -> tuple[Tensor, Tensor, Tensor]:
-    return (
-        torch.empty_like(total),
-        torch.empty_like(total) if dropout else total.new_empty(0),
-        total.new_empty(PROGRAMS if trains_norm else 0, 2, total.shape[-1], dtype=torch.float32),
-    )
-
-
-_residual_norm = function(normalise, _keep, partial(_backward, gradients))
+_residual_norm = function(normalise, _keep, _backward)
 _sum_and_norm = function(_normed_and_sum, _keep_both, _backward_of_both)
-_compiled_gradients = operator(
-    "residual_norm_gradients", gradients, lambda _, total, *rest: _gradient_shapes(total, *rest[4:6])
-)
-_compiled_residual_norm = operator("residual_norm", normalise, _shapes)
-_compiled_residual_norm.register_autograd(partial(_backward, _compiled_gradients), setup_context=_keep)
 
 
-@triton.jit(do_not_specialize=["rows", "least"])
+@triton.jit(do_not_specialize=["rows", "keep_threshold"])
 def _normalise(
-    update, residual, weight, bias, row_words, column_words, result, total, moments,
-    rows, least, growth, epsilon,
+    update, residual, weight, bias, row_seeds, column_seeds, result, total, moments,
+    rows, keep_threshold, keep_scale, epsilon,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, DROPOUT: tl.constexpr, KEEPS_SUM: tl.constexpr,
     BIAS: tl.constexpr,
 ):  # fmt: skip
@@ -165,9 +152,11 @@ def _normalise(
     place = row.to(tl.int64)[:, None] * WIDTH + column[None, :]
     added = tl.load(update + place, mask=inside, other=0.0).to(tl.float32)
     if DROPOUT:
-        added = tl.where(_kept(row_words, column_words, row, column, rows, least, WIDTH), added * growth, 0.0)
+        added = tl.where(
+            _kept(row_seeds, column_seeds, row, column, rows, keep_threshold, WIDTH), added * keep_scale, 0.0
+        )
     summed = added + tl.load(residual + place, mask=inside, other=0.0).to(tl.float32)
-    # Backward has the sum as it is stored, so forward normalises that too.
+    # Backward uses the stored (rounded) sum, so forward normalises the same.
     stored = summed.to(result.dtype.element_ty)
     if KEEPS_SUM:
         tl.store(total + place, stored, mask=inside)
@@ -185,45 +174,45 @@ def _normalise(
     tl.store(result + place, normed.to(result.dtype.element_ty), mask=inside)
 
 
-@triton.jit(do_not_specialize=["rows", "least"])
+@triton.jit(do_not_specialize=["rows", "keep_threshold"])
 def _differentiate(
-    gradient, for_total, total, moments, weight, row_words, column_words, for_residual, for_update, sums,
-    rows, least, growth,
+    gradient, d_total, total, moments, weight, row_seeds, column_seeds, d_residual, d_update, sums,
+    rows, keep_threshold, keep_scale,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, DROPOUT: tl.constexpr, MORE: tl.constexpr,
 ):  # fmt: skip
     _rows_back(
-        tl.program_id(0) * ROWS, gradient, for_total, total, moments, weight, row_words, column_words, for_residual,
-        for_update, rows, least, growth, WIDTH, BLOCK, ROWS, DROPOUT, MORE,
+        tl.program_id(0) * ROWS, gradient, d_total, total, moments, weight, row_seeds, column_seeds, d_residual,
+        d_update, rows, keep_threshold, keep_scale, WIDTH, BLOCK, ROWS, DROPOUT, MORE,
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["rows", "least"])
+@triton.jit(do_not_specialize=["rows", "keep_threshold"])
 def _differentiate_all(
-    gradient, for_total, total, moments, weight, row_words, column_words, for_residual, for_update, sums,
-    rows, least, growth,
+    gradient, d_total, total, moments, weight, row_seeds, column_seeds, d_residual, d_update, sums,
+    rows, keep_threshold, keep_scale,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, DROPOUT: tl.constexpr, MORE: tl.constexpr,
 ):  # fmt: skip
     column = tl.arange(0, BLOCK)
-    for_weight, for_bias = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
+    d_weight, d_bias = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
     for start in range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS):
         arriving, normed = _rows_back(
-            start, gradient, for_total, total, moments, weight, row_words, column_words, for_residual, for_update,
-            rows, least, growth, WIDTH, BLOCK, ROWS, DROPOUT, MORE,
+            start, gradient, d_total, total, moments, weight, row_seeds, column_seeds, d_residual, d_update,
+            rows, keep_threshold, keep_scale, WIDTH, BLOCK, ROWS, DROPOUT, MORE,
         )  # fmt: skip
-        for_weight += tl.sum(arriving * normed, axis=0)
-        for_bias += tl.sum(arriving, axis=0)
+        d_weight += tl.sum(arriving * normed, axis=0)
+        d_bias += tl.sum(arriving, axis=0)
     sums += tl.program_id(0) * 2 * WIDTH + column
-    tl.store(sums, for_weight, mask=column < WIDTH)
-    tl.store(sums + WIDTH, for_bias, mask=column < WIDTH)
+    tl.store(sums, d_weight, mask=column < WIDTH)
+    tl.store(sums + WIDTH, d_bias, mask=column < WIDTH)
 
 
 @triton.jit
 def _rows_back(
-    start, gradient, for_total, total, moments, weight, row_words, column_words, for_residual, for_update,
-    rows, least, growth,
+    start, gradient, d_total, total, moments, weight, row_seeds, column_seeds, d_residual, d_update,
+    rows, keep_threshold, keep_scale,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, DROPOUT: tl.constexpr, MORE: tl.constexpr,
 ):  # fmt: skip
-    """Writes the gradients of some rows; returns what arrived at them, and the rows as they were normalised."""
+    """Writes the gradients of some rows; returns their upstream gradient and the normalised rows."""
     row = start + tl.arange(0, ROWS)
     column = tl.arange(0, BLOCK)
     inside = (row < rows)[:, None] & (column < WIDTH)[None, :]
@@ -239,19 +228,21 @@ def _rows_back(
     mean_gradient = tl.sum(scaled, axis=1) / WIDTH
     back = (scaled - mean_gradient[:, None] - normed * along[:, None]) * inverse[:, None]
     if MORE:
-        back += tl.load(for_total + place, mask=inside, other=0.0).to(tl.float32)
-    tl.store(for_residual + place, back.to(for_residual.dtype.element_ty), mask=inside)
+        back += tl.load(d_total + place, mask=inside, other=0.0).to(tl.float32)
+    tl.store(d_residual + place, back.to(d_residual.dtype.element_ty), mask=inside)
     if DROPOUT:
-        back = tl.where(_kept(row_words, column_words, row, column, rows, least, WIDTH), back * growth, 0.0)
-        tl.store(for_update + place, back.to(for_update.dtype.element_ty), mask=inside)
+        back = tl.where(
+            _kept(row_seeds, column_seeds, row, column, rows, keep_threshold, WIDTH), back * keep_scale, 0.0
+        )
+        tl.store(d_update + place, back.to(d_update.dtype.element_ty), mask=inside)
     return arriving, normed
 
 
 @triton.jit
-def _kept(row_words, column_words, row, column, rows, least, WIDTH: tl.constexpr):
-    row_word = tl.load(row_words + row, mask=row < rows, other=0)
-    column_word = tl.load(column_words + column, mask=column < WIDTH, other=0)
-    return is_kept(row_word[:, None], column_word[None, :], least)
+def _kept(row_seeds, column_seeds, row, column, rows, keep_threshold, WIDTH: tl.constexpr):
+    row_seed = tl.load(row_seeds + row, mask=row < rows, other=0)
+    column_seed = tl.load(column_seeds + column, mask=column < WIDTH, other=0)
+    return is_kept(row_seed[:, None], column_seed[None, :], keep_threshold)
 
 
 _NORMALISE, _DIFFERENTIATE = TritonKernel(_normalise), TritonKernel(_differentiate)

@@ -1,11 +1,10 @@
-"""Rotary positions: projections of a layer become what the attention kernels read, in one pass over memory.
+"""Rotary positions: turns the projections of a layer into the input of the attention kernels, in one kernel.
 
-The same pass can leave padding out, so that documents stand one behind the other, as flash attention takes them.
+It can also leave out padding, so that documents are packed one after the other, as flash attention reads them.
 """
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -14,10 +13,10 @@ import triton.language as tl
 from torch import Tensor
 
 from prefixprop.attention.backends import INTERPRETED
-from prefixprop.attention.triton.triton_kernel import TritonKernel, function, operator
+from prefixprop.attention.triton.triton_kernel import TritonKernel, function
 
 
-def rotate_forward(
+def rope_forward(
     projected: Tensor, cosine: Tensor, sine: Tensor, prefix: Tensor, places: Tensor, prefix_places: Tensor, heads: int
 ) -> Tensor:
     """Rows of query, key and value [batch * (length + j), 3 width], queries and keys of tokens rotated.
@@ -26,20 +25,21 @@ def rotate_forward(
     [batch, j, 2 width], keys and values. Tokens stand where `places` [batch, length] says (nowhere: -1), or in their
     order if it is empty; prefix rows, whose queries are zeros, where `prefix_places` [batch * j] says.
     """
-    near = _rotated_shape(projected, cosine, sine, prefix)
-    _launch(projected, near, cosine, sine, places, heads, backward=False)
+    batch, length, width = projected.shape
+    qkv = projected.new_empty(batch * (length + prefix.shape[1]), width)
+    _launch(projected, qkv, cosine, sine, places, heads, backward=False)
     if prefix.shape[1]:
-        near[prefix_places] = torch.nn.functional.pad(prefix.flatten(0, 1), (prefix.shape[2] // 2, 0))
-    return near
+        qkv[prefix_places] = torch.nn.functional.pad(prefix.flatten(0, 1), (prefix.shape[2] // 2, 0))
+    return qkv
 
 
-def rotate_backward(
+def rope_backward(
     gradient: Tensor, cosine: Tensor, sine: Tensor, places: Tensor, batch: int, length: int, heads: int
 ) -> Tensor:
-    """The gradient of `projected`: zeros for tokens that stand nowhere."""
-    for_projected = gradient.new_empty(batch, length, gradient.shape[1])
-    _launch(gradient, for_projected, cosine, sine, places, heads, backward=True)
-    return for_projected
+    """The gradient of `projected`: zeros for tokens that have no place."""
+    d_projected = gradient.new_empty(batch, length, gradient.shape[1])
+    _launch(gradient, d_projected, cosine, sine, places, heads, backward=True)
+    return d_projected
 
 
 def _launch(
@@ -49,7 +49,7 @@ def _launch(
     batch, length, width = projected.shape
     size = width // (3 * heads)
     block = 16 if INTERPRETED else 64
-    _ROTATE_ROWS(
+    _ROPE(
         (heads, -(-batch * length // block)),
         (source, target, cosine, sine, places),
         (batch * length, length),
@@ -64,12 +64,12 @@ def _launch(
 
 
 @triton.jit(do_not_specialize=["rows", "length"])
-def rotate_rows(
+def rope_kernel(
     source, target, cosine, sine, places, rows, length,
     HEADS: tl.constexpr, SIZE: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr,
     SHARED: tl.constexpr, PLACED: tl.constexpr, BACKWARD: tl.constexpr,
 ):  # fmt: skip
-    """Turn each pair (i, i + SIZE / 2) of queries and keys by its angle, and copy values; BACKWARD turns back."""
+    """Rotate each pair (i, i + SIZE / 2) of queries and keys by its angle, and copy values; BACKWARD rotates back."""
     WIDTH: tl.constexpr = HEADS * SIZE
     row = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = row < rows
@@ -108,48 +108,35 @@ def _keep(ctx: Any, inputs: tuple, output: Tensor) -> None:
     ctx.shapes = projected.shape, prefix.shape
 
 
-def _backward(turn_back: Any, ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     cosine, sine, places, prefix_places = ctx.saved_tensors
     (batch, length, width), prefix_shape = ctx.shapes
     gradient = gradient.contiguous()
-    for_prefix = None
+    d_prefix = None
     if ctx.needs_input_grad[3]:
-        for_prefix = gradient[prefix_places][:, width // 3 :].reshape(prefix_shape)
-    for_projected = None
-    if ctx.needs_input_grad[0]:  # not in a frozen model's first layer, if nothing but a prefix's keys learns
-        for_projected = turn_back(gradient, cosine, sine, places, batch, length, ctx.heads)
-    return for_projected, None, None, for_prefix, None, None, None
+        d_prefix = gradient[prefix_places][:, width // 3 :].reshape(prefix_shape)
+    d_projected = None
+    if ctx.needs_input_grad[0]:  # not in a frozen model's first layer, if only prefix keys are trained
+        d_projected = rope_backward(gradient, cosine, sine, places, batch, length, ctx.heads)
+    return d_projected, None, None, d_prefix, None, None, None
 
 
-def _rotated_shape(projected: Tensor, cosine: Tensor, sine: Tensor, prefix: Tensor, *_: Any) -> Tensor:
-    batch, length, width = projected.shape
-    return projected.new_empty(batch * (length + prefix.shape[1]), width)
-
-
-def _projected_shape(
-    gradient: Tensor, cosine: Tensor, sine: Tensor, places: Tensor, batch: int, length: int, heads: int
-) -> Tensor:
-    return gradient.new_empty(batch, length, gradient.shape[1])
-
-
-def rotate(*arguments: Any) -> Tensor:
-    if torch.compiler.is_compiling():
-        return _compiled_rotate(*arguments)
-    return (_rotate if torch.is_grad_enabled() else rotate_forward)(*arguments)
+def apply_rope(*arguments: Any) -> Tensor:
+    return (_rope if torch.is_grad_enabled() else rope_forward)(*arguments)
 
 
 def move_forward(rows: Tensor, places: Tensor) -> Tensor:
-    """Rows [., width] from where they stand into their order [batch, length, width]; zeros for who is nowhere."""
+    """Packed rows [., width] in their order [batch, length, width]; zeros for rows without a place."""
     moved = rows.new_empty(*places.shape, rows.shape[1])
     _move(rows, moved, places, backward=False)
     return moved
 
 
 def move_backward(gradient: Tensor, places: Tensor, count: int) -> Tensor:
-    """The gradient of `count` rows, zeros where nobody stands: prefix rows are nobody's, and are read."""
-    for_rows = gradient.new_zeros(count, gradient.shape[2])
-    _move(gradient, for_rows, places, backward=True)
-    return for_rows
+    """The gradient of `count` packed rows; zeros for prefix rows, which no token occupies but which are read."""
+    d_rows = gradient.new_zeros(count, gradient.shape[2])
+    _move(gradient, d_rows, places, backward=True)
+    return d_rows
 
 
 def _move(source: Tensor, target: Tensor, places: Tensor, backward: bool) -> None:
@@ -189,24 +176,15 @@ def _keep_places(ctx: Any, inputs: tuple, output: Tensor) -> None:
     ctx.count = inputs[0].shape[0]
 
 
-def _move_backward(move: Any, ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-    return move(gradient.contiguous(), *ctx.saved_tensors, ctx.count), None
+def _move_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+    (places,) = ctx.saved_tensors
+    return move_backward(gradient.contiguous(), places, ctx.count), None
 
 
 def move(*arguments: Any) -> Tensor:
-    if torch.compiler.is_compiling():
-        return _compiled_move(*arguments)
     return (_moved if torch.is_grad_enabled() else move_forward)(*arguments)
 
 
-_ROTATE_ROWS, _MOVE_ROWS = TritonKernel(rotate_rows), TritonKernel(move_rows)
-_rotate = function(rotate_forward, _keep, partial(_backward, rotate_backward))
-_compiled_turn_back = operator("rotate_back", rotate_backward, _projected_shape)
-_compiled_rotate = operator("rotate", rotate_forward, _rotated_shape)
-_compiled_rotate.register_autograd(partial(_backward, _compiled_turn_back), setup_context=_keep)
-_moved = function(move_forward, _keep_places, partial(_move_backward, move_backward))
-_compiled_move_back = operator(
-    "move_back", move_backward, lambda gradient, _, count: gradient.new_empty(count, gradient.shape[2])
-)
-_compiled_move = operator("move", move_forward, lambda rows, places: rows.new_empty(*places.shape, rows.shape[1]))
-_compiled_move.register_autograd(partial(_move_backward, _compiled_move_back), setup_context=_keep_places)
+_ROPE, _MOVE_ROWS = TritonKernel(rope_kernel), TritonKernel(move_rows)
+_rope = function(rope_forward, _keep, _backward)
+_moved = function(move_forward, _keep_places, _move_backward)

@@ -1,7 +1,7 @@
-"""Attention with rotary positions: windows on the Triton kernels, all rows on PyTorch's flash attention.
+"""ModernBERT's attention on a GPU: windows with the Triton kernels, full attention with PyTorch's flash attention.
 
-Flash attention reads packed documents, without their padding; packing costs nothing, as rows are rotated anyway.
-Documents that are known to have one length take cuDNN's instead, which is faster and knows of no padding.
+Flash attention reads packed documents, without padding; packing is part of the rotary kernel and costs nothing.
+Documents that are known to have the same length use cuDNN's attention instead, which is faster but has no padding.
 """
 
 from __future__ import annotations
@@ -16,12 +16,15 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from prefixprop.attention.pattern import AttentionPattern
 from prefixprop.attention.prefix import FusedPart, PrefixedKeys, PrefixPart, outside_softmax
-from prefixprop.attention.rope import Rotation, attend_to_all
-from prefixprop.attention.triton.operator import attend
-from prefixprop.attention.triton.prefix_part import fits
-from prefixprop.attention.triton.rope import move, rotate
-from prefixprop.attention.triton.self_attention import as_rows, kernel_arguments
-from prefixprop.attention.triton.split_attention import split_attention
+from prefixprop.attention.rope import Rope, attend_to_all
+from prefixprop.attention.triton import launch_attention
+from prefixprop.attention.triton.launch_attention import DropoutSeeds, Shape
+from prefixprop.attention.triton.pattern import DevicePattern
+from prefixprop.attention.triton.prefix_part import Rows, add_gradients, add_part, fits
+from prefixprop.attention.triton.rope import apply_rope, move
+from prefixprop.attention.triton.self_attention import as_rows, attend, kernel_arguments
+from prefixprop.attention.triton.tiles import MASKED
+from prefixprop.attention.triton.triton_kernel import function
 
 try:
     from torch.nn.attention import varlen
@@ -31,17 +34,17 @@ except ImportError:  # before PyTorch 2.10
     varlen_attn = None
 
 DENSE = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION]  # in this order
-STEP = 64  # of lengths: cuDNN makes a plan for each, in a tenth of a second
+STEP = 64  # cuDNN is used for multiples of this: it makes a plan for each length, in a tenth of a second
 
 
 class Packing(NamedTuple):
-    """Where each token stands among the documents without padding (-1: nowhere), each behind its prefix keys."""
+    """The place of each token among packed documents (-1: none); each document follows its prefix keys."""
 
     places: Tensor  # [batch, length]
     prefix_places: Tensor  # [batch * j]
     ends: Tensor  # [batch + 1]: of the documents, from 0
-    longest: int  # that a document might be
-    all_have: int | None  # rows, if it is known that none is padding
+    longest: int  # possible length of a document
+    all_have: int | None  # length of all documents, if it is known that none has padding
     tokens: int  # of these
 
     @classmethod
@@ -60,7 +63,7 @@ class Packing(NamedTuple):
 
 def rotary_attention(
     projected: Tensor,
-    rotation: Rotation,
+    rope: Rope,
     heads: int,
     reach: int | None,
     pattern: AttentionPattern,
@@ -69,85 +72,142 @@ def rotary_attention(
     fused_part: FusedPart | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
-    """What the function of this name in `rotary` returns."""
+    """As the function of this name in `prefixprop.attention.rope`."""
     projected = projected.contiguous()
     has_flash = reach is None and has_flash_attention(projected, heads, dropout)
     if has_flash and prefix_part is None:
-        return packed_attention(projected, rotation, heads, pattern, prefix)
+        return packed_attention(projected, rope, heads, pattern, prefix)
 
     batch, length, width = projected.shape
     in_softmax = prefix if prefix_part is None else None
     front = as_rows(None if reach is None else in_softmax, projected[..., : width // 3])
     behind = torch.arange(batch * length, batch * (length + front.shape[1]), device=projected.device)
-    near = rotate(projected, *_angles(rotation), front, behind[:0].int(), behind, heads)
-    query, key, value = near[: batch * length].view(batch, length, 3, heads, -1).transpose(1, 3).unbind(2)
+    qkv = apply_rope(projected, *_angles(rope), front, behind[:0].int(), behind, heads)
+    query, key, value = qkv[: batch * length].view(batch, length, 3, heads, -1).transpose(1, 3).unbind(2)
     outside = pattern.rows_outside_softmax
-    is_split = outside > 0 and not torch.compiler.is_compiling()  # a compiler has PyTorch's way
     output = None
-    if has_flash and (is_split or not outside):
-        output = packed_attention(projected, rotation, heads, pattern.prepared(_text_alone), None)
+    if has_flash:
+        output = packed_attention(projected, rope, heads, pattern.prepared(_text_alone), None)
     elif reach is None:
-        first = outside if is_split else 0
-        output = attend_to_all(query[:, :, first:], key, value, pattern, in_softmax, dropout)
-        output = F.pad(output.transpose(1, 2).flatten(2), (0, 0, first, 0))
+        output = attend_to_all(query[:, :, outside:], key, value, pattern, in_softmax, dropout)
+        output = F.pad(output.transpose(1, 2).flatten(2), (0, 0, outside, 0))
     arguments = partial(kernel_arguments, heads, query.shape[-1], reach or 0, pattern, in_softmax, dropout)
-    if is_split:
-        fused_part = fused_part if fits(outside, query.shape[-1], near) else None
-        output = split_attention(near, output, fused_part, pattern, arguments())
+    if outside:
+        fused_part = fused_part if fits(outside, query.shape[-1], qkv) else None
+        output = split_attention(qkv, output, fused_part, pattern, arguments())
     elif output is None:
-        output = attend(near, None, *arguments())
-    if prefix_part is None or (is_split and fused_part is not None):
+        output = attend(qkv, None, *arguments())
+    if prefix_part is None or (outside and fused_part is not None):
         return output
     part = prefix_part(query, *outside_softmax(key, value, prefix, pattern), dropout)
     return output + part.transpose(1, 2).flatten(2)
 
 
 def _text_alone(pattern: AttentionPattern) -> AttentionPattern:
-    """The same for the rows that are keys, as if there were no others."""
+    """The same pattern for the rows that are keys, without the prefix."""
     text = AttentionPattern.with_rows_in_front(pattern.is_unseen, 0)
     text.unpadded_rows = pattern.unpadded_rows
     return text
 
 
 def packed_attention(
-    projected: Tensor, rotation: Rotation, heads: int, pattern: AttentionPattern, prefix: PrefixedKeys | None
+    projected: Tensor, rope: Rope, heads: int, pattern: AttentionPattern, prefix: PrefixedKeys | None
 ) -> Tensor:
     """Attention of all rows to all rows and the prefix."""
     front = as_rows(prefix, projected[..., : projected.shape[2] // 3])
     packing = pattern.prepared(Packing.of, front.shape[1])
-    near = rotate(projected, *_angles(rotation), front, packing.places, packing.prefix_places, heads)
-    if packing.all_have is not None and has_dense_attention(near, packing.tokens):
-        output = dense_attention(near, heads, len(projected), packing.all_have)
+    qkv = apply_rope(projected, *_angles(rope), front, packing.places, packing.prefix_places, heads)
+    if packing.all_have is not None and has_dense_attention(qkv, packing.tokens):
+        output = dense_attention(qkv, heads, len(projected), packing.all_have)
         return output if output.shape[1] == projected.shape[1] else move(output.flatten(0, 1), packing.places)
-    query, key, value = near.unflatten(-1, (3, heads, -1)).unbind(1)
-    # How many rows there are altogether is known on the device alone: what is behind the last document is unused.
+    query, key, value = qkv.unflatten(-1, (3, heads, -1)).unbind(1)
+    # Only the device knows how many rows there are in all; what follows the last document is unused.
     output = varlen_attn(query, key, value, packing.ends, packing.ends, packing.longest, packing.longest)
     return move(output.flatten(1), packing.places)
 
 
-def dense_attention(near: Tensor, heads: int, documents: int, length: int) -> Tensor:
-    """Attention [documents, length, width] of the first rows, each document's to all of its own."""
-    if len(near) > documents * length:
-        near = near[: documents * length]
-    query, key, value = near.view(documents, length, 3, heads, -1).permute(2, 0, 3, 1, 4)
+def dense_attention(qkv: Tensor, heads: int, documents: int, length: int) -> Tensor:
+    """Full attention within each document, [documents, length, width]."""
+    if len(qkv) > documents * length:
+        qkv = qkv[: documents * length]
+    query, key, value = qkv.view(documents, length, 3, heads, -1).permute(2, 0, 3, 1, 4)
     with sdpa_kernel(DENSE, set_priority=True):
         return F.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2)
 
 
-def _angles(rotation: Rotation) -> Rotation:
-    cosine, sine = rotation
+def _angles(rope: Rope) -> Rope:
+    cosine, sine = rope
     return cosine.contiguous(), sine.contiguous()
 
 
 def has_flash_attention(rows: Tensor, heads: int, dropout: float) -> bool:
-    """Whether PyTorch's flash attention takes packed documents of this kind."""
+    """Whether PyTorch's flash attention supports packed documents of this kind."""
     size = rows.shape[-1] // (3 * heads)
     fits = rows.dtype in (torch.float16, torch.bfloat16) and size % 8 == 0 and size <= 256
     return varlen_attn is not None and rows.is_cuda and fits and not dropout
 
 
 def has_dense_attention(rows: Tensor, tokens: int) -> bool:
-    """Whether cuDNN is the faster one for documents of so many tokens each, and they are likely to come again."""
-    if torch.compiler.is_compiling() or tokens % STEP:
-        return False
-    return torch.cuda.get_device_capability(rows.device) >= (9, 0)
+    """Whether cuDNN is faster for documents of this many tokens, and the length is likely to come again."""
+    return tokens % STEP == 0 and torch.cuda.get_device_capability(rows.device) >= (9, 0)
+
+
+def split_attention(
+    qkv: Tensor, text: Tensor | None, part: FusedPart | None, pattern: AttentionPattern, arguments: tuple
+) -> Tensor:
+    """Attention's rows [batch, length, width] from `qkv` (see tiles), in which tokens stand in their order.
+
+    Without `part`, the prefix's part is left out. In layers of full attention, `text` is the output of the text's own
+    rows, and only those of the prefix are computed here; gradients of `text` in their place must not be used.
+    `arguments` are those of `kernel_arguments`.
+    """
+    trained = None if part is None or part.trained is None else part.trained.contiguous()
+    fixed = None if part is None else part._replace(trained=None)
+    run = _split if torch.is_grad_enabled() else _split_forward
+    return run(qkv, text, trained, pattern.prepared(_without_global_rows), (fixed,), *arguments)[0]
+
+
+def _without_global_rows(pattern: AttentionPattern) -> Tensor:
+    """The kinds of rows for Eq. 3, without global rows: prefix rows share the projections of all others."""
+    return pattern.is_masked.to(torch.int8) * MASKED.value
+
+
+def _read_split(qkv: Tensor, kind: Tensor, arguments: tuple) -> tuple[DevicePattern, DropoutSeeds, Shape, Rows]:
+    pattern, seeds, shape = DevicePattern(*arguments[:5]), DropoutSeeds(*arguments[5:7]), Shape(*arguments[7:])
+    return pattern, seeds, shape, Rows(qkv, qkv, pattern._replace(kind=kind), seeds, shape)
+
+
+def _split_forward(
+    qkv: Tensor, text: Tensor | None, trained: Tensor | None, kind: Tensor, fixed: tuple, *arguments: Any
+) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """The output, and for backward that of the softmax alone, with its lse."""
+    pattern, seeds, shape, prefix_inputs = _read_split(qkv, kind, arguments)
+    others = None if text is None else text.clone(memory_format=torch.contiguous_format)
+    rows, lse = launch_attention.forward(qkv, None, pattern, seeds, shape, others)
+    (part,) = fixed
+    summed = rows if part is None else add_part(rows, prefix_inputs, part._replace(trained=trained))
+    return summed, (rows, lse)
+
+
+def _split_keep(ctx: Any, inputs: tuple, output: tuple[Tensor, tuple[Tensor, Tensor]]) -> None:
+    qkv, text, trained, kind, ctx.fixed, *arguments = inputs
+    ctx.has_text, ctx.numbers = text is not None, arguments[7:]
+    ctx.save_for_backward(qkv, trained, kind, *output[1], *arguments[:7])
+
+
+def _split_backward(ctx: Any, gradient: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+    qkv, trained, kind, rows, lse, *tensors = ctx.saved_tensors
+    pattern, seeds, shape, prefix_inputs = _read_split(qkv, kind, (*tensors, *ctx.numbers))
+    gradient = gradient.contiguous()
+    if ctx.has_text:
+        dqkv = launch_attention.backward_of_global_rows(gradient, rows, lse, qkv, pattern, seeds, shape)
+    else:
+        dqkv = launch_attention.backward(gradient, rows, lse, qkv, None, pattern, seeds, shape)[0]
+    (part,), d_alpha = ctx.fixed, None
+    if part is not None:
+        results = (dqkv, dqkv[:, shape.heads * shape.size :], dqkv)
+        d_alpha = add_gradients(gradient, prefix_inputs, part._replace(trained=trained), results)
+    return (dqkv, gradient if ctx.has_text else None, d_alpha, *(None,) * (2 + len(tensors) + len(ctx.numbers)))
+
+
+_split = function(_split_forward, _split_keep, _split_backward)

@@ -1,4 +1,4 @@
-"""Triton kernels as operations of PyTorch: how they are started, differentiated, and shown to `torch.compile`."""
+"""How Triton kernels are launched, and how PyTorch differentiates them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from torch import Tensor
 
 
 class TritonKernel:
-    """A Triton function that finds again what it was compiled for; Triton's own start takes longer than many kernels.
+    """A Triton function with a faster launch: Triton's own takes longer than many kernels run.
 
-    Triton looks at every argument at every start, because a number's value may matter. Here no number's does (see
-    `do_not_specialize`), so types, alignment and constants are enough to find the compiled kernel, at any length.
+    Triton inspects every argument at every launch, because the value of a number may matter. Here it never does (see
+    `do_not_specialize`), so types, alignment and constants identify the compiled kernel, at any length.
     """
 
     def __init__(self, function: Any) -> None:
@@ -42,7 +42,7 @@ class TritonKernel:
 
 
 def function(forward: Any, keep: Any, backward: Any) -> Any:
-    """An autograd function in the old form: PyTorch looks at the new one's signature at every call, which is slow."""
+    """An autograd function in the old style: the new one inspects a signature at every call, which is slow."""
 
     class Function(torch.autograd.Function):
         @staticmethod
@@ -56,10 +56,3 @@ def function(forward: Any, keep: Any, backward: Any) -> Any:
             return backward(ctx, *gradients)
 
     return Function.apply
-
-
-def operator(name: str, function: Any, fake: Any, mutates: tuple[str, ...] = ()) -> Any:
-    """`function` as an operator that `torch.compile` does not look into; `fake` says what shapes come out."""
-    made = torch.library.custom_op(f"prefixprop::{name}", function, mutates_args=mutates)
-    made.register_fake(fake)
-    return made

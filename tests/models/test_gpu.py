@@ -1,22 +1,31 @@
-"""Passes that are recorded for each shape. A stand-in plays the recordings here: there is no GPU."""
+"""CUDA graphs, frozen weights in bfloat16, attention without cuDNN. A stand-in replays graphs: there is no GPU."""
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from prefixprop import attention
-from prefixprop.models import replay
-from prefixprop.models.replay import HeldGradients, Replayed, can_replay, padded_length
+from prefixprop.models import gpu
+from prefixprop.models.gpu import (
+    CudaGraph,
+    StaticGradients,
+    can_use_cuda_graphs,
+    hold_frozen_in_bfloat16,
+    padded_length,
+    without_cudnn,
+)
 from prefixprop.predict import token_batches
 from prefixprop.train import train, trainer
 
-from tiny import tiny_model
+from tiny import adapt, batch, both_methods, tiny_model
 from tiny_training import tiny_settings
 
 
@@ -41,7 +50,7 @@ def played(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     """The shapes that were recorded. A recording computes nothing, so nothing may change while it is made."""
     shapes: list[tuple[int, ...]] = []
 
-    def record(self: Replayed, inputs: dict[str, Tensor]) -> Any:
+    def record(self: CudaGraph, inputs: dict[str, Tensor]) -> Any:
         shapes.append(tuple(inputs["input_ids"].shape))
         held = {name: tensor.clone() for name, tensor in inputs.items()}
         with torch.random.fork_rng():
@@ -49,13 +58,13 @@ def played(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
             outputs = self.run(dict(held))
             for parameter, gradient in before:
                 parameter.grad.copy_(gradient)
-        return replay._Recording(Again(self.run, held, outputs), held, outputs)
+        return gpu._Recording(Again(self.run, held, outputs), held, outputs)
 
-    monkeypatch.setattr(Replayed, "_record", record)
+    monkeypatch.setattr(CudaGraph, "_record", record)
     return shapes
 
 
-def _gradients(replayed: Replayed) -> list[tuple[Any, Tensor]]:
+def _gradients(replayed: CudaGraph) -> list[tuple[Any, Tensor]]:
     owner = getattr(replayed.run, "__self__", None)
     parameters = owner.model.parameters() if hasattr(owner, "model") else ()
     return [(each, each.grad.clone()) for each in parameters if each.grad is not None]
@@ -66,7 +75,7 @@ def tokens(*shape: int) -> dict[str, Tensor]:
 
 
 def test_the_second_of_a_shape_is_recorded_and_further_ones_are_played(played: list) -> None:
-    replayed = Replayed(lambda inputs: inputs["input_ids"].sum(dim=1))
+    replayed = CudaGraph(lambda inputs: inputs["input_ids"].sum(dim=1))
     for shape in ((2, 8), (3, 8), (2, 8), (2, 8), (3, 8)):
         inputs = tokens(*shape)
         assert torch.equal(replayed(inputs), inputs["input_ids"].sum(dim=1))
@@ -74,7 +83,7 @@ def test_the_second_of_a_shape_is_recorded_and_further_ones_are_played(played: l
 
 
 def test_what_a_call_returned_stays_as_it_was(played: list) -> None:
-    replayed = Replayed(lambda inputs: (inputs["input_ids"] * 2, None))
+    replayed = CudaGraph(lambda inputs: (inputs["input_ids"] * 2, None))
     several = [tokens(2, 4) for _ in range(4)]
     outputs = [replayed(inputs) for inputs in several]
     assert all(torch.equal(out[0], inputs["input_ids"] * 2) for out, inputs in zip(outputs, several, strict=True))
@@ -83,9 +92,9 @@ def test_what_a_call_returned_stays_as_it_was(played: list) -> None:
 def test_large_batches_and_too_many_shapes_are_computed_as_ever(
     played: list, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replay, "MOST_TOKENS", 16)
-    monkeypatch.setattr(replay, "MOST_RECORDINGS", 1)
-    replayed = Replayed(lambda inputs: inputs["input_ids"] + 1)
+    monkeypatch.setattr(gpu, "MOST_TOKENS", 16)
+    monkeypatch.setattr(gpu, "MOST_RECORDINGS", 1)
+    replayed = CudaGraph(lambda inputs: inputs["input_ids"] + 1)
     for shape in ((2, 9), (2, 8), (1, 8)) * 3:
         inputs = tokens(*shape)
         assert torch.equal(replayed(inputs), inputs["input_ids"] + 1)
@@ -95,12 +104,12 @@ def test_large_batches_and_too_many_shapes_are_computed_as_ever(
 def test_without_memory_for_it_nothing_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     tried = []
 
-    def record(self: Replayed, inputs: dict[str, Tensor]) -> Any:
+    def record(self: CudaGraph, inputs: dict[str, Tensor]) -> Any:
         tried.append(inputs)
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(Replayed, "_record", record)
-    replayed = Replayed(lambda inputs: inputs["input_ids"] + 1)
+    monkeypatch.setattr(CudaGraph, "_record", record)
+    replayed = CudaGraph(lambda inputs: inputs["input_ids"] + 1)
     for _ in range(4):
         inputs = tokens(2, 8)
         assert torch.equal(replayed(inputs), inputs["input_ids"] + 1)
@@ -116,7 +125,7 @@ def test_lengths_come_again_and_waste_little() -> None:
 def test_never_without_a_gpu() -> None:
     model = tiny_model("longformer")
     attention.install(model)
-    assert not can_replay(model)
+    assert not can_use_cuda_graphs(model)
 
 
 def test_held_gradients_are_those_of_a_model_without_them() -> None:
@@ -125,7 +134,7 @@ def test_held_gradients_are_those_of_a_model_without_them() -> None:
     second = nn.Linear(3, 2)
     second.load_state_dict(first.state_dict())
     unused = nn.Linear(3, 2)  # learns nothing, and must get no gradient
-    held = HeldGradients()
+    held = StaticGradients()
     optimizers = [torch.optim.AdamW(model.parameters(), weight_decay=0.1) for model in (first, second)]
     addresses = set()
     for _ in range(3):
@@ -149,11 +158,11 @@ def test_held_gradients_are_those_of_a_model_without_them() -> None:
 def test_a_run_of_recorded_steps_is_the_same_run(
     method: str, tmp_path: Path, played: list, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trainer, "can_replay", lambda model: True)
+    monkeypatch.setattr(trainer, "can_use_cuda_graphs", lambda model: True)
     settings = tiny_settings(tmp_path, method=method, epochs=3, batch_size=4, device_batch_size=2, max_length=64)
     recorded = train(settings, tmp_path / "recorded")
     assert len(played) >= 2  # of steps and of evaluations
-    monkeypatch.setattr(replay, "MOST_TOKENS", 0)
+    monkeypatch.setattr(gpu, "MOST_TOKENS", 0)
     plain = train(settings, tmp_path / "plain")
     assert recorded.metrics["dev"] == plain.metrics["dev"]
     (one,), (two,) = ([*path.rglob("*.safetensors")] for path in (recorded.run_dir, plain.run_dir))
@@ -166,8 +175,77 @@ def test_predictions_of_recorded_passes(played: list, monkeypatch: pytest.Monkey
     attention.install(model)
     ids = [torch.randint(5, 50, (length,)).numpy() for length in (7, 30, 12, 9, 20, 8)]
     expected = token_batches.classify(model, ids, 1, 128, False, 128)[0]
-    monkeypatch.setattr(token_batches, "can_replay", lambda model: True)
+    monkeypatch.setattr(token_batches, "can_use_cuda_graphs", lambda model: True)
     for _ in range(3):
         found = token_batches.classify(model, ids, 1, 128, False, 128)[0]
         assert abs(found - expected).max() < 1e-5
     assert played == [(2, 64)]
+
+
+def test_only_frozen_weights_are_converted() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    model[0].requires_grad_(False)
+    exact = model[0].weight.clone()
+    hold_frozen_in_bfloat16(model)
+    assert {parameter.dtype for parameter in model[0].parameters()} == {torch.bfloat16}
+    assert {parameter.dtype for parameter in model[1].parameters()} == {torch.float32}
+    assert torch.equal(model[0].weight, exact.to(torch.bfloat16))
+    assert not model[0].weight.requires_grad and model[1].weight.requires_grad
+
+
+@pytest.mark.parametrize("kernel", [None, "exp"])
+@both_methods
+@pytest.mark.parametrize("family", ["longformer", "roberta"])
+def test_a_held_model_is_as_near_the_exact_one_as_autocast_is(family: str, method: str, kernel: str | None) -> None:
+    exact = adapt(tiny_model(family), method, kernel=kernel, prefix_dropout=0.0)
+    converted, held = copy.deepcopy(exact), copy.deepcopy(exact)
+    hold_frozen_in_bfloat16(held)
+    expected, usual, found = step(exact, False), step(converted, True), step(held, True)
+    assert len(expected) == len(found) > 2  # logits, and the gradients of prefix and head
+    for right, theirs, ours in zip(expected, usual, found, strict=True):
+        assert ours.dtype == torch.float32
+        assert (ours - right).norm() <= 2 * (theirs - right).norm() + 0.01 * right.norm()
+
+
+@both_methods
+def test_a_model_that_only_predicts_is_held_whole(method: str) -> None:
+    exact = adapt(tiny_model("longformer"), method).eval()
+    inputs = batch(exact, [18, 11])
+    expected = exact(**inputs).logits
+    hold_frozen_in_bfloat16(exact.requires_grad_(False))
+    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
+        found = exact(**inputs).logits.float()
+    assert (found - expected).norm() <= 0.05 * expected.norm()
+
+
+def test_the_input_of_lora_stays_in_half_precision() -> None:
+    model = get_peft_model(tiny_model("longformer"), LoraConfig(task_type="SEQ_CLS", target_modules=["query"]))
+    hold_frozen_in_bfloat16(model)
+    seen: list[torch.dtype] = []
+    for name, module in model.named_modules():
+        if name.endswith("lora_A.default") and "layer.0." not in name:  # the embeddings are in float32
+            module.register_forward_pre_hook(lambda _, given: seen.append(given[0].dtype))
+    step(model, True)
+    assert seen and set(seen) == {torch.bfloat16}
+
+
+def step(model: Any, autocast: bool) -> list[Tensor]:
+    inputs = batch(model, [18, 11])
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        output = model(**inputs)
+        loss = nn.functional.cross_entropy(output.logits.float(), torch.tensor([0, 1]))
+    loss.backward()
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    return [output.logits.detach().float(), *gradients]
+
+
+def test_leaves_out_cudnn_alone_and_puts_it_back() -> None:
+    kinds = ("cudnn", "flash", "mem_efficient", "math")
+
+    def enabled() -> list[bool]:
+        return [getattr(torch.backends.cuda, f"{kind}_sdp_enabled")() for kind in kinds]
+
+    before = enabled()
+    with without_cudnn():
+        assert enabled() == [False, True, True, True]
+    assert enabled() == before

@@ -1,31 +1,57 @@
-"""Short documents on a GPU: a pass is recorded once for each shape and then played again, as a CUDA graph.
+"""Running models on a GPU: frozen weights in bfloat16, attention without cuDNN's plans, and CUDA graphs.
 
-A pass over a few short documents takes the GPU less time than Python takes to start its kernels; to play a recording
-takes neither. Batches are padded a little further, so that shapes come again. What is computed stays the same: the
-same kernels, with the same random numbers.
+For a few short documents the GPU is faster than Python can launch its kernels. A CUDA graph records a pass once per
+shape and then replays it without Python. Batches are padded a little further, so that shapes come again. The kernels
+and random numbers stay the same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import torch
+from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_map_only
 
 from prefixprop.attention.backends import why_not
 from prefixprop.attention.patch import ATTRIBUTE
 
-MOST_TOKENS = 16_384  # of a batch: with more, the GPU is the slower one
-MOST_RECORDINGS = 64  # further shapes are computed as ever
-STEP, STEPS = 64, 8  # lengths that batches are padded to: multiples of the first, so many between powers of two
+MOST_TOKENS = 16_384  # of a batch: with more, launching kernels is not what takes the time
+MOST_RECORDINGS = 64  # further shapes are not recorded
+STEP, STEPS = 64, 8  # batches are padded to multiples of STEP, and to STEPS lengths between powers of two
 
 
-def can_replay(model: nn.Module) -> bool:
-    """Whether all of a pass happens on the GPU, as it does with the attention of the backend `triton`.
+def hold_frozen_in_bfloat16(model: nn.Module) -> None:
+    """Convert every frozen weight once; the model is meant to run under autocast, which would do so at each step.
 
-    Hugging Face's code looks at the numbers of a mask while it runs, which no recording can do.
+    Trained weights keep their type. Frozen layers in bfloat16 run as fused layers (see
+    `prefixprop.attention.triton.frozen_layer`), in half the memory.
+    """
+    for parameter in model.parameters():
+        if not parameter.requires_grad and parameter.dtype == torch.float32:
+            parameter.data = parameter.data.to(torch.bfloat16)
+    for module in model.modules():
+        if isinstance(module, BaseTunerLayer):
+            # peft would convert LoRA's input to float32, and autocast would convert it back.
+            module.cast_input_dtype_enabled = False
+
+
+def without_cudnn() -> AbstractContextManager[None]:
+    """Keep PyTorch's attention from using cuDNN, which makes a plan for every new length.
+
+    For documents of thousands of lengths, making the plans takes several times as long as the training itself.
+    """
+    return sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
+
+
+def can_use_cuda_graphs(model: nn.Module) -> bool:
+    """Whether a pass never waits for the GPU, as with the `triton` backend.
+
+    Hugging Face's attention reads values of a mask back from the GPU, which cannot be recorded.
     """
     device = next(model.parameters()).device
     fast = [getattr(module, ATTRIBUTE) for module in model.modules() if getattr(module, ATTRIBUTE, None) is not None]
@@ -34,7 +60,7 @@ def can_replay(model: nn.Module) -> bool:
 
 
 def padded_length(longest: int, most: int) -> int:
-    """What a batch whose longest document has so many tokens is padded to, `most` at the most.
+    """The length to which a batch is padded whose longest document has `longest` tokens; `most` is the limit.
 
     >>> [padded_length(length, most=4000) for length in (10, 64, 300, 1000, 1025, 2600, 3900)]
     [64, 64, 320, 1024, 1152, 2816, 4000]
@@ -49,22 +75,21 @@ class _Recording(NamedTuple):
     outputs: Any
 
 
-class Replayed:
-    """Stands for `run`, a function of tensors on a GPU, which must not wait for the device.
+class CudaGraph:
+    """Replays `run`, a function of tensors on a GPU that must not wait for the device.
 
-    What it returns is its own until the next call. The first call of a shape runs as ever, and compiles what is to be
-    compiled; the second one is recorded.
+    The first call of a shape runs as usual and compiles kernels; the second is recorded; later ones are replayed.
     """
 
     def __init__(self, run: Callable[[dict[str, Tensor]], Any]) -> None:
         self.run = run
         self._seen: set[Hashable] = set()
         self._recordings: dict[Hashable, _Recording] = {}
-        self._memory: Any = None  # which all recordings share: no two are played at once
+        self._memory: Any = None  # shared by all recordings, because no two are replayed at once
         self._most = MOST_RECORDINGS
 
     def __call__(self, inputs: Mapping[str, Tensor], variant: Hashable = None) -> Any:
-        """`variant` tells apart what the shapes do not."""
+        """`variant` distinguishes calls of the same shapes that compute something else."""
         if inputs["input_ids"].numel() > MOST_TOKENS:
             return self.run(dict(inputs))
         key = (variant, *((name, tensor.shape, tensor.dtype) for name, tensor in inputs.items()))
@@ -74,7 +99,7 @@ class Replayed:
         if key not in self._recordings and len(self._recordings) < self._most:
             try:
                 self._recordings[key] = self._record(inputs)
-            except torch.OutOfMemoryError:  # what is recorded has memory of its own
+            except torch.OutOfMemoryError:  # recordings take memory of their own
                 self._most = 0
                 self._recordings.clear()
                 torch.cuda.empty_cache()
@@ -89,21 +114,21 @@ class Replayed:
     def _record(self, inputs: Mapping[str, Tensor]) -> _Recording:
         held = {name: tensor.clone() for name, tensor in inputs.items()}
         graph = torch.cuda.CUDAGraph()
-        # Other threads go on, such as the one that brings the next batch to the device.
+        # Other threads continue, such as the one that copies the next batch to the device.
         with torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):
             outputs = self.run(dict(held))
         self._memory = graph.pool()
         return _Recording(graph, held, outputs)
 
 
-class HeldGradients:
-    """Gradients that stay where they are, for a recorded step to find them; between steps they are cleared."""
+class StaticGradients:
+    """Gradients that stay at the same address for a recorded step; between steps they are set to zero."""
 
     def __init__(self) -> None:
         self._held: list[tuple[nn.Parameter, Tensor]] = []
 
     def attach(self) -> None:
-        """Give parameters their gradients back, as zeros where the Trainer has taken them away."""
+        """Give parameters their gradients back, as zeros, after the Trainer has removed them."""
         cleared = [(parameter, gradient) for parameter, gradient in self._held if parameter.grad is None]
         if cleared:
             torch._foreach_zero_([gradient for _, gradient in cleared])
@@ -111,6 +136,6 @@ class HeldGradients:
             parameter.grad = gradient
 
     def learn(self, model: nn.Module) -> None:
-        """After a first step: those that it gave a gradient are those that have one."""
+        """After a first step: remember the gradients of all parameters that got one."""
         if not self._held:
             self._held = [(each, each.grad) for each in model.parameters() if each.grad is not None]
