@@ -17,7 +17,8 @@ def build_elife(
         Path, typer.Argument(metavar="CLONE", help="A clone of https://github.com/elifesciences/elife-article-xml.")
     ],
     folder: Annotated[
-        Path, typer.Argument(metavar="FOLDER", help="Where to write train, dev and test; existing files are replaced.")
+        Path,
+        typer.Argument(metavar="FOLDER", help="Where to write train, dev and test, which are replaced."),
     ],
 ) -> None:
     """Build the files of the task elife from a clone of its public repository.
