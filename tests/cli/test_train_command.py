@@ -138,7 +138,7 @@ def test_an_existing_run_is_refused(tmp_path: Path, recipe: Path) -> None:
     ("content", "words"),
     [
         (b'{"id": "a", "text": "w5", "label": "law"}\n{"id": "b", "text": ', ":2: broken JSON"),
-        (b'{"id": "a", "text": "w5", "label": "physics"}\n', ":1: no training document has the label 'physics'"),
+        (b'{"id": "a", "text": "w5", "label": "physics"}\n', ":1: the label 'physics' is not in the training set"),
         (b'{"id": "a", "text": "w5"}\n', ":1: there is no column 'label'"),
         (b'{"id": "a", "text": "w5", "label": null}\n', ":1: the label (column 'label') is missing"),
         (b'{"id": "a", "text": "\xff", "label": "law"}\n', ":1: the text is not UTF-8"),

@@ -104,66 +104,50 @@ def test_texts_are_compared_by_their_words() -> None:
     assert without_texts_of(known, [same, other]) == (other,)
 
 
-@pytest.fixture
-def copied_assets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    with as_file(ASSETS) as source:
-        shutil.copytree(source, tmp_path / "hyperpartisan")
-    monkeypatch.setattr(hyperpartisan_module, "_ASSETS", tmp_path / "hyperpartisan")
-    return tmp_path / "hyperpartisan"
+def unpacked(assets: Path) -> list[bytes]:
+    return gzip.decompress((assets / "train.jsonl.gz").read_bytes()).splitlines(keepends=True)
 
 
-def remove_test(assets: Path) -> None:
-    (assets / "test.jsonl.gz").unlink()
-
-
-def truncate_train(assets: Path) -> None:
-    (assets / "train.jsonl.gz").write_bytes((assets / "train.jsonl.gz").read_bytes()[:5000])
-
-
-def break_second_line(assets: Path) -> None:
-    lines = gzip.decompress((assets / "train.jsonl.gz").read_bytes()).split(b"\n")
-    (assets / "train.jsonl.gz").write_bytes(gzip.compress(b"\n".join([lines[0], b"{", *lines[2:]])))
-
-
-def drop_the_last_article(assets: Path) -> None:
-    lines = gzip.decompress((assets / "train.jsonl.gz").read_bytes()).splitlines(keepends=True)
-    (assets / "train.jsonl.gz").write_bytes(gzip.compress(b"".join(lines[:-1])))
-
-
-def drop_a_field(assets: Path) -> None:
-    (assets / "test.jsonl.gz").write_bytes(gzip.compress(b'{"id": "1", "title": "a", "text": "b"}'))
-
-
-def break_splits(assets: Path) -> None:
-    (assets / "hp-splits.json").write_text('{"train": [')
+def packed(*lines: bytes) -> bytes:
+    return gzip.compress(b"".join(lines))
 
 
 @pytest.mark.parametrize(
-    ("damage", "detail"),
+    ("name", "content", "detail"),
     [
-        (remove_test, r"test\.jsonl\.gz"),
-        (truncate_train, r"train\.jsonl\.gz:\d+: the gzip data is damaged"),
-        (break_second_line, r"train\.jsonl\.gz:2: broken JSON"),
-        (drop_the_last_article, r"KeyError: 644"),
-        (drop_a_field, r"KeyError: 'label'"),
-        (break_splits, r"JSONDecodeError"),
+        ("test.jsonl.gz", None, r"test\.jsonl\.gz"),
+        (
+            "train.jsonl.gz",
+            lambda assets: (assets / "train.jsonl.gz").read_bytes()[:5000],
+            r"train\.jsonl\.gz:\d+: the gzip data is damaged",
+        ),
+        (
+            "train.jsonl.gz",
+            lambda assets: packed(unpacked(assets)[0], b"{\n", *unpacked(assets)[2:]),
+            r"train\.jsonl\.gz:2: broken JSON",
+        ),
+        ("train.jsonl.gz", lambda assets: packed(*unpacked(assets)[:-1]), r"KeyError: 644"),
+        ("test.jsonl.gz", lambda _: packed(b'{"id": "1", "title": "a", "text": "b"}'), r"KeyError: 'label'"),
+        ("hp-splits.json", lambda _: b'{"train": [', r"JSONDecodeError"),
     ],
 )
 def test_damaged_assets_ask_for_a_reinstallation(
-    copied_assets: Path, damage: Callable[[Path], None], detail: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: Callable[[Path], bytes] | None, detail: str
 ) -> None:
-    assert len(load_hyperpartisan().train) == 516
-    damage(copied_assets)
+    with as_file(ASSETS) as source:
+        assets = Path(shutil.copytree(source, tmp_path / "hyperpartisan"))
+    monkeypatch.setattr(hyperpartisan_module, "_ASSETS", assets)
+    if content is None:
+        (assets / name).unlink()
+    else:
+        (assets / name).write_bytes(content(assets))
     with pytest.raises(RuntimeError, match=rf"(?s)reinstall prefixprop.*{detail}"):
         load_hyperpartisan()
+    with pytest.raises(ValueError, match=rf"(?s)Hyperpartisan cannot be read .*{detail}.*must hold train"):
+        load_hyperpartisan(assets)
 
 
 def test_a_folder_with_the_same_files_can_be_read(task: ClassificationTask, tmp_path: Path) -> None:
-    with as_file(ASSETS) as source:
-        shutil.copytree(source, tmp_path / "copy")
-    drop_the_last_article(tmp_path / "copy")
-    with pytest.raises(ValueError, match=r"copy: Hyperpartisan cannot be read .*644.*must hold train\.jsonl\.gz"):
-        load_hyperpartisan(tmp_path / "copy")
     with as_file(ASSETS) as source:
         assert load_hyperpartisan(source) == task
     with pytest.raises(FileNotFoundError, match="absent: there is no such folder"):

@@ -76,32 +76,6 @@ def test_only_the_first_30000_characters_are_read(tmp_path: Path) -> None:
     assert [document.text for document in task.train] == [text[:30_000], text[:29_999]]
 
 
-@pytest.mark.parametrize(
-    ("changed", "complaint"),
-    [
-        ({"label": 2}, r"'math\.AC' has the number 2 here and 1 at .*train\.jsonl:1; a name must have one number"),
-        ({"label_name": "cs.CV"}, r"'cs\.CV' has the number 1 here and 0 at .*train\.jsonl:2"),
-        (
-            {"label_name": "math.GR"},
-            r"no training document has the label 'math\.GR'; the labels are cs\.CV",
-        ),
-    ],
-)
-def test_numbers_and_names_of_labels_must_agree(tmp_path: Path, changed: dict[str, Any], complaint: str) -> None:
-    write(tmp_path / "train.jsonl", PAPERS)
-    write(tmp_path / "dev.jsonl", [{**PAPERS[0], **changed}])
-    with pytest.raises(ValueError, match=rf"dev\.jsonl:1: .*{complaint}"):
-        load_arxiv(tmp_path)
-
-
-def test_a_number_with_two_names(tmp_path: Path) -> None:
-    write(tmp_path / "train.jsonl", [*PAPERS, {**PAPERS[0], "id": "3", "label_name": "math.GR"}])
-    write(tmp_path / "dev.jsonl", PAPERS)
-    complaint = r"train\.jsonl:3: the label 1 has the name 'math\.GR' here and 'math\.AC' at .*train\.jsonl:1"
-    with pytest.raises(ValueError, match=complaint):
-        load_arxiv(tmp_path)
-
-
 @pytest.mark.parametrize("absent", ["train", "dev"])
 def test_a_folder_without_train_or_dev(tmp_path: Path, absent: str) -> None:
     for split in {"train", "dev"} - {absent}:

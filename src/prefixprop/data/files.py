@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from prefixprop.data.cache import Writer, in_memory, stored
 from prefixprop.data.documents import SPLIT_NAMES, ClassificationTask, Document, Split, SplitWriter, StoredDocuments
@@ -34,6 +35,7 @@ from prefixprop.optional_packages import import_optional
 
 DEV_FRACTION = 0.1
 _LABELS_NAMED_IN_ERRORS = 30
+_WHOLE_NUMBER = re.compile(r"^(-?\d+)\.0$")
 # What the hub's data sets call the splits of this package, the usual name first.
 _HUB_SPLITS = {"train": ("train",), "dev": ("validation", "dev", "valid", "val"), "test": ("test",)}
 _SECRET = -1  # how the hub marks the labels of a benchmark's secret test set
@@ -49,7 +51,7 @@ class Columns:
         text: The document.
         label: Its label, a name or a number.
         id: What the document is called in predictions; None: "id" if there is such a column.
-        label_name: The name of a label that is a number; a table may lack this column.
+        label_name: The name of the label, which is then used instead; a table may lack this column.
         label_names: The names of the labels, where the labels are numbers from 0.
     """
 
@@ -192,13 +194,13 @@ def build_task(
     """
 
     def fill(writer: Writer) -> None:
-        labels: _LabelSet | None = None
         for split in (name for name in SPLIT_NAMES if name in splits):
             documents = SplitWriter(writer, split)
             ids, rows = _read_rows(splits[split], columns, prepare, documents.add_text)
-            labels = labels or _LabelSet(rows)  # of the training set, which comes first
-            documents.finish(ids, [labels.index(row) for row in rows])
-            writer.facts["label_names"] = labels.names
+            if split == "train":  # comes first
+                writer.facts["label_names"] = _label_names(rows, columns)
+            names = writer.facts["label_names"]
+            documents.finish(ids, _indices(rows, names, "is not in the training set"))
 
     key = _key(splits, columns, prepare)
     entry = in_memory(fill) if key is None else stored("documents", key, fill)
@@ -237,12 +239,10 @@ def _read_rows(
     """Pass on every text, and return ids and labels, which are only known when all rows have been read."""
     ids = _Ids(columns.id)
     labelled: list[_LabelledRow] = []
-    labels: dict[_Label, _Label] = {}  # one object for each label, not for each row
     for row in rows:
         ids.add(row)
         add_text(prepare(text_of(row, columns.text)))
-        label = _label(row, columns)
-        labelled.append(_LabelledRow(row.location, labels.setdefault(label, label)))
+        labelled.append(_LabelledRow(row.location, sys.intern(_label(row, columns))))
     return ids.all(), labelled
 
 
@@ -250,82 +250,50 @@ def label_documents(
     rows: Iterable[Row], columns: Columns, label_names: Sequence[str], prepare: Callable[[str], str] = str
 ) -> Split:
     """Make documents of rows; a label that is not one of `label_names`, such as a model's labels, is refused."""
-    indices = {name: index for index, name in enumerate(label_names)}
     texts: list[str] = []
     ids, labelled = _read_rows(rows, columns, prepare, texts.append)
-    for row in labelled:
-        if row.label.name not in indices:
-            raise ValueError(
-                f"{row.location}: the label {row.label.name!r} is unknown; the labels are {_listed(label_names)}."
-            )
-    return tuple(map(Document, ids, texts, [indices[row.label.name] for row in labelled]))
+    return tuple(map(Document, ids, texts, _indices(labelled, label_names, "is unknown")))
 
 
-@dataclass(frozen=True)
-class _Label:
-    """A label; `number` is what it is sorted by, and no two names may have the same `meaning`."""
-
-    name: str
-    number: float | None
-    meaning: str | float | None
-
-
-@dataclass(frozen=True, slots=True)
-class _LabelledRow:
+class _LabelledRow(NamedTuple):
     location: str
-    label: _Label
+    label: str
 
 
-class _LabelSet:
-    """The labels of the training documents, in order."""
-
-    def __init__(self, train: list[_LabelledRow]) -> None:
-        self._first_rows: dict[str, _LabelledRow] = {}
-        self._names_by_meaning: dict[str | float | None, str] = {}
-        for row in train:
-            self._first_rows.setdefault(row.label.name, row)
-            self._names_by_meaning.setdefault(row.label.meaning, row.label.name)
-        self.names = tuple(sorted(self._first_rows, key=self._order()))
-        if not train:
-            raise ValueError("There are no training documents.")
-        if len(self.names) < 2:
-            raise ValueError(
-                f"{train[0].location}: this and all of the {len(train):,} training documents have the label "
-                f"{self.names[0]!r}; a classifier needs at least two labels to learn."
-            )
-        self._indices = {name: index for index, name in enumerate(self.names)}
-
-    def _order(self) -> Callable[[str], Any]:
-        numbers = {name: row.label.number for name, row in self._first_rows.items()}
-        if any(number is None for number in numbers.values()):
-            return str
-        return lambda name: (numbers[name], name)
-
-    def index(self, row: _LabelledRow) -> int:
-        label = row.label
-        if label.name not in self._indices:
-            raise ValueError(
-                f"{row.location}: no training document has the label {label.name!r}; the labels are "
-                f"{_listed(self.names)}."
-            )
-        first = self._first_rows[label.name]
-        if label.number != first.label.number:
-            raise ValueError(
-                f"{row.location}: the label {label.name!r} has the number {_spelled(label.number)} here and "
-                f"{_spelled(first.label.number)} at {first.location}; a name must have one number."
-            )
-        if (other := self._names_by_meaning[label.meaning]) != label.name:
-            raise ValueError(
-                f"{row.location}: the label {_spelled(label.number)} has the name {label.name!r} here and {other!r} "
-                f"at {self._first_rows[other].location}; a number must have one name."
-            )
-        return self._indices[label.name]
+def _label_names(train: list[_LabelledRow], columns: Columns) -> list[str]:
+    """The labels of the training set: in the order of the hub, as numbers if all of them are, or by name."""
+    found = {row.label for row in train}
+    if not train:
+        raise ValueError("There are no training documents.")
+    if len(found) < 2:
+        raise ValueError(
+            f"{train[0].location}: this and all of the {len(train):,} training documents have the label "
+            f"{train[0].label!r}; a classifier needs at least two labels to learn."
+        )
+    if columns.label_names is not None:
+        return [name for name in columns.label_names if name in found]
+    try:
+        return sorted(found, key=lambda name: (_finite(name), name))
+    except ValueError:
+        return sorted(found)
 
 
-def _listed(names: Sequence[str]) -> str:
-    listed = ", ".join(names[:_LABELS_NAMED_IN_ERRORS])
-    more = len(names) - _LABELS_NAMED_IN_ERRORS
-    return f"{listed} and {more} more" if more > 0 else listed
+def _finite(name: str) -> float:
+    number = float(name)
+    if not math.isfinite(number):
+        raise ValueError(name)
+    return number
+
+
+def _indices(rows: list[_LabelledRow], names: Sequence[str], problem: str) -> list[int]:
+    indices = {name: index for index, name in enumerate(names)}
+    for location, label in rows:
+        if label not in indices:
+            listed = ", ".join(names[:_LABELS_NAMED_IN_ERRORS])
+            more = len(names) - _LABELS_NAMED_IN_ERRORS
+            rest = f" and {more} more" if more > 0 else ""
+            raise ValueError(f"{location}: the label {label!r} {problem}; the labels are {listed}{rest}.")
+    return [indices[row.label] for row in rows]
 
 
 class _Ids:
@@ -364,40 +332,18 @@ class _Ids:
         self._locations[document_id] = row.location
 
 
-def _label(row: Row, columns: Columns) -> _Label:
+def _label(row: Row, columns: Columns) -> str:
     value, subject = value_of(row, columns.label), f"{row.location}: the label (column {columns.label!r})"
     if columns.label_names is not None:
         if not (isinstance(value, int) and 0 <= value < len(columns.label_names)):
             raise ValueError(f"{subject} must be a number from 0 to {len(columns.label_names) - 1}, got {value!r}.")
-        return _Label(columns.label_names[value], value, value)
-    label = _plain_label(value, subject)
-    name = None if columns.label_name is None else row.values.get(columns.label_name)
-    if name is None:
-        return label
-    named = _plain_label(name, f"{row.location}: the label's name (column {columns.label_name!r})")
-    return _Label(named.name, label.number, named.name if label.number is None else label.number)
-
-
-def _plain_label(value: Any, subject: str) -> _Label:
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)  # tables with gaps store whole numbers as 1.0
+        return columns.label_names[value]
+    if columns.label_name is not None and row.values.get(columns.label_name) is not None:
+        value = row.values[columns.label_name]
     no_number = isinstance(value, float) and math.isnan(value)
     if value is None or no_number or (isinstance(value, str) and not value.strip()):
         raise ValueError(f"{subject} is missing; every document needs one.")
     if not isinstance(value, str | int | float):
         raise ValueError(f"{subject} must be a name or a number, got {described(value)}.")
-    name = str(value).strip()
-    # 1.1 and 1.10, 01 and 1 may be sections or codes, but 1 and 1.0 are what a table with gaps makes of one number.
-    return _Label(name, _number(name), name.removesuffix(".0"))
-
-
-def _number(name: str) -> float | None:
-    try:
-        number = float(name)
-    except ValueError:
-        return None
-    return number if math.isfinite(number) else None
-
-
-def _spelled(number: float | None) -> str:
-    return "none" if number is None else f"{number:g}"
+    # Tables with gaps store whole numbers as 1.0.
+    return _WHOLE_NUMBER.sub(r"\1", str(value).strip())
