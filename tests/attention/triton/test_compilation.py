@@ -29,18 +29,17 @@ _prefix_part DROPOUT=True KERNEL=rbf ALPHA=head
 _prefix_part_backward DROPOUT=True KERNEL=exp ALPHA=fixed
 _prefix_part_backward DROPOUT=True KERNEL=poly ALPHA=query
 _prefix_part_backward DROPOUT=True KERNEL=rbf ALPHA=head
-window_keys_backward DROPOUT=True
+always_visible_keys_backward DROPOUT=True
 dropped_add_back
-dropped_lora_down
 dropped_down_gradient
+dropped_lora_down
+geglu_kernel BACKWARD=False
+geglu_kernel BACKWARD=True
 global_keys_backward DROPOUT=True ADD=False
 global_keys_backward DROPOUT=True ADD=True
-gated_gelu BACKWARD=False
-gated_gelu BACKWARD=True
 global_rows BACKWARD=False DROPOUT=False
 global_rows BACKWARD=False DROPOUT=True
 global_rows BACKWARD=True DROPOUT=True
-always_visible_keys_backward DROPOUT=True
 local_rows BACKWARD=False DROPOUT=False
 local_rows BACKWARD=False DROPOUT=True
 local_rows BACKWARD=True DROPOUT=True
@@ -51,6 +50,7 @@ project_rows ADD=True
 rope_kernel BACKWARD=False
 rope_kernel BACKWARD=True
 row_deltas
+window_keys_backward DROPOUT=True
 """.strip().splitlines()
 LEAST_SHARED = 99 * 1024  # what a block may have on a GeForce since Ampere (8.6); data centre cards have more
 
