@@ -11,7 +11,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from prefixprop.runs.claim import LOCK
+from prefixprop.runs.directory import LOCK
 from prefixprop.train import RunResult
 
 from tiny_training import comparable

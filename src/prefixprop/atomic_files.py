@@ -10,12 +10,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import gzip
+import hashlib
 import io
 import json
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -185,3 +186,44 @@ def _remove(path: Path) -> None:
     else:
         with contextlib.suppress(OSError):
             path.unlink(missing_ok=True)
+
+
+# --- manifests: checksums of what belongs together in a folder, so that damaged and mixed-up parts are noticed ------
+
+MANIFEST = "manifest.json"
+
+
+def checksum(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def checksums(folder: Path, files: Iterable[str]) -> dict[str, str]:
+    """The checksum of each file, by its name in the folder."""
+    return {name: checksum(folder / name) for name in files}
+
+
+def mismatch(folder: Path, files: Iterable[str], ignored: Collection[str] = (), **fingerprints: str) -> str | None:
+    """The first difference between the folder and its manifest, None if there is none.
+
+    `files` are those that the manifest should list, `ignored` the subfolders whose files do not matter, and
+    `fingerprints` the other expected entries.
+    """
+    try:
+        manifest = json.loads((folder / MANIFEST).read_bytes())
+        listed = {name: value for name, value in manifest.items() if name.split("/")[0] not in ignored}
+        found = checksums(folder, files) | fingerprints
+        for name in sorted(listed.keys() | found.keys()):
+            if name not in found:
+                return f"{name} is missing"
+            if name not in listed:
+                return f"{name} is not in {MANIFEST}"
+            if listed[name] != found[name]:
+                return f"{name} is truncated or changed"
+    except FileNotFoundError as error:
+        return f"{Path(str(error.filename)).name} is missing"
+    except OSError as error:
+        return f"{Path(str(error.filename)).name} cannot be read ({error.strerror})"
+    except (ValueError, AttributeError):  # broken JSON, or JSON of something else
+        return f"{MANIFEST} is damaged"
+    return None

@@ -34,7 +34,7 @@ def pairs(documents: Iterator[InputDocument]) -> list[tuple[str, str]]:
         ("a.jsonl", b'{"id": 7, "text": "one"}\n\n{"id": "x", "text": null}\n', COLUMNS, [("7", "one"), ("x", "")]),
         ("a.jsonl", b'{"text": "one"}\n{"text": "two"}\n', COLUMNS, [("1", "one"), ("2", "two")]),
         ("a.jsonl", b'{"nr": "A", "body": "one"}\n', Columns(text="body", id="nr"), [("A", "one")]),
-        ("a.jsonl.gz", gzip.compress(b'{"text": "packed"}'), COLUMNS, [("1", "packed")]),
+        ("a.jsonl.gz", gzip.compress(b'{"text": "packed"}', mtime=0), COLUMNS, [("1", "packed")]),
         ("a.csv", b'id,text\n1,"one, two"\n', COLUMNS, [("1", "one, two")]),
         ("a.tsv", b"text\nlower\n", COLUMNS, [("1", "lower")]),
     ],

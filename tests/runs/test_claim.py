@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from prefixprop.runs.claim import FolderInUse, claim, wait_until_free
+from prefixprop.runs.directory import FolderInUse, claim, wait_until_free
 
 HOLDER = """
 import sys, time
 from pathlib import Path
-from prefixprop.runs.claim import claim
+from prefixprop.runs.directory import claim
 with claim(Path(sys.argv[1])):
     print("holding", flush=True)
     time.sleep(60)

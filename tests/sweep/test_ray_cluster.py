@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from prefixprop.processes import STOPPING
-from prefixprop.runs.claim import claim
+from prefixprop.runs.directory import claim
 from prefixprop.sweep import Job, JobEnd, RayEngine, SweepState, ray_cluster, read_plan, run_sweep
 from prefixprop.train import RunDirectory, train
 from prefixprop.train.checkpoints import list_checkpoints

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from transformers import TrainerCallback
 
-from prefixprop.runs.claim import LOCK
+from prefixprop.runs.directory import LOCK
 from prefixprop.train import RunDirectory, RunResult, RunSettings, train
 from prefixprop.train.checkpoints import list_checkpoints
 

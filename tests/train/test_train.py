@@ -22,7 +22,7 @@ from transformers import (
 )
 
 from prefixprop.evaluate import fit_temperature, read_predictions
-from prefixprop.runs.claim import LOCK
+from prefixprop.runs.directory import LOCK
 from prefixprop.settings.methods import METHODS
 from prefixprop.train import RunDirectory, RunSettings, plan, train
 from prefixprop.train.trainer import share_of_peak

@@ -11,16 +11,13 @@ import typer
 
 from prefixprop import __version__
 from prefixprop.cli import (
-    archive,
-    build_elife,
-    cache,
+    data,
     evaluate,
     lengthen,
     methods,
     predict,
     report,
     sweep,
-    tasks,
     train,
 )
 from prefixprop.cli.settings_options import settings_command
@@ -34,11 +31,11 @@ app.command("predict")(predict.predict)
 app.command("sweep")(sweep.sweep)
 app.command("report")(report.report)
 app.command("lengthen", cls=settings_command(LengthenSettings))(lengthen.lengthen)
-app.command("archive")(archive.archive)
-app.command("tasks")(tasks.tasks)
-app.command("build-elife")(build_elife.build_elife)
+app.command("archive")(report.archive)
+app.command("tasks")(data.tasks)
+app.command("build-elife")(data.build_elife)
 app.command("methods")(methods.methods)
-app.command("cache")(cache.cache)
+app.command("cache")(data.cache)
 
 
 def _show_version(wanted: bool) -> None:

@@ -24,7 +24,7 @@ from prefixprop.lengthen.trainer import Pretraining
 from prefixprop.models.gpu import without_cudnn
 from prefixprop.processes import process_count
 from prefixprop.progress import Progress
-from prefixprop.runs.claim import LOCK, claim
+from prefixprop.runs.directory import LOCK, claim
 from prefixprop.train.checkpoints import find_checkpoint
 from prefixprop.train.environment import describe_environment
 from prefixprop.train.errors import explained_memory_errors, training_remedy

@@ -27,9 +27,9 @@ from transformers import (
 )
 from transformers.utils import logging
 
+from prefixprop.atomic_files import checksums
 from prefixprop.attention import install
 from prefixprop.backbones import family_in
-from prefixprop.manifest import checksums
 from prefixprop.models import CandidateScorer
 from prefixprop.models.base_model import load_base_model, token_limit
 from prefixprop.models.gpu import hold_frozen_in_bfloat16

@@ -23,15 +23,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from prefixprop.atomic_files import replacing_file, write_json
-from prefixprop.manifest import MANIFEST, checksum, checksums, mismatch
-from prefixprop.runs.claim import claim
+from filelock import FileLock, Timeout
+
+from prefixprop.atomic_files import MANIFEST, checksum, checksums, mismatch, replacing_file, write_json
 from prefixprop.settings.methods import METHODS
 from prefixprop.settings.recipe import has_all_settings, override, read_settings
 from prefixprop.settings.run_settings import SETTINGS, RunSettings
@@ -208,3 +208,43 @@ class RunDirectory:
     def _weights() -> set[str]:
         """The folders that what was trained may be in."""
         return {method.trains for method in METHODS.values()}
+
+
+# --- one process at a time ------------------------------------------------------------------------------------------
+
+LOCK = ".prefixprop-lock"
+_LOOK_SECONDS = 0.5
+
+
+class FolderInUse(ValueError):
+    """A run directory in which another process is training."""
+
+
+@contextmanager
+def claim(folder: Path, option: str = "--run-dir") -> Iterator[None]:
+    """Keep other processes from training in `folder`; `FolderInUse` if one already does.
+
+    The operating system holds the lock, so it ends with its process, even a killed one. Machines that share a file
+    system may not see each other's locks: in a sweep on several machines the sweep alone decides which machine
+    computes a run.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        held = FileLock(folder / LOCK).acquire(blocking=False)
+    except Timeout:
+        raise FolderInUse(
+            f"Another process is training in {folder}; wait for it or choose another {option}."
+        ) from None
+    with held:
+        yield
+
+
+def wait_until_free(folder: Path, notify: Callable[[str], None]) -> None:
+    """Wait until no process trains in `folder`, however long that takes; `notify` gets a note if that is not now."""
+    lock = FileLock(folder / LOCK)
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        notify(f"Another process is training in {folder}; waiting for it.")
+        lock.acquire(poll_interval=_LOOK_SECONDS)
+    lock.release()

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from prefixprop.processes import SECONDS_TO_STOP, STOPPING, handling_signals
 from prefixprop.progress import Progress
-from prefixprop.runs.claim import FolderInUse, wait_until_free
+from prefixprop.runs.directory import FolderInUse, wait_until_free
 from prefixprop.settings.run_settings import RunSettings
 
 if TYPE_CHECKING:

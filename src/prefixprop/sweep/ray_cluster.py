@@ -3,7 +3,7 @@
 Ray carries a `Job` to a node and a line of text back; checkpoints and results go through the run directory. So a run
 whose node dies continues on another node, from its last checkpoint. This engine alone decides which node computes a
 run, and moves it to another only after Ray has reported that its worker or node died: other machines may not see the
-lock on a run directory (`prefixprop.runs.claim`).
+lock on a run directory (`prefixprop.runs.directory`).
 """
 
 from __future__ import annotations

@@ -24,8 +24,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from prefixprop.atomic_files import replacing_folder
-from prefixprop.manifest import MANIFEST, checksums, mismatch
+from prefixprop.atomic_files import MANIFEST, checksums, mismatch, replacing_folder
 
 TENSORS, STATE, TRAINER_STATE = _FILES = ("tensors.safetensors", "state.json", "trainer_state.json")
 _FOLDER = re.compile(r"step-(\d+)")

@@ -1,16 +1,42 @@
-"""`prefixprop build-elife`."""
+"""`prefixprop tasks`, `cache` and `build-elife`."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from prefixprop.cli.app import app
-from prefixprop.data import elife, load_elife
+from prefixprop.cli.data import tasks
+from prefixprop.data import TASKS, elife, load_elife
+from prefixprop.data.cache import entries, stored
 
 from tiny_articles import write_article
+
+
+def test_lists_every_task(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("COLUMNS", "180")
+    tasks()
+    printed = capsys.readouterr().out
+    assert {"hyperpartisan", "newsgroups", "arxiv"} <= set(TASKS)
+    for source in TASKS.values():
+        row = next(line for line in printed.splitlines() if f" {source.name} " in line)
+        for cell in (source.summary, source.origin, source.metric):
+            assert cell in row
+    assert "--data-dir" in printed and ".parquet" in printed
+
+
+def test_shows_and_clears(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PREFIXPROP_CACHE", str(tmp_path / "cache"))
+    runner = CliRunner(env={"COLUMNS": "180"})
+    assert runner.invoke(app, ["cache"]).output == f"{tmp_path / 'cache'}: 0 entries, 0.0 MB\n"
+    stored("tokens", "key", lambda writer: writer.append("zeros", np.zeros(2_500_000, dtype=np.uint8)))
+    shown = runner.invoke(app, ["cache"]).output
+    assert entries()[0].path.name in shown and f"{tmp_path / 'cache'}: 1 entry, 2.5 MB\n" in shown
+    assert runner.invoke(app, ["cache", "--clear"]).output.endswith("1 entry, 2.5 MB removed\n")
+    assert entries() == []
 
 
 def test_files_of_the_splits_in_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
