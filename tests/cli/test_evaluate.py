@@ -15,7 +15,7 @@ from prefixprop.settings.documents import fingerprint, load_whole_task
 from prefixprop.train import RunDirectory
 
 from tiny_questions import invented
-from tiny_runs import make_run, make_wikihop_run, texts, write_rows
+from tiny_runs import finish_again, make_run, make_wikihop_run, texts, write_rows
 
 
 @pytest.fixture(scope="module")
@@ -127,6 +127,7 @@ def test_splits_that_are_no_longer_those_of_the_run(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     stored = fingerprint(load_whole_task(RunDirectory(run).read_settings()))
     (run / "environment.json").write_text(json.dumps({"documents": stored}))
+    finish_again(run)
     assert measured(run)["before"]["documents"] == 30
     lines = (tmp_path / "test.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "test.jsonl").write_text("".join(lines[:-1]))

@@ -39,7 +39,7 @@ def train(
         Path | None, typer.Option("--run-dir", "-o", help="Where the run is written. Default: runs/TASK-METHOD-SEED.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --run-dir, if there is one.")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Remove the run in --run-dir first.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in --run-dir.")] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show settings, parameters and steps, and write nothing.")
     ] = False,

@@ -137,10 +137,7 @@ class RunDirectory:
 
     def read_temperature(self) -> Temperature:
         """The temperature that the run fitted on the dev set."""
-        from prefixprop.evaluate import Temperature
-
-        metrics = self.read_metrics()
-        return Temperature(metrics["temperature"], metrics["dev"]["nll"], metrics["dev_calibrated"]["nll"])
+        return temperature_in(self.read_metrics())
 
     def read_labels(self) -> tuple[str, ...]:
         """The names of the labels, in the order of the model's outputs."""
@@ -208,3 +205,9 @@ class RunDirectory:
     def _weights() -> set[str]:
         """The folders that what was trained may be in."""
         return {method.folder for method in METHODS.values()}
+
+
+def temperature_in(metrics: dict[str, Any]) -> Temperature:
+    from prefixprop.evaluate import Temperature
+
+    return Temperature(metrics["temperature"], metrics["dev"]["nll"], metrics["dev_calibrated"]["nll"])

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from prefixprop.evaluate import PredictionSet, Temperature
-from prefixprop.runs.directory import DOCUMENTS
+from prefixprop.runs.directory import DOCUMENTS, temperature_in
 from prefixprop.settings.run_settings import SETTING_FIELDS, RunSettings
 
 SPLITS = ("dev", "test")
@@ -46,14 +46,11 @@ class Run:
 
     def measure(self, part: str, name: str) -> float | None:
         """One number of `metrics.json`, such as `measure("test", "micro_f1")`; None if the run does not have it."""
-        values = self.metrics.get(part)
-        return as_number(values.get(name)) if isinstance(values, dict) else None
+        return as_number(self.metrics.get(part, {}).get(name))
 
     def floor(self, split: str, name: str) -> float | None:
         """A number of the linear model that was fitted on the run's documents; None if there is none."""
-        floor = self.metrics.get("floor")
-        values = floor.get(split) if isinstance(floor, dict) else None
-        return as_number(values.get(name)) if isinstance(values, dict) else None
+        return as_number(self.metrics.get("floor", {}).get(split, {}).get(name))
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -88,11 +85,7 @@ class Run:
     @property
     def temperature(self) -> Temperature | None:
         """The temperature fitted on dev; None if the metrics lack it."""
-        value = as_number(self.metrics.get("temperature"))
-        before, after = self.measure("dev", "nll"), self.measure("dev_calibrated", "nll")
-        if value is None or value <= 0:
-            return None
-        return Temperature(value, math.nan if before is None else before, math.nan if after is None else after)
+        return temperature_in(self.metrics) if "temperature" in self.metrics else None
 
     @cached_property
     def lengths(self) -> tuple[int, ...]:
