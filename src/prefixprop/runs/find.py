@@ -7,7 +7,6 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from prefixprop.evaluate import read_predictions
 from prefixprop.runs.archive import read_archive
 from prefixprop.runs.directory import RunDirectory
 from prefixprop.runs.run import DECISIVE_SETTINGS, SPLITS, Run
-from prefixprop.settings.declaration import SettingsError
 from prefixprop.settings.resolve import resolve
 
 SUMMARY = "sweep.json"  # the notes of a sweep, beside its runs
@@ -66,11 +64,8 @@ def find_runs(paths: Iterable[str | Path]) -> FoundRuns:
 def read_run(path: Path) -> Run:
     """Read one run directory; an unfinished or damaged one raises an error that names the file."""
     directory = RunDirectory(path)
-    try:
-        directory.check_finished()
-        directory.check_intact(predictions=True)
-    except SettingsError as error:
-        raise ValueError(f"{error}{_age(directory)}") from error
+    directory.check_finished()
+    directory.check_intact(predictions=True)
     return Run(
         path=path,
         settings=resolve(directory.read_settings()),
@@ -115,44 +110,32 @@ def _without_repetitions(runs: Sequence[Run], remarks: list[str]) -> list[Run]:
     return list(first.values())
 
 
-def _age(directory: RunDirectory) -> str:
-    made, here = directory.read_environment().get("packages", {}).get("prefixprop"), version("prefixprop")
-    return f" The run was made by prefixprop {made}, this is {here}." if made != here else ""
-
-
 # --- what a sweep noted -------------------------------------------------------------------------------------------
 
 
 def _failures(folder: Path) -> dict[Path, str]:
     """The runs that failed in the last sweep of this folder and have not finished since, with the reason for each."""
-    failed = _notes(folder).get("failed")
-    if not isinstance(failed, dict):
+    try:
+        reasons = {(folder / name).resolve(): str(reason) for name, reason in _notes(folder)["failed"].items()}
+    except (KeyError, TypeError, AttributeError):
         return {}
-    reasons = {(folder / name).resolve(): " ".join(str(reason).split()) for name, reason in failed.items()}
-    return {path: reason for path, reason in reasons.items() if not RunDirectory(path).is_finished()}
+    return {path: " ".join(why.split()) for path, why in reasons.items() if not RunDirectory(path).is_finished()}
 
 
 def _search_only_runs(folder: Path) -> frozenset[str]:
     """The names of the runs that the last sweep of this folder searched with, and did not choose."""
-    cells = _notes(folder).get("cells")
-    searched: set[str] = set()
-    results: set[str] = set()
-    for cell in cells if isinstance(cells, list) else ():
-        runs, final = (_names(cell, field) for field in ("runs", "final_runs"))
-        searched |= runs
-        results |= final or runs  # all of them while nothing is chosen
+    try:
+        cells = _notes(folder)["cells"]
+        searched = {name for cell in cells for name in cell["runs"]}
+        results = {name for cell in cells for name in cell["final_runs"] or cell["runs"]}  # all until some are chosen
+    except (KeyError, TypeError):
+        return frozenset()
     return frozenset(searched - results)
 
 
-def _names(cell: Any, field: str) -> set[str]:
-    found = cell.get(field) if isinstance(cell, dict) else None
-    return {name for name in found if isinstance(name, str)} if isinstance(found, (dict, list)) else set()
-
-
-def _notes(folder: Path) -> dict[str, Any]:
+def _notes(folder: Path) -> Any:
     """Empty if no sweep has ended here, or its notes are damaged: they only explain what is left out anyway."""
     try:
-        notes: Any = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
+        return json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return notes if isinstance(notes, dict) else {}

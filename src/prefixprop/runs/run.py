@@ -44,14 +44,11 @@ class Run:
 
     def measure(self, part: str, name: str) -> float | None:
         """One number of `metrics.json`, such as `measure("test", "micro_f1")`; None if the run does not have it."""
-        values = self.metrics.get(part)
-        return as_number(values.get(name)) if isinstance(values, dict) else None
+        return as_number(self.metrics.get(part, {}).get(name))
 
     def baseline(self, split: str, name: str) -> float | None:
         """A number of the linear model that was fitted on the run's documents; None if there is none."""
-        baseline = self.metrics.get("baseline")
-        values = baseline.get(split) if isinstance(baseline, dict) else None
-        return as_number(values.get(name)) if isinstance(values, dict) else None
+        return as_number(self.metrics.get("baseline", {}).get(split, {}).get(name))
 
     @property
     def splits(self) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from prefixprop.report.choose.comparisons import compare
-from prefixprop.runs.find import find_runs, read_run
+from prefixprop.runs.find import find_runs
 
 from tiny_runs import make_results
 
@@ -70,17 +70,6 @@ def test_a_damaged_summary_of_a_sweep_does_no_harm(tmp_path: Path, content: str)
     make_results(tmp_path / "run")
     (tmp_path / "sweep.json").write_text(content)
     assert find_runs([tmp_path]).remarks == ()
-
-
-def test_a_setting_of_another_version_names_that_version(tmp_path: Path) -> None:
-    run = make_results(tmp_path / "run")
-    with (run / "config.yaml").open("a") as file:
-        file.write("invented_later: 3\n")
-    environment = json.loads((run / "environment.json").read_text())
-    environment["packages"]["prefixprop"] = "99.0"
-    (run / "environment.json").write_text(json.dumps(environment))
-    with pytest.raises(ValueError, match=r"no setting 'invented_later'.* made by prefixprop 99\.0, this is "):
-        read_run(run)
 
 
 def test_a_repeated_run_counts_once(tmp_path: Path) -> None:
