@@ -140,7 +140,7 @@ def _documents(predictions: PredictionSet) -> NDArray[np.uint8]:
 
 def _add(arrays: Arrays, array: NDArray[Any]) -> str:
     """Store an array under a name made from its content, so once for all runs that share it."""
-    key = hashlib.sha256(array.tobytes()).hexdigest()[:16]
+    key = hashlib.sha256(f"{array.dtype} {array.shape} ".encode() + array.tobytes()).hexdigest()[:16]
     arrays[key] = array
     return key
 

@@ -101,7 +101,7 @@ def restore_replaced(directory: RunDirectory) -> bool:
             shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
         os.replace(replaced / directory.config.name, directory.config)
     # Without settings there, the move to or from the subfolder was interrupted: what is outside is the old run's.
-    for entry in replaced.iterdir():
+    for entry in sorted(replaced.iterdir()):
         os.replace(entry, directory.path / entry.name)
     replaced.rmdir()
     return True
