@@ -14,9 +14,9 @@ import torch
 from transformers import LongformerForMaskedLM
 
 from prefixprop.attention import install
-from prefixprop.lengthen.master_weights import MasterWeights
 from prefixprop.lengthen.objective import Objective
 from prefixprop.lengthen.packing import MASKED
+from prefixprop.lengthen.trainer import MasterWeights
 
 import measuring
 from measuring import DEVICE, DTYPE, OURS, THEIRS
@@ -60,7 +60,7 @@ def training_step(options: Any, fast: bool) -> measuring.Run:
     def step() -> None:
         objective(tokens, positions, targets).tokens.backward()
         weights.collect_gradients()
-        weights.step(1e-6, 1.0)  # the learning rate, and the largest norm of the gradients
+        weights.step(1e-6)  # the learning rate
 
     return step
 

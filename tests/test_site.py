@@ -40,7 +40,7 @@ def test_pages_load_nothing_from_elsewhere(site: Path) -> None:
 
 def test_notebooks_equations_and_changes_are_pages(site: Path) -> None:
     notebook = (site / "tutorials" / "own-files.html").read_text(encoding="utf-8")
-    assert "load_run" in notebook and "the floor:" in notebook and 'href="own-files.ipynb"' in notebook
+    assert "load_run" in notebook and "TF-IDF:" in notebook and 'href="own-files.ipynb"' in notebook
     methods = (site / "methods.html").read_text(encoding="utf-8")
     assert "<math" in methods and "$$" not in methods
     assert "0.2.0" in (site / "changelog.html").read_text(encoding="utf-8")
@@ -58,5 +58,5 @@ def test_the_reference_has_every_public_name(site: Path) -> None:
     }
     assert len(public) > 100
     assert public - shown == set()
-    # From a field's own declaration, and from one whose end is known at run time only.
-    assert "Train documents of your own" in text and "Passes over train." in text
+    # From the declarations of settings, one of which is known at run time only.
+    assert "Your training set" in text and "Passes over the training set." in text

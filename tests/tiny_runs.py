@@ -20,6 +20,7 @@ from transformers import PreTrainedTokenizerFast
 from prefixprop.data import CandidateCollator, Question, WikiHopDataset
 from prefixprop.evaluate import PredictionSet, fit_temperature, write_predictions
 from prefixprop.models import adapt_candidate_scorer, candidate_scorer
+from prefixprop.models.base_model import folder_fingerprint
 from prefixprop.train import RunDirectory, RunSettings, settings_to_yaml
 
 from tiny import METHODS, tiny_model
@@ -79,7 +80,7 @@ def make_run(
         for seed, split in enumerate(("train", "dev", "test"))
     }
     config = {
-        "task": None, "model": str(base_folder), "method": method, "max_length": MAX_LENGTH, "seed": 1,
+        "task": None, "model": str(base_folder), "model_revision": folder_fingerprint(base_folder), "method": method, "max_length": MAX_LENGTH, "seed": 1,
         "text_column": "text", "label_column": "label", "id_column": "id", **files, **settings,
     }  # fmt: skip
     (run / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")

@@ -18,7 +18,7 @@ from prefixprop.evaluate import read_predictions
 from prefixprop.train import RunDirectory
 
 from tiny_questions import invented
-from tiny_runs import make_run, make_wikihop_run, texts, write_rows
+from tiny_runs import finish_again, make_run, make_wikihop_run, texts, write_rows
 
 
 @pytest.fixture(scope="module")
@@ -125,10 +125,12 @@ def test_a_dev_set_drawn_from_the_training_set_must_be_the_same(tmp_path: Path) 
     run, train = make_run(tmp_path, family="roberta", dev_files=[]), tmp_path / "train.jsonl"
     stored = fingerprint(load_data(**RunDirectory(run).read_settings().source))
     (run / "environment.json").write_text(json.dumps({"documents": stored}))
+    finish_again(run)
     assert metrics_of(run, "--split", "dev")["before"]["documents"] == 3
     train.write_text("".join(train.read_text().splitlines(keepends=True)[:-1]))
     assert "the documents have changed since the run was trained" in call(run, "--split", "dev", status=1)
     (run / "environment.json").unlink()
+    finish_again(run)
     train.write_text(train.read_text().replace('"tax"', '"zoo"'))
     (tmp_path / "test.jsonl").write_text((tmp_path / "test.jsonl").read_text().replace('"tax"', '"zoo"'))
     assert "The data has the labels art, law, zoo, but the run" in call(run, "--split", "dev", status=1)
@@ -179,7 +181,7 @@ def test_long_documents_are_read_as_predict_reads_them(run: Path, tmp_path: Path
         ("run", ("--confusion", "a.gif"), "a.gif: pictures are written as"),
         ("run", ("--data-dir", "."), "--data-dir is for runs on a named task"),
         (None, ("--predictions", "nowhere.jsonl"), "there is no such file of predictions"),
-        ("wikihop_run", ("--data-dir", "."), "has no WikiHop questions"),
+        ("wikihop_run", ("--data-dir", "."), "there is no train.json or train.jsonl here"),
         ("wikihop_run", ("--input", "x.jsonl", "--id-column", "n"), "questions have columns of their own"),
         ("wikihop_run", ("--long", "truncate"), "--long would change nothing here: questions are always read in"),
         ("wikihop_run", ("--confusion", "c.png"), "the candidates of questions are not shared"),

@@ -27,7 +27,7 @@ from prefixprop.predict import inputs
 from prefixprop.predict.outputs import locked
 
 from killed_runs import killed
-from tiny_runs import LABEL_NAMES, make_run, texts, write_rows
+from tiny_runs import LABEL_NAMES, finish_again, make_run, texts, write_rows
 
 
 @pytest.fixture(scope="module")
@@ -224,8 +224,7 @@ def test_the_input_may_grow(run: Path, tmp_path: Path) -> None:
 
 
 def _change_temperature(run: Path, output: Path) -> None:
-    metrics = run / "metrics.json"
-    metrics.write_text(metrics.read_text().replace('"temperature": ', '"temperature": 1'))
+    finish_again(run, temperature=1.25)
 
 
 @pytest.mark.parametrize(

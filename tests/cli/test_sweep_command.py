@@ -54,7 +54,7 @@ def test_dry_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "32 runs in runs/plan, 0 of them finished." in result.stdout
 
 
-@pytest.mark.parametrize("recipe", ["table2", "hyperpartisan-seeds", "encoders/newsgroups"])
+@pytest.mark.parametrize("recipe", ["table2", "hyperpartisan-seeds", "encoders/elife-dev"])
 def test_no_word_is_broken_in_80_columns(recipe: str, tmp_path: Path) -> None:
     plan = read_plan(RECIPES / f"{recipe}.yaml")
     planned, settled = SweepState(plan, tmp_path), SweepState(plan, tmp_path)

@@ -59,7 +59,7 @@ def test_training_lowers_the_held_out_loss_and_saves_a_longformer(tmp_path: Path
     card = (long / "README.md").read_text()
     assert f"{after[str(MAX_LENGTH)]:.3f}" in card and "text.jsonl" in card
 
-    with pytest.raises(ValueError, match="Longformer already"):
+    with pytest.raises(ValueError, match="already a Longformer"):
         run(tiny_settings(long, text), tmp_path / "longer")
     lines = [json.dumps({"text": f"w{number % 40 + 4} w9", "label": number % 2}) for number in range(20)]
     (tmp_path / "labelled.jsonl").write_text("\n".join(lines))

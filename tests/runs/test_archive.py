@@ -179,7 +179,7 @@ class InThisProcess:
         self.job = job
 
     def collect(self, timeout: float) -> list[JobEnd]:
-        return [JobEnd(self.job, run_job(self.job), 1.0)]
+        return [JobEnd(self.job, run_job(self.job))]
 
     def close(self) -> None:
         pass

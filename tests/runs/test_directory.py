@@ -17,7 +17,7 @@ from prefixprop.runs.find import find_runs
 from prefixprop.train import RunDirectory, train
 
 from tiny_runs import finish_again, make_run
-from tiny_training import tiny_settings
+from tiny_training import Notes, tiny_settings
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +112,7 @@ def test_the_fingerprint_tells_runs_apart_wherever_they_are(made: Path, run: Pat
 def test_a_trained_run_is_whole_and_a_damaged_one_can_be_trained_again(tmp_path: Path) -> None:
     settings = tiny_settings(tmp_path, "roberta", method="head-only", epochs=1, num_virtual_tokens=None)
     run_dir = tmp_path / "run"
-    train(settings, run_dir, tell=lambda note: None)
+    train(settings, run_dir, progress=Notes())
     listed = set(json.loads((run_dir / "manifest.json").read_text()))
     assert listed >= {
         "config.yaml (settings)", "environment.json", "history.jsonl", "labels.json", "lengths.json", "metrics.json",
@@ -122,5 +122,5 @@ def test_a_trained_run_is_whole_and_a_damaged_one_can_be_trained_again(tmp_path:
     (run_dir / "metrics.json").write_text("{")
     with pytest.raises(ValueError, match=r"metrics\.json is truncated or changed"):
         train(settings, run_dir, resume=True)
-    train(settings, run_dir, overwrite=True, tell=lambda note: None)
+    train(settings, run_dir, overwrite=True, progress=Notes())
     assert predict(run_dir) is None

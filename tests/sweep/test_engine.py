@@ -91,7 +91,7 @@ def test_bugs_end_one_run_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         raise KeyError("oops")
 
     # The package has a function of the same name as its module.
-    monkeypatch.setattr(import_module("prefixprop.train.train"), "train", broken)
+    monkeypatch.setattr(import_module("prefixprop.train.run"), "train", broken)
     settings = read_plan(write_plan(tmp_path)).cells[0].settings
     assert run_job(Job(settings, tmp_path / "run", tmp_path / "log")) == "KeyError: 'oops'"
 

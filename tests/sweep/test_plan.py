@@ -113,7 +113,7 @@ TASK = "task: hyperpartisan\n"
             [
                 ":1: task: 'hyperpartizan' is unknown (did you mean 'hyperpartisan'?); choose one of ",
                 ":2: there is no setting 'learnin_rate' (did you mean 'learning_rate'?).",
-                ":5: epochs: must be a whole number, got 'many'.",
+                ":5: epochs: must be a valid integer, got 'many'.",
                 ":6: seed: the list is empty, so there is nothing to run; give a value.",
                 ":7: device_batch_size: changes how runs are computed, not their results; give one value.",
                 ":10: lora_rank: 4 is listed twice; keep one.",
@@ -139,13 +139,16 @@ TASK = "task: hyperpartisan\n"
         (SEARCH + "cross_validation: 5\n", [":5: cross_validation: give the number of folds, such as {folds: 5}."]),
         (SEARCH + "cross_validation: {seeds: [1]}\n", [":5: cross_validation: give the number of folds"]),
         (SEARCH + "cross_validation: {folds: }\n", [":5: cross_validation: give the number of folds"]),
-        (SEARCH + "cross_validation:\n  folds: 1\n", [":6: cross_validation: folds: must be at least 2"]),
+        (
+            SEARCH + "cross_validation:\n  folds: 1\n",
+            [":6: cross_validation: folds: must be greater than or equal to 2"],
+        ),
         (
             SEARCH + "cross_validation:\n  folds: 5\n  folds: 4\n  seed: 1\n  seeds:\n    - -1\n    - 1\n    - 1\n",
             [
                 ":7: cross_validation: expected folds and seeds, each once, got 'folds'.",
                 ":8: cross_validation: expected folds and seeds, each once, got 'seed'.",
-                ":10: cross_validation: seeds: must be at least 0",
+                ":10: cross_validation: seeds: must be greater than or equal to 0",
                 ":12: cross_validation: seeds: 1 is listed twice; keep one.",
             ],
         ),

@@ -20,7 +20,7 @@ from prefixprop.sweep import Job, JobEnd, RayEngine, SweepState, ray_cluster, re
 from prefixprop.train import RunDirectory, train
 from prefixprop.train.checkpoints import list_checkpoints
 
-from tiny_training import Notes, comparable, write_plan
+from tiny_training import comparable, write_plan
 
 cluster_utils = pytest.importorskip("ray.cluster_utils", reason="the extra ray is not installed")
 
@@ -174,7 +174,7 @@ def test_errors_and_deaths_are_answers(tmp_path: Path, monkeypatch: pytest.Monke
     endless = read_plan(write_plan(tmp_path, epochs=1000)).cells[0].settings
     job = Job(settings, Path("run"), Path("logs", "run.log"))
     told: list[str] = []
-    engine = RayEngine(gpus_per_run=0, modules=["moody"], retries=0, progress=Notes(told))
+    engine = RayEngine(gpus_per_run=0, modules=["moody"], retries=0, tell=told.append)
     assert engine.slots == os.cpu_count()
 
     def answer(mood: str) -> str:

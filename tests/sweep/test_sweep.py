@@ -11,7 +11,7 @@ from rich.console import Console
 
 from prefixprop.cli.sweep import progress_table, result_table
 from prefixprop.sweep import Job, JobEnd, SweepState, read_plan, run_name, run_sweep, settle_finished
-from prefixprop.train import train
+from prefixprop.train import RunDirectory, settings_to_yaml, train
 
 from tiny_training import write_plan
 
@@ -40,7 +40,8 @@ class Pretending:
         job.run_dir.mkdir(parents=True)
         score = self.scores[rate] + job.settings.seed / 1000
         metrics = {"dev": {"micro_f1": score}, "seconds": 10.0, "status": "finished"}
-        (job.run_dir / "metrics.json").write_text(json.dumps(metrics))
+        (job.run_dir / "config.yaml").write_text(settings_to_yaml(job.settings))
+        RunDirectory(job.run_dir).finish(metrics)
         return [JobEnd(job, None)]
 
     def close(self) -> None:
@@ -106,13 +107,16 @@ def test_a_search_in_which_all_fail_ends(tmp_path: Path, searched: Path) -> None
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [('{"dev": ', "broken JSON"), ('{"dev": {}, "status": "finished"}', "no dev micro_f1; remove the file")],
+    [('{"dev": ', "metrics.json is truncated or changed"), (None, "no dev micro_f1; remove the file")],
 )
-def test_broken_metrics_are_a_failure(tmp_path: Path, searched: Path, content: str, words: str) -> None:
+def test_broken_metrics_are_a_failure(tmp_path: Path, searched: Path, content: str | None, words: str) -> None:
     plan = read_plan(searched)
     broken = tmp_path / "runs" / run_name(plan.cells[0].settings)
     broken.mkdir(parents=True)
-    (broken / "metrics.json").write_text(content)
+    (broken / "config.yaml").write_text(settings_to_yaml(plan.cells[0].settings))
+    RunDirectory(broken).finish({"dev": {}})
+    if content is not None:
+        (broken / "metrics.json").write_text(content)
     state = SweepState(plan, tmp_path / "runs")
     settle_finished(state)
     (failure,) = state.failures

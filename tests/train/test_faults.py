@@ -195,7 +195,7 @@ def test_an_overwriting_run_that_needs_a_smaller_step_goes_on(
         return step(self, model, inputs, *others)
 
     monkeypatch.setattr(Trainer, "training_step", training_step)
-    train(replace(settings, seed=2), run_dir, overwrite=True, tell=lambda note: None)
+    train(replace(settings, seed=2), run_dir, overwrite=True, progress=Notes())
     found = RunDirectory(run_dir).read_settings()
     assert found.seed == 2 and found.device_batch_size == 2
 

@@ -49,7 +49,7 @@ def test_lora_targets_that_the_model_lacks() -> None:
 
 def test_only_longformer_and_modernbert_have_backends() -> None:
     settings = RunSettings(task="hyperpartisan", method="head-only", attention_backend="sdpa")
-    assert hasattr(build_trainable(tiny_model("longformer"), settings).longformer, "fast_attention")
-    assert hasattr(build_trainable(tiny_model("modernbert"), settings).model, "fast_attention")
+    assert hasattr(build_trainable(tiny_model("longformer"), settings).longformer, "attention_patch")
+    assert hasattr(build_trainable(tiny_model("modernbert"), settings).model, "attention_patch")
     with pytest.raises(ValueError, match=r"--attention-backend: sdpa is for Longformer .* this model is a roberta"):
         build_trainable(tiny_model("roberta"), settings)

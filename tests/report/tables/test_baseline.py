@@ -46,7 +46,7 @@ def test_the_baseline_is_the_last_row_and_takes_part_in_nothing(tmp_path: Path) 
     assert others and not any(TFIDF in cell.text for table in others for row in table.rows for cell in row)
 
 
-def test_runs_without_a_floor_have_no_row(tmp_path: Path) -> None:
+def test_runs_without_a_baseline_have_no_row(tmp_path: Path) -> None:
     add(tmp_path, None)
     quality = tables_of(tmp_path)["hyperpartisan, test: quality"]
     assert column(quality, "Method") == ["prefix-propagation"] and not any(TFIDF in note for note in quality.notes)
