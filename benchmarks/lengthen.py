@@ -15,7 +15,7 @@ from transformers import LongformerForMaskedLM
 
 from prefixprop.attention import install
 from prefixprop.lengthen.objective import Objective
-from prefixprop.lengthen.packing import MASKED
+from prefixprop.lengthen.text import MASKED
 from prefixprop.lengthen.trainer import MasterWeights
 
 import measuring

@@ -80,7 +80,8 @@ def make_run(
         for seed, split in enumerate(("train", "dev", "test"))
     }
     config = {
-        "task": None, "model": str(base_folder), "model_revision": folder_fingerprint(base_folder), "method": method, "max_length": MAX_LENGTH, "seed": 1,
+        "task": None, "model": str(base_folder), "model_revision": folder_fingerprint(base_folder),
+        "method": method, "max_length": MAX_LENGTH, "seed": 1,
         "text_column": "text", "label_column": "label", "id_column": "id", **files, **settings,
     }  # fmt: skip
     (run / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")

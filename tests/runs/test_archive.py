@@ -17,7 +17,6 @@ from prefixprop.report import Report, archive_runs, find_runs, make_report
 from prefixprop.report.tables.markup import to_markdown
 from prefixprop.runs.find import read_run
 from prefixprop.sweep import Job, JobEnd, read_plan, run_job, run_sweep
-from prefixprop.sweep.cells import run_name
 
 from tiny_runs import make_results
 from tiny_training import write_plan
@@ -193,7 +192,7 @@ def test_a_sweep_takes_archived_runs_as_finished(tmp_path: Path) -> None:
     found = find_runs([tmp_path / "runs"]).runs
     archive_runs(found, tmp_path / "archive")
     (cell,) = first.plan.cells
-    final = {run_name(run) for run in first.progress(cell).final}
+    final = set(first.progress(cell).final)
     assert len(final) == 2 and with_predictions(tmp_path / "archive") == final
     again = run_sweep(plan, tmp_path / "archive", InThisProcess())
     scores = {name: outcome.score for name, outcome in first.outcomes.items()}

@@ -141,7 +141,7 @@ TASK = "task: hyperpartisan\n"
         (SEARCH + "cross_validation: {folds: }\n", [":5: cross_validation: give the number of folds"]),
         (
             SEARCH + "cross_validation:\n  folds: 1\n",
-            [":6: cross_validation: folds: must be greater than or equal to 2"],
+            [":6: cross_validation: folds: must be greater"],
         ),
         (
             SEARCH + "cross_validation:\n  folds: 5\n  folds: 4\n  seed: 1\n  seeds:\n    - -1\n    - 1\n    - 1\n",
