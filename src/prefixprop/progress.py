@@ -23,3 +23,13 @@ class Progress:
 
     def line(self, text: str) -> None:
         """A result on the way, such as the metrics of an epoch."""
+
+
+class PrintedProgress(Progress):
+    """Prints notes and results, for notebooks and log files."""
+
+    def note(self, text: str) -> None:
+        print(f"Note: {text}", flush=True)
+
+    def line(self, text: str) -> None:
+        print(text, flush=True)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from prefixprop.processes import SECONDS_TO_STOP, STOPPING, handling_signals
-from prefixprop.progress import Progress
+from prefixprop.progress import PrintedProgress
 from prefixprop.runs.directory import FolderInUse, wait_until_free
 from prefixprop.settings.run_settings import RunSettings
 
@@ -113,16 +113,6 @@ def run_in_worker(
     stop = GracefulStop(PrintedProgress())
     with handling_signals(stop.ask, signals):
         return run_job(job, [stop])
-
-
-class PrintedProgress(Progress):
-    """Notes and results as lines of a log."""
-
-    def note(self, text: str) -> None:
-        print(f"Note: {text}", flush=True)
-
-    def line(self, text: str) -> None:
-        print(text, flush=True)
 
 
 def write_output_to(log: Path) -> None:
