@@ -20,7 +20,7 @@ def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUNS…", help="Run directories, or folders of them.")],
     output: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="Write report.html, and the tables and pictures as files, here."),
+        typer.Option(metavar="FOLDER", help="Write report.html, and the tables and figures as files, here."),
     ] = None,
     format_name: Annotated[
         str, typer.Option("--format", metavar="terminal|markdown|latex|html", help="How the report is printed.")
@@ -38,7 +38,7 @@ def report(
 ) -> None:
     """Compare finished runs: what they found, and a table of methods for each task.
 
-    Tests, all measures and pictures come with --output. Every seed counts once, at the learning rate that dev or
+    Tests, all metrics and figures come with --output. Every seed counts once, at the learning rate that dev or
     cross-validation chose.
 
     Example: prefixprop report runs --output report
@@ -57,7 +57,7 @@ def report(
             messages.print(f"Note: {remark}", markup=False)
         _FORMATS[format_name](found)
         if output is not None:
-            with messages.status("drawing pictures"):
+            with messages.status("drawing figures"):
                 written = found.write(output)
             messages.print(f"{len(written)} files in {output}; open {written[0]}", markup=False)
 
@@ -71,7 +71,7 @@ def _print_tables(found: Report) -> None:
         print_table(console, table)
     if left := len(found.tables) - len(shown):
         typer.echo(
-            f"{left} more tables with tests and all measures: --output FOLDER, or --format markdown.", err=True
+            f"{left} more tables with tests and all metrics: --output FOLDER, or --format markdown.", err=True
         )
 
 

@@ -1,4 +1,4 @@
-"""A long encoder of your own: a RoBERTa or BERT lengthened, then trained by masked language modelling."""
+"""Your own long encoder: a RoBERTa or BERT lengthened, then trained by masked language modelling."""
 
 from __future__ import annotations
 
