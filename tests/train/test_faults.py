@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import re
+import weakref
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -101,9 +102,14 @@ def test_out_of_memory_goes_on_with_fewer_documents_at_once(tmp_path: Path, monk
     expected = train(settings, tmp_path / "roomy").metrics
     step = Trainer.training_step
 
+    models: list[weakref.ref[Any]] = []
+
     def training_step(self: Trainer, model: Any, inputs: dict[str, torch.Tensor], *others: Any) -> torch.Tensor:
+        if not models or models[-1]() is not model:
+            assert all(earlier() is None for earlier in models), "the memory of an earlier attempt is free"
+            models.append(weakref.ref(model))
         if self.state.global_step >= 4 and len(inputs["input_ids"]) > 1:
-            raise GPU_IS_FULL
+            raise torch.OutOfMemoryError("CUDA out of memory.")
         return step(self, model, inputs, *others)
 
     told: list[str] = []
@@ -112,7 +118,7 @@ def test_out_of_memory_goes_on_with_fewer_documents_at_once(tmp_path: Path, monk
     assert [note for note in told if "used up" in note] == [
         f"the device's memory is used up; the run goes on with --device-batch-size {count}" for count in (2, 1)
     ]
-    assert metrics["test"]["nll"] == pytest.approx(expected["test"]["nll"], abs=1e-5)
+    assert metrics["test"]["nll"] == pytest.approx(expected["test"]["nll"], abs=1e-5) and len(models) == 3
     assert RunDirectory(run_dir).read_settings().device_batch_size == 1
 
 

@@ -70,9 +70,7 @@ def _print_tables(found: Report) -> None:
     for table in shown:
         print_table(console, table)
     if left := len(found.tables) - len(shown):
-        typer.echo(
-            f"{left} more tables with tests and all metrics: --output FOLDER, or --format markdown.", err=True
-        )
+        typer.echo(f"{left} more tables with tests and all metrics: --output FOLDER, or --format markdown.", err=True)
 
 
 def _print_markdown(found: Report) -> None:

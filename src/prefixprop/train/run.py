@@ -80,7 +80,7 @@ class RunPlan:
     parameters: ParameterCount
     documents: str  # fingerprint of the data set
     at_once: int  # documents that a device computes at once
-    model: nn.Module | None  # None once it has been used up by an attempt that ran out of memory
+    models: list[nn.Module]  # the model that was built to count its parameters; `take_model` uses it up
 
     @property
     def steps_per_epoch(self) -> int:
@@ -97,6 +97,10 @@ class RunPlan:
             return self.data.notes
         few = f"the run has {self.steps} step{'s' if self.steps > 1 else ''}, too few to learn much"
         return (*self.data.notes, f"{few}: give it more --epochs or documents, or a smaller --batch-size")
+
+    def take_model(self) -> nn.Module:
+        """A model for one attempt at training; the plan keeps no hold on it, so that its memory can be freed."""
+        return self.models.pop() if self.models else _build(self.base, self.data, self.settings)
 
     def __str__(self) -> str:
         """The settings that matter most, in one line."""
@@ -125,7 +129,7 @@ def plan(settings: RunSettings, progress: Progress | None = None) -> RunPlan:
     data = replace(data, notes=(*notes, *data.notes))
     at_once = documents_at_once(settings, process_count())
     model = _build(base, data, settings)
-    return RunPlan(settings, base, task, data, count_parameters(model), fingerprint(whole), at_once, model)
+    return RunPlan(settings, base, task, data, count_parameters(model), fingerprint(whole), at_once, [model])
 
 
 def _build(base: BaseModel, data: RunData, settings: RunSettings) -> nn.Module:
@@ -243,7 +247,7 @@ def _train(
             raise StepTooLarge(problem)
         progress.note(f"the device's memory is used up; the run goes on with --device-batch-size {fewer}")
         settings = replace(run.settings, device_batch_size=fewer)
-        run = replace(run, settings=settings, at_once=fewer, model=None)
+        run = replace(run, settings=settings, at_once=fewer)
         write_text(directory.config, settings_to_yaml(settings))
         arguments = _arguments(run, directory)
         gc.collect()
@@ -325,7 +329,7 @@ def _trainer(
     callbacks: Sequence[TrainerCallback],
     progress: Progress,
 ) -> RunTrainer:
-    model = _build(run.base, run.data, run.settings) if run.model is None else run.model
+    model = run.take_model()
     if arguments.bf16:
         hold_frozen_in_bfloat16(model)
     trainer = RunTrainer(model, arguments, run.data, run.settings, directory.checkpoints)
