@@ -69,23 +69,6 @@ def test_what_was_run_on_all_of_train_is_what_was_chosen() -> None:
     assert marked(fold_tables(runs, other)[0]) == [("prefix-propagation", "0.01")]
 
 
-def test_a_candidate_that_lacks_folds_is_not_the_best() -> None:
-    runs = [*on_folds([0.9, 0.9], learning_rate=1e-2), *on_folds([0.5, 0.6, 0.7], learning_rate=5e-4)]
-    (table,) = fold_tables(runs)
-    assert marked(table) == [("prefix-propagation", "0.0005")]
-    assert column(table, "Runs") == ["3", "2"]
-    assert "Rows with fewer than 3 runs lack folds or seeds that others have." in table.notes
-
-
-def test_alpha_and_model_have_columns_where_they_tell_rows_apart() -> None:
-    kernel = [run for alpha in (4e-2, 3e-3) for run in on_folds([alpha] * 3, kernel="exp", alpha=alpha)]
-    plain = on_folds([0.5] * 3, model="roberta-mini-512")
-    (table,) = fold_tables([*kernel, *plain])
-    assert column(table, "Method") == ["prefix-propagation, exp kernel"] * 2 + ["prefix-propagation"]
-    assert column(table, "Model") == [DEFAULT_MODEL] * 2 + ["roberta-mini-512"]
-    assert column(table, "Alpha") == ["0.003", "0.04", "—"]
-
-
 def test_settings_are_compared_with_the_defaults_by_fold_and_seed() -> None:
     default, other = [0.70, 0.80, 0.90], [0.73, 0.81, 0.92]
     runs = [
