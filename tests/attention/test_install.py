@@ -118,21 +118,6 @@ def test_together_with_a_prefix_in_any_order(method: str, family: str) -> None:
         assert_same_bits(plain(**inputs), base)
 
 
-def test_lora_on_the_global_projections_is_not_bypassed() -> None:
-    """Few global rows skip calling key_global and value_global, but not when something is wrapped around them."""
-    from peft import LoraConfig, get_peft_model
-
-    model = get_peft_model(tiny_model(), LoraConfig(target_modules=["key_global", "value_global"], r=2)).eval()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if "lora_B" in name:
-                parameter.normal_()
-    inputs = batch(model, [29, 17])
-    expected = model(**inputs).logits
-    attention.install(model)
-    torch.testing.assert_close(model(**inputs).logits, expected, atol=1e-5, rtol=1e-5)
-
-
 def test_errors() -> None:
     with pytest.raises(ValueError, match="for Longformer and ModernBERT models; this is a 'roberta' model"):
         attention.install(tiny_model("roberta"))

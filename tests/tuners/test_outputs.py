@@ -11,7 +11,7 @@ import torch
 from prefixprop.backbones import find_backbone
 from prefixprop.tuners import propagation
 
-from tiny import HEADS, adapt, batch, both_methods, every_family, tiny_model
+from tiny import HEADS, adapt, batch, both_methods, every_family, for_all_rows, tiny_model
 
 
 @pytest.mark.parametrize("kernel", [None, "exp"])
@@ -22,8 +22,7 @@ def test_outputs_carry_the_real_tokens_only(family: str, method: str, kernel: st
     model.set_attn_implementation("eager")
     inputs = batch(model, [21, 13])
     if family == "longformer":
-        inputs["global_attention_mask"] = torch.zeros_like(inputs["input_ids"])
-        inputs["global_attention_mask"][:, :2] = 1
+        inputs = for_all_rows(inputs, 2)
     plain = model(**inputs, output_hidden_states=True, output_attentions=True)
     adapted = adapt(model, method, "FEATURE_EXTRACTION", kernel=kernel)
     output = adapted(**inputs, output_hidden_states=True, output_attentions=True)
@@ -42,11 +41,10 @@ def test_outputs_carry_the_real_tokens_only(family: str, method: str, kernel: st
     assert adapted(**inputs, return_dict=False)[0].shape == plain.last_hidden_state.shape
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
-def test_longformer_attentions_are_those_of_hugging_face(seed: int) -> None:
+def test_longformer_attentions_are_those_of_hugging_face() -> None:
     """Zero keys take a share of the softmax, and leave the proportions of the rest as they were."""
     model = tiny_model("longformer", "FEATURE_EXTRACTION")
-    inputs = batch(model, [21, 13], seed=seed)
+    inputs = batch(model, [21, 13])
     inputs["global_attention_mask"] = torch.zeros_like(inputs["input_ids"])
     inputs["global_attention_mask"][0, :3] = 1
     inputs["global_attention_mask"][1, 7] = 1
@@ -55,10 +53,9 @@ def test_longformer_attentions_are_those_of_hugging_face(seed: int) -> None:
     adapted.set_prefix(torch.zeros_like(adapted.get_prefix()))
     output = adapted(**inputs, output_attentions=True)
     real = inputs["attention_mask"].bool()
-    for ours, theirs in zip(output.attentions[:1], plain.attentions[:1], strict=True):
-        ours, theirs = ours.transpose(1, 2)[real], theirs.transpose(1, 2)[real]
-        ours = ours / ours.sum(dim=-1, keepdim=True).clamp(min=1e-9)
-        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+    ours, theirs = (found.attentions[0].transpose(1, 2)[real] for found in (output, plain))
+    ours = ours / ours.sum(dim=-1, keepdim=True).clamp(min=1e-9)
+    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
     ours, theirs = output.global_attentions[0], plain.global_attentions[0][:, :, :21]
     for example, count in ((0, 3), (1, 1)):
         mine, other = ours[example, :, :, :count], theirs[example, :, :, :count]
@@ -94,13 +91,17 @@ def test_pooling_reads_the_first_prefix_row(family: str, task: str) -> None:
         torch.testing.assert_close(two.logits, whole.classifier(read))
 
 
-def test_pooling_prefix_needs_a_pooling_model() -> None:
-    with pytest.raises(ValueError, match="LongformerForTokenClassification does not; use pooling='cls'"):
-        adapt(tiny_model(task="TOKEN_CLS"), "propagation", "TOKEN_CLS", pooling="prefix")
-    with pytest.raises(ValueError, match=r"does not \(its classifier_pooling is mean\); use pooling='cls'"):
-        adapt(tiny_model("modernbert", classifier_pooling="mean"), "propagation", pooling="prefix")
-    with pytest.raises(ValueError, match="ModernBertModel does not; use pooling='cls'"):
-        adapt(tiny_model("modernbert", "FEATURE_EXTRACTION"), "propagation", "FEATURE_EXTRACTION", pooling="prefix")
+@pytest.mark.parametrize(
+    ("family", "task", "options", "message"),
+    [
+        ("longformer", "TOKEN_CLS", {}, "LongformerForTokenClassification does not"),
+        ("modernbert", "SEQ_CLS", {"classifier_pooling": "mean"}, r"does not \(its classifier_pooling is mean\)"),
+        ("modernbert", "FEATURE_EXTRACTION", {}, "ModernBertModel does not"),
+    ],
+)
+def test_pooling_prefix_needs_a_pooling_model(family: str, task: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"{message}; use pooling='cls'"):
+        adapt(tiny_model(family, task, **options), "propagation", task, pooling="prefix")
 
 
 @pytest.mark.parametrize("task", HEADS)

@@ -24,7 +24,18 @@ from safetensors.torch import load_file
 
 from prefixprop.models import load_default, load_embedded
 
-from tiny import HEADS, METHODS, adapt, assert_same_bits, batch, both_methods, every_family, tensors, tiny_model
+from tiny import (
+    HEADS,
+    METHODS,
+    adapt,
+    assert_same_bits,
+    batch,
+    both_methods,
+    every_family,
+    randomised,
+    tensors,
+    tiny_model,
+)
 
 RELOAD = """
 import sys, torch, peft, prefixprop
@@ -50,10 +61,7 @@ def test_a_fresh_process_loads_the_same_bits(tmp_path: Path) -> None:
         tiny_model(family, task).save_pretrained(folder / "base")
         base = HEADS[task].from_pretrained(folder / "base")
         model = adapt(base, method, task)
-        with torch.no_grad():
-            for parameter in model.parameters():
-                if parameter.requires_grad:
-                    parameter.normal_(std=0.3)
+        randomised(model, 0.3)
         inputs = batch(base, [20, 11])
         torch.save(inputs, folder / "inputs.pt")
         model.save_pretrained(folder / "adapter")
@@ -87,14 +95,6 @@ def test_the_file_holds_the_prefix_and_the_head(family: str, method: str, tmp_pa
     assert trainable.get_prefix().requires_grad
 
 
-def test_meta_device_loading(tmp_path: Path) -> None:
-    model = adapt(tiny_model(), "propagation")
-    model.save_pretrained(tmp_path)
-    again = PeftModel.from_pretrained(tiny_model(), tmp_path, low_cpu_mem_usage=True)
-    inputs = batch(model, [13])
-    assert_same_bits(again(**inputs), model(**inputs))
-
-
 NAMED: dict[str, type[Any]] = {
     "SEQ_CLS": AutoPeftModelForSequenceClassification,
     "TOKEN_CLS": AutoPeftModelForTokenClassification,
@@ -111,11 +111,7 @@ def embedded_with_adapter(name: str, method: str, task: str = "SEQ_CLS") -> Any:
         model = get_peft_model(base, LoraConfig(task_type=task, target_modules=["query", "value"]))
     else:
         model = adapt(base, method, task)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.requires_grad:
-                parameter.normal_(std=0.1)
-    return model.eval()
+    return randomised(model, 0.1).eval()
 
 
 @pytest.mark.parametrize(
