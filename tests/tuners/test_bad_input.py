@@ -74,14 +74,6 @@ def test_adapter_of_another_model(method: str, other: dict, message: str, tmp_pa
         PeftModel.from_pretrained(tiny_model(**other), tmp_path)
 
 
-def rewrite(folder: Path, change: Any) -> None:
-    file = folder / "adapter_model.safetensors"
-    saved = load_file(file)
-    (name,) = [name for name in saved if "prefixes" in name]
-    change(saved, name)
-    save_file(saved, file)
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -94,7 +86,9 @@ def rewrite(folder: Path, change: Any) -> None:
 @both_methods
 def test_tampered_adapter_file(method: str, change: Any, message: str, tmp_path: Path) -> None:
     adapt(tiny_model(), method).save_pretrained(tmp_path)
-    rewrite(tmp_path, change)
+    saved = load_file(tmp_path / "adapter_model.safetensors")
+    change(saved, next(name for name in saved if "prefixes" in name))
+    save_file(saved, tmp_path / "adapter_model.safetensors")
     with pytest.raises(ValueError, match=f"{message}.*save the adapter again"):
         PeftModel.from_pretrained(tiny_model(), tmp_path)
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from prefixprop import attention
 
 from tiny import (
+    FAMILIES,
     METHODS,
     adapt,
     assert_same_bits,
@@ -104,8 +105,7 @@ def test_with_alpha_at_zero_it_is_lora_alone(family: str, method: str) -> None:
     [
         ("longformer", "sdpa", ["query", "key_global", "value_global", "dense"]),
         ("longformer", "triton", ["query", "key_global", "value_global"]),
-        ("modernbert", "triton", ["Wqkv"]),
-        ("modernbert", "triton", ["Wi", "Wo"]),
+        ("modernbert", "triton", ["Wqkv", "Wi", "Wo"]),
     ],
 )
 @pytest.mark.parametrize(("method", "options"), [("propagation", {"kernel": "exp", "alpha": 0.5}), ("tuning", {})])
@@ -203,8 +203,7 @@ def test_a_file_without_the_lora_part_is_refused(tmp_path: Path) -> None:
         PeftModel.from_pretrained(tiny_model("roberta"), tmp_path)
 
 
-@both_methods
-@every_family
+@pytest.mark.parametrize(("family", "method"), list(zip(FAMILIES, [*METHODS] * 2, strict=True)))
 def test_several_adapters_with_and_without_lora(family: str, method: str, tmp_path: Path) -> None:
     """Each is as it is alone, whichever was added, active or deleted before."""
     alone = {

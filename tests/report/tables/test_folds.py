@@ -104,27 +104,6 @@ def test_the_reference_is_the_default_at_its_chosen_rate() -> None:
     assert cells == ["-20.0 (-20.0 to -20.0)", "reference", "-10.0 (-10.0 to -10.0)"]
 
 
-def test_one_pair_has_no_interval_and_no_defaults_no_difference() -> None:
-    (table,) = fold_tables([a_run(0.5, 0), a_run(0.6, 0, layout="reference")])
-    assert column(table, "Difference, points (95 % interval)") == ["reference", "+10.0"]
-    (table,) = fold_tables([a_run(0.5, 0, layout="reference"), a_run(0.6, 0, pooling="prefix")])
-    assert not any(one.title.startswith("Difference") for one in table.columns)
-
-
-def test_protocols_and_numbers_of_folds_have_tables_of_their_own() -> None:
-    runs = [a_run(0.5, 0, folds=10), a_run(0.5, 0), a_run(0.5, 0, keep="best"), a_run(0.5)]
-    tables = {table.title: table for table in fold_tables(runs)}
-    assert list(tables) == [
-        "hyperpartisan: cross-validation on train",
-        "hyperpartisan, last epoch (3 folds): cross-validation on train",
-        "hyperpartisan, last epoch (10 folds): cross-validation on train",
-    ]
-    assert len({table.name for table in tables.values()}) == 3
-    optimistic = [title for title, table in tables.items() if any("optimistic" in note for note in table.notes)]
-    assert optimistic == ["hyperpartisan: cross-validation on train"]
-    assert fold_tables([a_run(0.5)]) == []
-
-
 @pytest.mark.parametrize("seeds", [(1, 2), (2, 3, 5)])
 def test_all_seeds_count(seeds: tuple[int, ...]) -> None:
     scores = {seed: [0.5 + 0.01 * seed, 0.6, 0.7] for seed in seeds}

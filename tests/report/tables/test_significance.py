@@ -145,12 +145,3 @@ def test_an_unknown_baseline_or_split_is_refused(runs: Path) -> None:
         make_report([runs], baseline="prefix")
     with pytest.raises(ValueError, match="--split 'train' is unknown; choose one of dev, test"):
         make_report([runs], split="train")
-
-
-def test_a_split_alone(runs: Path) -> None:
-    report = make_report([runs], split="dev")
-    names = [table.name for table in report.measured]
-    assert names[0] == "1-hyperpartisan-methods" and "1-hyperpartisan-dev" in names
-    assert report.measured[0].title == "hyperpartisan, dev: methods"
-    assert not any("-test" in name.replace("-tests", "") for name in names)
-    assert {row[1].text for row in next(t for t in report.measured if t.name.endswith("-tests")).rows} == {"dev"}

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import io
-
-import pytest
-from rich.console import Console
 from scipy import stats
 
 from prefixprop.report.tables.latex import to_latex
@@ -22,7 +18,6 @@ from prefixprop.report.tables.table import (
     number_cell,
     ranked,
 )
-from prefixprop.report.tables.terminal import print_table
 
 
 def table(*rows: tuple[Cell, ...]) -> Table:
@@ -90,16 +85,6 @@ def test_html() -> None:
 def test_counts_have_three_digits() -> None:
     counts = (999, 18_432, 999_600, 34_333_442, 434_000_000, None)
     assert [count_cell(count).text for count in counts] == ["999", "18.4 k", "1.0 M", "34.3 M", "434 M", "—"]
-
-
-@pytest.mark.parametrize("width", [200, 40, 36])
-def test_numbers_are_not_cut_in_a_narrow_terminal(width: int) -> None:
-    stream = io.StringIO()
-    print_table(Console(file=stream, width=width), EXAMPLE)
-    shown = stream.getvalue()
-    assert "…" not in shown
-    for number in ("85.0 ± 7.1", "99.0", "0.200", "70.0", "0.100", "60.0"):
-        assert number in shown
 
 
 SPECIAL = r"50 % of $x_1 & {y} ~ #3 ^ \ < > ± — ↑ × α"
