@@ -188,39 +188,39 @@ def test_gradients_are_finite_in_bf16(family: str, method: str, kernel: str, mod
 
 @pytest.mark.parametrize(
     ("family", "mode", "shape"),
-    [("longformer", "layer", (3,)), ("modernbert", "head", (3, 4)), ("roberta", "query", (3, 4, 8))],
+    [
+        ("bert", "fixed", ()),
+        ("longformer", "layer", (3,)),
+        ("modernbert", "head", (3, 4)),
+        ("roberta", "query", (3, 4, 8)),
+    ],
 )
 @both_methods
-def test_trained_alpha_is_counted_saved_and_loaded(
+def test_alpha_is_counted_saved_and_loaded(
     family: str, method: str, mode: str, shape: tuple[int, ...], tmp_path: Path
 ) -> None:
     model = adapt(tiny_model(family), method, kernel="rbf", alpha=0.25, alpha_mode=mode, kernel_length_scale=2.0)
-    alpha = model.get_alpha()
-    assert alpha.shape == shape and alpha.requires_grad
-    assert torch.equal(alpha, torch.full(shape, 0.0 if mode == "query" else 0.25))
+    alpha, is_trained = model.get_alpha(), mode != "fixed"
     count = count_parameters(model)
-    assert count.alpha == alpha.numel() and count.trainable == count.prefix + count.alpha + trained_head(model)
-    with torch.no_grad():
-        alpha.normal_()
+    assert count.alpha == math.prod(shape) * is_trained
+    assert count.trainable == count.prefix + count.alpha + trained_head(model)
+    if is_trained:
+        assert alpha.requires_grad and torch.equal(alpha, torch.full(shape, 0.0 if mode == "query" else 0.25))
+        torch.nn.init.normal_(alpha)
+    else:
+        assert alpha == 0.25
     inputs = batch(model, [17, 12])
     model.save_pretrained(tmp_path)
-    assert sum("alpha" in name for name in load_file(tmp_path / "adapter_model.safetensors")) == 1
+    assert sum("alpha" in name for name in load_file(tmp_path / "adapter_model.safetensors")) == is_trained
     again = PeftModel.from_pretrained(tiny_model(family), tmp_path)
-    assert torch.equal(again.get_alpha(), alpha)
+    assert torch.equal(torch.as_tensor(again.get_alpha()), torch.as_tensor(alpha))
     assert_same_bits(again(**inputs), model(**inputs))
     again.load_adapter(tmp_path, "second")
     again.set_adapter("second")
     assert_same_bits(again(**inputs), model(**inputs))
 
 
-def test_fixed_alpha_is_no_parameter(tmp_path: Path) -> None:
-    model = adapt(tiny_model(), "propagation", kernel="exp", alpha=0.25)
-    assert model.get_alpha() == 0.25 and count_parameters(model).alpha == 0
-    model.save_pretrained(tmp_path)
-    assert not any("alpha" in name for name in load_file(tmp_path / "adapter_model.safetensors"))
-    again = PeftModel.from_pretrained(tiny_model(), tmp_path)
-    inputs = batch(model, [17])
-    assert_same_bits(again(**inputs), model(**inputs))
+def test_without_a_kernel_there_is_no_alpha() -> None:
     with pytest.raises(ValueError, match="'default' has no kernel, so no alpha; set kernel"):
         adapt(tiny_model(), "propagation").get_alpha()
 

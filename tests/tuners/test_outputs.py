@@ -132,28 +132,23 @@ def test_every_task_runs_and_learns(family: str, method: str, task: str) -> None
 
 @both_methods
 @every_family
-def test_what_a_hook_on_a_layer_holds_stays_what_it_is(family: str, method: str) -> None:
+def test_what_a_hook_on_a_layer_holds_stays_what_it_is(
+    family: str, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """States are copied there, and nowhere else."""
+    copies: list[Any] = []
+    whole = propagation._add
+    monkeypatch.setattr(propagation, "_add", lambda *given: copies.append(given) or whole(*given))
     model = adapt(tiny_model(family), method)
-    held: list[Any] = []
+    inputs, held = batch(model, [16, 9]), list[Any]()
+    model(**inputs)
+    assert not copies
 
     def hold(_: Any, __: Any, output: Any) -> None:
         states = output[0] if isinstance(output, tuple) else output
         held.extend([states, states.detach().clone(), (states**2).mean()])
 
     find_backbone(model).layers[0].register_forward_hook(hold)
-    (model(**batch(model, [16, 9])).logits.sum() + held[2]).backward()
+    (model(**inputs).logits.sum() + held[2]).backward()
+    assert len(copies) == (method == "propagation")
     assert torch.equal(held[0], held[1]) and model.get_prefix().grad.abs().sum() > 0
-
-
-@every_family
-def test_states_are_only_copied_where_somebody_holds_them(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    copies: list[Any] = []
-    whole = propagation._add
-    monkeypatch.setattr(propagation, "_add", lambda *given: copies.append(given) or whole(*given))
-    model = adapt(tiny_model(family), "propagation")
-    inputs = batch(model, [16, 9])
-    model(**inputs)
-    assert not copies
-    find_backbone(model).layers[0].register_forward_hook(lambda *_: None)
-    model(**inputs)
-    assert len(copies) == 1

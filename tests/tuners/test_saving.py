@@ -37,17 +37,18 @@ from tiny import (
     tiny_model,
 )
 
+NAMED: dict[str, type[Any]] = {
+    "SEQ_CLS": AutoPeftModelForSequenceClassification,
+    "TOKEN_CLS": AutoPeftModelForTokenClassification,
+    "QUESTION_ANS": AutoPeftModelForQuestionAnswering,
+    "FEATURE_EXTRACTION": AutoPeftModelForFeatureExtraction,
+}
 RELOAD = """
 import sys, torch, peft, prefixprop
 torch.set_num_threads(1)
-for folder in sys.argv[1:]:
-    task = folder.rsplit("/", 1)[1]
-    auto = {"SEQ_CLS": peft.AutoPeftModelForSequenceClassification,
-            "TOKEN_CLS": peft.AutoPeftModelForTokenClassification,
-            "QUESTION_ANS": peft.AutoPeftModelForQuestionAnswering,
-            "FEATURE_EXTRACTION": peft.AutoPeftModelForFeatureExtraction}[task]
-    labels = {"num_labels": 3} if task in ("SEQ_CLS", "TOKEN_CLS") else {}
-    model = auto.from_pretrained(folder + "/adapter", **labels)
+for folder, auto in zip(sys.argv[1::2], sys.argv[2::2]):
+    labels = {"num_labels": 3} if auto.endswith("Classification") else {}
+    model = getattr(peft, auto).from_pretrained(folder + "/adapter", **labels)
     output = model(**torch.load(folder + "/inputs.pt", weights_only=True))
     torch.save({k: v for k, v in output.items() if isinstance(v, torch.Tensor)}, folder + "/outputs.pt")
 """
@@ -66,7 +67,8 @@ def test_a_fresh_process_loads_the_same_bits(tmp_path: Path) -> None:
         torch.save(inputs, folder / "inputs.pt")
         model.save_pretrained(folder / "adapter")
         expected[folder] = tensors(model(**inputs))
-    subprocess.run([sys.executable, "-c", RELOAD, *map(str, expected)], check=True, timeout=300)
+    asked = [word for folder in expected for word in (str(folder), NAMED[folder.name].__name__)]
+    subprocess.run([sys.executable, "-c", RELOAD, *asked], check=True, timeout=300)
     for folder, outputs in expected.items():
         found = torch.load(folder / "outputs.pt", weights_only=True)
         assert found.keys() == outputs.keys()
@@ -93,14 +95,6 @@ def test_the_file_holds_the_prefix_and_the_head(family: str, method: str, tmp_pa
     assert not any(parameter.requires_grad for parameter in again.parameters())
     trainable = PeftModel.from_pretrained(tiny_model(family), tmp_path, is_trainable=True)
     assert trainable.get_prefix().requires_grad
-
-
-NAMED: dict[str, type[Any]] = {
-    "SEQ_CLS": AutoPeftModelForSequenceClassification,
-    "TOKEN_CLS": AutoPeftModelForTokenClassification,
-    "QUESTION_ANS": AutoPeftModelForQuestionAnswering,
-    "FEATURE_EXTRACTION": AutoPeftModelForFeatureExtraction,
-}
 
 
 def embedded_with_adapter(name: str, method: str, task: str = "SEQ_CLS") -> Any:
