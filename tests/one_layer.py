@@ -145,12 +145,38 @@ def assert_close(found: dict[str, Tensor], exact: dict[str, Tensor], tolerance: 
         assert error <= tolerance * scale, f"{name}: {error} at a scale of {scale}"
 
 
-def trained_gradients(model: Any, inputs: dict[str, Any]) -> dict[str, Tensor]:
-    """The gradient of every parameter that has one, by name; always with the same random numbers."""
+def outcome(model: Any, inputs: dict[str, Any]) -> dict[str, Tensor]:
+    """The logits, and the gradient of every parameter that has one, by name; always with the same random numbers."""
     model.zero_grad()
     torch.manual_seed(7)
-    model(**{"labels": torch.tensor([0, 2])} | inputs).loss.backward()
-    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    output = model(**{"labels": torch.tensor([0, 2])} | inputs)
+    output.loss.backward()
+    gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    return {"logits": output.logits.detach()} | gradients
+
+
+def trained_gradients(model: Any, inputs: dict[str, Any]) -> dict[str, Tensor]:
+    found = outcome(model, inputs)
+    del found["logits"]
+    return found
+
+
+def states_and_gradients(model: Any, inputs: dict[str, Any], real: Tensor) -> dict[str, Tensor]:
+    """Of an encoder: the last states of real tokens, and the gradients of all that learns."""
+    model.zero_grad()
+    states = model(**inputs).last_hidden_state[real]
+    direction = torch.randn(states.shape, generator=torch.Generator().manual_seed(1))
+    (states * direction).sum().backward()
+    gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    assert gradients
+    return {"states": states.detach()} | gradients
+
+
+def assert_same_states(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    """What `states_and_gradients` returns: gradients at the scale of the largest."""
+    found, expected = dict(found), dict(expected)
+    torch.testing.assert_close(found.pop("states"), expected.pop("states"), atol=1e-5, rtol=1e-5)
+    assert_same_gradients(found, expected)
 
 
 def assert_same_gradients(found: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float = 1e-5) -> None:

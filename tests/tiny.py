@@ -75,10 +75,10 @@ def batch(model: PreTrainedModel, lengths: list[int], seed: int = 0, left: bool 
     return {"input_ids": input_ids, "attention_mask": mask.long()}
 
 
-def for_all_rows(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The same with [CLS] made global by hand, where the last layer cannot be left out for the rows nobody reads."""
+def for_all_rows(inputs: dict[str, Tensor], count: int = 1) -> dict[str, Tensor]:
+    """The same with [CLS], or the first `count` tokens, made global: then the last layer computes all rows."""
     mask = torch.zeros_like(inputs["input_ids"])
-    mask[:, 0] = 1
+    mask[:, :count] = 1
     return dict(inputs, global_attention_mask=mask)
 
 
@@ -89,6 +89,19 @@ every_family = pytest.mark.parametrize("family", FAMILIES)
 def adapt(model: Any, method: str, task: str | None = "SEQ_CLS", length: int = 4, **options: Any) -> Any:
     """The model with a new adapter, in evaluation mode."""
     return get_peft_model(model, METHODS[method](task_type=task, num_virtual_tokens=length, **options)).eval()
+
+
+def randomised(model: Any, scale: float = 0.2) -> Any:
+    """The model with random numbers added to all that is trained."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(scale * torch.randn_like(parameter))
+    return model
+
+
+def trained_names(model: Any) -> set[str]:
+    return {name for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
 def trained_head(model: Any) -> int:

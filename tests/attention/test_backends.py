@@ -23,28 +23,28 @@ def forget_the_gpu() -> Iterator[None]:
     backends.is_modern_gpu.cache_clear()
 
 
-def test_unknown_name_lists_the_names() -> None:
-    with pytest.raises(ValueError, match="backend='flash' is unknown; choose one of auto, sdpa, triton"):
-        attention.install(tiny_model(), backend="flash")
-
-
-def test_triton_without_a_gpu_lists_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backends, "HAS_TRITON", True)
+@pytest.mark.parametrize(
+    ("backend", "has_triton", "message"),
+    [
+        ("flash", True, "backend='flash' is unknown; choose one of auto, sdpa, triton"),
+        (
+            "triton",
+            True,
+            "backend='triton' needs an NVIDIA GPU of compute capability 8.0 or later; .* auto, sdpa",
+        ),
+        ("triton", False, r"needs the package triton.*pip install triton.*has: auto, sdpa"),
+    ],
+)
+def test_a_backend_that_is_not_there(
+    backend: str, has_triton: bool, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backends, "HAS_TRITON", has_triton)
     monkeypatch.setattr(backends, "INTERPRETED", False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     model = tiny_model()
-    with pytest.raises(
-        ValueError,
-        match=r"backend='triton' needs an NVIDIA GPU of compute capability 8.0 or later; .* has: auto, sdpa",
-    ):
-        attention.install(model, backend="triton")
+    with pytest.raises(ValueError, match=message):
+        attention.install(model, backend=backend)
     assert not hasattr(model.longformer, "attention_patch")  # left as it was
-
-
-def test_triton_without_the_package_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backends, "HAS_TRITON", False)
-    with pytest.raises(ValueError, match=r"needs the package triton.*pip install triton.*has: auto, sdpa"):
-        attention.install(tiny_model(), backend="triton")
     assert backends.choose("auto", CPU) == backends.choose("sdpa", CPU)
 
 

@@ -15,7 +15,7 @@ from transformers import LongformerForSequenceClassification
 
 from prefixprop import attention
 
-from one_layer import assert_same_gradients
+from one_layer import assert_same_gradients, outcome
 from tiny import adapt, batch, for_all_rows, tiny_model
 
 LORA = {"target_modules": ["query", "value", "value_global"], "lora_dropout": 0.0, "init_lora_weights": False}
@@ -55,16 +55,6 @@ def model_of(name: str, **config: Any) -> Any:
     if method == "lora":
         return get_peft_model(model, LoraConfig(task_type="SEQ_CLS", **options)).eval()
     return adapt(model, method, prefix_dropout=0.0, **options)
-
-
-def outcome(model: Any, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Logits, and the gradient of every parameter that has one."""
-    model.zero_grad()
-    output = model(**inputs, labels=torch.tensor([0, 2]))
-    output.loss.backward()
-    return {"logits": output.logits.detach()} | {
-        name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None
-    }
 
 
 @pytest.mark.parametrize("name", METHODS)

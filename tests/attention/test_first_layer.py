@@ -59,7 +59,6 @@ def test_same_gradients(
 
 @both_methods
 def test_what_the_sequence_would_get_is_not_computed(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-
     from prefixprop.attention.triton import launch_attention
 
     started = []
@@ -102,12 +101,14 @@ def test_embeddings_that_learn_get_their_gradient(method: str, backend: str) -> 
     torch.testing.assert_close(found[0] / scale, found[1] / scale, atol=2e-5, rtol=1e-4)
 
 
-def test_who_learns() -> None:
-    model = adapt(tiny_model(), "propagation", length=5)
-    longformer = model.get_base_model().longformer
-    source = source_of(longformer)
+@pytest.mark.parametrize(("method", "rows"), [("propagation", 5), ("tuning", 0), (None, 0)])
+def test_who_learns(method: str | None, rows: int) -> None:
+    longformer, source = tiny_model().longformer, None
+    if method is not None:
+        longformer = adapt(tiny_model(), method, length=5).get_base_model().longformer
+        source = INSTALL.LongformerPatch.of(longformer).source
     still, learns = torch.zeros(1, 2, 3), torch.zeros(1, 2, 3, requires_grad=True)
-    assert grad_rows(longformer, source, still) == 5
+    assert grad_rows(longformer, source, still) == rows
     assert grad_rows(longformer, source, learns) is None
     for part, register in (
         (longformer.encoder, "register_forward_pre_hook"),
@@ -117,18 +118,4 @@ def test_who_learns() -> None:
         hook = getattr(part, register)(lambda *_: None)
         assert grad_rows(longformer, source, still) is None
         hook.remove()
-    assert grad_rows(longformer, source, still) == 5
-    tuned = adapt(tiny_model(), "tuning").get_base_model().longformer
-    assert grad_rows(tuned, source_of(tuned), still) == 0
-
-
-def test_who_learns_without_a_prefix() -> None:
-    longformer = tiny_model().longformer
-    still = torch.zeros(1, 2, 3)
-    assert grad_rows(longformer, None, still) == 0
-    longformer.encoder.register_forward_pre_hook(lambda *_: None)
-    assert grad_rows(longformer, None, still) is None
-
-
-def source_of(longformer: Any) -> Any:
-    return INSTALL.LongformerPatch.of(longformer).source
+    assert grad_rows(longformer, source, still) == rows

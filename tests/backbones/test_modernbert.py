@@ -55,20 +55,6 @@ def test_prefix_rows_have_an_order_in_layout_reference_alone(layout: str, same: 
 
 
 @both_methods
-def test_masks_by_kind_of_layer(method: str) -> None:
-    """transformers lets callers give the masks that it would make itself."""
-    model = adapt(tiny_model("modernbert", "FEATURE_EXTRACTION"), method, "FEATURE_EXTRACTION")
-    inputs = batch(model, [30, 17])
-    seen = inputs["attention_mask"].bool()[:, None, None, :].expand(-1, 1, 30, -1)
-    place = torch.arange(30)
-    near = (place[:, None] - place[None]).abs() <= model.config.local_attention // 2
-    by_kind = {"full_attention": seen, "sliding_attention": seen & near}
-    real = inputs["attention_mask"].bool()
-    found = states(model, input_ids=inputs["input_ids"], attention_mask=by_kind)
-    torch.testing.assert_close(found[real], states(model, **inputs)[real], atol=1e-5, rtol=1e-5)
-
-
-@both_methods
 def test_positional_arguments(method: str) -> None:
     model = adapt(tiny_model("modernbert", "FEATURE_EXTRACTION"), method, "FEATURE_EXTRACTION")
     inputs = batch(model, [30, 17])

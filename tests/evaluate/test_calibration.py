@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.optimize import minimize_scalar
-from sklearn.metrics import log_loss
 
 from prefixprop.evaluate import Temperature, fit_temperature, reliability, softmax
 from prefixprop.evaluate.calibration import HIGHEST_TEMPERATURE, LOWEST_TEMPERATURE, is_bound
@@ -54,16 +52,6 @@ def test_finds_the_temperature_the_labels_were_drawn_with(temperature: float) ->
     before = reliability(softmax(logits), labels).expected_error
     after = reliability(found.apply(logits), labels).expected_error
     assert after < 0.03 and (temperature == 1.0 or after < before / 2)
-
-
-@pytest.mark.parametrize("temperature", [0.4, 3.0])
-def test_agrees_with_a_general_minimiser(temperature: float) -> None:
-    logits, labels = over_confident(temperature, documents=300)
-    found = fit_temperature(logits, labels)
-    best = minimize_scalar(
-        lambda log_t: log_loss(labels, softmax(logits / np.exp(log_t))), bounds=(-3, 4), options={"xatol": 1e-9}
-    )
-    assert found.value == pytest.approx(np.exp(best.x), rel=1e-5)
 
 
 def test_fit_by_hand() -> None:

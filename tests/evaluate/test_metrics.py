@@ -86,11 +86,6 @@ def test_classes_by_hand(predicted: list[int], labels: list[int], classes: int, 
     assert tuple(found.get(name) for name in names) == pytest.approx(expected)
 
 
-def test_confusion_counts_by_hand() -> None:
-    counts = confusion_counts(np.eye(4)[[0, 0, 1, 0, 2]], [0, 1, 1, 2, 2])
-    assert counts.tolist() == [[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [0, 0, 0, 0]]
-
-
 def test_questions_by_hand() -> None:
     # Confidences 0.8, wrong, and 0.5, right; absent candidates change nothing.
     probabilities = [[0.8, 0.2, 0.0, 0.0], [0.1, 0.2, 0.2, 0.5]]

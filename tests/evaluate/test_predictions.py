@@ -168,7 +168,7 @@ def test_lines_of_other_programs_are_read(tmp_path: Path, base: dict[str, Any]) 
 
 
 def refused(path: Path, line: int, complaint: str) -> None:
-    """The file is refused with its line, the complaint and what to do."""
+    """The error names the file, the line, the problem and what to do."""
     with pytest.raises(ValueError, match=complaint) as caught:
         read_predictions(path)
     assert str(caught.value).startswith(f"{path}:{line}: ")
@@ -204,16 +204,19 @@ def test_errors_name_file_and_line(tmp_path: Path, changes: dict[str, Any], comp
     refused(path, 3, complaint)
 
 
-@pytest.mark.parametrize("candidates", [[], ["sport", "art", 3], {"a": 1, "b": 2, "c": 3}])
-def test_odd_candidates(tmp_path: Path, candidates: Any) -> None:
-    (tmp_path / "dev.jsonl").write_text(json.dumps(QUESTION | {"candidates": candidates}))
-    refused(tmp_path / "dev.jsonl", 1, "candidates must be a list of names, at least 1")
-
-
-@pytest.mark.parametrize("field", ["id", "label", "logits", "classes"])
-def test_a_missing_field_is_named(tmp_path: Path, field: str) -> None:
-    (tmp_path / "dev.jsonl").write_text(json.dumps({name: LINE[name] for name in LINE if name != field}))
-    refused(tmp_path / "dev.jsonl", 1, f"the field '{field}' is missing")
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        *(
+            (QUESTION | {"candidates": odd}, "candidates must be a list of names, at least 1")
+            for odd in ([], ["sport", "art", 3], {"a": 1, "b": 2, "c": 3})
+        ),
+        *(({key: LINE[key] for key in LINE if key != lost}, f"the field '{lost}' is missing") for lost in LINE),
+    ],
+)
+def test_errors_of_the_first_line(tmp_path: Path, line: dict[str, Any], complaint: str) -> None:
+    (tmp_path / "dev.jsonl").write_text(json.dumps(line))
+    refused(tmp_path / "dev.jsonl", 1, complaint)
 
 
 @pytest.mark.parametrize("predictions", [classifier(), questions()], ids=["classifier", "questions"])

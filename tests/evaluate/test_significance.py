@@ -50,14 +50,6 @@ def test_what_is_no_seeds(values: list[float]) -> None:
             function(values)
 
 
-def test_students_t_by_hand() -> None:
-    # Means 3 and 2, both variances 1, pooled 1: t = 1 / sqrt(2/3) = 1.2247 with 4 degrees of freedom.
-    result = t_test([2, 3, 4], [1, 2, 3])
-    assert result.difference == 1.0
-    assert result.p_value == pytest.approx(stats.t.sf(math.sqrt(1.5), 4))
-    assert result.p_value == pytest.approx(0.14394, abs=1e-5)
-
-
 @pytest.mark.parametrize("equal_variances", [True, False])
 @pytest.mark.parametrize("alternative", ["greater", "two-sided"])
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Candidate scoring: scores of real batches, methods, saving, bad input."""
+"""Candidate scoring: scores of real batches, methods, saving, bad input, training."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from transformers import Trainer, TrainingArguments
 
 from prefixprop import PrefixPropagationConfig, PrefixTuningConfig, count_parameters
 from prefixprop.data import CandidateCollator, Question, WikiHopDataset, add_special_tokens
 from prefixprop.models import CandidateScorer, adapt_candidate_scorer, candidate_scorer, load_default
 from prefixprop.models.candidate_scoring import SpecialTokenEmbedding
 
-from tiny import every_family, tiny_model
+from tiny import every_family, randomised, tiny_model, trained_names
 from tiny_questions import FIRST_SPECIAL_TOKEN, invented, questions, tiny_tokenizer
 
 TOKENIZER = tiny_tokenizer()
@@ -45,8 +46,10 @@ def tuned(method: str, family: str = "longformer") -> Any:
     return adapt_candidate_scorer(model, ADAPTERS[method]()) if method in ADAPTERS else model
 
 
-def make_batch(asked: list[Question] = QUESTIONS, side: str = "right", max_length: int = 80) -> dict[str, Tensor]:
-    dataset = WikiHopDataset(asked, TOKENIZER, max_length)
+def make_batch(
+    asked: list[Question] | WikiHopDataset = QUESTIONS, side: str = "right", max_length: int = 80
+) -> dict[str, Tensor]:
+    dataset = asked if isinstance(asked, WikiHopDataset) else WikiHopDataset(asked, TOKENIZER, max_length)
     return CandidateCollator(1, side)([dataset[index] for index in range(len(dataset))])
 
 
@@ -120,7 +123,7 @@ def test_what_each_method_trains(method: str, family: str) -> None:
     model = tuned(method, family)
     model.train()
     model(**make_batch()).loss.backward()
-    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    trained = trained_names(model)
     assert all(parameter.grad is not None for name, parameter in model.named_parameters() if name in trained)
     for module in ("answer_score", "special_tokens"):
         gradients = [p.grad for name, p in model.named_parameters() if module in name and name in trained]
@@ -139,11 +142,7 @@ def test_what_each_method_trains(method: str, family: str) -> None:
 @pytest.mark.parametrize("method", ADAPTERS)
 def test_an_adapter_comes_back_with_its_scores(method: str, family: str, tmp_path: Path) -> None:
     model = tuned(method, family)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.requires_grad:
-                parameter.normal_(std=0.3)
-    model.save_pretrained(tmp_path)
+    randomised(model, 0.3).save_pretrained(tmp_path)
     assert not list(tmp_path.glob("*.bin"))
     saved = load_file(tmp_path / "adapter_model.safetensors")
     (special,) = [weight for name, weight in saved.items() if "special_tokens" in name]
@@ -214,14 +213,19 @@ def test_from_a_folder(family: str, tmp_path: Path) -> None:
 
 
 def test_bad_encoders() -> None:
-    with pytest.raises(ValueError, match="Cannot load an encoder from '/no/such/folder': "):
-        candidate_scorer("/no/such/folder", FIRST_SPECIAL_TOKEN)
-    with pytest.raises(ValueError, match="LongformerForSequenceClassification has a head; give the encoder alone"):
-        candidate_scorer(tiny_model(), FIRST_SPECIAL_TOKEN)
-    with pytest.raises(ValueError, match="hidden_dropout_prob cannot be changed in an encoder that is already built"):
-        candidate_scorer(tiny_model(task="FEATURE_EXTRACTION"), FIRST_SPECIAL_TOKEN, hidden_dropout_prob=0.1)
-    with pytest.raises(ValueError, match="chunk_reduction='max' is unknown; choose one of mean, sum"):
-        candidate_scorer(tiny_model(task="FEATURE_EXTRACTION"), FIRST_SPECIAL_TOKEN, "max")
+    encoder = tiny_model(task="FEATURE_EXTRACTION")
+    for given_encoder, options, message in (
+        ("/no/such/folder", {}, "Cannot load an encoder from '/no/such/folder': "),
+        (tiny_model(), {}, "LongformerForSequenceClassification has a head; give the encoder alone"),
+        (
+            encoder,
+            {"hidden_dropout_prob": 0.1},
+            "hidden_dropout_prob cannot be changed in an encoder that",
+        ),
+        (encoder, {"chunk_reduction": "max"}, "chunk_reduction='max' is unknown; choose one of mean, sum"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            candidate_scorer(given_encoder, FIRST_SPECIAL_TOKEN, **options)
 
 
 def test_incomplete_batches() -> None:
@@ -250,3 +254,72 @@ def test_an_adapter_that_leaves_the_scores_frozen_is_refused() -> None:
         plain.train()(**batch)
     config = PrefixPropagationConfig(task_type="SEQ_CLS", modules_to_save=["answer_score", "special_tokens"])
     get_peft_model(scorer(), config).train()(**batch).loss.backward()
+
+
+# --- training -----------------------------------------------------------------------------------------------------
+
+
+def learner() -> Any:
+    model = candidate_scorer(tiny_model(task="FEATURE_EXTRACTION"), FIRST_SPECIAL_TOKEN)
+    return adapt_candidate_scorer(model, PrefixPropagationConfig(num_virtual_tokens=4, prefix_dropout=0.0))
+
+
+def data(shuffle: bool) -> WikiHopDataset:
+    return WikiHopDataset(invented(4, seed=2), TOKENIZER, 80, shuffle=shuffle)
+
+
+def test_prefix_propagation_learns_four_questions() -> None:
+    model, batch = learner(), make_batch(data(shuffle=False))
+    assert len(batch["input_ids"]) > 4
+    frozen = {name: p.clone() for name, p in model.named_parameters() if not p.requires_grad}
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=2e-2)
+    losses, accuracies = [], []
+    for _ in range(60):
+        output = model.train()(**batch)
+        losses.append(output.loss.item())
+        accuracies.append((output.logits.argmax(dim=1) == batch["labels"]).float().mean().item())
+        optimizer.zero_grad()
+        output.loss.backward()
+        optimizer.step()
+    assert losses[-1] < 0.1 * losses[0] and accuracies[-1] == 1.0 > accuracies[0]
+    assert all(torch.equal(p, frozen[name]) for name, p in model.named_parameters() if name in frozen)
+
+
+def test_trainer_runs_it(tmp_path: Path) -> None:
+    dataset, model = data(shuffle=True), learner()
+    trainer = Trainer(
+        model,
+        TrainingArguments(
+            tmp_path,
+            num_train_epochs=2,
+            per_device_train_batch_size=1,
+            per_device_eval_batch_size=3,
+            gradient_accumulation_steps=4,
+            learning_rate=1e-4,
+            use_cpu=True,
+            report_to="none",
+            save_strategy="no",
+            disable_tqdm=True,
+            gradient_checkpointing=True,
+        ),
+        data_collator=CandidateCollator(1),
+        train_dataset=dataset,
+        eval_dataset=data(shuffle=False),
+        compute_metrics=lambda result: {
+            "accuracy": float((result.predictions.argmax(axis=1) == result.label_ids).mean())
+        },
+    )
+    with torch.no_grad():
+        fixed, shuffled = (model.eval()(**make_batch(data(shuffle))) for shuffle in (False, True))
+    labels = make_batch(data(shuffle=False))["labels"]
+    before = trainer.evaluate()
+    assert before["eval_loss"] == pytest.approx(fixed.loss.item(), abs=1e-5)
+    assert before["eval_accuracy"] == (fixed.logits.argmax(dim=1) == labels).float().mean().item()
+    prefix = model.get_prefix().detach().clone()
+    result = trainer.train()
+    # The steps are too small to change the loss much, so this is the mean over questions, not over chunks.
+    assert result.training_loss == pytest.approx(shuffled.loss.item(), abs=0.02)
+    assert not torch.equal(model.get_prefix(), prefix)
+    predicted = trainer.predict(data(shuffle=False))
+    assert predicted.predictions.shape == fixed.logits.shape and predicted.label_ids.tolist() == labels.tolist()
+    assert dataset[0].candidate_part.tolist() != data(shuffle=True)[0].candidate_part.tolist()  # of epoch 0

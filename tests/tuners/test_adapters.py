@@ -18,7 +18,7 @@ from peft import (
 
 from prefixprop import PrefixPropagationConfig
 
-from tiny import METHODS, adapt, assert_same_bits, batch, both_methods, every_family, tiny_model
+from tiny import METHODS, adapt, assert_same_bits, batch, both_methods, every_family, tiny_model, trained_names
 
 
 def test_only_one_adapter_is_active() -> None:
@@ -102,34 +102,43 @@ def test_a_copy_is_independent(family: str, method: str, duplicate: Any) -> None
     assert_same_bits(model(**inputs), expected)
 
 
-def test_injection_without_a_peft_model() -> None:
-    """peft's lower-level door, and transformers' own."""
+@pytest.mark.parametrize("lora", [False, True])
+def test_injection_without_a_peft_model(lora: bool) -> None:
+    """By peft's `inject_adapter_in_model`, and by `add_adapter` of transformers."""
     inputs = batch(tiny_model(), [12])
-    config = PrefixPropagationConfig(num_virtual_tokens=4)
-    torch.manual_seed(3)
-    injected = inject_adapter_in_model(config, tiny_model()).eval()
+    configs = [
+        PrefixPropagationConfig(num_virtual_tokens=4, lora=LoraConfig(r=2, init_lora_weights=False) if lora else None)
+        for _ in range(2)
+    ]
+    injected = inject_adapter_in_model(configs[0], tiny_model()).eval()
     state = get_peft_model_state_dict(injected)
-    assert [value.shape for value in state.values()] == [(3, 4, 32)]
+    assert [value.shape for name, value in state.items() if "lora" not in name] == [(3, 4, 32)]
+    torch.manual_seed(3)
     model = tiny_model()
-    model.add_adapter(PrefixPropagationConfig(num_virtual_tokens=4))
+    model.add_adapter(configs[1])
     set_peft_model_state_dict(model, state)
     assert_same_bits(model.eval()(**inputs), injected(**inputs))
     model.disable_adapters()
     assert_same_bits(model(**inputs), tiny_model()(**inputs))
 
 
+@pytest.mark.parametrize("lora", [False, True])
 @both_methods
 @every_family
-def test_only_prefix_and_head_are_trained(family: str, method: str) -> None:
-    model = adapt(tiny_model(family), method)
-    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    assert sum("prefixes" in name for name in trained) == 1
-    assert all("prefixes" in name or "classifier.modules_to_save.default" in name for name in trained)
+def test_prefix_lora_and_head_are_trained_and_nothing_else(family: str, method: str, lora: bool) -> None:
+    model = adapt(tiny_model(family), method, lora=LoraConfig(r=2, init_lora_weights=False) if lora else None)
+    trained = trained_names(model)
+    parts = [{name for name in trained if part in name} for part in ("prefixes", ".lora_", "classifier.modules_to_")]
+    assert set.union(*parts) == trained and [bool(part) for part in parts] == [True, lora, True]
+    assert len(parts[0]) == 1
     inputs = batch(model, [10, 6])
-    model(**inputs, labels=torch.tensor([0, 2])).loss.backward()
-    with_gradient = {name for name, parameter in model.named_parameters() if parameter.grad is not None}
-    assert with_gradient == trained
-    assert model.get_prefix().grad.abs().sum() > 0
+    expected = model(**inputs, labels=torch.tensor([0, 2]))
+    expected.loss.backward()
+    gradients = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+    assert gradients.keys() == trained
+    assert all(any(gradients[name].abs().sum() > 0 for name in part) for part in parts if part)
+    model.set_prefix(torch.zeros_like(model.get_prefix()))
+    assert not torch.allclose(model(**inputs).logits, expected.logits)
 
 
 def test_lora_can_be_added_below() -> None:

@@ -50,17 +50,6 @@ def test_it_scales_what_is_added_or_the_values(family: str, method: str, options
     torch.testing.assert_close(model(**inputs).logits, plain(**inputs).logits, atol=1e-5, rtol=1e-5)
 
 
-@every_family
-def test_with_a_kernel_the_gate_of_prefix_tuning_multiplies_alpha(family: str) -> None:
-    model = gated(tiny_model(family), "tuning", kernel="rbf", alpha=0.5)
-    by_layer = adapt(tiny_model(family), "tuning", kernel="rbf", alpha=0.5, alpha_mode="layer")
-    by_layer.set_prefix(model.get_prefix())
-    with torch.no_grad():
-        by_layer.get_alpha().copy_(0.5 * GATES)
-    inputs = batch(model, [25, 14])
-    torch.testing.assert_close(model(**inputs).logits, by_layer(**inputs).logits, atol=1e-5, rtol=1e-5)
-
-
 @pytest.mark.parametrize("backend", ["sdpa", "triton"])
 @both_methods
 def test_gradients_are_those_of_the_scaled_prefix(method: str, backend: str) -> None:

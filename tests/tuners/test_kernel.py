@@ -28,7 +28,7 @@ from tiny import (
     assert_same_bits,
     batch,
     both_methods,
-    every_family,
+    for_all_rows,
     tiny_model,
     trained_head,
 )
@@ -50,7 +50,16 @@ DEFINITIONS: dict[str, Any] = {
     "poly": lambda q, k: (product(q, k) + 1) ** 2,
     "linear": lambda q, k: feature(q) @ feature(k).transpose(-1, -2),
 }
-every_kernel = pytest.mark.parametrize("kernel", DEFINITIONS)
+MODES = ("fixed", "layer", "head", "query")
+# All kernels and all modes on every family, and every kernel with every mode on some family.
+KERNELS_AND_MODES = [
+    (family, kernel, MODES[(place + shift) % 4])
+    for shift, family in enumerate(FAMILIES)
+    for place, kernel in enumerate(DEFINITIONS)
+]
+one_kernel_per_family = pytest.mark.parametrize(
+    ("family", "kernel", "mode"), list(zip(FAMILIES, DEFINITIONS, MODES, strict=True))
+)
 
 
 def split_by(kernel: str, alpha: Any) -> oracle.Split:
@@ -80,10 +89,8 @@ def prepared(family: str, method: str, length: int = 5, **options: Any) -> tuple
     return plain, adapted, inputs
 
 
-@pytest.mark.parametrize("mode", ["fixed", "layer", "head", "query"])
-@every_kernel
+@pytest.mark.parametrize(("family", "kernel", "mode"), KERNELS_AND_MODES)
 @both_methods
-@every_family
 def test_follows_the_equation(family: str, method: str, kernel: str, mode: str) -> None:
     layout = "reference" if mode == "head" else "paper"
     plain, adapted, inputs = prepared(family, method, kernel=kernel, alpha=0.3, alpha_mode=mode, layout=layout)
@@ -136,8 +143,7 @@ def test_with_the_softmax_share_for_alpha_it_is_the_unsplit_method(
     adapted.set_prefix(0.5 * torch.randn(adapted.get_prefix().shape))
     inputs = batch(model, lengths, left=left)
     if family == "longformer":
-        inputs["global_attention_mask"] = torch.zeros_like(inputs["input_ids"])
-        inputs["global_attention_mask"][:, 0] = 1
+        inputs = for_all_rows(inputs)
 
     def split(layer: int, count: int, q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> Tensor:
         share = oracle.softmax_share(q, k, visible, count)
@@ -152,11 +158,11 @@ def test_with_the_softmax_share_for_alpha_it_is_the_unsplit_method(
     torch.testing.assert_close(output[real].double(), expected[real], atol=3e-5, rtol=3e-5)
 
 
-@every_kernel
+@one_kernel_per_family
 @both_methods
-@every_family
-def test_alpha_zero_cannot_see_the_prefix(family: str, method: str, kernel: str) -> None:
-    plain, adapted, inputs = prepared(family, method, kernel=kernel, alpha=0.0)
+def test_alpha_zero_cannot_see_the_prefix(family: str, method: str, kernel: str, mode: str) -> None:
+    mode = "fixed" if mode == "query" else mode  # whose alpha is times what is trained
+    plain, adapted, inputs = prepared(family, method, kernel=kernel, alpha=0.0, alpha_mode=mode)
     real = inputs["attention_mask"].bool()
     output = adapted(**inputs).last_hidden_state
     expected = plain(**inputs).last_hidden_state
@@ -165,9 +171,8 @@ def test_alpha_zero_cannot_see_the_prefix(family: str, method: str, kernel: str)
     torch.testing.assert_close(adapted(**inputs).last_hidden_state[real], output[real], atol=1e-6, rtol=1e-6)
 
 
-@pytest.mark.parametrize(("kernel", "mode"), list(zip(DEFINITIONS, ["fixed", "layer", "head", "query"], strict=True)))
+@one_kernel_per_family
 @both_methods
-@every_family
 def test_gradients_are_finite_in_bf16(family: str, method: str, kernel: str, mode: str) -> None:
     model = tiny_model(family, num_labels=2).to(torch.bfloat16)
     adapted = adapt(model, method, kernel=kernel, alpha=0.5, alpha_mode=mode).train()
@@ -181,39 +186,41 @@ def test_gradients_are_finite_in_bf16(family: str, method: str, kernel: str, mod
         assert torch.isfinite(adapt(tiny_model(family), method, kernel=kernel)(**inputs).logits).all()
 
 
-@pytest.mark.parametrize(("mode", "shape"), [("layer", (3,)), ("head", (3, 4)), ("query", (3, 4, 8))])
+@pytest.mark.parametrize(
+    ("family", "mode", "shape"),
+    [
+        ("bert", "fixed", ()),
+        ("longformer", "layer", (3,)),
+        ("modernbert", "head", (3, 4)),
+        ("roberta", "query", (3, 4, 8)),
+    ],
+)
 @both_methods
-@every_family
-def test_trained_alpha_is_counted_saved_and_loaded(
+def test_alpha_is_counted_saved_and_loaded(
     family: str, method: str, mode: str, shape: tuple[int, ...], tmp_path: Path
 ) -> None:
     model = adapt(tiny_model(family), method, kernel="rbf", alpha=0.25, alpha_mode=mode, kernel_length_scale=2.0)
-    alpha = model.get_alpha()
-    assert alpha.shape == shape and alpha.requires_grad
-    assert torch.equal(alpha, torch.full(shape, 0.0 if mode == "query" else 0.25))
+    alpha, is_trained = model.get_alpha(), mode != "fixed"
     count = count_parameters(model)
-    assert count.alpha == alpha.numel() and count.trainable == count.prefix + count.alpha + trained_head(model)
-    with torch.no_grad():
-        alpha.normal_()
+    assert count.alpha == math.prod(shape) * is_trained
+    assert count.trainable == count.prefix + count.alpha + trained_head(model)
+    if is_trained:
+        assert alpha.requires_grad and torch.equal(alpha, torch.full(shape, 0.0 if mode == "query" else 0.25))
+        torch.nn.init.normal_(alpha)
+    else:
+        assert alpha == 0.25
     inputs = batch(model, [17, 12])
     model.save_pretrained(tmp_path)
-    assert sum("alpha" in name for name in load_file(tmp_path / "adapter_model.safetensors")) == 1
+    assert sum("alpha" in name for name in load_file(tmp_path / "adapter_model.safetensors")) == is_trained
     again = PeftModel.from_pretrained(tiny_model(family), tmp_path)
-    assert torch.equal(again.get_alpha(), alpha)
+    assert torch.equal(torch.as_tensor(again.get_alpha()), torch.as_tensor(alpha))
     assert_same_bits(again(**inputs), model(**inputs))
     again.load_adapter(tmp_path, "second")
     again.set_adapter("second")
     assert_same_bits(again(**inputs), model(**inputs))
 
 
-def test_fixed_alpha_is_no_parameter(tmp_path: Path) -> None:
-    model = adapt(tiny_model(), "propagation", kernel="exp", alpha=0.25)
-    assert model.get_alpha() == 0.25 and count_parameters(model).alpha == 0
-    model.save_pretrained(tmp_path)
-    assert not any("alpha" in name for name in load_file(tmp_path / "adapter_model.safetensors"))
-    again = PeftModel.from_pretrained(tiny_model(), tmp_path)
-    inputs = batch(model, [17])
-    assert_same_bits(again(**inputs), model(**inputs))
+def test_without_a_kernel_there_is_no_alpha() -> None:
     with pytest.raises(ValueError, match="'default' has no kernel, so no alpha; set kernel"):
         adapt(tiny_model(), "propagation").get_alpha()
 

@@ -11,7 +11,7 @@ import torch
 from prefixprop.backbones import find_backbone
 from prefixprop.tuners import propagation
 
-from tiny import HEADS, adapt, batch, both_methods, every_family, tiny_model
+from tiny import HEADS, adapt, batch, both_methods, every_family, for_all_rows, tiny_model
 
 
 @pytest.mark.parametrize("kernel", [None, "exp"])
@@ -22,8 +22,7 @@ def test_outputs_carry_the_real_tokens_only(family: str, method: str, kernel: st
     model.set_attn_implementation("eager")
     inputs = batch(model, [21, 13])
     if family == "longformer":
-        inputs["global_attention_mask"] = torch.zeros_like(inputs["input_ids"])
-        inputs["global_attention_mask"][:, :2] = 1
+        inputs = for_all_rows(inputs, 2)
     plain = model(**inputs, output_hidden_states=True, output_attentions=True)
     adapted = adapt(model, method, "FEATURE_EXTRACTION", kernel=kernel)
     output = adapted(**inputs, output_hidden_states=True, output_attentions=True)
@@ -42,11 +41,10 @@ def test_outputs_carry_the_real_tokens_only(family: str, method: str, kernel: st
     assert adapted(**inputs, return_dict=False)[0].shape == plain.last_hidden_state.shape
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
-def test_longformer_attentions_are_those_of_hugging_face(seed: int) -> None:
+def test_longformer_attentions_are_those_of_hugging_face() -> None:
     """Zero keys take a share of the softmax, and leave the proportions of the rest as they were."""
     model = tiny_model("longformer", "FEATURE_EXTRACTION")
-    inputs = batch(model, [21, 13], seed=seed)
+    inputs = batch(model, [21, 13])
     inputs["global_attention_mask"] = torch.zeros_like(inputs["input_ids"])
     inputs["global_attention_mask"][0, :3] = 1
     inputs["global_attention_mask"][1, 7] = 1
@@ -55,10 +53,9 @@ def test_longformer_attentions_are_those_of_hugging_face(seed: int) -> None:
     adapted.set_prefix(torch.zeros_like(adapted.get_prefix()))
     output = adapted(**inputs, output_attentions=True)
     real = inputs["attention_mask"].bool()
-    for ours, theirs in zip(output.attentions[:1], plain.attentions[:1], strict=True):
-        ours, theirs = ours.transpose(1, 2)[real], theirs.transpose(1, 2)[real]
-        ours = ours / ours.sum(dim=-1, keepdim=True).clamp(min=1e-9)
-        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+    ours, theirs = (found.attentions[0].transpose(1, 2)[real] for found in (output, plain))
+    ours = ours / ours.sum(dim=-1, keepdim=True).clamp(min=1e-9)
+    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
     ours, theirs = output.global_attentions[0], plain.global_attentions[0][:, :, :21]
     for example, count in ((0, 3), (1, 1)):
         mine, other = ours[example, :, :, :count], theirs[example, :, :, :count]
@@ -94,13 +91,17 @@ def test_pooling_reads_the_first_prefix_row(family: str, task: str) -> None:
         torch.testing.assert_close(two.logits, whole.classifier(read))
 
 
-def test_pooling_prefix_needs_a_pooling_model() -> None:
-    with pytest.raises(ValueError, match="LongformerForTokenClassification does not; use pooling='cls'"):
-        adapt(tiny_model(task="TOKEN_CLS"), "propagation", "TOKEN_CLS", pooling="prefix")
-    with pytest.raises(ValueError, match=r"does not \(its classifier_pooling is mean\); use pooling='cls'"):
-        adapt(tiny_model("modernbert", classifier_pooling="mean"), "propagation", pooling="prefix")
-    with pytest.raises(ValueError, match="ModernBertModel does not; use pooling='cls'"):
-        adapt(tiny_model("modernbert", "FEATURE_EXTRACTION"), "propagation", "FEATURE_EXTRACTION", pooling="prefix")
+@pytest.mark.parametrize(
+    ("family", "task", "options", "message"),
+    [
+        ("longformer", "TOKEN_CLS", {}, "LongformerForTokenClassification does not"),
+        ("modernbert", "SEQ_CLS", {"classifier_pooling": "mean"}, r"does not \(its classifier_pooling is mean\)"),
+        ("modernbert", "FEATURE_EXTRACTION", {}, "ModernBertModel does not"),
+    ],
+)
+def test_pooling_prefix_needs_a_pooling_model(family: str, task: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"{message}; use pooling='cls'"):
+        adapt(tiny_model(family, task, **options), "propagation", task, pooling="prefix")
 
 
 @pytest.mark.parametrize("task", HEADS)
@@ -131,28 +132,23 @@ def test_every_task_runs_and_learns(family: str, method: str, task: str) -> None
 
 @both_methods
 @every_family
-def test_what_a_hook_on_a_layer_holds_stays_what_it_is(family: str, method: str) -> None:
+def test_what_a_hook_on_a_layer_holds_stays_what_it_is(
+    family: str, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """States are copied there, and nowhere else."""
+    copies: list[Any] = []
+    whole = propagation._add
+    monkeypatch.setattr(propagation, "_add", lambda *given: copies.append(given) or whole(*given))
     model = adapt(tiny_model(family), method)
-    held: list[Any] = []
+    inputs, held = batch(model, [16, 9]), list[Any]()
+    model(**inputs)
+    assert not copies
 
     def hold(_: Any, __: Any, output: Any) -> None:
         states = output[0] if isinstance(output, tuple) else output
         held.extend([states, states.detach().clone(), (states**2).mean()])
 
     find_backbone(model).layers[0].register_forward_hook(hold)
-    (model(**batch(model, [16, 9])).logits.sum() + held[2]).backward()
+    (model(**inputs).logits.sum() + held[2]).backward()
+    assert len(copies) == (method == "propagation")
     assert torch.equal(held[0], held[1]) and model.get_prefix().grad.abs().sum() > 0
-
-
-@every_family
-def test_states_are_only_copied_where_somebody_holds_them(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    copies: list[Any] = []
-    whole = propagation._add
-    monkeypatch.setattr(propagation, "_add", lambda *given: copies.append(given) or whole(*given))
-    model = adapt(tiny_model(family), "propagation")
-    inputs = batch(model, [16, 9])
-    model(**inputs)
-    assert not copies
-    find_backbone(model).layers[0].register_forward_hook(lambda *_: None)
-    model(**inputs)
-    assert len(copies) == 1

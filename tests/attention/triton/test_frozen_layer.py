@@ -9,17 +9,8 @@ import torch
 
 from prefixprop import attention
 
-from one_layer import assert_same_gradients
+from one_layer import assert_same_gradients, outcome
 from tiny import adapt, batch, for_all_rows, tiny_model
-
-
-def outcome(model: Any, inputs: dict[str, Any]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    torch.manual_seed(7)
-    model.zero_grad()
-    output = model(**inputs, labels=torch.tensor([0, 2]))
-    output.loss.backward()
-    return output.logits.detach(), {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-
 
 SMALLER = {"num_attention_heads": 1, "hidden_size": 16}
 
@@ -42,16 +33,16 @@ def assert_same_as_in_parts(model: Any, name: str, monkeypatch: pytest.MonkeyPat
     pieces = []
     whole = getattr(self_attention, name)
     monkeypatch.setattr(self_attention, name, lambda *given: pieces.append(1) or whole(*given))
-    logits, gradients = outcome(model, inputs)
+    found = outcome(model, inputs)
     assert len(pieces) == 1
     # Somebody who waits for a part to be called gets what it is called with.
     seen = []
     (layer,) = model.base_model.model.longformer.encoder.layer
     layer.intermediate.register_forward_hook(lambda *_: seen.append(1))
-    expected, expected_gradients = outcome(model, inputs)
+    expected = outcome(model, inputs)
     assert len(pieces) == 1 and len(seen) == 1
-    torch.testing.assert_close(logits, expected, atol=1e-5, rtol=1e-5)
-    assert_same_gradients(gradients, expected_gradients)
+    torch.testing.assert_close(found.pop("logits"), expected.pop("logits"), atol=1e-5, rtol=1e-5)
+    assert_same_gradients(found, expected)
 
 
 @pytest.mark.parametrize(("method", "training"), [("propagation", False), ("tuning", True)])

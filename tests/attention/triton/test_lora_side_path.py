@@ -11,6 +11,7 @@ from torch import Tensor
 
 from prefixprop import attention
 
+from one_layer import assert_same_states, states_and_gradients
 from tiny import adapt, batch, for_all_rows, tiny_model
 
 pytest.importorskip("triton")
@@ -37,20 +38,9 @@ def composed(targets: list[str], method: str | None = "propagation", options: An
     return adapt(small_model(), method, "FEATURE_EXTRACTION", lora=LoraConfig(**config), **prefix)
 
 
-def states_of(model: Any) -> Tensor:
-    """Of real tokens."""
-    inputs = for_all_rows(batch(model, [9, 5]))
-    return model(**inputs).last_hidden_state[inputs["attention_mask"].bool()]
-
-
 def outcome(model: Any) -> dict[str, Tensor]:
-    """The states, and the gradients of all that learns."""
-    model.zero_grad()
-    states = states_of(model)
-    direction = torch.randn(states.shape, generator=torch.Generator().manual_seed(1))
-    (states * direction).sum().backward()
-    gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-    return {"states": states.detach()} | gradients
+    inputs = for_all_rows(batch(model, [9, 5]))
+    return states_and_gradients(model, inputs, inputs["attention_mask"].bool())
 
 
 @pytest.fixture
@@ -81,14 +71,6 @@ def in_parts(model: Any) -> dict[str, Tensor]:
     return found
 
 
-def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    assert found.keys() == expected.keys()
-    scale = max(float(tensor.abs().max()) for name, tensor in expected.items() if name != "states")
-    for name, tensor in expected.items():
-        size = 1.0 if name == "states" else scale
-        torch.testing.assert_close(found[name] / size, tensor / size, atol=1e-5, rtol=1e-5, msg=name)
-
-
 @pytest.mark.parametrize(
     ("targets", "count", "options"),
     [
@@ -105,7 +87,7 @@ def test_as_in_parts(targets: list[str], count: int, options: dict[str, Any], pi
     assert pieces == [count]
     trained = [name for name in found if "lora_" in name]
     assert len(trained) == 2 * count and all(found[name].any() for name in trained)
-    assert_same(found, in_parts(model))
+    assert_same_states(found, in_parts(model))
     assert pieces == [count]
 
 
@@ -116,7 +98,7 @@ def test_around_what_follows_attention_alone(pieces: list[int]) -> None:
     attention.install(model, "triton")
     found = outcome(model)
     assert not pieces
-    assert_same(found, in_parts(model))
+    assert_same_states(found, in_parts(model))
 
 
 def test_dropout(pieces: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,7 +125,7 @@ def test_dropout(pieces: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
             mask = mask_of(seeds, piece, linear.in_features, 0.4)
             assert 0.2 < (mask == 0).float().mean() < 0.6
             linear.lora_dropout["default"] = Masked(mask)
-    assert_same(found, outcome(model))
+    assert_same_states(found, outcome(model))
     assert pieces == [9]
 
 
@@ -175,20 +157,21 @@ def test_adapters_that_are_active_disabled_and_merged(pieces: list[int]) -> None
     model = composed(["query", "dense"], method=None)
     model.add_adapter("other", LoraConfig(r=2, target_modules=["query", "key"], init_lora_weights=False))
     attention.install(model, "triton")
-    assert_same(outcome(model), in_parts(model))
+    assert_same_states(outcome(model), in_parts(model))
     model.base_model.set_adapter(["default", "other"])
-    assert_same(outcome(model), in_parts(model))
+    assert_same_states(outcome(model), in_parts(model))
     model.base_model.set_adapter("default")
-    active = states_of(model)
-    with model.disable_adapter(), torch.no_grad():
-        disabled = states_of(model)
-        torch.testing.assert_close(disabled, states_of(small_model()))
-    model.merge_adapter()
-    merged = states_of(model)
-    torch.testing.assert_close(merged, active, atol=1e-5, rtol=1e-5)
-    assert pieces == [4, 6, 4, 0, 0]
-    with model.disable_adapter():  # peft takes out of the weights what was merged
-        torch.testing.assert_close(states_of(model), disabled, atol=1e-5, rtol=1e-5)
+    with torch.no_grad():
+        inputs = for_all_rows(batch(model, [9, 9]))
+        active = model(**inputs)[0]
+        with model.disable_adapter():
+            disabled = model(**inputs)[0]
+            torch.testing.assert_close(disabled, small_model()(**inputs)[0])
+        model.merge_adapter()
+        torch.testing.assert_close(model(**inputs)[0], active, atol=1e-5, rtol=1e-5)
+        assert pieces == [4, 6, 4, 0, 0]
+        with model.disable_adapter():  # peft takes out of the weights what was merged
+            torch.testing.assert_close(model(**inputs)[0], disabled, atol=1e-5, rtol=1e-5)
     assert len(pieces) == 5
 
 

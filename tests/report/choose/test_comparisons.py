@@ -44,12 +44,6 @@ def test_runs_on_folds_are_in_no_row_but_in_the_choice(tmp_path: Path) -> None:
     assert list(figure.axes[0].lines[0].get_xdata()) == [5e-3, 1e-2]
 
 
-def test_a_choice_against_the_cross_validation_is_told(tmp_path: Path) -> None:
-    folds = [a_run(tmp_path, 0, skill=3.0, learning_rate=1e-2), a_run(tmp_path, 0, skill=0.2, learning_rate=5e-3)]
-    (comparison,) = compare([*folds, a_run(tmp_path, learning_rate=5e-3)])
-    assert "while 0.01 was the best in cross-validation (2 runs on folds)" in choice_notes(comparison)[0]
-
-
 def test_dev_has_no_say_between_values_that_a_cross_validation_judged(tmp_path: Path) -> None:
     folds = [a_run(tmp_path, 0, skill=3.0, learning_rate=1e-2), a_run(tmp_path, 0, skill=0.2, learning_rate=5e-3)]
     good_on_dev, good_on_folds = (
@@ -79,14 +73,6 @@ def test_folds_of_other_files_or_numbers_choose_nothing(tmp_path: Path) -> None:
     assert comparison.contenders[0].best.settings.learning_rate == 1e-2
 
 
-def test_folds_that_judged_one_of_several_values_chose_nothing(tmp_path: Path) -> None:
-    tried = [a_run(tmp_path, keep="last", skill=skill, learning_rate=skill / 100) for skill in (1, 2, 3)]
-    folds = [a_run(tmp_path, fold, keep="last", learning_rate=3e-2) for fold in range(3)]
-    without, with_folds = compare(tried)[0], compare([*tried, *folds])[0]
-    assert with_folds.contenders[0].folds == ()
-    assert choice_notes(with_folds) == choice_notes(without)
-
-
 def test_among_equals_the_report_shows_what_the_sweep_chose(tmp_path: Path) -> None:
     rates = {"a": 1e-2, "b": 1e-3, "c": 5e-3}
     for name, rate in rates.items():
@@ -96,12 +82,6 @@ def test_among_equals_the_report_shows_what_the_sweep_chose(tmp_path: Path) -> N
         (tmp_path / "sweep.json").write_text(json.dumps({"plan": "p", "cells": [cell], "failed": {}}))
         (comparison,) = compare(find_runs([tmp_path]).runs)
         assert comparison.contenders[0].best.settings.learning_rate == rate
-
-
-def test_folds_at_another_epoch_chose_nothing_of_a_row(tmp_path: Path) -> None:
-    folds = [a_run(tmp_path, 0, learning_rate=rate, keep="last") for rate in (1e-2, 5e-3)]
-    (comparison,) = compare([*folds, a_run(tmp_path, learning_rate=5e-3, keep="best")])
-    assert comparison.contenders[0].folds == ()
 
 
 def test_folds_alone_have_a_report_but_no_split(tmp_path: Path) -> None:

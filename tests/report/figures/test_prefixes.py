@@ -1,8 +1,6 @@
-"""The share of attention that prefixes get, and the two pictures."""
+"""The share of attention that prefixes get, and the figures of alpha and of that share."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import pytest
 import torch
@@ -39,6 +37,8 @@ def test_share_of_a_zero_prefix_is_its_part_of_equal_scores(family: str, method:
     inputs = batch(model, [11])
     share = prefix_share(adapted, inputs)
     assert share.shape == (3, 4, 11)
+    (axis,) = plot_prefix_share(share).axes
+    assert list(axis.lines[0].get_ydata()) == pytest.approx(share.mean(dim=(1, 2)).tolist())
     if family != "longformer":
         torch.testing.assert_close(share, torch.full((3, 4, 11), 4 / 15))
         return
@@ -69,15 +69,6 @@ def test_share_needs_an_active_softmax_prefix_and_one_document() -> None:
         prefix_share(split, batch(split, [9]))
 
 
-@pytest.mark.parametrize("ending", ["png", "pdf", "svg"])
-def test_pictures_are_written(ending: str, tmp_path: Path) -> None:
-    plot_alpha(HISTORY, tmp_path / "new" / f"alpha.{ending}")
-    plot_prefix_share(torch.rand(6, 12, 50), tmp_path / f"share.{ending}")
-    starts = {"png": b"\x89PNG", "pdf": b"%PDF", "svg": b"<?xml"}
-    for file in (tmp_path / "new" / f"alpha.{ending}", tmp_path / f"share.{ending}"):
-        assert file.read_bytes().startswith(starts[ending])
-
-
 def test_alpha_picture_draws_the_history() -> None:
     figure = plot_alpha(HISTORY)
     assert [axis.get_title() for axis in figure.axes] == ["layer 1", "layer 2", "layer 3"]
@@ -91,13 +82,6 @@ def test_alpha_picture_draws_the_history() -> None:
     *heads, mean = visible[0].lines
     assert len(heads) == 2
     assert list(mean.get_ydata()) == pytest.approx([1.5 * step for step in range(1, 6)])
-
-
-def test_share_picture_draws_the_mean() -> None:
-    share = torch.rand(5, 4, 30)
-    (axis,) = plot_prefix_share(share).axes
-    assert list(axis.lines[0].get_ydata()) == pytest.approx(share.mean(dim=(1, 2)).tolist())
-    assert axis.get_ylabel() == "share of attention on the prefix, λ"
 
 
 def test_history_without_alpha() -> None:

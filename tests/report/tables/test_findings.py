@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from prefixprop.choices import DEFAULT_MODEL
 from prefixprop.report import make_report
 from prefixprop.report.tables.markup import to_markdown
 
@@ -58,31 +57,3 @@ def test_without_predictions_the_seeds_alone_are_tested(tmp_path: Path) -> None:
         shutil.rmtree(run / "predictions")
         finish_again(run)
     assert "interval" not in told(tmp_path)[1] and "test: one-tailed p = " in told(tmp_path)[1]
-
-
-def test_the_baseline_is_chosen_and_models_are_named(tmp_path: Path) -> None:
-    add(tmp_path, seeds=2)
-    make_results(tmp_path / "short", skill=0.1, method="lora", model="roberta-mini-512")
-    assert len(told(tmp_path, baseline="lora")) == 1, "no other row has its model"
-    best, compared = told(tmp_path)
-    assert best.startswith("Best on test: prefix-propagation") and "ahead of prefix-tuning on test: " in compared
-    make_results(tmp_path / "shorter", skill=0.1, method="head-only", model="roberta-mini-512")
-    best, compared = told(tmp_path)  # now no model is the usual one
-    assert best.startswith(f"Best on test, with the model {DEFAULT_MODEL}: prefix-propagation")
-    assert f"ahead of prefix-tuning on test, with the model {DEFAULT_MODEL}: " in compared
-    make_results(tmp_path / "long", skill=0.1, method="lora")
-    assert "ahead of lora on test" in told(tmp_path, baseline="lora")[1]
-
-
-def test_a_method_alone_is_not_the_best_of_anything(tmp_path: Path) -> None:
-    for seed in (1, 2):
-        make_results(tmp_path / f"lora{seed}", method="lora", seed=seed)
-    (only,) = told(tmp_path)
-    assert only.startswith("Lora reaches ") and "% micro-F1 on test (95 % interval over 2 seeds" in only
-
-
-def test_the_rows_stand_by_their_scores(tmp_path: Path) -> None:
-    for method, skill in (("lora", 1.0), ("head-only", 0.1), ("prefix-tuning", 3.0)):
-        make_results(tmp_path / method, method=method, skill=skill, documents=200)
-    table = make_report([tmp_path]).measured[0]
-    assert [row[0].text for row in table.rows] == ["prefix-tuning", "lora", "head-only"]

@@ -69,23 +69,6 @@ def test_what_was_run_on_all_of_train_is_what_was_chosen() -> None:
     assert marked(fold_tables(runs, other)[0]) == [("prefix-propagation", "0.01")]
 
 
-def test_a_candidate_that_lacks_folds_is_not_the_best() -> None:
-    runs = [*on_folds([0.9, 0.9], learning_rate=1e-2), *on_folds([0.5, 0.6, 0.7], learning_rate=5e-4)]
-    (table,) = fold_tables(runs)
-    assert marked(table) == [("prefix-propagation", "0.0005")]
-    assert column(table, "Runs") == ["3", "2"]
-    assert "Rows with fewer than 3 runs lack folds or seeds that others have." in table.notes
-
-
-def test_alpha_and_model_have_columns_where_they_tell_rows_apart() -> None:
-    kernel = [run for alpha in (4e-2, 3e-3) for run in on_folds([alpha] * 3, kernel="exp", alpha=alpha)]
-    plain = on_folds([0.5] * 3, model="roberta-mini-512")
-    (table,) = fold_tables([*kernel, *plain])
-    assert column(table, "Method") == ["prefix-propagation, exp kernel"] * 2 + ["prefix-propagation"]
-    assert column(table, "Model") == [DEFAULT_MODEL] * 2 + ["roberta-mini-512"]
-    assert column(table, "Alpha") == ["0.003", "0.04", "—"]
-
-
 def test_settings_are_compared_with_the_defaults_by_fold_and_seed() -> None:
     default, other = [0.70, 0.80, 0.90], [0.73, 0.81, 0.92]
     runs = [
@@ -119,27 +102,6 @@ def test_the_reference_is_the_default_at_its_chosen_rate() -> None:
     (table,) = fold_tables(runs)
     cells = column(table, "Difference, points (95 % interval)")
     assert cells == ["-20.0 (-20.0 to -20.0)", "reference", "-10.0 (-10.0 to -10.0)"]
-
-
-def test_one_pair_has_no_interval_and_no_defaults_no_difference() -> None:
-    (table,) = fold_tables([a_run(0.5, 0), a_run(0.6, 0, layout="reference")])
-    assert column(table, "Difference, points (95 % interval)") == ["reference", "+10.0"]
-    (table,) = fold_tables([a_run(0.5, 0, layout="reference"), a_run(0.6, 0, pooling="prefix")])
-    assert not any(one.title.startswith("Difference") for one in table.columns)
-
-
-def test_protocols_and_numbers_of_folds_have_tables_of_their_own() -> None:
-    runs = [a_run(0.5, 0, folds=10), a_run(0.5, 0), a_run(0.5, 0, keep="best"), a_run(0.5)]
-    tables = {table.title: table for table in fold_tables(runs)}
-    assert list(tables) == [
-        "hyperpartisan: cross-validation on train",
-        "hyperpartisan, last epoch (3 folds): cross-validation on train",
-        "hyperpartisan, last epoch (10 folds): cross-validation on train",
-    ]
-    assert len({table.name for table in tables.values()}) == 3
-    optimistic = [title for title, table in tables.items() if any("optimistic" in note for note in table.notes)]
-    assert optimistic == ["hyperpartisan: cross-validation on train"]
-    assert fold_tables([a_run(0.5)]) == []
 
 
 @pytest.mark.parametrize("seeds", [(1, 2), (2, 3, 5)])

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from prefixprop.report import make_report
 from prefixprop.report.choose.comparisons import Comparison, compare
 from prefixprop.report.tables.results import protocol_notes
 from prefixprop.runs.find import find_runs
@@ -51,22 +50,3 @@ def test_the_note_says_what_dev_chose(tmp_path: Path, keep: str, with_folds: boo
     start = "Dev" + note.removeprefix("but it").removeprefix("but here it")
     assert protocol_notes(other, "dev")[0] == start
     assert not any("chose" in note for note in protocol_notes(papers, "test"))
-
-
-def test_rows_without_folds_and_an_early_end_are_chosen_on_dev(tmp_path: Path) -> None:
-    add(tmp_path, keep="last", early_stopping=2)
-    add(tmp_path, keep="last", early_stopping=2, fold=0, folds=2)
-    (comparison,) = comparisons_of(tmp_path)
-    assert "but it also chose when to stop, so its numbers are optimistic" in protocol_notes(comparison, "dev")[0]
-    add(tmp_path, keep="last", method="lora")
-    (comparison,) = comparisons_of(tmp_path)
-    note = "also chose when to stop and the learning rate where no cross-validation did"
-    assert note in protocol_notes(comparison, "dev")[0]
-
-
-def test_the_note_on_tuned_parameters_says_that_the_head_comes_on_top(tmp_path: Path) -> None:
-    add(tmp_path)
-    tables = {table.title: table for table in make_report([tmp_path]).measured}
-    note = "Tuned: in percent of the encoder's parameters; the head is not part of the encoder and comes on top."
-    assert note in tables["hyperpartisan, test: quality"].notes
-    assert note not in tables["hyperpartisan, test: calibration"].notes

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -103,15 +102,6 @@ def test_another_baseline_and_one_that_no_run_has(runs: Path) -> None:
     assert set(tables_of(runs, "head-only")) == {"x-tests-pairs"}
 
 
-def test_two_methods_need_no_correction_and_no_table_of_pairs(runs: Path, tmp_path: Path) -> None:
-    for method in ("prefix-propagation", "prefix-tuning"):
-        for seed in (1, 2, 3):
-            shutil.copytree(runs / f"{method}{seed}", tmp_path / f"{method}{seed}")
-    tables = tables_of(tmp_path)
-    assert set(tables) == {"x-tests"}
-    assert not any("Holm" in column.title for table in tables.values() for column in table.columns)
-
-
 def test_too_few_seeds_are_told_and_have_no_p_value(tmp_path: Path) -> None:
     make_results(tmp_path / "a", seed=1, documents=60)
     make_results(tmp_path / "b", seed=1, method="prefix-tuning", skill=0.5, documents=60)
@@ -123,13 +113,6 @@ def test_too_few_seeds_are_told_and_have_no_p_value(tmp_path: Path) -> None:
     assert reason.startswith("No p-value over seeds for prefix-propagation and prefix-tuning on test; ")
     assert "too few seeds: a t-test needs 2 of each" in reason
     assert row["p, seeds and documents"].value is not None, "over documents alone"
-
-
-def test_many_pairs_without_a_test_are_counted(tmp_path: Path) -> None:
-    for method in ("prefix-propagation", "prefix-tuning", "lora", "head-only"):
-        make_results(tmp_path / method, seed=1, method=method, documents=60)
-    reason = tables_of(tmp_path)["x-tests-pairs"].notes[1]
-    assert reason == "No p-value over seeds for 6 of these pairs: too few seeds: a t-test needs 2 of each."
 
 
 @pytest.mark.parametrize(
@@ -151,15 +134,6 @@ def test_runs_without_the_same_documents_have_no_paired_test(tmp_path: Path, dam
     assert any(note.startswith("No bootstrap for prefix-propagation") and reason in note for note in table.notes)
 
 
-def test_no_paired_tests_where_no_run_has_predictions(tmp_path: Path) -> None:
-    for method in ("prefix-propagation", "prefix-tuning", "lora"):
-        shutil.rmtree(make_results(tmp_path / method, seed=1, method=method) / "predictions")
-        finish_again(tmp_path / method)
-    table = tables_of(tmp_path)["x-tests"]
-    assert table.notes[-1].startswith("No bootstrap: none of these runs has predictions")
-    assert not any("interval" in column.title or "documents" in column.title for column in table.columns)
-
-
 def test_methods_on_different_models_are_not_tested_against_each_other(tmp_path: Path) -> None:
     make_results(tmp_path / "a", seed=1)
     make_results(tmp_path / "b", seed=1, method="prefix-tuning", model="roberta-mini-512")
@@ -171,12 +145,3 @@ def test_an_unknown_baseline_or_split_is_refused(runs: Path) -> None:
         make_report([runs], baseline="prefix")
     with pytest.raises(ValueError, match="--split 'train' is unknown; choose one of dev, test"):
         make_report([runs], split="train")
-
-
-def test_a_split_alone(runs: Path) -> None:
-    report = make_report([runs], split="dev")
-    names = [table.name for table in report.measured]
-    assert names[0] == "1-hyperpartisan-methods" and "1-hyperpartisan-dev" in names
-    assert report.measured[0].title == "hyperpartisan, dev: methods"
-    assert not any("-test" in name.replace("-tests", "") for name in names)
-    assert {row[1].text for row in next(t for t in report.measured if t.name.endswith("-tests")).rows} == {"dev"}
