@@ -90,7 +90,6 @@ def test_documents_are_read_once_and_models_are_shared(runs: list[Path], monkeyp
         expected = alone.predict_stream(DOCUMENTS)
         for found, other in zip(answers, expected, strict=True):
             assert_alike(vars(found[place]), vars(other))
-        assert run.logits(DOCUMENTS[:3]) == pytest.approx(alone.logits(DOCUMENTS[:3]), abs=1e-5)
 
 
 def test_runs_share_a_pass_where_the_documents_of_all_fit_in_a_batch(
@@ -117,10 +116,10 @@ def test_resume(runs: list[Path], tmp_path: Path) -> None:
     path, output = write_rows(tmp_path / "in.jsonl", DOCUMENTS), tmp_path / "out.jsonl"
     _, told = call(*runs[:2], path, "--output", output)
     whole = output.read_bytes()
-    ends = [place + 1 for place, byte in enumerate(whole) if byte == ord("\n")]
-    output.write_bytes(whole[: ends[4] + 7])
+    output.write_bytes(b"".join(whole.splitlines(keepends=True)[:5]) + b'{"id": "')
     _, again = call(*runs[:2], path, "--output", output, "--resume")
-    assert output.read_bytes().count(b"\n") == len(ends) and again.splitlines()[:-1] == told.splitlines()[:-1]
+    assert output.read_bytes().count(b"\n") == len(DOCUMENTS)
+    assert again.splitlines()[:-1] == told.splitlines()[:-1]
     for others in (runs[:1], runs[1::-1], [runs[0], runs[2]]):
         _, refused = call(*others, path, "--output", output, "--resume", status=1)
         assert "the run was first, second, now" in refused

@@ -25,6 +25,13 @@ def run(*arguments: object, typed: str = "") -> Result:
     return runner.invoke(app, ["train", *map(str, arguments)], input=typed)
 
 
+def expect_error(result: Result, *words: str) -> None:
+    assert result.exit_code == 1
+    assert isinstance(result.exception, SystemExit) and "Traceback" not in result.output
+    for word in words:
+        assert word in result.stderr
+
+
 @pytest.fixture
 def recipe(tmp_path: Path) -> Path:
     path = tmp_path / "recipe.yaml"
@@ -32,24 +39,42 @@ def recipe(tmp_path: Path) -> Path:
     return path
 
 
-def test_ends_in_a_table_and_the_path(tmp_path: Path, recipe: Path) -> None:
-    result = run("--config", recipe, "--run-dir", tmp_path / "run")
+def test_what_is_told_before_meanwhile_and_at_the_end(
+    tmp_path: Path, recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("prefixprop.cli.progress._SECONDS_BETWEEN_LINES", -1.0)
+    with (tmp_path / "dev.jsonl").open("a") as file:
+        file.write('{"id": "empty", "text": "  ", "label": "law"}\n')
+    folder = tmp_path / "[b] \x1b[31mred"
+    result = run("--config", recipe, "--run-dir", folder, "--batch-size", 3, "--device-batch-size", 16)
     assert result.exit_code == 0, result.output
-    for words in ("dev, calibrated", "test, calibrated", "micro_f1", "ece", "Temperature", str(tmp_path / "run")):
+    for words in (
+        "24 documents of up to 128 tokens, 1 × 8 steps of 3 documents, learning rate 0.01, seed 1",
+        "Note: the run has 8 steps, too few to learn much",
+        "Note: 1 of 11 dev documents is empty",
+        "training: 2 of 8, 0 minutes so far",
+        "epoch   1  step      8",
+    ):
+        assert words in result.stderr
+    metrics = json.loads((folder / "metrics.json").read_text())
+    loss, path = f"{metrics['test']['nll']:.4f}", rf"Run directory: {tmp_path}/[b] \x1b[31mred"
+    for words in ("dev, calibrated", "test, calibrated", "micro_f1", "ece", "Temperature", loss, path):
         assert words in result.stdout
-    metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
-    assert f"{metrics['test']['nll']:.4f}" in result.stdout
-    assert "epoch   1  step      3" in result.stderr
-    assert "Note: the run has 3 steps, too few to learn much" in result.stderr
+    refused = run("--config", recipe, "--run-dir", folder)
+    expect_error(refused, "has a finished run", "--overwrite")
+    evaluated = CliRunner().invoke(app, ["evaluate", str(folder)])
+    assert evaluated.exit_code == 0 and "[b]" in evaluated.stdout
+    assert "\x1b" not in result.output + refused.output + evaluated.output
 
 
 @pytest.mark.parametrize("better", [True, False])
-def test_a_baseline_that_is_better_is_told(
+def test_a_better_baseline_and_a_temperature_that_says_nothing_are_told(
     tmp_path: Path, recipe: Path, monkeypatch: pytest.MonkeyPatch, better: bool
 ) -> None:
     metrics_of_it = dict.fromkeys(SHOWN, 0.987 if better else 0.0)
     baseline = {"model": "TF-IDF of a test", "dev": metrics_of_it, "test": metrics_of_it}
     monkeypatch.setattr("prefixprop.train.documents.measure_baseline", lambda task: baseline)
+    monkeypatch.setattr("prefixprop.evaluate.calibration.is_bound", lambda temperature: better)
     result = run("--config", recipe, "--run-dir", tmp_path / "run")
     assert result.exit_code == 0, result.output
     for words in ("dev, TF-IDF", "test, TF-IDF", "TF-IDF of a test", "0.9870" if better else "0.0000"):
@@ -57,36 +82,30 @@ def test_a_baseline_that_is_better_is_told(
     metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
     sentence = f"The TF-IDF baseline is better here: 0.987 against {metrics['dev']['micro_f1']:.3f} on the dev set."
     assert (sentence in result.stdout) == better
+    assert ("Do not trust calibrated probabilities" in result.stdout) == better
 
 
-def test_without_a_baseline_none_is_shown(tmp_path: Path, recipe: Path) -> None:
-    result = run("--config", recipe, "--run-dir", tmp_path / "run", "--no-baseline")
-    assert result.exit_code == 0 and "TF-IDF" not in result.stdout.partition("Run directory")[0], result.output
-
-
-def test_the_last_checkpoint_of_a_fold(tmp_path: Path, recipe: Path) -> None:
-    result = run("--config", recipe, "-o", tmp_path / "run", "--folds", 3, "--fold", 0, "--keep", "last")
+def test_the_last_checkpoint_of_a_fold_without_a_baseline(tmp_path: Path, recipe: Path) -> None:
+    options = ("--folds", 3, "--fold", 0, "--keep", "last", "--no-baseline")
+    result = run("--config", recipe, "-o", tmp_path / "run", *options)
     assert result.exit_code == 0, result.output
-    assert "Last epoch: 1 (best on the dev set: 1)" in result.stdout
-    assert "test" not in result.stdout.partition("Run directory")[0] and "dev, calibrated" in result.stdout
+    shown = result.stdout.partition("Run directory")[0]
+    assert "Last epoch: 1 (best on the dev set: 1)" in shown and "dev, calibrated" in shown
+    assert "test" not in shown and "TF-IDF" not in shown
 
 
-def test_flags_win_over_the_recipe(tmp_path: Path, recipe: Path) -> None:
+def test_a_dry_run_is_a_recipe_in_which_flags_win(tmp_path: Path, recipe: Path) -> None:
     result = run("--config", recipe, "--lr", "3e-4", "--seed", 7, "--reparameterize", "--dry-run")
     assert result.exit_code == 0, result.output
     printed = yaml.safe_load(result.stdout)
     assert printed["learning_rate"] == 3e-4 and printed["seed"] == 7 and printed["reparameterize"] is True
     assert printed["num_virtual_tokens"] == 2  # of the recipe
-    assert not (tmp_path / "runs").exists()
-
-
-def test_dry_run_is_a_recipe_with_counts(tmp_path: Path, recipe: Path) -> None:
-    result = run("--config", recipe, "--dry-run")
-    assert "# Steps: 3 (3 per epoch)" in result.stdout and "# Documents: training 24, dev 10, test 8" in result.stdout
+    for words in ("Steps: 3 (3 per epoch)", "Documents: training 24, dev 10, test 8", "Note: the run has 3 steps"):
+        assert f"# {words}" in result.stdout
     assert "prefix               192" in result.stdout
-    assert "# Note: the run has 3 steps, too few to learn much" in result.stdout
     (tmp_path / "again.yaml").write_text(result.stdout)
     assert override(RunSettings(), read_settings(tmp_path / "again.yaml")).max_length == 128
+    assert not (tmp_path / "runs").exists()
 
 
 def test_every_setting_is_a_flag() -> None:
@@ -102,13 +121,6 @@ def test_resume_takes_the_settings_of_the_run(tmp_path: Path, recipe: Path) -> N
     assert again.exit_code == 0 and "Run directory:" in again.stdout
     refused = run("--run-dir", run_dir, "--resume", "--epochs", 4)
     assert refused.exit_code == 1 and "other settings: --epochs (was 1, now 4)" in refused.stderr
-
-
-def expect_error(result: Result, *words: str) -> None:
-    assert result.exit_code == 1
-    assert isinstance(result.exception, SystemExit) and "Traceback" not in result.output
-    for word in words:
-        assert word in result.stderr
 
 
 def test_all_wrong_settings_are_told_at_once() -> None:
@@ -129,19 +141,10 @@ def test_a_broken_recipe(tmp_path: Path) -> None:
     expect_error(run("--config", tmp_path / "none.yaml"), "none.yaml: the file cannot be read")
 
 
-def test_an_existing_run_is_refused(tmp_path: Path, recipe: Path) -> None:
-    run("--config", recipe, "--run-dir", tmp_path / "run")
-    expect_error(run("--config", recipe, "--run-dir", tmp_path / "run"), "has a finished run", "--overwrite")
-
-
 @pytest.mark.parametrize(
     ("content", "words"),
     [
         (b'{"id": "a", "text": "w5", "label": "law"}\n{"id": "b", "text": ', ":2: broken JSON"),
-        (b'{"id": "a", "text": "w5", "label": "physics"}\n', ":1: the label 'physics' is not in the training set"),
-        (b'{"id": "a", "text": "w5"}\n', ":1: there is no column 'label'"),
-        (b'{"id": "a", "text": "w5", "label": null}\n', ":1: the label (column 'label') is missing"),
-        (b'{"id": "a", "text": "\xff", "label": "law"}\n', ":1: the text is not UTF-8"),
         (b'{"id": "a", "text": "w5", "label": "law"}\n' * 2, ":2: the id 'a' is also that of"),
     ],
 )
@@ -152,15 +155,6 @@ def test_bad_documents_are_one_line_with_their_place(
     result = run("--config", recipe, "--run-dir", tmp_path / "run")
     expect_error(result, str(tmp_path / "dev.jsonl") + words)
     assert result.stderr.count("Error:") == 1 and not (tmp_path / "run").exists()
-
-
-def test_empty_documents_are_counted(tmp_path: Path, recipe: Path) -> None:
-    with (tmp_path / "dev.jsonl").open("a") as file:
-        file.write('{"id": "empty", "text": "  ", "label": "law"}\n')
-    result = run("--config", recipe, "--run-dir", tmp_path / "run")
-    assert result.exit_code == 0, result.output
-    assert "Note: 1 of 11 dev documents is empty" in result.stderr
-    assert json.loads((tmp_path / "run" / "metrics.json").read_text())["dev"]["documents"] == 11
 
 
 def test_settings_that_would_change_nothing(tmp_path: Path, recipe: Path) -> None:
@@ -182,24 +176,6 @@ def test_nan_and_trackers(tmp_path: Path, recipe: Path) -> None:
     expect_error(run("--config", recipe, "--report-to", "nobody"), "--report-to: 'nobody' is unknown")
 
 
-def test_brackets_are_no_markup(tmp_path: Path, recipe: Path) -> None:
-    folder = tmp_path / "[b]" / "run"
-    result = run("--config", recipe, "--run-dir", folder)
-    assert result.exit_code == 0, result.output
-    assert f"Run directory: {folder}" in result.stdout
-    judged = CliRunner().invoke(app, ["evaluate", str(folder)])
-    assert judged.exit_code == 0 and "[b]" in judged.stdout
-
-
-@pytest.mark.parametrize("is_bound", [True, False])
-def test_a_temperature_that_says_nothing_is_told(
-    is_bound: bool, tmp_path: Path, recipe: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("prefixprop.evaluate.calibration.is_bound", lambda temperature: is_bound)
-    result = run("--config", recipe, "--run-dir", tmp_path / "run")
-    assert ("Do not trust calibrated probabilities" in result.stdout) is is_bound
-
-
 def test_a_composed_method_from_training_to_prediction(tmp_path: Path, recipe: Path) -> None:
     flags = ("--method", "prefix-propagation+lora", "--gate", "--lora-rank", 2)
     result = run("--config", recipe, "--run-dir", tmp_path / "run", *flags)
@@ -216,23 +192,3 @@ def test_a_composed_method_from_training_to_prediction(tmp_path: Path, recipe: P
     assert [found.label for found in predicted] == [sorted(LABELS)[row] for row in stored.logits.argmax(axis=1)]
     shown = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["report", str(tmp_path / "run")])
     assert "prefix-propagation+lora" in shown.stdout, shown.output
-
-
-def test_what_the_run_chose_is_told_and_a_small_batch_is_adapted_to(tmp_path: Path, recipe: Path) -> None:
-    result = run("--config", recipe, "--run-dir", tmp_path / "run", "--batch-size", 3, "--device-batch-size", 16)
-    assert result.exit_code == 0, result.output
-    assert "24 documents of up to 128 tokens, 1 × 8 steps of 3 documents, learning rate 0.01, seed 1" in result.stderr
-
-
-def test_escape_characters_do_not_reach_the_terminal(tmp_path: Path, recipe: Path) -> None:
-    folder = tmp_path / "\x1b[31mred"
-    assert "\x1b" not in run("--config", recipe, "--run-dir", folder).output
-    assert "\x1b" not in run("--config", recipe, "--run-dir", folder).output, "nor in errors"
-
-
-def test_where_there_is_no_terminal_lines_tell_of_progress(
-    tmp_path: Path, recipe: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("prefixprop.cli.progress._SECONDS_BETWEEN_LINES", -1.0)
-    result = run("--config", recipe, "--run-dir", tmp_path / "run")
-    assert "training: 2 of 3, 0 minutes so far" in result.stderr

@@ -54,31 +54,9 @@ def test_equals_the_tokenizer_with_truncation(tokenizer: PreTrainedTokenizerFast
     encoded = encode_documents(TEXTS, tokenizer, max_length)
     expected = tokenizer(TEXTS, truncation=True, max_length=max_length)["input_ids"]
     assert [ids.tolist() for ids in encoded.input_ids] == expected
-    uncut = [len(ids) for ids in tokenizer(TEXTS)["input_ids"]]
-    assert list(encoded.lengths) == [min(length, max_length) for length in uncut]
-    assert encoded.over_limit() == [index for index, length in enumerate(uncut) if length > max_length]
-    assert encoded.over_limit() or max_length == 4096
+    assert list(encoded.cut) == [len(ids) > max_length for ids in tokenizer(TEXTS)["input_ids"]]
+    assert any(encoded.cut) or max_length == 4096
     assert all(ids.dtype == np.int32 for ids in encoded.input_ids)
-
-
-def test_an_empty_document_is_its_special_tokens(tokenizer: PreTrainedTokenizerFast) -> None:
-    expected = [tokenizer.bos_token_id, tokenizer.eos_token_id]
-    assert encode_documents([""], tokenizer, 16).input_ids[0].tolist() == expected
-    chunked = chunk_documents(["", ""], tokenizer, 16)
-    assert [ids.tolist() for ids in chunked.input_ids] == [expected, expected]
-    assert chunked.documents == (0, 1)
-
-
-def test_a_document_at_the_limit_is_not_over_it() -> None:
-    tokenizer = letters("<s> $A </s>")
-    texts = ["a" * length for length in (7, 8, 9)]
-    encoded = encode_documents(texts, tokenizer, 10)
-    assert encoded.lengths == (9, 10, 10) and encoded.cut == (False, False, True)
-    assert [len(ids) for ids in encoded.input_ids] == [9, 10, 10]
-    assert encoded.over_limit() == [2]
-    chunked = chunk_documents(texts, tokenizer, 10)
-    assert [len(ids) for ids in chunked.input_ids] == [9, 10, 10, 3]
-    assert chunked.documents == (0, 1, 2, 2)
 
 
 @given(
@@ -107,12 +85,6 @@ def test_every_token_is_in_exactly_one_chunk(texts: list[str], max_length: int, 
         # One chunk more than needed, or one less, would show here.
         room = max_length - len(before) - len(after)
         assert chunked.documents.count(index) == max(1, -(-len(texts[index]) // room))
-
-
-def test_more_documents_than_are_tokenized_at_once(tokenizer: PreTrainedTokenizerFast) -> None:
-    texts = [f"document {number}" for number in range(600)]
-    encoded = encode_documents(texts, tokenizer, 64)
-    assert [ids.tolist() for ids in encoded.input_ids] == tokenizer(texts)["input_ids"]
 
 
 def words_of_bert() -> PreTrainedTokenizerFast:
@@ -182,7 +154,7 @@ def test_texts_without_any_token(tokenizer: PreTrainedTokenizerFast) -> None:
     assert encode_documents([], tokenizer, 64).input_ids == () == chunk_documents([], tokenizer, 64).input_ids
     bare = letters("$A")
     encoded = encode_documents(["", "ab"], bare, 8)
-    assert [ids.tolist() for ids in encoded.input_ids] == [[], [3, 4]] and encoded.lengths == (0, 2)
+    assert [ids.tolist() for ids in encoded.input_ids] == [[], [3, 4]]
     assert [ids.tolist() for ids in encode_documents([" \n" * 9000], words_of_bert(), 8).input_ids] == [[]]
 
 
@@ -196,10 +168,9 @@ def test_long_documents_cause_no_warning(tokenizer: PreTrainedTokenizerFast, cap
     assert not caplog.records
 
 
-@pytest.mark.parametrize("encode", [encode_documents, chunk_documents])
-def test_a_limit_without_room_for_text(tokenizer: PreTrainedTokenizerFast, encode: Any) -> None:
+def test_a_limit_without_room_for_text(tokenizer: PreTrainedTokenizerFast) -> None:
     with pytest.raises(ValueError, match="max_length=2 leaves no room for a text: the tokenizer adds 2 special"):
-        encode(["text"], tokenizer, 2)
+        encode_documents(["text"], tokenizer, 2)
 
 
 def test_half_an_emoji_is_replaced(tokenizer: PreTrainedTokenizerFast) -> None:

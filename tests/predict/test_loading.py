@@ -20,6 +20,7 @@ from prefixprop.evaluate import read_predictions
 from prefixprop.models import load_embedded
 from prefixprop.predict import PredictionOptions
 from prefixprop.predict.run_data import predict_split
+from prefixprop.predict.trained_model import read_with_each
 from prefixprop.settings.methods import METHODS
 from prefixprop.train import RunDirectory
 
@@ -63,7 +64,8 @@ def test_the_embedded_model_is_found_by_its_name(name: str, kind: str, tmp_path:
     ids = tokenizer("A letter about taxes.", return_tensors="pt")
     with torch.no_grad():
         expected = model(**ids).logits.numpy()
-    assert trained.logits(["A letter about taxes."]) == pytest.approx(expected, abs=1e-4)
+    (found,) = read_with_each([trained], ["A letter about taxes."], OPTIONS)
+    assert found.logits == pytest.approx(expected, abs=1e-4)
 
 
 def test_texts_are_prepared_as_those_of_the_task(tmp_path: Path) -> None:
@@ -74,10 +76,14 @@ def test_texts_are_prepared_as_those_of_the_task(tmp_path: Path) -> None:
     assert prediction.tokens == len(trained.tokenizer(clean_text(raw))["input_ids"])
 
 
+def wikihop_run(folder: Path, method: str = "prefix-propagation") -> Path:
+    questions = {split: invented(6, seed) for seed, split in enumerate(("train", "dev", "test"))}
+    return make_wikihop_run(folder, questions, method)
+
+
 @pytest.mark.parametrize("method", ["prefix-propagation", "fine-tuning", "head-only"])
 def test_a_run_on_wikihop(method: str, tmp_path: Path) -> None:
-    questions = {split: invented(6, seed) for seed, split in enumerate(("train", "dev", "test"))}
-    run = make_wikihop_run(tmp_path, questions, method)
+    run = wikihop_run(tmp_path, method)
     trained = load_run(run)
     stored = read_predictions(run / "predictions" / "test.jsonl")
     found, _ = predict_split(trained, "test", PredictionOptions(batch_tokens=300))
@@ -88,9 +94,7 @@ def test_a_run_on_wikihop(method: str, tmp_path: Path) -> None:
 
 
 def test_questions_that_do_not_fit_count_as_wrong(tmp_path: Path) -> None:
-    run = make_wikihop_run(
-        tmp_path, {split: invented(6, seed) for seed, split in enumerate(("train", "dev", "test"))}
-    )
+    run = wikihop_run(tmp_path)
     config = yaml.safe_load((run / "config.yaml").read_text())
     (run / "config.yaml").write_text(yaml.safe_dump(config | {"max_length": 50}))
     finish_again(run)

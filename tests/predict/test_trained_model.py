@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,7 +15,8 @@ from prefixprop import load_run
 from prefixprop.choices import LONG_DOCUMENTS
 from prefixprop.evaluate import softmax
 from prefixprop.predict import TrainedModel
-from prefixprop.predict.token_batches import batches_by_length, inference
+from prefixprop.predict.token_batches import batches_by_length
+from prefixprop.predict.trained_model import PredictionOptions, read_with_each
 
 from tiny_questions import tiny_tokenizer
 from tiny_runs import LABEL_NAMES, make_run, texts
@@ -30,7 +30,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> TrainedModel:
 def test_labels_and_calibrated_probabilities_in_the_order_given(trained: TrainedModel) -> None:
     documents = texts(40, seed=3)
     predictions = trained.predict(documents, batch_tokens=64)
-    logits = np.concatenate([trained.logits([document]) for document in documents])
+    alone = [read_with_each([trained], [document], PredictionOptions())[0].logits for document in documents]
+    logits = np.concatenate(alone)
     expected = softmax(logits / trained.temperature.value)
     assert trained.temperature.value > 1.5  # a forgotten temperature would show
     assert [tuple(prediction.probabilities) for prediction in predictions] == [LABEL_NAMES] * 40
@@ -139,11 +140,3 @@ def test_batches_hold_every_text_once_within_the_budget(lengths: list[int], budg
 def test_wrong_arguments(trained: TrainedModel, texts: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises((TypeError, ValueError), match=message):
         trained.predict(texts, **options)
-
-
-def test_out_of_memory_names_the_setting_to_lower() -> None:
-    with (
-        pytest.raises(RuntimeError, match=r"not have enough memory \(tried.*lower batch_tokens"),
-        inference(torch.device("cpu"), bf16=False, lower="batch_tokens"),
-    ):
-        raise torch.OutOfMemoryError("tried to allocate 5 GiB\nmore")

@@ -124,11 +124,6 @@ class TrainedModel:
             for (prediction,) in predict_with_each([self], window, options)
         )
 
-    def logits(self, texts: Iterable[str], *, batch_tokens: int = DEFAULT_BATCH_TOKENS) -> NDArray[np.float64]:
-        """The uncalibrated logits [texts, labels] of texts that have been cleaned already; long ones are cut."""
-        options = PredictionOptions(batch_tokens=batch_tokens)
-        return read_with_each([self], list(texts), options, prepared=True)[0].logits
-
     @property
     def answers_questions(self) -> bool:
         """Whether this is a run on WikiHop, for questions with candidates."""
@@ -190,7 +185,7 @@ class ModelOutput:
     def log_probabilities(self, temperature: float = 1.0) -> NDArray[np.float64]:
         """[texts, labels]; the probabilities of a text's chunks are averaged, weighted by their tokens."""
         documents = self.pieces.documents
-        lengths = np.array([len(ids) for ids in self.pieces.input_ids], dtype=np.float64)
+        lengths = np.array([max(1, len(ids)) for ids in self.pieces.input_ids], dtype=np.float64)
         shares = lengths / np.bincount(documents, weights=lengths)[documents]
         weighted = log_softmax(self.logits / temperature, axis=1) + np.log(shares)[:, None]
         return np.logaddexp.reduceat(weighted, np.unique(documents, return_index=True)[1])
@@ -244,9 +239,7 @@ def read_with_each(
 
 def _cut(run: TrainedModel, texts: list[str]) -> _Pieces:
     encoded = encode_documents(texts, run.tokenizer, run.max_length)
-    # Beyond the limit, a text's length may not be known exactly.
-    readable = _readable(run, encoded.input_ids)
-    return _Pieces(readable, np.arange(len(texts)), list(encoded.lengths), list(encoded.cut))
+    return _Pieces(encoded.input_ids, np.arange(len(texts)), list(map(len, encoded.input_ids)), list(encoded.cut))
 
 
 def _chunked(run: TrainedModel, texts: list[str]) -> _Pieces:
@@ -255,13 +248,7 @@ def _chunked(run: TrainedModel, texts: list[str]) -> _Pieces:
     tokens = [special] * len(texts)
     for ids, index in zip(chunked.input_ids, chunked.documents, strict=True):
         tokens[index] += len(ids) - special
-    documents = np.array(chunked.documents)
-    return _Pieces(_readable(run, chunked.input_ids), documents, tokens, [False] * len(texts))
-
-
-def _readable(run: TrainedModel, pieces: Iterable[TokenIds]) -> list[TokenIds]:
-    """The pieces; one padding token for an empty text of a tokenizer without special tokens."""
-    return [ids if len(ids) else np.array([run.pad_token_id], dtype=np.int32) for ids in pieces]
+    return _Pieces(chunked.input_ids, np.array(chunked.documents), tokens, [False] * len(texts))
 
 
 class PredictionSummary:
