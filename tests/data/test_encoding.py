@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -158,24 +157,12 @@ def test_texts_without_any_token(tokenizer: PreTrainedTokenizerFast) -> None:
     assert [ids.tolist() for ids in encode_documents([" \n" * 9000], words_of_bert(), 8).input_ids] == [[]]
 
 
-def test_long_documents_cause_no_warning(tokenizer: PreTrainedTokenizerFast, caplog: Any) -> None:
-    transformers_logger = logging.getLogger("transformers")
-    transformers_logger.addHandler(caplog.handler)
-    try:
-        assert encode_documents(["word " * 5000], tokenizer, 4096).cut == (True,)
-    finally:
-        transformers_logger.removeHandler(caplog.handler)
-    assert not caplog.records
-
-
 def test_a_limit_without_room_for_text(tokenizer: PreTrainedTokenizerFast) -> None:
     with pytest.raises(ValueError, match="max_length=2 leaves no room for a text: the tokenizer adds 2 special"):
         encode_documents(["text"], tokenizer, 2)
 
 
-def test_half_an_emoji_is_replaced(tokenizer: PreTrainedTokenizerFast) -> None:
-    broken, whole = (encode_documents([text], tokenizer, 16) for text in ("w1 \ud83d w2", "w1 \ufffd w2"))
-    assert list(broken.input_ids[0]) == list(whole.input_ids[0])
+def test_half_an_emoji_is_replaced() -> None:
     assert readable("\ud83d\ude00 a\ude00") == "\U0001f600 a\ufffd"
 
 
@@ -245,10 +232,3 @@ def test_tokenizers_without_a_backend(folder: Path) -> None:
     assert stored_tokens(["abc"], first, "texts")[0].tolist() == [0, 1, 2]  # type: ignore[arg-type]
     assert stored_tokens(["abc"], second, "texts")[0].tolist() == [2, 1, 0]  # type: ignore[arg-type]
     stored_tokens(refused(), SlowTokenizer("abc"), "texts")  # type: ignore[arg-type]
-
-
-def test_without_a_folder_the_tokens_are_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("PREFIXPROP_CACHE", str(tmp_path / "file" / "cache"))
-    lists = stored_tokens(iter(["w1 w2", "", "w3"]), tiny_tokenizer(), "texts")
-    assert lists.lengths.tolist() == [2, 0, 1] and lists.note is not None

@@ -202,19 +202,6 @@ def test_what_makes_no_task(train: Path, dev: Path, tmp_path: Path) -> None:
             load_files(*arguments)  # type: ignore[arg-type]
 
 
-def test_a_broken_file_leaves_nothing_behind_and_is_broken_again(
-    train: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PREFIXPROP_CACHE", str(tmp_path / "cache"))
-    broken = write_json(tmp_path / "broken.jsonl", [*TRAIN, {"text": "no label"}])
-    for _ in range(2):
-        with pytest.raises(ValueError, match=r"broken\.jsonl:7: there is no column 'label'"):
-            load_files([train], [broken])
-    assert entries() == []
-    load_files([train])
-    assert len(entries()) == 1
-
-
 def rows(*values: dict[str, object]) -> list[Row]:
     return [Row(f"a.jsonl:{number}", value) for number, value in enumerate(values, start=1)]
 

@@ -111,13 +111,6 @@ def test_a_stream_is_read_window_by_window(trained: TrainedModel) -> None:
         assert (prediction.label, prediction.tokens) == (expected.label, expected.tokens)
 
 
-def test_a_stream_with_a_fault_gives_what_comes_before_it(trained: TrainedModel) -> None:
-    predictions = trained.predict_stream(["w4", "w5", "w6", "w7", None])
-    assert [next(predictions).tokens for _ in range(4)] == [3] * 4
-    with pytest.raises(TypeError, match=r"Document 4 of the list must be a text .*, got NoneType"):
-        next(predictions)
-
-
 @given(lengths=st.lists(st.integers(1, 50)), budget=st.integers(1, 200))
 def test_batches_hold_every_text_once_within_the_budget(lengths: list[int], budget: int) -> None:
     batches = list(batches_by_length(lengths, budget))
