@@ -43,21 +43,16 @@ _SILENT_SECONDS = 5
 
 @dataclass(frozen=True)
 class EncodedDocuments:
-    """Documents as token ids, special tokens included, without padding; `cut` says whether a document has more."""
+    """Documents as pieces of token ids, each with the tokenizer's special tokens and without padding.
 
-    input_ids: tuple[TokenIds, ...]
-    cut: tuple[bool, ...]
-
-
-@dataclass(frozen=True)
-class ChunkedDocuments:
-    """Documents in chunks of token ids, the chunks of a document one after the other.
-
-    `documents[i]` is the index of the document that chunk `i` is part of.
+    `documents[i]` is the index of the document that piece `i` is part of; the pieces of a document follow each other.
+    `cut` says which documents have more tokens.
     """
 
     input_ids: tuple[TokenIds, ...]
     documents: tuple[int, ...]
+    cut: tuple[bool, ...]
+    special_tokens: int  # in every piece
 
 
 def encode_documents(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, max_length: int) -> EncodedDocuments:
@@ -67,10 +62,10 @@ def encode_documents(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, m
     for content in contents(texts, tokenizer, frame.room):
         input_ids.append(frame.around(content[: frame.room]))
         cut.append(len(content) > frame.room)
-    return EncodedDocuments(tuple(input_ids), tuple(cut))
+    return EncodedDocuments(tuple(input_ids), tuple(range(len(texts))), tuple(cut), frame.size)
 
 
-def chunk_documents(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, max_length: int) -> ChunkedDocuments:
+def chunk_documents(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, max_length: int) -> EncodedDocuments:
     """Encode every text in as many chunks as it needs, each with the special tokens of a whole document.
 
     Every token of a text is in exactly one chunk, all chunks but the last are full, and an empty text is one chunk.
@@ -81,7 +76,7 @@ def chunk_documents(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, ma
         for start in range(0, max(len(content), 1), frame.room):
             input_ids.append(frame.around(content[start : start + frame.room]))
             documents.append(index)
-    return ChunkedDocuments(tuple(input_ids), tuple(documents))
+    return EncodedDocuments(tuple(input_ids), tuple(documents), (False,) * len(texts), frame.size)
 
 
 @dataclass(frozen=True)

@@ -299,13 +299,15 @@ class WikiHopDataset:
         self.questions, self.skipped = tuple(kept), tuple(skipped)
         if skipped and not kept:
             raise ValueError(f"No question's candidates fit into max_length={max_length} tokens; raise it.")
-        chunks = [self._count_chunks(question) for question in self._tokenized]
-        limit = max_chunks or max(chunks, default=1)
-        self.cut = tuple(question.id for question, count in zip(kept, chunks, strict=True) if count > limit)
-        self.lengths = tuple(
-            self._count_tokens(question, min(count, limit))
-            for question, count in zip(self._tokenized, chunks, strict=True)
-        )
+        lengths, cut = [], []
+        for tokenized in self._tokenized:
+            part, supports = tokenized.candidate_part_length, tokenized.supports_length
+            room = max(1, max_length - part)
+            chunks = max(1, ceil(supports / room))
+            read = min(chunks, max_chunks or chunks)
+            lengths.append(read * part + min(supports, read * room))
+            cut += [tokenized.id] if read < chunks else []
+        self.lengths, self.cut = tuple(lengths), tuple(cut)
 
     def set_epoch(self, epoch: int) -> None:
         """Shuffle as in this epoch from now on."""
@@ -319,13 +321,3 @@ class WikiHopDataset:
         if self.shuffle:
             question = shuffled(question, Random(f"{self.seed}/{int(self._epoch)}/{question.id}"))
         return split_into_chunks(question, self.max_length, self.max_chunks)
-
-    def _room(self, question: TokenizedQuestion) -> int:
-        return self.max_length - question.candidate_part_length
-
-    def _count_chunks(self, question: TokenizedQuestion) -> int:
-        return max(1, ceil(question.supports_length / max(1, self._room(question))))
-
-    def _count_tokens(self, question: TokenizedQuestion, chunks: int) -> int:
-        supports = min(question.supports_length, chunks * self._room(question))
-        return chunks * question.candidate_part_length + supports

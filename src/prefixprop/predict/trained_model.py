@@ -24,7 +24,7 @@ from transformers import PreTrainedTokenizerBase
 
 from prefixprop.choices import DEFAULT_BATCH_TOKENS, LONG_DOCUMENTS
 from prefixprop.data import chunk_documents, encode_documents
-from prefixprop.data.encoding import TokenIds
+from prefixprop.data.encoding import EncodedDocuments
 from prefixprop.evaluate import Temperature
 from prefixprop.predict.inputs import windows
 from prefixprop.predict.token_batches import classify
@@ -166,35 +166,28 @@ def _checked_text(text: object, index: int) -> str:
 
 
 @dataclass(frozen=True)
-class _Pieces:
-    """Texts as the model reads them: `documents[i]` is the index of the text that piece `i` is part of."""
-
-    input_ids: Sequence[TokenIds]
-    documents: NDArray[np.int64]
-    tokens: list[int]  # of each text, as far as it is read
-    truncated: list[bool]
-
-
-@dataclass(frozen=True)
 class ModelOutput:
     """What a model computed for texts: the logits [pieces, labels], uncalibrated."""
 
     logits: NDArray[np.float64]
-    pieces: _Pieces
+    pieces: EncodedDocuments
 
     def log_probabilities(self, temperature: float = 1.0) -> NDArray[np.float64]:
         """[texts, labels]; the probabilities of a text's chunks are averaged, weighted by their tokens."""
-        documents = self.pieces.documents
+        documents = np.array(self.pieces.documents)
         lengths = np.array([max(1, len(ids)) for ids in self.pieces.input_ids], dtype=np.float64)
         shares = lengths / np.bincount(documents, weights=lengths)[documents]
         weighted = log_softmax(self.logits / temperature, axis=1) + np.log(shares)[:, None]
         return np.logaddexp.reduceat(weighted, np.unique(documents, return_index=True)[1])
 
     def predictions(self, label_names: Sequence[str], temperature: float) -> list[Prediction]:
-        chunks = np.bincount(self.pieces.documents).tolist()
+        pieces, lengths = self.pieces, [len(ids) for ids in self.pieces.input_ids]
+        chunks = np.bincount(pieces.documents)
+        # The special tokens of a document are counted once.
+        tokens = np.bincount(pieces.documents, lengths).astype(int) - (chunks - 1) * pieces.special_tokens
         rows = np.exp(self.log_probabilities(temperature)).tolist()
         predictions = []
-        for row, *counts in zip(rows, self.pieces.tokens, self.pieces.truncated, chunks, strict=True):
+        for row, *counts in zip(rows, tokens.tolist(), pieces.cut, chunks.tolist(), strict=True):
             probabilities = dict(zip(label_names, row, strict=True))
             label = max(probabilities, key=probabilities.__getitem__)
             predictions.append(Prediction(label, probabilities[label], probabilities, *counts))
@@ -219,12 +212,13 @@ def read_with_each(
 
     `prepared` texts have been cleaned as the task cleans its own.
     """
-    read: dict[Hashable, _Pieces] = {}
+    read: dict[Hashable, EncodedDocuments] = {}
     sharing: dict[tuple[int, Hashable], list[TrainedModel]] = {}
     for run in runs:
         if run.reading not in read:
             cleaned = texts if prepared else [run.prepare(text) for text in texts]
-            read[run.reading] = _cut(run, cleaned) if options.long == "truncate" else _chunked(run, cleaned)
+            encode = encode_documents if options.long == "truncate" else chunk_documents
+            read[run.reading] = encode(cleaned, run.tokenizer, run.max_length)
         sharing.setdefault((id(run.model), run.reading), []).append(run)
     outputs: dict[Path, ModelOutput] = {}
     for (_, reading), (first, *others) in sharing.items():
@@ -235,20 +229,6 @@ def read_with_each(
         ):
             outputs[run.run_dir] = ModelOutput(logits[:, : len(run.label_names)], pieces)
     return [outputs[run.run_dir] for run in runs]
-
-
-def _cut(run: TrainedModel, texts: list[str]) -> _Pieces:
-    encoded = encode_documents(texts, run.tokenizer, run.max_length)
-    return _Pieces(encoded.input_ids, np.arange(len(texts)), list(map(len, encoded.input_ids)), list(encoded.cut))
-
-
-def _chunked(run: TrainedModel, texts: list[str]) -> _Pieces:
-    chunked = chunk_documents(texts, run.tokenizer, run.max_length)
-    special = len(run.tokenizer("")["input_ids"])
-    tokens = [special] * len(texts)
-    for ids, index in zip(chunked.input_ids, chunked.documents, strict=True):
-        tokens[index] += len(ids) - special
-    return _Pieces(chunked.input_ids, np.array(chunked.documents), tokens, [False] * len(texts))
 
 
 class PredictionSummary:
