@@ -76,24 +76,6 @@ def test_predictions_in_order_and_a_summary(run: Path, tmp_path: Path) -> None:
     assert "Warning: 2 documents are named like an earlier one: a, a" in told
 
 
-def test_the_same_documents_in_every_way_they_come(run: Path, tmp_path: Path) -> None:
-    documents = texts(12, seed=8)
-    path, folder = write_rows(tmp_path / "in.jsonl", documents), tmp_path / "texts"
-    expected = lines_of(predict(run, path)[0])
-    folder.mkdir()
-    for number, text in enumerate(documents):
-        (folder / f"{number:02}.txt").write_text(text)
-    for given, stdin, second in (
-        (folder, None, "01.txt"),
-        ("-", "\n".join(documents).encode(), "2"),
-        ("-", path.read_bytes(), "d1"),
-    ):
-        found = lines_of(predict(run, given, stdin=stdin)[0])
-        for line, same in zip(found, expected, strict=True):
-            assert line["probabilities"] == pytest.approx(same["probabilities"], abs=1e-5)
-        assert found[1]["id"] == second
-
-
 def test_csv_output(run: Path, tmp_path: Path) -> None:
     path, output = write_rows(tmp_path / "in.jsonl", texts(10)), tmp_path / "out" / "labels.csv"
     predict(run, path, "--output", output)

@@ -80,11 +80,9 @@ def test_documents_are_read_once_and_models_are_shared(runs: list[Path], monkeyp
     )
     answers = trained_model.predict_with_each(loaded, DOCUMENTS, PredictionOptions())
     assert tokenized == [len(DOCUMENTS)] * 2  # one run cuts earlier
-    for run, alone in zip(loaded, map(load_run, runs), strict=True):
-        place = loaded.index(run)
-        expected = alone.predict_stream(DOCUMENTS)
-        for found, other in zip(answers, expected, strict=True):
-            assert_alike(vars(found[place]), vars(other))
+    for place, run in enumerate(runs):
+        for found, expected in zip(answers, load_run(run).predict_stream(DOCUMENTS), strict=True):
+            assert_alike(vars(found[place]), vars(expected))
 
 
 def test_runs_share_a_pass_where_the_documents_of_all_fit_in_a_batch(

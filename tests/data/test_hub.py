@@ -42,12 +42,10 @@ def test_names_that_the_hub_knows_keep_its_order(publish: Any) -> None:
     assert task.notes() == []
 
 
-@pytest.mark.parametrize("labels", [[7, 11], ["cat", "dog"]])
-def test_plain_numbers_and_names(publish: Any, labels: list[Any]) -> None:
-    publish(train=table(labels), dev=table(labels[:1]))
+def test_labels_without_names(publish: Any) -> None:
+    publish(train=table(["cat", "dog"]), dev=table(["dog"]))
     task = load_hub("zoo/animals", "small")
-    assert task.label_names == tuple(map(str, labels))
-    assert [document.label for document in task.dev] == [0]
+    assert task.label_names == ("cat", "dog") and [document.label for document in task.dev] == [1]
 
 
 def test_a_secret_test_is_left_out_and_said(publish: Any) -> None:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import gzip
 import json
 from pathlib import Path
 from urllib.error import URLError
@@ -46,25 +45,23 @@ def posts(split: str) -> list[dict[str, object]]:
 
 @pytest.fixture
 def tables(tmp_path: Path) -> Path:
-    folder = tmp_path / "tables"
-    folder.mkdir()
+    (tmp_path / "tables").mkdir()
     for split in ("train", "test"):
         # Backwards: the halves must not depend on the order of the file.
         lines = "".join(json.dumps(post) + "\n" for post in reversed(posts(split)))
-        (folder / f"{split}.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
-    return folder
+        (tmp_path / "tables" / f"{split}.jsonl").write_text(lines)
+    return tmp_path / "tables"
 
 
 @pytest.fixture
 def archive(tmp_path: Path) -> Path:
-    folder = tmp_path / "archive"
     for split in ("train", "test"):
         for post in posts(split):
-            path = folder / f"20news-bydate-{split}" / str(post["id"])
+            path = tmp_path / "archive" / f"20news-bydate-{split}" / str(post["id"])
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(str(post["text"]).encode("latin-1"))
-    (folder / "20news-bydate-train" / GROUPS[0] / ".hidden").write_text("not a post")
-    return folder
+    (tmp_path / "archive" / "20news-bydate-train" / GROUPS[0] / ".hidden").write_text("not a post")
+    return tmp_path / "archive"
 
 
 def test_headers_footers_and_quotes_are_removed(tables: Path) -> None:

@@ -208,7 +208,7 @@ PARTS = [f"test-{part:05}-of-00003.parquet" for part in range(3)]
         (NAMES, ("train",), NAMES[:1]),
         (NAMES, ("dev", "validation"), NAMES[1:2]),
         (NAMES, ("test",), []),
-        (reversed(PARTS), ("test",), PARTS),
+        (PARTS[::-1], ("test",), PARTS),
         (PARTS[::2], ("test",), r"test has 3 parts, but there are only test-00000.*, test-00002"),
         (["dev.jsonl", "dev.csv"], ("dev",), r"several files could be dev: dev\.csv, dev\.jsonl; keep one of them"),
         (["dev.jsonl", "validation.jsonl"], ("dev", "validation"), r"several files could be dev: .*; keep one"),

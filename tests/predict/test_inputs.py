@@ -39,12 +39,14 @@ def test_tables(tmp_path: Path, name: str, content: bytes, columns: Columns, exp
 
 def test_a_folder_of_texts(tmp_path: Path) -> None:
     (tmp_path / "b").mkdir()
-    (tmp_path / "b" / "2.txt").write_text("two\nlines\n")
-    (tmp_path / "a.txt").write_bytes("\ufeffnaïve".encode())
-    (tmp_path / "notes.md").write_text("not read")
-    (tmp_path / "z.txt").write_text("")
-    expected = [("a.txt", "naïve"), ("b/2.txt", "two\nlines\n"), ("z.txt", "")]
-    assert pairs(read_inputs(tmp_path, COLUMNS)) == expected
+    for name, text in {
+        "b/2.txt": "two\nlines\n",
+        "a.txt": "\ufeffnaïve",
+        "notes.md": "not read",
+        "z.txt": "",
+    }.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    assert pairs(read_inputs(tmp_path, COLUMNS)) == [("a.txt", "naïve"), ("b/2.txt", "two\nlines\n"), ("z.txt", "")]
 
 
 @pytest.mark.parametrize(
