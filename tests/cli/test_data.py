@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from prefixprop.cli.app import app
-from prefixprop.cli.data import tasks
-from prefixprop.data import TASKS, elife, load_elife
+from command_line import call
+from prefixprop.data import TASKS, elife, load_task
 from prefixprop.data.cache import entries, stored
 
 from tiny_articles import write_article
 
 
-def test_lists_every_task(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setenv("COLUMNS", "180")
-    tasks()
-    printed = capsys.readouterr().out
-    assert {"hyperpartisan", "newsgroups", "arxiv"} <= set(TASKS)
+def test_lists_every_task() -> None:
+    printed = call("tasks")[0]
     for source in TASKS.values():
         row = next(line for line in printed.splitlines() if f" {source.name} " in line)
         for cell in (source.summary, source.origin, source.metric):
@@ -30,12 +26,11 @@ def test_lists_every_task(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
 
 def test_shows_and_clears(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREFIXPROP_CACHE", str(tmp_path / "cache"))
-    runner = CliRunner(env={"COLUMNS": "180"})
-    assert runner.invoke(app, ["cache"]).output == f"{tmp_path / 'cache'}: 0 entries, 0.0 MB\n"
+    assert call("cache")[0] == f"{tmp_path / 'cache'}: 0 entries, 0.0 MB\n"
     stored("tokens", "key", lambda writer: writer.append("zeros", np.zeros(2_500_000, dtype=np.uint8)))
-    shown = runner.invoke(app, ["cache"]).output
+    shown = call("cache")[0]
     assert entries()[0].path.name in shown and f"{tmp_path / 'cache'}: 1 entry, 2.5 MB\n" in shown
-    assert runner.invoke(app, ["cache", "--clear"]).output.endswith("1 entry, 2.5 MB removed\n")
+    assert call("cache", "--clear")[0].endswith("1 entry, 2.5 MB removed\n")
     assert entries() == []
 
 
@@ -45,16 +40,15 @@ def test_files_of_the_splits_in_their_order(tmp_path: Path, monkeypatch: pytest.
     for number in (1, 3, 4, 5, 6, 7):
         subject = ("Ecology", "Neuroscience")[number % 4 == 1]
         write_article(tmp_path / "clone", number, f"<p>{number} {'word ' * 4000}</p>", subjects=[subject])
-    result = CliRunner().invoke(app, ["build-elife", str(tmp_path / "clone"), str(tmp_path / "data")])
-    assert result.exit_code == 0, result.output
+    shown = call("build-elife", tmp_path / "clone", tmp_path / "data")[0]
     for split, count in {"train": "2 of 3", "dev": "2 of 2", "test": "1 of 1"}.items():
-        assert f"{split}.jsonl.xz: {count} articles." in result.stdout
-    task = load_elife(tmp_path / "data")
+        assert f"{split}.jsonl.xz: {count} articles." in shown
+    task = load_task("elife", tmp_path / "data")
     assert [document.id for document in task.train] == ["elife-00003", "elife-00001"]
     assert task.test[0].text.startswith("6 word") and task.label_names == ("Ecology", "Neuroscience")
 
 
 def test_a_wrong_folder_is_answered_in_a_sentence(tmp_path: Path) -> None:
-    result = CliRunner().invoke(app, ["build-elife", str(tmp_path), str(tmp_path / "data")])
-    assert result.exit_code == 1 and "no articles of eLife here" in result.stderr
+    told = call("build-elife", tmp_path, tmp_path / "data", status=1)[1]
+    assert re.search(r"no articles of eLife here .* `git clone", told)
     assert not (tmp_path / "data").exists()

@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
+from command_line import call
 from prefixprop import load_run
-from prefixprop.cli.app import app
 from prefixprop.data import fingerprint, load_data, read_json_lines
 from prefixprop.evaluate import read_predictions
 from prefixprop.train import RunDirectory
@@ -32,34 +31,25 @@ def wikihop_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_wikihop_run(tmp_path_factory.mktemp("questions"), questions)
 
 
-def call(*arguments: object, status: int = 0) -> str:
-    result = CliRunner(env={"COLUMNS": "160"}).invoke(app, ["evaluate", *map(str, arguments)])
-    assert result.exit_code == status, result.output
-    assert "Traceback" not in result.output
-    return result.stderr if status else result.stdout
+def evaluate(*arguments: object, status: int = 0) -> str:
+    return call("evaluate", *arguments, status=status)[1 if status else 0]
 
 
 def metrics_of(*arguments: object) -> dict[str, Any]:
-    return json.loads(call(*arguments, "--json"))
-
-
-@pytest.mark.parametrize("split", ["dev", "test"])
-@pytest.mark.parametrize("kind", ["run", "wikihop_run"])
-def test_the_numbers_are_those_of_the_run(kind: str, split: str, request: pytest.FixtureRequest) -> None:
-    run = request.getfixturevalue(kind)
-    stored = json.loads((run / "metrics.json").read_text())
-    found = metrics_of(run, "--split", split)
-    assert found["before"] == pytest.approx(stored[split], abs=1e-5)
-    assert found["after"] == pytest.approx(stored[f"{split}_calibrated"], abs=1e-5)
-    assert found["temperature"] == stored["temperature"]
-    assert found["before"]["nll"] > found["after"]["nll"]
-    assert "accuracy" in found["before"] and ("micro_f1" in found["before"]) == (kind == "run")
+    return json.loads(evaluate(*arguments, "--json"))
 
 
 @pytest.mark.parametrize("kind", ["run", "wikihop_run"])
-def test_stored_predictions_give_the_very_same_numbers(kind: str, request: pytest.FixtureRequest) -> None:
+def test_the_numbers_are_those_of_the_run(kind: str, request: pytest.FixtureRequest) -> None:
     run = request.getfixturevalue(kind)
     stored = json.loads((run / "metrics.json").read_text())
+    for split in ("dev", "test"):
+        found = metrics_of(run, "--split", split)
+        assert found["before"] == pytest.approx(stored[split], abs=1e-5)
+        assert found["after"] == pytest.approx(stored[f"{split}_calibrated"], abs=1e-5)
+        assert found["temperature"] == stored["temperature"]
+        assert found["before"]["nll"] > found["after"]["nll"]
+        assert "accuracy" in found["before"] and ("micro_f1" in found["before"]) == (kind == "run")
     found = metrics_of(run, "--predictions", run / "predictions" / "test.jsonl")
     assert (found["before"], found["after"]) == (stored["test"], stored["test_calibrated"])
 
@@ -69,13 +59,13 @@ def test_stored_predictions_need_no_run(run: Path) -> None:
     found = metrics_of("--predictions", path)
     assert found["before"] == read_predictions(path).evaluate()
     assert found["after"] is None and found["temperature"] is None
-    table = call("--predictions", path)
+    table = evaluate("--predictions", path)
     assert "value" in table and "after scaling" not in table
 
 
 def test_the_table(run: Path) -> None:
     stored = json.loads((run / "metrics.json").read_text())
-    printed = call(run)
+    printed = evaluate(run)
     assert f"after scaling (T = {stored['temperature']:.3f})" in printed
     rows = {line.split("│")[1].strip(): line.split("│")[2:4] for line in printed.splitlines() if line.count("│") == 4}
     assert rows.keys() == stored["test"].keys()
@@ -86,28 +76,23 @@ def test_the_table(run: Path) -> None:
         )
 
 
-def test_your_documents(run: Path, tmp_path: Path) -> None:
+def test_your_documents_and_questions(run: Path, wikihop_run: Path, tmp_path: Path) -> None:
     path = write_rows(tmp_path / "own.jsonl", texts(30, 2), 2)  # the test documents of the run
-    stored = json.loads((run / "metrics.json").read_text())
-    assert metrics_of(run, "--input", path)["before"] == pytest.approx(stored["test"], abs=1e-5)
+    for each, own in ((run, path), (wikihop_run, wikihop_run.parent / "data" / "test.json")):
+        stored = json.loads((each / "metrics.json").read_text())
+        assert metrics_of(each, "--input", own)["before"] == pytest.approx(stored["test"], abs=1e-5)
     path.write_text(path.read_text().replace('"law"', '"low"'))
-    assert "the label 'low' is unknown; the labels are art, law, tax" in call(run, "--input", path, status=1)
-    assert "there is no column 'body'" in call(run, "--input", path, "--text-column", "body", status=1)
-
-
-def test_your_questions(wikihop_run: Path) -> None:
-    stored = json.loads((wikihop_run / "metrics.json").read_text())
-    path = wikihop_run.parent / "data" / "test.json"
-    assert metrics_of(wikihop_run, "--input", path)["before"] == pytest.approx(stored["test"], abs=1e-5)
+    assert "the label 'low' is unknown; the labels are art, law, tax" in evaluate(run, "--input", path, status=1)
+    assert "there is no column 'body'" in evaluate(run, "--input", path, "--text-column", "body", status=1)
 
 
 def test_figures(run: Path, wikihop_run: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     figures = tmp_path / "reliability.png", tmp_path / "confusion.svg"
-    call(run, "--figure", figures[0], "--confusion", figures[1])
+    evaluate(run, "--figure", figures[0], "--confusion", figures[1])
     assert figures[0].read_bytes().startswith(b"\x89PNG")
     assert "<svg" in figures[1].read_text()
-    call(wikihop_run, "--figure", figures[0])
+    evaluate(wikihop_run, "--figure", figures[0])
 
 
 def test_splits_that_are_no_longer_those_of_the_run(tmp_path: Path) -> None:
@@ -115,40 +100,34 @@ def test_splits_that_are_no_longer_those_of_the_run(tmp_path: Path) -> None:
     assert metrics_of(run)["before"]["documents"] == 30
     lines = test.read_text().splitlines(keepends=True)
     test.write_text("".join(lines[:-1]))
-    assert "the documents have changed since the run was trained" in call(run, status=1)
+    assert "the documents have changed since the run was trained" in evaluate(run, status=1)
     assert metrics_of(run, "--input", test, "--id-column", "id")["before"]["documents"] == 29
-    test.write_text("".join(lines).replace('"tax"', '"zoo"'))
-    assert "the label 'zoo' is unknown; the labels are art, law, tax" in call(run, status=1)
 
 
 def test_a_dev_set_drawn_from_the_training_set_must_be_the_same(tmp_path: Path) -> None:
-    run, train = make_run(tmp_path, family="roberta", dev_files=[]), tmp_path / "train.jsonl"
+    run, train = make_run(tmp_path, family="roberta", dev_files=[], test_files=[]), tmp_path / "train.jsonl"
     stored = fingerprint(load_data(**RunDirectory(run).read_settings().source))
     (run / "environment.json").write_text(json.dumps({"documents": stored}))
     finish_again(run)
     assert metrics_of(run, "--split", "dev")["before"]["documents"] == 3
+    assert "the run's task has no test documents; try --split dev" in evaluate(run, status=1)
     train.write_text("".join(train.read_text().splitlines(keepends=True)[:-1]))
-    assert "the documents have changed since the run was trained" in call(run, "--split", "dev", status=1)
+    assert "the documents have changed since the run was trained" in evaluate(run, "--split", "dev", status=1)
     (run / "environment.json").unlink()
     finish_again(run)
     train.write_text(train.read_text().replace('"tax"', '"zoo"'))
-    (tmp_path / "test.jsonl").write_text((tmp_path / "test.jsonl").read_text().replace('"tax"', '"zoo"'))
-    assert "The data has the labels art, law, zoo, but the run" in call(run, "--split", "dev", status=1)
+    assert "The data has the labels art, law, zoo, but the run" in evaluate(run, "--split", "dev", status=1)
 
 
-def test_a_split_needs_only_its_own_files(tmp_path: Path) -> None:
-    run = make_run(tmp_path, family="roberta", max_test_documents=None)
-    stored = json.loads((run / "metrics.json").read_text())
+@pytest.mark.parametrize("limit", [None, 7])
+def test_a_split_needs_only_its_own_files(limit: int | None, tmp_path: Path) -> None:
+    run = make_run(tmp_path, family="roberta", max_test_documents=limit)
+    if limit is not None:
+        (run / "predictions" / "test.jsonl").unlink()
     for split in ("train", "dev"):
         (tmp_path / f"{split}.jsonl").unlink()
-    assert metrics_of(run, "--split", "test")["after"] == pytest.approx(stored["test_calibrated"], abs=1e-5)
-    assert "dev.jsonl: there is no such file" in call(run, "--split", "dev", status=1)
-
-
-def test_a_sample_is_that_of_the_run(tmp_path: Path) -> None:
-    run = make_run(tmp_path, family="roberta", max_test_documents=7)
-    (run / "predictions" / "test.jsonl").unlink()
-    assert metrics_of(run)["before"]["documents"] == 7
+    assert metrics_of(run, "--split", "test")["after"]["documents"] == (limit or 30)
+    assert "dev.jsonl: there is no such file" in evaluate(run, "--split", "dev", status=1)
 
 
 def test_long_documents_are_read_as_predict_reads_them(run: Path, tmp_path: Path) -> None:
@@ -172,13 +151,11 @@ def test_long_documents_are_read_as_predict_reads_them(run: Path, tmp_path: Path
         ("run", ("--split", "train"), "--split 'train' is unknown; choose one of dev, test"),
         ("run", ("--long", "cut"), "--long 'cut' is unknown; choose one of truncate, chunk-average"),
         ("run", ("--input", "x.jsonl", "--split", "dev"), "--split would change nothing here: --input has"),
-        ("run", ("--input", "x.jsonl", "--data-dir", "."), "--data-dir would change nothing here: --input has"),
         ("run", ("--input", "x.jsonl", "--predictions", "x.jsonl"), "give one of the two"),
         ("run", ("--predictions", "x.jsonl", "--batch-tokens", "9"), "--batch-tokens would change nothing here"),
         ("run", ("--predictions", "x.jsonl", "--long", "truncate"), "--long would change nothing here"),
         ("run", ("--text-column", "body"), "--text-column would change nothing here: it is for --input"),
         ("run", ("--figure", "a.gif"), "a.gif: pictures are written as"),
-        ("run", ("--confusion", "a.gif"), "a.gif: pictures are written as"),
         ("run", ("--data-dir", "."), "--data-dir is for runs on a named task"),
         (None, ("--predictions", "nowhere.jsonl"), "there is no such file of predictions"),
         ("wikihop_run", ("--data-dir", "."), "there is no train.json or train.jsonl here"),
@@ -192,7 +169,7 @@ def test_what_is_refused(
 ) -> None:
     given = () if kind is None else (request.getfixturevalue(kind),)
     with contextlib.chdir(tmp_path):
-        told = call(*given, *arguments, status=1)
+        told = evaluate(*given, *arguments, status=1)
     assert told.startswith("Error: ") and message in told
 
 
@@ -200,13 +177,7 @@ def test_damaged_predictions(run: Path, tmp_path: Path) -> None:
     path, damaged = run / "predictions" / "test.jsonl", tmp_path / "cut\x1b.jsonl"
     lines = [json.loads(line) | {"label": None} for line in path.read_text().splitlines()]
     damaged.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert "has no label, so its prediction cannot be evaluated" in call("--predictions", damaged, status=1)
+    assert "has no label, so its prediction cannot be evaluated" in evaluate("--predictions", damaged, status=1)
     damaged.write_text(path.read_text()[:-30])
-    told = call("--predictions", damaged, status=1)
+    told = evaluate("--predictions", damaged, status=1)
     assert told.startswith("Error: ") and r"cut\x1b.jsonl:30: broken JSON" in told and len(told.splitlines()) == 1
-
-
-def test_a_run_without_test_documents(tmp_path: Path) -> None:
-    run = make_run(tmp_path, family="roberta", test_files=[])
-    assert "the run's task has no test documents; try --split dev" in call(run, status=1)
-    assert metrics_of(run, "--split", "dev")["before"]["documents"] == 30

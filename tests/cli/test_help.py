@@ -11,19 +11,7 @@ from typer.testing import CliRunner
 
 from prefixprop.cli.app import app
 
-COMMANDS = (
-    "train",
-    "evaluate",
-    "predict",
-    "sweep",
-    "report",
-    "lengthen",
-    "archive",
-    "tasks",
-    "build-elife",
-    "methods",
-    "cache",
-)
+COMMANDS = get_command(app).commands  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -32,6 +20,5 @@ def test_every_command_shows_an_example(command: str) -> None:
     assert re.search(rf"Usage: \S+ {command}", help_text)
     (example,) = re.findall(r"Example: prefixprop (.*\S)", help_text)
     name, *arguments = shlex.split(example)
-    found = get_command(app).commands[name]  # type: ignore[attr-defined]
     # Parsing alone: options that do not exist, and arguments that are missing, raise.
-    found.make_context(name, arguments)
+    COMMANDS[name].make_context(name, arguments)

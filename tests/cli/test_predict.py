@@ -19,10 +19,9 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from typer.testing import CliRunner
 
+from command_line import call
 from prefixprop import load_run
-from prefixprop.cli.app import app
 from prefixprop.predict import inputs
 from prefixprop.predict.outputs import locked
 
@@ -40,12 +39,8 @@ def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inputs, "MAX_DOCUMENTS", 8)
 
 
-def call(*arguments: object, status: int = 0, stdin: bytes | None = None) -> tuple[str, str]:
-    """Standard output and standard error of `prefixprop predict`."""
-    result = CliRunner().invoke(app, ["predict", *map(str, arguments)], input=stdin)
-    assert result.exit_code == status, result.output
-    assert "Traceback" not in result.output
-    return result.stdout, result.stderr
+def predict(*arguments: object, status: int = 0, stdin: bytes | None = None) -> tuple[str, str]:
+    return call("predict", *arguments, status=status, stdin=stdin)
 
 
 def lines_of(text: str) -> list[dict[str, Any]]:
@@ -63,7 +58,7 @@ def assert_same(output: Path, expected: Path) -> None:
 def test_predictions_in_order_and_a_summary(run: Path, tmp_path: Path) -> None:
     documents = [*texts(30, seed=4), "", "w4 " * 50]
     path = write_rows(tmp_path / "in.jsonl", documents)
-    printed, told = call(run, path)
+    printed, told = predict(run, path)
     found = lines_of(printed)
     assert [line["id"] for line in found] == [f"d{number}" for number in range(32)]
     expected = list(load_run(run).predict_stream(documents))
@@ -76,37 +71,16 @@ def test_predictions_in_order_and_a_summary(run: Path, tmp_path: Path) -> None:
     assert "Warning: 1 document is empty: d30" in told
     assert "tokens/s" in told
     path.write_text("".join(f'{{"id": "{name}", "text": "w5 w6"}}\n' for name in "abaa"))
-    printed, told = call(run, path)
+    printed, told = predict(run, path)
     assert [line["id"] for line in lines_of(printed)] == list("abaa")
     assert "Warning: 2 documents are named like an earlier one: a, a" in told
 
 
-def test_the_same_documents_in_every_way_they_come(run: Path, tmp_path: Path) -> None:
-    documents = texts(12, seed=8)
-    expected = lines_of(call(run, write_rows(tmp_path / "in.jsonl", documents))[0])
-    folder = tmp_path / "texts"
-    folder.mkdir()
-    for number, text in enumerate(documents):
-        (folder / f"{number:02}.txt").write_text(text)
-    (tmp_path / "in.csv").write_text("text\n" + "".join(f"{text}\n" for text in documents))
-    lines = (tmp_path / "in.jsonl").read_bytes()
-    for given, stdin in (
-        (folder, None),
-        (tmp_path / "in.csv", None),
-        ("-", "\n".join(documents).encode()),
-        ("-", lines),
-    ):
-        found = lines_of(call(run, given, stdin=stdin)[0])
-        for line, same in zip(found, expected, strict=True):
-            assert line["probabilities"] == pytest.approx(same["probabilities"], abs=1e-5)
-        assert found[1]["id"] == ("01.txt" if given == folder else "d1" if stdin == lines else "2")
-
-
 def test_csv_output(run: Path, tmp_path: Path) -> None:
     path, output = write_rows(tmp_path / "in.jsonl", texts(10)), tmp_path / "out" / "labels.csv"
-    call(run, path, "--output", output)
-    assert output.read_text().splitlines()[0] == call(run, path, "--format", "csv")[0].splitlines()[0]
-    expected = lines_of(call(run, path)[0])
+    predict(run, path, "--output", output)
+    assert output.read_text().splitlines()[0] == predict(run, path, "--format", "csv")[0].splitlines()[0]
+    expected = lines_of(predict(run, path)[0])
     for row, line in zip(csv.DictReader(io.StringIO(output.read_text())), expected, strict=True):
         found = {name: float(row[f"probability of {name}"]) for name in LABEL_NAMES}
         assert row["label"] == line["label"] and found == pytest.approx(line["probabilities"], abs=1e-5)
@@ -116,21 +90,21 @@ def test_resume_after_any_loss_gives_the_same_file(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, output = write_rows(tmp_path / "in.jsonl", [*texts(28, seed=9), "", "w4 " * 60]), tmp_path / "out.jsonl"
-    _, told = call(run, path, "--output", output)
+    _, told = predict(run, path, "--output", output)
     whole, uninterrupted = output.read_bytes(), Path(shutil.copy(output, tmp_path / "whole.jsonl"))
     summary = told.splitlines()[:-1]  # without the speed
     assert len(summary) == 3
     ends = [place + 1 for place, byte in enumerate(whole) if byte == ord("\n")]
-    read: list[int] = []
-    watch_model(monkeypatch, lambda documents: read.append(documents))
-    for length, missing in ((0, 30), (ends[0] + 20, 29), (ends[12], 17), (len(whole) - 1, 1), (len(whole), 0)):
+    moved, read = Path(shutil.copytree(run, tmp_path / "moved")), list[int]()
+    watch_model(monkeypatch, read.append)
+    for length, missing in ((0, 30), (ends[12] + 20, 17), (len(whole), 0)):
         output.write_bytes(whole[:length])
         read.clear()
-        _, told = call(run, path, "--output", output, "--resume")
+        _, told = predict(moved, path, "--output", output, "--resume", "--batch-tokens", 64)
         assert sum(read) == missing  # nothing is predicted again
         assert output.read_bytes().startswith(whole[:length].rpartition(b"\n")[0])
         assert_same(output, uninterrupted)
-        assert told.splitlines()[:-1] == summary
+        assert [line.replace("moved", "run") for line in told.splitlines()[:-1]] == summary
 
 
 def watch_model(monkeypatch: pytest.MonkeyPatch, seen: Callable[[int], object]) -> None:
@@ -144,21 +118,6 @@ def watch_model(monkeypatch: pytest.MonkeyPatch, seen: Callable[[int], object]) 
     monkeypatch.setattr(transformers.RobertaModel, "forward", forward)
 
 
-def test_lines_are_written_every_few_seconds(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, output = write_rows(tmp_path / "in.jsonl", texts(12)), tmp_path / "out.jsonl"
-    clock, read, unwritten = [0.0], [0], []
-
-    def slow(documents: int) -> None:
-        read[0] += documents
-        clock[0] += 0.9 * documents
-        unwritten.append(read[0] - output.read_bytes().count(b"\n"))
-
-    monkeypatch.setattr(inputs, "perf_counter", lambda: clock[0])
-    watch_model(monkeypatch, slow)
-    call(run, path, "--output", output)
-    assert read == [12] and max(unwritten) == 2  # 1.8 seconds
-
-
 def test_killed_in_the_middle_and_resumed(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_rows(tmp_path / "in.jsonl", texts(40, seed=11))
     partial, uninterrupted = tmp_path / "killed.jsonl", tmp_path / "whole.jsonl"
@@ -169,13 +128,13 @@ def test_killed_in_the_middle_and_resumed(run: Path, tmp_path: Path, monkeypatch
 
     with monkeypatch.context() as patched:
         watch_model(patched, die)
-        killed(lambda: call(run, path, "--output", partial))
+        killed(lambda: predict(run, path, "--output", partial))
     lines = partial.read_bytes().splitlines(keepends=True)
     assert 3 <= len(lines) < 40
     with partial.open("ab") as file:
         file.write(b'{"id": "d3", "label": "a')  # as far as the disk got
-    call(run, path, "--output", uninterrupted)
-    call(run, path, "--output", partial, "--resume")
+    predict(run, path, "--output", uninterrupted)
+    predict(run, path, "--output", partial, "--resume")
     assert partial.read_bytes().startswith(b"".join(lines))
     assert_same(partial, uninterrupted)
 
@@ -208,55 +167,26 @@ def test_standard_input_is_answered_before_it_ends(run: Path, tmp_path: Path) ->
     assert [line["id"] for line in lines_of(answers.read_text())] == ["1", "2", "3", "4"]
 
 
-def numbered(path: Path, documents: list[str]) -> Path:
-    """Documents without ids."""
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in documents))
-    return path
-
-
-def test_the_input_may_grow(run: Path, tmp_path: Path) -> None:
-    output = tmp_path / "out.jsonl"
-    call(run, numbered(tmp_path / "in.jsonl", texts(4)), "--output", output)
-    moved = Path(shutil.copytree(run, tmp_path / "moved"))
-    call(moved, numbered(tmp_path / "in.jsonl", texts(9)), "--output", output, "--resume", "--batch-tokens", 64)
-    call(run, tmp_path / "in.jsonl", "--output", tmp_path / "whole.jsonl")
-    assert_same(output, tmp_path / "whole.jsonl")
-
-
-def _change_temperature(run: Path, output: Path) -> None:
-    finish_again(run, temperature=1.25)
-
-
 @pytest.mark.parametrize(
     ("change", "then", "options", "message"),
     [
         # Four documents of one week, then six of the next: all are numbered from 1.
-        (None, texts(6, seed=2), (), "another input: the first 4 documents are not those that it was made from"),
-        (_change_temperature, texts(4), (), "the run was run, which has changed since."),
-        (None, texts(4), ("--long", "chunk-average"), "--long was truncate, now chunk-average."),
-        (
-            lambda run, output: output.write_text("precious"),
-            texts(4),
-            (),
-            "out.jsonl:1: this line was not written by",
-        ),
+        (False, texts(6, seed=2), (), "another input: the first 4 documents are not those that it was made from"),
+        (True, texts(4), (), "the run was run, which has changed since."),
+        (False, texts(4), ("--long", "chunk-average"), "--long was truncate, now chunk-average."),
     ],
 )
 def test_what_is_not_resumed(
-    change: Callable[[Path, Path], None] | None,
-    then: list[str],
-    options: tuple[str, ...],
-    message: str,
-    run: Path,
-    tmp_path: Path,
+    change: bool, then: list[str], options: tuple[str, ...], message: str, run: Path, tmp_path: Path
 ) -> None:
-    run, output = Path(shutil.copytree(run, tmp_path / "run")), tmp_path / "out.jsonl"
-    call(run, numbered(tmp_path / "in.jsonl", texts(4)), "--output", output)
-    if change is not None:
-        change(run, output)
+    run, path, output = Path(shutil.copytree(run, tmp_path / "run")), tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts(4)))
+    predict(run, path, "--output", output)
     before = output.read_bytes()
-    numbered(tmp_path / "in.jsonl", then)
-    _, told = call(run, tmp_path / "in.jsonl", "--output", output, "--resume", *options, status=1)
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in then))
+    if change:
+        finish_again(run, temperature=1.25)
+    _, told = predict(run, path, "--output", output, "--resume", *options, status=1)
     assert told.startswith(f"Error: {output}") and message in told and "choose another --output" in told
     assert len(told.splitlines()) == 1 and output.read_bytes() == before
 
@@ -265,7 +195,7 @@ def test_an_output_that_is_there_is_not_overwritten(run: Path, tmp_path: Path) -
     path = write_rows(tmp_path / "in.jsonl", texts(3))
     for name, advice in (("out.jsonl", "continue it with --resume, or choose"), ("out.csv", "choose")):
         (tmp_path / name).write_text("precious")
-        _, told = call(run, path, "--output", tmp_path / name, status=1)
+        _, told = predict(run, path, "--output", tmp_path / name, status=1)
         assert f"{name}: the file already exists; {advice} another --output" in told
         assert (tmp_path / name).read_text() == "precious"
 
@@ -274,14 +204,14 @@ def test_an_output_that_is_there_is_not_overwritten(run: Path, tmp_path: Path) -
 def test_two_processes_do_not_write_one_file(run: Path, tmp_path: Path, options: tuple[str, ...]) -> None:
     path, output = write_rows(tmp_path / "in.jsonl", texts(3)), tmp_path / "out.jsonl"
     with locked(output):
-        _, told = call(run, path, "--output", output, *options, status=1)
+        _, told = predict(run, path, "--output", output, *options, status=1)
     assert f"Error: {output}: another process is writing this file" in told and not output.exists()
-    call(run, path, "--output", output, *options)
+    predict(run, path, "--output", output, *options)
 
 
 def test_a_fault_of_a_file_is_found_before_any_work(run: Path, tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_bytes(b'{"text": "w4"}\n{"text": \n')
-    printed, told = call(run, tmp_path / "in.jsonl", "--output", tmp_path / "out.jsonl", status=1)
+    printed, told = predict(run, tmp_path / "in.jsonl", "--output", tmp_path / "out.jsonl", status=1)
     assert told.startswith(f"Error: {tmp_path / 'in.jsonl'}:2: broken JSON") and len(told.splitlines()) == 1
     assert not printed and not (tmp_path / "out.jsonl").exists()
 
@@ -290,30 +220,30 @@ def test_a_fault_in_the_stream_leaves_what_was_predicted(run: Path, tmp_path: Pa
     path, output = write_rows(tmp_path / "in.jsonl", texts(20)), tmp_path / "out.jsonl"
     good = path.read_bytes().splitlines(keepends=True)
     broken = b"".join(good[:18]) + b'{"id": \n' + b"".join(good[18:])
-    _, told = call(run, "-", "--output", output, stdin=broken, status=1)
+    _, told = predict(run, "-", "--output", output, stdin=broken, status=1)
     assert "Error: standard input:19: broken JSON" in told
     assert f"{output} has 18 predictions; --resume continues from there." in told
     assert [line["id"] for line in lines_of(output.read_text())] == [f"d{number}" for number in range(18)]
-    call(run, "-", "--output", output, "--resume", stdin=b"".join(good))
+    predict(run, "-", "--output", output, "--resume", stdin=b"".join(good))
     assert [line["id"] for line in lines_of(output.read_text())] == [f"d{number}" for number in range(20)]
 
 
 def test_a_disk_that_takes_no_more(run: Path, tmp_path: Path) -> None:
     resource = pytest.importorskip("resource")
     path, output, whole = write_rows(tmp_path / "in.jsonl", texts(20)), tmp_path / "out.jsonl", tmp_path / "all.jsonl"
-    call(run, path, "--output", whole)
+    predict(run, path, "--output", whole)
     lines = whole.read_bytes().splitlines(keepends=True)
     room = len(b"".join(lines[:10])) + 30
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (room, limits[1]))
     try:
-        _, told = call(run, path, "--output", output, status=1)
+        _, told = predict(run, path, "--output", output, status=1)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert f"Error: {output}: cannot be written (File too large)" in told
     assert "has 7 predictions; --resume continues from there" in told
     assert output.stat().st_size == room  # with half a line at the end
-    call(run, path, "--output", output, "--resume")
+    predict(run, path, "--output", output, "--resume")
     assert_same(output, whole)
 
 
@@ -322,7 +252,7 @@ def test_out_of_memory(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
     monkeypatch.setattr("transformers.RobertaModel.forward", fail)
-    _, told = call(run, write_rows(tmp_path / "in.jsonl", texts(3)), status=1)
+    _, told = predict(run, write_rows(tmp_path / "in.jsonl", texts(3)), status=1)
     assert "lower batch_tokens (--batch-tokens)" in told
 
 
@@ -330,7 +260,6 @@ def test_out_of_memory(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     ("arguments", "message"),
     [
         (("--long", "cut"), "--long 'cut' is unknown; choose one of truncate, chunk-average"),
-        (("--format", "xml"), "--format 'xml' is unknown; choose one of jsonl, csv"),
         (("--output", "x.parquet"), "x.parquet: give --output a name that ends in .jsonl or .csv"),
         (("--output", "new.csv", "--resume"), "--resume continues JSON lines only: CSV cannot be continued."),
         (("--resume",), "give its name with --output"),
@@ -343,13 +272,13 @@ def test_wrong_choices(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     write_rows(Path("in.jsonl"), texts(3))
-    assert message in call(run, "in.jsonl", *arguments, status=1)[1]
+    assert message in predict(run, "in.jsonl", *arguments, status=1)[1]
     assert os.listdir() == ["in.jsonl"]
 
 
 def test_wrong_paths(run: Path, tmp_path: Path) -> None:
-    assert "there is no such file or folder" in call(run, tmp_path / "nowhere", status=1)[1]
-    assert "no such run directory" in call(tmp_path / "nowhere", tmp_path / "in.jsonl", status=1)[1]
+    assert "there is no such file or folder" in predict(run, tmp_path / "nowhere", status=1)[1]
+    assert "no such run directory" in predict(tmp_path / "nowhere", tmp_path / "in.jsonl", status=1)[1]
 
 
 def test_control_characters_do_not_reach_the_terminal(tmp_path: Path) -> None:
@@ -357,7 +286,7 @@ def test_control_characters_do_not_reach_the_terminal(tmp_path: Path) -> None:
     run = make_run(tmp_path / red, family="roberta", label_names=(f"a{red}", f"b{red}"))
     path = tmp_path / "in.jsonl"
     path.write_text(json.dumps({"id": f"{red}é", "text": ""}))
-    _, told = call(run, path)
+    _, told = predict(run, path)
     assert "\x1b" not in told and r"a\x1b[31m" in told and r"empty: \x1b[31mé" in told
     printed, terminal = os.openpty()
     command = [sys.executable, "-m", "prefixprop", "predict", str(run), str(path), "--format", "csv"]

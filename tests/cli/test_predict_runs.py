@@ -10,15 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 import transformers
-from typer.testing import CliRunner
 
+from command_line import call
 from prefixprop import load_run
-from prefixprop.cli.app import app
 from prefixprop.predict import PredictionOptions, token_batches, trained_model
 from prefixprop.predict.loading import load_runs
 
 from tiny_questions import invented
-from tiny_runs import finish_again, make_run, make_wikihop_run, texts, write_rows
+from tiny_runs import make_run, make_wikihop_run, texts, write_rows
 
 DOCUMENTS = [*texts(9, seed=3), "", "w4 " * 50]
 
@@ -42,12 +41,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return made
 
 
-def call(*arguments: object, status: int = 0, stdin: bytes | None = None) -> tuple[str, str]:
-    """Standard output and standard error."""
-    result = CliRunner().invoke(app, ["predict", *map(str, arguments)], input=stdin)
-    assert result.exit_code == status, result.output
-    assert "Traceback" not in result.output
-    return result.stdout, result.stderr
+def predict(*arguments: object, status: int = 0, stdin: bytes | None = None) -> tuple[str, str]:
+    return call("predict", *arguments, status=status, stdin=stdin)
 
 
 def assert_alike(found: dict[str, Any], expected: dict[str, Any]) -> None:
@@ -62,11 +57,11 @@ def assert_alike(found: dict[str, Any], expected: dict[str, Any]) -> None:
 @pytest.mark.parametrize("options", [(), ("--long", "chunk-average"), ("--batch-tokens", "40")])
 def test_every_run_answers_as_it_does_alone(runs: list[Path], tmp_path: Path, options: tuple[str, ...]) -> None:
     path = write_rows(tmp_path / "in.jsonl", DOCUMENTS)
-    printed, told = call(*runs, path, *options)
+    printed, told = predict(*runs, path, *options)
     lines = [json.loads(line) for line in printed.splitlines()]
     assert [line["id"] for line in lines] == [f"d{number}" for number in range(len(DOCUMENTS))]
     for run in runs:
-        alone = [json.loads(line) for line in call(run, path, *options)[0].splitlines()]
+        alone = [json.loads(line) for line in predict(run, path, *options)[0].splitlines()]
         for line, expected in zip(lines, alone, strict=True):
             assert list(line) == ["id", "predictions"] and list(line["predictions"]) == [each.name for each in runs]
             assert_alike({"id": line["id"], **line["predictions"][run.name]}, expected)
@@ -85,12 +80,9 @@ def test_documents_are_read_once_and_models_are_shared(runs: list[Path], monkeyp
     )
     answers = trained_model.predict_with_each(loaded, DOCUMENTS, PredictionOptions())
     assert tokenized == [len(DOCUMENTS)] * 2  # one run cuts earlier
-    for run, alone in zip(loaded, map(load_run, runs), strict=True):
-        place = loaded.index(run)
-        expected = alone.predict_stream(DOCUMENTS)
-        for found, other in zip(answers, expected, strict=True):
-            assert_alike(vars(found[place]), vars(other))
-        assert run.logits(DOCUMENTS[:3]) == pytest.approx(alone.logits(DOCUMENTS[:3]), abs=1e-5)
+    for place, run in enumerate(runs):
+        for found, expected in zip(answers, load_run(run).predict_stream(DOCUMENTS), strict=True):
+            assert_alike(vars(found[place]), vars(expected))
 
 
 def test_runs_share_a_pass_where_the_documents_of_all_fit_in_a_batch(
@@ -115,28 +107,27 @@ def test_runs_share_a_pass_where_the_documents_of_all_fit_in_a_batch(
 
 def test_resume(runs: list[Path], tmp_path: Path) -> None:
     path, output = write_rows(tmp_path / "in.jsonl", DOCUMENTS), tmp_path / "out.jsonl"
-    _, told = call(*runs[:2], path, "--output", output)
+    _, told = predict(*runs[:2], path, "--output", output)
     whole = output.read_bytes()
-    ends = [place + 1 for place, byte in enumerate(whole) if byte == ord("\n")]
-    output.write_bytes(whole[: ends[4] + 7])
-    _, again = call(*runs[:2], path, "--output", output, "--resume")
-    assert output.read_bytes().count(b"\n") == len(ends) and again.splitlines()[:-1] == told.splitlines()[:-1]
+    output.write_bytes(b"".join(whole.splitlines(keepends=True)[:5]) + b'{"id": "')
+    _, again = predict(*runs[:2], path, "--output", output, "--resume")
+    assert output.read_bytes().count(b"\n") == len(DOCUMENTS)
+    assert again.splitlines()[:-1] == told.splitlines()[:-1]
     for others in (runs[:1], runs[1::-1], [runs[0], runs[2]]):
-        _, refused = call(*others, path, "--output", output, "--resume", status=1)
+        _, refused = predict(*others, path, "--output", output, "--resume", status=1)
         assert "the run was first, second, now" in refused
     moved = shutil.copytree(runs[1], tmp_path / "moved")
-    assert "this line was not written by" in call(runs[0], moved, path, "--output", output, "--resume", status=1)[1]
+    assert (
+        "this line was not written by" in predict(runs[0], moved, path, "--output", output, "--resume", status=1)[1]
+    )
 
 
 def test_names_and_what_is_refused(runs: list[Path], tmp_path: Path) -> None:
     path = write_rows(tmp_path / "in.jsonl", DOCUMENTS[:2])
-    assert "this run is given twice" in call(runs[0], runs[1], runs[0], path, status=1)[1]
+    assert "this run is given twice" in predict(runs[0], runs[1], runs[0], path, status=1)[1]
     same = shutil.copytree(runs[1], tmp_path / "first")
-    line = json.loads(call(runs[0], same, path)[0].splitlines()[0])
+    line = json.loads(predict(runs[0], same, path)[0].splitlines()[0])
     assert list(line["predictions"]) == [runs[0].as_posix(), same.as_posix()]
     questions = {split: invented(3, seed) for seed, split in enumerate(("train", "dev", "test"))}
     wikihop = make_wikihop_run(tmp_path / "wikihop", questions)
-    assert "trained on WikiHop" in call(runs[0], wikihop, path, status=1)[1]
-    (same / "labels.json").write_text('["a", "b", "c"]')
-    finish_again(same)
-    assert "the model has 2 classes, but labels.json has 3" in call(runs[0], same, path, status=1)[1]
+    assert "trained on WikiHop" in predict(runs[0], wikihop, path, status=1)[1]

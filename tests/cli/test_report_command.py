@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from prefixprop.cli.app import app
+from command_line import call
 
 from tiny_runs import make_results
 
@@ -21,16 +20,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def call(*arguments: object, status: int = 0, columns: int = 200) -> tuple[str, str]:
-    result = CliRunner(env={"COLUMNS": str(columns)}).invoke(app, ["report", *map(str, arguments)])
-    assert result.exit_code == status, result.output
-    assert "Traceback" not in result.output
-    return result.stdout, result.stderr
-
-
 @pytest.mark.parametrize("columns", [200, 60])
 def test_tables_are_printed(runs: Path, columns: int) -> None:
-    shown, told = call(runs, columns=columns)
+    shown, told = call("report", runs, columns=columns)
     assert shown.startswith("hyperpartisan, test: methods\nBest on test: prefix-propagation")
     assert "prefix-tuning" in shown
     assert "(paper)" not in shown
@@ -38,32 +30,28 @@ def test_tables_are_printed(runs: Path, columns: int) -> None:
     assert "quality" not in shown and "5 more tables" in told, "details are for files"
 
 
-def test_the_papers_values_are_asked_for(runs: Path) -> None:
-    shown, _ = call(runs, "--paper", "--format", "markdown")
-    assert "F1 binary, % (paper)" in shown
-    assert "### The paper's Table 2: main results" in shown
+@pytest.mark.parametrize(
+    ("options", "start", "part"),
+    [
+        (("markdown", "--paper"), "### ", "### The paper's Table 2: main results"),
+        (("latex",), "% needs", "prefix-propagation"),
+        (("html",), "<!DOCTYPE html>", "prefix-propagation"),
+    ],
+)
+def test_formats(runs: Path, options: tuple[str, ...], start: str, part: str) -> None:
+    shown, _ = call("report", runs, "--format", *options)
+    assert shown.startswith(start) and part in shown
 
 
-@pytest.mark.parametrize(("name", "start"), [("markdown", "### "), ("latex", "% needs"), ("html", "<!DOCTYPE html>")])
-def test_formats(runs: Path, name: str, start: str) -> None:
-    shown, _ = call(runs, "--format", name)
-    assert shown.startswith(start)
-    assert "prefix-propagation" in shown
-
-
-def test_files_are_written(runs: Path, tmp_path: Path) -> None:
-    _, told = call(runs, "--output", tmp_path / "out")
+def test_files_are_written_and_what_was_left_out_is_told(runs: Path, tmp_path: Path) -> None:
+    (make_results(tmp_path / "run") / "metrics.json").unlink()
+    _, told = call("report", runs, tmp_path, "--output", tmp_path / "out")
+    assert "Note: Left out: " in told and "has no metrics.json" in told and "open " in told
     assert (tmp_path / "out" / "report.html").is_file()
     assert (tmp_path / "out" / "tables" / "1-hyperpartisan-dev.tex").is_file()
-    assert "open " in told
-
-
-def test_what_was_left_out_is_told(runs: Path, tmp_path: Path) -> None:
-    (make_results(tmp_path / "run") / "metrics.json").unlink()
-    shown, told = call(runs, tmp_path)
-    assert "prefix-tuning" in shown
-    assert "Note: Left out: " in told
-    assert "has no metrics.json" in told
+    assert (
+        "is a file; give a folder" in call("report", runs, "--output", tmp_path / "out" / "report.html", status=1)[1]
+    )
 
 
 @pytest.mark.parametrize(
@@ -76,9 +64,4 @@ def test_what_was_left_out_is_told(runs: Path, tmp_path: Path) -> None:
 )
 def test_bad_input(arguments: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert told in call(*arguments, status=1)[1]
-
-
-def test_a_file_is_no_folder_for_the_output(runs: Path, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    assert "is a file; give a folder" in call(runs, "--output", tmp_path / "file", status=1)[1]
+    assert told in call("report", *arguments, status=1)[1]

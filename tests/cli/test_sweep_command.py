@@ -13,11 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from click.testing import Result
 from rich.console import Console
-from typer.testing import CliRunner
 
-from prefixprop.cli.app import app
+from command_line import call
 from prefixprop.cli.sweep import plan_table, progress_table, result_table
 from prefixprop.sweep import LocalEngine, Outcome, SweepState, read_plan, run_sweep
 from prefixprop.train import RunDirectory, train
@@ -26,32 +24,20 @@ from prefixprop.train.checkpoints import list_checkpoints
 from tiny_training import comparable, write_plan
 
 RECIPES = Path(__file__).parents[2] / "recipes" / "sweeps"
-
-
-def run(*arguments: object) -> Result:
-    return CliRunner(env={"COLUMNS": "200", "NO_COLOR": "1"}).invoke(app, ["sweep", *map(str, arguments)])
-
-
-def expect_error(result: Result, *words: str) -> None:
-    assert result.exit_code == 1
-    assert isinstance(result.exception, SystemExit) and "Traceback" not in result.output
-    for word in words:
-        assert word in result.stderr
+PLAN = "task: hyperpartisan\n"
 
 
 def test_dry_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    result = run(RECIPES / "table2.yaml", "--dry-run")
-    assert result.exit_code == 0, result.output
-    assert "68 runs in runs/table2, 0 of them finished." in result.stdout and "fine-tuning" in result.stdout
-    assert "learning_rate: 0.01 0.05 0.001 0.005 0.0005" in result.stdout
+    shown, _ = call("sweep", RECIPES / "table2.yaml", "--dry-run")
+    assert "68 runs in runs/table2, 0 of them finished." in shown and "fine-tuning" in shown
+    assert "learning_rate: 0.01 0.05 0.001 0.005 0.0005" in shown
     assert not list(tmp_path.iterdir()), "nothing is written"
-    validation = {"folds": 5, "seeds": [1, 2]}
-    rates = [1e-2, 1e-3, 5e-4]
+    validation, rates = {"folds": 5, "seeds": [1, 2]}, [1e-2, 1e-3, 5e-4]
     plan = write_plan(tmp_path, learning_rate=rates, seed=[1, 2], search="lr", cross_validation=validation)
-    result = run(plan, "--dry-run")
-    assert "learning_rate: 0.01 0.001 0.0005 (each by the mean of 10 runs)" in result.stdout
-    assert "32 runs in runs/plan, 0 of them finished." in result.stdout
+    shown, _ = call("sweep", plan, "--dry-run")
+    assert "learning_rate: 0.01 0.001 0.0005 (each by the mean of 10 runs)" in shown
+    assert "32 runs in runs/plan, 0 of them finished." in shown
 
 
 @pytest.mark.parametrize("recipe", ["table2", "hyperpartisan-seeds", "encoders/elife-dev"])
@@ -78,56 +64,43 @@ def test_no_word_is_broken_in_80_columns(recipe: str, tmp_path: Path) -> None:
 
 
 def test_a_sweep_with_a_failing_run(tmp_path: Path) -> None:
-    plan = write_plan(
-        tmp_path,
-        seed=[1, 2],
-        num_virtual_tokens=None,
-        search="max_length",
-        variants={"all [of it]": {"method": "fine-tuning", "max_length": [64, 500]}},
-    )
-    result = run(plan, "--runs-dir", tmp_path / "runs", "--processes", 2)
-    expect_error(
-        result, "failed    files-fine-tuning-", "--max-length: 500", "\n1 of the runs failed", "finished  files-"
-    )
-    assert "max_length 64" in result.stdout and "micro_f1" in result.stdout
-    assert "files all [of it]" in result.stdout
+    variants = {"all [of it]": {"method": "fine-tuning", "max_length": [64, 500]}}
+    plan = write_plan(tmp_path, seed=[1, 2], num_virtual_tokens=None, search="max_length", variants=variants)
+    shown, told = call("sweep", plan, "--runs-dir", tmp_path / "runs", "--processes", 2, status=1)
+    for words in ("failed    files-fine-tuning-", "--max-length: 500", "\n1 of the runs failed", "finished  files-"):
+        assert words in told
+    assert "max_length 64" in shown and "micro_f1" in shown and "files all [of it]" in shown
     summary = json.loads((tmp_path / "runs" / "sweep.json").read_text())
     assert len(summary["failed"]) == 1 and len(summary["cells"][0]["final_runs"]) == 2
-    dry = run(plan, "--runs-dir", tmp_path / "runs", "--dry-run")
-    assert "3 runs in" in dry.stdout
+    assert "3 runs in" in call("sweep", plan, "--runs-dir", tmp_path / "runs", "--dry-run")[0]
 
 
 @pytest.mark.parametrize(
     ("plan", "options", "words"),
     [
-        ("task: hyperpartisan\nepoch: [3]\n", [], "plan.yaml:2: there is no setting 'epoch'"),
-        (None, [], "plan.yaml: the file cannot be read"),
-        ("task: hyperpartisan\n", ["--data-dir", "folder"], "--data-dir: expected TASK=FOLDER, got 'folder'"),
-        ("task: hyperpartisan\n", ["--processes", 0], "--processes: must be at least 1"),
-        (
-            "task: hyperpartisan\n",
-            ["--ray-address", "a:1"],
-            "--ray-address would change nothing here: it is for --en",
-        ),
-        ("task: hyperpartisan\n", ["--cpus-per-run", 1], "--cpus-per-run would change nothing here"),
-        ("task: hyperpartisan\n", ["--gpus-per-run", 1], "--gpus-per-run would change nothing here"),
-        ("task: hyperpartisan\n", ["--engine", "ray", "--processes", 2], "--processes would change nothing here"),
-        ("task: hyperpartisan\n", ["--engine", "ray", "--cpus-per-run", 0], "--cpus-per-run: must be at least 1"),
+        ("task: hyperpartisan\nepoch: [3]\n", (), "plan.yaml:2: there is no setting 'epoch'"),
+        (None, (), "plan.yaml: the file cannot be read"),
+        (PLAN, ("--data-dir", "folder"), "--data-dir: expected TASK=FOLDER, got 'folder'"),
+        (PLAN, ("--processes", 0), "--processes: must be at least 1"),
+        (PLAN, ("--ray-address", "a:1"), "--ray-address would change nothing here: it is for --en"),
+        (PLAN, ("--cpus-per-run", 1), "--cpus-per-run would change nothing here"),
+        (PLAN, ("--gpus-per-run", 1), "--gpus-per-run would change nothing here"),
+        (PLAN, ("--engine", "ray", "--processes", 2), "--processes would change nothing here"),
+        (PLAN, ("--engine", "ray", "--cpus-per-run", 0), "--cpus-per-run: must be at least 1"),
     ],
 )
-def test_bad_input(tmp_path: Path, plan: str | None, options: list[object], words: str) -> None:
+def test_bad_input(tmp_path: Path, plan: str | None, options: tuple[object, ...], words: str) -> None:
     if plan is not None:
         (tmp_path / "plan.yaml").write_text(plan)
-    expect_error(run(tmp_path / "plan.yaml", *options), words)
+    assert words in call("sweep", tmp_path / "plan.yaml", *options, status=1)[1]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_and_kill(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("prefixprop.sweep.run_sweep", lambda *_: os.kill(os.getpid(), number))
-    plan = tmp_path / "plan.yaml"
-    plan.write_text("task: hyperpartisan\n")
-    result = run(plan)
-    assert result.exit_code == 130 and result.stderr.endswith("Stopped. The same command continues from here.\n")
+    (tmp_path / "plan.yaml").write_text(PLAN)
+    _, told = call("sweep", tmp_path / "plan.yaml", status=130)
+    assert told.endswith("Stopped. The same command continues from here.\n")
 
 
 def start(plan: Path, runs: Path) -> subprocess.Popen[bytes]:
@@ -180,6 +153,5 @@ def test_modules_are_imported_by_every_process(tmp_path: Path, monkeypatch: pyte
     source = "from pathlib import Path\nimport os\nPath(f'imported-{os.getpid()}').touch()\n"
     (tmp_path / "leaving_a_trace.py").write_text(source)
     plan = write_plan(tmp_path, method="head-only", num_virtual_tokens=None)
-    result = CliRunner().invoke(app, ["--import", "leaving_a_trace", "sweep", str(plan), "-o", "runs"])
-    assert result.exit_code == 0, result.output
+    call("--import", "leaving_a_trace", "sweep", plan, "-o", "runs")
     assert len(list(tmp_path.glob("imported-*"))) == 2

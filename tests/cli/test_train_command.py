@@ -7,22 +7,13 @@ from pathlib import Path
 
 import pytest
 import yaml
-from click.testing import Result
-from typer.testing import CliRunner
 
-from prefixprop import load_run
-from prefixprop.cli.app import app
+from command_line import call
 from prefixprop.cli.train import SHOWN
-from prefixprop.evaluate import read_predictions
 from prefixprop.settings.run_settings import SETTINGS, RunSettings, flag_of
 from prefixprop.train import override, read_settings, settings_to_yaml
 
-from tiny_training import LABELS, tiny_settings
-
-
-def run(*arguments: object, typed: str = "") -> Result:
-    runner = CliRunner(env={"COLUMNS": "200", "NO_COLOR": "1"})
-    return runner.invoke(app, ["train", *map(str, arguments)], input=typed)
+from tiny_training import tiny_settings
 
 
 @pytest.fixture
@@ -32,116 +23,104 @@ def recipe(tmp_path: Path) -> Path:
     return path
 
 
-def test_ends_in_a_table_and_the_path(tmp_path: Path, recipe: Path) -> None:
-    result = run("--config", recipe, "--run-dir", tmp_path / "run")
-    assert result.exit_code == 0, result.output
-    for words in ("dev, calibrated", "test, calibrated", "micro_f1", "ece", "Temperature", str(tmp_path / "run")):
-        assert words in result.stdout
-    metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
-    assert f"{metrics['test']['nll']:.4f}" in result.stdout
-    assert "epoch   1  step      3" in result.stderr
-    assert "Note: the run has 3 steps, too few to learn much" in result.stderr
+def refused(*arguments: object) -> str:
+    """What is told about wrong arguments."""
+    return call("train", *arguments, status=1)[1]
+
+
+def test_what_is_told_before_meanwhile_and_at_the_end(
+    tmp_path: Path, recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("prefixprop.cli.progress._SECONDS_BETWEEN_LINES", -1.0)
+    with (tmp_path / "dev.jsonl").open("a") as file:
+        file.write('{"id": "empty", "text": "  ", "label": "law"}\n')
+    folder = tmp_path / "[b] \x1b[31mred"
+    options = ("--config", recipe, "--run-dir", folder)
+    shown, told = call("train", *options, "--batch-size", 3, "--device-batch-size", 16)
+    for words in (
+        "24 documents of up to 128 tokens, 1 × 8 steps of 3 documents, learning rate 0.01, seed 1",
+        "Note: the run has 8 steps, too few to learn much",
+        "Note: 1 of 11 dev documents is empty",
+        "training: 2 of 8, 0 minutes so far",
+        "epoch   1  step      8",
+    ):
+        assert words in told
+    metrics = json.loads((folder / "metrics.json").read_text())
+    loss, path = f"{metrics['test']['nll']:.4f}", rf"Run directory: {tmp_path}/[b] \x1b[31mred"
+    for words in ("dev, calibrated", "test, calibrated", "micro_f1", "ece", "Temperature", loss, path):
+        assert words in shown
+    problem, evaluated = refused(*options), call("evaluate", folder)[0]
+    assert "has a finished run" in problem and "--overwrite" in problem and "[b]" in evaluated
+    assert "\x1b" not in shown + told + problem + evaluated
 
 
 @pytest.mark.parametrize("better", [True, False])
-def test_a_baseline_that_is_better_is_told(
+def test_a_better_baseline_and_a_temperature_that_says_nothing_are_told(
     tmp_path: Path, recipe: Path, monkeypatch: pytest.MonkeyPatch, better: bool
 ) -> None:
     metrics_of_it = dict.fromkeys(SHOWN, 0.987 if better else 0.0)
     baseline = {"model": "TF-IDF of a test", "dev": metrics_of_it, "test": metrics_of_it}
     monkeypatch.setattr("prefixprop.train.documents.measure_baseline", lambda task: baseline)
-    result = run("--config", recipe, "--run-dir", tmp_path / "run")
-    assert result.exit_code == 0, result.output
+    monkeypatch.setattr("prefixprop.evaluate.calibration.is_bound", lambda temperature: better)
+    shown, _ = call("train", "--config", recipe, "--run-dir", tmp_path / "run")
     for words in ("dev, TF-IDF", "test, TF-IDF", "TF-IDF of a test", "0.9870" if better else "0.0000"):
-        assert words in result.stdout
+        assert words in shown
     metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
     sentence = f"The TF-IDF baseline is better here: 0.987 against {metrics['dev']['micro_f1']:.3f} on the dev set."
-    assert (sentence in result.stdout) == better
+    assert (sentence in shown) == ("Do not trust calibrated probabilities" in shown) == better
 
 
-def test_without_a_baseline_none_is_shown(tmp_path: Path, recipe: Path) -> None:
-    result = run("--config", recipe, "--run-dir", tmp_path / "run", "--no-baseline")
-    assert result.exit_code == 0 and "TF-IDF" not in result.stdout.partition("Run directory")[0], result.output
+def test_the_last_checkpoint_of_a_fold_without_a_baseline(tmp_path: Path, recipe: Path) -> None:
+    options = ("--folds", 3, "--fold", 0, "--keep", "last", "--no-baseline")
+    shown = call("train", "--config", recipe, "-o", tmp_path / "run", *options)[0].partition("Run directory")[0]
+    assert "Last epoch: 1 (best on the dev set: 1)" in shown and "dev, calibrated" in shown
+    assert "test" not in shown and "TF-IDF" not in shown
 
 
-def test_the_last_checkpoint_of_a_fold(tmp_path: Path, recipe: Path) -> None:
-    result = run("--config", recipe, "-o", tmp_path / "run", "--folds", 3, "--fold", 0, "--keep", "last")
-    assert result.exit_code == 0, result.output
-    assert "Last epoch: 1 (best on the dev set: 1)" in result.stdout
-    assert "test" not in result.stdout.partition("Run directory")[0] and "dev, calibrated" in result.stdout
-
-
-def test_flags_win_over_the_recipe(tmp_path: Path, recipe: Path) -> None:
-    result = run("--config", recipe, "--lr", "3e-4", "--seed", 7, "--reparameterize", "--dry-run")
-    assert result.exit_code == 0, result.output
-    printed = yaml.safe_load(result.stdout)
+def test_a_dry_run_is_a_recipe_in_which_flags_win(tmp_path: Path, recipe: Path) -> None:
+    flags = ("--lr", "3e-4", "--seed", 7, "--reparameterize")
+    shown, _ = call("train", "--config", recipe, *flags, "--dry-run")
+    printed = yaml.safe_load(shown)
     assert printed["learning_rate"] == 3e-4 and printed["seed"] == 7 and printed["reparameterize"] is True
     assert printed["num_virtual_tokens"] == 2  # of the recipe
+    for words in ("Steps: 3 (3 per epoch)", "Documents: training 24, dev 10, test 8", "Note: the run has 3 steps"):
+        assert f"# {words}" in shown
+    (tmp_path / "again.yaml").write_text(shown)
+    assert override(RunSettings(), read_settings(tmp_path / "again.yaml")).max_length == 128
     assert not (tmp_path / "runs").exists()
 
 
-def test_dry_run_is_a_recipe_with_counts(tmp_path: Path, recipe: Path) -> None:
-    result = run("--config", recipe, "--dry-run")
-    assert "# Steps: 3 (3 per epoch)" in result.stdout and "# Documents: training 24, dev 10, test 8" in result.stdout
-    assert "prefix               192" in result.stdout
-    assert "# Note: the run has 3 steps, too few to learn much" in result.stdout
-    (tmp_path / "again.yaml").write_text(result.stdout)
-    assert override(RunSettings(), read_settings(tmp_path / "again.yaml")).max_length == 128
-
-
 def test_every_setting_is_a_flag() -> None:
-    printed = run("--help").stdout
+    printed, _ = call("train", "--help")
     missing = [name for name in SETTINGS if flag_of(name) not in printed]
     assert not missing and "--lr" in printed and "--config" in printed
 
 
 def test_resume_takes_the_settings_of_the_run(tmp_path: Path, recipe: Path) -> None:
-    run_dir = tmp_path / "run"
-    assert run("--config", recipe, "--run-dir", run_dir).exit_code == 0
-    again = run("--run-dir", run_dir, "--resume")
-    assert again.exit_code == 0 and "Run directory:" in again.stdout
-    refused = run("--run-dir", run_dir, "--resume", "--epochs", 4)
-    assert refused.exit_code == 1 and "other settings: --epochs (was 1, now 4)" in refused.stderr
-
-
-def expect_error(result: Result, *words: str) -> None:
-    assert result.exit_code == 1
-    assert isinstance(result.exception, SystemExit) and "Traceback" not in result.output
-    for word in words:
-        assert word in result.stderr
+    call("train", "--config", recipe, "--run-dir", tmp_path / "run")
+    assert "Run directory:" in call("train", "--run-dir", tmp_path / "run", "--resume")[0]
+    told = refused("--run-dir", tmp_path / "run", "--resume", "--epochs", 4)
+    assert "other settings: --epochs (was 1, now 4)" in told
 
 
 def test_all_wrong_settings_are_told_at_once() -> None:
-    result = run("--task", "hyperpartizan", "--epochs", 0, "--kernel", "foo")
-    expect_error(
-        result,
-        "did you mean 'hyperpartisan'?",
-        "--epochs: must be greater than or equal to 1",
-        "--kernel: 'foo' is unknown",
-    )
-    assert result.stderr.count("Error:") == 3
+    told = refused("--task", "hyperpartizan", "--epochs", 0, "--kernel", "foo")
+    for words in ("did you mean 'hyperpartisan'?", "--epochs: must be greater than", "--kernel: 'foo' is unknown"):
+        assert words in told
+    assert told.count("Error:") == 3
 
 
 def test_a_broken_recipe(tmp_path: Path) -> None:
     path = tmp_path / "r.yaml"
     path.write_text("task: hyperpartisan\nepoch: 3\n")
-    expect_error(run("--config", path), f"{path}:2: there is no setting 'epoch' (did you mean 'epochs'?)")
-    expect_error(run("--config", tmp_path / "none.yaml"), "none.yaml: the file cannot be read")
-
-
-def test_an_existing_run_is_refused(tmp_path: Path, recipe: Path) -> None:
-    run("--config", recipe, "--run-dir", tmp_path / "run")
-    expect_error(run("--config", recipe, "--run-dir", tmp_path / "run"), "has a finished run", "--overwrite")
+    assert f"{path}:2: there is no setting 'epoch' (did you mean 'epochs'?)" in refused("--config", path)
+    assert "none.yaml: the file cannot be read" in refused("--config", tmp_path / "none.yaml")
 
 
 @pytest.mark.parametrize(
     ("content", "words"),
     [
         (b'{"id": "a", "text": "w5", "label": "law"}\n{"id": "b", "text": ', ":2: broken JSON"),
-        (b'{"id": "a", "text": "w5", "label": "physics"}\n', ":1: the label 'physics' is not in the training set"),
-        (b'{"id": "a", "text": "w5"}\n', ":1: there is no column 'label'"),
-        (b'{"id": "a", "text": "w5", "label": null}\n', ":1: the label (column 'label') is missing"),
-        (b'{"id": "a", "text": "\xff", "label": "law"}\n', ":1: the text is not UTF-8"),
         (b'{"id": "a", "text": "w5", "label": "law"}\n' * 2, ":2: the id 'a' is also that of"),
     ],
 )
@@ -149,90 +128,28 @@ def test_bad_documents_are_one_line_with_their_place(
     tmp_path: Path, recipe: Path, content: bytes, words: str
 ) -> None:
     (tmp_path / "dev.jsonl").write_bytes(content)
-    result = run("--config", recipe, "--run-dir", tmp_path / "run")
-    expect_error(result, str(tmp_path / "dev.jsonl") + words)
-    assert result.stderr.count("Error:") == 1 and not (tmp_path / "run").exists()
-
-
-def test_empty_documents_are_counted(tmp_path: Path, recipe: Path) -> None:
-    with (tmp_path / "dev.jsonl").open("a") as file:
-        file.write('{"id": "empty", "text": "  ", "label": "law"}\n')
-    result = run("--config", recipe, "--run-dir", tmp_path / "run")
-    assert result.exit_code == 0, result.output
-    assert "Note: 1 of 11 dev documents is empty" in result.stderr
-    assert json.loads((tmp_path / "run" / "metrics.json").read_text())["dev"]["documents"] == 11
+    told = refused("--config", recipe, "--run-dir", tmp_path / "run")
+    assert f"{tmp_path / 'dev.jsonl'}{words}" in told
+    assert told.count("Error:") == 1 and not (tmp_path / "run").exists()
 
 
 def test_settings_that_would_change_nothing(tmp_path: Path, recipe: Path) -> None:
     """A flag is refused, as whoever gives it expects something of it; a recipe may be one for several methods."""
     assert "num_virtual_tokens: 2" in recipe.read_text()
     other = ("--config", recipe, "--method", "head-only", "--run-dir", tmp_path / "run")
-    expect_error(
-        run(*other, "--num-virtual-tokens", 4), "--num-virtual-tokens: belongs to --method prefix-propagation"
-    )
-    expect_error(run(*other, "--lora-rank", 4, "--alpha", 0.1), "--lora-rank: belongs to", "--alpha: belongs to")
-    assert run(*other).exit_code == 0
+    told = refused(*other, "--num-virtual-tokens", 4)
+    assert "--num-virtual-tokens: belongs to --method prefix-propagation" in told
+    told = refused(*other, "--lora-rank", 4, "--alpha", 0.1)
+    assert "--lora-rank: belongs to" in told and "--alpha: belongs to" in told
+    call("train", *other)
     assert read_settings(tmp_path / "run" / "config.yaml")["num_virtual_tokens"] == 8, "as the paper has it"
-    assert run(*other, "--resume").exit_code == 0
+    call("train", *other, "--resume")
 
 
-def test_nan_and_trackers(tmp_path: Path, recipe: Path) -> None:
-    wild = ("--method", "fine-tuning", "--lr", 100, "--weight-decay", 1e6, "--epochs", 3)
-    expect_error(run("--config", recipe, "--run-dir", tmp_path / "r", *wild), "The loss is", "at step")
-    expect_error(run("--config", recipe, "--report-to", "nobody"), "--report-to: 'nobody' is unknown")
-
-
-def test_brackets_are_no_markup(tmp_path: Path, recipe: Path) -> None:
-    folder = tmp_path / "[b]" / "run"
-    result = run("--config", recipe, "--run-dir", folder)
-    assert result.exit_code == 0, result.output
-    assert f"Run directory: {folder}" in result.stdout
-    judged = CliRunner().invoke(app, ["evaluate", str(folder)])
-    assert judged.exit_code == 0 and "[b]" in judged.stdout
-
-
-@pytest.mark.parametrize("is_bound", [True, False])
-def test_a_temperature_that_says_nothing_is_told(
-    is_bound: bool, tmp_path: Path, recipe: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("prefixprop.evaluate.calibration.is_bound", lambda temperature: is_bound)
-    result = run("--config", recipe, "--run-dir", tmp_path / "run")
-    assert ("Do not trust calibrated probabilities" in result.stdout) is is_bound
-
-
-def test_a_composed_method_from_training_to_prediction(tmp_path: Path, recipe: Path) -> None:
+def test_a_composed_method(tmp_path: Path, recipe: Path) -> None:
     flags = ("--method", "prefix-propagation+lora", "--gate", "--lora-rank", 2)
-    result = run("--config", recipe, "--run-dir", tmp_path / "run", *flags)
-    assert result.exit_code == 0, result.output
-    parts = json.loads((tmp_path / "run" / "metrics.json").read_text())["parameters"]
-    assert (parts["prefix"], parts["gates"], parts["lora"]) == (3 * 2 * 32, 3, 4 * 3 * 2 * 2 * 32)
+    call("train", "--config", recipe, "--run-dir", tmp_path / "run", *flags)
     card = (tmp_path / "run" / "README.md").read_text()
     assert "2 virtual tokens, a gate per layer, LoRA of rank 2: trains virtual tokens" in card
-    assert "(prefix 192, gates 3, lora 1,536, head" in card
-
-    documents = [json.loads(line) for line in (tmp_path / "dev.jsonl").read_text().splitlines()]
-    stored = read_predictions(tmp_path / "run" / "predictions" / "dev.jsonl")
-    predicted = load_run(tmp_path / "run").predict([document["text"] for document in documents])
-    assert [found.label for found in predicted] == [sorted(LABELS)[row] for row in stored.logits.argmax(axis=1)]
-    shown = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["report", str(tmp_path / "run")])
-    assert "prefix-propagation+lora" in shown.stdout, shown.output
-
-
-def test_what_the_run_chose_is_told_and_a_small_batch_is_adapted_to(tmp_path: Path, recipe: Path) -> None:
-    result = run("--config", recipe, "--run-dir", tmp_path / "run", "--batch-size", 3, "--device-batch-size", 16)
-    assert result.exit_code == 0, result.output
-    assert "24 documents of up to 128 tokens, 1 × 8 steps of 3 documents, learning rate 0.01, seed 1" in result.stderr
-
-
-def test_escape_characters_do_not_reach_the_terminal(tmp_path: Path, recipe: Path) -> None:
-    folder = tmp_path / "\x1b[31mred"
-    assert "\x1b" not in run("--config", recipe, "--run-dir", folder).output
-    assert "\x1b" not in run("--config", recipe, "--run-dir", folder).output, "nor in errors"
-
-
-def test_where_there_is_no_terminal_lines_tell_of_progress(
-    tmp_path: Path, recipe: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("prefixprop.cli.progress._SECONDS_BETWEEN_LINES", -1.0)
-    result = run("--config", recipe, "--run-dir", tmp_path / "run")
-    assert "training: 2 of 3, 0 minutes so far" in result.stderr
+    assert f"(prefix {3 * 2 * 32}, gates 3, lora {4 * 3 * 2 * 2 * 32:,}, head" in card
+    assert "prefix-propagation+lora" in call("report", tmp_path / "run")[0]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -15,40 +17,34 @@ from tiny_questions import ENTITY, questions, tiny_tokenizer
 ROWS = [np.array(ids, dtype=np.int32) for ids in ([5, 6, 7], [8], [9, 9])]
 
 
+NOTHING = np.zeros(0, dtype=np.int32)
+
+
 @pytest.mark.parametrize(
-    ("side", "ids", "mask"),
+    ("rows", "length", "ids", "mask"),
     [
-        ("right", [[5, 6, 7], [8, 1, 1], [9, 9, 1]], [[1, 1, 1], [1, 0, 0], [1, 1, 0]]),
-        ("left", [[5, 6, 7], [1, 1, 8], [1, 9, 9]], [[1, 1, 1], [0, 0, 1], [0, 1, 1]]),
+        (ROWS, None, [[5, 6, 7], [8, 1, 1], [9, 9, 1]], [[1, 1, 1], [1, 0, 0], [1, 1, 0]]),
+        (ROWS[:1], 4, [[5, 6, 7, 1]], [[1, 1, 1, 0]]),
+        (ROWS[:1], None, [[5, 6, 7]], None),  # without padding, no mask
+        ([ROWS[2]] * 2, None, [[9, 9]] * 2, None),
+        ([NOTHING] * 2, None, [[1]] * 2, None),  # one padding token
+        ([NOTHING, ROWS[2]], None, [[1, 1], [9, 9]], [[1, 0], [1, 1]]),
     ],
 )
-def test_pads_to_the_longest(side: str, ids: list[list[int]], mask: list[list[int]]) -> None:
-    padded = pad_documents(ROWS, pad_token_id=1, padding_side=side)
-    assert padded["input_ids"].tolist() == ids and padded["attention_mask"].tolist() == mask
-
-
-def test_no_mask_where_nothing_is_padding() -> None:
-    assert pad_documents(ROWS[:1], 1).keys() == pad_documents([ROWS[2]] * 2, 1).keys() == {"input_ids"}
-    assert pad_documents(ROWS[:1], 1, length=4)["attention_mask"].tolist() == [[1, 1, 1, 0]]
-
-
 @pytest.mark.parametrize("side", ["right", "left"])
-def test_documents_without_tokens_are_one_padding_token(side: str) -> None:
-    nothing = np.zeros(0, dtype=np.int32)
-    assert {name: ids.tolist() for name, ids in pad_documents([nothing] * 2, 1, side).items()} == {
-        "input_ids": [[1], [1]]
-    }
-    mask = pad_documents([nothing, ROWS[2]], 1, side)["attention_mask"]
-    assert mask.tolist() == [[1, 0] if side == "right" else [0, 1], [1, 1]]
-    collated = DocumentCollator(1, side)([{"input_ids": nothing, "labels": 0}])
-    assert collated["input_ids"].tolist() == [[1]]
-
-
-def test_collator_adds_labels() -> None:
-    items = [{"input_ids": row, "labels": label} for row, label in zip(ROWS, (2, 0, 1), strict=True)]
-    batch = DocumentCollator(1)(items)
-    assert batch["labels"].tolist() == [2, 0, 1]
-    assert batch["input_ids"].shape == batch["attention_mask"].shape == (3, 3)
+def test_documents(rows: list[Any], length: int | None, ids: list[Any], mask: list[Any] | None, side: str) -> None:
+    padded = {name: tensor.tolist() for name, tensor in pad_documents(rows, 1, side, length).items()}
+    expected = {"input_ids": ids} if mask is None else {"input_ids": ids, "attention_mask": mask}
+    if side == "left":  # the padding is behind the tokens in the table
+        ids, mask = (
+            [sorted(row, key=lambda one: one != pad) for row in table] for table, pad in ((ids, 1), (mask or [], 0))
+        )
+        expected = {name: {"input_ids": ids, "attention_mask": mask}[name] for name in expected}
+    assert padded == expected
+    items = [{"input_ids": row, "labels": label} for label, row in enumerate(rows)]
+    batch = DocumentCollator(1, side, lambda longest: length or longest)(items)
+    assert batch.pop("labels").tolist() == list(range(len(rows)))
+    assert {name: tensor.tolist() for name, tensor in batch.items()} == expected
 
 
 TOKENIZER = tiny_tokenizer()
@@ -91,8 +87,3 @@ def test_the_first_tensor_tells_how_many_questions_there_are() -> None:
     batch = CandidateCollator(1)([dataset[0], dataset[1]])
     assert len(next(iter(batch.values()))) == 2 < len(batch["input_ids"])
     assert batch["labels"].dtype == batch["input_ids"].dtype == torch.int64
-
-
-def test_unknown_side() -> None:
-    with pytest.raises(ValueError, match="padding_side='both' is unknown; choose right or left"):
-        CandidateCollator(1, "both")

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from prefixprop.data import cache
 from prefixprop.data.cache import RaggedArray, Writer, cache_folder, clear, entries, stored
 
 
@@ -82,25 +81,24 @@ def test_a_damaged_entry_is_made_anew(damage: Callable[[Path], None], name: str)
 
 
 def test_what_was_not_used_for_longest_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def zeros(count: int) -> Callable[[Writer], None]:
+        return lambda writer: writer.append("zeros", np.zeros(count, dtype=np.uint8))
+
     monkeypatch.setenv("PREFIXPROP_CACHE_GB", "0.00005")  # 50 kB
     for age, key in ((30, "a"), (20, "b")):
-        stored("kind", key, lambda writer: writer.append("zeros", np.zeros(20_000, dtype=np.uint8)))
+        stored("kind", key, zeros(20_000))
         for file in entries()[0].path.iterdir():
             os.utime(file, (file.stat().st_mtime - age,) * 2)
-    stored("kind", "a", refuse)  # used again, so b goes first
-    held = stored("kind", "a", refuse)
-    stored("kind", "c", lambda writer: writer.append("zeros", np.zeros(20_000, dtype=np.uint8)))
+    held = stored("kind", "a", refuse)  # used again, so b goes first
+    stored("kind", "c", zeros(20_000))
     assert len(entries()) == 2
     stored("kind", "a", refuse)
     with pytest.raises(AssertionError):
         stored("kind", "b", refuse)
     # One that is larger than the limit is kept for the run that needs it; what others have open stays readable.
-    stored("kind", "d", lambda writer: writer.append("zeros", np.zeros(99_000, dtype=np.uint8)))
+    stored("kind", "d", zeros(99_000))
     assert [entry.size > 99_000 for entry in entries()] == [True]
     assert not held.arrays["zeros"].any()
-
-
-def test_a_limit_that_is_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREFIXPROP_CACHE_GB", "much")
     with pytest.raises(ValueError, match="PREFIXPROP_CACHE_GB=much: the size of the cache must be a number"):
         stored("kind", "key", refuse)
@@ -145,10 +143,10 @@ def test_clearing_removes_entries_and_leftovers_only(folder: Path) -> None:
 def test_the_usual_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("PREFIXPROP_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert cache.cache_folder() == tmp_path / "prefixprop"
+    assert cache_folder() == tmp_path / "prefixprop"
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert cache.cache_folder() == tmp_path / ".cache" / "prefixprop"
+    assert cache_folder() == tmp_path / ".cache" / "prefixprop"
     assert entries() == []
     clear()  # nothing is there
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import FrozenInstanceError, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,39 +23,19 @@ def documents(*texts: str) -> Split:
     return tuple(Document(str(number), text, number % 2) for number, text in enumerate(texts))
 
 
-def test_splits_are_found_by_name() -> None:
-    first, second = Document("1", "one", 0), Document("2", "two", 1, title="Two")
-    task = make_task(train=(first,), dev=(second,))
-    assert [task.split(name) for name in ("train", "dev", "test")] == [(first,), (second,), ()]
-    assert task.num_labels == 2
-    with pytest.raises(ValueError, match="'validation'; choose one of train, dev, test"):
-        task.split("validation")
-    with pytest.raises(FrozenInstanceError):
-        first.label = 1  # type: ignore[misc]
-
-
 @pytest.mark.parametrize(
     ("wrong", "complaint"),
     [
         ({"dev": (Document("7", "text", -1),)}, "'7' in split 'dev' of task 'toy' has label -1"),
-        ({"dev": (Document("7", "text", 2),)}, "'7' in split 'dev' of task 'toy' has label 2"),
+        ({"train": StoredDocuments.packed((Document("7", "text", 2),))}, "'7' in split 'train' .* has label 2"),
         ({"train": (Document("7", "text", 0),) * 2}, "'7' occurs more than once in split 'train'"),
         ({"train": StoredDocuments.packed((Document("7", "text", 0),)).select([0, 0])}, "'7' occurs more than once"),
-        (
-            {"train": StoredDocuments.packed((Document("7", "text", 2),))},
-            "'7' in split 'train' of task 'toy' has lab",
-        ),
         ({"label_names": ("only",)}, "at least two labels"),
     ],
 )
 def test_what_is_no_task(wrong: dict[str, Split], complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         make_task(**wrong)  # type: ignore[arg-type]
-
-
-def test_ids_may_repeat_in_another_split() -> None:
-    same = Document("7", "text", 0)
-    assert make_task(train=(same,), dev=(same,)).train == (same,)
 
 
 TOO_GOOD = "metrics are too good; remove them from one of the two"
@@ -65,31 +45,19 @@ TOO_GOOD = "metrics are too good; remove them from one of the two"
     ("splits", "notes"),
     [
         ([("a", "b"), ("c", "d"), ()], []),
+        ([("", " \n\t", "a"), ("b", "c"), ()], ["2 of 3 training documents are empty"]),
+        ([("a", "b"), ("c", "d"), ("e", "f", "e")], ["1 of 3 test documents is the same as another one"]),
+        ([("a", "b", "a ", "b", "\ta"), ("c", "d"), ()], ["3 of 5 training documents are the same as another one"]),
         (
-            [("", " \n\t", "a"), ("", "b"), ()],
-            ["2 of 3 training documents are empty", "1 of 2 dev documents is empty"],
-        ),
-        (
-            [("a", "b", "a ", "b", "\ta"), ("c", "d"), ("e", "f", "e")],
-            [
-                "3 of 5 training documents are the same as another one",
-                "1 of 3 test documents is the same as another one",
-            ],
-        ),
-        (
-            [("a b", "c", ""), ("a\nb", "e", ""), ("c", "a  b", "f", "g")],
+            [("a b", "c", ""), ("a\nb", "e"), ("c", "a  b", "f", "g")],
             [
                 "1 of 3 training documents is empty",
-                "1 of 3 dev documents is empty",
-                f"1 of 3 dev documents is also in the training set: {TOO_GOOD}",
+                f"1 of 2 dev documents is also in the training set: {TOO_GOOD}",
                 f"2 of 4 test documents are also in the training set: {TOO_GOOD}",
                 f"1 of 4 test documents is also in the dev set: {TOO_GOOD}",
             ],
         ),
-        (
-            [("a",), ("b",), ("c",)],
-            [f"no {name} document has the label yes" for name in ("training", "dev", "test")],
-        ),
+        ([("a",), ("b",), ("c",)], [f"no {name} document has the label yes" for name in ("training", "dev", "test")]),
     ],
 )
 @pytest.mark.parametrize("packed", [False, True])

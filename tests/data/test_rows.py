@@ -43,7 +43,6 @@ def values(*paths: Path) -> list[dict[str, Any]]:
     ("name", "content", "lines"),
     [
         ("x.jsonl", LINES, [1, 2]),
-        ("x.jsonl", LINES.rstrip(b"\n"), [1, 2]),
         ("x.JSONL", MARK + LINES.replace(b"\n", b"\r\n\r\n"), [1, 3]),
         ("x.json", ARRAY, [2, 6]),
         ("x.json", MARK + b" \n" + json.dumps(RECORDS).encode() + b"\n", [2, 2]),
@@ -64,16 +63,12 @@ def test_every_text_format_gives_the_same_rows_with_their_lines(
 
 
 def test_parquet_and_several_files_after_each_other(tmp_path: Path) -> None:
-    path = tmp_path / "x.parquet"
+    path, long = tmp_path / "x.parquet", "long " * 100_000  # more than Python's csv module reads by default
     records = [{"text": str(number), "label": number % 3} for number in range(600)]
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(records), path)
-    assert values(path, write(tmp_path / "a.csv", CSV)) == records + RECORDS
+    csv = write(tmp_path / "a.csv", CSV + f"{long},c\n".encode())
+    assert values(path, csv) == [*records, *RECORDS, {"text": long, "label": "c"}]
     assert [row.location for row in read_rows([path])][-1] == f"{path}:row 600"
-
-
-def test_texts_longer_than_the_limit_of_the_csv_module(tmp_path: Path) -> None:
-    text = "long " * 100_000
-    assert values(write(tmp_path / "x.csv", f"text,label\n{text},a\n".encode())) == [{"text": text, "label": "a"}]
 
 
 def test_a_text_file_is_one_document_without_a_label(tmp_path: Path) -> None:
@@ -83,13 +78,8 @@ def test_a_text_file_is_one_document_without_a_label(tmp_path: Path) -> None:
 
 
 def test_a_folder_has_a_folder_per_label(tmp_path: Path) -> None:
-    for name, text in {
-        "tax/2.txt": "b",
-        "tax/10.txt": "c",
-        "art/x.txt": "a",
-        "art/note.md": "",
-        "top.txt": "",
-    }.items():
+    files = {"tax/2.txt": "b", "tax/10.txt": "c", "art/x.txt": "a", "art/note.md": "", "top.txt": ""}
+    for name, text in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     assert [tuple(row.values.values()) for row in read_rows([tmp_path])] == [
@@ -111,11 +101,9 @@ def test_a_folder_has_a_folder_per_label(tmp_path: Path) -> None:
     ("name", "content", "line", "complaint"),
     [
         ("x.csv", b"text,label\nok,a\none,two,three\n", 3, r"3 fields where there are 2 columns \(text, label\)"),
-        ("x.csv", b"text;label\nok;a\nshort\n", 3, "1 fields where there are 2 columns"),
         ("x.csv", b'text,label\nok,a\n"never closed,b\nlast,a\n', 3, "broken row: .*closed at its end"),
         ("x.csv", b'text,label\n"closed" early,b\n', 2, "broken row: .*must be doubled"),
         ("x.csv", b"text,label\nok,a\n\xff\xfe,b\n", 3, "not UTF-8"),
-        ("x.tsv", b"text\tlabel\nok\ta\n\xe9\tb\n", 3, "not UTF-8"),
         ("x.csv", b"text,label,text\n1,2,3\n", 1, "'text' occurs more than once"),
         ("x.txt", b"fine\n\xe4", 2, "not UTF-8"),
         ("x.jsonl", LINES + b'\n{"id": "c",\n' + LINES, 4, "broken JSON"),
@@ -123,11 +111,9 @@ def test_a_folder_has_a_folder_per_label(tmp_path: Path) -> None:
         ("x.jsonl", LINES + b'\n{"id": ' + b"1" * 5_000 + b"}\n", 4, "this JSON cannot be read"),
         ("x.jsonl", LINES + b"[1, 2]\n", 3, "expected a JSON object, got list"),
         ("x.jsonl", LINES + b'{"id": "\xff"}\n', 3, "not UTF-8"),
-        ("x.jsonl", b'{"id": }', 1, "column 8"),
         ("x.json", b'[\n{"id": 3,\n oops', 3, "broken JSON"),
         ("x.json", b'[{"id": 3},\n\n7]', 3, "expected a JSON object, got int"),
         ("x.json", b'[{"id": 3}\n{"id": 4}]', 2, "broken JSON: Expecting ',' or ']'"),
-        ("x.json", b'[{"id": 3},\n', 2, "broken JSON"),
         ("x.json", b'[{"id": 3}]\n[{"id": 4}]', 2, "broken JSON: Extra data"),
         ("x.json", b'\n[{"id": ' + b"[" * 100_000, 2, "this JSON cannot be read"),
         ("x.json", b'{\n"data": []}', 1, "broken JSON"),
@@ -144,14 +130,10 @@ def test_what_is_wrong_is_reported_with_file_and_line(
 
 
 @pytest.mark.parametrize("begin", [b"", MARK], ids=["plain", "byte-order mark"])
-@pytest.mark.parametrize("end", [b"", b"\n", b"\r\n", b" \n"])
+@pytest.mark.parametrize("end", [b"", b" \r\n"])
 @pytest.mark.parametrize(
     ("line", "column"),
-    [
-        ('{"id": "é", "text"', 19),  # behind the last character
-        ('{"id": "é",', 12),
-        ('{"id": "é", "text": "On ri', 21),  # where the string begins
-    ],
+    [('{"id": "é",', 12), ('{"id": "é", "text": "On ri', 21)],  # behind the last character; where a string begins
 )
 def test_a_line_that_breaks_off_names_a_column_of_its_own(
     tmp_path: Path, line: str, column: int, begin: bytes, end: bytes
@@ -214,39 +196,38 @@ def test_json_lines_come_one_at_a_time_with_their_lines(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"records\.jsonl:4: broken JSON"):
         next(lines)
     assert read_json_lines(write(tmp_path / "none.jsonl", b"")) == []
-    with pytest.raises(FileNotFoundError, match="absent"):
-        read_json_lines(tmp_path / "absent.jsonl")
 
 
-def touch(folder: Path, *names: str) -> None:
+NAMES = ["train.jsonl.gz", "validation.parquet", "training.jsonl", "README.md", "test.txt"]
+PARTS = [f"test-{part:05}-of-00003.parquet" for part in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("names", "split", "expected"),
+    [
+        (NAMES, ("train",), NAMES[:1]),
+        (NAMES, ("dev", "validation"), NAMES[1:2]),
+        (NAMES, ("test",), []),
+        (PARTS[::-1], ("test",), PARTS),
+        (PARTS[::2], ("test",), r"test has 3 parts, but there are only test-00000.*, test-00002"),
+        (["dev.jsonl", "dev.csv"], ("dev",), r"several files could be dev: dev\.csv, dev\.jsonl; keep one of them"),
+        (["dev.jsonl", "validation.jsonl"], ("dev", "validation"), r"several files could be dev: .*; keep one"),
+        (["dev.jsonl", "dev-00000-of-00001.jsonl"], ("dev",), r"several files could be dev: .*; keep one"),
+    ],
+)
+def test_the_files_of_a_split(tmp_path: Path, names: list[str], split: tuple[str, ...], expected: Any) -> None:
     for name in names:
-        (folder / name).touch()
-
-
-def test_finds_the_files_of_a_split_under_any_of_its_names_and_all_parts_in_order(tmp_path: Path) -> None:
-    touch(tmp_path, "train.jsonl.gz", "validation.parquet", "training.jsonl", "README.md", "test.txt")
-    assert find_split_files(tmp_path, "train") == [tmp_path / "train.jsonl.gz"]
-    assert find_split_files(tmp_path, "dev", "validation") == [tmp_path / "validation.parquet"]
-    assert find_split_files(tmp_path, "test") == []
-    names = [f"test-{part:05}-of-00003.parquet" for part in range(3)]
-    touch(tmp_path, *reversed(names))
-    assert find_split_files(tmp_path, "test") == [tmp_path / name for name in names]
-    (tmp_path / names[1]).unlink()
-    with pytest.raises(ValueError, match=r"test has 3 parts, but there are only test-00000.*, test-00002"):
-        find_split_files(tmp_path, "test")
-
-
-@pytest.mark.parametrize("other", ["dev.csv", "validation.jsonl", "dev-00000-of-00001.jsonl"])
-def test_two_candidates_are_an_error(tmp_path: Path, other: str) -> None:
-    touch(tmp_path, "dev.jsonl", other)
-    with pytest.raises(ValueError, match=r"several files could be dev: .*keep one of them") as caught:
-        find_split_files(tmp_path, "dev", "validation")
-    assert other in str(caught.value) and "dev.jsonl" in str(caught.value)
+        (tmp_path / name).touch()
+    if isinstance(expected, list):
+        assert find_split_files(tmp_path, *split) == [tmp_path / name for name in expected]
+    else:
+        with pytest.raises(ValueError, match=expected):
+            find_split_files(tmp_path, *split)
 
 
 def test_a_missing_folder(tmp_path: Path) -> None:
     check_folder(tmp_path)
-    touch(tmp_path, "file")
+    (tmp_path / "file").touch()
     for name in ("absent", "file"):
         with pytest.raises(FileNotFoundError, match=f"{name}: there is no such folder"):
             check_folder(tmp_path / name)

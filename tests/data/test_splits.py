@@ -11,18 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.model_selection import StratifiedKFold, train_test_split
 
-from prefixprop.data import (
-    ClassificationTask,
-    Document,
-    QuestionTask,
-    Split,
-    Task,
-    draw_sample,
-    leave_out_fold,
-    select_documents,
-)
+from prefixprop.data import ClassificationTask, Document, QuestionTask, Split, Task, draw_sample, select_documents
 from prefixprop.data.documents import StoredDocuments
-from prefixprop.data.splits import split_off
+from prefixprop.data.splits import leave_out_fold, split_off
 
 from tiny_questions import invented
 
@@ -75,26 +66,15 @@ def test_every_label_stays_in_what_is_kept_and_copies_on_one_side(
     assert sorted((*kept, *split), key=lambda document: int(document.id)) == list(documents(labels, texts))
     assert not {document.text for document in kept} & {document.text for document in split}
     assert {document.label for document in kept} == set(labels)
+    assert all(len(labels_of_texts[int(document.text.split()[1])]) == 1 for document in split)
     several = [count for count in counts.values() if count > 1]
     assert len({document.text for document in split}) >= max(fraction * sum(several), len(several))
 
 
-@pytest.mark.parametrize("packed", [False, True])
-def test_copies_follow_the_first_of_them_and_empty_documents_are_no_copies(packed: bool) -> None:
-    texts = ["a b", "c", "a\nb ", "d", "", "e", " ", "f", "a b"]
-    found: Split = tuple(Document(str(number), text, number % 2) for number, text in enumerate(texts))
-    mixed = replace(found[2], label=1)
-    found = StoredDocuments.packed(found) if packed else found
-    halves = [split_off(found, 0.5, seed=seed) for seed in range(20)]
-    together = [{"0", "2", "8"} & {document.id for document in part} for half in halves for part in half]
-    assert {len(part) for part in together} == {0, 3}
-    blanks = [{"4", "6"} & {document.id for document in half[1]} for half in halves]
-    assert 1 in {len(part) for part in blanks}
-    # A text with two labels is not split off.
-    kept = [split_off((*found[:2], mixed, *found[3:]), 0.5, seed=seed)[0] for seed in range(20)]
-    assert all({"0", "2", "8"} <= {document.id for document in part} for part in kept)
-    plain = [split_off(found, 0.5, seed=seed, copies_together=False) for seed in range(20)]
-    assert any(len({"0", "2", "8"} & {document.id for document in half[0]}) in (1, 2) for half in plain)
+def test_copies_can_be_treated_as_any_documents() -> None:
+    copies = documents([0] * 8, [0] * 4 + [1, 2, 3, 4])
+    assert {len(split_off(copies, 0.5, seed)[1]) for seed in range(9)} != {4}
+    assert {len(split_off(copies, 0.5, seed, copies_together=False)[1]) for seed in range(9)} == {4}
 
 
 def test_every_document_is_left_out_once_and_the_dev_and_test_set_are_never_read() -> None:
@@ -127,22 +107,19 @@ def test_copies_are_in_one_fold() -> None:
     ("counts", "sizes", "remark"),
     [
         (
-            {"law": 12, "art": 2, "tax": 3},
+            (12, 2, 3),
             None,
             "fewer than 4 training documents have the label art, tax, so it is missing from some folds",
         ),
-        (
-            {"law": 3, "art": 2, "tax": 3},
-            [2, 2, 2, 2],
-            "no label has 4 training documents, so the 4 folds are not stratified by label",
-        ),
+        ((3, 2, 3), [2] * 4, "no label has 4 training documents, so the 4 folds are not stratified by label"),
     ],
 )
-def test_labels_rarer_than_folds_are_told(counts: dict[str, int], sizes: list[int] | None, remark: str) -> None:
+def test_labels_rarer_than_folds_are_told(counts: tuple[int, ...], sizes: list[int] | None, remark: str) -> None:
+    task = task_of(dict(zip(("law", "art", "tax"), counts, strict=True)))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        parts = [leave_out_fold(task_of(counts), 4, fold) for fold in range(4)]
-    assert sum(len(part.dev) for part in parts) == sum(counts.values())
+        parts = [leave_out_fold(task, 4, fold) for fold in range(4)]
+    assert sum(len(part.dev) for part in parts) == sum(counts)
     assert sizes is None or [len(part.dev) for part in parts] == sizes
     assert all(part.remarks[1:] == (remark,) for part in parts)  # type: ignore[union-attr]
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from prefixprop.data import ClassificationTask, Document, load_hyperpartisan
+from prefixprop.data import ClassificationTask, Document, load_task
 from prefixprop.evaluate import baseline, evaluate_predictions, fit_temperature, measure_baseline
 from prefixprop.evaluate.baseline import TfidfModel
 
@@ -69,6 +69,6 @@ def test_of_very_much_text_a_part_is_read_and_the_name_says_so(monkeypatch: pyte
 
 
 def test_hyperpartisan() -> None:
-    found = measure_baseline(load_hyperpartisan())
+    found = measure_baseline(load_task("hyperpartisan"))
     for split in ("dev", "test"):
         assert found[split]["accuracy"] > 0.72 and found[split]["binary_f1"] > 0.65

@@ -10,14 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import yaml
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from scipy.special import log_softmax
 
 from prefixprop import load_run
 from prefixprop.data.hyperpartisan import clean_text
 from prefixprop.evaluate import read_predictions
-from prefixprop.models import load_embedded
 from prefixprop.predict import PredictionOptions
 from prefixprop.predict.run_data import predict_split
 from prefixprop.settings.methods import METHODS
@@ -46,26 +44,6 @@ def test_the_model_is_the_one_that_was_trained(method: str, family: str, tmp_pat
     assert calibrated.evaluate() == pytest.approx(metrics["test_calibrated"], abs=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"), [("longformer-mini-4096-mlm", "longformer"), ("roberta-mini-512", "roberta")]
-)
-def test_the_embedded_model_is_found_by_its_name(name: str, kind: str, tmp_path: Path) -> None:
-    run = make_run(tmp_path, "head-only", model=name)
-    factory, tokenizer = load_embedded(name)
-    shutil.rmtree(run / "tokenizer")
-    tokenizer.save_pretrained(run / "tokenizer")
-    model = factory("SEQ_CLS", num_labels=3)
-    head = {f"classifier.{key}": value for key, value in model.classifier.state_dict().items()}
-    save_file(head, run / "head" / "head.safetensors")
-    finish_again(run)
-    trained = load_run(run)
-    assert trained.model.config.model_type == kind
-    ids = tokenizer("A letter about taxes.", return_tensors="pt")
-    with torch.no_grad():
-        expected = model(**ids).logits.numpy()
-    assert trained.logits(["A letter about taxes."]) == pytest.approx(expected, abs=1e-4)
-
-
 def test_texts_are_prepared_as_those_of_the_task(tmp_path: Path) -> None:
     trained = load_run(make_run(tmp_path, task="hyperpartisan"))
     raw = "w5 https://example.org/a w6 !!!! w7"
@@ -87,28 +65,13 @@ def test_a_run_on_wikihop(method: str, tmp_path: Path) -> None:
         trained.predict(["w4"])
 
 
-def test_questions_that_do_not_fit_count_as_wrong(tmp_path: Path) -> None:
-    run = make_wikihop_run(
-        tmp_path, {split: invented(6, seed) for seed, split in enumerate(("train", "dev", "test"))}
-    )
-    config = yaml.safe_load((run / "config.yaml").read_text())
-    (run / "config.yaml").write_text(yaml.safe_dump(config | {"max_length": 50}))
-    finish_again(run)
-    predicted, _ = predict_split(load_run(run), "test", OPTIONS)
-    flat = [row for row in range(6) if np.ptp(predicted.logits[row, : len(predicted.class_names(row))]) < 1e-5]
-    assert 0 < len(flat) < 6
-    for row in flat:
-        assert predicted.probabilities[row].argmax() != predicted.labels[row]
-
-
 def test_a_base_model_that_is_gone_or_has_changed(tmp_path: Path) -> None:
     run = make_run(tmp_path, "prefix-propagation", "roberta")
-    load_run(run)
     base = Path(RunDirectory(run).read_settings().model)
-    config = base / "config.json"
-    config.write_text(config.read_text() + "\n")
+    with (base / "config.json").open("a") as file:
+        file.write("\n")
     with pytest.raises(
-        ValueError, match=r"run: the run's base model .*base' cannot be loaded \(the weights in .* have"
+        ValueError, match=r"run: the run's base model .* cannot be loaded \(the weights in .*have"
     ):
         load_run(run)
     shutil.rmtree(base)

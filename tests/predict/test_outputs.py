@@ -89,10 +89,7 @@ def test_one_process_writes_a_file(tmp_path: Path) -> None:
     other_name.symlink_to(output)
     with locked(output), locked(tmp_path / "new" / "other.jsonl"):
         for path in (output, other_name):
-            with (
-                pytest.raises(ValueError, match=r"jsonl: another process is writing this file; wait for it"),
-                locked(path),
-            ):
+            with pytest.raises(ValueError, match=r"jsonl: another process is writing this file; wait"), locked(path):
                 pass
     with locked(output):
         pass
@@ -142,9 +139,7 @@ ONE_MORE = JsonLines(RUN).line("5", [PREDICTION])
         ("abcd", None, ""),
         ("abcdef", None, "ef"),  # the input has grown
         ("abcd", keep(2), "cd"),
-        ("abcdef", keep(3), "def"),
         ("abcd", keep(1, b'{"id": "2", "lab'), "bcd"),
-        ("abcd", keep(3, b'{"i'), "d"),
         ("abcd", keep(2, b'{"id": "' + b"x" * 200_000), "cd"),
         ("xyz", keep(0), "xyz"),  # an empty file is begun anew
         ("abcdx", keep(4, ONE_MORE), "x"),  # killed before its digest was written: predicted again
@@ -159,9 +154,7 @@ def test_what_a_file_continues_with(
     if change is not None:
         change(output)
     assert resume(output, documents(then)) == list(predicted)
-    assert output.read_bytes() == b"".join(
-        JsonLines(RUN).line(document.id, [PREDICTION]) for document in documents(then)
-    )
+    assert lines(output) == [JsonLines(RUN).line(document.id, [PREDICTION]) for document in documents(then)]
     assert resume(output, documents(then)) == []
 
 
@@ -169,13 +162,10 @@ def test_what_a_file_continues_with(
     ("then", "own_ids", "change", "message"),
     [
         ("xyzabc", False, None, "another input: the first 4 documents are not those that it was made from"),
-        ("abcx", False, None, "another input: the first 4 documents are not"),
         ("abxd", False, keep(2), "another input: the first 4 documents are not"),
         ("abc", False, None, "another input: it has more documents"),
-        ("", False, None, "another input: it has more documents"),
         ("abxd", True, None, "another input: it has the document 'c' where the input has 'x'"),
         ("abcd", False, keep(0, b"My thesis"), r"out.jsonl:1: this line was not written by this run"),
-        ("abcd", False, keep(2, b"nonsense\n"), r"out.jsonl:3: this line was not written by this run"),
         ("abcd", False, keep(2, b'{"id": "3", "label": "art"}\n'), r"out.jsonl:3: this line was not written by"),
         ("abcd", False, keep(4, b"notes\n"), r"out.jsonl:5: this line was not written by this run"),
         ("abcd", False, keep(2, JsonLines(RUNS).line("3", [PREDICTION, YES])), r"out.jsonl:3: this line was not"),
@@ -200,10 +190,7 @@ def test_what_no_file_is_continued_with(
         ({"fingerprint": "f2", "run": "second"}, "the run was run, now second. Give the same run and options"),
         ({"fingerprint": "f2"}, "the run was run, which has changed since."),
         ({"long": "chunk-average"}, "--long was truncate, now chunk-average."),
-        (
-            {"text_column": "t", "id_column": "id"},
-            "--text-column was text, now t; --id-column was not given, now id.",
-        ),
+        ({"text_column": "t", "id_column": "id"}, "column was text, now t; --id-column was not given, now id."),
     ],
 )
 def test_other_runs_and_options_do_not_continue_a_file(changes: dict, message: str, tmp_path: Path) -> None:

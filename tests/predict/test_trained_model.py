@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,7 +15,8 @@ from prefixprop import load_run
 from prefixprop.choices import LONG_DOCUMENTS
 from prefixprop.evaluate import softmax
 from prefixprop.predict import TrainedModel
-from prefixprop.predict.token_batches import batches_by_length, inference
+from prefixprop.predict.token_batches import batches_by_length
+from prefixprop.predict.trained_model import PredictionOptions, read_with_each
 
 from tiny_questions import tiny_tokenizer
 from tiny_runs import LABEL_NAMES, make_run, texts
@@ -30,7 +30,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> TrainedModel:
 def test_labels_and_calibrated_probabilities_in_the_order_given(trained: TrainedModel) -> None:
     documents = texts(40, seed=3)
     predictions = trained.predict(documents, batch_tokens=64)
-    logits = np.concatenate([trained.logits([document]) for document in documents])
+    alone = [read_with_each([trained], [document], PredictionOptions())[0].logits for document in documents]
+    logits = np.concatenate(alone)
     expected = softmax(logits / trained.temperature.value)
     assert trained.temperature.value > 1.5  # a forgotten temperature would show
     assert [tuple(prediction.probabilities) for prediction in predictions] == [LABEL_NAMES] * 40
@@ -110,13 +111,6 @@ def test_a_stream_is_read_window_by_window(trained: TrainedModel) -> None:
         assert (prediction.label, prediction.tokens) == (expected.label, expected.tokens)
 
 
-def test_a_stream_with_a_fault_gives_what_comes_before_it(trained: TrainedModel) -> None:
-    predictions = trained.predict_stream(["w4", "w5", "w6", "w7", None])
-    assert [next(predictions).tokens for _ in range(4)] == [3] * 4
-    with pytest.raises(TypeError, match=r"Document 4 of the list must be a text .*, got NoneType"):
-        next(predictions)
-
-
 @given(lengths=st.lists(st.integers(1, 50)), budget=st.integers(1, 200))
 def test_batches_hold_every_text_once_within_the_budget(lengths: list[int], budget: int) -> None:
     batches = list(batches_by_length(lengths, budget))
@@ -139,11 +133,3 @@ def test_batches_hold_every_text_once_within_the_budget(lengths: list[int], budg
 def test_wrong_arguments(trained: TrainedModel, texts: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises((TypeError, ValueError), match=message):
         trained.predict(texts, **options)
-
-
-def test_out_of_memory_names_the_setting_to_lower() -> None:
-    with (
-        pytest.raises(RuntimeError, match=r"not have enough memory \(tried.*lower batch_tokens"),
-        inference(torch.device("cpu"), bf16=False, lower="batch_tokens"),
-    ):
-        raise torch.OutOfMemoryError("tried to allocate 5 GiB\nmore")

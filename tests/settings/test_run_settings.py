@@ -42,12 +42,6 @@ def test_problems_name_the_flag_and_what_is_allowed(changes: dict[str, Any], pro
     assert len(raised.value.problems) == 1 and problem in raised.value.problems[0]
 
 
-def test_all_problems_are_told_at_once() -> None:
-    with pytest.raises(SettingsError) as raised:
-        RunSettings(epochs=0, seed=-1, dropout=2.0)
-    assert len(raised.value.problems) == 3
-
-
 def test_values_are_taken_as_recipes_and_flags_spell_them() -> None:
     assert RunSettings(train_files=["a.jsonl"]) == RunSettings(train_files="a.jsonl")  # type: ignore[arg-type]
     assert RunSettings(learning_rate="5e-3").learning_rate == 5e-3  # type: ignore[arg-type]

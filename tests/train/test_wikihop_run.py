@@ -12,7 +12,7 @@ import torch
 from peft import PeftModel
 from transformers import AutoTokenizer, TrainerCallback
 
-from prefixprop.data import CandidateCollator, WikiHopDataset, add_special_tokens, load_wikihop
+from prefixprop.data import CandidateCollator, WikiHopDataset, add_special_tokens, load_task
 from prefixprop.evaluate import read_predictions
 from prefixprop.models import CandidateScorer, candidate_scorer
 from prefixprop.train import RunSettings, plan, train
@@ -41,7 +41,7 @@ def test_every_method_ends_in_accuracy_and_gives_its_scores_again(tmp_path: Path
     metrics = train(settings, run_dir).metrics
     assert metrics["status"] == "finished" and "micro_f1" not in metrics["dev"]
     assert not (run_dir / "labels.json").exists()
-    task = load_wikihop(settings.data_dir)
+    task = load_task("wikihop", settings.data_dir)
     stored = read_predictions(run_dir / "predictions" / "dev.jsonl")
     assert stored.ids == tuple(question.id for question in task.dev)
     assert stored.candidates == tuple(question.candidates for question in task.dev)

@@ -13,9 +13,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-PADDING_SIDES = ("right", "left")
-
-
 def pad_documents(
     rows: Sequence[TokenIds], pad_token_id: int, padding_side: str = "right", length: int | None = None
 ) -> dict[str, Tensor]:
@@ -73,10 +70,6 @@ class CandidateCollator:
 
     pad_token_id: int
     padding_side: str = "right"
-
-    def __post_init__(self) -> None:
-        if self.padding_side not in PADDING_SIDES:
-            raise ValueError(f"padding_side={self.padding_side!r} is unknown; choose right or left.")
 
     def __call__(self, questions: Sequence[QuestionInput]) -> dict[str, Tensor]:
         import torch

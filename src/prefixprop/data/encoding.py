@@ -43,45 +43,29 @@ _SILENT_SECONDS = 5
 
 @dataclass(frozen=True)
 class EncodedDocuments:
-    """Documents as token ids, special tokens included, cut at `max_length` and without padding.
+    """Documents as pieces of token ids, each with the tokenizer's special tokens and without padding.
 
-    `lengths` counts the tokens that are read; `cut` says whether a document has more.
-    """
-
-    input_ids: tuple[TokenIds, ...]
-    lengths: tuple[int, ...]
-    cut: tuple[bool, ...]
-    max_length: int
-
-    def over_limit(self) -> list[int]:
-        """The indices of the documents that were cut."""
-        return [index for index, is_cut in enumerate(self.cut) if is_cut]
-
-
-@dataclass(frozen=True)
-class ChunkedDocuments:
-    """Documents in chunks of at most `max_length` token ids, the chunks of a document one after the other.
-
-    `documents[i]` is the index of the document that chunk `i` is part of.
+    `documents[i]` is the index of the document that piece `i` is part of; the pieces of a document follow each other.
+    `cut` says which documents have more tokens.
     """
 
     input_ids: tuple[TokenIds, ...]
     documents: tuple[int, ...]
-    max_length: int
+    cut: tuple[bool, ...]
+    special_tokens: int  # in every piece
 
 
 def encode_documents(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, max_length: int) -> EncodedDocuments:
     """Encode every text as the tokenizer does with `truncation=True`; an empty text is its special tokens only."""
     frame = Frame.of(tokenizer, max_length)
-    input_ids, lengths, cut = [], [], []
+    input_ids, cut = [], []
     for content in contents(texts, tokenizer, frame.room):
         input_ids.append(frame.around(content[: frame.room]))
-        lengths.append(min(len(content), frame.room) + frame.size)
         cut.append(len(content) > frame.room)
-    return EncodedDocuments(tuple(input_ids), tuple(lengths), tuple(cut), max_length)
+    return EncodedDocuments(tuple(input_ids), tuple(range(len(texts))), tuple(cut), frame.size)
 
 
-def chunk_documents(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, max_length: int) -> ChunkedDocuments:
+def chunk_documents(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, max_length: int) -> EncodedDocuments:
     """Encode every text in as many chunks as it needs, each with the special tokens of a whole document.
 
     Every token of a text is in exactly one chunk, all chunks but the last are full, and an empty text is one chunk.
@@ -92,7 +76,7 @@ def chunk_documents(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, ma
         for start in range(0, max(len(content), 1), frame.room):
             input_ids.append(frame.around(content[start : start + frame.room]))
             documents.append(index)
-    return ChunkedDocuments(tuple(input_ids), tuple(documents), max_length)
+    return EncodedDocuments(tuple(input_ids), tuple(documents), (False,) * len(texts), frame.size)
 
 
 @dataclass(frozen=True)

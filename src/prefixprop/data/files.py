@@ -237,13 +237,23 @@ def _read_rows(
     rows: Iterable[Row], columns: Columns, prepare: Callable[[str], str], add_text: Callable[[str], None]
 ) -> tuple[list[str], list[_LabelledRow]]:
     """Pass on every text, and return ids and labels, which are only known when all rows have been read."""
-    ids = _Ids(columns.id)
+    id_column = columns.id
+    ids: dict[str, str] = {}  # with their locations
     labelled: list[_LabelledRow] = []
     for row in rows:
-        ids.add(row)
+        if not labelled and columns.id is None:
+            id_column = default_id_column(row)
+        if id_column is not None:
+            try:
+                _add_id(ids, row, id_column)
+            except ValueError:
+                if columns.id is not None:
+                    raise
+                id_column = None  # the user did not say that it has an id for every document
         add_text(prepare(text_of(row, columns.text)))
         labelled.append(_LabelledRow(row.location, sys.intern(_label(row, columns))))
-    return ids.all(), labelled
+    numbers = map(str, range(1, len(labelled) + 1))
+    return list(numbers if id_column is None else ids), labelled
 
 
 def label_documents(
@@ -296,40 +306,14 @@ def _indices(rows: list[_LabelledRow], names: Sequence[str], problem: str) -> li
     return [indices[row.label] for row in rows]
 
 
-class _Ids:
-    """The ids of a split, row by row: those of a column or, without one that has an id for every row, numbers."""
-
-    def __init__(self, column: str | None) -> None:
-        self._column, self._was_named = column, column is not None
-        self._locations: dict[str, str] = {}
-        self._count = 0
-
-    def add(self, row: Row) -> None:
-        if self._count == 0 and not self._was_named:
-            self._column = default_id_column(row)
-        self._count += 1
-        if self._column is None:
-            return
-        try:
-            self._add_id(row, self._column)
-        except ValueError:
-            if self._was_named:
-                raise
-            self._column = None  # the user did not say that it has an id for every document
-
-    def all(self) -> list[str]:
-        return (
-            [str(number) for number in range(1, self._count + 1)] if self._column is None else list(self._locations)
+def _add_id(locations: dict[str, str], row: Row, column: str) -> None:
+    document_id = id_of(row, column)
+    if document_id in locations:
+        raise ValueError(
+            f"{row.location}: the id {document_id!r} is also that of {locations[document_id]}; ids must differ "
+            "within a split."
         )
-
-    def _add_id(self, row: Row, column: str) -> None:
-        document_id = id_of(row, column)
-        if document_id in self._locations:
-            raise ValueError(
-                f"{row.location}: the id {document_id!r} is also that of {self._locations[document_id]}; ids must "
-                "differ within a split."
-            )
-        self._locations[document_id] = row.location
+    locations[document_id] = row.location
 
 
 def _label(row: Row, columns: Columns) -> str:

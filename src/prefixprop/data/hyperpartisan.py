@@ -41,20 +41,15 @@ def load_hyperpartisan(data_dir: Path | None = None) -> ClassificationTask:
 
     `data_dir` is a folder with the files of the shipped one: `train.jsonl.gz`, `test.jsonl.gz`, `hp-splits.json`.
     """
-    if data_dir is not None:
-        check_folder(data_dir)
+    if data_dir is None:
+        return _load(_ASSETS)
+    check_folder(data_dir)
     try:
-        return _load(_ASSETS if data_dir is None else data_dir)
+        return _load(data_dir)
     except (OSError, ValueError, LookupError, TypeError) as error:
-        problem = f"{type(error).__name__}: {error}"
-        if data_dir is not None:
-            raise ValueError(
-                f"{data_dir}: Hyperpartisan cannot be read from this folder ({problem}). It must hold "
-                "train.jsonl.gz, test.jsonl.gz and hp-splits.json; without --data-dir the shipped data is used."
-            ) from error
-        raise RuntimeError(
-            "The Hyperpartisan data set inside the package is missing or damaged; reinstall prefixprop "
-            f"(pip install --force-reinstall --no-deps prefixprop). {problem}"
+        raise ValueError(
+            f"{data_dir}: Hyperpartisan cannot be read from this folder ({type(error).__name__}: {error}). It must "
+            "hold train.jsonl.gz, test.jsonl.gz and hp-splits.json; without --data-dir the shipped data is used."
         ) from error
 
 

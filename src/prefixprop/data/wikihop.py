@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 HALVING_SEED = 10
 SPECIAL_TOKENS = ("[question]", "[/question]", "[ent]", "[/ent]")
-OVERSIZED = ("raise", "skip")
 
 # With less room than this behind the candidate part a question would fall into hundreds of useless chunks.
 MIN_SUPPORT_TOKENS = 32
@@ -67,8 +66,6 @@ class QuestionTask:
 
     def split(self, name: str) -> tuple[Question, ...]:
         """Return the split of that name: "train", "dev" or "test"."""
-        if name not in SPLIT_NAMES:
-            raise ValueError(f"Unknown split {name!r}; choose one of {', '.join(SPLIT_NAMES)}.")
         questions: tuple[Question, ...] = getattr(self, name)
         return questions
 
@@ -130,10 +127,6 @@ def _question(row: Row) -> Question:
         raise ValueError(f"{row.location}: the answer {answer!r} is not among the candidates {list(candidates)}.")
     supports = tuple(row.values["supports"])
     return Question(row.values["id"], row.values["query"], candidates, supports, candidates.index(answer))
-
-
-class CandidatePartTooLong(ValueError):
-    """A question's candidate part leaves no room for its supports."""
 
 
 @dataclass(frozen=True)
@@ -215,24 +208,17 @@ def shuffled(question: TokenizedQuestion, generator: Random) -> TokenizedQuestio
     )
 
 
-def check_room(question: TokenizedQuestion, max_length: int) -> None:
-    """Raise `CandidatePartTooLong` unless supports fit behind the candidate part.
+def has_room(question: TokenizedQuestion, max_length: int) -> bool:
+    """Whether supports fit behind the candidate part.
 
     Candidates are never dropped or cut: that could remove the right one, or make the question easier.
     """
     room = max_length - question.candidate_part_length
-    needed = min(MIN_SUPPORT_TOKENS, question.supports_length)
-    if room < needed:
-        raise CandidatePartTooLong(
-            f"Question {question.id!r}: its query and {len(question.candidates)} candidates take "
-            f"{question.candidate_part_length} of {max_length} tokens, which leaves less than {needed} for the "
-            "supports; use a model that reads longer texts, or skip such questions and count them as wrong."
-        )
+    return room >= min(MIN_SUPPORT_TOKENS, question.supports_length)
 
 
 def split_into_chunks(question: TokenizedQuestion, max_length: int, max_chunks: int | None = None) -> QuestionInput:
     """Cut the supports into chunks that fit behind the candidate part; only the first `max_chunks` are kept."""
-    check_room(question, max_length)
     supports = _joined(question.supports)
     room = max(1, max_length - question.candidate_part_length)
     chunks = [supports[start : start + room] for start in range(0, len(supports), room)]
@@ -249,11 +235,6 @@ def split_into_chunks(question: TokenizedQuestion, max_length: int, max_chunks: 
 
 def _ids_of_special_tokens(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     vocabulary = tokenizer.get_added_vocab()
-    missing = [token for token in SPECIAL_TOKENS if token not in vocabulary]
-    if missing:
-        raise ValueError(
-            f"The tokenizer does not know {', '.join(missing)}; call add_special_tokens(tokenizer) first."
-        )
     return [vocabulary[token] for token in SPECIAL_TOKENS]
 
 
@@ -272,7 +253,7 @@ def _joined(pieces: Iterable[TokenIds]) -> TokenIds:
 
 
 class WikiHopDataset:
-    """Questions as the encoder reads them, in the order given.
+    """Questions as the encoder reads them, in the order given; those whose candidates leave no room are skipped.
 
     Args:
         questions: A split of a `QuestionTask`.
@@ -282,7 +263,6 @@ class WikiHopDataset:
             epoch (`set_epoch`) and on the question's id alone.
         seed: The seed of the shuffling.
         max_chunks: The most chunks of a question to read, to save memory; None reads all of them.
-        oversized: What to do with a question whose candidate part leaves no room for supports: "raise", or "skip" it.
 
     Attributes:
         questions: The questions in the data set, in its order.
@@ -300,14 +280,9 @@ class WikiHopDataset:
         shuffle: bool = False,
         seed: int = 0,
         max_chunks: int | None = None,
-        oversized: str = "raise",
     ) -> None:
         import torch
 
-        if oversized not in OVERSIZED:
-            raise ValueError(f"oversized={oversized!r} is unknown; choose one of {', '.join(OVERSIZED)}.")
-        if max_chunks is not None and max_chunks < 1:
-            raise ValueError(f"max_chunks={max_chunks} must be at least 1; leave it out to read all chunks.")
         self.max_length, self.max_chunks = max_length, max_chunks
         self.shuffle, self.seed = shuffle, seed
         # Shared memory, so that loader workers which outlive an epoch see the next one.
@@ -316,25 +291,23 @@ class WikiHopDataset:
         kept, skipped = [], []
         for question in questions:
             tokenized = tokenize_question(question, tokenizer)
-            try:
-                check_room(tokenized, max_length)
-            except CandidatePartTooLong:
-                if oversized == "raise":
-                    raise
+            if has_room(tokenized, max_length):
+                kept.append(question)
+                self._tokenized.append(tokenized)
+            else:
                 skipped.append(question.id)
-                continue
-            kept.append(question)
-            self._tokenized.append(tokenized)
         self.questions, self.skipped = tuple(kept), tuple(skipped)
         if skipped and not kept:
             raise ValueError(f"No question's candidates fit into max_length={max_length} tokens; raise it.")
-        chunks = [self._count_chunks(question) for question in self._tokenized]
-        limit = max_chunks or max(chunks, default=1)
-        self.cut = tuple(question.id for question, count in zip(kept, chunks, strict=True) if count > limit)
-        self.lengths = tuple(
-            self._count_tokens(question, min(count, limit))
-            for question, count in zip(self._tokenized, chunks, strict=True)
-        )
+        lengths, cut = [], []
+        for tokenized in self._tokenized:
+            part, supports = tokenized.candidate_part_length, tokenized.supports_length
+            room = max(1, max_length - part)
+            chunks = max(1, ceil(supports / room))
+            read = min(chunks, max_chunks or chunks)
+            lengths.append(read * part + min(supports, read * room))
+            cut += [tokenized.id] if read < chunks else []
+        self.lengths, self.cut = tuple(lengths), tuple(cut)
 
     def set_epoch(self, epoch: int) -> None:
         """Shuffle as in this epoch from now on."""
@@ -348,13 +321,3 @@ class WikiHopDataset:
         if self.shuffle:
             question = shuffled(question, Random(f"{self.seed}/{int(self._epoch)}/{question.id}"))
         return split_into_chunks(question, self.max_length, self.max_chunks)
-
-    def _room(self, question: TokenizedQuestion) -> int:
-        return self.max_length - question.candidate_part_length
-
-    def _count_chunks(self, question: TokenizedQuestion) -> int:
-        return max(1, ceil(question.supports_length / max(1, self._room(question))))
-
-    def _count_tokens(self, question: TokenizedQuestion, chunks: int) -> int:
-        supports = min(question.supports_length, chunks * self._room(question))
-        return chunks * question.candidate_part_length + supports

@@ -71,7 +71,7 @@ def _predict(
 def _predict_questions(trained: TrainedModel, questions: Sequence[Question], batch_tokens: int) -> PredictionSet:
     """A question whose candidates do not fit into the model counts as wrong."""
     chunks = trained.settings.max_chunks
-    dataset = WikiHopDataset(questions, trained.tokenizer, trained.max_length, max_chunks=chunks, oversized="skip")
+    dataset = WikiHopDataset(questions, trained.tokenizer, trained.max_length, max_chunks=chunks)
     collate = CandidateCollator(trained.pad_token_id, trained.tokenizer.padding_side)
     device = next(trained.model.parameters()).device
     logits: dict[str, NDArray[np.float64]] = {}

@@ -52,7 +52,7 @@ def classify(
     model reads `max_length` tokens, and no text has more.
     """
     device = next(model.parameters()).device
-    lengths = [len(ids) for ids in input_ids]
+    lengths = [max(1, len(ids)) for ids in input_ids]  # an empty text is one padding token
     run = partial(_logits, model)
     if can_use_cuda_graphs(model):
         lengths = [padded_length(length, max_length) for length in lengths]

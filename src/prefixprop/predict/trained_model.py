@@ -24,7 +24,7 @@ from transformers import PreTrainedTokenizerBase
 
 from prefixprop.choices import DEFAULT_BATCH_TOKENS, LONG_DOCUMENTS
 from prefixprop.data import chunk_documents, encode_documents
-from prefixprop.data.encoding import TokenIds
+from prefixprop.data.encoding import EncodedDocuments
 from prefixprop.evaluate import Temperature
 from prefixprop.predict.inputs import windows
 from prefixprop.predict.token_batches import classify
@@ -124,11 +124,6 @@ class TrainedModel:
             for (prediction,) in predict_with_each([self], window, options)
         )
 
-    def logits(self, texts: Iterable[str], *, batch_tokens: int = DEFAULT_BATCH_TOKENS) -> NDArray[np.float64]:
-        """The uncalibrated logits [texts, labels] of texts that have been cleaned already; long ones are cut."""
-        options = PredictionOptions(batch_tokens=batch_tokens)
-        return read_with_each([self], list(texts), options, prepared=True)[0].logits
-
     @property
     def answers_questions(self) -> bool:
         """Whether this is a run on WikiHop, for questions with candidates."""
@@ -171,35 +166,28 @@ def _checked_text(text: object, index: int) -> str:
 
 
 @dataclass(frozen=True)
-class _Pieces:
-    """Texts as the model reads them: `documents[i]` is the index of the text that piece `i` is part of."""
-
-    input_ids: Sequence[TokenIds]
-    documents: NDArray[np.int64]
-    tokens: list[int]  # of each text, as far as it is read
-    truncated: list[bool]
-
-
-@dataclass(frozen=True)
 class ModelOutput:
     """What a model computed for texts: the logits [pieces, labels], uncalibrated."""
 
     logits: NDArray[np.float64]
-    pieces: _Pieces
+    pieces: EncodedDocuments
 
     def log_probabilities(self, temperature: float = 1.0) -> NDArray[np.float64]:
         """[texts, labels]; the probabilities of a text's chunks are averaged, weighted by their tokens."""
-        documents = self.pieces.documents
-        lengths = np.array([len(ids) for ids in self.pieces.input_ids], dtype=np.float64)
+        documents = np.array(self.pieces.documents)
+        lengths = np.array([max(1, len(ids)) for ids in self.pieces.input_ids], dtype=np.float64)
         shares = lengths / np.bincount(documents, weights=lengths)[documents]
         weighted = log_softmax(self.logits / temperature, axis=1) + np.log(shares)[:, None]
         return np.logaddexp.reduceat(weighted, np.unique(documents, return_index=True)[1])
 
     def predictions(self, label_names: Sequence[str], temperature: float) -> list[Prediction]:
-        chunks = np.bincount(self.pieces.documents).tolist()
+        pieces, lengths = self.pieces, [len(ids) for ids in self.pieces.input_ids]
+        chunks = np.bincount(pieces.documents)
+        # The special tokens of a document are counted once.
+        tokens = np.bincount(pieces.documents, lengths).astype(int) - (chunks - 1) * pieces.special_tokens
         rows = np.exp(self.log_probabilities(temperature)).tolist()
         predictions = []
-        for row, *counts in zip(rows, self.pieces.tokens, self.pieces.truncated, chunks, strict=True):
+        for row, *counts in zip(rows, tokens.tolist(), pieces.cut, chunks.tolist(), strict=True):
             probabilities = dict(zip(label_names, row, strict=True))
             label = max(probabilities, key=probabilities.__getitem__)
             predictions.append(Prediction(label, probabilities[label], probabilities, *counts))
@@ -224,12 +212,13 @@ def read_with_each(
 
     `prepared` texts have been cleaned as the task cleans its own.
     """
-    read: dict[Hashable, _Pieces] = {}
+    read: dict[Hashable, EncodedDocuments] = {}
     sharing: dict[tuple[int, Hashable], list[TrainedModel]] = {}
     for run in runs:
         if run.reading not in read:
             cleaned = texts if prepared else [run.prepare(text) for text in texts]
-            read[run.reading] = _cut(run, cleaned) if options.long == "truncate" else _chunked(run, cleaned)
+            encode = encode_documents if options.long == "truncate" else chunk_documents
+            read[run.reading] = encode(cleaned, run.tokenizer, run.max_length)
         sharing.setdefault((id(run.model), run.reading), []).append(run)
     outputs: dict[Path, ModelOutput] = {}
     for (_, reading), (first, *others) in sharing.items():
@@ -240,28 +229,6 @@ def read_with_each(
         ):
             outputs[run.run_dir] = ModelOutput(logits[:, : len(run.label_names)], pieces)
     return [outputs[run.run_dir] for run in runs]
-
-
-def _cut(run: TrainedModel, texts: list[str]) -> _Pieces:
-    encoded = encode_documents(texts, run.tokenizer, run.max_length)
-    # Beyond the limit, a text's length may not be known exactly.
-    readable = _readable(run, encoded.input_ids)
-    return _Pieces(readable, np.arange(len(texts)), list(encoded.lengths), list(encoded.cut))
-
-
-def _chunked(run: TrainedModel, texts: list[str]) -> _Pieces:
-    chunked = chunk_documents(texts, run.tokenizer, run.max_length)
-    special = len(run.tokenizer("")["input_ids"])
-    tokens = [special] * len(texts)
-    for ids, index in zip(chunked.input_ids, chunked.documents, strict=True):
-        tokens[index] += len(ids) - special
-    documents = np.array(chunked.documents)
-    return _Pieces(_readable(run, chunked.input_ids), documents, tokens, [False] * len(texts))
-
-
-def _readable(run: TrainedModel, pieces: Iterable[TokenIds]) -> list[TokenIds]:
-    """The pieces; one padding token for an empty text of a tokenizer without special tokens."""
-    return [ids if len(ids) else np.array([run.pad_token_id], dtype=np.int32) for ids in pieces]
 
 
 class PredictionSummary:

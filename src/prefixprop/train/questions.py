@@ -40,7 +40,6 @@ class CandidateChoice(TaskKind):
                 shuffle=name == "train",
                 seed=settings.seed,
                 max_chunks=settings.max_chunks,
-                oversized="skip",
             )
             for name in SPLIT_NAMES
         }
