@@ -1,4 +1,4 @@
-"""Runs that are judged on a left-out fold of train, and runs that end with their last checkpoint."""
+"""Runs that are judged on a left-out fold of the training set, and an early end."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ import pytest
 from prefixprop.evaluate import read_predictions
 from prefixprop.predict import PredictionOptions, load_run
 from prefixprop.predict.run_data import predict_split
-from prefixprop.train import RunPlan, RunSettings, plan, train
-from prefixprop.train.checkpoints import list_checkpoints
+from prefixprop.train import RunSettings, plan, train
 
-from tiny_training import load_run_task, save_tiny_model, tiny_settings, write_questions
+from tiny_training import history, load_run_task, save_tiny_model, tiny_settings, write_questions
 
 
 def left_out(settings: RunSettings) -> list[str]:
@@ -56,10 +55,6 @@ def test_documents_are_drawn_from_what_a_fold_leaves(tmp_path: Path) -> None:
     assert len(load_run_task(replace(settings, max_dev_documents=2)).dev) == 2
 
 
-def sizes(run: RunPlan) -> tuple[int, dict[str, int]]:
-    return len(run.data.train_lengths), {name: len(split) for name, split in run.data.evaluated.items()}
-
-
 def test_folds_of_questions(tmp_path: Path) -> None:
     settings = RunSettings(
         task="wikihop",
@@ -69,7 +64,8 @@ def test_folds_of_questions(tmp_path: Path) -> None:
         folds=3,
         fold=2,
     )
-    assert sizes(plan(settings)) == (8, {"dev": 4})
+    data = plan(settings).data
+    assert len(data.train_lengths) == 8 and {name: len(split) for name, split in data.evaluated.items()} == {"dev": 4}
 
 
 def test_rare_labels_are_a_note(tmp_path: Path) -> None:
@@ -79,25 +75,6 @@ def test_rare_labels_are_a_note(tmp_path: Path) -> None:
     assert any("fewer than 6 training documents have the label tax" in note for note in plan(settings).data.notes)
 
 
-def history(run_dir: Path) -> list[dict[str, float]]:
-    return [json.loads(line) for line in (run_dir / "history.jsonl").read_text().splitlines()]
-
-
-@pytest.mark.parametrize("keep", ["best", "last"])
-def test_which_checkpoint_is_kept(tmp_path: Path, keep: str) -> None:
-    run_dir = tmp_path / "run"
-    metrics = train(tiny_settings(tmp_path, epochs=5, keep=keep, keep_checkpoints=True), run_dir).metrics
-    lines = history(run_dir)
-    best = metrics["best_epoch"]
-    assert best < 4 and lines[best - 1]["dev_nll"] != pytest.approx(lines[-1]["dev_nll"], abs=1e-3)
-    kept = lines[best - 1 if keep == "best" else -1]
-    assert kept["dev_nll"] == pytest.approx(metrics["dev"]["nll"], abs=1e-6)
-    names = [path.name for path in list_checkpoints(run_dir / "checkpoints")]
-    assert names == ["step-00000012", "step-00000015"]
-    card = (run_dir / "README.md").read_text()
-    assert ("the last, of epoch 5, is the one that was kept" in card) == (keep == "last")
-
-
 def test_an_early_end_is_the_last(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     settings = tiny_settings(tmp_path, epochs=9, keep="last", early_stopping=2)
@@ -105,8 +82,3 @@ def test_an_early_end_is_the_last(tmp_path: Path) -> None:
     lines = history(run_dir)
     assert len(lines) == metrics["epochs"] == metrics["best_epoch"] + 2 < 9
     assert lines[-1]["dev_nll"] == pytest.approx(metrics["dev"]["nll"], abs=1e-6)
-
-
-def test_test_can_be_left_alone(tmp_path: Path) -> None:
-    result = train(tiny_settings(tmp_path, max_test_documents=0), tmp_path / "run")
-    assert "dev" in result.metrics and "test" not in result.metrics

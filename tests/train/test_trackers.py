@@ -62,15 +62,9 @@ def test_the_tracker_gets_every_epoch_and_keeps_it(tmp_path: Path) -> None:
     found = scalars(run.run_dir)
     told = ("train/loss", "train/learning_rate", "train/alpha/layer_1", "eval/micro_f1", "eval/ece", "eval/nll")
     assert {(step, name) for step in (3, 6) for name in told} <= found.keys()
-    for measure, value in run.metrics["dev"].items():
-        assert found[6, f"eval/{measure}"] == pytest.approx(value, abs=1e-6)
+    for metric, value in run.metrics["dev"].items():
+        assert found[6, f"eval/{metric}"] == pytest.approx(value, abs=1e-6)
     assert not (run.run_dir / "checkpoints").exists()
-
-
-@pytest.mark.usefixtures("tensorboard")
-def test_without_report_to_nothing_is_told(tmp_path: Path) -> None:
-    run = train(tiny_settings(tmp_path, epochs=1), tmp_path / "run")
-    assert not (run.run_dir / "runs").exists()
 
 
 def test_trackers_that_are_not_installed_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
