@@ -47,7 +47,6 @@ def whole(documents: Path) -> Callable[[RunSettings], RunResult]:
 @pytest.mark.parametrize(
     ("step", "changes"),
     [
-        (5, {}),  # in the middle of the second epoch
         (8, {"checkpoint_every": 1, "device_batch_size": 2}),  # resumed in the middle of an epoch
         (5, {"method": "fine-tuning", "learning_rate": 1e-3}),
         (5, {"method": "prefix-propagation+lora", "gate": True, "checkpoint_every": 2}),

@@ -22,6 +22,8 @@ from transformers import (
 )
 
 from prefixprop.evaluate import fit_temperature, read_predictions
+from prefixprop.predict import PredictionOptions, load_run
+from prefixprop.predict.run_data import predict_split
 from prefixprop.runs.directory import LOCK
 from prefixprop.settings.methods import METHODS
 from prefixprop.train import RunDirectory, plan, train
@@ -198,3 +200,30 @@ def test_too_long_documents_are_counted(tmp_path: Path) -> None:
     assert any("of 24 training documents are longer than 20 tokens" in note for note in notes)
     with pytest.raises(ValueError, match="--max-length: 500 tokens are more than the 128"):
         plan(tiny_settings(tmp_path, max_length=500))
+
+
+def test_the_fold_takes_the_place_of_dev_and_there_is_no_test(tmp_path: Path) -> None:
+    settings, run_dir = tiny_settings(tmp_path, epochs=1, folds=5, fold=1), tmp_path / "run"
+    metrics = train(settings, run_dir).metrics
+    assert metrics["dev"]["documents"] == 5 and "test" not in metrics and "test_calibrated" not in metrics
+    assert not (run_dir / "predictions" / "test.jsonl").exists()
+    stored = read_predictions(run_dir / "predictions" / "dev.jsonl")
+    assert len(stored.ids) == 5 and all(name.startswith("train-") for name in stored.ids)
+    assert len(json.loads((run_dir / "lengths.json").read_text())) == 24 - 5
+    assert "the dev set is fold 1 of 5 of the training set" in (run_dir / "README.md").read_text()
+    # The fold is found again by `prefixprop evaluate`, and test stays unseen there too.
+    trained = load_run(run_dir)
+    assert predict_split(trained, "dev", PredictionOptions())[0].ids == stored.ids
+    with pytest.raises(
+        ValueError, match=r"on fold 1 of 5 of the training set.* without the test set; try --split dev"
+    ):
+        predict_split(trained, "test", PredictionOptions())
+
+
+def test_an_early_end_is_the_last(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    settings = tiny_settings(tmp_path, epochs=9, keep="last", early_stopping=2)
+    metrics = train(settings, run_dir).metrics
+    lines = history(run_dir)
+    assert len(lines) == metrics["epochs"] == metrics["best_epoch"] + 2 < 9
+    assert lines[-1]["dev_nll"] == pytest.approx(metrics["dev"]["nll"], abs=1e-6)
