@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 import signal
@@ -14,7 +13,7 @@ from transformers import TrainerCallback
 from prefixprop.runs.directory import LOCK
 from prefixprop.train import RunResult
 
-from tiny_training import comparable
+from tiny_training import comparable, history
 
 
 class KillAt(TrainerCallback):
@@ -41,10 +40,7 @@ def assert_same_end(resumed: RunResult, whole: RunResult) -> None:
     assert comparable(resumed.metrics) == comparable(whole.metrics)
     for file in ("predictions/dev.jsonl", "predictions/test.jsonl", "labels.json"):
         assert (resumed.run_dir / file).read_bytes() == (whole.run_dir / file).read_bytes(), file
-    histories = [
-        [{**json.loads(line), "seconds": None} for line in (run.run_dir / "history.jsonl").read_text().splitlines()]
-        for run in (resumed, whole)
-    ]
+    histories = [[line | {"seconds": None} for line in history(run.run_dir)] for run in (resumed, whole)]
     assert histories[0] == histories[1] and len(histories[0]) == whole.metrics["epochs"] >= 3
     hidden = {path.name for path in resumed.run_dir.rglob(".prefixprop-*")}
     assert hidden <= {LOCK}, "nothing half-written is left"

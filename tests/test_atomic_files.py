@@ -7,31 +7,28 @@ import json
 import os
 import signal
 import stat
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from prefixprop import atomic_files
 from prefixprop.atomic_files import clear_leftovers, replacing_file, replacing_folder, write_json, write_text
+
+from killed_runs import killed
 
 posix_only = pytest.mark.skipif(os.name != "posix", reason="kills processes the POSIX way")
 
-# The module alone is loaded, without the package: it needs nothing of it, and the processes start at once.
-LOAD = f"""
-import importlib.util, os, signal, sys
-from pathlib import Path
-spec = importlib.util.spec_from_file_location("atomic_files", {atomic_files.__file__!r})
-atomic_files = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(atomic_files)
-folder = Path(sys.argv[1])
-"""
 
+def die_at_rename(number: int) -> None:
+    """From now on, `os.replace` kills this process when it is called for the `number`th time."""
+    calls, replace = [], os.replace
 
-def start(code: str, folder: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", LOAD + code, str(folder)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    def dying(*names: Path) -> None:
+        calls.append(names)
+        if len(calls) == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+        replace(*names)
+
+    os.replace = dying
 
 
 def names(folder: Path) -> list[str]:
@@ -44,10 +41,9 @@ def full_disk(*_: object) -> None:
 
 def test_text_is_written_as_it_is_and_folders_are_made(tmp_path: Path) -> None:
     path = tmp_path / "a" / "b" / "note.txt"
-    write_text(path, "naïve\nline\r\n")
-    assert path.read_bytes() == "naïve\nline\r\n".encode()
-    write_text(str(path), "second")
-    assert path.read_text() == "second"
+    for text in ("naïve\nline\r\n", "second"):
+        write_text(str(path), text)
+        assert path.read_bytes() == text.encode()
     assert names(path.parent) == ["note.txt"]
 
 
@@ -65,8 +61,7 @@ def test_what_json_cannot_hold_is_refused_before_writing(tmp_path: Path, value: 
     path.write_text("old")
     with pytest.raises(ValueError, match=r"value\.json: the value cannot be written as JSON"):
         write_json(path, value)
-    assert path.read_text() == "old"
-    assert names(tmp_path) == ["value.json"]
+    assert path.read_text() == "old" and names(tmp_path) == ["value.json"]
 
 
 @pytest.mark.parametrize("failing", ["fsync", "replace"])
@@ -86,39 +81,19 @@ def test_full_disk_leaves_the_old_file_and_no_litter(
 
 
 @posix_only
-def test_a_write_that_the_system_cuts_short(tmp_path: Path) -> None:
-    """A limit on the size of files makes the system itself fail in the middle, as a full disk does."""
-    (tmp_path / "big.txt").write_text("old")
-    code = """
-import resource
-resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
-try:
-    atomic_files.write_text(folder / "big.txt", "x" * 100_000)
-except OSError as error:
-    print(error.errno)
-"""
-    out, err = start(code, tmp_path).communicate(timeout=30)
-    assert out.strip() == str(errno.EFBIG), err
-    assert (tmp_path / "big.txt").read_text() == "old"
-    assert names(tmp_path) == ["big.txt"]
-
-
-@posix_only
 def test_killed_between_write_and_rename(tmp_path: Path) -> None:
     path = tmp_path / "metrics.json"
     path.write_text("old")
-    code = """
-os.replace = lambda *names: os.kill(os.getpid(), signal.SIGKILL)
-atomic_files.write_text(folder / "metrics.json", "new")
-"""
-    process = start(code, tmp_path)
-    process.communicate(timeout=30)
-    assert process.returncode == -signal.SIGKILL
+
+    def work() -> None:
+        die_at_rename(1)
+        write_text(path, "new")
+
+    killed(work)
     assert path.read_text() == "old"
     assert len(names(tmp_path)) == 2  # a killed process cannot tidy up
     clear_leftovers(tmp_path)
-    assert names(tmp_path) == ["metrics.json"]
-    assert path.read_text() == "old"
+    assert path.read_text() == "old" and names(tmp_path) == ["metrics.json"]
 
 
 def test_errors_of_the_caller_pass_through_untouched(tmp_path: Path) -> None:
@@ -132,8 +107,7 @@ def test_errors_of_the_caller_pass_through_untouched(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt), replacing_file(path) as temporary:
         temporary.write_text("half")
         raise KeyboardInterrupt
-    assert path.read_text() == "old"
-    assert names(tmp_path) == ["kept.txt"]
+    assert path.read_text() == "old" and names(tmp_path) == ["kept.txt"]
 
 
 def test_what_is_no_file_is_never_replaced(tmp_path: Path) -> None:
@@ -209,27 +183,19 @@ def test_a_folder_that_fails_leaves_the_old_one(
 @posix_only
 @pytest.mark.parametrize(("killed_at", "visible"), [(1, True), (2, False)])
 def test_killed_while_a_folder_moves_into_place(tmp_path: Path, killed_at: int, visible: bool) -> None:
-    run = tmp_path / "run"
-    (run / "adapter").mkdir(parents=True)
-    (run / "adapter" / "weights").write_text("old")
-    code = f"""
-calls, replace = [], os.replace
-def dying(*names):
-    calls.append(names)
-    if len(calls) == {killed_at}:
-        os.kill(os.getpid(), signal.SIGKILL)
-    replace(*names)
-os.replace = dying
-with atomic_files.replacing_folder(folder / "adapter") as temporary:
-    (temporary / "weights").write_text("new")
-"""
-    process = start(code, run)
-    process.communicate(timeout=30)
-    assert process.returncode == -signal.SIGKILL
-    assert (run / "adapter").exists() == visible
+    adapter = tmp_path / "run" / "adapter"
+    adapter.mkdir(parents=True)
+    (adapter / "weights").write_text("old")
+
+    def work() -> None:
+        die_at_rename(killed_at)
+        with replacing_folder(adapter) as temporary:
+            (temporary / "weights").write_text("new")
+
+    killed(work)
+    assert adapter.exists() == visible
     clear_leftovers(tmp_path)
-    assert (run / "adapter" / "weights").read_text() == "old"
-    assert names(run) == ["adapter"]
+    assert (adapter / "weights").read_text() == "old" and names(adapter.parent) == ["adapter"]
 
 
 def test_a_folder_moved_aside_by_a_killed_process_goes_when_the_next_is_in_place(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The code of the README, the docs and the notebooks runs, each page in a folder of its own; links lead somewhere."""
+"""The code of the README, the docs and the notebooks runs, the names in them exist, and links lead somewhere."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import json
 import multiprocessing
 import os
+import pkgutil
 import re
 from pathlib import Path
 
@@ -67,3 +68,15 @@ def test_links_inside_the_project_exist(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
         if "://" not in target:
             assert (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "CHANGELOG.md"], ids=name)
+def test_names_exist(page: Path) -> None:
+    """Dotted names, in prose and in code, and what code imports."""
+    text = page.read_text(encoding="utf-8")
+    imports = re.findall(r"^from (prefixprop[\w.]*) import (.+)$", text, re.MULTILINE)
+    dotted = re.findall(r"\bprefixprop(?:\.[A-Za-z_]\w*)+", text)
+    imported = [f"{package}.{name.strip()}" for package, names in imports for name in names.split(",")]
+    assert len(dotted) + len(imported) > 5 or page.name != "README.md", "the names are found"
+    for mentioned in {*dotted, *imported}:
+        pkgutil.resolve_name(mentioned)

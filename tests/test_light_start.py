@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-import prefixprop
-
 HEAVY = ("torch", "transformers", "peft")
 
 # Prints which of the heavy packages a program has imported when it ends, whatever it ends with.
@@ -39,15 +37,10 @@ def test_import_is_light(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "status", "words"),
     [
-        (["--help"], 0, "train"),
-        (["--version"], 0, prefixprop.__version__),
-        (["train", "--help"], 0, "--learning-rate"),
         (["predict", "--help"], 0, "--batch-tokens"),
         (["tasks"], 0, "hyperpartisan"),
-        (["train", "--no-such-flag"], 2, "No such option"),
         (["train", "--task", "no-such-task"], 1, "'no-such-task' is unknown"),
         (["predict", "no-such-run", "no-such-file"], 1, "no-such-run"),
-        (["evaluate", "no-such-run"], 1, "no-such-run"),
         (["report", "no-such-folder"], 1, "no-such-folder"),
         (["sweep", "no-such-plan.yaml"], 1, "no-such-plan.yaml"),
     ],

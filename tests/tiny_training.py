@@ -115,3 +115,8 @@ def write_plan(folder: Path, **entries: Any) -> Path:
 def comparable(metrics: dict[str, Any]) -> dict[str, Any]:
     """All of the metrics that two runs of the same settings must share to the last bit."""
     return {name: value for name, value in metrics.items() if name != "seconds"}
+
+
+def history(run_dir: Path) -> list[dict[str, Any]]:
+    """The lines of `history.jsonl`, one per epoch."""
+    return [json.loads(line) for line in (run_dir / "history.jsonl").read_text().splitlines()]

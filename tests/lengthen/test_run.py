@@ -100,10 +100,8 @@ def test_a_killed_training_ends_as_if_it_had_not_been(tmp_path: Path, original: 
 
 def test_a_step_does_not_depend_on_how_it_is_computed(tmp_path: Path, original: Path, text: Path) -> None:
     changes: dict[str, dict[str, Any]] = {
-        "whole": {"device_batch_size": 4},
-        "rows": {"device_batch_size": 1},
+        "whole": {"device_batch_size": 32},
         "uneven": {"device_batch_size": 3},
-        "too-large": {"device_batch_size": 32},
         "checkpointing": {"device_batch_size": 4, "gradient_checkpointing": True},
     }
     for name, change in changes.items():
@@ -114,22 +112,16 @@ def test_a_step_does_not_depend_on_how_it_is_computed(tmp_path: Path, original: 
             torch.testing.assert_close(tensor, whole[key], atol=2e-5, rtol=1e-4, msg=f"{name}: {key}")
 
 
-def test_stopping_leaves_a_checkpoint(tmp_path: Path, original: Path, text: Path) -> None:
-    settings = tiny_settings(original, text, checkpoint_seconds=1e9)
-    with pytest.raises(KeyboardInterrupt):
-        run(settings, tmp_path / "long", should_stop=lambda: True)
-    assert [path.name for path in (tmp_path / "long" / "checkpoints").iterdir()] == ["step-00000001"]
-
-
 def test_an_overwritten_encoder_stays_until_the_new_one_is_trained(
     tmp_path: Path, original: Path, text: Path
 ) -> None:
-    settings = tiny_settings(original, text, steps=2)
+    settings = tiny_settings(original, text, steps=2, checkpoint_seconds=1e9)
     run(settings, tmp_path / "long")
     before = weights(tmp_path / "long")
     other = replace(settings, seed=2)
     with pytest.raises(KeyboardInterrupt):
         run(other, tmp_path / "long", overwrite=True, should_stop=lambda: True)
+    assert [path.name for path in (tmp_path / "long" / "checkpoints").iterdir()] == ["step-00000001"]
     assert all(torch.equal(before[name], tensor) for name, tensor in weights(tmp_path / "long").items())
     run(other, tmp_path / "long", resume=True)
     assert not all(torch.equal(before[name], tensor) for name, tensor in weights(tmp_path / "long").items())
@@ -141,10 +133,9 @@ def test_taught_cls_comes_close_to_the_originals(tmp_path: Path, original: Path,
     assert cosines[-1] > cosines[0] and cosines[-1] > 0.8
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_frozen_embeddings_stay(tmp_path: Path, original: Path, text: Path, precision: str) -> None:
+def test_frozen_embeddings_stay_also_in_bf16(tmp_path: Path, original: Path, text: Path) -> None:
     before = weights(original)
-    run(tiny_settings(original, text, freeze_embeddings=True, precision=precision, steps=2), tmp_path / "long")
+    run(tiny_settings(original, text, freeze_embeddings=True, precision="bf16", steps=2), tmp_path / "long")
     after = weights(tmp_path / "long")
     embeddings, dense = "embeddings.word_embeddings.weight", "encoder.layer.0.output.dense.weight"
     assert torch.equal(after[f"longformer.{embeddings}"], before[f"roberta.{embeddings}"])
@@ -191,11 +182,8 @@ def test_out_of_memory_says_what_to_change(
     [
         ({"steps": 0}, "--steps: must be greater than or equal to 1, got 0"),
         ({"minutes": 1.0}, "--steps and --minutes"),
-        ({"precision": "fp8"}, "--precision"),
         ({"text": ()}, "--text"),
-        ({"learning_rate": 0.0}, "--learning-rate: must be"),
         ({"learning_rate": float("nan")}, "--learning-rate: must be"),
-        ({"warmup": 1.0}, "--warmup"),
     ],
 )
 def test_settings_that_cannot_work(

@@ -119,6 +119,8 @@ def test_articles_of_evaluation_and_other_licences_stay_out(tmp_path: Path) -> N
 
 
 def test_parts_and_what_is_held_out(tmp_path: Path) -> None:
+    told = _run("--wikipedia", tmp_path, "--output", tmp_path / "text")
+    assert told.returncode == 2 and "0 long documents" in told.stderr and "Traceback" not in told.stderr
     clone = tmp_path / "clone" / "AA"
     clone.mkdir(parents=True)
     article = '<doc id="{n}" url="u" title="T">\nT{n}\n\n{text}\n</doc>\n'
@@ -135,12 +137,6 @@ def test_parts_and_what_is_held_out(tmp_path: Path) -> None:
     }
     assert {name: len(found) for name, found in ids.items()} == {"heldout": 64, "part-0": 6}
     assert len({*ids["heldout"], *ids["part-0"]}) == 70
-
-
-def test_a_wrong_folder_is_told_in_a_sentence(tmp_path: Path) -> None:
-    told = _run("--wikipedia", tmp_path, "--output", tmp_path / "text")
-    assert told.returncode == 2
-    assert "0 long documents" in told.stderr and "Traceback" not in told.stderr
 
 
 def _run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:

@@ -1,10 +1,14 @@
-"""A finished run is refused by all that read it, unless its files are those it left."""
+"""A finished run is refused by all that read it, unless its files are those it left; one process trains at a time."""
 
 from __future__ import annotations
 
 import json
 import os
 import shutil
+import subprocess
+import sys
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +17,7 @@ from typer.testing import CliRunner
 
 from prefixprop import load_run
 from prefixprop.cli.app import app
+from prefixprop.runs.directory import FolderInUse, claim, wait_until_free
 from prefixprop.runs.find import find_runs
 from prefixprop.train import RunDirectory, train
 
@@ -103,8 +108,6 @@ def test_damage_is_noticed_by_whatever_reads_the_files(
 
 def test_the_fingerprint_tells_runs_apart_wherever_they_are(made: Path, run: Path) -> None:
     assert RunDirectory(run).fingerprint() == RunDirectory(made).fingerprint()
-    (run / "README.md").write_text("a card")
-    assert RunDirectory(run).fingerprint() == RunDirectory(made).fingerprint()
     finish_again(run, temperature=1.25)
     assert RunDirectory(run).fingerprint() != RunDirectory(made).fingerprint()
 
@@ -124,3 +127,42 @@ def test_a_trained_run_is_whole_and_a_damaged_one_can_be_trained_again(tmp_path:
         train(settings, run_dir, resume=True)
     train(settings, run_dir, overwrite=True, progress=Notes())
     assert predict(run_dir) is None
+
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from prefixprop.runs.directory import claim
+with claim(Path(sys.argv[1])):
+    print("holding", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_claim_keeps_others_out_until_its_process_is_killed(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", HOLDER, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "holding\n"
+        with pytest.raises(FolderInUse, match=r"Another process is training in .*; wait for it"), claim(tmp_path):
+            pass
+        process.kill()
+    for _ in range(2):
+        with claim(tmp_path):
+            pass
+
+
+def test_waiting_ends_when_the_other_does(tmp_path: Path) -> None:
+    told: list[str] = []
+    wait_until_free(tmp_path, told.append)
+    assert not told, "nobody to wait for"
+    held = threading.Event()
+
+    def hold() -> None:
+        with claim(tmp_path):
+            held.set()
+            time.sleep(0.3)
+
+    threading.Thread(target=hold).start()
+    held.wait()
+    wait_until_free(tmp_path, told.append)
+    assert told == [f"Another process is training in {tmp_path}; waiting for it."]

@@ -77,14 +77,6 @@ def test_the_old_run_comes_back(directory: RunDirectory) -> None:
     assert not restore_replaced(directory) and contents(directory) == before
 
 
-def test_a_discarded_run_is_gone(directory: RunDirectory) -> None:
-    begin(directory)
-    discard_replaced(directory)
-    discard_replaced(directory)
-    assert set(contents(directory)) == {"config.yaml", "history.jsonl", "checkpoints/state"}
-    assert not restore_replaced(directory)
-
-
 @pytest.mark.parametrize("work", ["start", "restore"])
 def test_whenever_it_is_killed_the_next_start_puts_the_old_run_back(
     work: str, directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
@@ -110,7 +102,9 @@ def test_half_a_removal_is_never_put_back(directory: RunDirectory, monkeypatch: 
     new = {name: content for name, content in contents(directory).items() if not name.startswith(".")}
     check_may_start(directory, resume=True, overwrite=False)
     start(directory, NEW, overwrite=False)
-    assert contents(directory) == new
+    discard_replaced(directory)
+    assert contents(directory) == new and set(new) == {"config.yaml", "history.jsonl", "checkpoints/state"}
+    assert not restore_replaced(directory)
 
 
 def test_a_run_in_use_is_left_alone(directory: RunDirectory) -> None:

@@ -94,13 +94,6 @@ def test_candidates_are_judged_by_the_mean_of_their_judges() -> None:
     assert len(last.requested) == JUDGED.size == 4 * 4 + 3
 
 
-def test_means_of_the_same_scores_are_equal() -> None:
-    scores: Scores = dict(zip(judge_names(1e-2), (0.1, 0.2, 0.3, 0.7), strict=True))
-    scores |= dict(zip(judge_names(1e-3), (0.7, 0.3, 0.2, 0.1), strict=True))
-    scores |= dict.fromkeys(judge_names(5e-4), 0.1)
-    assert list(cell_progress(JUDGED, scores).requested.values())[-1].learning_rate == 1e-2
-
-
 @pytest.mark.parametrize(
     ("settings", "name"),
     [

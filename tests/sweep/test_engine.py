@@ -17,15 +17,8 @@ from tiny_training import comparable, write_plan
 
 
 def test_a_search_by_folds_on_real_runs(tmp_path: Path) -> None:
-    path = write_plan(
-        tmp_path,
-        num_virtual_tokens=None,
-        method="head-only",
-        learning_rate=[1e-2, 1e-3],
-        keep="last",
-        search="learning_rate",
-        cross_validation={"folds": 2},
-    )
+    search = {"learning_rate": [1e-2, 1e-3], "search": "learning_rate", "cross_validation": {"folds": 2}}
+    path = write_plan(tmp_path, num_virtual_tokens=None, method="head-only", keep="last", **search)
     plan, runs = read_plan(path), tmp_path / "runs"
     state = run_sweep(plan, runs, LocalEngine(processes=2))
     assert not state.failures and len(state.outcomes) == plan.size == 5
@@ -94,8 +87,3 @@ def test_bugs_end_one_run_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(import_module("prefixprop.train.run"), "train", broken)
     settings = read_plan(write_plan(tmp_path)).cells[0].settings
     assert run_job(Job(settings, tmp_path / "run", tmp_path / "log")) == "KeyError: 'oops'"
-
-
-def test_number_of_processes() -> None:
-    with pytest.raises(ValueError, match="--processes: must be at least 1, got 0"):
-        LocalEngine(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -20,31 +21,19 @@ def plan_of(folder: Path, text: str) -> SweepPlan:
 
 
 def test_every_list_is_an_axis(tmp_path: Path) -> None:
-    plan = plan_of(
-        tmp_path,
-        "task: [hyperpartisan, newsgroups]\nmethod: [prefix-tuning, lora]\nlr: [1e-2, 1e-3]\nseed: [1, 2, 3]\n",
-    )
-    assert len(plan.cells) == 8 and plan.size == 24 and plan.name == "plan"
+    text = "task: [hyperpartisan, newsgroups]\nmethod: [prefix-tuning, lora]\nlr: [1e-2, 1e-3]\nseed: [1, 2, 3]\n"
+    plan = plan_of(tmp_path, text)
+    assert plan.size == 24 and plan.name == "plan"
     assert plan.cells[0].name == "hyperpartisan prefix-tuning learning_rate=0.01"
-    assert {(cell.settings.task, cell.settings.method, cell.settings.learning_rate) for cell in plan.cells} == {
-        (task, method, rate)
-        for task in ("hyperpartisan", "newsgroups")
-        for method in ("prefix-tuning", "lora")
-        for rate in (1e-2, 1e-3)
-    }
+    found = [(cell.settings.task, cell.settings.method, cell.settings.learning_rate) for cell in plan.cells]
+    axes = ("hyperpartisan", "newsgroups"), ("prefix-tuning", "lora"), (1e-2, 1e-3)
+    assert sorted(found) == sorted(itertools.product(*axes))
 
 
 def test_variants_win_and_searches_are_theirs(tmp_path: Path) -> None:
-    text = """
-task: hyperpartisan
-alpha: [5e-3, 1e-2]
-learning_rate: 1e-3
-search: [learning_rate, alpha]
-variants:
-  plain:
-  kernel: {kernel: exp, learning_rate: [1e-2, 1e-3]}
-"""
-    plain, kernel = plan_of(tmp_path, text).cells
+    text = "task: hyperpartisan\nalpha: [5e-3, 1e-2]\nlearning_rate: 1e-3\nsearch: [learning_rate, alpha]\n"
+    variants = "variants:\n  plain:\n  kernel: {kernel: exp, learning_rate: [1e-2, 1e-3]}\n"
+    plain, kernel = plan_of(tmp_path, text + variants).cells
     # Without a kernel there is no alpha to choose.
     assert [axis.name for axis in plain.searched] == ["learning_rate"] and plain.size == 1
     assert kernel.searched == (Axis("learning_rate", (1e-2, 1e-3)), Axis("alpha", (5e-3, 1e-2)))
@@ -129,7 +118,6 @@ TASK = "task: hyperpartisan\n"
         ("method: lora\n", [":1: Give one source of data"]),
         ("# nothing\n", [": the file is empty, so there is nothing to run"]),
         (TASK + "variants: {}\n", [":2: variants: expected a name and settings"]),
-        (TASK + "variants: [a, b]\n", [":2: variants: expected a name and settings"]),
         (TASK + "variant: {}\n", [":2: there is no setting 'variant' (did you mean 'variants'?)"]),
         ("task: [\n", [":2: broken YAML"]),
         (
@@ -137,12 +125,8 @@ TASK = "task: hyperpartisan\n"
             [": 'hyperpartisan one' and 'hyperpartisan two' would be the same runs"],
         ),
         (SEARCH + "cross_validation: 5\n", [":5: cross_validation: give the number of folds, such as {folds: 5}."]),
-        (SEARCH + "cross_validation: {seeds: [1]}\n", [":5: cross_validation: give the number of folds"]),
         (SEARCH + "cross_validation: {folds: }\n", [":5: cross_validation: give the number of folds"]),
-        (
-            SEARCH + "cross_validation:\n  folds: 1\n",
-            [":6: cross_validation: folds: must be greater"],
-        ),
+        (SEARCH + "cross_validation:\n  folds: 1\n", [":6: cross_validation: folds: must be greater"]),
         (
             SEARCH + "cross_validation:\n  folds: 5\n  folds: 4\n  seed: 1\n  seeds:\n    - -1\n    - 1\n    - 1\n",
             [
@@ -176,22 +160,19 @@ def test_what_is_wrong_is_told_with_its_line(tmp_path: Path, text: str, expected
         ),
         ("lr: [1e-2, 1e-3]\nsearch: lr\ncross_validation: {{folds: 1000000}}\n", "multiply to 2,000,001 runs"),
         ("epochs: {many}\nvariants:\n  a: {{warmup: {shares}}}\n  b: {{batch_size: {many}}}\n", "to 20,000 runs"),
+        ("epochs: {many}\nwarmup: {shares}\nweight_decay: {shares}\nsearch: [epochs, warmup, weight_decay]\n", None),
     ],
 )
-def test_too_many_runs_are_refused_before_they_are_made(tmp_path: Path, text: str, words: str) -> None:
+def test_too_many_runs_are_refused_before_they_are_made(tmp_path: Path, text: str, words: str | None) -> None:
     many, shares = list(range(1, 101)), [number / 100 for number in range(100)]
+    text = TASK + text.format(many=many, shares=shares)
+    if words is None:  # what is searched adds up
+        assert plan_of(tmp_path, text).size == 3 * 99 + 1
+        return
     with pytest.raises(SettingsError) as raised:
-        plan_of(tmp_path, TASK + text.format(many=many, shares=shares))
+        plan_of(tmp_path, text)
     (problem,) = raised.value.problems
     assert words in problem
-
-
-def test_searched_lists_add_up_and_do_not_multiply(tmp_path: Path) -> None:
-    many, shares = list(range(1, 101)), [number / 100 for number in range(100)]
-    text = (
-        f"epochs: {many}\nwarmup: {shares}\nbatch_size: {[8 * number for number in many]}\nweight_decay: {shares}\n"
-    )
-    assert plan_of(tmp_path, TASK + text + "search: [epochs, warmup, batch_size, weight_decay]\n").size == 4 * 99 + 1
 
 
 def test_folders_of_tasks(tmp_path: Path) -> None:

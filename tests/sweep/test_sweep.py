@@ -86,6 +86,8 @@ def test_an_interrupted_sweep_writes_what_it_has(tmp_path: Path, searched: Path)
 
 def test_a_failing_run_stops_nothing_and_is_tried_again(tmp_path: Path, searched: Path) -> None:
     plan = read_plan(searched)
+    state = run_sweep(plan, tmp_path / "runs", Pretending({}))
+    assert len(state.failures) == 3 and state.progress(plan.cells[0]).stuck and state.remaining(plan.cells[0]) == 0
     state = run_sweep(plan, tmp_path / "runs", Pretending({1e-2: 0.5, 5e-4: 0.7}))
     (failure,) = state.failures
     assert failure.settings.learning_rate == 1e-3 and failure.error == "The loss is nan."
@@ -99,28 +101,17 @@ def test_a_failing_run_stops_nothing_and_is_tried_again(tmp_path: Path, searched
     assert asked == [(1e-3, 1), (1e-3, 2), (1e-3, 3)]
 
 
-def test_a_search_in_which_all_fail_ends(tmp_path: Path, searched: Path) -> None:
-    plan = read_plan(searched)
-    state = run_sweep(plan, tmp_path / "runs", Pretending({}))
-    assert len(state.failures) == 3 and state.progress(plan.cells[0]).stuck and state.remaining(plan.cells[0]) == 0
-
-
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [('{"dev": ', "metrics.json is truncated or changed"), (None, "no dev micro_f1; remove the file")],
-)
-def test_broken_metrics_are_a_failure(tmp_path: Path, searched: Path, content: str | None, words: str) -> None:
+def test_broken_metrics_are_a_failure(tmp_path: Path, searched: Path) -> None:
     plan = read_plan(searched)
     broken = tmp_path / "runs" / run_name(plan.cells[0].settings)
     broken.mkdir(parents=True)
     (broken / "config.yaml").write_text(settings_to_yaml(plan.cells[0].settings))
     RunDirectory(broken).finish({"dev": {}})
-    if content is not None:
-        (broken / "metrics.json").write_text(content)
+    (broken / "metrics.json").write_text('{"dev": ')
     state = SweepState(plan, tmp_path / "runs")
     settle_finished(state)
     (failure,) = state.failures
-    assert failure.error is not None and words in failure.error and str(broken) in failure.error
+    assert failure.error is not None and f"{broken}: metrics.json is truncated or changed" in failure.error
 
 
 def test_tables_show_the_best_mean_and_what_failed(tmp_path: Path) -> None:

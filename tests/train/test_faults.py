@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import re
 import weakref
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -23,6 +25,10 @@ from tiny_training import Notes, comparable, tiny_settings
 
 # The package has a function of the same name.
 TRAIN_MODULE = import_module("prefixprop.train.run")
+
+
+def files_of(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def full_disk(path: Path, data: bytes) -> int:
@@ -97,9 +103,9 @@ def test_a_model_that_does_not_fit_names_what_to_lower(
         plan(tiny_settings(tmp_path, **changes))
 
 
-def test_out_of_memory_goes_on_with_fewer_documents_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings, run_dir = tiny_settings(tmp_path, dropout=0.0, prefix_dropout=0.0), tmp_path / "run"
-    expected = train(settings, tmp_path / "roomy").metrics
+@contextlib.contextmanager
+def failing_steps(error: BaseException, fails: Callable[[int, int], bool]) -> Iterator[None]:
+    """Steps raise the error if `fails` says so of the number of the step and of its documents at once."""
     step = Trainer.training_step
 
     models: list[weakref.ref[Any]] = []
@@ -108,136 +114,94 @@ def test_out_of_memory_goes_on_with_fewer_documents_at_once(tmp_path: Path, monk
         if not models or models[-1]() is not model:
             assert all(earlier() is None for earlier in models), "the memory of an earlier attempt is free"
             models.append(weakref.ref(model))
-        if self.state.global_step >= 4 and len(inputs["input_ids"]) > 1:
-            raise torch.OutOfMemoryError("CUDA out of memory.")
+        if fails(self.state.global_step, len(inputs["input_ids"])):
+            raise type(error)(*error.args)  # a new one, since an error holds the frames that it went through
         return step(self, model, inputs, *others)
 
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Trainer, "training_step", training_step)
+        yield
+
+
+def test_out_of_memory_goes_on_with_fewer_documents_at_once(tmp_path: Path) -> None:
+    settings, run_dir = tiny_settings(tmp_path, dropout=0.0, prefix_dropout=0.0), tmp_path / "run"
+    expected = train(settings, tmp_path / "roomy").metrics
+    train(replace(settings, seed=2, epochs=1), run_dir)
     told: list[str] = []
-    monkeypatch.setattr(Trainer, "training_step", training_step)
-    metrics = train(settings, run_dir, progress=Notes(told)).metrics
+    with failing_steps(GPU_IS_FULL, lambda step, documents: step >= 4 and documents > 1):
+        metrics = train(settings, run_dir, overwrite=True, progress=Notes(told)).metrics
     assert [note for note in told if "used up" in note] == [
         f"the device's memory is used up; the run goes on with --device-batch-size {count}" for count in (2, 1)
     ]
-    assert metrics["test"]["nll"] == pytest.approx(expected["test"]["nll"], abs=1e-5) and len(models) == 3
-    assert RunDirectory(run_dir).read_settings().device_batch_size == 1
+    assert metrics["test"]["nll"] == pytest.approx(expected["test"]["nll"], abs=1e-5)
+    found = RunDirectory(run_dir).read_settings()
+    assert found.seed == 1 and found.device_batch_size == 1
 
 
-def test_out_of_memory_names_what_to_lower(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_names_what_to_lower(tmp_path: Path) -> None:
     settings, run_dir = tiny_settings(tmp_path, device_batch_size=1), tmp_path / "run"
-    step = Trainer.training_step
-
-    def training_step(self: Trainer, *arguments: Any) -> torch.Tensor:
-        if self.state.global_step == 4:
-            raise MEMORY_IS_FULL
-        return step(self, *arguments)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Trainer, "training_step", training_step)
-        with pytest.raises(TrainingError) as raised:
-            train(settings, run_dir)
+    with failing_steps(MEMORY_IS_FULL, lambda step, _: step == 4), pytest.raises(TrainingError) as raised:
+        train(settings, run_dir)
     for words in ("--gradient-checkpointing", "--max-length below 128", "--resume"):
         assert words in str(raised.value)
-    lowered = tiny_settings(tmp_path, device_batch_size=1, gradient_checkpointing=True)
+    lowered = replace(settings, gradient_checkpointing=True)
     assert train(lowered, run_dir, resume=True).metrics["status"] == "finished"
 
 
-def test_other_runtime_errors_are_not_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def training_step(*_: Any) -> None:
-        raise RuntimeError("a bug")
-
-    monkeypatch.setattr(Trainer, "training_step", training_step)
-    with pytest.raises(RuntimeError, match="a bug"):
+def test_other_runtime_errors_are_not_hidden(tmp_path: Path) -> None:
+    with failing_steps(RuntimeError("a bug"), lambda *_: True), pytest.raises(RuntimeError, match="a bug"):
         train(tiny_settings(tmp_path), tmp_path / "run")
+
+
+@pytest.mark.parametrize("failing_step", [0, 1])
+def test_an_overwritten_run_is_kept_until_the_new_one_has_trained_a_step(failing_step: int, tmp_path: Path) -> None:
+    settings, run_dir = tiny_settings(tmp_path, epochs=1), tmp_path / "run"
+    train(settings, run_dir)
+    before = files_of(run_dir)
+    failing = failing_steps(KeyboardInterrupt(), lambda step, _: step == failing_step)
+    with failing, pytest.raises(KeyboardInterrupt):
+        train(replace(settings, seed=2), run_dir, overwrite=True)
+    assert (files_of(run_dir) == before) == (failing_step == 0)
+    assert RunDirectory(run_dir).is_finished() == (failing_step == 0)
 
 
 def test_an_existing_run_is_refused(tmp_path: Path) -> None:
     settings, run_dir = tiny_settings(tmp_path, epochs=1), tmp_path / "run"
     first = train(settings, run_dir)
-    before = {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
+    before = files_of(run_dir)
     with pytest.raises(ValueError, match="has a finished run: continue it with --resume, remove it with --overwrite"):
         train(settings, run_dir)
     with pytest.raises(ValueError, match="one of the two"):
         train(settings, run_dir, resume=True, overwrite=True)
-    assert {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()} == before
+    (run_dir / "notes.txt").write_text("x")
+    with pytest.raises(ValueError, match=r"run has a run, and notes\.txt, which no run has written"):
+        train(settings, run_dir, overwrite=True)
+    (run_dir / "notes.txt").unlink()
+    assert files_of(run_dir) == before
     (run_dir / "adapter" / "left-over").write_text("x")
     again = train(settings, run_dir, overwrite=True)
     assert comparable(again.metrics) == comparable(first.metrics)
     assert not (run_dir / "adapter" / "left-over").exists()
 
 
-@pytest.mark.parametrize("failing_step", [0, 1])
-def test_an_overwritten_run_is_kept_until_the_new_one_has_trained_a_step(
-    failing_step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings, run_dir = tiny_settings(tmp_path, epochs=1), tmp_path / "run"
-    train(settings, run_dir)
-    before = {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
-    step = Trainer.training_step
-
-    def training_step(self: Trainer, *arguments: Any) -> torch.Tensor:
-        if self.state.global_step == failing_step:
-            raise KeyboardInterrupt
-        return step(self, *arguments)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Trainer, "training_step", training_step)
-        with pytest.raises(KeyboardInterrupt):
-            train(replace(settings, seed=2), run_dir, overwrite=True)
-    after = {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
-    assert (after == before) == (failing_step == 0)
-    assert RunDirectory(run_dir).is_finished() == (failing_step == 0)
-
-
-def test_an_overwriting_run_that_needs_a_smaller_step_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings, run_dir = tiny_settings(tmp_path, epochs=1), tmp_path / "run"
-    train(settings, run_dir)
-    step = Trainer.training_step
-
-    def training_step(self: Trainer, model: Any, inputs: dict[str, torch.Tensor], *others: Any) -> torch.Tensor:
-        if len(inputs["input_ids"]) > 2:
-            raise GPU_IS_FULL
-        return step(self, model, inputs, *others)
-
-    monkeypatch.setattr(Trainer, "training_step", training_step)
-    train(replace(settings, seed=2), run_dir, overwrite=True, progress=Notes())
-    found = RunDirectory(run_dir).read_settings()
-    assert found.seed == 2 and found.device_batch_size == 2
-
-
-def test_a_folder_of_someone_else_is_never_removed(tmp_path: Path) -> None:
-    precious = tmp_path / "run" / "thesis.tex"
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("thesis.tex", "x"),
+        ("config.yaml", "method: head-only\nepochs: 1\n"),  # a recipe, in the folder of a project
+        ("config.yaml", "defaults: [hydra]\n"),
+    ],
+)
+def test_a_folder_of_someone_else_is_never_removed(tmp_path: Path, name: str, content: str) -> None:
+    precious = tmp_path / "run" / name
     precious.parent.mkdir()
-    precious.write_text("x")
+    precious.write_text(content)
     for resume, overwrite in ((False, False), (True, False), (False, True)):
         with pytest.raises(ValueError, match="not empty and not a run directory"):
             train(tiny_settings(tmp_path), tmp_path / "run", resume, overwrite)
-    assert precious.read_text() == "x"
     with pytest.raises(ValueError, match="is a file; choose another --run-dir"):
         train(tiny_settings(tmp_path), precious, overwrite=True)
-
-
-@pytest.mark.parametrize("resume", [False, True])
-def test_a_recipe_makes_no_run_directory(tmp_path: Path, resume: bool) -> None:
-    """The folder of a project may have a `config.yaml`, a recipe or anything else."""
-    recipe = tmp_path / "project" / "config.yaml"
-    recipe.parent.mkdir()
-    for content in ("method: head-only\nepochs: 1\n", "defaults: [hydra]\n"):
-        recipe.write_text(content)
-        with pytest.raises(ValueError, match="not empty and not a run directory"):
-            train(tiny_settings(tmp_path), recipe.parent, resume, overwrite=not resume)
-        assert recipe.read_text() == content and len(list(recipe.parent.iterdir())) == 1
-
-
-def test_what_no_run_has_written_is_never_removed(tmp_path: Path) -> None:
-    settings, run_dir = tiny_settings(tmp_path, epochs=1), tmp_path / "run"
-    train(settings, run_dir)
-    (run_dir / "notes.txt").write_text("x")
-    with pytest.raises(ValueError, match=r"run has a run, and notes\.txt, which no run has written"):
-        train(settings, run_dir, overwrite=True)
-    assert (run_dir / "notes.txt").read_text() == "x" and (run_dir / "metrics.json").is_file()
-    train(settings, run_dir, resume=True)
+    assert precious.read_text() == content and len(list(precious.parent.iterdir())) == 1
 
 
 def test_a_run_killed_in_its_first_instant_can_be_overwritten(tmp_path: Path) -> None:
@@ -245,10 +209,3 @@ def test_a_run_killed_in_its_first_instant_can_be_overwritten(tmp_path: Path) ->
     start(RunDirectory(run_dir), settings, overwrite=False)
     assert [entry.name for entry in run_dir.iterdir()] == ["config.yaml"]
     assert train(settings, run_dir, overwrite=True).metrics["status"] == "finished"
-
-
-def test_two_processes_do_not_train_in_one_folder(tmp_path: Path) -> None:
-    run_dir, settings = tmp_path / "run", tiny_settings(tmp_path, epochs=1)
-    with RunDirectory(run_dir).claimed(), pytest.raises(ValueError, match="Another process is training"):
-        train(settings, run_dir)
-    assert train(settings, run_dir).metrics["status"] == "finished"

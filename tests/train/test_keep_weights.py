@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from typer.testing import CliRunner
 
 from prefixprop import load_run
 from prefixprop.cli.app import app
-from prefixprop.train import RunDirectory, RunSettings, SettingsError, check_settings, settings_to_yaml, train
+from prefixprop.train import RunDirectory, RunSettings, SettingsError, check_settings, train
 
 from tiny_training import Notes, comparable, tiny_settings
 
@@ -29,33 +28,22 @@ def names(run_dir: Path) -> set[str]:
 def lean(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunSettings, Path]:
     """A run that kept no weights, and its settings."""
     folder = tmp_path_factory.mktemp("lean")
-    settings = tiny_settings(folder, method="head-only", epochs=1, keep_weights=False)
+    settings = tiny_settings(folder, method="prefix-propagation+lora", epochs=1, keep_weights=False)
     return settings, train(settings, folder / "run").run_dir
-
-
-@pytest.mark.parametrize("method", ["fine-tuning", "prefix-propagation+lora"])
-def test_everything_but_the_weights_is_there(tmp_path: Path, method: str) -> None:
-    settings = tiny_settings(tmp_path, method=method, epochs=1, keep_weights=False)
-    train(settings, tmp_path / "run")
-    assert names(tmp_path / "run") == KEPT
-    assert not [file for file in (tmp_path / "run").rglob("*") if file.suffix in (".safetensors", ".bin", ".pt")]
 
 
 def test_the_results_are_those_of_a_run_with_weights(tmp_path: Path, lean: tuple[RunSettings, Path]) -> None:
     settings, run_dir = lean
     kept = train(replace(settings, keep_weights=True), tmp_path / "run").metrics
     assert comparable(kept) == comparable(RunDirectory(run_dir).read_metrics())
-    assert names(tmp_path / "run") == KEPT | {"head", "tokenizer"} and names(run_dir) == KEPT
+    assert names(tmp_path / "run") == KEPT | {"adapter", "tokenizer"} and names(run_dir) == KEPT
 
 
-def test_the_card_has_no_code(lean: tuple[RunSettings, Path]) -> None:
-    card = (lean[1] / "README.md").read_text(encoding="utf-8")
+def test_its_card_has_no_code_and_it_cannot_predict(lean: tuple[RunSettings, Path]) -> None:
+    settings, run_dir = lean
+    card = (run_dir / "README.md").read_text(encoding="utf-8")
     assert "did not keep its weights" in card and "--keep-weights" in card
     assert "```" not in card and "prefixprop predict" not in card and "| accuracy |" in card
-
-
-def test_it_cannot_predict_and_says_why(lean: tuple[RunSettings, Path]) -> None:
-    settings, run_dir = lean
     with pytest.raises(ValueError, match=r"run: this run did not keep its weights; .* --keep-weights"):
         load_run(run_dir)
     for command in (["predict", run_dir, settings.dev_files[0]], ["evaluate", run_dir]):
@@ -84,23 +72,7 @@ def test_resumed_with_other_wishes(tmp_path: Path) -> None:
     assert names(run_dir) == KEPT and not RunDirectory(run_dir).read_settings().keep_weights
 
 
-def test_the_flag_and_the_recipe(tmp_path: Path) -> None:
-    recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(settings_to_yaml(tiny_settings(tmp_path, keep_weights=False)))
-    for flags, expected in (([], "false"), (["--keep-weights"], "true"), (["--no-keep-weights"], "false")):
-        result = CliRunner().invoke(app, ["train", "--config", str(recipe), "--dry-run", *flags])
-        assert result.exit_code == 0 and f"keep_weights: {expected}\n" in result.stdout
-
-
 def test_checkpoints_are_weights() -> None:
     settings = RunSettings(task="hyperpartisan", keep_checkpoints=True, keep_weights=False)
     with pytest.raises(SettingsError, match="--keep-checkpoints: checkpoints are weights, and --no-keep-weights"):
         check_settings(settings)
-
-
-def test_a_run_of_a_version_without_the_setting_has_its_weights(tmp_path: Path) -> None:
-    train(tiny_settings(tmp_path, method="head-only", epochs=1), tmp_path / "run")
-    config = tmp_path / "run" / "config.yaml"
-    config.write_text(config.read_text().replace("keep_weights: true\n", ""))
-    assert "keep_weights" not in config.read_text()
-    assert load_run(tmp_path / "run").label_names == tuple(json.loads((tmp_path / "run" / "labels.json").read_text()))

@@ -23,7 +23,6 @@ CODE = re.compile(r"```python\n(.*?)```", re.DOTALL)
     ("method", "model", "changes"),
     [
         ("fine-tuning", "roberta-mini-512", {}),
-        ("prefix-tuning+lora", "roberta-mini-512", {"num_virtual_tokens": 2}),
         ("prefix-propagation", "longformer-mini-4096", {"kernel": "exp", "alpha_mode": "head", "pooling": "prefix"}),
     ],
 )

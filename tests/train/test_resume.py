@@ -44,18 +44,9 @@ def whole(documents: Path) -> Callable[[RunSettings], RunResult]:
     return run
 
 
-class KillAtTheEndOfAnEpoch(TrainerCallback):
-    """kill -9 after the first epoch's last step, before its evaluation."""
-
-    def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
 @pytest.mark.parametrize(
     ("step", "changes"),
     [
-        (1, {}),  # before the first checkpoint
-        (5, {}),  # in the middle of the second epoch
         (8, {"checkpoint_every": 1, "device_batch_size": 2}),  # resumed in the middle of an epoch
         (5, {"method": "fine-tuning", "learning_rate": 1e-3}),
         (5, {"method": "prefix-propagation+lora", "gate": True, "checkpoint_every": 2}),
@@ -67,6 +58,13 @@ def test_killed_in_training(documents: Path, whole: Any, tmp_path: Path, step: i
     killed(lambda: train(settings, tmp_path / "killed", callbacks=[KillAt(step)]))
     assert not RunDirectory(tmp_path / "killed").is_finished()
     assert_same_end(train(settings, tmp_path / "killed", resume=True), whole(settings))
+
+
+class KillAtTheEndOfAnEpoch(TrainerCallback):
+    """kill -9 after the first epoch's last step, before its evaluation."""
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_killed_before_an_epoch_is_judged(documents: Path, whole: Any, tmp_path: Path) -> None:
@@ -93,18 +91,22 @@ def test_killed_while_a_checkpoint_is_written(
     assert_same_end(train(settings, tmp_path / "killed", resume=True), whole(settings))
 
 
+EARLY_END = {"method": "head-only", "learning_rate": 1e-9, "epochs": 9, "early_stopping": 2}
+
+
 @pytest.mark.parametrize(
-    ("name", "keep"),
+    ("name", "changes"),
     [
-        ("write_predictions", "last"),
-        ("model_card", "best"),
-        ("clear_leftovers", "best"),
+        ("write_predictions", {"keep": "last"}),
+        ("write_predictions", EARLY_END),  # an early end is not gone beyond
+        ("model_card", {}),
+        ("clear_leftovers", {}),
     ],
 )
 def test_killed_while_results_are_written(
-    documents: Path, whole: Any, tmp_path: Path, name: str, keep: str, monkeypatch: pytest.MonkeyPatch
+    documents: Path, whole: Any, tmp_path: Path, name: str, changes: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = tiny_settings(documents, keep=keep)
+    settings = tiny_settings(documents, **changes)
     with monkeypatch.context() as patched:
         patched.setattr(TRAIN_MODULE, name, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
         killed(lambda: train(settings, tmp_path / "killed"))
@@ -123,16 +125,6 @@ def test_a_run_that_nothing_stops(documents: Path, tmp_path: Path) -> None:
     assert {path: path.stat().st_mtime_ns for path in run_dir.rglob("*")} == before
 
 
-def test_an_early_end_is_not_gone_beyond(
-    documents: Path, whole: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings = tiny_settings(documents, method="head-only", learning_rate=1e-9, epochs=9, early_stopping=2)
-    with monkeypatch.context() as patched:
-        patched.setattr(TRAIN_MODULE, "write_predictions", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
-        killed(lambda: train(settings, tmp_path / "killed"))
-    assert_same_end(train(settings, tmp_path / "killed", resume=True), whole(settings))
-
-
 @pytest.fixture(scope="module")
 def killed_once(documents: Path) -> Path:
     """A run that was killed in its third epoch."""
@@ -149,21 +141,20 @@ def killed_run(killed_once: Path, tmp_path: Path) -> Path:
     return folder
 
 
-def test_resumption_repeats_no_steps(documents: Path, killed_run: Path) -> None:
+def test_resumption_repeats_no_steps_and_keeps_what_is_left_open(
+    documents: Path, whole: Any, killed_run: Path
+) -> None:
     steps: list[int] = []
 
     class Steps(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             steps.append(state.global_step)
 
-    train(tiny_settings(documents), killed_run, resume=True, callbacks=[Steps()])
-    assert steps == [7, 8, 9]
-
-
-def test_epochs_that_are_left_open_stay_as_they_were(documents: Path, whole: Any, killed_run: Path) -> None:
     left_open = tiny_settings(documents, epochs=None)
     for _ in ("unfinished", "finished"):
-        assert_same_end(train(left_open, killed_run, resume=True), whole(tiny_settings(documents)))
+        resumed = train(left_open, killed_run, resume=True, callbacks=[Steps()])
+        assert_same_end(resumed, whole(tiny_settings(documents)))
+    assert steps == [7, 8, 9]
 
 
 def test_a_damaged_checkpoint_is_told_and_the_one_before_is_used(
@@ -206,27 +197,17 @@ def test_other_settings_cannot_be_resumed(documents: Path, killed_run: Path) -> 
     assert train(smaller, killed_run, resume=True).metrics["status"] == "finished"
 
 
-def test_a_finished_run_of_other_documents_is_not_shown(tmp_path: Path) -> None:
-    settings = tiny_settings(tmp_path, epochs=1)
-    train(settings, tmp_path / "run")
+@pytest.mark.parametrize("finished", [False, True])
+def test_other_documents_cannot_be_resumed(tmp_path: Path, finished: bool) -> None:
+    settings, run_dir = tiny_settings(tmp_path, epochs=1), tmp_path / "run"
+    train(settings, run_dir)
+    if not finished:
+        (run_dir / "metrics.json").unlink()
     file = Path(settings.train_files[0])
-    before = file.read_text()
-    file.write_text(before.replace("w5", "w6"))
-    assert file.read_text() != before
+    before, labels = file.read_text(), (run_dir / "labels.json").read_bytes()
+    file.write_text(before + '{"id": "more", "text": "w5 w6", "label": "other"}\n')
     with pytest.raises(ValueError, match="run was started with other documents than there are now"):
-        train(settings, tmp_path / "run", resume=True)
+        train(settings, run_dir, resume=True)
+    assert (run_dir / "labels.json").read_bytes() == labels
     file.write_text(before)
-    assert train(settings, tmp_path / "run", resume=True).metrics["status"] == "finished"
-
-
-def test_other_documents_cannot_be_resumed(documents: Path, killed_run: Path, tmp_path: Path) -> None:
-    settings = tiny_settings(documents)
-    files = [Path(shutil.copy(file, tmp_path / Path(file).name)) for file in settings.train_files]
-    moved = replace(settings, train_files=[str(file) for file in files])
-    before = (killed_run / "labels.json").read_bytes()
-    files[0].write_text(files[0].read_text() + '{"id": "more", "text": "w5 w6", "label": "other"}\n')
-    config = killed_run / "config.yaml"
-    config.write_text(config.read_text().replace(settings.train_files[0], str(files[0])))
-    with pytest.raises(ValueError, match="killed was started with other documents than there are now"):
-        train(moved, killed_run, resume=True)
-    assert (killed_run / "labels.json").read_bytes() == before
+    assert train(settings, run_dir, resume=True).metrics["status"] == "finished"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 from transformers.integrations import integration_utils
@@ -15,62 +16,30 @@ from prefixprop.train import SettingsError, plan, train
 from tiny_training import tiny_settings
 
 
-class Writer:
-    """Stands in for TensorBoard's, and writes what it is told into its folder as that would."""
+def test_the_tracker_gets_every_epoch_and_keeps_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = MagicMock()
 
-    def __init__(self, log_dir: str) -> None:
-        self.folder = Path(log_dir)
-        self.folder.mkdir(parents=True)
+    def summary_writer(log_dir: str) -> MagicMock:
+        """As TensorBoard's, it makes its folder."""
+        Path(log_dir).mkdir(parents=True)
+        return writer
 
-    def add_text(self, *_: Any) -> None:
-        pass
-
-    def add_scalar(self, name: str, value: float, step: int) -> None:
-        with (self.folder / "events").open("a") as file:
-            file.write(f"{step} {name} {value!r}\n")
-
-    def flush(self) -> None:
-        pass
-
-    def close(self) -> None:
-        (self.folder / "closed").touch()
-
-
-@pytest.fixture
-def tensorboard(monkeypatch: pytest.MonkeyPatch) -> None:
-    """TensorBoard, as far as the Trainer's own callback looks at it."""
-    module = ModuleType("torch.utils.tensorboard")
-    module.SummaryWriter = Writer
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
+    tensorboard = SimpleNamespace(SummaryWriter=summary_writer)
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", tensorboard)
     monkeypatch.setattr(integration_utils, "is_tensorboard_available", lambda: True)
     monkeypatch.delenv("TENSORBOARD_LOGGING_DIR", raising=False)
+    settings = tiny_settings(tmp_path, epochs=2, kernel="exp", alpha_mode="layer", keep="last")
+    run = train(settings, tmp_path / "silent")
+    assert not (run.run_dir / "runs").exists() and not writer.add_scalar.called, "without --report-to"
 
-
-def scalars(run_dir: Path) -> dict[tuple[int, str], float]:
-    (events,) = run_dir.glob("runs/*/events")
-    assert (events.parent / "closed").exists()
-    lines = [line.split() for line in events.read_text().splitlines()]
-    return {(int(step), name): float(value) for step, name, value in lines}
-
-
-@pytest.mark.usefixtures("tensorboard")
-def test_the_tracker_gets_every_epoch_and_keeps_it(tmp_path: Path) -> None:
-    settings = tiny_settings(
-        tmp_path, epochs=2, kernel="exp", alpha_mode="layer", report_to=("tensorboard",), keep="last"
-    )
-    run = train(settings, tmp_path / "run")
-    found = scalars(run.run_dir)
+    run = train(replace(settings, report_to=("tensorboard",)), tmp_path / "run")
+    assert len(list((run.run_dir / "runs").iterdir())) == 1 and not (run.run_dir / "checkpoints").exists()
+    assert writer.close.called
+    found = {(step, name): value for name, value, step in (call.args for call in writer.add_scalar.call_args_list)}
     told = ("train/loss", "train/learning_rate", "train/alpha/layer_1", "eval/micro_f1", "eval/ece", "eval/nll")
     assert {(step, name) for step in (3, 6) for name in told} <= found.keys()
-    for measure, value in run.metrics["dev"].items():
-        assert found[6, f"eval/{measure}"] == pytest.approx(value, abs=1e-6)
-    assert not (run.run_dir / "checkpoints").exists()
-
-
-@pytest.mark.usefixtures("tensorboard")
-def test_without_report_to_nothing_is_told(tmp_path: Path) -> None:
-    run = train(tiny_settings(tmp_path, epochs=1), tmp_path / "run")
-    assert not (run.run_dir / "runs").exists()
+    for metric, value in run.metrics["dev"].items():
+        assert found[6, f"eval/{metric}"] == pytest.approx(value, abs=1e-6)
 
 
 def test_trackers_that_are_not_installed_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

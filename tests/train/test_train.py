@@ -22,16 +22,14 @@ from transformers import (
 )
 
 from prefixprop.evaluate import fit_temperature, read_predictions
+from prefixprop.predict import PredictionOptions, load_run
+from prefixprop.predict.run_data import predict_split
 from prefixprop.runs.directory import LOCK
 from prefixprop.settings.methods import METHODS
-from prefixprop.train import RunDirectory, RunSettings, plan, train
+from prefixprop.train import RunDirectory, plan, train
 from prefixprop.train.trainer import share_of_peak
 
-from tiny_training import LABELS, Notes, comparable, tiny_settings
-
-
-def history(run_dir: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run_dir / "history.jsonl").read_text().splitlines()]
+from tiny_training import LABELS, Notes, comparable, history, tiny_settings
 
 
 @pytest.fixture(scope="module")
@@ -74,8 +72,8 @@ def test_the_history_has_every_epoch_and_the_best_is_kept(run_dir: Path) -> None
     assert all(0 <= line["dev_ece"] <= 1 and line["loss"] > 0 for line in lines)
     best = max(lines, key=lambda line: line["dev_micro_f1"])  # the first of equal ones
     assert metrics["best_epoch"] == best["epoch"]
-    for measure, value in metrics["dev"].items():
-        assert best[f"dev_{measure}"] == pytest.approx(value, abs=1e-6), measure
+    for metric, value in metrics["dev"].items():
+        assert best[f"dev_{metric}"] == pytest.approx(value, abs=1e-6), metric
 
 
 @pytest.mark.parametrize(
@@ -102,7 +100,7 @@ def test_every_method_gives_its_own_predictions_again_when_loaded(tmp_path: Path
             assert logits.tolist() == pytest.approx(stored.logits[row].tolist(), abs=1e-4)
 
 
-@pytest.mark.parametrize("method", ["prefix-propagation+lora", "prefix-tuning", "head-only"])
+@pytest.mark.parametrize("method", ["prefix-propagation+lora", "head-only"])
 def test_half_precision_is_of_what_is_frozen_alone(tmp_path: Path, method: str) -> None:
     """What was trained is stored in float32, and the predictions are near those of the whole run in float32."""
     # A low rate, so that rounding alone makes the difference, and not what Adam's first steps make of it.
@@ -130,30 +128,16 @@ def test_the_seed_decides(tmp_path: Path) -> None:
     assert comparable(runs[0]) != comparable(runs[2])
 
 
-def test_the_device_batch_size_does_not_change_the_outcome(tmp_path: Path) -> None:
+def test_how_a_step_is_computed_does_not_change_the_outcome(tmp_path: Path) -> None:
     """22 documents in steps of 8: each step has the same documents, and those of the last, short one count alike."""
     settings = tiny_settings(tmp_path, prefix_dropout=0.0, dropout=0.0, epochs=2, max_train_documents=22)
     losses = []
-    for device_batch_size in (2, 8):
-        run_dir = tmp_path / f"run{device_batch_size}"
-        train(replace(settings, device_batch_size=device_batch_size), run_dir)
-        losses.append([line["loss"] for line in history(run_dir)])
-    assert losses[0] == pytest.approx(losses[1], abs=1e-5)
-
-
-def test_early_stopping(tmp_path: Path) -> None:
-    run_dir = tmp_path / "run"
-    settings = tiny_settings(tmp_path, method="head-only", learning_rate=1e-9, epochs=6, early_stopping=2)
-    assert train(settings, run_dir).metrics["best_epoch"] == 1
-    assert len(history(run_dir)) == 3
-
-
-def test_trained_alpha_is_in_the_history(tmp_path: Path) -> None:
-    run_dir = tmp_path / "run"
-    train(tiny_settings(tmp_path, kernel="exp", alpha=0.1, alpha_mode="layer", epochs=1), run_dir)
-    line = history(run_dir)[0]
-    assert {f"alpha/layer_{layer}" for layer in (1, 2, 3)} <= line.keys()
-    assert line["alpha/layer_1"] != pytest.approx(0.1, abs=1e-6)
+    for number, changes in enumerate(
+        ({"device_batch_size": 8}, {"device_batch_size": 2}, {"gradient_checkpointing": True})
+    ):
+        run = train(replace(settings, **changes), tmp_path / f"run{number}")
+        losses.append([line["loss"] for line in history(run.run_dir)])
+    assert losses[1] == pytest.approx(losses[0], abs=1e-5) and losses[2] == pytest.approx(losses[0], abs=1e-5)
 
 
 def test_without_test_documents_there_are_no_test_metrics(tmp_path: Path) -> None:
@@ -206,6 +190,9 @@ def test_a_run_of_few_steps_says_so(tmp_path: Path) -> None:
     few = "the run has 9 steps, too few to learn much: give it more --epochs or documents, or a smaller --batch-size"
     assert few in plan(tiny_settings(tmp_path)).notes
     assert plan(tiny_settings(tmp_path, epochs=4)).notes == ()
+    assert plan(tiny_settings(tmp_path, layout="reference")).settings.max_length == 126, (
+        "there is room for the prefix"
+    )
 
 
 def test_too_long_documents_are_counted(tmp_path: Path) -> None:
@@ -215,23 +202,28 @@ def test_too_long_documents_are_counted(tmp_path: Path) -> None:
         plan(tiny_settings(tmp_path, max_length=500))
 
 
-def test_a_model_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"--model: there is no folder .*nowhere"):
-        plan(replace(tiny_settings(tmp_path), model=str(tmp_path / "nowhere")))
+def test_the_fold_takes_the_place_of_dev_and_there_is_no_test(tmp_path: Path) -> None:
+    settings, run_dir = tiny_settings(tmp_path, epochs=1, folds=5, fold=1), tmp_path / "run"
+    metrics = train(settings, run_dir).metrics
+    assert metrics["dev"]["documents"] == 5 and "test" not in metrics and "test_calibrated" not in metrics
+    assert not (run_dir / "predictions" / "test.jsonl").exists()
+    stored = read_predictions(run_dir / "predictions" / "dev.jsonl")
+    assert len(stored.ids) == 5 and all(name.startswith("train-") for name in stored.ids)
+    assert len(json.loads((run_dir / "lengths.json").read_text())) == 24 - 5
+    assert "the dev set is fold 1 of 5 of the training set" in (run_dir / "README.md").read_text()
+    # The fold is found again by `prefixprop evaluate`, and test stays unseen there too.
+    trained = load_run(run_dir)
+    assert predict_split(trained, "dev", PredictionOptions())[0].ids == stored.ids
+    with pytest.raises(
+        ValueError, match=r"on fold 1 of 5 of the training set.* without the test set; try --split dev"
+    ):
+        predict_split(trained, "test", PredictionOptions())
 
 
-def test_gradient_checkpointing_computes_the_same(tmp_path: Path) -> None:
-    settings = tiny_settings(tmp_path, epochs=1, prefix_dropout=0.0, dropout=0.0)
-    one, two = (
-        train(replace(settings, gradient_checkpointing=on), tmp_path / f"run{on}").metrics for on in (False, True)
-    )
-    assert one["dev"]["nll"] == pytest.approx(two["dev"]["nll"], abs=1e-5)
-
-
-def test_reference_layout_leaves_room_for_the_prefix(tmp_path: Path) -> None:
-    assert plan(tiny_settings(tmp_path, layout="reference")).settings.max_length == 126
-
-
-def test_settings_need_a_source_of_data() -> None:
-    with pytest.raises(ValueError, match="Give one source of data"):
-        plan(RunSettings())
+def test_an_early_end_is_the_last(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    settings = tiny_settings(tmp_path, epochs=9, keep="last", early_stopping=2)
+    metrics = train(settings, run_dir).metrics
+    lines = history(run_dir)
+    assert len(lines) == metrics["epochs"] == metrics["best_epoch"] + 2 < 9
+    assert lines[-1]["dev_nll"] == pytest.approx(metrics["dev"]["nll"], abs=1e-6)

@@ -93,10 +93,10 @@ class LinearCrossEntropy(torch.autograd.Function):
             weight, bias = F.pad(weight, (0, 0, 0, missing)), F.pad(bias, (0, missing), value=-torch.inf)
         rows = max(1, _LOGITS_AT_ONCE // len(weight))
         total = torch.zeros((), dtype=torch.float32, device=features.device)
-        wants_features, wants_weight, wants_bias, _ = ctx.needs_input_grad
-        of_features = torch.empty_like(features) if wants_features else None
-        of_weight = torch.zeros_like(weight, dtype=torch.float32) if wants_weight else None
-        of_bias = torch.zeros_like(bias, dtype=torch.float32) if wants_bias else None
+        of_features = torch.empty_like(features)
+        of_bias = torch.zeros_like(bias, dtype=torch.float32)
+        # The largest of them, which frozen embeddings do not need.
+        of_weight = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
         for start in range(0, len(features), rows):
             part, wanted = features[start : start + rows], targets[start : start + rows, None]
             # The softmax in one pass over the logits, which are most of the time that this takes.
@@ -106,10 +106,8 @@ class LinearCrossEntropy(torch.autograd.Function):
             if not any(ctx.needs_input_grad):
                 continue
             of_logits = probabilities.scatter_(1, wanted, of_wanted - 1).to(features.dtype)
-            if of_bias is not None:
-                of_bias += of_logits.sum(dim=0, dtype=torch.float32)
-            if of_features is not None:
-                of_features[start : start + rows] = of_logits @ weight
+            of_bias += of_logits.sum(dim=0, dtype=torch.float32)
+            of_features[start : start + rows] = of_logits @ weight
             if of_weight is not None:
                 of_weight += of_logits.T @ part
         ctx.save_for_backward(of_features, of_weight, of_bias)
@@ -121,8 +119,8 @@ class LinearCrossEntropy(torch.autograd.Function):
         of_features, of_weight, of_bias = ctx.saved_tensors
         of_weight_dtype, of_bias_dtype = ctx.dtypes
         return (
-            None if of_features is None else of_features * scale.to(of_features.dtype),
+            of_features * scale.to(of_features.dtype),
             None if of_weight is None else (of_weight[: ctx.vocabulary] * scale).to(of_weight_dtype),
-            None if of_bias is None else (of_bias[: ctx.vocabulary] * scale).to(of_bias_dtype),
+            (of_bias[: ctx.vocabulary] * scale).to(of_bias_dtype),
             None,
         )

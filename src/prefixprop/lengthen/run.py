@@ -111,7 +111,11 @@ def _train(
         "finished": False,
     }
     if accelerator.is_main_process:
-        _start(folder, record, resumes=begun is not None)
+        clear_leftovers(folder)
+        if begun is None:  # an encoder that is to be overwritten stays until the new one is trained
+            for name in (CHECKPOINTS, "model"):
+                shutil.rmtree(folder / name, ignore_errors=True)
+        write_json(folder / RECORD, record)
         _tell_facts(text, encoder, settings, progress)
     with explained_memory_errors(training_remedy(settings, settings.device_batch_size)), without_cudnn():
         dtype = torch.bfloat16 if use_bf16 else torch.float32
@@ -135,14 +139,6 @@ def _train(
         _finish(folder, encoder, training, record)
     accelerator.wait_for_everyone()
     return record
-
-
-def _start(folder: Path, record: dict[str, Any], resumes: bool) -> None:
-    clear_leftovers(folder)
-    if not resumes:  # an encoder that is to be overwritten stays until the new one is trained
-        for name in (CHECKPOINTS, "model"):
-            shutil.rmtree(folder / name, ignore_errors=True)
-    write_json(folder / RECORD, record)
 
 
 def _tell_facts(text: TrainingText, encoder: LongEncoder, settings: LengthenSettings, progress: Progress) -> None:

@@ -98,19 +98,11 @@ def _framed(row: Ids, texts: Ids) -> Ids:
     return np.concatenate([first, texts, last], axis=1)
 
 
-@dataclass(frozen=True)
-class MaskedRows:
-    """Rows to read, which of their tokens were masked, as indices into all of them, and what stood there."""
-
-    input_ids: Ids
-    positions: Ids
-    targets: Ids
-
-
-def mask(blocks: Sequence[Ids], tokenizer: Any, seeds: Sequence[Sequence[int]]) -> MaskedRows:
+def mask(blocks: Sequence[Ids], tokenizer: Any, seeds: Sequence[Sequence[int]]) -> dict[str, Ids]:
     """Mask 15 % of the tokens of every row: 80 % of them become the mask, 10 % any token.
 
-    A block is rows of one length, [rows, length]. What is masked in it is drawn with its seed.
+    A block is rows of one length, [rows, length]. What is masked in it is drawn with its seed. Returns the rows
+    (`input_ids`), the `positions` of the masked tokens, as indices into all rows, and what stood there (`targets`).
     """
     original = np.concatenate(blocks)
     count = max(1, round(MASKED * (original.shape[1] - 2)))
@@ -131,7 +123,7 @@ def mask(blocks: Sequence[Ids], tokenizer: Any, seeds: Sequence[Sequence[int]]) 
     positions = (np.concatenate(chosen) + np.arange(len(original))[:, None] * original.shape[1]).reshape(-1)
     input_ids = original.copy()
     input_ids.reshape(-1)[positions] = np.concatenate(replacements).reshape(-1)
-    return MaskedRows(input_ids, positions, original.reshape(-1)[positions])
+    return {"input_ids": input_ids, "positions": positions, "targets": original.reshape(-1)[positions]}
 
 
 @dataclass(frozen=True)

@@ -253,8 +253,7 @@ class Pretraining:
         return max(4, min(self.encoder.original_length, self.settings.max_length) // shortening)
 
     def _batch(self, blocks: list[Ids], seeds: list[list[int]]) -> dict[str, Ids]:
-        masked = mask(blocks, self.encoder.tokenizer, seeds)
-        arrays = {"input_ids": masked.input_ids, "positions": masked.positions, "targets": masked.targets}
+        arrays = mask(blocks, self.encoder.tokenizer, seeds)
         if self.encoder.teacher is not None:
             longest = self.encoder.original_length
             arrays["pieces"] = np.concatenate([pieces(row, longest) for block in blocks for row in block])
@@ -263,9 +262,9 @@ class Pretraining:
     def _on_device(self, arrays: dict[str, Ids]) -> dict[str, Tensor]:
         device = self.accelerator.device
         tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
-        if device.type != "cuda":
-            return {name: tensor.to(device) for name, tensor in tensors.items()}
-        return {name: tensor.pin_memory().to(device, non_blocking=True) for name, tensor in tensors.items()}
+        if device.type == "cuda":
+            tensors = {name: tensor.pin_memory() for name, tensor in tensors.items()}
+        return {name: tensor.to(device, non_blocking=True) for name, tensor in tensors.items()}
 
     def _count(self, arrived: list[Callable[[], float]]) -> None:
         if not arrived:

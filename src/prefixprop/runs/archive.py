@@ -19,7 +19,7 @@ import zlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +121,7 @@ def _run(line: dict[str, Any], folder: Path) -> Run:
         labels=None if labels is None else tuple(labels),
         search_only=line["search_only"],
         read_predictions={
-            split: partial(_read_predictions, arrays, **keys) for split, keys in line["predictions"].items()
+            split: cache(partial(_read_predictions, arrays, **keys)) for split, keys in line["predictions"].items()
         },
         read_lengths=tuple if lengths is None else partial(_read_lengths, arrays, lengths),
     )

@@ -74,7 +74,7 @@ def read_run(path: Path) -> Run:
         history=tuple(read_json_lines(directory.history)),
         labels=directory.read_labels() if directory.labels.is_file() else None,
         read_predictions={
-            split: partial(read_predictions, directory.predictions(split))
+            split: cache(partial(read_predictions, directory.predictions(split)))
             for split in SPLITS
             if directory.predictions(split).is_file()
         },

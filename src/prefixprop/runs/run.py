@@ -42,8 +42,8 @@ class Run:
     read_predictions: Mapping[str, Callable[[], PredictionSet]] = field(default_factory=dict)  # by split
     read_lengths: Callable[[], tuple[int, ...]] = tuple
 
-    def measure(self, part: str, name: str) -> float | None:
-        """One number of `metrics.json`, such as `measure("test", "micro_f1")`; None if the run does not have it."""
+    def metric(self, part: str, name: str) -> float | None:
+        """One number of `metrics.json`, such as `metric("test", "micro_f1")`; None if the run does not have it."""
         return as_number(self.metrics.get(part, {}).get(name))
 
     def baseline(self, split: str, name: str) -> float | None:
@@ -53,12 +53,12 @@ class Run:
     @property
     def splits(self) -> tuple[str, ...]:
         """The splits that the run was evaluated on."""
-        return tuple(split for split in SPLITS if self.measure(split, "accuracy") is not None)
+        return tuple(split for split in SPLITS if self.metric(split, "accuracy") is not None)
 
     @property
     def documents(self) -> dict[str, int]:
         """How many documents it was evaluated on, by split."""
-        return {split: int(self.measure(split, "documents") or 0) for split in self.splits}
+        return {split: int(self.metric(split, "documents") or 0) for split in self.splits}
 
     @property
     def identity_of_documents(self) -> tuple[Any, ...]:
@@ -97,16 +97,9 @@ class Run:
 
     def predictions(self, split: str) -> PredictionSet:
         """The run's uncalibrated predictions of a split; `ValueError` if they are not stored."""
-        if split not in self._predictions:
-            if split not in self.read_predictions:
-                raise ValueError(f"{self.path} has no predictions of {split}.")
-            self._predictions[split] = self.read_predictions[split]()
-        return self._predictions[split]
-
-    @cached_property
-    def _predictions(self) -> dict[str, PredictionSet]:
-        """The predictions read so far: tests and figures need the same ones."""
-        return {}
+        if split not in self.read_predictions:
+            raise ValueError(f"{self.path} has no predictions of {split}.")
+        return self.read_predictions[split]()
 
 
 def as_number(value: Any) -> float | None:

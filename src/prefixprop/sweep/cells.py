@@ -20,8 +20,6 @@ from prefixprop.settings.resolve import resolve
 from prefixprop.settings.run_settings import SETTINGS, RunSettings
 
 SEEDS_STAGE = "seeds"
-# Defaults that have changed since version 0.3, as they were then: a new default must not rename old runs.
-_FIRST_DEFAULTS: dict[str, Any] = {}
 
 Runs = dict[str, RunSettings]  # by name
 Scores = Mapping[str, float | None]  # dev metrics by name of run; None for a run that failed
@@ -145,7 +143,7 @@ def run_name(settings: RunSettings) -> str:
 
     Only what differs from the defaults is hashed, so that a new setting does not rename old runs.
     """
-    resolved, defaults = resolve(settings), override(RunSettings(), _FIRST_DEFAULTS)
+    resolved, defaults = resolve(settings), RunSettings()
     decisive = {
         name: getattr(resolved, name)
         for name, declared in SETTINGS.items()

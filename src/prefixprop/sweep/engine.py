@@ -196,9 +196,8 @@ def _error(ended: _Running) -> str | None:
         answer, is_dead = None, True
     ended.answer.close()
     ended.process.join(_SECONDS_TO_END)
-    if ended.process.is_alive():
-        ended.process.kill()
-        ended.process.join()
+    ended.process.kill()
+    ended.process.join()
     if not is_dead:
         return answer
     code = ended.process.exitcode or 0

@@ -15,7 +15,6 @@ import os
 import platform
 import signal
 import socket
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,11 +26,10 @@ from prefixprop.sweep.engine import Job, JobEnd, run_in_worker, write_output_to
 
 _SECONDS_TO_ANSWER = 10
 _SECONDS_TO_END = 30  # a killed worker ends at once, one whose node lost its connection when it notices
-_SECONDS_WITHOUT_ROOM = 300  # replacing a node takes a while
 _SMALLEST_SHARE = 0.01
+_RETRIES = 3  # how often a run is started again after its worker or node died
 # Results go through files, so Ray has next to nothing to store; by default it reserves a third of the memory.
 _OBJECT_STORE_BYTES = 100 * 2**20
-
 
 Node = dict[str, float]  # the resources of a node
 
@@ -113,7 +111,6 @@ class RayEngine:
         gpus_per_run: The share of a GPU that a run takes: with 0.25, four share one. None is one GPU if the cluster
             has any.
         modules: Modules that are imported first, such as one that registers a kernel.
-        retries: How often a run is started again after its worker or node died.
         tell: Gets notes for the user while the runs are computed.
     """
 
@@ -123,7 +120,6 @@ class RayEngine:
         cpus_per_run: int = 1,
         gpus_per_run: float | None = None,
         modules: Sequence[str] = (),
-        retries: int = 3,
         tell: Callable[[str], None] = lambda note: None,
     ) -> None:
         if cpus_per_run < 1:
@@ -133,7 +129,7 @@ class RayEngine:
                 f"--gpus-per-run: must be 0, or from {_SMALLEST_SHARE:g} to 1, got {gpus_per_run:g}; with 0.5 two "
                 "runs share a GPU."
             )
-        self._ray, self._had_room = _connect(address), time.monotonic()
+        self._ray = _connect(address)
         try:
             if gpus_per_run is None:
                 gpus_per_run = 1.0 if any(node.get("GPU", 0) for node in self._nodes()) else 0.0
@@ -143,7 +139,6 @@ class RayEngine:
             _disconnect(self._ray)
             raise
         self._modules = tuple(modules)
-        self._retries = retries
         self._tell = tell
         self._task = self._ray.remote(num_cpus=cpus_per_run, num_gpus=gpus_per_run, max_retries=0)(_work)
         self._running: list[_Running] = []
@@ -152,17 +147,13 @@ class RayEngine:
     def slots(self) -> int:
         return max(1, room(self._nodes(), self._cpus, self._gpus))
 
-    def submit(self, job: Job) -> None:
-        self._start(job, attempt=1)
-
-    def _start(self, job: Job, attempt: int) -> None:
+    def submit(self, job: Job, attempt: int = 1) -> None:
         answer = self._task.remote(job, os.getcwd(), self._modules, self._cpus, attempt)
         self._running.append(_Running(job, answer, attempt))
 
     def collect(self, timeout: float) -> list[JobEnd]:
         if not self._running:
             return []
-        self._check_room(_SECONDS_WITHOUT_ROOM)
         answers = [running.answer for running in self._running]
         self._ray.wait(answers, timeout=timeout)
         ready, _ = self._ray.wait(answers, num_returns=len(answers), timeout=0)
@@ -176,8 +167,8 @@ class RayEngine:
         try:
             error = self._ray.get(running.answer)
         except (errors.WorkerCrashedError, errors.NodeDiedError, errors.OutOfMemoryError) as death:
-            if running.attempt <= self._retries:
-                self._start(job, running.attempt + 1)
+            if running.attempt <= _RETRIES:
+                self.submit(job, running.attempt + 1)
                 return None
             killed = "its worker was killed, as happens when memory runs out"
             cause = "its node died" if isinstance(death, errors.NodeDiedError) else killed
@@ -206,23 +197,19 @@ class RayEngine:
 
     def _cancel(self, answers: Sequence[Any], seconds: float, force: bool = False) -> None:
         """Interrupt runs, or kill their workers, and wait until they end."""
+        if not answers:
+            return
         # Ray aborts this process if a task is cancelled while its answer arrives (task_manager.cc: "Tried to complete
         # task that was not pending"), so those that have ended are left alone.
-        running = self._unanswered(answers, 0)
+        _, running = self._ray.wait(answers, num_returns=len(answers), timeout=0)
         for answer in running:
             self._ray.cancel(answer, force=force)
-        self._unanswered(running, seconds)
+        self._ray.wait(answers, num_returns=len(answers), timeout=seconds)
 
-    def _unanswered(self, answers: Sequence[Any], seconds: float) -> list[Any]:
-        """The runs that have not ended after so many seconds."""
-        return self._ray.wait(answers, num_returns=len(answers), timeout=seconds)[1] if answers else []
-
-    def _check_room(self, patience: float = 0) -> None:
-        """Raise if for `patience` seconds no node has had what a run needs: it would wait forever."""
+    def _check_room(self) -> None:
+        """Raise if no node has what a run needs: it would wait forever."""
         nodes = self._nodes()
-        if room(nodes, self._cpus, self._gpus):
-            self._had_room = time.monotonic()
-        elif time.monotonic() - self._had_room >= patience:
+        if not room(nodes, self._cpus, self._gpus):
             has = ", ".join(f"{node.get('CPU', 0):g} CPUs and {node.get('GPU', 0):g} GPUs" for node in nodes)
             raise ValueError(
                 f"--cpus-per-run, --gpus-per-run: no node has {self._cpus} CPUs and {self._gpus:g} GPUs, which a run "

@@ -22,7 +22,7 @@ from prefixprop.runs.find import SUMMARY
 from prefixprop.runs.run import Run
 from prefixprop.settings.run_settings import RunSettings
 from prefixprop.sweep.cells import Cell, CellProgress, Runs, cell_progress
-from prefixprop.sweep.engine import Engine, Job
+from prefixprop.sweep.engine import Engine, Job, JobEnd
 from prefixprop.sweep.plan import SweepPlan
 
 LOGS = "logs"
@@ -150,22 +150,16 @@ def _found(state: SweepState, name: str, settings: RunSettings) -> Outcome | Non
             f"{directory.path} is a finished run with other documents than there are now, which cannot be compared "
             "with new ones; restore the documents, or choose another --runs-dir."
         )
-    return _finished(settings, directory, False, None if archived is None else archived.metrics)
+    return _finished(settings, directory, False, archived)
 
 
-def _finished(
-    settings: RunSettings, directory: RunDirectory, is_new: bool, metrics: dict[str, Any] | None = None
-) -> Outcome:
-    """The outcome of a finished run; its metrics are read from its directory unless given."""
+def _finished(settings: RunSettings, directory: RunDirectory, is_new: bool, archived: Run | None = None) -> Outcome:
+    """The outcome of a finished run, in its directory or an archive."""
     try:
-        metrics = directory.read_metrics() if metrics is None else metrics
-        score = float(metrics["dev"][settings.metric])
+        metrics = directory.read_metrics() if archived is None else archived.metrics
     except (OSError, ValueError) as error:
         return Outcome(settings, directory.path, None, None, str(error), is_new)
-    except (KeyError, TypeError):
-        error_text = f"{directory.metrics} has no dev {settings.metric}; remove the file and sweep again."
-        return Outcome(settings, directory.path, None, None, error_text, is_new)
-    return Outcome(settings, directory.path, score, metrics.get("seconds"), None, is_new)
+    return Outcome(settings, directory.path, metrics["dev"][settings.metric], metrics["seconds"], None, is_new)
 
 
 def run_sweep(
@@ -199,10 +193,11 @@ def _run_missing(state: SweepState, engine: Engine, watch: Callable[[SweepState]
         if not state.running:
             return
         ended = engine.collect(_SECONDS_BETWEEN_LOOKS)
-        state.record({end.job.run_dir.name: _outcome(end.job, end.error) for end in ended})
+        state.record({end.job.run_dir.name: _outcome(end) for end in ended})
 
 
-def _outcome(job: Job, error: str | None) -> Outcome:
-    if error is not None:
-        return Outcome(job.settings, job.run_dir, None, None, error)
+def _outcome(end: JobEnd) -> Outcome:
+    job = end.job
+    if end.error is not None:
+        return Outcome(job.settings, job.run_dir, None, None, end.error)
     return _finished(job.settings, RunDirectory(job.run_dir), True)

@@ -25,7 +25,7 @@ class Trial:
 
     def values(self, part: str, measure: str) -> list[float]:
         """A measure of every run that has it, in the order of the seeds."""
-        found = (run.measure(part, measure) for run in self.runs)
+        found = (run.metric(part, measure) for run in self.runs)
         return [value for value in found if value is not None]
 
     def mean(self, part: str, measure: str) -> float:

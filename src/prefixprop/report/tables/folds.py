@@ -57,7 +57,7 @@ class _Row:
     def scores(self) -> dict[tuple[int | None, int], float]:
         """The measure that the task is judged by, in percent, by fold and seed."""
         metric = self.trial.settings.metric
-        found = {(run.settings.fold, run.settings.seed): run.measure("dev", metric) for run in self.trial.runs}
+        found = {(run.settings.fold, run.settings.seed): run.metric("dev", metric) for run in self.trial.runs}
         return {pairing: 100 * score for pairing, score in found.items() if score is not None}
 
 

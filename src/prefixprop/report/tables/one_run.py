@@ -23,10 +23,10 @@ _FIRST_LETTERS = 160
 def one_run_findings(comparison: Comparison, run: Run) -> list[str]:
     """How many documents are right, and whether the run is as sure as it should be."""
     split = comparison.judged_on
-    accuracy, count = run.measure(split, "accuracy") or 0.0, comparison.documents[split]
+    accuracy, count = run.metric(split, "accuracy") or 0.0, comparison.documents[split]
     method, right = capitalised(comparison.contenders[0].method), f"{round(accuracy * count):,} of {count:,}"
     told = [f"{method} gets {right} {split} {comparison.items} right: {100 * accuracy:.1f} %."]
-    ece, scaled = run.measure(split, "ece"), run.measure(f"{split}_calibrated", "ece")
+    ece, scaled = run.metric(split, "ece"), run.metric(f"{split}_calibrated", "ece")
     predictions = _predictions(run, split)
     if predictions is not None and ece is not None and scaled is not None:
         confidence = float(predictions.probabilities.max(axis=1).mean())

@@ -83,7 +83,7 @@ def _methods_table(comparison: Comparison, name: str, told: Sequence[str]) -> Ta
         ranked(measure.column(trials, split)),
         replace(measure.interval_column(trials, split), title="95 % interval"),
         *(ranked(without_deviations(each.column(trials, split))) for each in calibration),
-        Column("Trained", [count_cell(trial.runs[0].measure("parameters", "trainable")) for trial in trials]),
+        Column("Trained", [count_cell(trial.runs[0].metric("parameters", "trainable")) for trial in trials]),
         # Times of different machines are not a contest.
         ranked(seconds) if len({run.device for run in runs}) == 1 else seconds,
         *([_seeds_column(trials)] if len(comparison.seed_counts) > 1 else []),
@@ -167,8 +167,8 @@ def _tuned_columns(comparison: Comparison, split: str, with_paper: bool) -> list
 
 
 def _tuned_cell(run: Run, with_head: bool) -> Cell:
-    backbone, trainable = run.measure("parameters", "backbone"), run.measure("parameters", "trainable")
-    head = 0.0 if with_head else run.measure("parameters", "head")
+    backbone, trainable = run.metric("parameters", "backbone"), run.metric("parameters", "trainable")
+    head = 0.0 if with_head else run.metric("parameters", "head")
     if not backbone or trainable is None or head is None:
         return ABSENT
     return plain_cell(100 * (trainable - head) / backbone, 3)
