@@ -117,8 +117,9 @@ def test_half_precision_is_of_what_is_frozen_alone(tmp_path: Path, method: str) 
     assert 0 < difference < 0.1, "bf16 was used, and rounds"
 
 
-def test_training_learns(tmp_path: Path) -> None:
-    settings = tiny_settings(tmp_path, method="fine-tuning", epochs=16, learning_rate=5e-3, dropout=0.0)
+@pytest.mark.parametrize(("method", "learning_rate"), [("fine-tuning", 5e-3), ("prefix-reading", 2e-2)])
+def test_training_learns(tmp_path: Path, method: str, learning_rate: float) -> None:
+    settings = tiny_settings(tmp_path, method=method, epochs=16, learning_rate=learning_rate, dropout=0.0)
     metrics = train(replace(settings, checkpoint_seconds=30.0), tmp_path / "r").metrics
     assert metrics["test"]["accuracy"] >= 0.75
 

@@ -171,7 +171,7 @@ class Backbone(FamilyFacts, ABC):
 
     @abstractmethod
     def read_layer(self, index: int, rows: Tensor, text: Text) -> Tensor:
-        """Virtual tokens [batch, j, hidden] after a layer in which they attend to themselves and to all of the text."""
+        """Virtual tokens [batch, j, hidden] after a layer in which they see themselves and all of the text."""
 
     @abstractmethod
     def final_norm(self, rows: Tensor) -> Tensor:

@@ -88,8 +88,8 @@ _LORA = {
 _LORA_WITH_PREFIX = {setting: f"lora.{option}" for setting, option in _LORA.items()}
 
 # The paper searches {1e-2, 5e-2, 1e-3, 5e-3, 5e-4} for prefixes and {3e-5, 5e-5} for fine-tuning. It has no head-only
-# training, no LoRA and no reading; the first two have common values, and reading has what worked best on eLife. A prefix
-# and LoRA share one learning rate, and the usual one of a prefix is too high for LoRA.
+# training, no LoRA and no reading; the first two have common values, and reading the one that served a prototype.
+# A prefix and LoRA share one learning rate, and the usual one of a prefix is too high for LoRA.
 _ROWS = (
     Method(
         "prefix-propagation",

@@ -5,7 +5,8 @@
     R(l+1) = layer l of R(l), attending to cat(R(l), C(l))
 
 C(l) is the text at the entry of layer l, as the frozen encoder computes it by itself: without the prefix, without
-dropout and without gradients. The virtual tokens see all of it, as global tokens do; the head reads the first of them.
+dropout and without gradients. The virtual tokens see all of it, as global tokens do. The head reads the first of
+them.
 """
 
 from __future__ import annotations
