@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ HEADS: dict[str, Any] = {
     "FEATURE_EXTRACTION": AutoModel,
 }
 METHODS: dict[str, Any] = {"propagation": PrefixPropagationConfig, "tuning": PrefixTuningConfig}
+CONFIGS: dict[str, Any] = METHODS | {"reading": partial(PrefixPropagationConfig, read_only=True)}
 VOCABULARY = 97
 ROBERTA_LIKE = ("longformer", "roberta", "xlm-roberta", "camembert", "data2vec-text", "roberta-prelayernorm")
 
@@ -88,7 +90,7 @@ every_family = pytest.mark.parametrize("family", FAMILIES)
 
 def adapt(model: Any, method: str, task: str | None = "SEQ_CLS", length: int = 4, **options: Any) -> Any:
     """The model with a new adapter, in evaluation mode."""
-    return get_peft_model(model, METHODS[method](task_type=task, num_virtual_tokens=length, **options)).eval()
+    return get_peft_model(model, CONFIGS[method](task_type=task, num_virtual_tokens=length, **options)).eval()
 
 
 def randomised(model: Any, scale: float = 0.2) -> Any:

@@ -23,7 +23,7 @@ from prefixprop.models import adapt_candidate_scorer, candidate_scorer
 from prefixprop.models.base_model import folder_fingerprint
 from prefixprop.train import RunDirectory, RunSettings, settings_to_yaml
 
-from tiny import METHODS, tiny_model
+from tiny import CONFIGS, METHODS, tiny_model
 from tiny_questions import FIRST_SPECIAL_TOKEN, sentence, tiny_tokenizer
 
 LABEL_NAMES = ("art", "law", "tax")
@@ -155,7 +155,7 @@ def _trained(method: str, model: Any, seed: int) -> Any:
     if method.startswith("prefix-"):
         prefix, _, lora = method.removeprefix("prefix-").partition("+")
         beside = LoraConfig() if lora else None
-        model = get_peft_model(model, METHODS[prefix](task_type="SEQ_CLS", num_virtual_tokens=4, lora=beside))
+        model = get_peft_model(model, CONFIGS[prefix](task_type="SEQ_CLS", num_virtual_tokens=4, lora=beside))
     elif method == "lora":
         model = get_peft_model(model, LoraConfig(task_type="SEQ_CLS", target_modules=["query", "value"]))
     elif method == "head-only":

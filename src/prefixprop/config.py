@@ -40,9 +40,12 @@ class PrefixConfig(PeftConfig):
             "P(1) is added to the embedding of an empty word at positions 0 to j-1."
         },
     )
-    pooling: str = field(
-        default="cls",
-        metadata={"help": "What the classification head reads: 'cls', or 'prefix' for the first virtual token."},
+    pooling: str | None = field(
+        default=None,
+        metadata={
+            "help": "What the classification head reads: 'cls', or 'prefix' for the first virtual token. If not set: "
+            "'prefix' with read_only, 'cls' otherwise."
+        },
     )
     prefix_dropout: float = field(
         default=0.1, metadata={"help": "Dropout on the prefix, a fresh mask for every example."}
@@ -100,6 +103,8 @@ class PrefixConfig(PeftConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         name = type(self).__name__
+        if self.pooling is None:
+            self.pooling = "cls"
         if self.task_type is not None and self.task_type not in TASK_TYPES:
             raise ValueError(
                 f"{name}: task_type={str(self.task_type)!r} is not supported; choose one of "
@@ -167,11 +172,38 @@ class PrefixPropagationConfig(PrefixConfig):
     >>> config = PrefixPropagationConfig(task_type="SEQ_CLS", num_virtual_tokens=8)
     >>> config.layout, config.pooling
     ('paper', 'cls')
+    >>> PrefixPropagationConfig(task_type="SEQ_CLS", read_only=True).pooling
+    'prefix'
     """
 
+    read_only: bool = field(
+        default=False,
+        metadata={
+            "help": "Reading: the virtual tokens attend to the text, and the text does not attend to them, so its "
+            "states are those of the frozen model. For sequence classification; the head reads the prefix."
+        },
+    )
+
     def __post_init__(self) -> None:
+        if self.pooling is None and self.read_only:
+            self.pooling = "prefix"
         super().__post_init__()
         self.peft_type = PrefixPeftType.PREFIX_PROPAGATION
+        if self.read_only:
+            self._check_read_only()
+
+    def _check_read_only(self) -> None:
+        problems = {
+            "is for task_type='SEQ_CLS', because it leaves the text's states as they are": self.task_type
+            not in (None, TaskType.SEQ_CLS),
+            "needs pooling='prefix', because [CLS] does not see the prefix; leave pooling out": self.pooling == "cls",
+            "needs layout='paper', because its virtual tokens take no positions of the text": self.layout != "paper",
+            "does not work with a kernel, because the text does not attend to the prefix": self.kernel is not None,
+            "does not work with LoRA, which would change the text's states; leave lora out": self.lora is not None,
+        }
+        for problem, is_there in problems.items():
+            if is_there:
+                raise ValueError(f"PrefixPropagationConfig: read_only=True {problem}.")
 
 
 @dataclass

@@ -33,6 +33,10 @@ LORA_RANK = f"--lora-rank: belongs to --method lora, {WITH_LORA}, and would chan
         ({"fold": 0}, "--folds: --fold is given, so say how many there are: at least 2."),
         ({"folds": 5, "fold": 5}, "--fold: of 5 --folds the last is 4, got 5."),
         ({"data_dir": "/no/such/folder"}, "--data-dir: /no/such/folder is not a folder."),
+        (
+            {"task": "wikihop", "method": "prefix-reading"},
+            "--method: prefix-reading classifies documents,",
+        ),
         ({"keep_checkpoints": True, "keep_weights": False}, "--keep-checkpoints: checkpoints are weights"),
     ],
 )
@@ -116,6 +120,9 @@ def test_the_model_limits_the_length(settings: RunSettings, limit: int, expected
         ({"alpha": 0.01}, "--alpha: belongs to a --kernel, such as exp"),
         ({"method": "lora", "prefix_dropout": 0.0}, "--prefix-dropout: belongs to --method prefix-propagation, "),
         ({"method": "fine-tuning", "num_virtual_tokens": 16}, "--num-virtual-tokens: belongs to --method prefix-"),
+        ({"method": "prefix-reading", "layout": "reference"}, "--layout: belongs to --method prefix-propagation, "),
+        ({"method": "prefix-reading", "kernel": "exp"}, "--kernel: belongs to --method prefix-propagation, "),
+        ({"method": "prefix-reading", "gate": True, "init": "vocab", "reparameterize": True}, None),
         ({"method": "prefix-tuning", "pooling": "prefix"}, "--pooling: belongs to --method prefix-propagation and"),
         ({"max_chunks": 2}, "--max-chunks: belongs to a --task with questions, such as wikihop"),
         ({"text_column": "body"}, "--text-column: belongs to --train-files and --hub-dataset"),

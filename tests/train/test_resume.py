@@ -50,6 +50,7 @@ def whole(documents: Path) -> Callable[[RunSettings], RunResult]:
         (8, {"checkpoint_every": 1, "device_batch_size": 2}),  # resumed in the middle of an epoch
         (5, {"method": "fine-tuning", "learning_rate": 1e-3}),
         (5, {"method": "prefix-propagation+lora", "gate": True, "checkpoint_every": 2}),
+        (5, {"method": "prefix-reading", "reparameterize": True, "checkpoint_every": 2}),
         (5, {"kernel": "rbf", "alpha_mode": "query", "reparameterize": True, "keep": "last", "checkpoint_every": 2}),
     ],
 )

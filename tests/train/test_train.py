@@ -115,8 +115,11 @@ def test_half_precision_is_of_what_is_frozen_alone(tmp_path: Path, method: str) 
     assert 0 < difference < 0.1, "bf16 was used, and rounds"
 
 
-def test_training_learns(tmp_path: Path) -> None:
-    settings = tiny_settings(tmp_path, method="fine-tuning", epochs=16, learning_rate=5e-3, dropout=0.0)
+@pytest.mark.parametrize(
+    ("method", "learning_rate", "epochs"), [("fine-tuning", 5e-3, 16), ("prefix-reading", 1e-2, 30)]
+)
+def test_training_learns(tmp_path: Path, method: str, learning_rate: float, epochs: int) -> None:
+    settings = tiny_settings(tmp_path, method=method, epochs=epochs, learning_rate=learning_rate, dropout=0.0)
     metrics = train(replace(settings, checkpoint_seconds=30.0), tmp_path / "r").metrics
     assert metrics["test"]["accuracy"] >= 0.75
 

@@ -24,6 +24,8 @@ from prefixprop.attention.hooks import has_hooks
 from prefixprop.attention.pattern import AttentionPattern, GlobalTokens, as_bias, cut_windows, join_blocks
 from prefixprop.attention.prefix import PrefixedKeys, PrefixPart, for_batch, outside_softmax
 
+KeyValue = tuple[Any, Any]  # the linear layers that make keys and values
+
 
 def longformer_self_attention(
     module: Any,
@@ -147,28 +149,43 @@ def attend_globally(
 
     `exact` computes it in float32 where states have 16 bits, as the Triton kernels do; for a few rows that is cheap.
     """
-    heads = module.num_heads
+    heads, key_value = module.num_heads, (module.key_global, module.value_global)
     rows = hidden_states.gather(1, tokens.index[..., None].expand(-1, -1, hidden_states.shape[2]))
     query = split_heads(module.query_global(rows), heads)
     in_softmax = prefix if prefix_part is None else None
-    few = query.shape[2] * heads <= hidden_states.shape[2]
-    if few and is_plain(module.key_global) and is_plain(module.value_global):
-        asked = query.to(wide(query.dtype)) if exact else query
-        # Autocast would compute the products in 16 bits again.
-        with torch.autocast(query.device.type, enabled=False) if exact else nullcontext():
-            output, weights = _absorbed(module, hidden_states, asked, pattern, in_softmax, dropout)
-        output = output.to(query.dtype)
-    else:
-        output, weights = _projected(module, hidden_states, query, pattern, in_softmax, dropout)
+    output, weights = attend_to_states(query, hidden_states, key_value, pattern, in_softmax, dropout, exact)
     if prefix_part is not None:
         front = hidden_states[:, : pattern.rows_outside_softmax]
-        key, value = (split_heads(project(front), heads) for project in (module.key_global, module.value_global))
+        key, value = (split_heads(project(front), heads) for project in key_value)
         output = output + prefix_part(query, *outside_softmax(key, value, prefix, pattern), dropout)
     return output.transpose(1, 2).flatten(2), weights
 
 
+def attend_to_states(
+    query: Tensor,
+    hidden_states: Tensor,
+    key_value: KeyValue,
+    pattern: AttentionPattern,
+    prefix: PrefixedKeys | None,
+    dropout: float,
+    exact: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Attention of queries [batch, heads, rows, size] to the prefix and to all tokens, and its weights on the tokens.
+
+    `key_value` projects the tokens' states; where the queries are few it is applied to them instead.
+    """
+    few = query.shape[1] * query.shape[2] <= hidden_states.shape[2]
+    if not (few and all(map(is_plain, key_value))):
+        return _projected(key_value, hidden_states, query, pattern, prefix, dropout)
+    asked = query.to(wide(query.dtype)) if exact else query
+    # Autocast would compute the products in 16 bits again.
+    with torch.autocast(query.device.type, enabled=False) if exact else nullcontext():
+        output, weights = _absorbed(key_value, hidden_states, asked, pattern, prefix, dropout)
+    return output.to(query.dtype), weights
+
+
 def _absorbed(
-    module: Any,
+    key_value: KeyValue,
     hidden_states: Tensor,
     query: Tensor,
     pattern: AttentionPattern,
@@ -178,8 +195,8 @@ def _absorbed(
     batch, heads, count, size = query.shape
     query = query / math.sqrt(size)
     # Cast as a projection would be, under autocast too.
-    matrices = [linear.weight.to(query.dtype).unflatten(0, (heads, size)) for linear in _key_value(module)]
-    key_bias, value_bias = (linear.bias.to(query.dtype).view(heads, 1, size) for linear in _key_value(module))
+    matrices = [linear.weight.to(query.dtype).unflatten(0, (heads, size)) for linear in key_value]
+    key_bias, value_bias = (linear.bias.to(query.dtype).view(heads, 1, size) for linear in key_value)
     states = hidden_states.to(query.dtype)
 
     back = (query @ matrices[0]).flatten(1, 2)  # [batch, heads * globals, hidden]
@@ -200,14 +217,14 @@ def _absorbed(
 
 
 def _projected(
-    module: Any,
+    key_value: KeyValue,
     hidden_states: Tensor,
     query: Tensor,
     pattern: AttentionPattern,
     prefix: PrefixedKeys | None,
     dropout: float,
 ) -> tuple[Tensor, Tensor]:
-    key, value = (split_heads(linear(hidden_states), query.shape[1]) for linear in _key_value(module))
+    key, value = (split_heads(linear(hidden_states), query.shape[1]) for linear in key_value)
     visible, prefix_keys = ~pattern.is_unseen[:, None, None, :], 0
     if prefix is not None:
         prefix_keys = prefix.keys.shape[2]
@@ -217,10 +234,6 @@ def _projected(
     scores = query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1]) + as_bias(visible, query.dtype)
     weights = dropout_weights(scores.softmax(dim=-1, dtype=wide(query.dtype)).to(query.dtype), dropout)
     return weights @ value, weights[..., prefix_keys:]
-
-
-def _key_value(module: Any) -> tuple[Any, Any]:
-    return module.key_global, module.value_global
 
 
 def is_plain(linear: nn.Module) -> bool:

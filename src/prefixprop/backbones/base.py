@@ -5,13 +5,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from prefixprop.attention.patch import Undo
-from prefixprop.attention.prefix import PrefixSource
+from prefixprop.attention.pattern import AttentionPattern
+from prefixprop.attention.prefix import PrefixedKeys, PrefixSource
+from prefixprop.attention.sliding_window import attend_to_states, split_heads
 
 
 class FamilyFacts:
@@ -43,6 +45,20 @@ class RowSource(PrefixSource, Protocol):
 
     def reserved_positions(self) -> int:
         """How many positions the prefix takes in front of the text: none, except in layout `reference`."""
+
+
+class Text(NamedTuple):
+    """A batch of documents as the frozen encoder sees them, for virtual tokens to read.
+
+    Attributes:
+        states: The input of every layer, [batch, tokens, hidden].
+        pattern: What of it is padding.
+        positions: The tokens' positions, if the caller gave them.
+    """
+
+    states: tuple[Tensor, ...]
+    pattern: AttentionPattern
+    positions: Tensor | None = None
 
 
 class Backbone(FamilyFacts, ABC):
@@ -154,12 +170,22 @@ class Backbone(FamilyFacts, ABC):
         return output
 
     @abstractmethod
+    def read_layer(self, index: int, rows: Tensor, text: Text) -> Tensor:
+        """Virtual tokens [batch, j, hidden] after a layer in which they see themselves and all of the text."""
+
+    @abstractmethod
+    def final_norm(self, rows: Tensor) -> Tensor:
+        """Rows of the last layer as the model hands them out."""
+
+    @abstractmethod
     def token_key_values(self, input_ids: Tensor) -> Tensor:
         """Keys and values that the layers compute for `input_ids` [1, j]: [layers, 2, heads, j, head size]."""
 
 
 class EncoderBackbone(Backbone):
     """Embeddings with a table of positions, and an encoder: BERT and models built like it."""
+
+    read_projections: ClassVar[tuple[str, str, str]] = ("query", "key", "value")  # of a token that sees all others
 
     @property
     def word_embeddings(self) -> Any:
@@ -271,6 +297,29 @@ class EncoderBackbone(Backbone):
     @abstractmethod
     def keep_tokens(self, output: Any, virtual_tokens: int, pooled_row: bool) -> Any:
         """The encoder's output without its virtual tokens; `pooled_row` keeps the first of them."""
+
+    def read_layer(self, index: int, rows: Tensor, text: Text) -> Tensor:
+        layer, states = self.layers[index], text.states[index]
+        attention, entering = layer.attention, rows
+        if (norm := getattr(attention, "LayerNorm", None)) is not None:  # in layers that normalise first
+            entering, states = norm(rows), norm(states)
+        projections = [getattr(attention.self, name) for name in self.read_projections]
+        query, *own = (split_heads(project(entering), self.config.num_attention_heads) for project in projections)
+        dropout = getattr(attention.self.dropout, "p", attention.self.dropout)  # Longformer's is a number
+        attended, _ = attend_to_states(
+            query,
+            states,
+            (projections[1], projections[2]),
+            text.pattern,
+            PrefixedKeys(*own),
+            dropout if attention.self.training else 0.0,
+        )
+        attended = attention.output(attended.transpose(1, 2).flatten(2), rows)
+        return layer.output(layer.intermediate(attended), attended)
+
+    def final_norm(self, rows: Tensor) -> Tensor:
+        norm = getattr(self.module, "LayerNorm", None)  # where layers normalise first
+        return rows if norm is None else norm(rows)
 
     def token_key_values(self, input_ids: Tensor) -> Tensor:
         attentions = [layer.attention.self for layer in self.layers]

@@ -21,6 +21,7 @@ WHOLE_SEQUENCE_PROJECTIONS = ("query", "key", "value", "key_global", "value_glob
 class LongformerBackbone(RobertaPositions, EncoderBackbone):
     lora_targets: ClassVar[tuple[str, ...]] = ("query", "value", "query_global", "value_global")
     has_fast_attention: ClassVar[bool] = True
+    read_projections: ClassVar[tuple[str, str, str]] = ("query_global", "key_global", "value_global")
 
     def prepend(self, rows: Tensor, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         (hidden_states,), mask = args, kwargs["attention_mask"]

@@ -20,8 +20,9 @@ from transformers.models.modernbert.modeling_modernbert import apply_rotary_pos_
 from prefixprop.attention.modernbert import ARGUMENTS, ModernBertPatch, is_fast_with
 from prefixprop.attention.patch import Undo, replace_forward
 from prefixprop.attention.pattern import AttentionPattern
-from prefixprop.attention.prefix import PrefixSource
-from prefixprop.backbones.base import Backbone, RowSource, record_outputs, without_prefix
+from prefixprop.attention.prefix import PrefixedKeys, PrefixSource
+from prefixprop.attention.rope import attend_to_all, geglu
+from prefixprop.backbones.base import Backbone, RowSource, Text, record_outputs, without_prefix
 from prefixprop.backbones.dense_attention import (
     attend,
     mask_with_keys,
@@ -116,6 +117,27 @@ class ModernBertBackbone(Backbone):
             "full_attention": create_bidirectional_mask(**of),
             "sliding_attention": with_first_rows_everywhere(create_bidirectional_sliding_window_mask(**of), count),
         }
+
+    def read_layer(self, index: int, rows: Tensor, text: Text) -> Tensor:
+        layer, states = self.layers[index], text.states[index]
+        attention, positions = layer.attn, text.positions
+        if positions is None:
+            positions = torch.arange(states.shape[1], device=states.device)[None]
+        query, *own = self._rotated(layer, rows, positions.new_zeros(1, rows.shape[1]))
+        _, key, value = self._rotated(layer, states, positions)
+        dropout = attention.attention_dropout if attention.training else 0.0
+        attended = attend_to_all(query, key, value, text.pattern, PrefixedKeys(*own), dropout)
+        return geglu(layer, rows, attention.out_drop(attention.Wo(attended.transpose(1, 2).flatten(2))))
+
+    def _rotated(self, layer: Any, states: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of a layer, [batch, heads, rows, size] each."""
+        projected = layer.attn.Wqkv(layer.attn_norm(states)).unflatten(-1, (3, -1, layer.attn.head_dim))
+        query, key, value = projected.transpose(1, 3).unbind(dim=2)
+        rope = self.module.rotary_emb(states, positions, layer.attention_type)
+        return *apply_rotary_pos_emb(query, key, *rope), value
+
+    def final_norm(self, rows: Tensor) -> Tensor:
+        return self.module.final_norm(rows)
 
     def token_key_values(self, input_ids: Tensor) -> Tensor:
         outputs = record_outputs([layer.attn.Wqkv for layer in self.layers], lambda: self.module(input_ids=input_ids))

@@ -20,7 +20,7 @@ def methods() -> None:
         from peft import PeftConfig
 
         from prefixprop.backbones import FAMILIES
-        from prefixprop.config import PrefixConfig
+        from prefixprop.config import PrefixPropagationConfig
 
     console = Console()
     table = Table(title="Methods", title_justify="left")
@@ -36,7 +36,7 @@ def methods() -> None:
     for column in ("option", "default", "meaning"):
         table.add_column(column)
     inherited = {option.name for option in fields(PeftConfig)}
-    for option in fields(PrefixConfig):
+    for option in fields(PrefixPropagationConfig):
         meaning = option.metadata.get("help", "")
         if option.name not in inherited and not meaning.startswith("Recorded"):
             table.add_row(option.name, default(option), meaning)

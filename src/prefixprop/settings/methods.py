@@ -33,6 +33,7 @@ class Method:
         options: The settings that only this method uses, and the fields of `config` they become; `lora.r` is the
             field `r` of the part `lora`.
         is_prefix: Whether it is a prefix method.
+        is_read_only: Whether its prefix only reads the text, which works for documents, not for questions.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Method:
     config: str | None = None
     options: Mapping[str, str] = field(default_factory=dict)
     is_prefix: bool = False
+    is_read_only: bool = False
 
     @property
     def config_class(self) -> type[PeftConfig]:
@@ -53,7 +55,7 @@ class Method:
 
     def peft_config(self, settings: RunSettings) -> PeftConfig:
         """The configuration of a run's adapter."""
-        values: dict[str, Any] = {}
+        values: dict[str, Any] = {"read_only": True} if self.is_read_only else {}
         for setting, option in self.options.items():
             value = getattr(settings, setting)
             part, _, name = option.rpartition(".")
@@ -76,6 +78,7 @@ _PREFIX = {
         "gate",
     )
 }
+_OF_PREFIXES_THAT_ARE_READ = ("layout", "kernel", "alpha", "alpha_mode")
 _LORA = {
     "lora_rank": "r",
     "lora_alpha": "lora_alpha",
@@ -84,9 +87,9 @@ _LORA = {
 }
 _LORA_WITH_PREFIX = {setting: f"lora.{option}" for setting, option in _LORA.items()}
 
-# The paper searches {1e-2, 5e-2, 1e-3, 5e-3, 5e-4} for prefixes and {3e-5, 5e-5} for fine-tuning. It has neither
-# head-only training nor LoRA; these two have common values. A prefix and LoRA share one learning rate, and the usual
-# one of a prefix is too high for LoRA.
+# The paper searches {1e-2, 5e-2, 1e-3, 5e-3, 5e-4} for prefixes and {3e-5, 5e-5} for fine-tuning. It has no head-only
+# training, no LoRA and no reading; the first two have common values, and reading the one that served a prototype.
+# A prefix and LoRA share one learning rate, and the usual one of a prefix is too high for LoRA.
 _ROWS = (
     Method(
         "prefix-propagation",
@@ -105,6 +108,16 @@ _ROWS = (
         config="prefixprop.config:PrefixTuningConfig",
         options=_PREFIX,
         is_prefix=True,
+    ),
+    Method(
+        "prefix-reading",
+        "virtual tokens as in prefix-propagation that read the text and are not read by it, and the head",
+        learning_rate=2e-3,
+        trains=ADAPTER,
+        config="prefixprop.config:PrefixPropagationConfig",
+        options={name: name for name in _PREFIX if name not in _OF_PREFIXES_THAT_ARE_READ},
+        is_prefix=True,
+        is_read_only=True,
     ),
     Method("fine-tuning", "the whole model", learning_rate=3e-5, trains=MODEL),
     Method("head-only", "the head alone, on a frozen encoder", learning_rate=1e-3, trains=HEAD),

@@ -54,6 +54,11 @@ def _other_problems(settings: RunSettings, processes: int) -> Iterator[str]:
         yield "--folds: --fold is given, so say how many there are: at least 2."
     if folds is not None and fold is not None and fold >= folds:
         yield f"--fold: of {folds} --folds the last is {folds - 1}, got {fold}."
+    if settings.method_row.is_read_only and settings.answers_questions:
+        yield (
+            f"--method: {settings.method_row.name} classifies documents, and {settings.task} asks questions; choose "
+            "another method."
+        )
     if settings.lora_targets == ():
         yield "--lora-targets: name at least one layer, such as query."
     if settings.keep_checkpoints and not settings.keep_weights:

@@ -20,6 +20,7 @@ from prefixprop.backbones import Backbone, find_backbone
 from prefixprop.config import PrefixConfig
 from prefixprop.tuners.layer import PrefixLayer
 from prefixprop.tuners.mixed_batch import MixedBatch
+from prefixprop.tuners.reading import is_read_only
 
 # Name of that module. It must not contain a method's peft prefix: deleting an adapter skips such names.
 LAYER_NAME = "prefixes"
@@ -346,9 +347,12 @@ def _check_pooling(config: PrefixConfig, model: nn.Module, backbone: Backbone) -
     takes_mean = backbone.head_takes_mean
     head_pools = type(model).__name__.endswith("ForSequenceClassification") and not takes_mean
     if config.pooling == "prefix" and not (backbone.has_pooler or head_pools):
+        needed, instead = "pooling='prefix'", "use pooling='cls'"
+        if is_read_only(config):
+            needed, instead = "read_only=True", "use a sequence classification model that reads [CLS]"
         raise ValueError(
-            f"pooling='prefix' needs a model that pools one row, and {type(model).__name__} does not"
-            f"{' (its classifier_pooling is mean)' if takes_mean else ''}; use pooling='cls'."
+            f"{needed} needs a model that pools one row, and {type(model).__name__} does not"
+            f"{' (its classifier_pooling is mean)' if takes_mean else ''}; {instead}."
         )
 
 

@@ -3,7 +3,8 @@
     D(1) = cat(P(1), C)          C the embedded sequence
     D(l) = D(l) with P(l) added to its first j rows, at the entry of layer l > 1
 
-The virtual tokens pass through attention and feed-forward like any other token; in Longformer they are global.
+The virtual tokens pass through attention and feed-forward like any other token; in Longformer they are global. Those
+of an adapter with `read_only` are not in front of the text, see `reading`.
 """
 
 from __future__ import annotations
@@ -15,13 +16,16 @@ import torch
 from torch import Tensor
 
 from prefixprop.attention.hooks import has_output_hooks
+from prefixprop.attention.patch import replace_forward
 from prefixprop.config import PrefixConfig, PrefixPeftType
 from prefixprop.tuners.base import PrefixTuner
-from prefixprop.tuners.layer import PrefixLayer
+from prefixprop.tuners.layer import PrefixAdapter, PrefixLayer
+from prefixprop.tuners.reading import is_read_only, reading_forward
 
 
 class PropagationLayer(PrefixLayer):
     adapter_layer_names = ("propagation_prefix", "propagation_alpha")
+    _can_read = False  # whether the encoder's forward is replaced, which only adapters with read_only need
 
     def shape(self, length: int) -> tuple[int, ...]:
         config = self.backbone.config
@@ -43,8 +47,19 @@ class PropagationLayer(PrefixLayer):
             hook = partial(self._enter_layer, index)
             self._undo.append(layer.register_forward_pre_hook(hook).remove)
 
-    def virtual_tokens(self) -> int:
+    def add_prefix(self, adapter: str, config: PrefixConfig) -> None:
+        if is_read_only(config) and not self._can_read:
+            self._can_read = True
+            self._undo.append(replace_forward(self.backbone.module, partial(reading_forward, self)))
+        super().add_prefix(adapter, config)
+
+    def propagated(self) -> PrefixAdapter | None:
+        """The active adapter, if its virtual tokens are in front of the text."""
         active = self.active_prefix()
+        return None if active is None or is_read_only(active.config) else active
+
+    def virtual_tokens(self) -> int:
+        active = self.propagated()
         return 0 if active is None else active.config.num_virtual_tokens
 
     def pooled_row(self) -> int:
@@ -52,7 +67,7 @@ class PropagationLayer(PrefixLayer):
         return 0 if active is None or active.config.pooling == "prefix" else active.config.num_virtual_tokens
 
     def first_rows(self, states: Tensor) -> Tensor | None:
-        active = self.active_prefix()
+        active = self.propagated()
         if active is None:
             return None
         rows = active.prefix.layer(0, states.shape[0]).to(states.dtype)
@@ -64,10 +79,10 @@ class PropagationLayer(PrefixLayer):
         active = self.active_prefix()
         if active is None:
             return 0, False
-        return active.config.num_virtual_tokens, active.config.pooling == "prefix"
+        return self.virtual_tokens(), active.config.pooling == "prefix"
 
     def _enter_layer(self, index: int, layer: Any, args: tuple) -> tuple | None:
-        active = self.active_prefix()
+        active = self.propagated()
         if active is None:
             return None
         hidden_states, *others = args

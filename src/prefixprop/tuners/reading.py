@@ -1,0 +1,101 @@
+"""Reading: prefix-propagation (Eq. 1) in which the text does not attend to the prefix.
+
+    R(1) = P(1)
+    R(l) = R(l) + P(l)                                  at the entry of layer l > 1
+    R(l+1) = layer l of R(l), attending to cat(R(l), C(l))
+
+C(l) is the text at the entry of layer l, as the frozen encoder computes it by itself: without the prefix, without
+dropout and without gradients. The virtual tokens see all of it, as global tokens do. The head reads the first of
+them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from prefixprop.attention.patch import without_compiler
+from prefixprop.attention.pattern import AttentionPattern
+from prefixprop.backbones.base import Backbone, Text
+from prefixprop.tuners.layer import MixedPrefix, Prefix, PrefixLayer
+
+
+def read(backbone: Backbone, prefix: Prefix | MixedPrefix, text: Text) -> Tensor:
+    """The virtual tokens after all layers, [batch, j, hidden]."""
+    batch = len(text.states[0])
+    rows = prefix.layer(0, batch).to(text.states[0].dtype).expand(batch, -1, -1)
+    rows = backbone.read_layer(0, rows, text)
+    for index in range(1, len(text.states)):
+        rows = backbone.read_layer(index, rows + prefix.layer(index, batch).to(rows.dtype), text)
+    return backbone.final_norm(rows)
+
+
+@without_compiler
+def reading_forward(
+    prefixes: PrefixLayer, original: Callable[..., Any], encoder: nn.Module, *args: Any, **kwargs: Any
+) -> Any:
+    """The forward of an encoder: the text as without a prefix, then the virtual tokens that read it."""
+    active = prefixes.active_prefix()
+    if active is None or not is_read_only(active.config):
+        return original(*args, **kwargs)
+    backbone = prefixes.backbone
+    asked = {
+        name: getattr(backbone.config, name) if kwargs.get(name) is None else kwargs[name]
+        for name in ("output_hidden_states", "return_dict")
+    }
+    with _frozen(encoder):
+        output = original(*args, **kwargs | {"output_hidden_states": True, "return_dict": True})
+    mask = args[1] if len(args) > 1 else kwargs.get("attention_mask")
+    # The last of the states is the output.
+    text = Text(output.hidden_states[:-1], _padding(mask, output.hidden_states[0]), kwargs.get("position_ids"))
+    first = read(backbone, active.prefix, text)[:, :1]
+    parts = {**output, "last_hidden_state": torch.cat([first, output.last_hidden_state], dim=1)}
+    if backbone.has_pooler:
+        parts["pooler_output"] = backbone.module.pooler(first)
+    if not asked["output_hidden_states"]:
+        del parts["hidden_states"]
+    output = type(output)(**parts)
+    return output if asked["return_dict"] else output.to_tuple()
+
+
+def is_read_only(config: Any) -> bool:
+    return getattr(config, "read_only", False)  # only prefix-propagation has it
+
+
+@contextmanager
+def _frozen(encoder: nn.Module) -> Iterator[None]:
+    """Without gradients, and with every module of the encoder in evaluation mode.
+
+    Checkpointed layers are therefore not computed again either: they keep nothing for backward.
+    """
+    training = [module for module in encoder.modules() if module.training]
+    device = next(encoder.parameters()).device.type
+    # Autocast must not keep weights that it converts here, such as a trained pooler's: they would have no gradient.
+    autocast = torch.autocast(device, enabled=torch.is_autocast_enabled(device), cache_enabled=False)
+    for module in training:
+        vars(module)["training"] = False
+    try:
+        with torch.no_grad(), autocast:
+            yield
+    finally:
+        for module in training:
+            vars(module)["training"] = True
+
+
+def _padding(mask: Any, states: Tensor) -> AttentionPattern:
+    """What of the text is padding, according to the caller's mask."""
+    if mask is None:
+        is_masked = states.new_zeros(states.shape[:2], dtype=torch.bool)
+    elif isinstance(mask, Tensor) and mask.shape == states.shape[:2]:
+        is_masked = ~mask.to(states.device).bool()
+    else:
+        shape = list(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
+        raise ValueError(
+            f"A prefix that only reads needs an attention_mask of shape {list(states.shape[:2])}, one number for "
+            f"each token, not {shape}."
+        )
+    return AttentionPattern(is_masked, torch.zeros_like(is_masked))

@@ -1,0 +1,330 @@
+"""Reading: Eq. 1 with the prefix hidden from the text, against that equation written out densely."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, PeftModel
+from torch import Tensor
+
+from prefixprop import PrefixPropagationConfig, attention, count_parameters
+from prefixprop.backbones import FAMILIES, find_backbone
+
+import oracle
+from one_layer import trained_gradients
+from tiny import (
+    CONFIGS,
+    RELATIVES,
+    adapt,
+    assert_same_bits,
+    batch,
+    every_family,
+    for_all_rows,
+    tiny_model,
+)
+
+LENGTHS = [23, 11, 1]
+SMALL = {"num_attention_heads": 1, "hidden_size": 16, "num_hidden_layers": 2}  # for Triton's interpreter
+
+
+def reader(model: Any, length: int = 3, **options: Any) -> Any:
+    """The model with a random prefix that reads."""
+    adapted = adapt(model, "reading", length=length, **({"prefix_dropout": 0.0} | options))
+    return shaken(adapted)
+
+
+def shaken(adapted: Any) -> Any:
+    with torch.no_grad():
+        for parameter in adapted.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.5 * torch.randn_like(parameter))
+    return adapted
+
+
+def hidden_from_text(layer: int, front: int, q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> Tensor:
+    """Attention in which the rows of the text do not see the first `front` keys."""
+    visible = visible.clone()
+    visible[:, front:, :front] = False
+    return oracle.softmax_attention(q, k, v, visible)
+
+
+def expected_logits(plain: Any, inputs: dict[str, Tensor], prefix: Tensor) -> tuple[Tensor, Any]:
+    """Logits by Eq. 1 in float64, and the model whose head gave them."""
+    model = copy.deepcopy(plain).double()
+    if model.config.model_type == "longformer":
+        inputs = for_all_rows(inputs)
+    rows, _ = oracle.hidden_states(plain, inputs, propagation=prefix, split=hidden_from_text)
+    encoder = model.base_model
+    norm = getattr(encoder, "final_norm", getattr(encoder, "LayerNorm", None))
+    rows = rows if norm is None else norm(rows)
+    if getattr(encoder, "pooler", None) is not None:
+        rows = encoder.pooler(rows)
+    elif hasattr(model, "head"):  # ModernBERT's
+        rows = model.head(rows[:, 0])
+    return model.classifier(rows), model
+
+
+def assert_follows_equation(model: Any, inputs: dict[str, Tensor], length: int, **options: Any) -> None:
+    adapted = reader(model, length, **options).double()
+    plain = copy.deepcopy(adapted).unload()  # the head is trained, so this is the original one
+    trained = find_head(adapted)
+    prefix = adapted.get_prefix().detach().clone().requires_grad_()
+    gates = adapted.get_gates().detach().clone().requires_grad_() if options.get("gate") else None
+
+    output = adapted(**inputs).logits
+    find_head(plain).load_state_dict(trained.state_dict())
+    scaled = prefix if gates is None else prefix * gates[:, None, None]
+    expected, of_oracle = expected_logits(plain, inputs, scaled)
+    torch.testing.assert_close(output, expected, atol=1e-6, rtol=1e-6)  # ModernBERT's rotations are in float32
+
+    direction = torch.randn_like(expected)
+    (output * direction).sum().backward()
+    head = list(find_head(of_oracle).requires_grad_().parameters())
+    wanted = [prefix, *head] + ([] if gates is None else [gates])
+    gradients = torch.autograd.grad((expected * direction).sum(), wanted)
+    found = [adapted.get_prefix(), *trained.parameters()] + ([] if gates is None else [adapted.get_gates()])
+    for parameter, gradient in zip(found, gradients, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient, atol=1e-6 * float(gradient.abs().max() + 1), rtol=0)
+    others = {id(parameter) for parameter in found}
+    assert all(parameter.grad is None for parameter in adapted.parameters() if id(parameter) not in others)
+    assert all(parameter.requires_grad == (id(parameter) in others) for parameter in adapted.parameters())
+
+
+def find_head(model: Any) -> Any:
+    """The trained classifier, or the model's own."""
+    head = model.classifier
+    return head.modules_to_save[model.active_adapter] if hasattr(head, "modules_to_save") else head
+
+
+# --- the equation ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("length", "left", "options"), [(1, False, {}), (3, True, {}), (3, False, {"gate": True}), (11, False, {})]
+)
+@every_family
+def test_follows_the_equation(family: str, length: int, left: bool, options: dict[str, Any]) -> None:
+    """With 11 virtual tokens in four heads, keys and values of the text are projected and not folded into queries."""
+    model = tiny_model(family)
+    assert_follows_equation(model, batch(model, LENGTHS, left=left), length, **options)
+
+
+@pytest.mark.parametrize("model_type", RELATIVES)
+def test_relatives_follow_the_equation(model_type: str) -> None:
+    model = tiny_model(model_type)
+    assert_follows_equation(model, batch(model, LENGTHS), 3)
+
+
+@every_family
+def test_callers_positions_and_no_mask(family: str) -> None:
+    model = tiny_model(family)
+    inputs = {"input_ids": torch.randint(4, 97, (2, 12)), "position_ids": torch.randint(2, 100, (2, 12))}
+    assert_follows_equation(model, inputs, 3)
+
+
+@pytest.mark.parametrize("options", [{"init": "vocab"}, {"reparameterize": True, "gate": True}])
+@every_family
+def test_the_options_of_propagation(family: str, options: dict[str, Any]) -> None:
+    """At its first layer a prefix is that of propagation; the parameters are the same."""
+    model = tiny_model(family)
+    both = {method: adapt(copy.deepcopy(model), method, **options) for method in ("reading", "propagation")}
+    assert count_parameters(both["reading"]) == count_parameters(both["propagation"])
+    logits = both["reading"].train()(**batch(model, LENGTHS)).logits
+    logits.sum().backward()
+    trained = [parameter for parameter in both["reading"].parameters() if parameter.requires_grad]
+    assert all(parameter.grad is not None and parameter.grad.any() for parameter in trained if parameter.dim() > 1)
+
+
+# --- the text -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("training", [False, True])
+@every_family
+def test_the_text_is_that_of_the_frozen_model(family: str, training: bool) -> None:
+    backbone = FAMILIES[family]
+    dropouts = (*backbone.hidden_dropout_fields, *backbone.attention_dropout_fields)
+    model = tiny_model(family, **dict.fromkeys(dropouts, 0.3)).double()
+    inputs = batch(model, [23, 23])
+    expected = model(**inputs, output_hidden_states=True, output_attentions=True)
+    adapted = reader(model).double().train(training)
+    output = adapted(**inputs, output_hidden_states=True)
+    assert len(output.hidden_states) == len(expected.hidden_states)
+    for found, wanted in zip(output.hidden_states, expected.hidden_states, strict=True):
+        torch.testing.assert_close(found, wanted, atol=1e-6 * float(wanted.abs().max()), rtol=0)
+        assert not found.requires_grad
+    weights = adapted(**inputs, output_attentions=True).attentions
+    assert [layer.shape for layer in weights] == [layer.shape for layer in expected.attentions]
+    # The virtual tokens and the head do have dropout, and every module is as it was.
+    assert torch.equal(adapted(**inputs).logits, adapted(**inputs).logits) != training
+    assert all(module.training == training for module in adapted.modules())
+
+
+@pytest.mark.parametrize("length", [3, 11])
+@every_family
+def test_attention_dropout_is_that_of_the_layer(family: str, length: int) -> None:
+    (dropout,) = FAMILIES[family].attention_dropout_fields
+    adapted = reader(tiny_model(family, **{dropout: 0.3}), length).train()
+    inputs = batch(adapted, LENGTHS)
+    one, two = adapted(**inputs), adapted(**inputs)
+    assert not torch.allclose(one.logits, two.logits)
+    assert one.keys() == {"logits"}
+
+
+@pytest.mark.parametrize("family", ["longformer", "modernbert"])
+@pytest.mark.parametrize("backend", ["sdpa", "triton", None])
+def test_every_attention_gives_the_same(family: str, backend: str | None) -> None:
+    """None is Hugging Face's, as ModernBERT computes it where attention weights are asked for."""
+    model = tiny_model(family, **SMALL, attention_window=[8, 8])
+    adapted = reader(model)
+    inputs = batch(model, [19, 7])
+    expected = adapted(**inputs).logits
+    if backend is not None:
+        attention.install(adapted, backend)
+    for implementation in ("eager", "sdpa") if backend is None and family == "modernbert" else (None,):
+        if implementation is not None:
+            model.set_attn_implementation(implementation)
+        logits = adapted(**inputs, output_attentions=backend is None).logits
+        torch.testing.assert_close(logits, expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("family", ["roberta", "bert"])
+def test_every_implementation_gives_the_same(family: str) -> None:
+    model = tiny_model(family)
+    adapted, inputs = reader(model).double(), batch(model, LENGTHS)
+    logits = []
+    for implementation in ("eager", "sdpa"):
+        model.set_attn_implementation(implementation)
+        logits.append(adapted(**inputs).logits)
+    torch.testing.assert_close(*logits, atol=1e-6, rtol=0)
+
+
+# --- adapters -------------------------------------------------------------------------------------------------------
+
+
+@every_family
+def test_saved_and_loaded(family: str, tmp_path: Path) -> None:
+    adapted = reader(tiny_model(family), gate=True)
+    inputs = batch(adapted, LENGTHS)
+    adapted.save_pretrained(tmp_path)
+    saved = json.loads((tmp_path / "adapter_config.json").read_text())
+    assert saved["read_only"] is True and saved["pooling"] == "prefix"
+    loaded = PeftModel.from_pretrained(tiny_model(family), tmp_path).eval()
+    assert_same_bits(loaded(**inputs), adapted(**inputs))
+    assert loaded(**inputs, return_dict=False)[0].equal(adapted(**inputs).logits)
+
+
+@torch.no_grad()
+@every_family
+def test_several_adapters(family: str) -> None:
+    """Beside each other, in one batch, disabled, deleted and taken off; one of them is propagated."""
+    model = tiny_model(family)
+    inputs = batch(model, [25, 14, 9, 21, 6])
+    base = model(**inputs)
+    adapted = adapt(model, "reading")
+    kinds: dict[str, dict[str, Any]] = {"gated": {"gate": True}, "long": {"num_virtual_tokens": 6}, "old": {}}
+    for name, options in kinds.items():
+        config = CONFIGS["propagation" if name == "old" else "reading"]
+        adapted.add_adapter(name, config(**{"task_type": "SEQ_CLS", "num_virtual_tokens": 4} | options))
+    alone = {}
+    for name in ("default", *kinds):
+        adapted.set_adapter(name)
+        alone[name] = shaken(adapted)(**inputs).logits
+    names = ["gated", "default", "old", "default", "long"]
+    for mixed in (names, ["gated", "default", "default", "gated", "default"], [*names[:4], "__base__"]):
+        logits = adapted(**inputs, adapter_names=mixed).logits
+        expected = [{**alone, "__base__": base.logits}[name][place] for place, name in enumerate(mixed)]
+        torch.testing.assert_close(logits, torch.stack(expected), atol=2e-6, rtol=1e-5)
+    with adapted.disable_adapter():
+        assert_same_bits(adapted(**inputs), base)
+
+    adapted.set_adapter("old")
+    for name in ("default", "gated", "long"):
+        adapted.delete_adapter(name)
+    assert adapted(**inputs).logits.equal(alone["old"])
+    adapted.add_adapter("again", CONFIGS["reading"](task_type="SEQ_CLS", num_virtual_tokens=4))
+    adapted.set_adapter("again")
+    torch.testing.assert_close(adapted(**inputs).logits, reader_of(adapted)(**inputs).logits, atol=1e-6, rtol=0)
+    assert "forward" not in vars(find_backbone(adapted.unload()).module)
+    assert_same_bits(model(**inputs), base)
+
+
+def reader_of(adapted: Any) -> Any:
+    """A new model with the active adapter's prefix and head."""
+    other = adapt(tiny_model(adapted.config.model_type), "reading")
+    other.set_prefix(adapted.get_prefix())
+    find_head(other).load_state_dict(find_head(adapted).state_dict())
+    return other
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@every_family
+def test_gradient_checkpointing_changes_no_gradient(family: str, reentrant: bool) -> None:
+    adapted = reader(tiny_model(family)).train()
+    inputs = batch(adapted, [23, 11])
+    plain = trained_gradients(adapted, inputs)
+    adapted.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})
+    adapted.enable_input_require_grads()
+    for name, gradient in trained_gradients(adapted, inputs).items():
+        torch.testing.assert_close(gradient, plain[name], atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("family", "trained"), [("longformer", "dense"), ("bert", "pooler"), ("modernbert", "head")])
+def test_bf16_autocast_trains(family: str, trained: str) -> None:
+    own = None if family == "longformer" else [trained]  # its whole head is trained anyway
+    adapted = reader(tiny_model(family), modules_to_save=own).train()
+    inputs = batch(adapted, [23, 11])
+    exact = trained_gradients(adapted, inputs)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        rough = trained_gradients(adapted, inputs)
+    for name, gradient in exact.items():
+        assert torch.cosine_similarity(rough[name].flatten(), gradient.flatten(), dim=0) > 0.98, name
+    assert any(trained in name for name in exact)
+
+
+# --- what is refused ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"task_type": "TOKEN_CLS"}, "is for task_type='SEQ_CLS'"),
+        ({"task_type": "QUESTION_ANS"}, "is for task_type='SEQ_CLS'"),
+        ({"task_type": "FEATURE_EXTRACTION"}, "is for task_type='SEQ_CLS'"),
+        ({"pooling": "cls"}, "needs pooling='prefix', because .* does not see the prefix; leave pooling out"),
+        ({"layout": "reference"}, "needs layout='paper'"),
+        ({"kernel": "exp"}, "does not work with a kernel"),
+        ({"lora": LoraConfig()}, "does not work with LoRA"),
+    ],
+)
+def test_what_cannot_be_read_only(options: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ValueError, match=rf"^PrefixPropagationConfig: read_only=True {problem}[^.]*\.$"):
+        PrefixPropagationConfig(**{"task_type": "SEQ_CLS", "read_only": True} | options)
+    assert PrefixPropagationConfig(read_only=True, pooling="prefix") == PrefixPropagationConfig(read_only=True)
+
+
+@pytest.mark.parametrize(
+    ("model", "problem"),
+    [
+        (("longformer", "TOKEN_CLS", {}), "LongformerForTokenClassification does not; use a sequence"),
+        (
+            ("modernbert", "SEQ_CLS", {"classifier_pooling": "mean"}),
+            r"\(its classifier_pooling is mean\); use a",
+        ),
+    ],
+)
+def test_models_without_a_pooled_row(model: tuple[str, str, dict[str, Any]], problem: str) -> None:
+    family, task, options = model
+    with pytest.raises(ValueError, match=f"^read_only=True needs a model that pools one row, and .*{problem}"):
+        adapt(tiny_model(family, task, **options), "reading", task=None)
+
+
+def test_masks_of_more_than_padding() -> None:
+    adapted = reader(tiny_model("roberta"))
+    mask = torch.ones(2, 1, 6, 6, dtype=torch.bool)
+    with pytest.raises(ValueError, match=r"needs an attention_mask of shape \[2, 6\], .* not \[2, 1, 6, 6\]\.$"):
+        adapted(input_ids=torch.randint(4, 97, (2, 6)), attention_mask=mask)
