@@ -70,9 +70,7 @@ def test_a_base_model_that_is_gone_or_has_changed(tmp_path: Path) -> None:
     base = Path(RunDirectory(run).read_settings().model)
     with (base / "config.json").open("a") as file:
         file.write("\n")
-    with pytest.raises(
-        ValueError, match=r"run: the run's base model .* cannot be loaded \(the weights in .*have"
-    ):
+    with pytest.raises(ValueError, match=r"run: the run's base model .* cannot be loaded \(the weights in .*have"):
         load_run(run)
     shutil.rmtree(base)
     with pytest.raises(ValueError, match=r"cannot be loaded \(there is no folder .*Put it back where it was"):
