@@ -31,6 +31,7 @@ def test_an_article(tmp_path: Path) -> None:
             number=7,
             year="2021",
             subjects=("Ecology", "Neuroscience"),
+            licence="http://creativecommons.org/licenses/by/4.0/",
             title="Song in Aves",
             text="Introduction\nBirds sing (Li, 2020), often.\nAt night\nOwls.",
         )
@@ -71,8 +72,11 @@ def test_the_splits() -> None:
 
 
 def test_the_file_of_a_split(tmp_path: Path) -> None:
-    long = Article(7, "2021", ("Ecology",), "Tïtle", "é" * 20_001)
-    others = [Article(8, "2021", ("Ecology",), "", "x" * 17_999), Article(9, "2021", ("A", "B"), "", long.text)]
+    long = Article(7, "2021", ("Ecology",), "", "Tïtle", "é" * 20_001)
+    others = [
+        Article(8, "2021", ("Ecology",), "", "", "x" * 17_999),
+        Article(9, "2021", ("A", "B"), "", "", long.text),
+    ]
     path = tmp_path / "folder" / "train.jsonl.xz"
     assert write_split(path, [long, *others]) == 1
     record = {"id": "elife-00007", "year": "2021", "label": "Ecology", "title": "Tïtle", "text": "é" * 20_000}

@@ -154,13 +154,17 @@ def test_in_a_recipe_what_is_unused_is_told_and_left_out() -> None:
 
 def test_a_sweep_tells_what_no_run_uses_and_leaves_out_what_has_no_effect_in_a_variant(tmp_path: Path) -> None:
     path = tmp_path / "sweep.yaml"
+    path.write_text("task: hyperpartisan\nlora_rank: 4\nalpha: [0.1, 0.2]\nsearch: alpha\n")
+    assert read_plan(path).notes == (
+        f"{path}:2: lora_rank belongs to --method lora, {WITH_LORA}, which no run here has.",
+        f"{path}:3: alpha belongs to a --kernel, such as exp, which no run here has.",
+    )
     path.write_text(
-        "task: hyperpartisan\nnum_virtual_tokens: [8, 16]\nlora_rank: 4\nalpha: 0.1\n"
+        "task: hyperpartisan\nnum_virtual_tokens: [8, 16]\nlora_rank: 4\n"
         "variants:\n  prefix: {}\n  all of it: {method: fine-tuning}\n  lora: {method: lora}\n"
     )
-    plan = read_plan(path)
-    assert plan.notes == (f"{path}:4: alpha belongs to a --kernel, such as exp, which no run here has.",)
-    assert [(cell.name, cell.settings.num_virtual_tokens, cell.settings.lora_rank) for cell in plan.cells] == [
+    cells = [(cell.name, cell.settings.num_virtual_tokens, cell.settings.lora_rank) for cell in read_plan(path).cells]
+    assert cells == [
         ("hyperpartisan prefix num_virtual_tokens=8", 8, 8),
         ("hyperpartisan prefix num_virtual_tokens=16", 16, 8),
         ("hyperpartisan all of it", None, 8),

@@ -34,6 +34,7 @@ _FILE_NAME = re.compile(r"elife-(?P<number>\d+)-v(?P<version>\d+)\.xml")
 _SPLITS = files("prefixprop.data") / "assets" / "elife" / "splits.json.gz"
 _META = "front/article-meta"
 _SUBJECTS = f"{_META}/article-categories/subj-group[@subj-group-type='heading']/subject"
+_LINK = "{http://www.w3.org/1999/xlink}href"
 _PARAGRAPHS = {"title", "p"}
 _NOT_TEXT = {"boxed-text", "disp-formula", "fig", "inline-formula", "media", "table-wrap"}
 
@@ -53,6 +54,7 @@ class Article:
         number: What its DOI ends in: 10.7554/eLife.00011 has the number 11.
         year: When this version appeared.
         subjects: The fields of research that eLife lists it under, none to two.
+        licence: The address of its licence.
         title: Its title.
         text: The whole body: headings and paragraphs, one a line, without title and abstract, figures, tables, boxes,
             videos, formulas and references.
@@ -61,6 +63,7 @@ class Article:
     number: int
     year: str
     subjects: tuple[str, ...]
+    licence: str
     title: str
     text: str
 
@@ -126,10 +129,12 @@ def _read(number: int, path: Path) -> Article:
         article = ElementTree.parse(path).getroot()
     except ElementTree.ParseError as error:
         raise ValueError(f"{path}: broken XML ({error}); get the file again with git.") from error
+    licence = article.find(f"{_META}/permissions/license")
     return Article(
         number=number,
         year=article.findtext(f"{_META}/pub-date/year", ""),
         subjects=tuple(_one_line(subject.itertext()) for subject in article.iterfind(_SUBJECTS)),
+        licence="" if licence is None else licence.get(_LINK, ""),
         title=" ".join(
             _one_line(title.itertext()) for title in article.iterfind(f"{_META}/title-group/article-title")
         ),
