@@ -15,7 +15,7 @@ from prefixprop.backbones import find_backbone
 
 import tiny
 from one_layer import assert_same_gradients, trained_gradients
-from tiny import batch, both_methods, every_family, tiny_model
+from tiny import CONFIGS, batch, both_methods, every_family, tiny_model
 
 
 def adapt(model: Any, method: str, **options: Any) -> Any:
@@ -60,7 +60,7 @@ def test_bf16_autocast_trains(family: str, method: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@both_methods
+@pytest.mark.parametrize("method", CONFIGS)
 @every_family
 def test_models_in_half_precision(family: str, method: str, dtype: torch.dtype) -> None:
     """The prefix stays in float32, as peft keeps adapters, and is cast where it meets the model."""
@@ -114,7 +114,13 @@ def trainer(model: Any, folder: Path, epochs: int, stop_after: int | None = None
 
 @pytest.mark.parametrize(
     ("family", "method"),
-    [("longformer", "propagation"), ("roberta", "tuning"), ("bert", "propagation"), ("modernbert", "tuning")],
+    [
+        ("longformer", "propagation"),
+        ("roberta", "tuning"),
+        ("bert", "propagation"),
+        ("modernbert", "tuning"),
+        ("longformer", "reading"),
+    ],
 )
 def test_trainer_learns_and_loads_the_best(family: str, method: str, tmp_path: Path) -> None:
     model = adapt(tiny_model(family, num_labels=2), method)
@@ -163,7 +169,9 @@ def agree(rank: int, family: str, method: str, folder: Path) -> None:
     torch.distributed.destroy_process_group()
 
 
-@pytest.mark.parametrize(("family", "method"), [("longformer", "propagation"), ("roberta", "tuning")])
+@pytest.mark.parametrize(
+    ("family", "method"), [("longformer", "propagation"), ("roberta", "tuning"), ("bert", "reading")]
+)
 def test_two_processes_agree_with_one(family: str, method: str, tmp_path: Path) -> None:
     fork = multiprocessing.get_context("fork")
     processes = [fork.Process(target=agree, args=(rank, family, method, tmp_path)) for rank in range(2)]
