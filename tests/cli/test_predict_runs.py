@@ -24,7 +24,9 @@ DOCUMENTS = [*texts(9, seed=3), "", "w4 " * 50]
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Three that are adapters of one model, one with other labels; then another kind of prefix, and fine-tuning."""
+    """Three that are adapters of one model, one with other labels; another kind of prefix, and fine-tuning; and one
+    more adapter of the first model.
+    """
     folder = tmp_path_factory.mktemp("runs")
     base = str(folder / "first" / "base")
     options: dict[str, dict[str, Any]] = {
@@ -33,6 +35,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
         "third": {"weights": 9, "method": "prefix-propagation+lora", "max_length": 20},
         "tuning": {"weights": 10, "method": "prefix-tuning"},
         "whole": {"weights": 11, "method": "fine-tuning"},
+        "reading": {"weights": 12, "method": "prefix-reading"},
     }
     made = []
     for name, own in options.items():
@@ -72,7 +75,7 @@ def test_every_run_answers_as_it_does_alone(runs: list[Path], tmp_path: Path, op
 def test_documents_are_read_once_and_models_are_shared(runs: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = load_runs(runs)
     assert len({id(run.model) for run in loaded}) == 3 and len({id(run.tokenizer) for run in loaded}) == 1
-    assert [run.adapter for run in loaded] == ["run0", "run1", "run2", None, None]
+    assert [run.adapter for run in loaded] == ["run0", "run1", "run2", None, None, "run5"]
     tokenized: list[int] = []
     original = trained_model.encode_documents
     monkeypatch.setattr(

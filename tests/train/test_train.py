@@ -100,7 +100,7 @@ def test_every_method_gives_its_own_predictions_again_when_loaded(tmp_path: Path
             assert logits.tolist() == pytest.approx(stored.logits[row].tolist(), abs=1e-4)
 
 
-@pytest.mark.parametrize("method", ["prefix-propagation+lora", "head-only"])
+@pytest.mark.parametrize("method", ["prefix-propagation+lora", "prefix-reading", "head-only"])
 def test_half_precision_is_of_what_is_frozen_alone(tmp_path: Path, method: str) -> None:
     """What was trained is stored in float32, and the predictions are near those of the whole run in float32."""
     # A low rate, so that rounding alone makes the difference, and not what Adam's first steps make of it.

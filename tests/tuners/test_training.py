@@ -59,7 +59,9 @@ def test_bf16_autocast_trains(family: str, method: str) -> None:
     assert direction > 0.98
 
 
-@pytest.mark.parametrize(("method", "dtype"), [("propagation", torch.bfloat16), ("tuning", torch.float16)])
+@pytest.mark.parametrize(
+    ("method", "dtype"), [("propagation", torch.bfloat16), ("tuning", torch.float16), ("reading", torch.bfloat16)]
+)
 @every_family
 def test_models_in_half_precision(family: str, method: str, dtype: torch.dtype) -> None:
     """The prefix stays in float32, as peft keeps adapters, and is cast where it meets the model."""
@@ -113,7 +115,13 @@ def trainer(model: Any, folder: Path, epochs: int, stop_after: int | None = None
 
 @pytest.mark.parametrize(
     ("family", "method"),
-    [("longformer", "propagation"), ("roberta", "tuning"), ("bert", "propagation"), ("modernbert", "tuning")],
+    [
+        ("longformer", "propagation"),
+        ("roberta", "tuning"),
+        ("bert", "propagation"),
+        ("modernbert", "tuning"),
+        ("longformer", "reading"),
+    ],
 )
 def test_trainer_learns_and_loads_the_best(family: str, method: str, tmp_path: Path) -> None:
     model = adapt(tiny_model(family, num_labels=2), method)
@@ -162,7 +170,9 @@ def agree(rank: int, family: str, method: str, folder: Path) -> None:
     torch.distributed.destroy_process_group()
 
 
-@pytest.mark.parametrize(("family", "method"), [("longformer", "propagation"), ("roberta", "tuning")])
+@pytest.mark.parametrize(
+    ("family", "method"), [("longformer", "propagation"), ("roberta", "tuning"), ("bert", "reading")]
+)
 def test_two_processes_agree_with_one(family: str, method: str, tmp_path: Path) -> None:
     fork = multiprocessing.get_context("fork")
     processes = [fork.Process(target=agree, args=(rank, family, method, tmp_path)) for rank in range(2)]

@@ -47,11 +47,7 @@ def reading_forward(
         name: getattr(backbone.config, name) if kwargs.get(name) is None else kwargs[name]
         for name in ("output_hidden_states", "return_dict")
     }
-    with _frozen(encoder):
-        output = original(*args, **kwargs | {"output_hidden_states": True, "return_dict": True})
-    mask = args[1] if len(args) > 1 else kwargs.get("attention_mask")
-    # The last of the states is the output.
-    text = Text(output.hidden_states[:-1], _padding(mask, output.hidden_states[0]), kwargs.get("position_ids"))
+    output, text = see_text(original, encoder, *args, **kwargs)
     first = read(backbone, active.prefix, text)[:, :1]
     parts = {**output, "last_hidden_state": torch.cat([first, output.last_hidden_state], dim=1)}
     if backbone.has_pooler:
@@ -60,6 +56,15 @@ def reading_forward(
         del parts["hidden_states"]
     output = type(output)(**parts)
     return output if asked["return_dict"] else output.to_tuple()
+
+
+def see_text(original: Callable[..., Any], encoder: nn.Module, *args: Any, **kwargs: Any) -> tuple[Any, Text]:
+    """What the frozen encoder says of a batch by its own forward, `original`, and what there is to read."""
+    with _frozen(encoder):
+        output = original(*args, **kwargs | {"output_hidden_states": True, "return_dict": True})
+    mask = args[1] if len(args) > 1 else kwargs.get("attention_mask")
+    *states, _ = output.hidden_states  # the last of them is the output
+    return output, Text(tuple(states), _padding(mask, states[0]), kwargs.get("position_ids"))
 
 
 def is_read_only(config: Any) -> bool:
