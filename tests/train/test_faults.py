@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors import SafetensorError
-from transformers import Trainer
+from transformers import PreTrainedTokenizerBase, Trainer
 
 from prefixprop.runs.start import start
 from prefixprop.train import RunDirectory, TrainingError, checkpoints, plan, train
@@ -68,6 +68,19 @@ def test_a_full_disk_at_the_results_loses_nothing(tmp_path: Path, monkeypatch: p
         with pytest.raises(TrainingError, match=r"results cannot be written .*No space left.*--resume"):
             train(settings, run_dir)
     assert not (run_dir / "metrics.json").exists()
+    assert train(settings, run_dir, resume=True).metrics["status"] == "finished"
+
+
+def test_a_full_disk_at_the_tokenizer_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings, run_dir = tiny_settings(tmp_path, epochs=1), tmp_path / "run"
+
+    def full(*_: Any, **__: Any) -> None:
+        raise Exception("No space left on device (os error 28)")  # as the tokenizers library does
+
+    with monkeypatch.context() as patched:
+        patched.setattr(PreTrainedTokenizerBase, "save_pretrained", full)
+        with pytest.raises(TrainingError, match=r"tokenizer cannot be written .*No space left.*--resume"):
+            train(settings, run_dir)
     assert train(settings, run_dir, resume=True).metrics["status"] == "finished"
 
 

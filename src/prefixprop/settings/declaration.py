@@ -21,7 +21,6 @@ from pydantic_core import PydanticCustomError
 
 TEXTS = tuple[str, ...]
 Declared = TypeVar("Declared")
-_MUST_BE, _INPUT = "must be", "Input should be"
 
 
 class SettingsError(ValueError):
@@ -86,13 +85,13 @@ def settings_class(cls: type[Declared]) -> type[Declared]:
     checked = made.__init__
 
     def __init__(self: Any, **values: Any) -> None:
-        if unknown := [name for name in values if name not in declared(made)]:
-            known = declared(made)
+        known = declared(made)
+        if unknown := [name for name in values if name not in known]:
             raise SettingsError(f"There is no setting {name!r}{close_match(name, known)}." for name in unknown)
         try:
             checked(self, **values)
         except ValidationError as error:
-            problems = [f"{declared(made)[name].flag}: {problem}" for name, problem in _told(error)]
+            problems = [f"{known[name].flag}: {problem}" for name, problem in _told(error)]
             raise SettingsError(problems) from None
 
     made.__init__ = __init__
@@ -157,7 +156,7 @@ class Settings:
 def _told(error: ValidationError) -> Iterable[tuple[str, str]]:
     """The name of each wrong setting, and what is wrong with it."""
     for problem in error.errors(include_url=False):
-        said = problem["msg"].replace(_INPUT, _MUST_BE).replace("a valid tuple", "a list of texts")
+        said = problem["msg"].replace("Input should be", "must be").replace("a valid tuple", "a list of texts")
         if problem["type"] != "choice":
             said += f", got {repr(problem['input'])[:40]}."
         yield str(problem["loc"][0]), said

@@ -70,14 +70,6 @@ def count_parameters(model: nn.Module) -> ParameterCount:
     return ParameterCount(prefix=sum(weight.numel() for weight in prefix.values()), **totals)
 
 
-def classes_of(model: nn.Module, adapter_name: str) -> int | None:
-    """How many classes the head of an adapter has; None if it has no head of its own."""
-    heads = [part for part in model.modules() if isinstance(part, ModulesToSaveWrapper)]
-    own = [head.modules_to_save[adapter_name] for head in heads if adapter_name in head.modules_to_save]
-    linears = [part for head in own for part in head.modules() if isinstance(part, nn.Linear)]
-    return linears[-1].out_features if linears else None
-
-
 def _adapter_parameters(model: nn.Module) -> Iterator[nn.Parameter]:
     for module in model.modules():
         if isinstance(module, BaseTunerLayer):
