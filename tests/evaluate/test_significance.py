@@ -14,6 +14,7 @@ from scipy import stats
 from prefixprop.evaluate import (
     PredictionSet,
     SeedSummary,
+    accuracy_interval,
     holm_correction,
     paired_bootstrap,
     paired_scores,
@@ -199,3 +200,11 @@ def test_scores_are_paired_by_id() -> None:
 def test_runs_on_different_documents(second: tuple[str, str, str], complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         paired_scores(predictions("abc", "xyz", "xyz"), predictions(*second))
+
+
+def test_the_interval_of_an_accuracy_is_wilsons() -> None:
+    assert accuracy_interval(80, 100) == pytest.approx((0.71117, 0.86663), abs=1e-5)
+    low, high = accuracy_interval(10, 10)
+    assert high == pytest.approx(1) and low == pytest.approx(10 / (10 + 1.959964**2))
+    with pytest.raises(ValueError):
+        accuracy_interval(0, 0)

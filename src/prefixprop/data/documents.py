@@ -177,6 +177,11 @@ def labels_of(documents: Split) -> list[int]:
     return documents.labels if isinstance(documents, StoredDocuments) else [document.label for document in documents]
 
 
+def texts_of(documents: Split) -> Sequence[str]:
+    """The texts of documents; those that are on the disk are read one at a time."""
+    return documents.texts if isinstance(documents, StoredDocuments) else [document.text for document in documents]
+
+
 def text_digests(documents: Split) -> NDArray[np.uint64]:
     """A number for each text: the same for texts that differ in white space only, 0 for an empty one."""
     if isinstance(documents, StoredDocuments):

@@ -60,6 +60,18 @@ def summarise_seeds(values: Sequence[float]) -> SeedSummary:
     return SeedSummary(len(array), mean, float(array.std(ddof=1)), (float(mean - reach), float(mean + reach)))
 
 
+def accuracy_interval(correct: int, total: int) -> tuple[float, float]:
+    """The 95 % interval of an accuracy, by Wilson's score: what other documents of the same kind would show.
+
+    >>> accuracy_interval(80, 100)
+    (0.711, 0.867)
+    """
+    from scipy import stats
+
+    interval = stats.binomtest(correct, total).proportion_ci(CONFIDENCE, method="wilson")
+    return float(interval.low), float(interval.high)
+
+
 def t_test(
     first: Sequence[float],
     second: Sequence[float],

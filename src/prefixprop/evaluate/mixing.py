@@ -1,0 +1,245 @@
+"""Choosing among models and mixing their answers, honestly: by answers to documents that they did not learn from.
+
+A part, such as "readers" or "words", has several candidates (a learning rate or a C each). Each part brings the
+candidate that it is best with, and the mix is log-linear:
+
+    log p(class) = Σ over parts of weight · log softmax(logits of the part's candidate) + constant
+
+The weights are not negative and minimise the mean log-loss, which is convex in them. With one part its weight is
+1/temperature (see `prefixprop.evaluate.calibration`), and with several a further temperature would change nothing.
+
+What a fit says about its own documents is too good. `cross_fit` therefore answers the documents of every fold by a
+choice and weights that come from the other folds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from prefixprop.evaluate.calibration import LOWEST_TEMPERATURE, fit_temperature
+from prefixprop.evaluate.metrics import checked_labels
+
+_MOST_WEIGHT = 1 / LOWEST_TEMPERATURE
+_LOWEST_LOG_PROBABILITY = -1e30  # sums and squares of it are still finite
+_ROUNDING = 1e-12
+
+Array = NDArray[np.float64]
+Documents = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """What every candidate of a part answers to every document: logits [candidates, documents, classes].
+
+    Where a logit is not a finite number the model has diverged. It then has no opinion on that document, and its
+    candidate is chosen only if all have diverged.
+    """
+
+    name: str
+    candidates: tuple[float, ...]
+    logits: Array
+
+    def __post_init__(self) -> None:
+        shape = np.shape(self.logits)
+        if len(shape) != 3 or not shape[0] or shape[0] != len(self.candidates) or not shape[1] or shape[2] < 2:
+            raise ValueError(
+                f"Part {self.name!r} needs logits of shape (candidates, documents, classes) for its "
+                f"{len(self.candidates)} candidates, with a document and two classes at least, got {shape}."
+            )
+
+    @cached_property
+    def log_probabilities(self) -> Array:
+        return _log_softmax(self.logits)
+
+    @cached_property
+    def diverged(self) -> NDArray[np.bool_]:
+        """Which candidates are no finite numbers somewhere."""
+        return np.array([not np.isfinite(answers).all() for answers in self.logits])
+
+
+@dataclass(frozen=True)
+class Mix:
+    """The index of each part's chosen candidate, and each part's weight; its fields are ready for JSON."""
+
+    chosen: dict[str, int]
+    weights: dict[str, float]
+
+    def __post_init__(self) -> None:
+        if not self.chosen or self.chosen.keys() != self.weights.keys():
+            raise ValueError(f"A mix needs a weight for each of its parts {[*self.chosen]}, got {self.weights}.")
+        if not all(0 <= weight < math.inf for weight in self.weights.values()):
+            raise ValueError(f"The weights of a mix must be finite and not negative, got {self.weights}.")
+
+    @property
+    def used(self) -> tuple[str, ...]:
+        """The parts that have a weight above 0: only these need to be asked."""
+        return tuple(name for name, weight in self.weights.items() if weight > 0)
+
+    def log_probabilities(self, logits: Mapping[str, ArrayLike]) -> Array:
+        """Mix the logits [documents, classes] of the parts that are used."""
+        return _log_softmax(sum(self.weights[name] * _log_softmax(logits[name]) for name in self.used))
+
+
+@dataclass(frozen=True, eq=False)
+class CrossFitted:
+    """Answers to every document by a mix that comes from the other folds, and the mix of all documents.
+
+    `log_probabilities` [documents, classes] are the mix's; `alone` has those of each part by itself, with the
+    candidate and the weight of the other folds; `mixes` has the mix that answered each fold.
+    """
+
+    log_probabilities: Array
+    alone: dict[str, Array]
+    mixes: dict[int, Mix]
+    final: Mix
+
+
+def fit_mix(parts: Sequence[Part], labels: ArrayLike) -> Mix:
+    """Choose each part's candidate, and the weights.
+
+    All weight stays on the best part unless the mix's log-loss is lower by more than one standard error of the
+    documents' differences.
+    """
+    label_array = _checked_labels(parts, labels)
+    documents = np.ones(len(label_array), dtype=bool)
+    return _mixed(parts, [_alone(part, label_array, documents) for part in parts], label_array, documents)
+
+
+def cross_fit(parts: Sequence[Part], labels: ArrayLike, folds: ArrayLike) -> CrossFitted:
+    """Fit a mix without every fold in turn, and answer that fold by it; `folds` has the fold of every document."""
+    label_array = _checked_labels(parts, labels)
+    answers, mixes = np.empty(parts[0].logits.shape[1:]), {}
+    alone = {part.name: np.empty_like(answers) for part in parts}
+    for fold, others in _leave_out(folds, len(label_array)):
+        found = [_alone(part, label_array, others) for part in parts]
+        mixes[fold] = _mixed(parts, found, label_array, others)
+        for part, choice in zip(parts, found, strict=True):
+            alone[part.name][~others] = _answers([part], choice, ~others)
+        answers[~others] = _answers(parts, mixes[fold], ~others)
+    return CrossFitted(answers, alone, mixes, fit_mix(parts, labels))
+
+
+def ranked(part: Part, labels: NDArray[np.int64], documents: Documents) -> list[int]:
+    """The candidates from best to worst: by log-loss on these documents, each with the weight that is best for it.
+
+    Log-loss sees every document's probability, where accuracy sees only which of them are right: with few documents
+    it chooses more reliably, also for accuracy.
+    """
+    losses = [_weight_and_losses(answers[documents], labels[documents])[1] for answers in part.log_probabilities]
+    return sorted(range(len(losses)), key=lambda index: (part.diverged[index], losses[index].mean(), index))
+
+
+def may_be_dropped(part: Part, labels: ArrayLike, folds: ArrayLike) -> list[int]:
+    """The candidates that are never among the best two, whichever fold is left out: they need no further training."""
+    label_array = _checked_labels([part], labels)
+    kept = {
+        index for _, others in _leave_out(folds, len(label_array)) for index in ranked(part, label_array, others)[:2]
+    }
+    return [index for index in range(len(part.candidates)) if index not in kept]
+
+
+def _alone(part: Part, labels: NDArray[np.int64], documents: Documents) -> Mix:
+    best = ranked(part, labels, documents)[0]
+    weight, _ = _weight_and_losses(part.log_probabilities[best, documents], labels[documents])
+    return Mix({part.name: best}, {part.name: weight})
+
+
+def _mixed(parts: Sequence[Part], alone: Sequence[Mix], labels: NDArray[np.int64], documents: Documents) -> Mix:
+    """The mix of the candidates that the parts have chosen alone."""
+    names, of_documents = [part.name for part in parts], labels[documents]
+    chosen = {name: mix.chosen[name] for name, mix in zip(names, alone, strict=True)}
+    answers = np.stack([part.log_probabilities[chosen[part.name], documents] for part in parts])
+    weights_alone = np.array([mix.weights[name] for name, mix in zip(names, alone, strict=True)])
+    losses = [_losses(weight * answer, of_documents) for weight, answer in zip(weights_alone, answers, strict=True)]
+    best = int(np.argmin([loss.mean() for loss in losses]))
+    weights = np.where(np.arange(len(parts)) == best, weights_alone, 0.0)
+    if len(parts) > 1 and len(of_documents) > 1:
+        together = _weights_together(answers, of_documents, weights_alone)
+        gains = losses[best] - _losses(np.tensordot(together, answers, axes=1), of_documents)
+        if gains.mean() > gains.std(ddof=1) / math.sqrt(len(gains)) + _ROUNDING:
+            weights = together
+    return Mix(chosen, dict(zip(names, weights.tolist(), strict=True)))
+
+
+def _weights_together(answers: Array, labels: NDArray[np.int64], alone: Array) -> Array:
+    """The weights that minimise the mean log-loss of the answers [parts, documents, classes]."""
+    from scipy.optimize import minimize
+    from scipy.special import softmax
+
+    of_label = np.take_along_axis(answers, labels[None, :, None], axis=2)[:, :, 0]
+
+    # Each weight is searched as a multiple of the one that its part has alone, so that all are about as large.
+    def loss_and_slopes(multiples: Array) -> tuple[float, Array]:
+        mixed = np.tensordot(multiples * alone, answers, axes=1)
+        expected = (softmax(mixed, axis=1) * answers).sum(axis=2)
+        return float(_losses(mixed, labels).mean()), (expected - of_label).mean(axis=1) * alone
+
+    found = minimize(
+        loss_and_slopes,
+        np.full(len(alone), 1 / len(alone)),
+        jac=True,
+        method="L-BFGS-B",
+        bounds=[(0.0, _MOST_WEIGHT / weight) for weight in alone],
+        options={"ftol": 1e-14, "gtol": 1e-9},
+    )
+    weights: Array = found.x * alone
+    return weights
+
+
+def _weight_and_losses(answers: Array, labels: NDArray[np.int64]) -> tuple[float, Array]:
+    """The weight that is best for answers [documents, classes] alone, and each document's log-loss with it."""
+    weight = 1 / fit_temperature(answers, labels).value
+    return weight, _losses(weight * answers, labels)
+
+
+def _losses(logits: Array, labels: NDArray[np.int64]) -> Array:
+    from scipy.special import logsumexp
+
+    losses: Array = logsumexp(logits, axis=1) - logits[np.arange(len(labels)), labels]
+    return losses
+
+
+def _answers(parts: Sequence[Part], mix: Mix, documents: Documents) -> Array:
+    return mix.log_probabilities({part.name: part.logits[mix.chosen[part.name], documents] for part in parts})
+
+
+def _log_softmax(logits: ArrayLike) -> Array:
+    """Log-probabilities over the last axis; where a logit is not a finite number, all classes are equally likely."""
+    from scipy.special import log_softmax
+
+    array = np.asarray(logits, dtype=np.float64)
+    known = np.isfinite(array).all(axis=-1, keepdims=True)
+    with np.errstate(over="ignore"):
+        found: Array = log_softmax(np.where(known, array, 0.0), axis=-1)
+    return found.clip(min=_LOWEST_LOG_PROBABILITY)
+
+
+def _checked_labels(parts: Sequence[Part], labels: ArrayLike) -> NDArray[np.int64]:
+    shapes = {part.logits.shape[1:] for part in parts}
+    if len(shapes) != 1 or len({part.name for part in parts}) < len(parts):
+        raise ValueError(
+            "Parts must have different names and answer the same documents and classes, got "
+            f"{[(part.name, part.logits.shape[1:]) for part in parts]}."
+        )
+    found = checked_labels(labels, *shapes.pop())
+    if len(np.unique(found)) < 2:
+        raise ValueError("Nothing can be chosen: all documents have the same label; give documents of two labels.")
+    return found
+
+
+def _leave_out(folds: ArrayLike, documents: int) -> Iterator[tuple[int, Documents]]:
+    """Every fold's number, and which documents are in the others."""
+    array = np.asarray(folds)
+    if array.shape != (documents,) or array.dtype.kind not in "iu" or len(np.unique(array)) < 2:
+        raise ValueError(
+            f"Folds must be one whole number for each of the {documents} documents, and two different ones at least, "
+            f"got shape {array.shape}, type {array.dtype} and {len(np.unique(array))} different ones."
+        )
+    for fold in np.unique(array).tolist():
+        yield fold, array != fold

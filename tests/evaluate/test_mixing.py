@@ -1,0 +1,241 @@
+"""Choosing and mixing models: against temperature scaling, and as properties of honest cross-fitting."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prefixprop.evaluate import Mix, Part, cross_fit, fit_mix, fit_temperature, may_be_dropped
+from prefixprop.evaluate.mixing import _MOST_WEIGHT
+
+pytestmark = pytest.mark.filterwarnings("error")
+Case = tuple[list[Part], np.ndarray, np.ndarray]
+
+
+def noisy(labels: np.ndarray, noise: list[float], seed: int, classes: int = 3, scale: float = 1.0) -> np.ndarray:
+    """Logits [candidates, documents, classes] that know the labels, each candidate with its noise."""
+    generator = np.random.default_rng(seed)
+    drawn = generator.normal(size=(len(noise), len(labels), classes))
+    return scale * (2 * np.eye(classes)[labels] + np.array(noise)[:, None, None] * drawn)
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    """One to three parts of up to three candidates, labels of at least two classes, and two to four folds."""
+    documents, folds = draw(st.integers(4, 40)), draw(st.integers(2, 4))
+    seed = draw(st.integers(0, 2**32 - 1))
+    labels = np.random.default_rng(seed).integers(3, size=documents)
+    labels[:2] = 0, 1
+    parts = []
+    for index in range(draw(st.integers(1, 3))):
+        noise = draw(st.lists(st.sampled_from([0.0, 0.5, 1.0, 4.0, 30.0]), min_size=1, max_size=3))
+        scale = draw(st.sampled_from([1e-2, 1.0, 30.0, 1e6]))
+        parts.append(Part(f"part {index}", tuple(noise), noisy(labels, noise, seed + index, scale=scale)))
+    return parts, labels, np.arange(documents) % folds
+
+
+def losses(log_probabilities: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    return -log_probabilities[np.arange(len(labels)), labels]
+
+
+def mixed(mix: Mix, parts: list[Part]) -> np.ndarray:
+    return mix.log_probabilities({part.name: part.logits[mix.chosen[part.name]] for part in parts})
+
+
+@given(cases())
+def test_one_part_is_temperature_scaling_of_its_best_candidate(case: Case) -> None:
+    parts, labels, _ = case
+    mix = fit_mix(parts[:1], labels)
+    name, logits = parts[0].name, parts[0].logits
+    temperatures = [fit_temperature(of_candidate, labels) for of_candidate in logits]
+    probabilities = [found.apply(of_candidate) for found, of_candidate in zip(temperatures, logits, strict=True)]
+    nll = [-np.log(p[np.arange(len(labels)), labels].clip(min=1e-300)).mean() for p in probabilities]
+    chosen = mix.chosen[name]
+    assert nll[chosen] <= min(nll) + 1e-9
+    assert mix.weights[name] == pytest.approx(1 / temperatures[chosen].value, rel=1e-6)
+    np.testing.assert_allclose(np.exp(mixed(mix, parts[:1])), probabilities[chosen], atol=1e-6)
+
+
+@given(cases())
+def test_a_mix_is_never_worse_on_its_own_documents_than_the_best_part(case: Case) -> None:
+    parts, labels, _ = case
+    mix = fit_mix(parts, labels)
+    alone = [losses(mixed(fit_mix([part], labels), [part]), labels) for part in parts]
+    best = min(range(len(parts)), key=lambda index: alone[index].mean())
+    gains = alone[best] - losses(mixed(mix, parts), labels)
+    if len(mix.used) == 1:
+        assert gains.mean() == pytest.approx(0, abs=1e-9)
+    else:
+        assert gains.mean() > gains.std(ddof=1) / np.sqrt(len(gains)) * (1 - 1e-6)
+    assert all(0 <= weight <= _MOST_WEIGHT * (1 + 1e-9) for weight in mix.weights.values())
+
+
+@given(cases(), st.integers(0, 2**32 - 1))
+def test_the_order_of_documents_does_not_matter(case: Case, seed: int) -> None:
+    parts, labels, folds = case
+    order = np.random.default_rng(seed).permutation(len(labels))
+    permuted = [Part(part.name, part.candidates, part.logits[:, order]) for part in parts]
+    expected, found = cross_fit(parts, labels, folds), cross_fit(permuted, labels[order], folds[order])
+    np.testing.assert_allclose(np.exp(found.log_probabilities), np.exp(expected.log_probabilities[order]), atol=1e-4)
+    assert found.final.chosen == expected.final.chosen
+
+
+@given(cases(), st.integers(0, 2**32 - 1))
+def test_answers_to_a_fold_do_not_depend_on_its_labels(case: Case, seed: int) -> None:
+    parts, labels, folds = case
+    changed, asked = labels.copy(), folds == 1
+    changed[asked] = np.random.default_rng(seed).integers(3, size=asked.sum())
+    if len(np.unique(changed)) < 2:
+        return
+    expected, found = cross_fit(parts, labels, folds), cross_fit(parts, changed, folds)
+    np.testing.assert_array_equal(found.log_probabilities[asked], expected.log_probabilities[asked])
+    for part in parts:
+        np.testing.assert_array_equal(found.alone[part.name][asked], expected.alone[part.name][asked])
+    assert found.mixes[1] == expected.mixes[1]
+
+
+@given(cases())
+def test_cross_fitting_fits_a_mix_on_the_other_folds(case: Case) -> None:
+    parts, labels, folds = case
+    found = cross_fit(parts, labels, folds)
+    assert found.final == fit_mix(parts, labels) and found.mixes.keys() == set(folds.tolist())
+    np.testing.assert_allclose(np.exp(found.log_probabilities).sum(axis=1), 1)
+    for fold, mix in found.mixes.items():
+        others, asked = folds != fold, folds == fold
+        if len(np.unique(labels[others])) < 2:
+            continue
+        on_others = [Part(part.name, part.candidates, part.logits[:, others]) for part in parts]
+        assert mix == fit_mix(on_others, labels[others])
+        here = [Part(part.name, part.candidates, part.logits[:, asked]) for part in parts]
+        np.testing.assert_array_equal(found.log_probabilities[asked], mixed(mix, here))
+        for part, its in zip(on_others, here, strict=True):
+            np.testing.assert_array_equal(
+                found.alone[part.name][asked], mixed(fit_mix([part], labels[others]), [its])
+            )
+
+
+def many_labels(documents: int = 2000) -> np.ndarray:
+    return np.random.default_rng(5).integers(3, size=documents)
+
+
+def test_parts_that_know_different_things_are_mixed_and_gain() -> None:
+    labels = many_labels()
+    parts = [
+        Part("readers", (1.0,), noisy(labels, [2.0], 1)),
+        Part("words", (1.0,), noisy(labels, [2.0], 2, scale=7)),
+    ]
+    found = cross_fit(parts, labels, np.arange(len(labels)) % 5)
+    accuracies = [(answers.argmax(axis=1) == labels).mean() for answers in found.alone.values()]
+    assert (found.log_probabilities.argmax(axis=1) == labels).mean() > max(accuracies) + 0.05
+    # Both know as much, so the part whose logits are seven times as large has a seventh of the weight.
+    assert found.final.weights["readers"] == pytest.approx(7 * found.final.weights["words"], rel=0.15)
+
+
+def test_the_weights_are_those_that_the_labels_were_drawn_with() -> None:
+    generator = np.random.default_rng(0)
+    logits = generator.normal(size=(3, 20000, 4))
+    true_weights = np.array([1.5, 0.4, 0.0])
+    scores = np.tensordot(true_weights, logits, axes=1) + generator.gumbel(size=logits.shape[1:])
+    parts = [Part(name, (0.0,), of_part[None]) for name, of_part in zip("abc", logits, strict=True)]
+    assert list(fit_mix(parts, scores.argmax(axis=1)).weights.values()) == pytest.approx(true_weights, abs=0.05)
+
+
+def test_all_weight_stays_on_the_better_part_where_the_other_adds_nothing() -> None:
+    labels = many_labels(300)
+    logits = noisy(labels, [1.0], 1)
+    noise = np.random.default_rng(2).normal(size=logits.shape)
+    parts = [Part("words", (1.0,), noise), Part("readers", (1.0,), logits)]
+    mix = fit_mix(parts, labels)
+    assert mix.used == ("readers",) and mix.weights["words"] == 0
+    np.testing.assert_allclose(mix.log_probabilities({"readers": logits[0]}), mixed(mix, parts))
+
+
+def test_a_diverged_candidate_is_chosen_only_if_all_have_diverged() -> None:
+    labels = many_labels(60)
+    logits = noisy(labels, [0.1, 1.0, 9.0], 1)
+    logits[0, 7] = np.nan, 0, np.inf
+    part = Part("readers", (1e-3, 2e-3, 5e-3), logits)
+    found = cross_fit([part], labels, np.arange(60) % 3)
+    assert {mix.chosen["readers"] for mix in found.mixes.values()} == {1}, "also without the fold where it diverged"
+    logits[1:, 3] = np.nan
+    mix = fit_mix([Part("readers", (1e-3, 2e-3, 5e-3), logits)], labels)
+    assert mix.chosen == {"readers": 0}
+    answers = mix.log_probabilities({"readers": logits[0]})
+    np.testing.assert_allclose(np.exp(answers[7]), 1 / 3)
+    assert np.isfinite(answers).all()
+
+
+def test_candidates_are_dropped_that_no_fold_needs() -> None:
+    labels, folds = many_labels(90), np.arange(90) % 3
+    logits = noisy(labels, [1.0, 1.2, 9.0, 20.0], 1)
+    assert may_be_dropped(Part("readers", (1, 2, 5, 10), logits), labels, folds) == [2, 3]
+    # The third one is the best but for fold 0: only the choice without fold 0 wants it.
+    logits[2] = noisy(labels, [0.1], 3)[0]
+    logits[2, folds == 0] = -20 * np.eye(3)[labels[folds == 0]]
+    assert may_be_dropped(Part("readers", (1, 2, 5, 10), logits), labels, folds) == [3]
+    assert may_be_dropped(Part("readers", (1, 2), logits[:2]), labels, folds) == []
+
+
+def test_documents_that_are_all_alike() -> None:
+    labels = np.array([0, 0, 0, 1])
+    parts = [Part("readers", (1.0, 2.0), np.ones((2, 4, 2))), Part("words", (1.0,), np.zeros((1, 4, 2)))]
+    found = cross_fit(parts, labels, [0, 1, 0, 1])
+    np.testing.assert_allclose(np.exp(found.log_probabilities), 0.5)
+    assert found.final.chosen == {"readers": 0, "words": 0}
+
+
+def test_labels_that_are_missing_in_all_other_folds() -> None:
+    logits = noisy(np.array([0, 0, 1, 1]), [0.5], 1)
+    found = cross_fit([Part("readers", (1.0,), logits), Part("words", (1.0,), -logits)], [0, 0, 1, 1], [0, 0, 1, 1])
+    assert np.isfinite(found.log_probabilities).all()
+    found = cross_fit([Part("readers", (1.0,), logits[:, 1:3])], [0, 1], [3, 8])
+    assert np.isfinite(found.log_probabilities).all() and found.mixes.keys() == {3, 8}
+
+
+def test_huge_logits() -> None:
+    logits = np.array([[[1e308, -1e308], [-1e308, 1e308], [1e308, -1e308]]])
+    found = cross_fit([Part("a", (1.0,), logits), Part("b", (1.0,), -logits)], [0, 1, 1], [0, 1, 0])
+    assert np.isfinite(found.log_probabilities).all()
+
+
+def test_a_mix_survives_json() -> None:
+    mix = Mix({"readers": 2, "words": 0}, {"readers": 0.75, "words": 0.0})
+    assert Mix(**json.loads(json.dumps(asdict(mix)))) == mix
+
+
+GOOD = Part("readers", (1.0,), np.zeros((1, 3, 2)))
+
+
+@pytest.mark.parametrize(
+    ("parts", "labels", "folds", "complaint"),
+    [
+        ([GOOD], [1, 1, 1], [0, 1, 2], "all documents have the same label"),
+        ([GOOD], [0, 1, 1], [0, 0, 0], "two different ones at least"),
+        ([GOOD], [0, 1, 1], [0, 1], "Folds must be one whole number"),
+        ([GOOD], [0, 1, 2], [0, 1, 0], "Label 2 in row 2 is outside"),
+        ([GOOD, GOOD], [0, 1, 1], [0, 1, 0], "different names"),
+        ([GOOD, Part("words", (1.0,), np.zeros((1, 4, 2)))], [0, 1, 1], [0, 1, 0], "the same documents"),
+        ([], [0, 1, 1], [0, 1, 0], "Parts must"),
+    ],
+)
+def test_bad_input(parts: list[Part], labels: list[int], folds: list[int], complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        cross_fit(parts, labels, folds)
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 2), (0, 3, 2), (1, 0, 2), (1, 3, 1), (3, 2)])
+def test_a_part_needs_answers_of_every_candidate(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="'readers' needs logits of shape"):
+        Part("readers", (1.0,) * (shape[0] == 1), np.zeros(shape))
+
+
+def test_a_mix_needs_a_weight_for_every_part() -> None:
+    with pytest.raises(ValueError, match="a weight for each"):
+        Mix({"readers": 0}, {})
+    with pytest.raises(ValueError, match="not negative"):
+        Mix({"readers": 0}, {"readers": -1.0})
