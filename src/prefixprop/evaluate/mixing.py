@@ -73,8 +73,8 @@ class Mix:
     def __post_init__(self) -> None:
         if not self.chosen or self.chosen.keys() != self.weights.keys():
             raise ValueError(f"A mix needs a weight for each of its parts {[*self.chosen]}, got {self.weights}.")
-        if not all(0 <= weight < math.inf for weight in self.weights.values()):
-            raise ValueError(f"The weights of a mix must be finite and not negative, got {self.weights}.")
+        if not all(0 <= weight < math.inf for weight in self.weights.values()) or not self.used:
+            raise ValueError(f"The weights of a mix must be finite, not negative and not all 0, got {self.weights}.")
 
     @property
     def used(self) -> tuple[str, ...]:
@@ -162,7 +162,8 @@ def _mixed(parts: Sequence[Part], alone: Sequence[Mix], labels: NDArray[np.int64
     if len(parts) > 1 and len(of_documents) > 1:
         together = _weights_together(answers, of_documents, weights_alone)
         gains = losses[best] - _losses(np.tensordot(together, answers, axes=1), of_documents)
-        if gains.mean() > gains.std(ddof=1) / math.sqrt(len(gains)) + _ROUNDING:
+        # Without any weight there would be no answer: then the best part keeps its own, which is as low as may be.
+        if together.any() and gains.mean() > gains.std(ddof=1) / math.sqrt(len(gains)) + _ROUNDING:
             weights = together
     return Mix(chosen, dict(zip(names, weights.tolist(), strict=True)))
 
