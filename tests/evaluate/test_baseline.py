@@ -16,7 +16,7 @@ TOY = ClassificationTask("toy", ("fruit", "stone", "metal"), train=FRUIT + METAL
 
 
 def test_measures_calibrated_answers_to_the_dev_and_the_test_set() -> None:
-    (model,) = fit_tfidf([document.text for document in TOY.train], [0] * 6 + [2] * 4, 3, [1.0])
+    (model,) = fit_tfidf([document.text for document in TOY.train], [0] * 6 + [2] * 4, 3, [tfidf.DEFAULT_C])
     scores = model.scores([document.text for document in DEV])
     assert measure_baseline(TOY) == {
         "model": "TF-IDF of words and word pairs, linear SVM",
