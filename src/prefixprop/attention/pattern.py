@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar
@@ -118,7 +118,7 @@ class AttentionPattern:
         """Global tokens, as keys."""
         return GlobalTokens.find(self.is_global & ~self.is_prefix) if self.rows_outside_softmax else self.tokens
 
-    def prepared(self, prepare: Callable[..., Prepared], *details: int) -> Prepared:
+    def prepared(self, prepare: Callable[..., Prepared], *details: Hashable) -> Prepared:
         """`prepare(pattern, *details)`, computed once."""
         wanted = (prepare, *details)
         if wanted not in self._prepared:

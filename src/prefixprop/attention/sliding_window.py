@@ -169,18 +169,21 @@ def attend_to_states(
     prefix: PrefixedKeys | None,
     dropout: float,
     exact: bool = False,
+    readers: int = 1,
 ) -> tuple[Tensor, Tensor]:
     """Attention of queries [batch, heads, rows, size] to the prefix and to all tokens, and its weights on the tokens.
 
-    `key_value` projects the tokens' states; where the queries are few it is applied to them instead.
+    `key_value` projects the tokens' states; where the queries are few it is applied to them instead. The queries of
+    several `readers` each see a prefix of their own, see `prefixprop.attention.reading`.
     """
     few = query.shape[1] * query.shape[2] <= hidden_states.shape[2]
     if not (few and all(map(is_plain, key_value))):
+        assert readers == 1
         return _projected(key_value, hidden_states, query, pattern, prefix, dropout)
     asked = query.to(wide(query.dtype)) if exact else query
     # Autocast would compute the products in 16 bits again.
     with torch.autocast(query.device.type, enabled=False) if exact else nullcontext():
-        output, weights = _absorbed(key_value, hidden_states, asked, pattern, prefix, dropout)
+        output, weights = _absorbed(key_value, hidden_states, asked, pattern, prefix, dropout, readers)
     return output.to(query.dtype), weights
 
 
@@ -191,6 +194,7 @@ def _absorbed(
     pattern: AttentionPattern,
     prefix: PrefixedKeys | None,
     dropout: float,
+    readers: int,
 ) -> tuple[Tensor, Tensor]:
     batch, heads, count, size = query.shape
     query = query / math.sqrt(size)
@@ -204,15 +208,17 @@ def _absorbed(
     scores = scores + (query * key_bias).sum(dim=-1, keepdim=True)
     scores = scores + as_bias(~pattern.is_unseen[:, None, None, :], query.dtype)
     if prefix is not None:
-        front = query @ for_batch(prefix.keys, query).transpose(-1, -2)
-        scores = torch.cat([front, scores], dim=-1)
+        keys, values = (for_batch(each, query).unflatten(2, (readers, -1)) for each in prefix)
+        front = query.unflatten(2, (readers, -1)) @ keys.transpose(-1, -2)
+        scores = torch.cat([front.flatten(2, 3), scores], dim=-1)
     weights = dropout_weights(scores.softmax(dim=-1, dtype=wide(query.dtype)).to(query.dtype), dropout)
-    kept = weights if prefix is None else weights[..., prefix.keys.shape[2] :]
+    kept = weights if prefix is None else weights[..., keys.shape[3] :]
 
     mixed = (kept.flatten(1, 2) @ states).view(batch, heads, count, -1)
     output = mixed @ matrices[1].transpose(-1, -2) + kept.sum(dim=-1, keepdim=True) * value_bias
     if prefix is not None:
-        output = output + weights[..., : prefix.keys.shape[2]] @ for_batch(prefix.values, query)
+        on_prefix = weights[..., : keys.shape[3]].unflatten(2, (readers, -1))
+        output = output + (on_prefix @ values).flatten(2, 3)
     return output, kept
 
 

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from prefixprop.attention.patch import Undo
 from prefixprop.attention.pattern import AttentionPattern
 from prefixprop.attention.prefix import PrefixedKeys, PrefixSource
-from prefixprop.attention.sliding_window import attend_to_states, split_heads
+from prefixprop.attention.reading import read_states
+from prefixprop.attention.sliding_window import split_heads
 
 
 class FamilyFacts:
@@ -170,12 +171,20 @@ class Backbone(FamilyFacts, ABC):
         return output
 
     @abstractmethod
-    def read_layer(self, index: int, rows: Tensor, text: Text) -> Tensor:
-        """Virtual tokens [batch, j, hidden] after a layer in which they see themselves and all of the text."""
+    def read_layer(self, index: int, rows: Tensor, text: Text, readers: int = 1) -> Tensor:
+        """Virtual tokens [batch, readers * j, hidden] after a layer in which they see all of the text.
+
+        Those of the same reader also see each other.
+        """
 
     @abstractmethod
     def final_norm(self, rows: Tensor) -> Tensor:
         """Rows of the last layer as the model hands them out."""
+
+    def classify(self, head: Any, pooled: Tensor) -> Tensor:
+        """Logits of pooled rows [batch, hidden]; `head` has the parts of the model's head under their names."""
+        rows = pooled[:, None]
+        return head.classifier(self.module.pooler(rows) if self.has_pooler else rows)
 
     @abstractmethod
     def token_key_values(self, input_ids: Tensor) -> Tensor:
@@ -298,7 +307,7 @@ class EncoderBackbone(Backbone):
     def keep_tokens(self, output: Any, virtual_tokens: int, pooled_row: bool) -> Any:
         """The encoder's output without its virtual tokens; `pooled_row` keeps the first of them."""
 
-    def read_layer(self, index: int, rows: Tensor, text: Text) -> Tensor:
+    def read_layer(self, index: int, rows: Tensor, text: Text, readers: int = 1) -> Tensor:
         layer, states = self.layers[index], text.states[index]
         attention, entering = layer.attention, rows
         if (norm := getattr(attention, "LayerNorm", None)) is not None:  # in layers that normalise first
@@ -306,12 +315,13 @@ class EncoderBackbone(Backbone):
         projections = [getattr(attention.self, name) for name in self.read_projections]
         query, *own = (split_heads(project(entering), self.config.num_attention_heads) for project in projections)
         dropout = getattr(attention.self.dropout, "p", attention.self.dropout)  # Longformer's is a number
-        attended, _ = attend_to_states(
+        attended = read_states(
             query,
             states,
             (projections[1], projections[2]),
             text.pattern,
             PrefixedKeys(*own),
+            readers,
             dropout if attention.self.training else 0.0,
         )
         attended = attention.output(attended.transpose(1, 2).flatten(2), rows)

@@ -21,6 +21,7 @@ from prefixprop.attention.modernbert import ARGUMENTS, ModernBertPatch, is_fast_
 from prefixprop.attention.patch import Undo, replace_forward
 from prefixprop.attention.pattern import AttentionPattern
 from prefixprop.attention.prefix import PrefixedKeys, PrefixSource
+from prefixprop.attention.reading import read_keys
 from prefixprop.attention.rope import attend_to_all, geglu
 from prefixprop.backbones.base import Backbone, RowSource, Text, record_outputs, without_prefix
 from prefixprop.backbones.dense_attention import (
@@ -118,7 +119,7 @@ class ModernBertBackbone(Backbone):
             "sliding_attention": with_first_rows_everywhere(create_bidirectional_sliding_window_mask(**of), count),
         }
 
-    def read_layer(self, index: int, rows: Tensor, text: Text) -> Tensor:
+    def read_layer(self, index: int, rows: Tensor, text: Text, readers: int = 1) -> Tensor:
         layer, states = self.layers[index], text.states[index]
         attention, positions = layer.attn, text.positions
         if positions is None:
@@ -126,7 +127,10 @@ class ModernBertBackbone(Backbone):
         query, *own = self._rotated(layer, rows, positions.new_zeros(1, rows.shape[1]))
         _, key, value = self._rotated(layer, states, positions)
         dropout = attention.attention_dropout if attention.training else 0.0
-        attended = attend_to_all(query, key, value, text.pattern, PrefixedKeys(*own), dropout)
+        if dropout:
+            attended = attend_to_all(query, key, value, text.pattern, PrefixedKeys(*own), dropout)
+        else:
+            attended = read_keys(query, key, value, text.pattern, PrefixedKeys(*own), readers)
         return geglu(layer, rows, attention.out_drop(attention.Wo(attended.transpose(1, 2).flatten(2))))
 
     def _rotated(self, layer: Any, states: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -138,6 +142,9 @@ class ModernBertBackbone(Backbone):
 
     def final_norm(self, rows: Tensor) -> Tensor:
         return self.module.final_norm(rows)
+
+    def classify(self, head: Any, pooled: Tensor) -> Tensor:
+        return head.classifier(head.head(pooled))
 
     def token_key_values(self, input_ids: Tensor) -> Tensor:
         outputs = record_outputs([layer.attn.Wqkv for layer in self.layers], lambda: self.module(input_ids=input_ids))

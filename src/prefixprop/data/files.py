@@ -30,10 +30,8 @@ from prefixprop.data.rows import (
     text_of,
     value_of,
 )
-from prefixprop.data.splits import SPLIT_SEED, split_off
 from prefixprop.optional_packages import import_optional
 
-DEV_FRACTION = 0.1
 _LABELS_NAMED_IN_ERRORS = 30
 _WHOLE_NUMBER = re.compile(r"^(-?\d+)\.0$")
 # What the hub's data sets call the splits of this package, the usual name first.
@@ -187,8 +185,8 @@ def build_task(
 ) -> ClassificationTask:
     """Make a task of the rows of its splits: "train", and "dev" and "test" if there are any.
 
-    The labels are those of the training set, sorted as numbers if all of them are numbers, by name otherwise. A
-    missing dev set is split off from the training set (`DEV_FRACTION`). `prepare` is applied to every text.
+    The labels are those of the training set, sorted as numbers if all of them are numbers, by name otherwise.
+    `prepare` is applied to every text.
 
     Rows of files are read once and kept in the cache; a later call does not parse them again.
     """
@@ -205,14 +203,8 @@ def build_task(
     key = _key(splits, columns, prepare)
     entry = in_memory(fill) if key is None else stored("documents", key, fill)
     documents: dict[str, Split] = {split: StoredDocuments.of(entry, split) for split in splits}
-    if "dev" not in documents:
-        count = len(documents["train"])
-        documents["train"], documents["dev"] = split_off(documents["train"], DEV_FRACTION)
-        remarks += (
-            f"no dev documents were given: {len(documents['dev']):,} of {count:,} training documents, drawn with "
-            f"seed {SPLIT_SEED} and stratified by label, are the dev set",
-        )
-    return ClassificationTask(name, tuple(entry.facts["label_names"]), **{"test": (), **documents}, remarks=remarks)
+    splits_or_none = {"dev": (), "test": (), **documents}
+    return ClassificationTask(name, tuple(entry.facts["label_names"]), **splits_or_none, remarks=remarks)
 
 
 def _key(splits: Mapping[str, Iterable[Row]], columns: Columns, prepare: Callable[[str], str]) -> str | None:

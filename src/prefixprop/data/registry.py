@@ -151,6 +151,13 @@ def default_epochs(documents: int) -> int:
     return EPOCHS_OF_MANY if documents >= MANY_DOCUMENTS else EPOCHS_OF_FEW
 
 
+def readers_schedule(documents: int) -> tuple[int, int]:
+    """How many epochs readers are trained for, and how many documents make a step (docs/training.md)."""
+    if documents < 500:
+        return 15, 8
+    return (8, 16) if documents < 5000 else (5, 32)
+
+
 def load_task(name: str, data_dir: str | Path | None = None) -> Task:
     """Load the data set of that name, from `data_dir` if given, otherwise from its origin."""
     if name not in TASKS:

@@ -28,6 +28,7 @@ Item = TypeVar("Item")
 
 SPLIT_SEED = 10  # the seed with which the paper's authors halved the test set of 20-newsgroups
 FOLD_SEED = 10
+DEV_FRACTION = 0.1
 
 
 def split_off(
@@ -79,20 +80,33 @@ def select_documents(
     fold: int | None = None,
     max_documents: Mapping[str, int | None] | None = None,
     seed: int = 0,
+    needs_dev: bool = True,
 ) -> Task:
     """Those documents of a task that a run reads: without a fold, and at most so many of each split.
 
-    With `folds`, the dev set is fold number `fold` of the training set, and the test set is empty.
+    With `folds`, the dev set is fold number `fold` of the training set, and the test set is empty. If there is no dev
+    set and the run needs one, a part of the training set (`DEV_FRACTION`) becomes the dev set.
     """
     if not task.train:
         raise ValueError(f"Task {task.name!r} has no training documents.")
     if folds is not None and fold is not None:
         task = leave_out_fold(task, folds, fold)
-    if not task.dev:
-        raise ValueError(f"Task {task.name!r} has no dev documents, which every run needs; give some.")
+    elif not task.dev and needs_dev:
+        task = _split_off_dev(task)
     limits = max_documents or {}
     samples: dict[str, Any] = {name: draw_sample(task.split(name), limits.get(name), seed) for name in SPLIT_NAMES}
     return replace(task, **samples)
+
+
+def _split_off_dev(task: Task) -> Task:
+    if isinstance(task, QuestionTask):
+        raise ValueError(f"Task {task.name!r} has no dev questions, which every run needs; give some.")
+    train, dev = split_off(task.train, DEV_FRACTION)
+    remark = (
+        f"no dev documents were given: {len(dev):,} of {len(task.train):,} training documents, drawn with seed "
+        f"{SPLIT_SEED} and stratified by label, are the dev set"
+    )
+    return replace(task, train=train, dev=dev, remarks=(*task.remarks, remark))
 
 
 def leave_out_fold(task: Task, folds: int, fold: int) -> Task:
@@ -103,21 +117,28 @@ def leave_out_fold(task: Task, folds: int, fold: int) -> Task:
     """
     if isinstance(task, QuestionTask):
         questions, left_out = _divided(
-            task.train, _is_in_fold(task.name, np.arange(len(task.train)), None, folds, fold)
+            task.train, _fold_of_each(task.name, np.arange(len(task.train)), None, folds) == fold
         )
         return replace(task, train=tuple(questions), dev=tuple(left_out), test=())
     first, labels = first_copies(task.train), labels_of(task.train)
-    train, dev = _divided(task.train, _is_in_fold(task.name, first, labels, folds, fold))
+    train, dev = _divided(task.train, _fold_of_each(task.name, first, labels, folds) == fold)
     unused = f"; the {len(task.dev):,} dev documents are not used" if task.dev else ""
     remarks = [f"fold {fold} of {folds}, {len(dev):,} training documents, is the dev set of this run{unused}"]
     remarks += _rare_labels(task.label_names, Counter(labels[index] for index in set(first.tolist())), folds)
     return replace(task, train=train, dev=dev, test=(), remarks=(*task.remarks, *remarks))
 
 
-def _is_in_fold(
-    name: str, first: NDArray[np.int64], labels: Sequence[int] | None, folds: int, fold: int
-) -> NDArray[np.bool_]:
-    """Which items are in a fold; `first` has for each of them the index of the item that it is a copy of."""
+def fold_numbers(name: str, documents: Split, folds: int) -> NDArray[np.int64]:
+    """The fold of every document, from 0: stratified by label, copies of a text in the same fold.
+
+    There are fewer folds if there are fewer different texts; at least two are needed.
+    """
+    first = first_copies(documents)
+    return _fold_of_each(name, first, labels_of(documents), max(2, min(folds, len(np.unique(first)))))
+
+
+def _fold_of_each(name: str, first: NDArray[np.int64], labels: Sequence[int] | None, folds: int) -> NDArray[np.int64]:
+    """The fold of every item; `first` has for each of them the index of the item that it is a copy of."""
     from sklearn.model_selection import KFold, StratifiedKFold
 
     texts = np.unique(first)
@@ -133,7 +154,10 @@ def _is_in_fold(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         parts = list(kind(folds, shuffle=True, random_state=FOLD_SEED).split(texts, strata))
-    return np.isin(first, texts[parts[fold][1]])
+    numbers = np.empty(len(first), dtype=np.int64)
+    for number, (_, chosen) in enumerate(parts):
+        numbers[np.isin(first, texts[chosen])] = number
+    return numbers
 
 
 def _divided(items: Sequence[Item], left_out: NDArray[np.bool_]) -> tuple[Sequence[Item], Sequence[Item]]:

@@ -91,13 +91,19 @@ class CrossFitted:
     """Answers to every document by a mix that comes from the other folds, and the mix of all documents.
 
     `log_probabilities` [documents, classes] are the mix's; `alone` has those of each part by itself, with the
-    candidate and the weight of the other folds; `mixes` has the mix that answered each fold.
+    candidate and the weight of the other folds; `mixes` has the mix that answered each fold. `final` is the mix of
+    all documents, and `final_alone` has what each part comes to by itself there.
     """
 
     log_probabilities: Array
     alone: dict[str, Array]
     mixes: dict[int, Mix]
     final: Mix
+    final_alone: dict[str, Mix]
+
+    def accuracy(self, labels: ArrayLike) -> float:
+        """The share of documents that the mix gets right: what to expect of it on documents like these."""
+        return float((self.log_probabilities.argmax(axis=1) == np.asarray(labels)).mean())
 
 
 def fit_mix(parts: Sequence[Part], labels: ArrayLike) -> Mix:
@@ -122,7 +128,9 @@ def cross_fit(parts: Sequence[Part], labels: ArrayLike, folds: ArrayLike) -> Cro
         for part, choice in zip(parts, found, strict=True):
             alone[part.name][~others] = _answers([part], choice, ~others)
         answers[~others] = _answers(parts, mixes[fold], ~others)
-    return CrossFitted(answers, alone, mixes, fit_mix(parts, labels))
+    everything = np.ones(len(label_array), dtype=bool)
+    final_alone = {part.name: _alone(part, label_array, everything) for part in parts}
+    return CrossFitted(answers, alone, mixes, fit_mix(parts, labels), final_alone)
 
 
 def ranked(part: Part, labels: NDArray[np.int64], documents: Documents) -> list[int]:

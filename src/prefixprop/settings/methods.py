@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     from prefixprop.settings.run_settings import RunSettings
 
-# What is trained: an adapter, the whole model, or the head alone.
-ADAPTER, MODEL, HEAD = "adapter", "model", "head"
+# What is trained: an adapter, the whole model, the head alone, or several models whose answers are mixed.
+ADAPTER, MODEL, HEAD, MIX = "adapter", "model", "head", "mix"
 HEAD_FILE = "head.safetensors"
 
 
@@ -27,8 +27,8 @@ class Method:
     Attributes:
         name: Its name on the command line.
         summary: What is trained, in a few words.
-        learning_rate: The peak if none is given.
-        trains: What is trained, and the folder of a run directory that keeps it: `ADAPTER`, `MODEL` or `HEAD`.
+        learning_rate: The peak if none is given; None: it is chosen by cross-validation, or there is none.
+        trains: What is trained, and the folder of a run directory that keeps it: `ADAPTER`, `MODEL`, `HEAD` or `MIX`.
         config: The peft configuration of an adapter, as `module:class`; imported when it is needed.
         options: The settings that only this method uses, and the fields of `config` they become; `lora.r` is the
             field `r` of the part `lora`.
@@ -38,12 +38,17 @@ class Method:
 
     name: str
     summary: str
-    learning_rate: float
+    learning_rate: float | None
     trains: str
     config: str | None = None
     options: Mapping[str, str] = field(default_factory=dict)
     is_prefix: bool = False
     is_read_only: bool = False
+
+    @property
+    def is_mix(self) -> bool:
+        """Whether it chooses everything by answers to left-out documents, so that it needs no dev set."""
+        return self.trains == MIX
 
     @property
     def config_class(self) -> type[PeftConfig]:
@@ -87,6 +92,8 @@ _LORA = {
 }
 _LORA_WITH_PREFIX = {setting: f"lora.{option}" for setting, option in _LORA.items()}
 
+_READING = {name: name for name in _PREFIX if name not in _OF_PREFIXES_THAT_ARE_READ}
+
 # The paper searches {1e-2, 5e-2, 1e-3, 5e-3, 5e-4} for prefixes and {3e-5, 5e-5} for fine-tuning. It has no head-only
 # training, no LoRA and no reading; the first two have common values, and reading the one that served a prototype.
 # A prefix and LoRA share one learning rate, and the usual one of a prefix is too high for LoRA.
@@ -115,10 +122,21 @@ _ROWS = (
         learning_rate=2e-3,
         trains=ADAPTER,
         config="prefixprop.config:PrefixPropagationConfig",
-        options={name: name for name in _PREFIX if name not in _OF_PREFIXES_THAT_ARE_READ},
+        options=_READING,
         is_prefix=True,
         is_read_only=True,
     ),
+    Method(
+        "readers",
+        "many prefixes as in prefix-reading at once, and TF-IDF; chosen and mixed by cross-validation",
+        learning_rate=None,
+        trains=MIX,
+        config="prefixprop.config:PrefixPropagationConfig",
+        options={name: name for name in ("num_virtual_tokens", "prefix_dropout")},
+        is_prefix=True,
+        is_read_only=True,
+    ),
+    Method("tfidf", "a linear model of words and word pairs, without the encoder", learning_rate=None, trains=MIX),
     Method("fine-tuning", "the whole model", learning_rate=3e-5, trains=MODEL),
     Method("head-only", "the head alone, on a frozen encoder", learning_rate=1e-3, trains=HEAD),
     Method(

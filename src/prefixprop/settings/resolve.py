@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from prefixprop.data.registry import default_epochs
+from prefixprop.data.registry import default_epochs, readers_schedule
 from prefixprop.settings.declaration import SettingsError
 from prefixprop.settings.methods import owners
 from prefixprop.settings.run_settings import SETTINGS, RunSettings, flag_of
@@ -54,16 +54,22 @@ def _other_problems(settings: RunSettings, processes: int) -> Iterator[str]:
         yield "--folds: --fold is given, so say how many there are: at least 2."
     if folds is not None and fold is not None and fold >= folds:
         yield f"--fold: of {folds} --folds the last is {folds - 1}, got {fold}."
-    if settings.method_row.is_read_only and settings.answers_questions:
+    if (settings.method_row.is_read_only or settings.is_mix) and settings.answers_questions:
         yield (
             f"--method: {settings.method_row.name} classifies documents, and {settings.task} asks questions; choose "
             "another method."
         )
+    if len(settings.label_column) != 1 and settings.method_row.name != "readers":
+        yield f"--label-column: {settings.method_row.name} trains for one column; choose one, or --method readers."
+    if len(set(settings.label_column)) < max(1, len(settings.label_column)):
+        yield "--label-column: name each column once, and one at least."
     if settings.lora_targets == ():
         yield "--lora-targets: name at least one layer, such as query."
     if settings.keep_checkpoints and not settings.keep_weights:
         yield "--keep-checkpoints: checkpoints are weights, and --no-keep-weights keeps none; leave one of them out."
-    if settings.documents_per_step % processes:
+    if settings.is_mix and processes > 1:
+        yield f"--method: {settings.method_row.name} trains on one device; start one process."
+    if not settings.is_mix and settings.documents_per_step % processes:
         yield (
             f"--batch-size: {settings.documents_per_step} documents per step cannot be shared by {processes} "
             f"processes; choose a multiple of {processes}."
@@ -87,6 +93,19 @@ class _Scope:
 
 _SCOPES = (
     _Scope(lambda settings: settings.kernel is not None, "a --kernel, such as exp", ("alpha", "alpha_mode")),
+    _Scope(
+        lambda settings: settings.method_row.name == "readers", "--method readers", ("mix_baseline", "keep_states")
+    ),
+    _Scope(
+        lambda settings: not settings.is_mix,
+        "methods that train one model with a dev set",
+        ("keep", "early_stopping", "gradient_checkpointing", "attention_dropout", "baseline", "report_to"),
+    ),
+    _Scope(
+        lambda settings: settings.method_row.name != "tfidf",
+        "methods that train on the encoder",
+        ("learning_rate", "epochs", "batch_size", "warmup", "dropout", "weight_decay", "max_grad_norm"),
+    ),
     _Scope(
         lambda settings: settings.answers_questions,
         "a --task with questions, such as wikihop",
@@ -141,25 +160,30 @@ def with_defaults(settings: RunSettings, names: Iterable[str]) -> RunSettings:
     return replace(settings, **defaults)
 
 
-def resolve(settings: RunSettings, limit: int | None = None, documents: int | None = None) -> RunSettings:
+def resolve(settings: RunSettings, limit: int | None = None, whole: int | None = None) -> RunSettings:
     """The settings with a value for everything that was left open.
 
     What the model decides, the longest document, stays open unless `limit` has the model's limit in tokens; what the
-    training set decides, the epochs of your documents, unless `documents` has its size. Runs whose resolved settings
-    agree are the same run, so this is what names, tables and resumption compare.
+    training set decides, such as the epochs of your documents, unless `whole` has its size. Runs whose resolved
+    settings agree are the same run, so this is what names, tables and resumption compare.
     """
     settings = with_defaults(settings, unused_settings(settings))
     task = settings.task_row
-    values: dict[str, Any] = {
-        "method": settings.method_row.name,
-        "batch_size": settings.documents_per_step,
-        "epochs": task.epochs,
-        "num_virtual_tokens": task.num_virtual_tokens,
-        "learning_rate": settings.method_row.learning_rate,
-        "attention_dropout": settings.dropout,
-    }
-    if documents is not None and task.epochs is None:
-        values["epochs"] = default_epochs(min(documents, settings.max_train_documents or documents))
+    documents = None if whole is None else min(whole, settings.max_train_documents or whole)
+    values: dict[str, Any] = {"method": settings.method_row.name}
+    if settings.is_mix:
+        if documents is not None and settings.is_prefix_method:
+            values["epochs"], values["batch_size"] = readers_schedule(documents)
+    else:
+        values |= {
+            "batch_size": settings.documents_per_step,
+            "epochs": task.epochs,
+            "num_virtual_tokens": task.num_virtual_tokens,
+            "learning_rate": settings.method_row.learning_rate,
+            "attention_dropout": settings.dropout,
+        }
+        if documents is not None and task.epochs is None:
+            values["epochs"] = default_epochs(documents)
     settings = replace(settings, **{name: value for name, value in values.items() if getattr(settings, name) is None})
     return settings if limit is None else replace(settings, max_length=_max_length(settings, limit))
 

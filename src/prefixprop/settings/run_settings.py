@@ -38,6 +38,7 @@ from prefixprop.settings.methods import METHODS, Method
 PRECISIONS = ("auto", "fp32", "bf16")
 ATTENTION_BACKENDS = ("auto", *BACKENDS, "huggingface")
 KEPT_CHECKPOINTS = ("best", "last")
+AUTO_OR_NO = ("auto", "no")
 
 # Groups of settings, as help shows them.
 DATA, MODEL, METHOD, OPTIMISATION, MACHINE = "Data", "Model", "Method", "Optimisation", "Machine"
@@ -79,7 +80,8 @@ def _by_task(name: str) -> str:
 
 def _learning_rates() -> str:
     """The learning rate of every method: `0.005 for prefix-propagation, ...`."""
-    return ", ".join(f"{method.learning_rate:g} for {method.name}" for method in METHODS.values())
+    fixed = [f"{method.learning_rate:g} for {method.name}" for method in METHODS.values() if method.learning_rate]
+    return ", ".join([*fixed, "chosen by cross-validation for readers"])
 
 
 @settings_class
@@ -98,7 +100,9 @@ class RunSettings(Settings):
     hub_dataset: str | None = setting(None, DATA, "A data set on the Hugging Face hub.")
     hub_config: str | None = setting(None, DATA, "The configuration of the hub data set.")
     text_column: str = setting("text", DATA, "Column with the text, in files or a hub data set.")
-    label_column: str = setting("label", DATA, "Column with the label, a name or a number.")
+    label_column: tuple[str, ...] = setting(
+        ("label",), DATA, "Column with the label, a name or a number. With several, readers answer each in one pass."
+    )
     id_column: str | None = setting(
         None, DATA, "Column with the document's id. If not set: 'id' if there is one; else documents are numbered."
     )
@@ -162,6 +166,13 @@ class RunSettings(Settings):
     lora_dropout: float = setting(0.1, METHOD, "LoRA: its dropout.", ge=0, lt=1)
     lora_targets: tuple[str, ...] | None = setting(
         None, METHOD, "LoRA: names of the layers it changes. If not set: the usual ones of the model's family."
+    )
+
+    mix_baseline: str = setting(
+        "auto",
+        METHOD,
+        "Mix the TF-IDF baseline into the answers of readers: 'auto' does where left-out documents gain by it.",
+        choices=AUTO_OR_NO,
     )
 
     learning_rate: float | None = setting(
@@ -229,6 +240,13 @@ class RunSettings(Settings):
     gradient_checkpointing: bool = setting(
         False, MACHINE, "Compute activations twice instead of keeping them: less memory, more time.", resumable=True
     )
+    keep_states: str = setting(
+        "auto",
+        MACHINE,
+        "Keep what readers read in memory between epochs: 'auto' does where half of the free memory is enough.",
+        choices=AUTO_OR_NO,
+        resumable=True,
+    )
     checkpoint_every: int = setting(
         0,
         MACHINE,
@@ -274,6 +292,11 @@ class RunSettings(Settings):
         return self.batch_size or self.task_row.batch_size
 
     @property
+    def is_mix(self) -> bool:
+        """Whether the run trains several models and mixes their answers (readers, tfidf)."""
+        return self.method_row.is_mix
+
+    @property
     def answers_questions(self) -> bool:
         """Whether candidates are scored (WikiHop) rather than documents classified."""
         return self.task_row.kind == QUESTIONS
@@ -285,13 +308,19 @@ class RunSettings(Settings):
     @property
     def source(self) -> dict[str, Any]:
         """Where the data are: the arguments of `load_data`."""
-        return {name: getattr(self, name) for name in _SOURCE}
+        return {name: getattr(self, name) for name in _SOURCE} | {"label_column": self.label_column[0]}
 
     @property
     def selection(self) -> dict[str, Any]:
         """Which of the data are read: the arguments of `select_documents`."""
         limits = {split: getattr(self, f"max_{split}_documents") for split in SPLIT_NAMES}
-        return {"folds": self.folds, "fold": self.fold, "max_documents": limits, "seed": self.seed}
+        return {
+            "folds": self.folds,
+            "fold": self.fold,
+            "max_documents": limits,
+            "seed": self.seed,
+            "needs_dev": not self.is_mix,
+        }
 
     @property
     def data_name(self) -> str:

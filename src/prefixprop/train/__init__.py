@@ -1,4 +1,4 @@
-"""Training of runs with Hugging Face's Trainer: settings, run directories, resumption."""
+"""Training of runs: settings, run directories, resumption."""
 
 from prefixprop.runs.directory import RunDirectory
 from prefixprop.settings.declaration import SettingsError
@@ -7,7 +7,9 @@ from prefixprop.settings.resolve import check_settings
 from prefixprop.settings.run_settings import RunSettings
 from prefixprop.train.callbacks import AlphaLogger, log_alpha, trained_alpha
 from prefixprop.train.errors import TrainingError
-from prefixprop.train.run import RunPlan, RunResult, plan, train
+from prefixprop.train.plan import RunPlan, plan
+from prefixprop.train.results import RunResult
+from prefixprop.train.run import train, train_questions
 
 __all__ = [
     "AlphaLogger",
@@ -24,5 +26,6 @@ __all__ = [
     "read_settings",
     "settings_to_yaml",
     "train",
+    "train_questions",
     "trained_alpha",
 ]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from prefixprop.data import SPLIT_NAMES, ClassificationTask, DocumentCollator, Task
 from prefixprop.data.cache import RaggedArray
 from prefixprop.data.documents import IN_WORDS, Split, StoredDocuments, ids_of, labels_of
-from prefixprop.data.encoding import Frame, stored_tokens
+from prefixprop.data.encoding import Frame, TokenIds, stored_tokens
 from prefixprop.evaluate import PredictionSet, measure_baseline
 from prefixprop.models.base_model import BaseModel
 from prefixprop.settings.run_settings import RunSettings
@@ -56,6 +56,7 @@ class DocumentClassification(TaskKind):
             collator=DocumentCollator(pad_token(tokenizer), tokenizer.padding_side),
             notes=tuple(notes),
             loss=document_loss,
+            documents={name: TokensOf(dataset) for name, dataset in datasets.items()},
         )
 
     def new_model(
@@ -103,6 +104,20 @@ class DocumentDataset(Dataset[dict[str, Any]]):
     def __getitem__(self, index: int) -> dict[str, Any]:
         content = self.tokens[int(self.places[index])]
         return {"input_ids": self.frame.around(content[: self.frame.room]), "labels": int(self.labels[index])}
+
+
+@dataclass(frozen=True)
+class TokensOf(Sequence[TokenIds]):
+    """The tokens of a data set's documents, each made when it is asked for."""
+
+    dataset: DocumentDataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> TokenIds:  # type: ignore[override]
+        tokens: TokenIds = self.dataset[index]["input_ids"]
+        return tokens
 
 
 def _tokens(

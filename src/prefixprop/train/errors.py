@@ -23,13 +23,17 @@ class StepTooLarge(TrainingError):
 _CPU_MEMORY = "DefaultCPUAllocator"
 
 
+def is_out_of_memory(error: RuntimeError) -> bool:
+    return isinstance(error, torch.OutOfMemoryError) or _CPU_MEMORY in str(error)
+
+
 @contextlib.contextmanager
 def explained_memory_errors(remedy: str, kind: type[TrainingError] = TrainingError) -> Iterator[None]:
     """Turn "out of memory" into what can be changed about it."""
     try:
         yield
     except RuntimeError as error:
-        if not (isinstance(error, torch.OutOfMemoryError) or _CPU_MEMORY in str(error)):
+        if not is_out_of_memory(error):
             raise
         raise kind(f"The device's memory is used up{remedy}.") from error
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from torch.utils.data import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from prefixprop.data import Task
+from prefixprop.data.encoding import TokenIds
 from prefixprop.data.registry import DOCUMENTS, QUESTIONS
 from prefixprop.evaluate import PredictionSet
 from prefixprop.models.base_model import BaseModel
@@ -49,6 +50,7 @@ class RunData:
         collator: Makes batches.
         notes: What a user should know about the data.
         loss: The loss of a step; None: the model computes it.
+        documents: The tokens of every document by split, in the order of the task; empty for questions.
     """
 
     label_names: tuple[str, ...] | None
@@ -58,6 +60,7 @@ class RunData:
     collator: Callable[..., Any]
     notes: tuple[str, ...]
     loss: Callable[..., Tensor] | None = None
+    documents: Mapping[str, Sequence[TokenIds]] = field(default_factory=dict)
 
 
 class TaskKind(ABC):

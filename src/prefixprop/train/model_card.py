@@ -30,13 +30,10 @@ def model_card(
         f", kernel {settings.kernel} with alpha {settings.alpha:g} ({settings.alpha_mode})" if settings.kernel else ""
     )
     gate = ", a gate per layer" if settings.gate else ""
-    prefix = f", {settings.num_virtual_tokens} virtual tokens{kernel}{gate}" if settings.is_prefix_method else ""
+    prefix = f", {settings.num_virtual_tokens} virtual tokens{kernel}{gate}" if settings.num_virtual_tokens else ""
     lora = f", LoRA of rank {settings.lora_rank}" if "lora_rank" in method.options else ""
     parts = ", ".join(f"{part} {size:,}" for part in _PARTS if (size := getattr(count, part)))
     fold = f"; the dev set is fold {settings.fold} of {settings.folds} of the training set" if settings.folds else ""
-    kept = f"the checkpoint of epoch {metrics['best_epoch']} was the best on the dev set by {settings.metric}"
-    if settings.keep == "last":
-        kept += f", and the last, of epoch {metrics['epochs']}, is the one that was kept"
     return f"""---
 {yaml.safe_dump(head, sort_keys=False).strip()}
 ---
@@ -48,14 +45,33 @@ def model_card(
 - **Data:** {settings.data_name}{fold}.
 - **Trained parameters:** {count.trainable:,}, {count.percent("trainable"):.3f} % of the encoder's \
 {count.backbone:,} ({parts}).
-- **Training:** {settings.epochs} epochs at most, batches of {settings.batch_size}, learning rate \
-{settings.learning_rate:g}, seed {settings.seed}; {kept}.
-- **Calibration:** temperature {metrics["temperature"]:.4g}, fitted on the dev set.{_baseline(settings, metrics)}
+{_mix(metrics) if settings.is_mix else _training(settings, metrics)}{_baseline(settings, metrics)}
 
 {_table(metrics)}
 
 {_use(settings, label_names)}
 """
+
+
+def _training(settings: RunSettings, metrics: Mapping[str, Any]) -> str:
+    kept = f"the checkpoint of epoch {metrics['best_epoch']} was the best on the dev set by {settings.metric}"
+    if settings.keep == "last":
+        kept += f", and the last, of epoch {metrics['epochs']}, is the one that was kept"
+    return f"""\
+- **Training:** {settings.epochs} epochs at most, batches of {settings.batch_size}, learning rate \
+{settings.learning_rate:g}, seed {settings.seed}; {kept}.
+- **Calibration:** temperature {metrics["temperature"]:.4g}, fitted on the dev set."""
+
+
+def _mix(metrics: Mapping[str, Any]) -> str:
+    expected, mix = metrics["expected_accuracy"], metrics["mix"]
+    weights = ", ".join(f"{part} {weight:.3g}" for part, weight in mix["weights"].items())
+    chosen = ", ".join(f"{value:g} for {part}" for part, value in mix["chosen"].items())
+    return f"""\
+- **Expected accuracy:** {expected["accuracy"]:.4f} (95 % interval {expected["low"]:.4f} to {expected["high"]:.4f}), \
+by cross-fitted answers to {expected["documents"]:,} documents ({metrics["judged_on"]}).
+- **Mix:** weights {weights}; chosen: {chosen} (a learning rate for readers, C for words). Its answers are \
+calibrated."""
 
 
 def _baseline(settings: RunSettings, metrics: Mapping[str, Any]) -> str:

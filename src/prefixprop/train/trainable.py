@@ -51,6 +51,8 @@ def save_trained(model: Any, settings: RunSettings, folder: Path) -> None:
 
 def _trainable(base: PreTrainedModel, settings: RunSettings) -> nn.Module:
     method = settings.method_row
+    if method.is_mix:  # readers stand beside the frozen model
+        return base.requires_grad_(False)
     if method.trains == MODEL:
         return base.requires_grad_(True)
     if method.trains == HEAD:

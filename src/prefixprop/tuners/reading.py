@@ -11,9 +11,10 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -21,17 +22,56 @@ from torch import Tensor, nn
 from prefixprop.attention.patch import without_compiler
 from prefixprop.attention.pattern import AttentionPattern
 from prefixprop.backbones.base import Backbone, Text
-from prefixprop.tuners.layer import MixedPrefix, Prefix, PrefixLayer
+from prefixprop.tuners.layer import PrefixLayer
 
 
-def read(backbone: Backbone, prefix: Prefix | MixedPrefix, text: Text) -> Tensor:
-    """The virtual tokens after all layers, [batch, j, hidden]."""
+class PrefixRows(Protocol):
+    """The virtual tokens of one prefix, or of several one after the other."""
+
+    def layer(self, index: int, batch: int) -> Tensor:
+        """Those of a layer, [batch or 1, rows, hidden]."""
+
+
+def read(backbone: Backbone, prefix: PrefixRows, text: Text, readers: int = 1) -> Tensor:
+    """The virtual tokens of so many readers after all layers, [batch, rows, hidden]."""
     batch = len(text.states[0])
     rows = prefix.layer(0, batch).to(text.states[0].dtype).expand(batch, -1, -1)
-    rows = backbone.read_layer(0, rows, text)
+    rows = backbone.read_layer(0, rows, text, readers)
     for index in range(1, len(text.states)):
-        rows = backbone.read_layer(index, rows + prefix.layer(index, batch).to(rows.dtype), text)
+        rows = backbone.read_layer(index, rows + prefix.layer(index, batch).to(rows.dtype), text, readers)
     return backbone.final_norm(rows)
+
+
+def text_to_read(backbone: Backbone, inputs: Mapping[str, Tensor]) -> Text:
+    """A batch as the frozen model sees it, for readers that stand outside of the model.
+
+    The last layer is not computed: readers see what enters it, and nobody sees what leaves it.
+    """
+    states: list[Tensor] = []
+
+    def record(layer: nn.Module, args: tuple, kwargs: dict) -> None:
+        states.append(args[0] if args else kwargs["hidden_states"])
+        if layer is backbone.layers[-1]:
+            raise _LastLayer
+
+    hooks = [layer.register_forward_pre_hook(record, with_kwargs=True) for layer in backbone.layers]
+    try:
+        with _frozen(backbone.module), contextlib.suppress(_LastLayer):
+            backbone.model(**inputs)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    length = inputs["input_ids"].shape[1]  # Hugging Face pads to whole windows
+    return text_of([state[:, :length] for state in states], inputs.get("attention_mask"))
+
+
+def text_of(states: Sequence[Tensor], attention_mask: Any) -> Text:
+    """A batch from the states at the entry of every layer."""
+    return Text(tuple(states), _padding(attention_mask, states[0]))
+
+
+class _LastLayer(Exception):
+    """Raised where the last layer would be computed."""
 
 
 @without_compiler
@@ -103,4 +143,5 @@ def _padding(mask: Any, states: Tensor) -> AttentionPattern:
             f"A prefix that only reads needs an attention_mask of shape {list(states.shape[:2])}, one number for "
             f"each token, not {shape}."
         )
-    return AttentionPattern(is_masked, torch.zeros_like(is_masked))
+    unpadded = states.shape[1] if mask is None else None
+    return AttentionPattern(is_masked, torch.zeros_like(is_masked), unpadded_rows=unpadded)

@@ -1,0 +1,299 @@
+"""Training a bank of readers: each with its own learning rate, its own seed and the documents it may learn from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from prefixprop.progress import Progress
+from prefixprop.train.checkpoints import (
+    TRAINER_STATE,
+    Snapshot,
+    folder_of_step,
+    generator_states,
+    read_checkpoint,
+    remove_old,
+    restore_generators,
+    write_checkpoint,
+)
+from prefixprop.train.errors import StepTooLarge, is_out_of_memory
+from prefixprop.train.text_states import TextStates
+from prefixprop.train.trainer import LengthGroupedOrder, share_of_peak
+from prefixprop.tuners.reader_bank import ReaderBank
+
+
+@dataclass(frozen=True)
+class ReaderPlan:
+    """How one reader is trained.
+
+    Attributes:
+        question: Which label column it answers.
+        learning_rate: Its peak.
+        seed: What its start is drawn with.
+        fold: The fold that it does not learn from; None: it learns from all documents.
+    """
+
+    question: int
+    learning_rate: float
+    seed: int
+    fold: int | None
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How long a bank is trained, and by which steps."""
+
+    epochs: int
+    batch_size: int
+    warmup: float
+    weight_decay: float
+    max_grad_norm: float
+    seed: int
+
+
+class ReaderAdamW:
+    """AdamW (Loshchilov & Hutter, 2019) with a learning rate and a clipped gradient norm for each reader.
+
+    Every parameter has the readers as its first dimension. Biases, which have one more, do not decay.
+    """
+
+    BETAS, EPSILON = (0.9, 0.999), 1e-8
+
+    def __init__(self, parameters: Sequence[Tensor], rates: Tensor, decay: float, max_norm: float) -> None:
+        self.parameters, self.rates, self.decay, self.max_norm = list(parameters), rates, decay, max_norm
+        self.means = [torch.zeros_like(parameter) for parameter in self.parameters]
+        self.squares = [torch.zeros_like(parameter) for parameter in self.parameters]
+        self.steps = 0
+
+    @torch.no_grad()
+    def step(self, share: float) -> None:
+        """Apply and clear the gradients; `share` is that of the peak of every learning rate."""
+        self.steps += 1
+        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        if self.max_norm:
+            norms = torch.stack([gradient.flatten(1).norm(dim=1) for gradient in gradients]).norm(dim=0)
+            scales = (self.max_norm / (norms + 1e-6)).clamp(max=1.0)
+            gradients = [gradient * _like(scales, gradient) for gradient in gradients]
+        first, second = self.BETAS
+        torch._foreach_lerp_(self.means, gradients, 1 - first)
+        torch._foreach_mul_(self.squares, second)
+        torch._foreach_addcmul_(self.squares, gradients, gradients, 1 - second)
+        for parameter, mean, square in zip(self.parameters, self.means, self.squares, strict=True):
+            rates = _like(self.rates * share, parameter)
+            if self.decay and parameter.dim() > 2:
+                parameter.mul_(1 - rates * self.decay)
+            root = (square / (1 - second**self.steps)).sqrt_().add_(self.EPSILON)
+            parameter.sub_(rates / (1 - first**self.steps) * mean / root)
+            parameter.grad = None
+
+    def state(self) -> dict[str, Any]:
+        return {"means": self.means, "squares": self.squares, "steps": self.steps}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.steps = state["steps"]
+        for own, kept in zip((*self.means, *self.squares), (*state["means"], *state["squares"]), strict=True):
+            own.copy_(kept)
+
+
+def _like(values: Tensor, parameter: Tensor) -> Tensor:
+    return values.view(-1, *(1,) * (parameter.dim() - 1))
+
+
+@dataclass
+class BankTrainer:
+    """Trains the readers of a bank side by side; a reader's steps do not depend on the others.
+
+    Attributes:
+        bank: The readers.
+        plans: How each of them is trained.
+        text: The training set.
+        labels: The label of each document for each question, [questions, documents].
+        folds: The fold of each document for each question.
+        at_once: How many documents, and how many readers, a device computes at once.
+    """
+
+    bank: ReaderBank
+    plans: list[ReaderPlan]
+    text: TextStates
+    labels: NDArray[np.int64]
+    folds: NDArray[np.int64]
+    schedule: Schedule
+    precision: Callable[[], AbstractContextManager[object]]
+    at_once: tuple[int, int]
+    progress: Progress
+    losses: list[Tensor] = field(default_factory=list)  # of this epoch
+    step: int = 0
+
+    def __post_init__(self) -> None:
+        self.order = LengthGroupedOrder(self.text.lengths, self.schedule.batch_size, self.schedule.seed)
+        self._prepare()
+
+    def _prepare(self) -> None:
+        device = self.text.device
+        self.bank.to(device)
+        rates = torch.tensor([plan.learning_rate for plan in self.plans], device=device)
+        schedule = self.schedule
+        parameters = list(self.bank.parameters())
+        self.optimizer = ReaderAdamW(parameters, rates, schedule.weight_decay, schedule.max_grad_norm)
+        learns = [self.folds[plan.question] != (-1 if plan.fold is None else plan.fold) for plan in self.plans]
+        self._learns = torch.from_numpy(np.stack(learns)).to(device)
+        self._labels = torch.from_numpy(self.labels[[plan.question for plan in self.plans]]).to(device)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return -(-len(self.text.lengths) // self.schedule.batch_size)
+
+    @property
+    def steps(self) -> int:
+        return self.steps_per_epoch * self.schedule.epochs
+
+    def train(self, until: int) -> Iterator[int]:
+        """Train to a step; yields the number of each step when it is done."""
+        warmup = int(np.ceil(self.schedule.warmup * self.steps))
+        while self.step < until:
+            epoch, first = divmod(self.step, self.steps_per_epoch)
+            self.order.set_epoch(epoch)
+            documents = list(self.order)
+            if first == 0:
+                self.losses.clear()
+            for place in range(first, self.steps_per_epoch):
+                if self.step >= until:
+                    return
+                size = self.schedule.batch_size
+                self._backward(documents[place * size : (place + 1) * size])
+                self.optimizer.step(share_of_peak(self.step, warmup, self.steps))
+                self.step += 1
+                yield self.step
+
+    def _backward(self, documents: list[int]) -> None:
+        """Compute the gradients of a step, of fewer documents or readers at a time if they do not fit the memory."""
+        while True:
+            try:
+                return self._gradients(documents)
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
+                problem = str(error).splitlines()[0]
+            # Not in the handler, where the error still holds tensors.
+            for parameter in self.bank.parameters():
+                parameter.grad = None
+            at_once, readers = self.at_once
+            if at_once == readers == 1:
+                raise StepTooLarge(f"The device's memory is used up ({problem}): choose a smaller --max-length.")
+            self.at_once = (max(1, at_once // 2), readers) if at_once > 1 else (1, -(-readers // 2))
+            self.progress.note(
+                f"the device's memory is used up; the run goes on with {self.at_once[0]} documents and "
+                f"{self.at_once[1]} readers at a time"
+            )
+            if torch.accelerator.is_available():
+                torch.accelerator.empty_cache()
+
+    def _gradients(self, documents: list[int]) -> None:
+        self.bank.train()
+        self.bank.backbone.module.train()
+        count = self._learns[:, documents].sum(dim=1, keepdim=True).clamp(min=1)
+        total = torch.zeros(len(self.bank), device=self.text.device)
+        at_once, readers = self.at_once
+        for start in range(0, len(documents), at_once):
+            part = documents[start : start + at_once]
+            text = self.text(part)
+            for first in range(0, len(self.bank), readers):
+                chosen = slice(first, first + readers)
+                with self.precision():
+                    logits = self.bank(text, chosen)
+                labels, learns = self._labels[chosen, part], self._learns[chosen, part]
+                loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").view_as(labels)
+                loss = (loss.where(learns, 0) / count[chosen]).sum(dim=1)
+                loss.sum().backward()
+                total[chosen] += loss.detach()
+        self.losses.append(total)
+
+    # --- answers --------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def answer(self, text: TextStates, documents: Sequence[int], readers: Sequence[int]) -> NDArray[np.float64]:
+        """Logits [readers, documents, classes] of some readers of one question."""
+        self.bank.eval()
+        self.bank.backbone.module.eval()
+        chosen = torch.tensor(readers, device=text.device)
+        classes = self.bank.classes[readers[0]]
+        found = np.empty((len(readers), len(documents), classes))
+        places = {document: place for place, document in enumerate(documents)}
+        for batch in text.batches(documents):
+            seen = text(batch)
+            where = [places[document] for document in batch]
+            for start in range(0, len(readers), self.at_once[1]):
+                part = slice(start, start + self.at_once[1])
+                with self.precision():
+                    logits = self.bank(seen, chosen[part])
+                found[part, where] = logits[..., :classes].double().cpu().numpy()
+        return found
+
+    def left_out(self, question: int) -> dict[tuple[float, int], NDArray[np.float64]]:
+        """For every learning rate and seed, logits [documents, classes] of the training set.
+
+        Each document is answered by the reader that left its fold out.
+        """
+        found: dict[tuple[float, int], NDArray[np.float64]] = {}
+        of_fold: dict[int, list[int]] = {}
+        for index, plan in enumerate(self.plans):
+            if plan.question == question and plan.fold is not None:
+                of_fold.setdefault(plan.fold, []).append(index)
+                found[plan.learning_rate, plan.seed] = np.full(
+                    (len(self.text.lengths), self.bank.classes[index]), np.nan
+                )
+        for fold, readers in of_fold.items():
+            documents = np.flatnonzero(self.folds[question] == fold).tolist()
+            for reader, logits in zip(readers, self.answer(self.text, documents, readers), strict=True):
+                plan = self.plans[reader]
+                found[plan.learning_rate, plan.seed][documents] = logits
+        return found
+
+    # --- fewer readers, checkpoints -------------------------------------------------------------------------------
+
+    def keep(self, readers: Sequence[int]) -> None:
+        """Go on with some of the readers only."""
+        chosen = torch.tensor(readers, device=self.text.device)
+        state = self.optimizer.state()
+        state |= {name: [tensor[chosen] for tensor in state[name]] for name in ("means", "squares")}
+        self.bank = self.bank.select(readers)
+        self.plans = [self.plans[index] for index in readers]
+        self.losses = [loss[chosen] for loss in self.losses]
+        self._prepare()
+        self.optimizer.restore(state)
+
+    def save(self, checkpoints: Path, notes: Mapping[str, Any]) -> None:
+        trained = {name: parameter.detach() for name, parameter in self.bank.named_parameters()}
+        losses = {"losses": torch.stack(self.losses)} if self.losses else {}
+        snapshot = Snapshot(trained | losses, None, self.optimizer.state(), {}, [generator_states()], {})
+        state = {"step": self.step, "plans": [asdict(plan) for plan in self.plans], **notes}
+        folder = folder_of_step(checkpoints, self.step)
+        write_checkpoint(folder, snapshot, json.dumps(state))
+        remove_old(checkpoints, folder)
+
+    def restore(self, checkpoint: Path) -> dict[str, Any]:
+        """Take up training at a checkpoint; returns the notes that were saved with it."""
+        state = json.loads((checkpoint / TRAINER_STATE).read_bytes())
+        kept = [ReaderPlan(**plan) for plan in state.pop("plans")]
+        if len(kept) < len(self.plans):
+            self.keep([self.plans.index(plan) for plan in kept])
+        snapshot = read_checkpoint(checkpoint)
+        tensors = dict(snapshot.trained)
+        self.losses = list(tensors.pop("losses").to(self.text.device).unbind(0)) if "losses" in tensors else []
+        with torch.no_grad():
+            for name, parameter in self.bank.named_parameters():
+                parameter.copy_(tensors[name])
+        self.optimizer.restore(snapshot.optimizer)
+        restore_generators(snapshot.generators[0])
+        self.step = state.pop("step")
+        return state

@@ -1,0 +1,268 @@
+"""A run that mixes models: readers on a frozen encoder, and TF-IDF; all is chosen by answers to left-out documents.
+
+The training set is divided into folds. For each learning rate and each seed there is a reader for every fold, which
+does not learn from that fold, and one that learns from all documents; one pass over the documents trains all of them.
+The TF-IDF model is fitted in the same folds. So every document has answers by models that have not seen it:
+
+- halfway, learning rates that have fallen behind are dropped;
+- at the end, the answers choose the learning rate, the C of the TF-IDF model and the weights of the mix;
+- the accuracy that is stated is that of cross-fitted answers: those of a fold, with what the other folds chose.
+
+The models that learned from all documents are kept. If there is a dev set, it takes the place of left-out documents.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from transformers import TrainerCallback
+
+from prefixprop.atomic_files import write_json
+from prefixprop.data import ClassificationTask
+from prefixprop.data.documents import Split, ids_of, labels_of, texts_of
+from prefixprop.evaluate import (
+    C_VALUES,
+    CrossFitted,
+    Part,
+    PredictionSet,
+    TfidfModel,
+    accuracy_interval,
+    cross_fit,
+    fit_tfidf,
+    left_out_scores,
+)
+from prefixprop.models.gpu import without_cudnn
+from prefixprop.progress import Progress
+from prefixprop.runs.directory import RunDirectory
+from prefixprop.runs.start import discard_replaced, restore_replaced
+from prefixprop.train.callbacks import GracefulStop
+from prefixprop.train.errors import TrainingError, building_remedy, explained_memory_errors
+from prefixprop.train.kinds import kind_of
+from prefixprop.train.plan import RunPlan
+from prefixprop.train.readers import READERS, Array, Judged, Readers, computing_device
+from prefixprop.train.results import RunResult, begin_run, explained_writing, last_metrics, write_results
+from prefixprop.tuners.counting import ParameterCount
+from prefixprop.tuners.reader_bank import save_adapters
+
+WORDS = "words"  # the other part of a mix
+MIX_FILE = "mix.json"
+
+
+class WordsPart:
+    """The TF-IDF model: its answers to the judged documents, and those that are fitted on the whole training set."""
+
+    def __init__(self, task: ClassificationTask, judged: Judged) -> None:
+        self.models = fit_tfidf(texts_of(task.train), labels_of(task.train), task.num_labels, C_VALUES)
+        if judged.is_dev:
+            texts = texts_of(judged.documents)
+            logits = np.stack([model.scores(texts) for model in self.models])
+        else:
+            logits = left_out_scores(
+                texts_of(task.train), labels_of(task.train), task.num_labels, judged.folds, C_VALUES
+            )
+        self.part = Part(WORDS, C_VALUES, logits)
+
+    @property
+    def name(self) -> str:
+        return self.models[0].name
+
+
+def train_mix(
+    runs: Sequence[RunPlan],
+    directories: Sequence[RunDirectory],
+    overwrite: bool,
+    callbacks: Sequence[TrainerCallback],
+    progress: Progress,
+) -> list[RunResult]:
+    """Train and write a run, or one for each question about the same documents."""
+    settings = runs[0].settings
+    stops = [callback for callback in callbacks if isinstance(callback, GracefulStop)]
+    with contextlib.ExitStack() as stack:
+        for directory in directories:
+            stack.enter_context(directory.claimed())
+        try:
+            for run, directory in zip(runs, directories, strict=True):
+                begin_run(run, directory, computing_device(), overwrite, progress)
+            for stop in stops:
+                stop.is_training = True
+            with explained_memory_errors(building_remedy(settings)), without_cudnn():
+                mixes = _fit(runs, directories, progress, lambda: any(stop.is_asked for stop in stops))
+            for stop in stops:
+                stop.is_training = False
+            return [_finish(mix, directory) for mix, directory in zip(mixes, directories, strict=True)]
+        except BaseException:
+            for directory in directories:
+                restore_replaced(directory)
+            raise
+
+
+def _fit(
+    runs: Sequence[RunPlan],
+    directories: Sequence[RunDirectory],
+    progress: Progress,
+    asked_to_stop: Callable[[], bool],
+) -> list[FittedMix]:
+    """Fit all parts, and mix them."""
+    judged = [Judged.of(run.classification) for run in runs]
+    words = [_words(run, one, progress) for run, one in zip(runs, judged, strict=True)]
+    readers = None
+    if runs[0].settings.is_prefix_method:
+        readers = Readers(runs, judged, progress)
+
+        def started() -> None:
+            for directory in directories:
+                discard_replaced(directory)
+
+        readers.train(directories[0], asked_to_stop, started)
+    progress.stage("answering")
+    each = zip(runs, judged, words, strict=True)
+    return [FittedMix(run, one, of_words, readers, number) for number, (run, one, of_words) in enumerate(each)]
+
+
+def _finish(mix: FittedMix, directory: RunDirectory) -> RunResult:
+    if mix.readers is not None:
+        mix.readers.write_history(directory)
+    count = mix.count()
+    metrics = mix.metrics() | last_metrics(count)
+    with explained_writing():
+        write_results(directory, replace(mix.run, parameters=count), mix.predictions, metrics, mix.save)
+    return RunResult(directory.path, metrics)
+
+
+def _words(run: RunPlan, judged: Judged, progress: Progress) -> WordsPart | None:
+    is_alone = not run.settings.is_prefix_method
+    progress.stage("fitting TF-IDF")
+    try:
+        words = WordsPart(run.classification, judged)
+    except ValueError as error:
+        if is_alone:
+            raise TrainingError(str(error)) from error
+        progress.note(f"there is no TF-IDF baseline: {error}")
+        return None
+    accuracy = cross_fit([words.part], judged.labels, judged.folds).accuracy(judged.labels)
+    what = "the dev set" if judged.is_dev else "left-out documents"
+    progress.line(f"{words.name}: {accuracy:.3f} of {what} are right")
+    return words
+
+
+class FittedMix:
+    """What a run says in the end: the mix, its cross-fitted answers, its metrics, and what is kept of it."""
+
+    def __init__(
+        self, run: RunPlan, judged: Judged, words: WordsPart | None, readers: Readers | None, question: int
+    ) -> None:
+        self.run, self.judged, self.words, self.readers, self.question = run, judged, words, readers, question
+        parts = [] if readers is None else [readers.part(question)]
+        mixes = run.settings.mix_baseline == "auto"
+        alone = [] if words is None else [words.part]
+        self.of_readers = parts[0] if parts else None
+        self.fitted = cross_fit(parts + alone if mixes or not parts else parts, judged.labels, judged.folds)
+        # The baseline is judged in the same folds whether it is mixed in or not.
+        self.baseline = cross_fit(alone, judged.labels, judged.folds) if alone else None
+        self.predictions = {"dev": self._set(judged.documents, self.fitted.log_probabilities)}
+        self.of_test = self._answers("test") if run.classification.test else {}
+        if run.classification.test:
+            self.predictions["test"] = self._set(
+                run.classification.test, self.fitted.final.log_probabilities(self.of_test)
+            )
+
+    def _set(self, documents: Split, log_probabilities: Array) -> PredictionSet:
+        ids, labels = tuple(ids_of(documents)), tuple(labels_of(documents))
+        return PredictionSet(ids, labels, log_probabilities, label_names=self.run.classification.label_names)
+
+    def _answers(self, split: str) -> dict[str, Array]:
+        """What the final model of each part says of a split."""
+        found = {}
+        if self.readers is not None:
+            found[READERS] = self.readers.answers(self.question, split, self.learning_rate)
+        if self.words is not None:
+            found[WORDS] = self.final_words.scores(texts_of(self.run.classification.split(split)))
+        return found
+
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate of the readers that are kept."""
+        assert self.of_readers is not None
+        return self.of_readers.candidates[self.fitted.final.chosen[READERS]]
+
+    @property
+    def final_words(self) -> TfidfModel:
+        """The TF-IDF model that is kept, fitted on all documents."""
+        assert self.words is not None and self.baseline is not None
+        return self.words.models[self.baseline.final.chosen[WORDS]]
+
+    def metrics(self) -> dict[str, Any]:
+        """All of `metrics.json` but the parameters. Mixed answers are calibrated, so that the temperature is 1."""
+        labels = self.judged.labels
+        found: dict[str, Any] = {}
+        for split, predictions in self.predictions.items():
+            found[split] = found[f"{split}_calibrated"] = predictions.evaluate()
+        accuracy = self.fitted.accuracy(labels)
+        low, high = accuracy_interval(round(accuracy * len(labels)), len(labels))
+        found |= {
+            "temperature": 1.0,
+            "expected_accuracy": {"accuracy": accuracy, "low": low, "high": high, "documents": len(labels)},
+            "judged_on": "dev" if self.judged.is_dev else f"{int(self.judged.folds.max()) + 1} folds",
+            "mix": {"weights": self.fitted.final.weights, "chosen": self._chosen()},
+        }
+        if self.baseline is not None and self.words is not None:
+            found["baseline"] = {"model": self.words.name, **self._alone(self.baseline, WORDS)}
+        if self.readers is not None:
+            found["readers"] = self._alone(self.fitted, READERS)
+            found["learning_rates"] = self._learning_rates()
+            found |= {"epochs": len(self.readers.history), "best_epoch": len(self.readers.history)}
+            found |= {"seconds": round(self.readers.seconds, 3)}
+        return found
+
+    def _chosen(self) -> dict[str, float]:
+        found = {READERS: self.learning_rate} if self.readers is not None else {}
+        return found | ({WORDS: self.final_words.c} if self.words is not None else {})
+
+    def _alone(self, fitted: CrossFitted, part: str) -> dict[str, Any]:
+        """The metrics of one part without the others."""
+        found = {"dev": self._set(self.judged.documents, fitted.alone[part]).evaluate()}
+        if part in self.of_test:
+            answers = fitted.final_alone[part].log_probabilities(self.of_test)
+            found["test"] = self._set(self.run.classification.test, answers).evaluate()
+        return found
+
+    def _learning_rates(self) -> list[dict[str, Any]]:
+        """Every learning rate that was tried, with its accuracy on left-out documents when it was last judged."""
+        assert self.readers is not None and self.of_readers is not None
+        dropped = {float(rate): accuracy for rate, accuracy in self.readers.dropped[self.question].items()}
+        right = {
+            rate: float((logits.argmax(axis=1) == self.judged.labels).mean())
+            for rate, logits in zip(self.of_readers.candidates, self.of_readers.logits, strict=True)
+        }
+        return [
+            {"learning_rate": rate, "accuracy": accuracy, "dropped": rate in dropped}
+            for rate, accuracy in sorted((right | dropped).items())
+        ]
+
+    def count(self) -> ParameterCount:
+        """The parameters of what is kept."""
+        count = self.run.parameters
+        if self.readers is None:
+            return replace(count, head=0, trainable=self.final_words.coefficients.size)
+        weights = self.readers.weights(self.question, self.learning_rate)
+        prefix = sum(reader.prefix.numel() for reader in weights)
+        head = sum(tensor.numel() for reader in weights for tensor in reader.head.values())
+        return replace(count, prefix=prefix, head=head, trainable=prefix + head)
+
+    def save(self, folder: Path) -> None:
+        """Write the parts that answers are made of, and how they are mixed."""
+        mix = self.fitted.final
+        write_json(folder / MIX_FILE, {"weights": mix.weights, "chosen": self._chosen()})
+        if WORDS in mix.used:
+            self.final_words.save(folder / WORDS)
+        if READERS in mix.used and self.readers is not None:
+            weights = self.readers.weights(self.question, self.learning_rate)
+            settings = replace(self.run.settings, num_virtual_tokens=self.readers.plan.length)
+            model = self.run.base.classifier(self.run.classification.label_names)
+            adapted = kind_of(settings).adapt(model, settings.method_row.peft_config(settings))
+            save_adapters(adapted, {folder / READERS / str(number): one for number, one in enumerate(weights, 1)})

@@ -1,0 +1,113 @@
+"""What readers read: documents as the frozen encoder sees them, computed once and kept where there is room.
+
+The states at the entry of every layer do not depend on what is trained, so they are the same in every epoch. They are
+kept on the device that computes. To send them to a GPU from the host's memory takes as long as to compute them again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import psutil  # type: ignore[import-untyped]
+import torch
+from torch import Tensor
+
+from prefixprop.backbones import Backbone
+from prefixprop.backbones.base import Text
+from prefixprop.data.batches import pad_documents
+from prefixprop.data.encoding import TokenIds
+from prefixprop.models.gpu import padded_length
+from prefixprop.predict.token_batches import batches_by_length
+from prefixprop.progress import Progress
+from prefixprop.tuners.reading import text_of, text_to_read
+
+_SHARE = 0.5  # of the free memory that may be used
+_CGROUP = Path("/sys/fs/cgroup/memory.max")  # the limit of a container
+
+
+class TextStates:
+    """The documents of a run as readers see them.
+
+    Attributes:
+        lengths: The tokens of each document.
+        are_kept: Whether the states stay in memory.
+    """
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        documents: Sequence[TokenIds],
+        pad_token_id: int,
+        precision: Callable[[], AbstractContextManager[object]],
+        batch_tokens: int,
+        keep: bool = True,
+        max_length: int = 0,
+    ) -> None:
+        self.backbone, self.documents, self.pad_token_id = backbone, documents, pad_token_id
+        self.precision, self.batch_tokens, self.max_length = precision, batch_tokens, max_length
+        self.lengths = [max(1, len(ids)) for ids in documents]
+        self.device = next(backbone.module.parameters()).device
+        self.bytes = sum(self.lengths) * self._bytes_per_token()
+        self.are_kept = keep and self.bytes <= _SHARE * free_memory(self.device)
+        self._kept: dict[int, Tensor] = {}  # [layers, tokens, hidden]
+
+    def _bytes_per_token(self) -> int:
+        weight = self.backbone.layers[0].parameters()
+        config = self.backbone.config
+        return config.num_hidden_layers * config.hidden_size * next(weight).element_size()
+
+    def fill(self, progress: Progress) -> None:
+        """Compute all states, if they are kept; always in the same batches, so that a resumed run has the same."""
+        if not self.are_kept:
+            return
+        done = 0
+        for indices in self.batches(range(len(self.documents))):
+            text = self._compute(indices)
+            for place, index in enumerate(indices):
+                states = [state[place, : self.lengths[index]] for state in text.states]
+                self._kept[index] = torch.stack(states)
+            done += len(indices)
+            progress.advance("reading documents", done, len(self.documents))
+
+    def batches(self, indices: Sequence[int]) -> Iterator[list[int]]:
+        """Documents of similar length together, the longest first."""
+        for batch in batches_by_length([self.lengths[index] for index in indices], self.batch_tokens):
+            yield [indices[place] for place in batch]
+
+    def __call__(self, indices: Sequence[int]) -> Text:
+        """Some documents as a batch."""
+        if not self.are_kept:
+            return self._compute(indices)
+        kept = [self._kept[index] for index in indices]
+        longest = self._padded(max(state.shape[1] for state in kept))
+        layers, _, hidden = kept[0].shape
+        states = kept[0].new_zeros(layers, len(kept), longest, hidden)
+        mask = None
+        if any(state.shape[1] < longest for state in kept):
+            lengths = torch.tensor([state.shape[1] for state in kept])
+            mask = (torch.arange(longest) < lengths[:, None]).to(self.device)
+        for place, state in enumerate(kept):
+            states[:, place, : state.shape[1]] = state
+        return text_of(states.unbind(0), mask)
+
+    def _compute(self, indices: Sequence[int]) -> Text:
+        rows = [self.documents[index] for index in indices]
+        padded = pad_documents(rows, self.pad_token_id, length=self._padded(max(1, *map(len, rows))))
+        inputs = {name: tensor.to(self.device, non_blocking=True) for name, tensor in padded.items()}
+        with self.precision():
+            return text_to_read(self.backbone, inputs)
+
+    def _padded(self, longest: int) -> int:
+        return padded_length(longest, self.max_length) if self.device.type == "cuda" else longest
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that are free on a device."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    free = int(psutil.virtual_memory().available)
+    if _CGROUP.is_file() and (limit := _CGROUP.read_text().strip()).isdigit():
+        free = min(free, int(limit) - psutil.Process().memory_info().rss)
+    return free
