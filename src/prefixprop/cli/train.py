@@ -6,6 +6,7 @@ import contextlib
 import logging
 import time
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,7 +24,8 @@ from prefixprop.settings.resolve import check_settings, refuse_unused
 from prefixprop.settings.run_settings import RunSettings
 
 if TYPE_CHECKING:
-    from prefixprop.train.run import RunPlan, RunResult
+    from prefixprop.train.plan import RunPlan
+    from prefixprop.train.results import RunResult
 
 # Of `metrics.json`, which has more.
 SHOWN = ("accuracy", "micro_f1", "macro_precision", "macro_recall", "binary_f1", "ece", "nll")
@@ -59,25 +61,31 @@ def train(
 
         with messages.status("loading PyTorch"):
             from prefixprop.train.callbacks import GracefulStop
-            from prefixprop.train.run import plan
+            from prefixprop.train.plan import plan
             from prefixprop.train.run import train as train_run
+            from prefixprop.train.run import train_questions
 
         silence_libraries()
         directory = run_dir or Path("runs", f"{wanted.data_name}-{wanted.method_row.name}-{wanted.seed}")
         started = time.monotonic()
         with TerminalProgress(messages) as progress:
             if dry_run:
-                planned = plan(wanted, progress)
+                planned = plan(replace(wanted, label_column=wanted.label_column[:1]), progress)
             else:
                 stop = GracefulStop(progress)
                 alone = process_count() == 1
                 with handling_signals(stop.ask) if alone else contextlib.nullcontext():
-                    callbacks = [stop] if alone else []
-                    result = train_run(wanted, directory, resume, overwrite, progress, callbacks)
+                    how = (resume, overwrite, progress, [stop] if alone else [])
+                    if len(wanted.label_column) > 1:
+                        results = train_questions(wanted, directory, *how)
+                    else:
+                        results = [train_run(wanted, directory, *how)]
         if dry_run:
             _show_plan(console, planned)
-        else:
-            _show_result(console, result, wanted, time.monotonic() - started)
+            return
+        for result in results:
+            show = _show_mix if wanted.is_mix else _show_result
+            show(console, result, wanted, time.monotonic() - started)
 
 
 def _settings(config: Path | None, flags: dict[str, Any], resumed: Path | None) -> RunSettings:
@@ -149,6 +157,38 @@ def _show_result(console: Console, result: RunResult, settings: RunSettings, sec
             soft_wrap=True,
         )
     console.print(f"Run directory: {printable(str(result.run_dir))}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _show_mix(console: Console, result: RunResult, settings: RunSettings, seconds: float) -> None:
+    """The table and the verdict of a run that chose everything on left-out documents."""
+    metrics = result.metrics
+    rows = {"TF-IDF": metrics.get("baseline"), "readers": metrics.get("readers"), "mix": metrics}
+    judged = "dev" if metrics["judged_on"] == "dev" else "left out"
+    splits = {split: name for split, name in (("dev", judged), ("test", "test")) if split in metrics}
+    table = Table()
+    table.add_column("")
+    for name in splits.values():
+        for metric in ("accuracy", "ECE", "log-loss"):
+            table.add_column(f"{name}, {metric}", justify="right")
+    for row, found in rows.items():
+        if found and (row != "mix" or metrics.get("readers")):
+            cells = [f"{found[split][metric]:.4f}" for split in splits for metric in ("accuracy", "ece", "nll")]
+            table.add_row(row, *cells)
+    console.print(table)
+    expected = metrics["expected_accuracy"]
+    where = "the dev set" if metrics["judged_on"] == "dev" else metrics["judged_on"]
+    chosen = ", ".join(
+        f"{'learning rate' if part == 'readers' else 'C'} {value:g}"
+        for part, value in metrics["mix"]["chosen"].items()
+    )
+    weights = ", ".join(f"{part} {weight:.3g}" for part, weight in metrics["mix"]["weights"].items())
+    for text in (
+        f"Expected accuracy: {expected['accuracy']:.3f} (95 %: {expected['low']:.3f} to {expected['high']:.3f}), by "
+        f"{where} that chose nothing about their own answers.",
+        f"Chosen: {chosen}; weights of the mix: {weights}. {seconds:.0f} s.",
+        f"Run directory: {printable(str(result.run_dir))}",
+    ):
+        console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def silence_libraries() -> None:

@@ -25,6 +25,7 @@ from numpy.typing import ArrayLike, NDArray
 from prefixprop.evaluate.calibration import LOWEST_TEMPERATURE, fit_temperature
 from prefixprop.evaluate.metrics import checked_labels
 
+READERS, WORDS = "readers", "words"  # the parts of a run's mix
 _MOST_WEIGHT = 1 / LOWEST_TEMPERATURE
 _LOWEST_LOG_PROBABILITY = -1e30  # sums and squares of it are still finite
 _ROUNDING = 1e-12
@@ -131,6 +132,15 @@ def cross_fit(parts: Sequence[Part], labels: ArrayLike, folds: ArrayLike) -> Cro
     everything = np.ones(len(label_array), dtype=bool)
     final_alone = {part.name: _alone(part, label_array, everything) for part in parts}
     return CrossFitted(answers, alone, mixes, fit_mix(parts, labels), final_alone)
+
+
+def mean_answer(logits: ArrayLike) -> Array:
+    """The log of the mean probability [documents, classes] of several models [models, documents, classes]."""
+    from scipy.special import log_softmax, logsumexp
+
+    array = np.asarray(logits, dtype=np.float64)
+    answers: Array = logsumexp(log_softmax(array, axis=2), axis=0) - math.log(len(array))
+    return answers
 
 
 def ranked(part: Part, labels: NDArray[np.int64], documents: Documents) -> list[int]:

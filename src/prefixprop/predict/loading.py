@@ -4,13 +4,14 @@
 >>> classifier = load_run("runs/letters")
 >>> classifier.predict(["Dear Sir or Madam, …"])[0].label
 
-The weights are in one of three folders: `adapter/` in peft's format, `model/` whole, or `head/head.safetensors`.
-They are safetensors only: nothing is unpickled.
+The weights are in one of four folders: `adapter/` in peft's format, `model/` whole, `head/head.safetensors`, or
+`mix/` with an adapter for each reader and the TF-IDF model. They are safetensors only: nothing is unpickled.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Hashable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,14 +31,18 @@ from transformers.utils import logging
 from prefixprop.atomic_files import checksums
 from prefixprop.attention import install
 from prefixprop.backbones import family_in
+from prefixprop.evaluate import Mix, TfidfModel
+from prefixprop.evaluate.mixing import READERS, WORDS
 from prefixprop.models import CandidateScorer
 from prefixprop.models.base_model import load_base_model, load_pretrained
 from prefixprop.models.gpu import hold_frozen_in_bfloat16
+from prefixprop.predict.reading import ReadingEncoder
 from prefixprop.predict.trained_model import TrainedModel
 from prefixprop.runs.directory import RunDirectory
-from prefixprop.settings.methods import ADAPTER, HEAD_FILE, MODEL
+from prefixprop.settings.methods import ADAPTER, HEAD_FILE, MIX_FILE, MODEL
 from prefixprop.settings.run_settings import RunSettings
 from prefixprop.train.kinds import kind_of
+from prefixprop.tuners.reader_bank import read_adapter
 
 _DEFAULT_ADAPTER = "default"  # peft's name for an adapter that nobody named
 
@@ -51,18 +56,24 @@ def load_run(run_dir: str | Path, device: str | torch.device | None = None) -> T
 
 
 def load_runs(run_dirs: Sequence[str | Path], device: str | torch.device | None = None) -> list[TrainedModel]:
-    """Load several runs; prefixes of one kind on the same base model become adapters of one model."""
+    """Load several runs; prefixes of one kind on the same base model become adapters of one model.
+
+    All readers on the same base model become one bank, which reads every text once.
+    """
     folders = [Path(run_dir) for run_dir in run_dirs]
     settings = [_settings(folder) for folder in folders]
     sharing = [_sharing(*both) for both in zip(folders, settings, strict=True)]
     runs: list[TrainedModel] = []
     for number, folder in enumerate(folders):
-        shared = next((run.model for run, key in zip(runs, sharing, strict=False) if key == sharing[number]), None)
+        shared = next(
+            (run.model for run, key in zip(runs, sharing, strict=False) if key == sharing[number] and run.model), None
+        )
         adapter = f"run{number}" if sharing.count(sharing[number]) > 1 else None
         runs.append(_load(folder, settings[number], runs, shared, adapter))
     chosen_device = _device(device)
-    for run in {id(run.model): run for run in runs}.values():
-        _make_ready(run.model, run.settings, chosen_device)
+    for run in {id(run.model): run for run in runs if run.model is not None}.values():
+        model = run.model.model if isinstance(run.model, ReadingEncoder) else run.model
+        _make_ready(model, run.settings, chosen_device)
     return runs
 
 
@@ -75,16 +86,20 @@ def _load(
     tokenizer = alike[0].tokenizer if alike else load_pretrained(AutoTokenizer, str(directory.tokenizer))
     label_names = None if settings.answers_questions else directory.read_labels()
     assert settings.max_length is not None
+    if settings.method_row.is_read_only or settings.is_mix:
+        parts = _load_readers(run_dir, settings, tokenizer, label_names, shared)
+    else:
+        model = _load_model(run_dir, settings, tokenizer, label_names, shared, adapter or _DEFAULT_ADAPTER)
+        parts = {"model": model, "adapter": adapter}
     return TrainedModel(
         run_dir=run_dir,
-        model=_load_model(run_dir, settings, tokenizer, label_names, shared, adapter or _DEFAULT_ADAPTER),
         tokenizer=tokenizer,
         label_names=label_names or (),
         max_length=settings.max_length,
         temperature=temperature,
         settings=settings,
         prepare=settings.task_row.prepare,
-        adapter=adapter,
+        **parts,
     )
 
 
@@ -106,7 +121,8 @@ def _sharing(run_dir: Path, settings: RunSettings) -> Hashable:
     """Equal for runs that can be adapters of one model."""
     if not settings.is_prefix_method or settings.answers_questions:
         return run_dir
-    return settings.model, settings.method_row.config, settings.precision, settings.attention_backend
+    row = settings.method_row
+    return settings.model, row.config, row.is_read_only, settings.precision, settings.attention_backend
 
 
 def _make_ready(model: Any, settings: RunSettings, device: torch.device) -> None:
@@ -165,6 +181,43 @@ def _load_model(
             return _with_adapter(model, weights, adapter).eval()
         model.load_state_dict(load_file(weights / HEAD_FILE), strict=False)
         return model.eval()
+
+
+def _load_readers(
+    run_dir: Path,
+    settings: RunSettings,
+    tokenizer: PreTrainedTokenizerBase,
+    label_names: tuple[str, ...] | None,
+    shared: ReadingEncoder | None,
+) -> dict[str, Any]:
+    """What a run of readers, or of TF-IDF, adds to a `TrainedModel`; `shared` is an encoder that others read with."""
+    folder = run_dir / settings.method_row.trains
+    if not settings.is_mix:
+        return _reading(run_dir, settings, tokenizer, label_names, shared, [folder])
+    weights = json.loads((folder / MIX_FILE).read_bytes())["weights"]
+    mix = Mix(dict.fromkeys(weights, 0), weights)
+    parts: dict[str, Any] = {"model": None, "mix": mix}
+    if WORDS in mix.used:
+        parts["words"] = TfidfModel.load(folder / WORDS)
+    if READERS in mix.used:
+        folders = sorted((folder / READERS).iterdir(), key=lambda reader: int(reader.name))
+        parts |= _reading(run_dir, settings, tokenizer, label_names, shared, folders)
+    return parts
+
+
+def _reading(
+    run_dir: Path,
+    settings: RunSettings,
+    tokenizer: PreTrainedTokenizerBase,
+    label_names: tuple[str, ...] | None,
+    shared: ReadingEncoder | None,
+    folders: Sequence[Path],
+) -> dict[str, Any]:
+    if shared is None:
+        with _quiet(), _explained_absence(run_dir, settings):
+            base = load_base_model(settings.model, settings.model_revision, tokenizer=tokenizer)
+            shared = ReadingEncoder(kind_of(settings).new_model(base, label_names, settings))
+    return {"model": shared, "readers": shared.add([read_adapter(folder) for folder in folders])}
 
 
 def _with_adapter(model: PreTrainedModel | PeftModel, folder: Path, adapter: str) -> PeftModel:

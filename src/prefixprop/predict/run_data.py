@@ -94,6 +94,17 @@ def _load_split(
             f"{trained.run_dir}: the run was evaluated on fold {settings.fold} of {settings.folds} of the training "
             f"set, so that settings can be chosen without the {split} set; try --split dev, which is the fold."
         )
+    if (
+        settings.is_mix
+        and split == "dev"
+        and settings.folds is None
+        and not settings.dev_files
+        and settings.task is None
+    ):
+        raise ValueError(
+            f"{trained.run_dir}: the run has no dev set; its answers to left-out training documents are stored: "
+            f"`prefixprop evaluate --predictions {RunDirectory(trained.run_dir).predictions('dev')}`."
+        )
     if settings.task is None and data_dir is not None:
         raise ValueError(
             f"--data-dir is for runs on a named task, but {trained.run_dir} was trained on your files; give labelled "

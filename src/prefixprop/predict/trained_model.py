@@ -25,8 +25,10 @@ from transformers import PreTrainedTokenizerBase
 from prefixprop.choices import DEFAULT_BATCH_TOKENS, LONG_DOCUMENTS
 from prefixprop.data import chunk_documents, encode_documents
 from prefixprop.data.encoding import EncodedDocuments
-from prefixprop.evaluate import Temperature
+from prefixprop.evaluate import Mix, Temperature, TfidfModel
+from prefixprop.evaluate.mixing import READERS, WORDS
 from prefixprop.predict.inputs import windows
+from prefixprop.predict.reading import ReadingEncoder
 from prefixprop.predict.token_batches import classify
 from prefixprop.settings.run_settings import RunSettings
 
@@ -75,6 +77,9 @@ class TrainedModel:
     `label_names` is empty for a run on WikiHop, whose model scores the candidates of questions. `settings` are those
     of `config.yaml`. `prepare` cleans a text as the run's task cleaned its own. `adapter` is the name of the run's
     adapter in a model that it shares with other runs.
+
+    A run of readers shares a `ReadingEncoder` as its model, where `readers` are its numbers; a mixed run has a `mix`,
+    and `words` if TF-IDF is in it.
     """
 
     run_dir: Path
@@ -86,6 +91,9 @@ class TrainedModel:
     settings: RunSettings
     prepare: Callable[[str], str]
     adapter: str | None = None
+    readers: tuple[int, ...] = ()
+    mix: Mix | None = None
+    words: TfidfModel | None = None
 
     def predict(
         self, texts: Iterable[str], *, long: str = "truncate", batch_tokens: int = DEFAULT_BATCH_TOKENS
@@ -137,7 +145,8 @@ class TrainedModel:
     @property
     def pad_token_id(self) -> int:
         pad = self.tokenizer.pad_token_id
-        return int(self.model.config.pad_token_id or 0) if pad is None else int(pad)
+        own = None if self.model is None else self.model.config.pad_token_id
+        return int(own or 0) if pad is None else int(pad)
 
     @property
     def uses_bf16(self) -> bool:
@@ -167,13 +176,26 @@ def _checked_text(text: object, index: int) -> str:
 
 @dataclass(frozen=True)
 class ModelOutput:
-    """What a model computed for texts: the logits [pieces, labels], uncalibrated."""
+    """What a model computed for texts: the logits [pieces, labels], uncalibrated.
+
+    The output of a mixed run also has the `mix`, and the scores of words [texts, labels] if they are part of it.
+    """
 
     logits: NDArray[np.float64]
     pieces: EncodedDocuments
+    mix: Mix | None = None
+    words: NDArray[np.float64] | None = None
 
     def log_probabilities(self, temperature: float = 1.0) -> NDArray[np.float64]:
         """[texts, labels]; the probabilities of a text's chunks are averaged, weighted by their tokens."""
+        if self.mix is None:
+            return self._of_encoder(temperature)
+        parts = {} if self.words is None else {WORDS: self.words}
+        if READERS in self.mix.used:
+            parts[READERS] = self._of_encoder(1.0)
+        return self.mix.log_probabilities(parts)
+
+    def _of_encoder(self, temperature: float) -> NDArray[np.float64]:
         documents = np.array(self.pieces.documents)
         lengths = np.array([max(1, len(ids)) for ids in self.pieces.input_ids], dtype=np.float64)
         shares = lengths / np.bincount(documents, weights=lengths)[documents]
@@ -212,23 +234,35 @@ def read_with_each(
 
     `prepared` texts have been cleaned as the task cleans its own.
     """
+    cleaned: dict[Hashable, list[str]] = {}
     read: dict[Hashable, EncodedDocuments] = {}
     sharing: dict[tuple[int, Hashable], list[TrainedModel]] = {}
     for run in runs:
         if run.reading not in read:
-            cleaned = texts if prepared else [run.prepare(text) for text in texts]
+            cleaned[run.reading] = texts if prepared else [run.prepare(text) for text in texts]
             encode = encode_documents if options.long == "truncate" else chunk_documents
-            read[run.reading] = encode(cleaned, run.tokenizer, run.max_length)
+            read[run.reading] = encode(cleaned[run.reading], run.tokenizer, run.max_length)
         sharing.setdefault((id(run.model), run.reading), []).append(run)
     outputs: dict[Path, ModelOutput] = {}
-    for (_, reading), (first, *others) in sharing.items():
-        pieces, adapters = read[reading], [run.adapter for run in (first, *others)]
-        limits = (first.pad_token_id, options.batch_tokens, first.uses_bf16, first.max_length)
-        for run, logits in zip(
-            (first, *others), classify(first.model, pieces.input_ids, *limits, adapters), strict=True
-        ):
-            outputs[run.run_dir] = ModelOutput(logits[:, : len(run.label_names)], pieces)
+    for (_, reading), sharers in sharing.items():
+        pieces = read[reading]
+        for run, logits in zip(sharers, _logits_of_each(sharers, pieces, options), strict=True):
+            words = None if run.words is None else run.words.scores(cleaned[reading])
+            outputs[run.run_dir] = ModelOutput(logits[:, : len(run.label_names)], pieces, run.mix, words)
     return [outputs[run.run_dir] for run in runs]
+
+
+def _logits_of_each(
+    runs: Sequence[TrainedModel], pieces: EncodedDocuments, options: PredictionOptions
+) -> list[NDArray[np.float64]]:
+    """What the model that these runs share says of pieces, with what each of them trained; no columns without one."""
+    first = runs[0]
+    if first.model is None:
+        return [np.empty((len(pieces.input_ids), 0)) for _ in runs]
+    limits = (first.pad_token_id, options.batch_tokens, first.uses_bf16)
+    if isinstance(first.model, ReadingEncoder):
+        return first.model.log_probabilities(pieces.input_ids, [run.readers for run in runs], *limits)
+    return classify(first.model, pieces.input_ids, *limits, first.max_length, [run.adapter for run in runs])
 
 
 class PredictionSummary:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 # What is trained: an adapter, the whole model, the head alone, or several models whose answers are mixed.
 ADAPTER, MODEL, HEAD, MIX = "adapter", "model", "head", "mix"
-HEAD_FILE = "head.safetensors"
+HEAD_FILE, MIX_FILE = "head.safetensors", "mix.json"
 
 
 @dataclass(frozen=True)

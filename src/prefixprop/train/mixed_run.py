@@ -36,21 +36,20 @@ from prefixprop.evaluate import (
     fit_tfidf,
     left_out_scores,
 )
+from prefixprop.evaluate.mixing import READERS, WORDS
 from prefixprop.models.gpu import without_cudnn
 from prefixprop.progress import Progress
 from prefixprop.runs.directory import RunDirectory
 from prefixprop.runs.start import discard_replaced, restore_replaced
+from prefixprop.settings.methods import MIX_FILE
 from prefixprop.train.callbacks import GracefulStop
 from prefixprop.train.errors import TrainingError, building_remedy, explained_memory_errors
 from prefixprop.train.kinds import kind_of
 from prefixprop.train.plan import RunPlan
-from prefixprop.train.readers import READERS, Array, Judged, Readers, computing_device
+from prefixprop.train.readers import Array, Judged, Readers, computing_device
 from prefixprop.train.results import RunResult, begin_run, explained_writing, last_metrics, write_results
 from prefixprop.tuners.counting import ParameterCount
 from prefixprop.tuners.reader_bank import save_adapters
-
-WORDS = "words"  # the other part of a mix
-MIX_FILE = "mix.json"
 
 
 class WordsPart:
@@ -215,9 +214,9 @@ class FittedMix:
         if self.readers is not None:
             found["readers"] = self._alone(self.fitted, READERS)
             found["learning_rates"] = self._learning_rates()
-            found |= {"epochs": len(self.readers.history), "best_epoch": len(self.readers.history)}
-            found |= {"seconds": round(self.readers.seconds, 3)}
-        return found
+        epochs = 0 if self.readers is None else len(self.readers.history)
+        seconds = 0.0 if self.readers is None else self.readers.seconds
+        return found | {"epochs": epochs, "best_epoch": epochs, "seconds": round(seconds, 3)}
 
     def _chosen(self) -> dict[str, float]:
         found = {READERS: self.learning_rate} if self.readers is not None else {}

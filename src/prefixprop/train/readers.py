@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.special import log_softmax, logsumexp
 
 from prefixprop.atomic_files import write_text
 from prefixprop.backbones import Backbone, find_backbone
@@ -24,6 +23,7 @@ from prefixprop.data import ClassificationTask
 from prefixprop.data.documents import Split, labels_of
 from prefixprop.data.splits import fold_numbers
 from prefixprop.evaluate import Part, may_be_dropped
+from prefixprop.evaluate.mixing import READERS, mean_answer
 from prefixprop.models.gpu import hold_frozen_in_bfloat16
 from prefixprop.progress import Progress
 from prefixprop.runs.directory import RunDirectory
@@ -36,7 +36,6 @@ from prefixprop.train.plan import RunPlan, use_bf16
 from prefixprop.train.text_states import TextStates
 from prefixprop.tuners.reader_bank import ReaderBank, ReaderWeights, embedded_cls, new_reader
 
-READERS = "readers"  # the name of this part of a mix
 NO_FOLD = -2  # of documents that no reader leaves out
 FEWEST_DEV = 5  # documents; with fewer the folds of the training set judge
 
@@ -260,8 +259,3 @@ class Readers:
 
     def weights(self, question: int, rate: float) -> list[ReaderWeights]:
         return [self.trainer.bank.weights(index) for index in self._final(question, rate)]
-
-
-def mean_answer(logits: Array) -> Array:
-    """The log of the mean probability, [documents, classes], of several readers [readers, documents, classes]."""
-    return logsumexp(log_softmax(logits, axis=2), axis=0) - np.log(len(logits))

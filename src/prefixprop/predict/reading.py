@@ -1,0 +1,78 @@
+"""One frozen encoder and the readers of any number of runs on it: every text is read once for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from prefixprop.backbones import find_backbone
+from prefixprop.data.batches import pad_documents
+from prefixprop.data.encoding import TokenIds
+from prefixprop.evaluate.mixing import mean_answer
+from prefixprop.predict.token_batches import batches_by_length, inference
+from prefixprop.tuners.reader_bank import ReaderBank, ReaderWeights
+from prefixprop.tuners.reading import text_to_read
+
+
+class ReadingEncoder:
+    """An encoder in evaluation mode, and readers in the order in which they were added."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model: Any = model.eval().requires_grad_(False)
+        self.backbone = find_backbone(model)
+        self._readers: list[ReaderWeights] = []
+        self._banks: dict[int, tuple[list[int], ReaderBank]] = {}  # by length of their prefixes
+
+    @property
+    def config(self) -> Any:
+        return self.model.config
+
+    def add(self, readers: Sequence[ReaderWeights]) -> tuple[int, ...]:
+        """Add readers; returns their numbers."""
+        first = len(self._readers)
+        self._readers += readers
+        self._banks.clear()
+        return tuple(range(first, len(self._readers)))
+
+    def log_probabilities(
+        self,
+        input_ids: Sequence[TokenIds],
+        runs: Sequence[Sequence[int]],
+        pad_token_id: int,
+        batch_tokens: int,
+        bf16: bool,
+    ) -> list[NDArray[np.float64]]:
+        """For every run, given by the numbers of its readers, their mean answer to each text [texts, classes]."""
+        device = next(self.model.parameters()).device
+        wanted = sorted({number for run in runs for number in run})
+        classes = [reader.classes for reader in self._readers]
+        found = {number: np.empty((len(input_ids), classes[number])) for number in wanted}
+        for indices in batches_by_length([max(1, len(ids)) for ids in input_ids], batch_tokens):
+            padded = pad_documents([input_ids[index] for index in indices], pad_token_id)
+            with inference(device, bf16, lower="batch_tokens (--batch-tokens)"):
+                text = text_to_read(self.backbone, {name: tensor.to(device) for name, tensor in padded.items()})
+                answers = [self._answers(bank, numbers, text, wanted) for numbers, bank in self._all_banks(device)]
+            for numbers, logits in answers:
+                for number, of_reader in zip(numbers, logits.double().cpu().numpy(), strict=True):
+                    found[number][indices] = of_reader[:, : classes[number]]
+        return [mean_answer(np.stack([found[number] for number in run])) for run in runs]
+
+    @staticmethod
+    def _answers(bank: ReaderBank, numbers: list[int], text: Any, wanted: list[int]) -> tuple[list[int], Tensor]:
+        chosen = [place for place, number in enumerate(numbers) if number in wanted]
+        places = None if len(chosen) == len(numbers) else torch.tensor(chosen, device=bank.prefix.device)
+        return [numbers[place] for place in chosen], bank(text, places) if chosen else bank.prefix[:0, 0]
+
+    def _all_banks(self, device: torch.device) -> list[tuple[list[int], ReaderBank]]:
+        if not self._banks:
+            lengths = [reader.prefix.shape[1] for reader in self._readers]
+            for length in sorted(set(lengths)):
+                numbers = [number for number, own in enumerate(lengths) if own == length]
+                bank = ReaderBank(self.backbone, [self._readers[number] for number in numbers])
+                self._banks[length] = (numbers, bank.to(device).eval())
+        return list(self._banks.values())
