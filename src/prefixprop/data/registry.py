@@ -153,9 +153,9 @@ def default_epochs(documents: int) -> int:
 
 def readers_schedule(documents: int) -> tuple[int, int]:
     """How many epochs readers are trained for, and how many documents make a step (docs/training.md)."""
-    if documents < 500:
-        return 15, 8
-    return (8, 16) if documents < 5000 else (5, 32)
+    if documents < 1000:
+        return 10, 8
+    return (5, 16) if documents < 5000 else (3, 32)
 
 
 def load_task(name: str, data_dir: str | Path | None = None) -> Task:
