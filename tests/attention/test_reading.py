@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -27,10 +28,6 @@ class Case(NamedTuple):
     heads: int = 2
     size: int = 8
     seed: int = 0
-
-    @property
-    def is_folded(self) -> bool:
-        return self.readers * self.length <= self.size
 
 
 class Inputs(NamedTuple):
@@ -124,8 +121,12 @@ def test_is_a_softmax_over_own_keys_and_the_text(
     assert_close(found, results(dense, cast(rounded, torch.float64), case.readers), tolerance)
 
 
-def test_both_ways_are_tested() -> None:
-    assert {(case.is_folded, len(set(case.kept)) > 1) for case in CASES} == {(a, b) for a in (0, 1) for b in (0, 1)}
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_few_rows_need_no_projected_text(monkeypatch: pytest.MonkeyPatch, case: Case) -> None:
+    inputs, projected = inputs_of(case), []
+    monkeypatch.setattr(nn.Linear, "forward", lambda self, rows: projected.append(1) or F.linear(rows, self.weight))
+    results(by_states, inputs, case.readers)
+    assert len(projected) == (0 if case.readers * case.length <= case.size else 2)
 
 
 @given(

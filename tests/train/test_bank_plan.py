@@ -34,14 +34,6 @@ def test_more_tokens_never_mean_fewer_rows(
     assert fewer.seeds <= larger.seeds and len(fewer.learning_rates) <= len(larger.learning_rates)
 
 
-@given(tokens, st.integers(1, 5), lengths, rates)
-def test_more_groups_never_mean_more_readers_each(
-    mean: float, groups: int, length: int | None, rate: float | None
-) -> None:
-    fewer, more = (plan_bank(mean, count, length, rate) for count in (groups, groups + 1))
-    assert more.rows(1) <= fewer.rows(1)
-
-
 @pytest.mark.parametrize(
     ("mean", "groups", "expected"),
     [(30, 6, PLANS[0]), (16 * 6 * 2, 6, PLANS[1]), (16 * 6 * 2 - 1, 6, PLANS[0]), (4096, 6, PLANS[-1])],
