@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from prefixprop import load_run
 from prefixprop.choices import LONG_DOCUMENTS
+from prefixprop.data.batches import batches_by_length
 from prefixprop.evaluate import softmax
 from prefixprop.predict import TrainedModel
-from prefixprop.predict.token_batches import batches_by_length
 from prefixprop.predict.trained_model import PredictionOptions, read_with_each
 
 from tiny_questions import tiny_tokenizer

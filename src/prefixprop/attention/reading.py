@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from prefixprop.attention.dropout import wide
+from prefixprop.attention.dropout import dropout_weights, wide
 from prefixprop.attention.pattern import AttentionPattern, as_bias
 from prefixprop.attention.prefix import PrefixedKeys
 from prefixprop.attention.sliding_window import KeyValue, attend_to_states, is_plain, split_heads
@@ -41,18 +41,43 @@ def read_states(
     `key_value` projects the states; where rows are few it is applied to the queries instead.
     """
     few = query.shape[1] * query.shape[2] <= states.shape[2] and all(map(is_plain, key_value))
-    if few or dropout:
+    if few:
         return attend_to_states(query, states, key_value, pattern, own, dropout, readers=readers)[0]
     key, value = (split_heads(project(states), query.shape[1]) for project in key_value)
-    return read_keys(query, key, value, pattern, own, readers)
+    return read_keys(query, key, value, pattern, own, readers, dropout)
 
 
 def read_keys(
-    query: Tensor, key: Tensor, value: Tensor, pattern: AttentionPattern, own: PrefixedKeys, readers: int
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    pattern: AttentionPattern,
+    own: PrefixedKeys,
+    readers: int,
+    dropout: float = 0.0,
 ) -> Tensor:
     """The same for projected keys and values of the text, [batch, heads, tokens, size] each."""
+    if dropout:
+        return _with_dropout(query, key, value, pattern, own, readers, dropout)
     bias = pattern.prepared(_bias, query.dtype) if pattern.unpadded_rows is None else None
     return _Read.apply(query, key.detach(), value.detach(), bias, *own, readers)
+
+
+def _with_dropout(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    pattern: AttentionPattern,
+    own: PrefixedKeys,
+    readers: int,
+    dropout: float,
+) -> Tensor:
+    """The same with dropout of the weights, which are written out."""
+    of_own = _own_scores(query, own.keys, readers).flatten(2, 3)
+    of_text = query @ key.mT / query.shape[-1] ** 0.5 + as_bias(~pattern.is_unseen[:, None, None, :], query.dtype)
+    weights = dropout_weights(torch.cat([of_own, of_text], dim=-1).softmax(dim=-1).to(query.dtype), dropout)
+    on_own, on_text = weights.split([of_own.shape[-1], of_text.shape[-1]], dim=-1)
+    return on_text @ value + (_blocks(on_own, readers) @ _blocks(own.values, readers)).flatten(2, 3)
 
 
 def _bias(pattern: AttentionPattern, dtype: torch.dtype) -> Tensor:

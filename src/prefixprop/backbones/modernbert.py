@@ -22,7 +22,7 @@ from prefixprop.attention.patch import Undo, replace_forward
 from prefixprop.attention.pattern import AttentionPattern
 from prefixprop.attention.prefix import PrefixedKeys, PrefixSource
 from prefixprop.attention.reading import read_keys
-from prefixprop.attention.rope import attend_to_all, geglu
+from prefixprop.attention.rope import geglu
 from prefixprop.backbones.base import Backbone, RowSource, Text, record_outputs, without_prefix
 from prefixprop.backbones.dense_attention import (
     attend,
@@ -127,10 +127,7 @@ class ModernBertBackbone(Backbone):
         query, *own = self._rotated(layer, rows, positions.new_zeros(1, rows.shape[1]))
         _, key, value = self._rotated(layer, states, positions)
         dropout = attention.attention_dropout if attention.training else 0.0
-        if dropout:
-            attended = attend_to_all(query, key, value, text.pattern, PrefixedKeys(*own), dropout)
-        else:
-            attended = read_keys(query, key, value, text.pattern, PrefixedKeys(*own), readers)
+        attended = read_keys(query, key, value, text.pattern, PrefixedKeys(*own), readers, dropout)
         return geglu(layer, rows, attention.out_drop(attention.Wo(attended.transpose(1, 2).flatten(2))))
 
     def _rotated(self, layer: Any, states: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -46,15 +46,12 @@ def plan_bank(
     mean_tokens: float, groups: int, length: int | None = None, learning_rate: float | None = None
 ) -> BankPlan:
     """The largest plan that documents of so many tokens on average allow; what is given is as given."""
-    chosen = PLANS[0]
-    for plan in PLANS:
-        plan = plan._replace(
+    plans = [
+        plan._replace(
             length=length or plan.length,
             learning_rates=plan.learning_rates if learning_rate is None else (learning_rate,),
         )
-        if plan is PLANS[0] or plan.rows(groups) <= mean_tokens * ROWS_PER_TOKEN:
-            chosen = plan
-    return chosen._replace(
-        length=length or chosen.length,
-        learning_rates=chosen.learning_rates if learning_rate is None else (learning_rate,),
-    )
+        for plan in PLANS
+    ]
+    fitting = (plan for plan in reversed(plans) if plan.rows(groups) <= mean_tokens * ROWS_PER_TOKEN)
+    return next(fitting, plans[0])

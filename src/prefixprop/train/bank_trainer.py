@@ -265,11 +265,14 @@ class BankTrainer:
         """Go on with some of the readers only."""
         chosen = torch.tensor(readers, device=self.text.device)
         state = self.optimizer.state()
-        state |= {name: [tensor[chosen] for tensor in state[name]] for name in ("means", "squares")}
         self.bank = self.bank.select(readers)
         self.plans = [self.plans[index] for index in readers]
         self.losses = [loss[chosen] for loss in self.losses]
         self._prepare()
+        for name in ("means", "squares"):
+            # Heads are narrower where those of the most classes are left out.
+            sizes = [len(parameter[0]) for parameter in self.optimizer.parameters]
+            state[name] = [tensor[chosen, :size] for tensor, size in zip(state[name], sizes, strict=True)]
         self.optimizer.restore(state)
 
     def save(self, checkpoints: Path, notes: Mapping[str, Any]) -> None:

@@ -1,0 +1,189 @@
+"""Attention of virtual tokens that only read, against a softmax that is written out."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from prefixprop.attention import AttentionPattern
+from prefixprop.attention.prefix import PrefixedKeys
+from prefixprop.attention.reading import read_keys, read_states
+from prefixprop.attention.sliding_window import split_heads
+
+from one_layer import assert_close
+
+
+class Case(NamedTuple):
+    """Readers of one length, and the text they read; it is projected only where heads * rows exceed its width."""
+
+    readers: int
+    length: int
+    kept: tuple[int, ...]  # real tokens of each document
+    heads: int = 2
+    size: int = 8
+    seed: int = 0
+
+
+class Inputs(NamedTuple):
+    states: Tensor  # [batch, tokens, heads * size]
+    projections: tuple[nn.Linear, nn.Linear]  # of keys and of values
+    pattern: AttentionPattern
+    rows: tuple[Tensor, Tensor, Tensor]  # queries, own keys and own values
+    direction: Tensor
+
+
+CASES = [
+    Case(1, 1, (9, 9)),
+    Case(1, 3, (11, 4, 1)),
+    Case(4, 2, (40, 33)),
+    Case(3, 2, (17,)),
+    Case(5, 3, (12, 12)),
+    Case(5, 3, (19, 6, 0)),
+    Case(40, 1, (70, 3)),
+    Case(1, 20, (33, 17)),
+]
+
+
+def inputs_of(case: Case, dtype: torch.dtype = torch.float64) -> Inputs:
+    torch.manual_seed(case.seed)
+    tokens, width = max(1, *case.kept), case.heads * case.size
+    is_masked = torch.arange(tokens)[None] >= torch.tensor(case.kept)[:, None]
+    unpadded = tokens if not is_masked.any() else None
+    pattern = AttentionPattern(is_masked, torch.zeros_like(is_masked), unpadded_rows=unpadded)
+    projections = nn.Linear(width, width).to(dtype), nn.Linear(width, width).to(dtype)
+    for parameter in (*projections[0].parameters(), *projections[1].parameters()):
+        nn.init.normal_(parameter, std=0.3).requires_grad_(False)
+    of_rows = (len(case.kept), case.heads, case.readers * case.length, case.size)
+    query, key, value, direction = (torch.randn(of_rows, dtype=dtype) for _ in range(4))
+    states = torch.randn(len(case.kept), tokens, width, dtype=dtype)
+    return Inputs(states, projections, pattern, (query, key, value), direction)
+
+
+def dense(inputs: Inputs, query: Tensor, own: PrefixedKeys, readers: int) -> Tensor:
+    """softmax(q · cat(k', k) / √d) · cat(v', v), with what a row does not see masked."""
+    key, value = (split_heads(project(inputs.states), query.shape[1]) for project in inputs.projections)
+    reader = torch.arange(query.shape[2]) // (query.shape[2] // readers)
+    among = (reader[:, None] == reader).expand(len(query), 1, -1, -1)
+    text = ~inputs.pattern.is_masked[:, None, None].expand(-1, -1, query.shape[2], -1)
+    scores = query @ torch.cat([own.keys, key], dim=2).mT / query.shape[-1] ** 0.5
+    weights = scores.masked_fill(~torch.cat([among, text], dim=-1), -torch.inf).softmax(dim=-1)
+    return weights @ torch.cat([own.values, value], dim=2)
+
+
+def by_states(inputs: Inputs, query: Tensor, own: PrefixedKeys, readers: int, dropout: float = 0.0) -> Tensor:
+    return read_states(query, inputs.states, inputs.projections, inputs.pattern, own, readers, dropout)
+
+
+def by_keys(inputs: Inputs, query: Tensor, own: PrefixedKeys, readers: int, dropout: float = 0.0) -> Tensor:
+    key, value = (split_heads(project(inputs.states), query.shape[1]) for project in inputs.projections)
+    return read_keys(query, key, value, inputs.pattern, own, readers, dropout)
+
+
+def results(function: Any, inputs: Inputs, readers: int) -> dict[str, Tensor]:
+    """The output, and the gradients of queries, own keys and own values."""
+    query, *own = (rows.clone().requires_grad_() for rows in inputs.rows)
+    output = function(inputs, query, PrefixedKeys(*own), readers)
+    gradients = torch.autograd.grad((output * inputs.direction).sum(), [query, *own])
+    return dict(zip(("output", "query", "key", "value"), (output.detach(), *gradients), strict=True))
+
+
+def cast(inputs: Inputs, dtype: torch.dtype) -> Inputs:
+    key, value = inputs.projections
+    return Inputs(
+        inputs.states.to(dtype),
+        (key.to(dtype), value.to(dtype)),
+        inputs.pattern,
+        tuple(rows.to(dtype) for rows in inputs.rows),  # type: ignore[arg-type]
+        inputs.direction.to(dtype),
+    )
+
+
+both = pytest.mark.parametrize("function", [by_states, by_keys])
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 0.05)]
+)
+@both
+def test_is_a_softmax_over_own_keys_and_the_text(
+    function: Any, case: Case, dtype: torch.dtype, tolerance: float
+) -> None:
+    rounded = inputs_of(case, dtype)
+    found = results(function, rounded, case.readers)
+    assert all(tensor.dtype == dtype for tensor in found.values())
+    assert_close(found, results(dense, cast(rounded, torch.float64), case.readers), tolerance)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_few_rows_need_no_projected_text(monkeypatch: pytest.MonkeyPatch, case: Case) -> None:
+    inputs, projected = inputs_of(case), []
+    monkeypatch.setattr(nn.Linear, "forward", lambda self, rows: projected.append(1) or F.linear(rows, self.weight))
+    results(by_states, inputs, case.readers)
+    assert len(projected) == (0 if case.readers * case.length <= case.size else 2)
+
+
+@given(
+    st.builds(
+        Case,
+        readers=st.integers(1, 7),
+        length=st.integers(1, 6),
+        kept=st.lists(st.integers(0, 40), min_size=1, max_size=3).map(tuple),
+        heads=st.integers(1, 3),
+        size=st.sampled_from([1, 3, 8, 20]),
+        seed=st.integers(0, 1000),
+    )
+)
+def test_any_shape(case: Case) -> None:
+    inputs = inputs_of(case)
+    expected = results(dense, inputs, case.readers)
+    for function in (by_states, by_keys):
+        assert_close(results(function, inputs, case.readers), expected, 1e-11)
+
+
+@pytest.mark.parametrize("case", [Case(4, 2, (40, 33)), Case(5, 3, (19, 6, 0))], ids=["few rows", "many rows"])
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
+@both
+def test_readers_do_not_see_each_other(function: Any, case: Case, dropout: float) -> None:
+    """Whatever another reader is, NaN too, one's rows and gradients are the same to the bit."""
+    inputs = inputs_of(case, torch.float32)
+    of_second = slice(case.length, 2 * case.length)
+
+    def of_the_others(rows: tuple[Tensor, ...]) -> list[Tensor]:
+        torch.manual_seed(1)
+        query, *own = (tensor.clone().requires_grad_() for tensor in rows)
+        output = function(inputs, query, PrefixedKeys(*own), case.readers, dropout)
+        found = [output, *torch.autograd.grad((output * inputs.direction).sum(), [query, *own])]
+        return [torch.cat([t[:, :, : case.length], t[:, :, 2 * case.length :]], dim=2).detach() for t in found]
+
+    before = of_the_others(inputs.rows)
+    for other in (3.0, torch.nan):
+        changed = tuple(tensor.clone() for tensor in inputs.rows)
+        for tensor in changed:
+            tensor[:, :, of_second] = other
+        after = of_the_others(changed)
+        assert all(one.equal(two) for one, two in zip(before, after, strict=True))
+    assert all(tensor.isfinite().all() for tensor in before)
+
+
+@pytest.mark.parametrize("readers", [2, 9], ids=["few rows", "many rows"])
+@both
+def test_dropout_is_right_on_average(function: Any, readers: int) -> None:
+    case = Case(readers, 2, (7,) * 3000)
+    inputs = inputs_of(case)
+    one = inputs._replace(
+        states=inputs.states[:1].expand(3000, -1, -1),
+        rows=tuple(rows[:1].expand(3000, -1, -1, -1) for rows in inputs.rows),  # type: ignore[arg-type]
+    )
+    query, *own = one.rows
+    expected = dense(one, query, PrefixedKeys(*own), readers)[0]
+    drawn = function(one, query, PrefixedKeys(*own), readers, 0.3)
+    assert not drawn[0].allclose(drawn[1])
+    error = (drawn.mean(dim=0) - expected) / (drawn.std(dim=0) / 3000**0.5)
+    assert error.abs().max() < 5
