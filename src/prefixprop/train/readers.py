@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -205,18 +206,21 @@ class Readers:
         step, losses = self.trainer.step, torch.stack(self.trainer.losses).mean(dim=0).tolist()
         by_rate: dict[float, list[float]] = {}
         for plan, loss in zip(self.trainer.plans, losses, strict=True):
-            by_rate.setdefault(plan.learning_rate, []).append(loss)
+            if math.isfinite(loss):  # that of a reader that has diverged is not
+                by_rate.setdefault(plan.learning_rate, []).append(loss)
+        means = {rate: float(np.mean(found)) for rate, found in by_rate.items()}
         line = {
             "epoch": step // self.trainer.steps_per_epoch,
             "step": step,
-            "loss": float(np.mean(losses)),
-            "loss_by_learning_rate": {f"{rate:g}": float(np.mean(found)) for rate, found in by_rate.items()},
+            "loss": min(means.values(), default=None),
+            "loss_by_learning_rate": {f"{rate:g}": mean for rate, mean in means.items()},
             "readers": len(losses),
             "seconds": round(self.seconds, 3),
         }
         self.history.append(line)
         self.write_history(directory)
-        self.progress.line(f"epoch {line['epoch']:>3}  step {step:>6}  loss {line['loss']:.4f}")
+        told = "  ".join(f"{mean:.4f} at {rate:g}" for rate, mean in means.items())
+        self.progress.line(f"epoch {line['epoch']:>3}  step {step:>6}  loss {told}")
 
     def write_history(self, directory: RunDirectory) -> None:
         write_text(directory.history, "".join(json.dumps(entry) + "\n" for entry in self.history))

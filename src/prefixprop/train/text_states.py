@@ -52,10 +52,14 @@ class TextStates:
         self.are_kept = keep and self.bytes <= _SHARE * free_memory(self.device)
         self._kept: dict[int, Tensor] = {}  # [layers, tokens, hidden]
 
+    @property
+    def _dtype(self) -> torch.dtype:
+        """That of the encoder's weights: autocast may compute states in a wider one."""
+        return next(self.backbone.layers[0].parameters()).dtype
+
     def _bytes_per_token(self) -> int:
-        weight = self.backbone.layers[0].parameters()
         config = self.backbone.config
-        return config.num_hidden_layers * config.hidden_size * next(weight).element_size()
+        return config.num_hidden_layers * config.hidden_size * self._dtype.itemsize
 
     def fill(self, progress: Progress) -> None:
         """Compute all states, if they are kept; always in the same batches, so that a resumed run has the same."""
@@ -66,7 +70,7 @@ class TextStates:
             text = self._compute(indices)
             for place, index in enumerate(indices):
                 states = [state[place, : self.lengths[index]] for state in text.states]
-                self._kept[index] = torch.stack(states)
+                self._kept[index] = torch.stack(states).to(self._dtype)
             done += len(indices)
             progress.advance("reading documents", done, len(self.documents))
 
