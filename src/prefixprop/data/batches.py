@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,25 @@ from prefixprop.data.wikihop import QuestionInput
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+def batches_by_length(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
+    """The indices of all texts, longest first, in batches of at most `batch_tokens` tokens, padding included.
+
+    A text longer than that is a batch of its own.
+    """
+    batch: list[int] = []
+    longest = 0
+    # Longest first: if the memory is too small, that shows at once.
+    for index in sorted(range(len(lengths)), key=lambda index: (-lengths[index], index)):
+        if batch and (len(batch) + 1) * longest > batch_tokens:
+            yield batch
+            batch = []
+        if not batch:
+            longest = lengths[index]
+        batch.append(index)
+    if batch:
+        yield batch
 
 
 def pad_documents(

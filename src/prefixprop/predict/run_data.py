@@ -21,10 +21,11 @@ from prefixprop.data import (
     read_rows,
     select_documents,
 )
+from prefixprop.data.batches import batches_by_length
 from prefixprop.data.documents import ids_of, labels_of
 from prefixprop.data.files import Columns, label_documents
 from prefixprop.evaluate import PredictionSet, question_predictions, read_predictions
-from prefixprop.predict.token_batches import batches_by_length, inference
+from prefixprop.predict.token_batches import inference
 from prefixprop.predict.trained_model import PredictionOptions, TrainedModel, read_with_each
 from prefixprop.runs.directory import RunDirectory
 

@@ -13,28 +13,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from prefixprop.data.batches import pad_documents
+from prefixprop.data.batches import batches_by_length, pad_documents
 from prefixprop.data.encoding import TokenIds
 from prefixprop.models.gpu import CudaGraph, can_use_cuda_graphs, padded_length, without_cudnn
-
-
-def batches_by_length(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
-    """The indices of all texts, longest first, in batches of at most `batch_tokens` tokens, padding included.
-
-    A text longer than that is a batch of its own.
-    """
-    batch: list[int] = []
-    longest = 0
-    # Longest first: if the memory is too small, that shows at once.
-    for index in sorted(range(len(lengths)), key=lambda index: (-lengths[index], index)):
-        if batch and (len(batch) + 1) * longest > batch_tokens:
-            yield batch
-            batch = []
-        if not batch:
-            longest = lengths[index]
-        batch.append(index)
-    if batch:
-        yield batch
 
 
 def classify(

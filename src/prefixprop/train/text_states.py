@@ -16,10 +16,9 @@ from torch import Tensor
 
 from prefixprop.backbones import Backbone
 from prefixprop.backbones.base import Text
-from prefixprop.data.batches import pad_documents
+from prefixprop.data.batches import batches_by_length, pad_documents
 from prefixprop.data.encoding import TokenIds
 from prefixprop.models.gpu import padded_length
-from prefixprop.predict.token_batches import batches_by_length
 from prefixprop.progress import Progress
 from prefixprop.tuners.reading import text_of, text_to_read
 
