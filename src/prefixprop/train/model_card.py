@@ -30,7 +30,8 @@ def model_card(
         f", kernel {settings.kernel} with alpha {settings.alpha:g} ({settings.alpha_mode})" if settings.kernel else ""
     )
     gate = ", a gate per layer" if settings.gate else ""
-    prefix = f", {settings.num_virtual_tokens} virtual tokens{kernel}{gate}" if settings.num_virtual_tokens else ""
+    has_length = settings.is_prefix_method and settings.num_virtual_tokens is not None
+    prefix = f", {settings.num_virtual_tokens} virtual tokens{kernel}{gate}" if has_length else ""
     lora = f", LoRA of rank {settings.lora_rank}" if "lora_rank" in method.options else ""
     parts = ", ".join(f"{part} {size:,}" for part in _PARTS if (size := getattr(count, part)))
     fold = f"; the dev set is fold {settings.fold} of {settings.folds} of the training set" if settings.folds else ""

@@ -11,9 +11,11 @@ import pytest
 from prefixprop.report import Report, make_report
 from prefixprop.report.tables.table import Table
 from prefixprop.runs.find import read_run
+from prefixprop.train import train
 
 from tiny_questions import invented
 from tiny_runs import finish_again, make_results, make_run, make_wikihop_run
+from tiny_training import Notes, tiny_settings
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +59,17 @@ def test_its_surest_mistakes_and_how_they_begin(run: Path) -> None:
     assert column(table, "Label") == [labels[one] for one in expected]
     assert table.notes[0].startswith(f"{len(wrong)} mistakes in all; first those that the run is surest of")
     assert len(table.notes) == 1
+
+
+@pytest.mark.parametrize("method", ["head-only", "tfidf"])
+def test_mistakes_where_a_part_of_the_training_set_judges(tmp_path: Path, method: str) -> None:
+    settings = tiny_settings(tmp_path, method=method, dev_files=(), test_files=(), epochs=1)
+    found = train(settings, tmp_path / "run", progress=Notes())
+    lines = Path(settings.train_files[0]).read_text().splitlines()
+    texts = {row["id"]: row["text"] for row in map(json.loads, lines)}
+    assert found.metrics["dev"]["documents"] == (len(lines) if method == "tfidf" else 3)
+    table = named(make_report([found.run_dir]), "-mistakes")
+    assert column(table, "It begins") == [texts[one] for one in column(table, "Document")] != []
 
 
 def test_other_documents_are_not_shown_as_those_of_the_run(run: Path) -> None:
