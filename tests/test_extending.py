@@ -242,7 +242,7 @@ def test_a_method(package: Callable[[str], None], tmp_path: Path) -> None:
     idle = call("train", *flags, "--layout", "reference", "--lora-rank", 2, status=1).stderr
     assert "--layout: belongs to --method prefix-propagation, prefix-tuning, " in idle and "--lora-rank" in idle
     other = call("train", *flags, "--method", "lora", status=1).stderr
-    owners = ", ".join(("prefix-propagation", "prefix-tuning", "prefix-reading", "readers", "prefix-propagation+lora"))
+    owners = "prefix-propagation, prefix-tuning, prefix-reading, readers, prefix-propagation+lora"
     assert f"--num-virtual-tokens: belongs to --method {owners}, prefix-tuning+lora and keys-alone" in other
 
     plan = write_plan(tmp_path, variants={"own": {"method": "keys-alone"}, "usual": {"method": "prefix-tuning"}})

@@ -8,7 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from prefixprop.data import ClassificationTask, Document, Split, draw_sample, fingerprint, load_files, select_documents
+from prefixprop.data import (
+    ClassificationTask,
+    Document,
+    Split,
+    draw_sample,
+    fingerprint,
+    load_files,
+    select_documents,
+)
 from prefixprop.data.documents import StoredDocuments, first_copies, text_digests
 
 

@@ -91,7 +91,7 @@ COPIES = [
 
 
 @pytest.mark.parametrize(("texts", "notes"), [(200, []), (100, COPIES)])
-def test_without_dev_files_a_stratified_tenth_of_the_training_set_is_the_dev_set(tmp_path: Path, texts: int, notes: list[str]) -> None:
+def test_without_dev_files_a_stratified_tenth_is_the_dev_set(tmp_path: Path, texts: int, notes: list[str]) -> None:
     records = [{"text": f"letter {n % texts}", "label": "rare" if n % 4 == 0 else "common"} for n in range(200)]
     path = write_json(tmp_path / "x.jsonl", records)
     whole = load_files([path])

@@ -152,8 +152,8 @@ def test_a_dev_set_is_split_off_where_there_is_none_and_one_is_needed() -> None:
     assert (found.train, found.dev, found.test) == (train, dev, task.test) and len(dev) == 5
     assert Counter(document.label for document in dev) == {0: 3, 1: 2}
     assert found.remarks == (  # type: ignore[union-attr]
-        "no dev documents were given: 5 of 50 training documents, drawn with seed 10 and stratified by label, are the "
-        "dev set",
+        "no dev documents were given: 5 of 50 training documents, drawn with seed 10 and stratified by label, are "
+        "the dev set",
     )
     few = select_documents(task, max_documents={"train": 7, "dev": 3}, seed=3)
     assert (few.train, few.dev) == (draw_sample(train, 7, seed=3), draw_sample(dev, 3, seed=3))
@@ -200,5 +200,5 @@ def test_every_document_has_a_fold_and_copies_have_the_same(labels: list[int], c
 
 @pytest.mark.parametrize(("labels", "texts"), [([0], None), ([0, 1, 0], [7, 7, 7])])
 def test_folds_need_two_different_texts(labels: list[int], texts: list[int] | None) -> None:
-    with pytest.raises(ValueError, match=r"Task .mine. has one text to choose by \(documents: \d\), .* give documents that differ"):
+    with pytest.raises(ValueError, match=r"one text to choose by \(documents: \d\), .* give documents that differ"):
         fold_numbers("mine", documents(labels, texts), 5)

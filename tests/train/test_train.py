@@ -83,7 +83,9 @@ def test_the_history_has_every_epoch_and_the_best_is_kept(run_dir: Path) -> None
         ("roberta", "prefix-tuning"),
     ],
 )
-def test_every_method_with_one_model_gives_its_own_predictions_again_when_loaded(tmp_path: Path, family: str, method: str) -> None:
+def test_a_trained_model_gives_its_own_predictions_again_when_loaded(
+    tmp_path: Path, family: str, method: str
+) -> None:
     settings, run_dir = tiny_settings(tmp_path, family, method=method, epochs=1), tmp_path / "run"
     train(settings, run_dir)
     stored = read_predictions(run_dir / "predictions" / "test.jsonl")

@@ -41,8 +41,8 @@ def train(
     >>> result.metrics["test"]["micro_f1"]
     """
     if len(settings.label_column) > 1:
-        columns = " and ".join(settings.label_column)
-        raise SettingsError([f"--label-column: a run has one column, got {columns}; train_questions trains for each."])
+        columns = ", ".join(settings.label_column)
+        raise SettingsError([f"--label-column: a run has one, got {columns}; train_questions makes a run for each."])
     progress = progress or Progress()
     directory = RunDirectory(Path(run_dir))
     check_may_start(directory, resume, overwrite)
