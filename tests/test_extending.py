@@ -218,7 +218,8 @@ def test_a_run_on_a_backbone(package: Callable[[str], None], tmp_path: Path) -> 
 
 def test_a_kernel(package: Callable[[str], None], tmp_path: Path) -> None:
     package(KERNEL)
-    flags = [*data_flags(tmp_path), "--epochs", 1, "--run-dir", "run", "--kernel", "overlap"]
+    method = ("--method", "prefix-propagation+lora")
+    flags = [*data_flags(tmp_path), *method, "--epochs", 1, "--run-dir", "run", "--kernel", "overlap"]
     assert "--kernel: 'overlap' is unknown" in call("train", *flags, package=None, status=1).stderr
     assert "One of exp, rbf, poly, linear, overlap." in call("train", "--help").stdout
     assert "Relu of the product." in call("methods").stdout
