@@ -218,7 +218,8 @@ def test_a_run_on_a_backbone(package: Callable[[str], None], tmp_path: Path) -> 
 
 def test_a_kernel(package: Callable[[str], None], tmp_path: Path) -> None:
     package(KERNEL)
-    flags = [*data_flags(tmp_path), "--epochs", 1, "--run-dir", "run", "--kernel", "overlap"]
+    method = ("--method", "prefix-propagation+lora")
+    flags = [*data_flags(tmp_path), *method, "--epochs", 1, "--run-dir", "run", "--kernel", "overlap"]
     assert "--kernel: 'overlap' is unknown" in call("train", *flags, package=None, status=1).stderr
     assert "One of exp, rbf, poly, linear, overlap." in call("train", "--help").stdout
     assert "Relu of the product." in call("methods").stdout
@@ -242,8 +243,8 @@ def test_a_method(package: Callable[[str], None], tmp_path: Path) -> None:
     idle = call("train", *flags, "--layout", "reference", "--lora-rank", 2, status=1).stderr
     assert "--layout: belongs to --method prefix-propagation, prefix-tuning, " in idle and "--lora-rank" in idle
     other = call("train", *flags, "--method", "lora", status=1).stderr
-    owners = "prefix-propagation, prefix-tuning, prefix-reading, prefix-propagation+lora, prefix-tuning+lora and keys"
-    assert f"--num-virtual-tokens: belongs to --method {owners}-alone" in other
+    owners = "prefix-propagation, prefix-tuning, prefix-reading, readers, prefix-propagation+lora"
+    assert f"--num-virtual-tokens: belongs to --method {owners}, prefix-tuning+lora and keys-alone" in other
 
     plan = write_plan(tmp_path, variants={"own": {"method": "keys-alone"}, "usual": {"method": "prefix-tuning"}})
     assert "2 runs in" in call("sweep", plan, "--dry-run").stdout

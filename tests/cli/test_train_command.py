@@ -110,6 +110,19 @@ def test_all_wrong_settings_are_told_at_once() -> None:
     assert told.count("Error:") == 3
 
 
+def test_one_or_several_label_columns(tmp_path: Path, recipe: Path) -> None:
+    options = ("--config", recipe, "--method", "lora", "--dry-run")
+    shown = yaml.safe_load(call("train", *options, "--label-column", "label")[0])
+    assert shown["label_column"] == ["label"]
+    assert "there is no column 'topic'" in refused(*options, "--label-column", "topic")
+    several = ("--label-column", "topic", "--label-column", "tone")
+    assert "--label-column: lora trains for one column; choose one, or --method readers." in refused(
+        *options, *several
+    )
+    twice = ("--method", "readers", "--label-column", "tone", "--label-column", "tone")
+    assert "--label-column: name each column once" in refused("--config", recipe, *twice)
+
+
 def test_a_broken_recipe(tmp_path: Path) -> None:
     path = tmp_path / "r.yaml"
     path.write_text("task: hyperpartisan\nepoch: 3\n")

@@ -11,10 +11,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prefixprop.data import CandidateCollator, DocumentCollator, Question, WikiHopDataset, pad_documents
+from prefixprop.data.batches import batches_by_length
 
 from tiny_questions import ENTITY, questions, tiny_tokenizer
 
 ROWS = [np.array(ids, dtype=np.int32) for ids in ([5, 6, 7], [8], [9, 9])]
+
+
+@given(lengths=st.lists(st.integers(1, 50)), budget=st.integers(1, 200))
+def test_batches_hold_every_text_once_within_the_budget(lengths: list[int], budget: int) -> None:
+    batches = list(batches_by_length(lengths, budget))
+    assert sorted(index for batch in batches for index in batch) == list(range(len(lengths)))
+    for batch in batches:
+        assert len(batch) == 1 or len(batch) * max(lengths[index] for index in batch) <= budget
+    ordered = [lengths[index] for batch in batches for index in batch]
+    assert ordered == sorted(lengths, reverse=True)
 
 
 NOTHING = np.zeros(0, dtype=np.int32)

@@ -8,7 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from prefixprop.data import ClassificationTask, Document, Split, draw_sample, fingerprint, load_files
+from prefixprop.data import (
+    ClassificationTask,
+    Document,
+    Split,
+    draw_sample,
+    fingerprint,
+    load_files,
+    select_documents,
+)
 from prefixprop.data.documents import StoredDocuments, first_copies, text_digests
 
 
@@ -84,10 +92,13 @@ def test_packed_documents_are_a_sequence_like_any_other() -> None:
 
 @pytest.fixture
 def stored_task(tmp_path: Path) -> ClassificationTask:
+    """A task whose dev set is a part of its training files."""
     texts = ["one", " \n", 'naïve "café"', "half \ud83d", "five", "six"]
     records = [{"id": number, "text": text, "label": "ab"[number % 2]} for number, text in enumerate(texts)]
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    return load_files([tmp_path / "train.jsonl"])
+    task = select_documents(load_files([tmp_path / "train.jsonl"]))
+    assert isinstance(task, ClassificationTask)
+    return task
 
 
 def test_the_fingerprint_is_that_of_the_documents_wherever_they_are(

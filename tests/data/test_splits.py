@@ -6,6 +6,7 @@ import warnings
 from collections import Counter
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,7 +14,7 @@ from sklearn.model_selection import StratifiedKFold, train_test_split
 
 from prefixprop.data import ClassificationTask, Document, QuestionTask, Split, Task, draw_sample, select_documents
 from prefixprop.data.documents import StoredDocuments
-from prefixprop.data.splits import leave_out_fold, split_off
+from prefixprop.data.splits import fold_numbers, leave_out_fold, split_off
 
 from tiny_questions import invented
 
@@ -140,6 +141,64 @@ def test_what_a_run_reads() -> None:
     fold = leave_out_fold(task, 5, 1)
     assert found.dev == fold.dev and found.train == draw_sample(fold.train, 7, seed=3) and len(found.train) == 7
     assert select_documents(task, max_documents={"test": 0}).test == ()
-    for lacking, name in ({"train": ()}, "training"), ({"dev": ()}, "dev"):
-        with pytest.raises(ValueError, match=f"Task 'mine' has no {name} documents"):
-            select_documents(replace(task, **lacking))
+    with pytest.raises(ValueError, match="Task 'mine' has no training documents"):
+        select_documents(replace(task, train=()))
+
+
+def test_a_dev_set_is_split_off_where_there_is_none_and_one_is_needed() -> None:
+    task = replace(task_of({"law": 30, "art": 20}), dev=())
+    train, dev = split_off(task.train, 0.1)
+    found = select_documents(task)
+    assert (found.train, found.dev, found.test) == (train, dev, task.test) and len(dev) == 5
+    assert Counter(document.label for document in dev) == {0: 3, 1: 2}
+    assert found.remarks == (  # type: ignore[union-attr]
+        "no dev documents were given: 5 of 50 training documents, drawn with seed 10 and stratified by label, are "
+        "the dev set",
+    )
+    few = select_documents(task, max_documents={"train": 7, "dev": 3}, seed=3)
+    assert (few.train, few.dev) == (draw_sample(train, 7, seed=3), draw_sample(dev, 3, seed=3))
+    assert select_documents(task, needs_dev=False) == task
+
+
+def test_a_fold_is_of_all_training_documents() -> None:
+    task = replace(task_of({"law": 30, "art": 20}), dev=())
+    for needs_dev in (True, False):
+        parts = [select_documents(task, folds=5, fold=fold, needs_dev=needs_dev) for fold in range(5)]
+        assert sorted(name for part in parts for name in ids(part, "dev")) == sorted(ids(task, "train"))
+        assert all(part.remarks[0].endswith("is the dev set of this run") for part in parts)  # type: ignore[union-attr]
+
+
+def test_where_no_dev_set_can_be_split_off() -> None:
+    few = replace(task_of({"law": 1, "art": 1}), dev=())
+    with pytest.raises(ValueError, match=r"2 documents cannot be split in two: .* Give both parts as files"):
+        select_documents(few)
+    assert select_documents(few, needs_dev=False) == few
+    questions = QuestionTask("wikihop", tuple(invented(4, 1)), (), ())
+    with pytest.raises(ValueError, match="Task 'wikihop' has no dev questions, which every run needs; give some"):
+        select_documents(questions)
+
+
+def test_fold_numbers_are_the_folds_that_runs_leave_out() -> None:
+    texts = [index % 17 for index in range(50)]
+    for task in (task_of({"law": 30, "art": 20}), task_of({"law": 30, "art": 20}, texts)):
+        for stored in (task.train, StoredDocuments.packed(task.train)):
+            numbers = fold_numbers("mine", stored, 5)
+            for fold in range(5):
+                left_out = [str(index) for index in np.flatnonzero(numbers == fold)]
+                assert left_out == ids(leave_out_fold(task, 5, fold), "dev")
+
+
+@given(
+    labels=st.lists(st.integers(0, 4), min_size=2, max_size=60), copies=st.integers(2, 60), folds=st.integers(2, 9)
+)
+def test_every_document_has_a_fold_and_copies_have_the_same(labels: list[int], copies: int, folds: int) -> None:
+    texts = [index % copies for index in range(len(labels))]
+    numbers = fold_numbers("mine", documents(labels, texts), folds)
+    assert np.array_equal(np.unique(numbers), np.arange(min(folds, len(set(texts)))))
+    assert all(len(set(numbers[np.array(texts) == text])) == 1 for text in texts)
+
+
+@pytest.mark.parametrize(("labels", "texts"), [([0], None), ([0, 1, 0], [7, 7, 7])])
+def test_folds_need_two_different_texts(labels: list[int], texts: list[int] | None) -> None:
+    with pytest.raises(ValueError, match=r"one text to choose by \(documents: \d\), .* give documents that differ"):
+        fold_numbers("mine", documents(labels, texts), 5)

@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from prefixprop import load_run
 from prefixprop.choices import LONG_DOCUMENTS
@@ -109,16 +107,6 @@ def test_a_stream_is_read_window_by_window(trained: TrainedModel) -> None:
     for prediction, expected in zip(found, trained.predict(documents), strict=True):
         assert prediction.probabilities == pytest.approx(expected.probabilities, abs=1e-5)
         assert (prediction.label, prediction.tokens) == (expected.label, expected.tokens)
-
-
-@given(lengths=st.lists(st.integers(1, 50)), budget=st.integers(1, 200))
-def test_batches_hold_every_text_once_within_the_budget(lengths: list[int], budget: int) -> None:
-    batches = list(batches_by_length(lengths, budget))
-    assert sorted(index for batch in batches for index in batch) == list(range(len(lengths)))
-    for batch in batches:
-        assert len(batch) == 1 or len(batch) * max(lengths[index] for index in batch) <= budget
-    ordered = [lengths[index] for batch in batches for index in batch]
-    assert ordered == sorted(lengths, reverse=True)
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,23 @@ def test_values_may_be_written_as_people_do(tmp_path: Path) -> None:
     assert read_settings(write(tmp_path, "# nothing\n")) == {}
 
 
+@pytest.mark.parametrize(
+    ("text", "columns"),
+    [("tone", ("tone",)), ("[tone]", ("tone",)), ("[topic, tone]", ("topic", "tone")), ("[]", ())],
+)
+def test_one_or_several_label_columns(tmp_path: Path, text: str, columns: tuple[str, ...]) -> None:
+    settings = override(RunSettings(), read_settings(write(tmp_path, f"label_column: {text}\n")))
+    assert settings == RunSettings(label_column=columns)
+    path = write(tmp_path, settings_to_yaml(settings))
+    assert override(RunSettings(), read_settings(path)) == settings
+
+
+def test_a_label_column_is_a_text(tmp_path: Path) -> None:
+    for text in ("3", "[topic, 3]", "~"):
+        with pytest.raises(SettingsError, match=r"recipe\.yaml:1: label_column: must be "):
+            read_settings(write(tmp_path, f"label_column: {text}\n"))
+
+
 def test_all_that_is_wrong_is_told_with_its_line(tmp_path: Path) -> None:
     path = write(tmp_path, "task: hyperpartisan\nlearnin_rate: 1\n\nepochs: many\nseed: 1\nseed: 2\nlora_rank: 0\n")
     with pytest.raises(SettingsError) as raised:

@@ -9,14 +9,32 @@ from typing import Any
 import pytest
 
 from prefixprop.cli.settings_options import help_of
-from prefixprop.data.registry import TASKS
+from prefixprop.data.registry import TASKS, readers_schedule
 from prefixprop.settings.declaration import SettingsError
+from prefixprop.settings.methods import METHODS
 from prefixprop.settings.resolve import check_settings, documents_at_once, refuse_unused, resolve, unused_notes
 from prefixprop.settings.run_settings import SETTINGS, RunSettings
 from prefixprop.sweep import read_plan
 
 GOOD = RunSettings(task="hyperpartisan")
 OWN = RunSettings(train_files=("mine.jsonl",))
+OF_ONE_MODEL: dict[str, Any] = {
+    "keep": "last",
+    "early_stopping": 2,
+    "gradient_checkpointing": True,
+    "attention_dropout": 0.0,
+    "baseline": False,
+    "report_to": ("tensorboard",),
+}
+OF_THE_ENCODER: dict[str, Any] = {
+    "learning_rate": 1e-3,
+    "epochs": 3,
+    "batch_size": 4,
+    "warmup": 0.0,
+    "dropout": 0.0,
+    "weight_decay": 0.0,
+    "max_grad_norm": 0.0,
+}
 WITH_LORA = "prefix-propagation+lora and prefix-tuning+lora"
 LORA_RANK = f"--lora-rank: belongs to --method lora, {WITH_LORA}, and would change nothing here; leave it out."
 
@@ -38,6 +56,12 @@ LORA_RANK = f"--lora-rank: belongs to --method lora, {WITH_LORA}, and would chan
             "--method: prefix-reading classifies documents,",
         ),
         ({"keep_checkpoints": True, "keep_weights": False}, "--keep-checkpoints: checkpoints are weights"),
+        ({"task": "wikihop", "method": "readers"}, "--method: readers classifies documents, and wikihop asks"),
+        ({"task": "wikihop", "method": "tfidf"}, "--method: tfidf classifies documents, and wikihop asks"),
+        ({"label_column": ("topic", "tone")}, "--label-column: prefix-propagation trains for one column;"),
+        ({"method": "tfidf", "label_column": ("topic", "tone")}, "--label-column: tfidf trains for one column"),
+        ({"method": "readers", "label_column": ("topic", "topic")}, "--label-column: name each column once"),
+        ({"label_column": ()}, "--label-column: name each column once, and one at least."),
     ],
 )
 def test_what_does_not_fit_together(changes: dict[str, Any], problem: str) -> None:
@@ -45,6 +69,13 @@ def test_what_does_not_fit_together(changes: dict[str, Any], problem: str) -> No
     with pytest.raises(SettingsError) as raised:
         check_settings(replace(GOOD, **changes))
     assert len(raised.value.problems) == 1 and problem in raised.value.problems[0]
+
+
+def test_readers_answer_several_questions_on_one_device() -> None:
+    settings = replace(GOOD, method="readers", label_column=("topic", "tone"), batch_size=7)
+    check_settings(settings)
+    with pytest.raises(SettingsError, match=r"^--method: readers trains on one device; start one process\.$"):
+        check_settings(settings, processes=2)
 
 
 @pytest.mark.parametrize(
@@ -91,10 +122,30 @@ def test_a_task_of_a_users_module_may_have_other_defaults(monkeypatch: pytest.Mo
     [(999, None, None, 10), (1000, None, None, 5), (5000, 999, None, 10), (5000, 2000, None, 5), (5000, None, 3, 3)],
 )
 def test_many_documents_get_fewer_epochs(documents: int, limit: int | None, given: int | None, epochs: int) -> None:
-    settings = replace(OWN, max_train_documents=limit, epochs=given)
-    assert resolve(settings, documents=documents).epochs == epochs
-    assert resolve(replace(settings, folds=5, fold=0), documents=documents).epochs == epochs
-    assert resolve(GOOD, documents=documents).epochs == 20
+    settings = replace(OWN, method="lora", max_train_documents=limit, epochs=given)
+    assert resolve(settings, whole=documents).epochs == epochs
+    assert resolve(replace(settings, folds=5, fold=0), whole=documents).epochs == epochs
+    assert resolve(GOOD, whole=documents).epochs == 20
+
+
+@pytest.mark.parametrize(("documents", "limit"), [(None, None), (200, None), (9000, 200), (2000, None), (9000, None)])
+@pytest.mark.parametrize("source", [OWN, GOOD], ids=["files", "task"])
+def test_readers_leave_open_what_they_choose_themselves(
+    source: RunSettings, documents: int | None, limit: int | None
+) -> None:
+    expected = (None, None) if documents is None else readers_schedule(limit or documents)
+    run = resolve(replace(source, method="readers", max_train_documents=limit), whole=documents)
+    assert (run.epochs, run.batch_size) == expected and resolve(run, whole=documents) == run
+    assert (run.learning_rate, run.num_virtual_tokens, run.attention_dropout) == (None, None, None)
+    given = replace(source, method="readers", learning_rate=1e-3, num_virtual_tokens=4, epochs=2, batch_size=3)
+    run = resolve(given, whole=documents)
+    assert (run.learning_rate, run.num_virtual_tokens, run.epochs, run.batch_size) == (1e-3, 4, 2, 3)
+    fit = resolve(replace(given, method="tfidf"), whole=documents)
+    assert (fit.learning_rate, fit.num_virtual_tokens, fit.epochs, fit.batch_size) == (None, None, None, None)
+
+
+def test_only_what_trains_one_model_needs_a_dev_set() -> None:
+    assert {name for name in METHODS if not replace(GOOD, method=name).selection["needs_dev"]} == {"readers", "tfidf"}
 
 
 @pytest.mark.parametrize(
@@ -104,7 +155,8 @@ def test_many_documents_get_fewer_epochs(documents: int, limit: int | None, give
         (GOOD, 512, 512),
         (OWN, 8192, 8192),
         (replace(OWN, max_length=64), 512, 64),
-        (replace(OWN, layout="reference"), 4096, 4088),  # the released code shifts real tokens behind the prefix
+        # The released code shifts real tokens behind the prefix.
+        (replace(OWN, method="prefix-tuning", layout="reference"), 4096, 4088),
     ],
 )
 def test_the_model_limits_the_length(settings: RunSettings, limit: int, expected: int) -> None:
@@ -126,6 +178,24 @@ def test_the_model_limits_the_length(settings: RunSettings, limit: int, expected
         ({"method": "prefix-tuning", "pooling": "prefix"}, "--pooling: belongs to --method prefix-propagation and"),
         ({"max_chunks": 2}, "--max-chunks: belongs to a --task with questions, such as wikihop"),
         ({"text_column": "body"}, "--text-column: belongs to --train-files and --hub-dataset"),
+        ({"mix_baseline": "no"}, "--mix-baseline: belongs to --method readers, and would change nothing here"),
+        ({"method": "tfidf", "mix_baseline": "no"}, "--mix-baseline: belongs to --method readers"),
+        ({"method": "prefix-reading", "keep_states": "no"}, "--keep-states: belongs to --method readers"),
+        *(
+            ({"method": method, name: value}, f"{SETTINGS[name].flag}: belongs to methods that train one model")
+            for method in ("readers", "tfidf")
+            for name, value in OF_ONE_MODEL.items()
+        ),
+        *(
+            ({"method": "tfidf", name: value}, f"{SETTINGS[name].flag}: belongs to methods that train on the encoder")
+            for name, value in OF_THE_ENCODER.items()
+        ),
+        ({"method": "readers", "init": "vocab"}, "--init: belongs to --method prefix-propagation, prefix-tuning, "),
+        ({"method": "readers", **OF_THE_ENCODER}, None),
+        ({"method": "readers", "mix_baseline": "no", "keep_states": "no"}, None),
+        ({"method": "readers", "num_virtual_tokens": 4, "prefix_dropout": 0.0}, None),
+        ({**OF_ONE_MODEL, **OF_THE_ENCODER}, None),
+        ({"label_column": ("topic",)}, "--label-column: belongs to --train-files and --hub-dataset"),
         ({"method": "lora", "lora_rank": 4}, None),
         ({"method": "prefix-tuning+lora", "lora_rank": 4, "num_virtual_tokens": 4, "gate": True}, None),
         ({"kernel": "exp", "alpha": 0.01}, None),

@@ -202,3 +202,12 @@ def test_recipes_have_the_papers_grids(name: str, size: int, cells: int) -> None
 @pytest.mark.parametrize("path", sorted(RECIPES.rglob("*.yaml")), ids=lambda path: path.stem)
 def test_every_recipe_can_be_read(path: Path) -> None:
     assert 0 < read_plan(path).size < 1000
+
+
+def test_a_run_of_a_sweep_has_one_label_column(tmp_path: Path) -> None:
+    (tmp_path / "mine.csv").write_text("text,topic,tone\n")
+    files = f"train_files: {tmp_path / 'mine.csv'}\nmethod: readers\n"
+    cells = plan_of(tmp_path, f"{files}label_column: [[topic], [tone]]\n").cells
+    assert [cell.settings.label_column for cell in cells] == [("topic",), ("tone",)]
+    with pytest.raises(SettingsError, match=r"a run of a sweep has one column; .* \[\[one\], \[other\]\]"):
+        plan_of(tmp_path, f"{files}label_column: [topic, tone]\n")

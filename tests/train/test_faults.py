@@ -24,7 +24,7 @@ from prefixprop.train.checkpoints import list_checkpoints
 from tiny_training import Notes, comparable, tiny_settings
 
 # The package has a function of the same name.
-TRAIN_MODULE = import_module("prefixprop.train.run")
+PLAN_MODULE = import_module("prefixprop.train.plan")
 
 
 def files_of(folder: Path) -> dict[Path, bytes]:
@@ -111,7 +111,7 @@ def test_a_model_that_does_not_fit_names_what_to_lower(
     def build(*_: Any) -> None:
         raise error
 
-    monkeypatch.setattr(TRAIN_MODULE, "build_trainable", build)
+    monkeypatch.setattr(PLAN_MODULE, "build_trainable", build)
     with pytest.raises(TrainingError, match=re.escape(f"used up before training starts: {words}")):
         plan(tiny_settings(tmp_path, **changes))
 

@@ -36,7 +36,9 @@ def test_the_code_loads_the_model(
     stored = read_predictions(tmp_path / "run" / "predictions" / "dev.jsonl")
     monkeypatch.chdir(tmp_path / "run")
     names: dict[str, Any] = {}
-    codes = CODE.findall(Path("README.md").read_text(encoding="utf-8"))
+    card = Path("README.md").read_text(encoding="utf-8")
+    assert ("virtual tokens" in card) == settings.is_prefix_method
+    codes = CODE.findall(card)
     assert len(codes) == (1 if method == "fine-tuning" else 2)
     for code in codes:
         exec(compile(code, "README.md", "exec"), names)

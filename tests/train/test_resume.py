@@ -7,7 +7,6 @@ import shutil
 import signal
 from collections.abc import Callable
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +14,11 @@ import pytest
 from transformers import TrainerCallback
 
 from prefixprop.runs.directory import LOCK
-from prefixprop.train import RunDirectory, RunResult, RunSettings, train
+from prefixprop.train import RunDirectory, RunResult, RunSettings, results, train
 from prefixprop.train.checkpoints import list_checkpoints
 
 from killed_runs import KillAt, assert_same_end, killed
 from tiny_training import Notes, tiny_settings
-
-# The package has a function of the same name.
-TRAIN_MODULE = import_module("prefixprop.train.run")
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +105,7 @@ def test_killed_while_results_are_written(
 ) -> None:
     settings = tiny_settings(documents, **changes)
     with monkeypatch.context() as patched:
-        patched.setattr(TRAIN_MODULE, name, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        patched.setattr(results, name, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
         killed(lambda: train(settings, tmp_path / "killed"))
     assert_same_end(train(settings, tmp_path / "killed", resume=True), whole(settings))
 

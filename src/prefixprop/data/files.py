@@ -1,8 +1,8 @@
 """A classification task from your documents: files, or a data set of the hub, with named columns.
 
 `read_rows` says which files can be read, one or more per split. Labels are names or numbers. The task has the labels
-of the training set. Without dev files, a tenth of the training set becomes the dev set, stratified by label and drawn
-with a fixed seed; without test files, the test set is empty.
+of the training set. Without dev or test files, the dev or test set is empty; `select_documents` splits a dev set off
+for runs that need one.
 """
 
 from __future__ import annotations

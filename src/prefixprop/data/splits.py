@@ -134,7 +134,13 @@ def fold_numbers(name: str, documents: Split, folds: int) -> NDArray[np.int64]:
     There are fewer folds if there are fewer different texts; at least two are needed.
     """
     first = first_copies(documents)
-    return _fold_of_each(name, first, labels_of(documents), max(2, min(folds, len(np.unique(first)))))
+    texts = len(np.unique(first))
+    if texts < 2:
+        raise ValueError(
+            f"Task {name!r} has one text to choose by (documents: {len(documents):,}), and each has to be left out "
+            "once; give documents that differ."
+        )
+    return _fold_of_each(name, first, labels_of(documents), min(folds, texts))
 
 
 def _fold_of_each(name: str, first: NDArray[np.int64], labels: Sequence[int] | None, folds: int) -> NDArray[np.int64]:

@@ -59,7 +59,7 @@ def _other_problems(settings: RunSettings, processes: int) -> Iterator[str]:
             f"--method: {settings.method_row.name} classifies documents, and {settings.task} asks questions; choose "
             "another method."
         )
-    if len(settings.label_column) != 1 and settings.method_row.name != "readers":
+    if len(settings.label_column) > 1 and settings.method_row.name != "readers":
         yield f"--label-column: {settings.method_row.name} trains for one column; choose one, or --method readers."
     if len(set(settings.label_column)) < max(1, len(settings.label_column)):
         yield "--label-column: name each column once, and one at least."

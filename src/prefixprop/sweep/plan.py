@@ -254,6 +254,9 @@ class _Reader:
             yield Cell(_cell_name(variant, {name: chosen[name] for name in shown}, settings), settings, own, seeds)
 
     def _check(self, line: int, settings: RunSettings, searched: tuple[Axis, ...]) -> None:
+        if len(settings.label_column) > 1:
+            self._problem(line, "label_column: a run of a sweep has one column; compare columns as [[one], [other]].")
+            return
         for axis in searched or (Axis("seed", (settings.seed,)),):
             for value in axis.values:
                 try:

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from transformers import TrainerCallback
 
-from prefixprop.atomic_files import write_json
+from prefixprop.atomic_files import write_json, write_text
 from prefixprop.data import ClassificationTask
 from prefixprop.data.documents import Split, ids_of, labels_of, texts_of
 from prefixprop.evaluate import (
@@ -124,7 +124,9 @@ def _fit(
 
 
 def _finish(mix: FittedMix, directory: RunDirectory) -> RunResult:
-    if mix.readers is not None:
+    if mix.readers is None:
+        write_text(directory.history, "")  # a fit has no epochs
+    else:
         mix.readers.write_history(directory)
     count = mix.count()
     metrics = mix.metrics() | last_metrics(count)

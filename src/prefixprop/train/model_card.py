@@ -30,9 +30,11 @@ def model_card(
         f", kernel {settings.kernel} with alpha {settings.alpha:g} ({settings.alpha_mode})" if settings.kernel else ""
     )
     gate = ", a gate per layer" if settings.gate else ""
-    prefix = f", {settings.num_virtual_tokens} virtual tokens{kernel}{gate}" if settings.num_virtual_tokens else ""
+    has_length = settings.is_prefix_method and settings.num_virtual_tokens is not None
+    prefix = f", {settings.num_virtual_tokens} virtual tokens{kernel}{gate}" if has_length else ""
     lora = f", LoRA of rank {settings.lora_rank}" if "lora_rank" in method.options else ""
-    parts = ", ".join(f"{part} {size:,}" for part in _PARTS if (size := getattr(count, part)))
+    sizes = ", ".join(f"{part} {size:,}" for part in _PARTS if (size := getattr(count, part)))
+    parts = f" ({sizes})" if sizes else ""
     fold = f"; the dev set is fold {settings.fold} of {settings.folds} of the training set" if settings.folds else ""
     return f"""---
 {yaml.safe_dump(head, sort_keys=False).strip()}
@@ -44,7 +46,7 @@ def model_card(
 - **Base model:** {settings.model}, up to {settings.max_length} tokens.
 - **Data:** {settings.data_name}{fold}.
 - **Trained parameters:** {count.trainable:,}, {count.percent("trainable"):.3f} % of the encoder's \
-{count.backbone:,} ({parts}).
+{count.backbone:,}{parts}.
 {_mix(metrics) if settings.is_mix else _training(settings, metrics)}{_baseline(settings, metrics)}
 
 {_table(metrics)}

@@ -14,6 +14,7 @@ from prefixprop.processes import is_main_process
 from prefixprop.progress import Progress
 from prefixprop.runs.directory import RunDirectory
 from prefixprop.runs.start import check_may_start, check_same_documents, check_same_settings
+from prefixprop.settings.declaration import SettingsError
 from prefixprop.settings.resolve import resolve
 from prefixprop.settings.run_settings import RunSettings
 from prefixprop.train.mixed_run import train_mix
@@ -39,6 +40,9 @@ def train(
     >>> result = train(RunSettings(task="hyperpartisan"), "runs/hyperpartisan")
     >>> result.metrics["test"]["micro_f1"]
     """
+    if len(settings.label_column) > 1:
+        columns = ", ".join(settings.label_column)
+        raise SettingsError([f"--label-column: a run has one, got {columns}; train_questions makes a run for each."])
     progress = progress or Progress()
     directory = RunDirectory(Path(run_dir))
     check_may_start(directory, resume, overwrite)

@@ -11,9 +11,11 @@ import pytest
 from prefixprop.report import Report, make_report
 from prefixprop.report.tables.table import Table
 from prefixprop.runs.find import read_run
+from prefixprop.train import train
 
 from tiny_questions import invented
 from tiny_runs import finish_again, make_results, make_run, make_wikihop_run
+from tiny_training import Notes, tiny_settings
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +59,21 @@ def test_its_surest_mistakes_and_how_they_begin(run: Path) -> None:
     assert column(table, "Label") == [labels[one] for one in expected]
     assert table.notes[0].startswith(f"{len(wrong)} mistakes in all; first those that the run is surest of")
     assert len(table.notes) == 1
+
+
+@pytest.mark.parametrize("method", ["head-only", "tfidf"])
+def test_mistakes_where_a_part_of_the_training_set_judges(tmp_path: Path, method: str) -> None:
+    settings = tiny_settings(tmp_path, method=method, dev_files=(), test_files=(), epochs=1)
+    file = Path(settings.train_files[0])
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    for one, other in zip(rows[:4:2], rows[1:4:2], strict=True):  # nobody gets these right
+        one["label"], other["label"] = other["label"], one["label"]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = train(settings, tmp_path / "run", progress=Notes())
+    texts = {row["id"]: row["text"] for row in rows}
+    assert found.metrics["dev"]["documents"] == (len(rows) if method == "tfidf" else 3)
+    table = named(make_report([found.run_dir]), "-mistakes")
+    assert column(table, "It begins") == [texts[one] for one in column(table, "Document")] != []
 
 
 def test_other_documents_are_not_shown_as_those_of_the_run(run: Path) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from prefixprop.data import Document, Question, QuestionTask, fingerprint, load_data
+from prefixprop.data import Document, Question, QuestionTask, fingerprint, load_data, select_documents
 from prefixprop.data.documents import ids_of
 from prefixprop.data.registry import SHIPPED, TASKS
 from prefixprop.evaluate import PredictionSet, confusion_counts
@@ -111,14 +111,19 @@ def _beginnings(run: Run, split: str, ids: list[str]) -> Mapping[str, str]:
     if not (settings.train_files or settings.data_dir or is_shipped):
         return {}
     try:
-        task = load_data(**settings.source)
+        whole = load_data(**settings.source)
+        recorded = run.environment.get(DOCUMENTS)
+        if recorded not in (None, fingerprint(whole)):
+            return {}
+        task = select_documents(whole, **settings.selection)
     except (ValueError, OSError, ImportError):
         return {}
+    if split == "dev" and run.metrics.get("judged_on", "dev") != "dev":
+        split = "train"  # without a dev set, training documents that were left out judge a run
     documents: Sequence[Document | Question] = task.split(split)
     names = [one.id for one in documents] if isinstance(task, QuestionTask) else ids_of(task.split(split))
     places = {document_id: place for place, document_id in enumerate(names)}
-    recorded = run.environment.get(DOCUMENTS)
-    if not set(ids) <= set(places) or recorded not in (None, fingerprint(task)):
+    if not set(ids) <= set(places):
         return {}
     return {document_id: _beginning(documents[places[document_id]]) for document_id in ids}
 
