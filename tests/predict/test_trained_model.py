@@ -11,7 +11,6 @@ import pytest
 
 from prefixprop import load_run
 from prefixprop.choices import LONG_DOCUMENTS
-from prefixprop.data.batches import batches_by_length
 from prefixprop.evaluate import softmax
 from prefixprop.predict import TrainedModel
 from prefixprop.predict.trained_model import PredictionOptions, read_with_each

@@ -145,8 +145,7 @@ class TrainedModel:
     @property
     def pad_token_id(self) -> int:
         pad = self.tokenizer.pad_token_id
-        own = None if self.model is None else self.model.config.pad_token_id
-        return int(own or 0) if pad is None else int(pad)
+        return int(self.model.config.pad_token_id or 0) if pad is None else int(pad)
 
     @property
     def uses_bf16(self) -> bool:

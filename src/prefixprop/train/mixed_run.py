@@ -85,8 +85,9 @@ def train_mix(
         for directory in directories:
             stack.enter_context(directory.claimed())
         try:
-            for run, directory in zip(runs, directories, strict=True):
-                begin_run(run, directory, computing_device(), overwrite, progress)
+            for number, (run, directory) in enumerate(zip(runs, directories, strict=True)):
+                told = runs[0].notes if number else ()
+                begin_run(run, directory, computing_device(), overwrite, progress, told)
             for stop in stops:
                 stop.is_training = True
             with explained_memory_errors(building_remedy(settings)), without_cudnn():

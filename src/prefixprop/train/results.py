@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -35,11 +35,17 @@ class RunResult:
 
 
 def begin_run(
-    run: RunPlan, directory: RunDirectory, device: torch.device, overwrite: bool, progress: Progress
+    run: RunPlan,
+    directory: RunDirectory,
+    device: torch.device,
+    overwrite: bool,
+    progress: Progress,
+    told: Collection[str] = (),
 ) -> None:
-    """Write the beginning of a run directory."""
+    """Write the beginning of a run directory; notes that were `told` before are not repeated."""
     for note in run.notes:
-        progress.note(note)
+        if note not in told:
+            progress.note(note)
     start(directory, run.settings, overwrite)
     if run.data.label_names is not None:
         write_json(directory.labels, list(run.data.label_names))
