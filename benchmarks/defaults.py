@@ -2,8 +2,7 @@
 
     python benchmarks/defaults.py --elife DIR --newsgroups DIR --output defaults [--cells elife-200 …] [--methods …]
 
-Documents of training sets only: 200, 2,000 and all of eLife and 20-newsgroups, 200 and all of Hyperpartisan, drawn
-with seed 1. One run of readers gives four columns: TF-IDF, readers and mix by cross-fitted answers on five folds, and
+Documents of training sets only: 200, 2,000 and all of eLife and 20-newsgroups, 200 and all of Hyperpartisan. One run of readers gives four columns: TF-IDF, readers and mix by cross-fitted answers on five folds, and
 what it expects. The linear probe is logistic regression on the mean of the frozen encoder's last states, in the same
 folds. Other methods train a run for each fold and keep their last epoch; `--folds 2` runs the first two folds only.
 `OUTPUT/table.jsonl` has a line for each cell and method.
@@ -48,11 +47,11 @@ FOLDS = 5
 C_VALUES = (10.0, 100.0, 1000.0)
 
 
-def write_documents(task: str, count: int | None, data_dir: str | None, path: Path) -> ClassificationTask:
+def write_documents(task: str, count: int | None, data_dir: str | None, path: Path, draw: int) -> ClassificationTask:
     """Draw documents of the training set, and write them as a user's file."""
     whole = load_task(task, data_dir)
     assert isinstance(whole, ClassificationTask)
-    documents = draw_sample(whole.train, count, seed=1)
+    documents = draw_sample(whole.train, count, seed=draw)
     rows = [{"id": each.id, "text": each.text, "label": whole.label_names[each.label]} for each in documents]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return ClassificationTask(task, whole.label_names, tuple(documents), (), ())
@@ -130,13 +129,14 @@ def main() -> None:
     parser.add_argument("--model", default="longformer-mini-4096")
     parser.add_argument("--cells", nargs="+", choices=CELLS, default=list(CELLS))
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--draw", type=int, default=1, help="the seed with which documents are drawn")
     parser.add_argument("--folds", type=int, default=FOLDS, help="how many of the five folds other methods train")
     given = parser.parse_args()
     given.output.mkdir(parents=True, exist_ok=True)
     for cell in given.cells:
         name, count = CELLS[cell]
-        path = given.output / f"{cell}.jsonl"
-        task = write_documents(name, count, getattr(given, name, None), path)
+        path = given.output / f"{cell}-{given.draw}.jsonl"
+        task = write_documents(name, count, getattr(given, name, None), path, given.draw)
         for method in given.methods:
             folder = given.output / "runs" / f"{cell}-{method}-{given.model.rpartition('-')[2]}"
             if method == READERS:
@@ -145,7 +145,14 @@ def main() -> None:
                 found = judge_probe(task, given.model)
             else:
                 found = judge_folds(path, given.model, folder, method, given.folds)
-            line = {"cell": cell, "method": method, "model": given.model, "documents": len(task.train), **found}
+            line = {
+                "cell": cell,
+                "draw": given.draw,
+                "method": method,
+                "model": given.model,
+                "documents": len(task.train),
+                **found,
+            }
             print(json.dumps(line), flush=True)
             with (given.output / "table.jsonl").open("a") as file:
                 file.write(json.dumps(line) + "\n")
