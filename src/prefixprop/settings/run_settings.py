@@ -94,7 +94,7 @@ class RunSettings(Settings):
         (), DATA, "Your training set: .jsonl, .json, .csv, .tsv, .parquet files, or a folder with a folder per label."
     )
     dev_files: tuple[str, ...] = setting(
-        (), DATA, "Your dev set; without one, a tenth of the training set becomes the dev set."
+        (), DATA, "Your dev set. Without one, a tenth of the training set becomes it; readers and tfidf need none."
     )
     test_files: tuple[str, ...] = setting((), DATA, "Your test set, if there is one.")
     hub_dataset: str | None = setting(None, DATA, "A data set on the Hugging Face hub.")
