@@ -2,10 +2,11 @@
 
     python benchmarks/defaults.py --elife DIR --newsgroups DIR --output defaults [--cells elife-200 …] [--methods …]
 
-Documents of training sets only: 200, 2,000 and all of eLife and 20-newsgroups, 200 and all of Hyperpartisan. One run of readers gives four columns: TF-IDF, readers and mix by cross-fitted answers on five folds, and
-what it expects. The linear probe is logistic regression on the mean of the frozen encoder's last states, in the same
-folds. Other methods train a run for each fold and keep their last epoch; `--folds 2` runs the first two folds only.
-`OUTPUT/table.jsonl` has a line for each cell and method.
+Documents of training sets only: 200, 2,000 and all of eLife and 20-newsgroups, 200 and all of Hyperpartisan. One run
+of readers gives three columns: TF-IDF, readers and their mix, by cross-fitted answers on five folds. The linear probe
+is logistic regression on the mean of the frozen encoder's last states, in the same folds. Other methods train a run
+for each fold and keep their last epoch; `--folds 2` runs the first two folds only. `OUTPUT/table.jsonl` has a line
+for each cell and method.
 """
 
 from __future__ import annotations
@@ -58,6 +59,7 @@ def write_documents(task: str, count: int | None, data_dir: str | None, path: Pa
 
 
 def settings_of(path: Path, model: str, **others: Any) -> RunSettings:
+    others = {"method": READERS, **others}
     return RunSettings(train_files=(str(path),), model=model, keep_weights=False, **others)
 
 

@@ -78,7 +78,7 @@ def test_it_trains_and_predicts_in_an_empty_folder(environment: Path, tmp_path: 
         rows.writerows(
             [f"Please {verb} letter {number}.", verb] for number in range(8) for verb in ("answer", "burn")
         )
-    few = ("--max-length", "16", "--epochs", "1", "--batch-size", "8")
+    few = ("--max-length", "16", "--epochs", "1", "--batch-size", "8", "--method", "readers")
     run(command, "train", "--train-files", "letters.csv", *few, "--run-dir", "run", folder=tmp_path)
     answers = run(command, "predict", "run", "letters.csv", folder=tmp_path).splitlines()
     assert len(answers) == 16 and {json.loads(answer)["label"] for answer in answers} <= {"answer", "burn"}

@@ -104,9 +104,7 @@ def test_defaults_are_the_papers() -> None:
 
 def test_your_documents_have_other_defaults() -> None:
     run = resolve(OWN)
-    assert (run.method, run.batch_size, run.learning_rate, run.epochs) == ("readers", None, None, None)
-    run = resolve(replace(OWN, method="lora"))
-    assert (run.batch_size, run.learning_rate, run.epochs) == (8, 5e-4, None)
+    assert (run.method, run.batch_size, run.learning_rate, run.epochs) == ("prefix-propagation+lora", 8, 5e-4, None)
     assert resolve(replace(OWN, task="newsgroups", train_files=())).method == "prefix-propagation"
     assert resolve(replace(OWN, method="lora", batch_size=32)).batch_size == 32
 

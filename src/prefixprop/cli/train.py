@@ -183,8 +183,8 @@ def _show_mix(console: Console, result: RunResult, settings: RunSettings, second
     )
     weights = ", ".join(f"{part} {weight:.3g}" for part, weight in metrics["mix"]["weights"].items())
     for text in (
-        f"Expected accuracy: {expected['accuracy']:.3f} (95 %: {expected['low']:.3f} to {expected['high']:.3f}), by "
-        f"{where} that chose nothing about their own answers.",
+        f"Expected accuracy: {expected['accuracy']:.3f} (95 % interval {expected['low']:.3f} to "
+        f"{expected['high']:.3f}), cross-fitted on {where}.",
         f"Chosen: {chosen}; weights of the mix: {weights}. {seconds:.0f} s.",
         f"Run directory: {printable(str(result.run_dir))}",
     ):

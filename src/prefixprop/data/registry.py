@@ -140,7 +140,7 @@ OWN_DOCUMENTS = TaskSource(
     metric="micro_f1",
     load=_own_documents,
     max_length=None,
-    method="readers",
+    method="prefix-propagation+lora",
     batch_size=8,
     epochs=None,
 )

@@ -67,6 +67,8 @@ def _other_problems(settings: RunSettings, processes: int) -> Iterator[str]:
         yield "--lora-targets: name at least one layer, such as query."
     if settings.keep_checkpoints and not settings.keep_weights:
         yield "--keep-checkpoints: checkpoints are weights, and --no-keep-weights keeps none; leave one of them out."
+    if settings.max_dev_documents == 0 and not settings.is_mix:
+        yield f"--max-dev-documents: {settings.method_row.name} needs a dev set; give at least 1, or leave it out."
     if settings.is_mix and processes > 1:
         yield f"--method: {settings.method_row.name} trains on one device; start one process."
     if not settings.is_mix and settings.documents_per_step % processes:

@@ -110,7 +110,12 @@ class RunSettings(Settings):
         None, DATA, "Train on at most this many documents, drawn with the seed.", ge=1, le=BILLION
     )
     max_dev_documents: int | None = setting(
-        None, DATA, "Evaluate on at most this many documents of the dev set, drawn with the seed.", ge=1, le=BILLION
+        None,
+        DATA,
+        "Evaluate on at most this many documents of the dev set, drawn with the seed; with readers and tfidf, 0 "
+        "leaves the dev set alone.",
+        ge=0,
+        le=BILLION,
     )
     max_test_documents: int | None = setting(
         None, DATA, "The same for the test set; 0 leaves the test set alone.", ge=0, le=BILLION
