@@ -95,13 +95,9 @@ def _load_split(
             f"{trained.run_dir}: the run was evaluated on fold {settings.fold} of {settings.folds} of the training "
             f"set, so that settings can be chosen without the {split} set; try --split dev, which is the fold."
         )
-    if (
-        settings.is_mix
-        and split == "dev"
-        and settings.folds is None
-        and not settings.dev_files
-        and settings.task is None
-    ):
+    given = settings.task is not None or settings.folds is not None or settings.dev_files
+    has_dev = given and settings.max_dev_documents != 0
+    if settings.is_mix and split == "dev" and not has_dev:
         raise ValueError(
             f"{trained.run_dir}: the run has no dev set; its answers to left-out training documents are stored: "
             f"`prefixprop evaluate --predictions {RunDirectory(trained.run_dir).predictions('dev')}`."

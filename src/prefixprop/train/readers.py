@@ -143,7 +143,7 @@ class Readers:
 
     def __str__(self) -> str:
         plan, readers = self.plan, len(self.trainer.plans)
-        groups = readers // (len(plan.learning_rates) * plan.seeds * len(self.judged))
+        groups = len({reader.fold for reader in self.trainer.plans})
         parts = [
             f"learning rate {', '.join(f'{rate:g}' for rate in plan.learning_rates)}",
             f"{groups - 1} folds and all documents" if groups > 1 else "all documents",
@@ -183,7 +183,7 @@ class Readers:
                     saved = time.monotonic()
                 if stop:
                     raise KeyboardInterrupt
-            if until == halfway == self.trainer.step and not any(self.dropped):
+            if 0 < until == halfway == self.trainer.step and not any(self.dropped):
                 self._drop()
 
     def _drop(self) -> None:
