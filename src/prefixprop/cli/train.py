@@ -102,13 +102,15 @@ def _settings(config: Path | None, flags: dict[str, Any], resumed: Path | None) 
 
 def _show_plan(console: Console, run: RunPlan) -> None:
     console.print(settings_to_yaml(run.settings), highlight=False, markup=False, end="")
-    evaluated = ", ".join(f"{name} {len(split):,}" for name, split in run.data.evaluated.items())
-    console.print(f"\n# Documents: training {len(run.data.train_lengths):,}, {evaluated}", highlight=False)
+    evaluated = [f"{name} {len(split):,}" for name, split in run.data.evaluated.items()]
+    documents = ", ".join([f"training {len(run.data.train_lengths):,}", *evaluated])
+    console.print(f"\n# Documents: {documents}", highlight=False)
     console.print(f"# Steps: {run.steps:,} ({run.steps_per_epoch:,} per epoch)", highlight=False)
-    model = f"# Base model: {run.base.name}; parameters, in percent of its encoder:"
-    console.print(model, highlight=False, markup=False)
-    for line in str(run.parameters).splitlines():
-        console.print(f"#   {line}", highlight=False)
+    if not run.settings.is_mix:  # which decides only when it is trained how much it keeps
+        model = f"# Base model: {run.base.name}; parameters, in percent of its encoder:"
+        console.print(model, highlight=False, markup=False)
+        for line in str(run.parameters).splitlines():
+            console.print(f"#   {line}", highlight=False)
     for note in run.notes:
         console.print(f"# Note: {printable(note)}", highlight=False, markup=False, soft_wrap=True)
 
