@@ -24,14 +24,14 @@ from prefixprop.tuners.reader_bank import ReaderBank, new_reader
 from tiny import adapt, every_family, tiny_model
 from tiny_training import Notes
 
-CLASSES = (3, 2)  # of each question
+CLASSES = (3, 2)  # of each column
 DOCUMENTS = 13
 PLANS = [
-    ReaderPlan(question=0, learning_rate=5e-3, seed=1, fold=0),
-    ReaderPlan(question=0, learning_rate=5e-3, seed=1, fold=1),
-    ReaderPlan(question=0, learning_rate=2e-2, seed=2, fold=None),
-    ReaderPlan(question=1, learning_rate=1e-2, seed=1, fold=0),
-    ReaderPlan(question=1, learning_rate=1e-2, seed=1, fold=1),
+    ReaderPlan(column=0, learning_rate=5e-3, seed=1, fold=0),
+    ReaderPlan(column=0, learning_rate=5e-3, seed=1, fold=1),
+    ReaderPlan(column=0, learning_rate=2e-2, seed=2, fold=None),
+    ReaderPlan(column=1, learning_rate=1e-2, seed=1, fold=0),
+    ReaderPlan(column=1, learning_rate=1e-2, seed=1, fold=1),
 ]
 SCHEDULE = Schedule(epochs=2, batch_size=4, warmup=0.1, weight_decay=0.1, max_grad_norm=0.5, seed=3)
 _RANDOM = np.random.default_rng(0)
@@ -53,7 +53,7 @@ def trainer_of(
     backbone = find_backbone(tiny_model(family, **overrides).double())
     text = TextStates(backbone, TEXTS, backbone.config.pad_token_id, contextlib.nullcontext, batch_tokens=60)
     text.fill(Progress())
-    bank = ReaderBank(backbone, [new_reader(backbone, 2, CLASSES[p.question], p.seed) for p in plans], prefix_dropout)
+    bank = ReaderBank(backbone, [new_reader(backbone, 2, CLASSES[p.column], p.seed) for p in plans], prefix_dropout)
     progress = progress or Progress()
     bank.double()
     return BankTrainer(bank, list(plans), text, labels, FOLDS, SCHEDULE, contextlib.nullcontext, at_once, progress)
@@ -159,13 +159,13 @@ def test_the_optimizer_is_adamw_for_each_reader(decay: float, max_norm: float) -
 
 def test_a_reader_never_learns_from_its_fold() -> None:
     before = train(trainer_of())
-    for question, fold in ((0, 0), (0, 1), (1, 1)):
+    for column, fold in ((0, 0), (0, 1), (1, 1)):
         labels = LABELS.copy()
-        of_fold = FOLDS[question] == fold
-        labels[question, of_fold] = (labels[question, of_fold] + 1) % CLASSES[question]
+        of_fold = FOLDS[column] == fold
+        labels[column, of_fold] = (labels[column, of_fold] + 1) % CLASSES[column]
         after = train(trainer_of(labels=labels))
         for index, plan in enumerate(PLANS):
-            is_same = plan.question != question or plan.fold == fold
+            is_same = plan.column != column or plan.fold == fold
             assert numbers(before, index).equal(numbers(after, index)) == is_same
 
 
@@ -173,8 +173,7 @@ def test_a_reader_that_diverges_does_not_disturb_the_others() -> None:
     usual = train(trainer_of())
     for lost in (0, 3):
         plans = [
-            ReaderPlan(p.question, 1e30 if i == lost else p.learning_rate, p.seed, p.fold)
-            for i, p in enumerate(PLANS)
+            ReaderPlan(p.column, 1e30 if i == lost else p.learning_rate, p.seed, p.fold) for i, p in enumerate(PLANS)
         ]
         trainer = train(trainer_of(plans))
         for index in range(len(PLANS)):
@@ -188,16 +187,16 @@ def test_a_reader_that_diverges_does_not_disturb_the_others() -> None:
 @pytest.mark.parametrize("at_once", [(3, 9), (1, 1)])
 def test_documents_are_answered_by_who_left_them_out(at_once: tuple[int, int]) -> None:
     trainer = train(trainer_of(at_once=at_once), until=3)
-    for question, key in ((0, (5e-3, 1)), (1, (1e-2, 1))):
-        found = trainer.left_out(question)
+    for column, key in ((0, (5e-3, 1)), (1, (1e-2, 1))):
+        found = trainer.left_out(column)
         assert found.keys() == {key}
-        assert found[key].shape == (DOCUMENTS, CLASSES[question]) and np.isfinite(found[key]).all()
+        assert found[key].shape == (DOCUMENTS, CLASSES[column]) and np.isfinite(found[key]).all()
         for index, plan in enumerate(PLANS):
-            if plan.question == question and plan.fold is not None:
-                of_fold = np.flatnonzero(FOLDS[question] == plan.fold).tolist()
+            if plan.column == column and plan.fold is not None:
+                of_fold = np.flatnonzero(FOLDS[column] == plan.fold).tolist()
                 for document in of_fold:
                     text = trainer.text([document])
-                    expected = trainer.bank.eval()(text)[index, 0, : CLASSES[question]].detach()
+                    expected = trainer.bank.eval()(text)[index, 0, : CLASSES[column]].detach()
                     np.testing.assert_allclose(found[key][document], expected, atol=1e-5)
 
 

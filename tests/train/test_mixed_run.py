@@ -22,7 +22,7 @@ from prefixprop.predict.loading import load_runs
 from prefixprop.predict.trained_model import PredictionOptions, predict_with_each
 from prefixprop.runs.directory import RunDirectory
 from prefixprop.settings.run_settings import RunSettings
-from prefixprop.train import bank_plan, readers, train, train_questions
+from prefixprop.train import bank_plan, readers, train, train_label_columns
 from prefixprop.train.bank_trainer import BankTrainer
 from prefixprop.train.mixed_run import Judged
 
@@ -153,7 +153,7 @@ def test_several_label_columns_share_a_pass(tmp_path: Path) -> None:
             row["size"] = ("long", "short", "middle")[number % 3]
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     notes: list[str] = []
-    results = train_questions(settings, tmp_path / "both", progress=Notes(notes))
+    results = train_label_columns(settings, tmp_path / "both", progress=Notes(notes))
     assert [result.run_dir for result in results] == [tmp_path / "both" / "label", tmp_path / "both" / "size"]
     assert len(notes) == len(set(notes))
     runs = load_runs([result.run_dir for result in results])
@@ -166,7 +166,7 @@ def test_several_label_columns_share_a_pass(tmp_path: Path) -> None:
         alone = load_run(result.run_dir).predict(texts)
         for found, expected in zip(together, alone, strict=True):
             assert found[place].probabilities == pytest.approx(expected.probabilities, abs=1e-5)
-    again = train_questions(settings, tmp_path / "both", resume=True, progress=Notes())
+    again = train_label_columns(settings, tmp_path / "both", resume=True, progress=Notes())
     assert [result.metrics for result in again] == [result.metrics for result in results]
 
 

@@ -238,6 +238,8 @@ def test_an_early_end_is_the_last(tmp_path: Path) -> None:
 
 def test_a_run_has_one_label_column(tmp_path: Path) -> None:
     settings = tiny_settings(tmp_path, method="readers", label_column=("topic", "tone"))
-    with pytest.raises(SettingsError, match="--label-column: a run has one, got topic, tone; train_questions makes"):
+    with pytest.raises(
+        SettingsError, match="--label-column: a run has one, got topic, tone; train_label_columns makes"
+    ):
         train(settings, tmp_path / "run")
     assert not (tmp_path / "run").exists()

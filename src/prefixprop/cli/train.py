@@ -63,7 +63,7 @@ def train(
             from prefixprop.train.callbacks import GracefulStop
             from prefixprop.train.plan import plan
             from prefixprop.train.run import train as train_run
-            from prefixprop.train.run import train_questions
+            from prefixprop.train.run import train_label_columns
 
         silence_libraries()
         directory = run_dir or Path("runs", f"{wanted.data_name}-{wanted.method_row.name}-{wanted.seed}")
@@ -77,7 +77,7 @@ def train(
                 with handling_signals(stop.ask) if alone else contextlib.nullcontext():
                     how = (resume, overwrite, progress, [stop] if alone else [])
                     if len(wanted.label_column) > 1:
-                        results = train_questions(wanted, directory, *how)
+                        results = train_label_columns(wanted, directory, *how)
                     else:
                         results = [train_run(wanted, directory, *how)]
         if dry_run:

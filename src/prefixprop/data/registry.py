@@ -152,7 +152,7 @@ def default_epochs(documents: int) -> int:
 
 
 def readers_schedule(documents: int) -> tuple[int, int]:
-    """How many epochs readers are trained for, and how many documents make a step (docs/training.md)."""
+    """How many epochs readers are trained for, and how many documents make a step."""
     if documents < 1000:
         return 10, 8
     return (5, 16) if documents < 5000 else (3, 32)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 
 from prefixprop.backbones import find_backbone
 from prefixprop.data.batches import pad_documents
@@ -49,24 +49,18 @@ class ReadingEncoder:
     ) -> list[NDArray[np.float64]]:
         """For every run, given by the numbers of its readers, their mean answer to each text [texts, classes]."""
         device = next(self.model.parameters()).device
-        wanted = sorted({number for run in runs for number in run})
         classes = [reader.classes for reader in self._readers]
-        found = {number: np.empty((len(input_ids), classes[number])) for number in wanted}
+        found = {number: np.empty((len(input_ids), classes[number])) for run in runs for number in run}
         for indices in batches_by_length([max(1, len(ids)) for ids in input_ids], batch_tokens):
             padded = pad_documents([input_ids[index] for index in indices], pad_token_id)
             with inference(device, bf16, lower="batch_tokens (--batch-tokens)"):
                 text = text_to_read(self.backbone, {name: tensor.to(device) for name, tensor in padded.items()})
-                answers = [self._answers(bank, numbers, text, wanted) for numbers, bank in self._all_banks(device)]
-            for numbers, logits in answers:
-                for number, of_reader in zip(numbers, logits.double().cpu().numpy(), strict=True):
-                    found[number][indices] = of_reader[:, : classes[number]]
+                for numbers, bank in self._all_banks(device):
+                    places = [place for place, number in enumerate(numbers) if number in found]
+                    logits = bank(text, torch.tensor(places, device=device)).double().cpu().numpy() if places else ()
+                    for place, of_reader in zip(places, logits, strict=True):
+                        found[numbers[place]][indices] = of_reader[:, : classes[numbers[place]]]
         return [mean_answer(np.stack([found[number] for number in run])) for run in runs]
-
-    @staticmethod
-    def _answers(bank: ReaderBank, numbers: list[int], text: Any, wanted: list[int]) -> tuple[list[int], Tensor]:
-        chosen = [place for place, number in enumerate(numbers) if number in wanted]
-        places = None if len(chosen) == len(numbers) else torch.tensor(chosen, device=bank.prefix.device)
-        return [numbers[place] for place in chosen], bank(text, places) if chosen else bank.prefix[:0, 0]
 
     def _all_banks(self, device: torch.device) -> list[tuple[list[int], ReaderBank]]:
         if not self._banks:

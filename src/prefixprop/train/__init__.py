@@ -9,7 +9,7 @@ from prefixprop.train.callbacks import AlphaLogger, log_alpha, trained_alpha
 from prefixprop.train.errors import TrainingError
 from prefixprop.train.plan import RunPlan, plan
 from prefixprop.train.results import RunResult
-from prefixprop.train.run import train, train_questions
+from prefixprop.train.run import train, train_label_columns
 
 __all__ = [
     "AlphaLogger",
@@ -26,6 +26,6 @@ __all__ = [
     "read_settings",
     "settings_to_yaml",
     "train",
-    "train_questions",
+    "train_label_columns",
     "trained_alpha",
 ]

@@ -15,7 +15,7 @@ LEARNING_RATES = (1e-3, 3e-3, 5e-4)  # the first is the one where there is room 
 
 
 class BankPlan(NamedTuple):
-    """The readers of a question: of each learning rate, for each fold and for all documents, and of each seed."""
+    """The readers of a label column: of each learning rate, for each fold and for all documents, and of each seed."""
 
     length: int  # virtual tokens of a reader
     learning_rates: tuple[float, ...]
@@ -31,7 +31,7 @@ def _plan(length: int, rates: int, seeds: int) -> BankPlan:
     return BankPlan(length, LEARNING_RATES[:rates], seeds)
 
 
-# The most readers last. Three seeds are as good as eight, and longer prefixes are no better (docs/training.md).
+# The most readers last. Three seeds were as good as eight, and longer prefixes no better.
 PLANS = (
     _plan(length=1, rates=1, seeds=1),
     _plan(length=1, rates=1, seeds=2),

@@ -37,13 +37,13 @@ class ReaderPlan:
     """How one reader is trained.
 
     Attributes:
-        question: Which label column it answers.
+        column: The number of the label column that it answers.
         learning_rate: Its peak.
         seed: What its start is drawn with.
         fold: The fold that it does not learn from; None: it learns from all documents.
     """
 
-    question: int
+    column: int
     learning_rate: float
     seed: int
     fold: int | None
@@ -117,8 +117,8 @@ class BankTrainer:
         bank: The readers.
         plans: How each of them is trained.
         text: The training set.
-        labels: The label of each document for each question, [questions, documents].
-        folds: The fold of each document for each question.
+        labels: The label of each document for each label column, [columns, documents].
+        folds: The fold of each document for each label column.
         at_once: How many documents, and how many readers, a device computes at once.
     """
 
@@ -145,9 +145,9 @@ class BankTrainer:
         schedule = self.schedule
         parameters = list(self.bank.parameters())
         self.optimizer = ReaderAdamW(parameters, rates, schedule.weight_decay, schedule.max_grad_norm)
-        learns = [self.folds[plan.question] != (-1 if plan.fold is None else plan.fold) for plan in self.plans]
+        learns = [self.folds[plan.column] != (-1 if plan.fold is None else plan.fold) for plan in self.plans]
         self._learns = torch.from_numpy(np.stack(learns)).to(device)
-        self._labels = torch.from_numpy(self.labels[[plan.question for plan in self.plans]]).to(device)
+        self._labels = torch.from_numpy(self.labels[[plan.column for plan in self.plans]]).to(device)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -222,7 +222,7 @@ class BankTrainer:
 
     @torch.no_grad()
     def answer(self, text: TextStates, documents: Sequence[int], readers: Sequence[int]) -> NDArray[np.float64]:
-        """Logits [readers, documents, classes] of some readers of one question."""
+        """Logits [readers, documents, classes] of some readers of one label column."""
         self.bank.eval()
         self.bank.backbone.module.eval()
         chosen = torch.tensor(readers, device=text.device)
@@ -239,7 +239,7 @@ class BankTrainer:
                 found[part, where] = logits[..., :classes].double().cpu().numpy()
         return found
 
-    def left_out(self, question: int) -> dict[tuple[float, int], NDArray[np.float64]]:
+    def left_out(self, column: int) -> dict[tuple[float, int], NDArray[np.float64]]:
         """For every learning rate and seed, logits [documents, classes] of the training set.
 
         Each document is answered by the reader that left its fold out.
@@ -247,13 +247,13 @@ class BankTrainer:
         found: dict[tuple[float, int], NDArray[np.float64]] = {}
         of_fold: dict[int, list[int]] = {}
         for index, plan in enumerate(self.plans):
-            if plan.question == question and plan.fold is not None:
+            if plan.column == column and plan.fold is not None:
                 of_fold.setdefault(plan.fold, []).append(index)
                 found[plan.learning_rate, plan.seed] = np.full(
                     (len(self.text.lengths), self.bank.classes[index]), np.nan
                 )
         for fold, readers in of_fold.items():
-            documents = np.flatnonzero(self.folds[question] == fold).tolist()
+            documents = np.flatnonzero(self.folds[column] == fold).tolist()
             for reader, logits in zip(readers, self.answer(self.text, documents, readers), strict=True):
                 plan = self.plans[reader]
                 found[plan.learning_rate, plan.seed][documents] = logits

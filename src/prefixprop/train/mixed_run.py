@@ -78,7 +78,7 @@ def train_mix(
     callbacks: Sequence[TrainerCallback],
     progress: Progress,
 ) -> list[RunResult]:
-    """Train and write a run, or one for each question about the same documents."""
+    """Train and write a run, or one for each label column of the same documents."""
     settings = runs[0].settings
     stops = [callback for callback in callbacks if isinstance(callback, GracefulStop)]
     with contextlib.ExitStack() as stack:
@@ -94,7 +94,9 @@ def train_mix(
                 mixes = _fit(runs, directories, progress, lambda: any(stop.is_asked for stop in stops))
             for stop in stops:
                 stop.is_training = False
-            return [_finish(mix, directory) for mix, directory in zip(mixes, directories, strict=True)]
+            # The first has the checkpoints, so it ends last: until all are written, a killed run can go on.
+            pairs = list(zip(mixes, directories, strict=True))
+            return [_finish(*pair) for pair in reversed(pairs)][::-1]
         except BaseException:
             for directory in directories:
                 restore_replaced(directory)
@@ -109,6 +111,8 @@ def _fit(
 ) -> list[FittedMix]:
     """Fit all parts, and mix them."""
     judged = [Judged.of(run.classification) for run in runs]
+    if (few := len(runs[0].task.dev)) and not judged[0].is_dev:
+        progress.note(f"the dev set has too few documents to choose by ({few}); folds of the training set are used")
     words = [_words(run, one, progress) for run, one in zip(runs, judged, strict=True)]
     readers = None
     if runs[0].settings.is_prefix_method:
@@ -156,10 +160,10 @@ class FittedMix:
     """What a run says in the end: the mix, its cross-fitted answers, its metrics, and what is kept of it."""
 
     def __init__(
-        self, run: RunPlan, judged: Judged, words: WordsPart | None, readers: Readers | None, question: int
+        self, run: RunPlan, judged: Judged, words: WordsPart | None, readers: Readers | None, column: int
     ) -> None:
-        self.run, self.judged, self.words, self.readers, self.question = run, judged, words, readers, question
-        parts = [] if readers is None else [readers.part(question)]
+        self.run, self.judged, self.words, self.readers, self.column = run, judged, words, readers, column
+        parts = [] if readers is None else [readers.part(column)]
         mixes = run.settings.mix_baseline == "auto"
         alone = [] if words is None else [words.part]
         self.of_readers = parts[0] if parts else None
@@ -181,7 +185,7 @@ class FittedMix:
         """What the final model of each part says of a split."""
         found = {}
         if self.readers is not None:
-            found[READERS] = self.readers.answers(self.question, split, self.learning_rate)
+            found[READERS] = self.readers.answers(self.column, split, self.learning_rate)
         if self.words is not None:
             found[WORDS] = self.final_words.scores(texts_of(self.run.classification.split(split)))
         return found
@@ -236,7 +240,7 @@ class FittedMix:
     def _learning_rates(self) -> list[dict[str, Any]]:
         """Every learning rate that was tried, with its accuracy on left-out documents when it was last judged."""
         assert self.readers is not None and self.of_readers is not None
-        dropped = {float(rate): accuracy for rate, accuracy in self.readers.dropped[self.question].items()}
+        dropped = {float(rate): accuracy for rate, accuracy in self.readers.dropped[self.column].items()}
         right = {
             rate: float((logits.argmax(axis=1) == self.judged.labels).mean())
             for rate, logits in zip(self.of_readers.candidates, self.of_readers.logits, strict=True)
@@ -251,7 +255,7 @@ class FittedMix:
         count = self.run.parameters
         if self.readers is None:
             return replace(count, head=0, trainable=self.final_words.coefficients.size)
-        weights = self.readers.weights(self.question, self.learning_rate)
+        weights = self.readers.weights(self.column, self.learning_rate)
         prefix = sum(reader.prefix.numel() for reader in weights)
         head = sum(tensor.numel() for reader in weights for tensor in reader.head.values())
         return replace(count, prefix=prefix, head=head, trainable=prefix + head)
@@ -263,7 +267,7 @@ class FittedMix:
         if WORDS in mix.used:
             self.final_words.save(folder / WORDS)
         if READERS in mix.used and self.readers is not None:
-            weights = self.readers.weights(self.question, self.learning_rate)
+            weights = self.readers.weights(self.column, self.learning_rate)
             settings = replace(self.run.settings, num_virtual_tokens=self.readers.plan.length)
             model = self.run.base.classifier(self.run.classification.label_names)
             adapted = kind_of(settings).adapt(model, settings.method_row.peft_config(settings))

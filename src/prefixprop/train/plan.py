@@ -77,7 +77,7 @@ class RunPlan:
 def plan(settings: RunSettings, progress: Progress | None = None, other: RunPlan | None = None) -> RunPlan:
     """Check the settings, load data and model, and resolve what was left open; nothing is written.
 
-    `other` is the plan for another question about the same documents, whose model serves this one too.
+    `other` is the plan for another label column of the same documents, whose model serves this one too.
     """
     progress = progress or Progress()
     check_settings(settings, process_count())

@@ -67,7 +67,7 @@ def computing_device() -> torch.device:
 
 
 class Readers:
-    """The readers of a run, or of one run for each question about the same documents, trained side by side."""
+    """The readers of a run, or of one run for each label column of the same documents, trained side by side."""
 
     def __init__(self, runs: Sequence[RunPlan], judged: Sequence[Judged], progress: Progress) -> None:
         first = runs[0]
@@ -101,15 +101,15 @@ class Readers:
         tokens = float(np.mean(self.text.lengths))
         self.plan = plan_bank(tokens, len(groups), settings.num_virtual_tokens, settings.learning_rate)
         plans = [
-            ReaderPlan(question, rate, seed, fold)
-            for question in range(len(runs))
+            ReaderPlan(column, rate, seed, fold)
+            for column in range(len(runs))
             for rate in self.plan.learning_rates
             for fold in groups
             for seed in self.seeds
         ]
         cls = None if tokenizer.cls_token_id is None else embedded_cls(self.backbone, tokenizer.cls_token_id)
         new = partial(new_reader, self.backbone, self.plan.length, cls=cls)
-        weights = [new(classes=self.classes[plan.question], seed=plan.seed) for plan in plans]
+        weights = [new(classes=self.classes[plan.column], seed=plan.seed) for plan in plans]
         bank = ReaderBank(self.backbone, weights, settings.prefix_dropout)
         labels = np.stack([np.array(labels_of(run.classification.train), dtype=np.int64) for run in runs])
         folds = [one.folds if not one.is_dev else np.full(labels.shape[1], NO_FOLD) for one in judged]
@@ -126,16 +126,16 @@ class Readers:
             bank, plans, self.text, labels, np.stack(folds), schedule, self.precision, at_once, progress
         )
         self.history: list[dict[str, Any]] = []
-        self.dropped: list[dict[str, float]] = [{} for _ in runs]  # by question: a rate and its accuracy halfway
+        self.dropped: list[dict[str, float]] = [{} for _ in runs]  # by label column: a rate and its accuracy halfway
         self.seconds_before, self.started = 0.0, time.monotonic()
 
     @property
     def seeds(self) -> list[int]:
         return [1000 * self.settings.seed + number for number in range(self.plan.seeds)]
 
-    def rates(self, question: int) -> list[float]:
+    def rates(self, column: int) -> list[float]:
         """The learning rates that are still trained."""
-        return [rate for rate in self.plan.learning_rates if str(rate) not in self.dropped[question]]
+        return [rate for rate in self.plan.learning_rates if str(rate) not in self.dropped[column]]
 
     @property
     def seconds(self) -> float:
@@ -188,17 +188,17 @@ class Readers:
 
     def _drop(self) -> None:
         """Leave out learning rates that no choice of one fold by the others ranks among its best two."""
-        for question, judged in enumerate(self.judged):
-            part = self.part(question)
+        for column, judged in enumerate(self.judged):
+            part = self.part(column)
             for index in may_be_dropped(part, judged.labels, judged.folds):
                 rate = part.candidates[index]
                 accuracy = float((part.logits[index].argmax(axis=1) == judged.labels).mean())
-                self.dropped[question][str(rate)] = accuracy
+                self.dropped[column][str(rate)] = accuracy
                 self.progress.line(
                     f"learning rate {rate:g} is dropped: {accuracy:.3f} of left-out documents are right"
                 )
         plans = enumerate(self.trainer.plans)
-        kept = [index for index, plan in plans if plan.learning_rate in self.rates(plan.question)]
+        kept = [index for index, plan in plans if plan.learning_rate in self.rates(plan.column)]
         if len(kept) < len(self.trainer.plans):
             self.trainer.keep(kept)
 
@@ -241,25 +241,25 @@ class Readers:
 
     # --- answers --------------------------------------------------------------------------------------------------
 
-    def part(self, question: int) -> Part:
+    def part(self, column: int) -> Part:
         """The answers to the judged documents, a candidate for each learning rate; seeds are averaged."""
-        rates = self.rates(question)
-        if self.judged[question].is_dev:
-            logits = np.stack([self.answers(question, "dev", rate) for rate in rates])
+        rates = self.rates(column)
+        if self.judged[column].is_dev:
+            logits = np.stack([self.answers(column, "dev", rate) for rate in rates])
         else:
-            found = self.trainer.left_out(question)
+            found = self.trainer.left_out(column)
             logits = np.stack([mean_answer(np.stack([found[rate, seed] for seed in self.seeds])) for rate in rates])
         return Part(READERS, tuple(rates), logits)
 
-    def answers(self, question: int, split: str, rate: float) -> Array:
+    def answers(self, column: int, split: str, rate: float) -> Array:
         """Log-probabilities [documents, classes] of a split, by the readers of a rate that learned from all."""
         text = self._states(self.documents[split], keep=False)
-        return mean_answer(self.trainer.answer(text, range(len(text.lengths)), self._final(question, rate)))
+        return mean_answer(self.trainer.answer(text, range(len(text.lengths)), self._final(column, rate)))
 
-    def _final(self, question: int, rate: float) -> list[int]:
+    def _final(self, column: int, rate: float) -> list[int]:
         """The readers of a learning rate that learned from all documents."""
-        wanted = [ReaderPlan(question, rate, seed, None) for seed in self.seeds]
+        wanted = [ReaderPlan(column, rate, seed, None) for seed in self.seeds]
         return [self.trainer.plans.index(plan) for plan in wanted]
 
-    def weights(self, question: int, rate: float) -> list[ReaderWeights]:
-        return [self.trainer.bank.weights(index) for index in self._final(question, rate)]
+    def weights(self, column: int, rate: float) -> list[ReaderWeights]:
+        return [self.trainer.bank.weights(index) for index in self._final(column, rate)]

@@ -42,7 +42,9 @@ def train(
     """
     if len(settings.label_column) > 1:
         columns = ", ".join(settings.label_column)
-        raise SettingsError([f"--label-column: a run has one, got {columns}; train_questions makes a run for each."])
+        raise SettingsError(
+            [f"--label-column: a run has one, got {columns}; train_label_columns makes a run for each."]
+        )
     progress = progress or Progress()
     directory = RunDirectory(Path(run_dir))
     check_may_start(directory, resume, overwrite)
@@ -61,7 +63,7 @@ def train(
     return train_single(run, directory, overwrite, callbacks, progress)
 
 
-def train_questions(
+def train_label_columns(
     settings: RunSettings,
     run_dir: str | Path,
     resume: bool = False,
@@ -71,7 +73,7 @@ def train_questions(
 ) -> list[RunResult]:
     """Train readers for several label columns of the same documents in one pass: a run for each, in a folder each.
 
-    >>> train_questions(RunSettings(train_files=("news.csv",), label_column=("topic", "tone")), "runs/news")
+    >>> train_label_columns(RunSettings(train_files=("news.csv",), label_column=("topic", "tone")), "runs/news")
     """
     progress = progress or Progress()
     each = [replace(settings, label_column=(column,)) for column in settings.label_column]

@@ -1,7 +1,7 @@
 """What readers read: documents as the frozen encoder sees them, computed once and kept where there is room.
 
 The states at the entry of every layer do not depend on what is trained, so they are the same in every epoch. They are
-kept on the device that computes. To send them to a GPU from the host's memory takes as long as to compute them again.
+kept on the device that computes.
 """
 
 from __future__ import annotations
