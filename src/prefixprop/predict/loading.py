@@ -99,6 +99,7 @@ def _load(
         temperature=temperature,
         settings=settings,
         prepare=settings.task_row.prepare,
+        thresholds=directory.read_thresholds(),
         **parts,
     )
 

@@ -26,7 +26,8 @@ from prefixprop.choices import DEFAULT_BATCH_TOKENS, LONG_DOCUMENTS
 from prefixprop.data import chunk_documents, encode_documents
 from prefixprop.data.encoding import EncodedDocuments
 from prefixprop.evaluate import Mix, Temperature, TfidfModel
-from prefixprop.evaluate.mixing import READERS, WORDS
+from prefixprop.evaluate.metrics import yes_or_no
+from prefixprop.evaluate.mixing import READERS, WORDS, mean_answer
 from prefixprop.predict.inputs import windows
 from prefixprop.predict.reading import ReadingEncoder
 from prefixprop.predict.token_batches import classify
@@ -46,6 +47,7 @@ class Prediction:
         tokens: How many tokens of the document were read, special tokens included.
         truncated: Whether it was cut at the model's limit; then it has more tokens than were read.
         chunks: In how many pieces it was read.
+        labels: Where a document can have several labels, those whose probability reaches their threshold; else None.
     """
 
     label: str
@@ -54,6 +56,7 @@ class Prediction:
     tokens: int
     truncated: bool
     chunks: int = 1
+    labels: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,7 @@ class TrainedModel:
     adapter in a model that it shares with other runs.
 
     A run of readers shares a `ReadingEncoder` as its model, where `readers` are its numbers; a mixed run has a `mix`,
-    and `words` if TF-IDF is in it.
+    and `words` if TF-IDF is in it. Where a document can have several labels, each has one of the `thresholds`.
     """
 
     run_dir: Path
@@ -94,6 +97,7 @@ class TrainedModel:
     readers: tuple[int, ...] = ()
     mix: Mix | None = None
     words: TfidfModel | None = None
+    thresholds: tuple[float, ...] | None = None
 
     def predict(
         self, texts: Iterable[str], *, long: str = "truncate", batch_tokens: int = DEFAULT_BATCH_TOKENS
@@ -177,7 +181,8 @@ def _checked_text(text: object, index: int) -> str:
 class ModelOutput:
     """What a model computed for texts: the logits [pieces, labels], uncalibrated.
 
-    The output of a mixed run also has the `mix`, and the scores of words [texts, labels] if they are part of it.
+    The output of a mixed run also has the `mix`, and the scores of words [texts, labels] if they are part of it. Where
+    a document can have several labels, logits and scores are those of no and yes, [..., labels, 2].
     """
 
     logits: NDArray[np.float64]
@@ -185,8 +190,12 @@ class ModelOutput:
     mix: Mix | None = None
     words: NDArray[np.float64] | None = None
 
+    @property
+    def several_labels(self) -> bool:
+        return self.logits.ndim == 3
+
     def log_probabilities(self, temperature: float = 1.0) -> NDArray[np.float64]:
-        """[texts, labels]; the probabilities of a text's chunks are averaged, weighted by their tokens."""
+        """[texts, labels], or with several labels [texts, labels, 2]; the probabilities of a text's chunks are averaged, weighted by their tokens."""
         if self.mix is None:
             return self._of_encoder(temperature)
         parts = {} if self.words is None else {WORDS: self.words}
@@ -198,20 +207,29 @@ class ModelOutput:
         documents = np.array(self.pieces.documents)
         lengths = np.array([max(1, len(ids)) for ids in self.pieces.input_ids], dtype=np.float64)
         shares = lengths / np.bincount(documents, weights=lengths)[documents]
-        weighted = log_softmax(self.logits / temperature, axis=1) + np.log(shares)[:, None]
+        answers = log_softmax(self.logits / temperature, axis=-1)
+        weighted = answers + np.log(shares).reshape(-1, *[1] * (answers.ndim - 1))
         return np.logaddexp.reduceat(weighted, np.unique(documents, return_index=True)[1])
 
-    def predictions(self, label_names: Sequence[str], temperature: float) -> list[Prediction]:
+    def predictions(
+        self, label_names: Sequence[str], temperature: float, thresholds: Sequence[float] | None
+    ) -> list[Prediction]:
         pieces, lengths = self.pieces, [len(ids) for ids in self.pieces.input_ids]
         chunks = np.bincount(pieces.documents)
         # The special tokens of a document are counted once.
         tokens = np.bincount(pieces.documents, lengths).astype(int) - (chunks - 1) * pieces.special_tokens
-        rows = np.exp(self.log_probabilities(temperature)).tolist()
+        probabilities_of_all = np.exp(self.log_probabilities(temperature))
+        rows = (probabilities_of_all[..., 1] if self.several_labels else probabilities_of_all).tolist()
         predictions = []
-        for row, *counts in zip(rows, tokens.tolist(), pieces.cut, chunks.tolist(), strict=True):
+        for row, read, cut, count in zip(rows, tokens.tolist(), pieces.cut, chunks.tolist(), strict=True):
             probabilities = dict(zip(label_names, row, strict=True))
             label = max(probabilities, key=probabilities.__getitem__)
-            predictions.append(Prediction(label, probabilities[label], probabilities, *counts))
+            labels = None
+            if thresholds is not None:
+                limits = zip(label_names, row, thresholds, strict=True)
+                labels = tuple(name for name, probability, threshold in limits if probability >= threshold)
+            confidence = probabilities[label]
+            predictions.append(Prediction(label, confidence, probabilities, read, cut, count, labels))
         return predictions
 
 
@@ -221,7 +239,8 @@ def predict_with_each(
     """What each run predicts of texts, of which there is at least one."""
     outputs = read_with_each(runs, texts, options)
     predictions = [
-        output.predictions(run.label_names, run.temperature.value) for run, output in zip(runs, outputs, strict=True)
+        output.predictions(run.label_names, run.temperature.value, run.thresholds)
+        for run, output in zip(runs, outputs, strict=True)
     ]
     return list(zip(*predictions, strict=True))
 
@@ -246,21 +265,28 @@ def read_with_each(
     for (_, reading), sharers in sharing.items():
         pieces = read[reading]
         for run, logits in zip(sharers, _logits_of_each(sharers, pieces, options), strict=True):
-            words = None if run.words is None else run.words.scores(cleaned[reading])
-            outputs[run.run_dir] = ModelOutput(logits[:, : len(run.label_names)], pieces, run.mix, words)
+            form: Callable[[Any], Any] = np.asarray if run.thresholds is None else yes_or_no
+            answers = form(logits[..., : len(run.label_names)])
+            words = None if run.words is None else form(run.words.scores(cleaned[reading]))
+            if isinstance(run.model, ReadingEncoder):
+                answers = mean_answer(answers)
+            outputs[run.run_dir] = ModelOutput(answers, pieces, run.mix, words)
     return [outputs[run.run_dir] for run in runs]
 
 
 def _logits_of_each(
     runs: Sequence[TrainedModel], pieces: EncodedDocuments, options: PredictionOptions
 ) -> list[NDArray[np.float64]]:
-    """What the model that these runs share says of pieces, with what each of them trained; no columns without one."""
+    """What the model that these runs share says of pieces, with what each of them trained; no columns without one.
+
+    For readers, [readers, pieces, labels].
+    """
     first = runs[0]
     if first.model is None:
         return [np.empty((len(pieces.input_ids), 0)) for _ in runs]
     limits = (first.pad_token_id, options.batch_tokens, first.uses_bf16)
     if isinstance(first.model, ReadingEncoder):
-        return first.model.log_probabilities(pieces.input_ids, [run.readers for run in runs], *limits)
+        return first.model.logits(pieces.input_ids, [run.readers for run in runs], *limits)
     return classify(first.model, pieces.input_ids, *limits, first.max_length, [run.adapter for run in runs])
 
 
@@ -276,7 +302,7 @@ class PredictionSummary:
 
     def add(self, name: str, text: str, prediction: Prediction, can_repeat: bool = False) -> None:
         """Count a document and its prediction; `can_repeat` if another document may have the same name."""
-        self.labels[prediction.label] += 1
+        self.labels.update((prediction.label,) if prediction.labels is None else prediction.labels)
         limit, known = f"longer than the limit of {self.max_length:,} tokens", hash(name)  # a name may be long
         for what, is_so in {
             f"{limit} and cut there (chunk-average reads them whole)": prediction.truncated,

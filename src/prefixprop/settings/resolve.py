@@ -113,11 +113,15 @@ _SCOPES = (
         "a --task with questions, such as wikihop",
         ("chunk_reduction", "max_chunks"),
     ),
-    _Scope(lambda settings: not settings.answers_questions, "tasks that classify documents", ("pooling", "baseline")),
+    _Scope(
+        lambda settings: not settings.answers_questions,
+        "tasks that classify documents",
+        ("pooling", "baseline", "class_weights", "choose_by"),
+    ),
     _Scope(
         lambda settings: settings.task is None,
         "--train-files and --hub-dataset",
-        ("text_column", "label_column", "id_column"),
+        ("text_column", "label_column", "id_column", "label_separator"),
     ),
 )
 
@@ -162,17 +166,27 @@ def with_defaults(settings: RunSettings, names: Iterable[str]) -> RunSettings:
     return replace(settings, **defaults)
 
 
-def resolve(settings: RunSettings, limit: int | None = None, whole: int | None = None) -> RunSettings:
+def resolve(
+    settings: RunSettings,
+    limit: int | None = None,
+    whole: int | None = None,
+    several_labels: bool | None = None,
+) -> RunSettings:
     """The settings with a value for everything that was left open.
 
     What the model decides, the longest document, stays open unless `limit` has the model's limit in tokens; what the
-    training set decides, such as the epochs of your documents, unless `whole` has its size. Runs whose resolved
+    training set decides, such as the epochs of your documents, unless `whole` has its size, and `several_labels`
+    whether a document can have several. Runs whose resolved
     settings agree are the same run, so this is what names, tables and resumption compare.
     """
     settings = with_defaults(settings, unused_settings(settings))
     task = settings.task_row
     documents = None if whole is None else min(whole, settings.max_train_documents or whole)
     values: dict[str, Any] = {"method": settings.method_row.name}
+    if several_labels:
+        values["choose_by"] = "average_precision"
+    elif several_labels is False and settings.choose_by == "average_precision":
+        raise SettingsError(["--choose-by: average_precision needs documents with several labels; choose macro_f1."])
     if settings.is_mix:
         if documents is not None and settings.is_prefix_method:
             values["epochs"], values["batch_size"] = readers_schedule(documents)

@@ -39,6 +39,8 @@ PRECISIONS = ("auto", "fp32", "bf16")
 ATTENTION_BACKENDS = ("auto", *BACKENDS, "huggingface")
 KEPT_CHECKPOINTS = ("best", "last")
 AUTO_OR_NO = ("auto", "no")
+CLASS_WEIGHTS = ("balanced", "none")
+CHOOSE_BY = ("micro_f1", "macro_f1", "average_precision")  # metrics
 
 # Groups of settings, as help shows them.
 DATA, MODEL, METHOD, OPTIMISATION, MACHINE = "Data", "Model", "Method", "Optimisation", "Machine"
@@ -54,6 +56,7 @@ _SOURCE = (
     "text_column",
     "label_column",
     "id_column",
+    "label_separator",
 )
 
 # Every number has a bound far above what makes sense, so that a typo is an error here and not in an allocator.
@@ -101,7 +104,13 @@ class RunSettings(Settings):
     hub_config: str | None = setting(None, DATA, "The configuration of the hub data set.")
     text_column: str = setting("text", DATA, "Column with the text, in files or a hub data set.")
     label_column: tuple[str, ...] = setting(
-        ("label",), DATA, "Column with the label, a name or a number. With several, readers answer each in one pass."
+        ("label",),
+        DATA,
+        "Column with the label, a name or a whole number, or with a list of labels. With several columns, readers "
+        "answer each in one pass.",
+    )
+    label_separator: str | None = setting(
+        None, DATA, "What stands between a document's labels in a label column of text, such as ';'. Lists need none."
     )
     id_column: str | None = setting(
         None, DATA, "Column with the document's id. If not set: 'id' if there is one; else documents are numbered."
@@ -217,6 +226,20 @@ class RunSettings(Settings):
     )
     keep: str = setting(
         "best", OPTIMISATION, "Which epoch is kept: the best on the dev set, or the last.", choices=KEPT_CHECKPOINTS
+    )
+    class_weights: str | None = setting(
+        None,
+        OPTIMISATION,
+        "'balanced': a rare class weighs as much in the loss as a frequent one. If not set: balanced for TF-IDF, none "
+        "for what is trained on the encoder.",
+        choices=CLASS_WEIGHTS,
+    )
+    choose_by: str | None = setting(
+        None,
+        OPTIMISATION,
+        "The metric on the dev set, or on left-out documents, that chooses epoch, learning rate and C. If not set: "
+        "average_precision with several labels; otherwise the log-loss for readers and tfidf, and the task's metric.",
+        choices=CHOOSE_BY,
     )
     seed: int = setting(1, OPTIMISATION, "The seed of everything random.", ge=0, le=2**32 - 1)
 
@@ -335,7 +358,12 @@ class RunSettings(Settings):
     @property
     def metric(self) -> str:
         """The metric on the dev set by which checkpoints and settings are chosen."""
-        return self.task_row.metric
+        return self.choose_by or self.task_row.metric
+
+    @property
+    def tfidf_class_weight(self) -> str | None:
+        """scikit-learn's `class_weight` of the TF-IDF model."""
+        return None if self.class_weights == "none" else "balanced"
 
 
 SETTINGS: dict[str, Setting] = declared(RunSettings)

@@ -106,6 +106,7 @@ def _kept(settings: RunSettings, before: RunSettings) -> RunSettings:
         epochs=settings.epochs or before.epochs,
         batch_size=settings.batch_size or before.batch_size,
         max_length=settings.max_length or before.max_length,
+        choose_by=settings.choose_by or before.choose_by,
         model_revision=settings.model_revision or before.model_revision,
     )
 
