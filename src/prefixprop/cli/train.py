@@ -141,7 +141,8 @@ def _show_result(console: Console, result: RunResult, settings: RunSettings, sec
         title = f"Last epoch: {metrics['epochs']} (best on the dev set: {metrics['best_epoch']})"
     baseline = metrics.get("baseline", {})
     columns = {name: metrics.get(name) for name in ("dev", "dev_calibrated", "test", "test_calibrated")}
-    columns |= {f"{split}_TF-IDF": baseline.get(split) for split in ("dev", "test")}
+    simple = "BM25" if settings.answers_questions else "TF-IDF"
+    columns |= {f"{split}_{simple}": baseline.get(split) for split in ("dev", "test")}
     shown = {name: values for name, values in columns.items() if values}
     table = Table(title=title, title_justify="left")
     table.add_column("metric")
@@ -154,7 +155,7 @@ def _show_result(console: Console, result: RunResult, settings: RunSettings, sec
             table.add_row(metric, *(f"{values[metric]:.4f}" for values in shown.values()))
     console.print(table)
     if baseline:
-        console.print(f"TF-IDF baseline: {baseline['model']}; whole documents.", highlight=False, soft_wrap=True)
+        console.print(f"{simple} baseline: {baseline['model']}; whole documents.", highlight=False, soft_wrap=True)
     parameters = metrics["parameters"]
     console.print(
         f"Temperature {metrics['temperature']:.4g}; {parameters['trainable']:,} parameters trained "
@@ -171,7 +172,7 @@ def _show_result(console: Console, result: RunResult, settings: RunSettings, sec
     metric = RunDirectory(result.run_dir).read_settings().metric  # which the documents may have decided
     if baseline and baseline["dev"][metric] > metrics["dev"][metric]:
         console.print(
-            f"The TF-IDF baseline is better here: {baseline['dev'][metric]:.3f} against "
+            f"The {simple} baseline is better here: {baseline['dev'][metric]:.3f} against "
             f"{metrics['dev'][metric]:.3f} on the dev set. More epochs, another --learning-rate or "
             "longer documents may help; see docs/training.md.",
             highlight=False,

@@ -1,9 +1,9 @@
 """A classification task from your documents: files, or a data set of the hub, with named columns.
 
-`read_rows` says which files can be read, one or more per split. Labels are names or whole numbers. A document has one,
-or any number of them: a list in the label column, or, with a separator, a text such as "law;tax". The task has the
-labels of the training set. Without dev or test files, the dev or test set is empty; `select_documents` splits a dev set off
-for runs that need one.
+`read_rows` says which files can be read, one or more per split. Labels are names or whole numbers. A document has
+one, or any number of them: a list in the label column, or, with a separator, a text such as "law;tax". The task has
+the labels of the training set. Without dev or test files, the dev or test set is empty; `select_documents` splits a
+dev set off for runs that need one.
 """
 
 from __future__ import annotations

@@ -47,7 +47,8 @@ class Temperature:
 def fit_temperature(logits: ArrayLike, labels: ArrayLike) -> Temperature:
     """Fit T between 0.05 and 100 to the logits [documents, classes] and labels of the dev set.
 
-    Labels of the same shape as the logits, 0 and 1, are those of documents that can have several. An absent class has the logit minus infinity. Where T makes no difference, as with equal logits, it is 1.
+    Labels of the same shape as the logits, 0 and 1, are those of documents that can have several. An absent class has
+    the logit minus infinity. Where T makes no difference, as with equal logits, it is 1.
     """
     logit_array = checked_logits(logits)
     if np.shape(labels) == logit_array.shape:

@@ -42,8 +42,8 @@ Documents = NDArray[np.bool_]
 class Part:
     """What every candidate of a part answers to every document: logits [candidates, documents, classes].
 
-    With several labels they are [candidates, documents, labels, 2]. Where a logit is not a finite number the model has diverged. It then has no opinion on that document, and its
-    candidate is chosen only if all have diverged.
+    With several labels they are [candidates, documents, labels, 2]. Where a logit is not a finite number the model
+    has diverged. It then has no opinion on that document, and its candidate is chosen only if all have diverged.
     """
 
     name: str
@@ -95,9 +95,9 @@ class Mix:
 class CrossFitted:
     """Answers to every document by a mix that comes from the other folds, and the mix of all documents.
 
-    `log_probabilities` [documents, classes] or [documents, labels, 2] are the mix's; `alone` has those of each part by itself, with the
-    candidate and the weight of the other folds; `mixes` has the mix that answered each fold. `final` is the mix of
-    all documents, and `final_alone` has what each part comes to by itself there.
+    `log_probabilities` [documents, classes] or [documents, labels, 2] are the mix's; `alone` has those of each part
+    by itself, with the candidate and the weight of the other folds; `mixes` has the mix that answered each fold.
+    `final` is the mix of all documents, and `final_alone` has what each part comes to by itself there.
     """
 
     log_probabilities: Array
@@ -114,8 +114,9 @@ class CrossFitted:
 def fit_mix(parts: Sequence[Part], labels: ArrayLike, choose_by: str | None = None) -> Mix:
     """Choose each part's candidate, and the weights.
 
-    Candidates are chosen by log-loss, or by another metric, see `ranked`; weights always minimise the log-loss. All weight stays on the best part unless the mix's log-loss is lower by more than one standard error of the
-    documents' differences.
+    Candidates are chosen by log-loss, or by another metric, see `ranked`; weights always minimise the log-loss. All
+    weight stays on the best part unless the mix's log-loss is lower by more than one standard error of the documents'
+    differences.
     """
     label_array = _checked_labels(parts, labels)
     documents = np.ones(len(label_array), dtype=bool)
@@ -168,8 +169,9 @@ def score(answers: Array, labels: NDArray[np.int64], metric: str) -> float:
 def ranked(part: Part, labels: NDArray[np.int64], documents: Documents, choose_by: str | None = None) -> list[int]:
     """The candidates from best to worst: by log-loss on these documents, each with the weight that is best for it.
 
-    With `choose_by` by this metric: "micro_f1", "macro_f1" or, with several labels, "average_precision". Log-loss sees how probable every label was, and accuracy only which answers are right. On folds of eLife,
-    20-newsgroups and Hyperpartisan the C that it chose for the TF-IDF model was, on average, better in both.
+    With `choose_by` by this metric: "micro_f1", "macro_f1" or, with several labels, "average_precision". Log-loss
+    sees how probable every label was, and accuracy only which answers are right. On folds of eLife, 20-newsgroups and
+    Hyperpartisan the C that it chose for the TF-IDF model was, on average, better in both.
     """
     of_documents, answers = labels[documents], [found[documents] for found in part.log_probabilities]
     if choose_by is None:

@@ -25,10 +25,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from prefixprop.atomic_files import write_text
+from prefixprop.data.documents import ClassificationTask, Label, Split, ids_of, labels_of
 from prefixprop.data.rows import iterate_json_lines
 from prefixprop.data.wikihop import Question
 from prefixprop.evaluate.calibration import Temperature
-from prefixprop.data.documents import ClassificationTask, Label, Split, ids_of, labels_of
 from prefixprop.evaluate.metrics import checked_logits, evaluate_predictions, evaluate_several_labels, softmax
 
 # The answer of a question that the model did not read gets a logit lower by this: it counts as wrong, and the

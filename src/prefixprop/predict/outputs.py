@@ -1,8 +1,9 @@
 """Predictions as lines of a growing file: JSON lines, which a later call can continue, or CSV, which it cannot.
 
 JSON lines have the fields of a `Prediction` after the `id`; CSV has them as columns, with one `probability of NAME`
-for each label. Where a document can have several labels, `labels` has those that it gets, in CSV with semicolons. With several runs a line has the predictions of all: in JSON, `predictions` has these fields by the
-name of the run; in CSV, the columns of each run begin with its name.
+for each label. Where a document can have several labels, `labels` has those that it gets, in CSV with semicolons.
+With several runs a line has the predictions of all: in JSON, `predictions` has these fields by the name of the run;
+in CSV, the columns of each run begin with its name.
 
 `FILE.origin.json` beside JSON lines records what made them: the runs, the options, and a digest of the documents
 answered so far. Only the same runs, options and documents continue the file; the input may have grown at its end.

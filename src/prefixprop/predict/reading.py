@@ -46,7 +46,7 @@ class ReadingEncoder:
         batch_tokens: int,
         bf16: bool,
     ) -> list[NDArray[np.float64]]:
-        """For every run, given by the numbers of its readers, what each says of each text [readers, texts, classes]."""
+        """For every run, given by the numbers of its readers, what each says of texts [readers, texts, classes]."""
         device = next(self.model.parameters()).device
         classes = [reader.classes for reader in self._readers]
         found = {number: np.empty((len(input_ids), classes[number])) for run in runs for number in run}

@@ -160,7 +160,7 @@ class TrainedModel:
         """Raise if this model is for questions."""
         if self.answers_questions:
             raise ValueError(
-                f"{self.run_dir}: this run was trained on WikiHop, so it chooses among the candidates of questions "
+                f"{self.run_dir}: this run was trained on questions, so it chooses among their candidates "
                 "and cannot label documents; `prefixprop evaluate` reads questions with it."
             )
 
@@ -181,8 +181,8 @@ def _checked_text(text: object, index: int) -> str:
 class ModelOutput:
     """What a model computed for texts: the logits [pieces, labels], uncalibrated.
 
-    The output of a mixed run also has the `mix`, and the scores of words [texts, labels] if they are part of it. Where
-    a document can have several labels, logits and scores are those of no and yes, [..., labels, 2].
+    The output of a mixed run also has the `mix`, and the scores of words [texts, labels] if they are part of it.
+    Where a document can have several labels, logits and scores are those of no and yes, [..., labels, 2].
     """
 
     logits: NDArray[np.float64]
@@ -195,7 +195,10 @@ class ModelOutput:
         return self.logits.ndim == 3
 
     def log_probabilities(self, temperature: float = 1.0) -> NDArray[np.float64]:
-        """[texts, labels], or with several labels [texts, labels, 2]; the probabilities of a text's chunks are averaged, weighted by their tokens."""
+        """[texts, labels], or with several labels [texts, labels, 2].
+
+        The probabilities of a text's chunks are averaged, weighted by their tokens.
+        """
         if self.mix is None:
             return self._of_encoder(temperature)
         parts = {} if self.words is None else {WORDS: self.words}

@@ -116,8 +116,9 @@ _SCOPES = (
     _Scope(
         lambda settings: not settings.answers_questions,
         "tasks that classify documents",
-        ("pooling", "baseline", "class_weights", "choose_by"),
+        ("pooling", "class_weights", "choose_by"),
     ),
+    _Scope(lambda settings: settings.task_row.has_baseline, "tasks that have a baseline", ("baseline",)),
     _Scope(
         lambda settings: settings.task is None,
         "--train-files and --hub-dataset",

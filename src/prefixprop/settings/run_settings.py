@@ -146,10 +146,10 @@ class RunSettings(Settings):
         None, MODEL, "Longest document in tokens. If not set: the task's 4096, or the model's limit.", ge=4, le=MANY
     )
     chunk_reduction: str = setting(
-        "mean", MODEL, "WikiHop: how a candidate's scores over chunks become one.", choices=CHUNK_REDUCTIONS
+        "mean", MODEL, "Questions: how a candidate's scores over chunks become one.", choices=CHUNK_REDUCTIONS
     )
     max_chunks: int | None = setting(
-        None, MODEL, "WikiHop: the most chunks of a question to read. If not set: all.", ge=1, le=MANY
+        None, MODEL, "Questions: the most chunks of a question to read. If not set: all.", ge=1, le=MANY
     )
 
     method: str | None = setting(
@@ -230,8 +230,8 @@ class RunSettings(Settings):
     class_weights: str | None = setting(
         None,
         OPTIMISATION,
-        "'balanced': a rare class weighs as much in the loss as a frequent one. If not set: balanced for TF-IDF, none "
-        "for what is trained on the encoder.",
+        "'balanced': a rare class weighs as much in the loss as a frequent one. If not set: balanced for TF-IDF, "
+        "none for what is trained on the encoder.",
         choices=CLASS_WEIGHTS,
     )
     choose_by: str | None = setting(
@@ -301,7 +301,7 @@ class RunSettings(Settings):
     baseline: bool = setting(
         True,
         MACHINE,
-        "Fit a TF-IDF baseline on the same documents, and show its metrics beside the run's.",
+        "Fit a baseline on the same documents, TF-IDF or for hybridqa BM25, and show its metrics beside the run's.",
         resumable=True,
     )
     report_to: tuple[str, ...] = setting((), MACHINE, "Trackers, such as tensorboard or wandb.", resumable=True)

@@ -94,8 +94,8 @@ def _mix(metrics: Mapping[str, Any]) -> str:
     weights = ", ".join(f"{part} {weight:.3g}" for part, weight in mix["weights"].items())
     chosen = ", ".join(f"{value:g} for {part}" for part, value in mix["chosen"].items())
     return f"""\
-- **Expected {headline.replace("_", " ")}:** {expected[headline]:.4f} (95 % interval {expected["low"]:.4f} to {expected["high"]:.4f}), \
-by cross-fitted answers to {expected["documents"]:,} documents ({metrics["judged_on"]}).
+- **Expected {headline.replace("_", " ")}:** {expected[headline]:.4f} (95 % interval {expected["low"]:.4f} to \
+{expected["high"]:.4f}), by cross-fitted answers to {expected["documents"]:,} documents ({metrics["judged_on"]}).
 - **Mix:** weights {weights}; chosen: {chosen} (a learning rate for readers, C for words). Its answers are \
 calibrated."""
 

@@ -50,7 +50,7 @@ def train_single(
             baseline: dict[str, Any] = {}
             if arguments.should_save:
                 begin_run(run, directory, arguments.device, overwrite, progress)
-                progress.stage("fitting the TF-IDF baseline")
+                progress.stage("fitting the baseline")
                 baseline = _baseline(run, progress)
             arguments.distributed_state.wait_for_everyone()
             return RunResult(directory.path, _train(run, directory, arguments, baseline, callbacks, progress))
@@ -124,7 +124,7 @@ def _fewer_at_once(run: RunPlan) -> int | None:
 
 
 def _baseline(run: RunPlan, progress: Progress) -> dict[str, Any]:
-    """What TF-IDF reaches on the documents of the run, as an entry of the metrics; empty without it."""
+    """What a simple model reaches on the documents of the run, as an entry of the metrics; empty without it."""
     try:
         metrics = kind_of(run.settings).baseline(run.task, run.settings) if run.settings.baseline else None
     except ValueError as error:
