@@ -297,16 +297,13 @@ def _label_names(train: list[_LabelledRow], columns: Columns, several: bool) -> 
     found = {label for row in train for label in row.labels}
     if not train:
         raise ValueError("There are no training documents.")
+    if not found:
+        raise ValueError(f"{train[0].location}: neither this nor any other training document has a label.")
     if len(found) < 2:
-        told = f"the label {next(iter(found))!r}" if found else "no label"
-        if several:
-            raise ValueError(
-                f"{train[0].location}: this and all of the {len(train):,} training documents have {told} or none; "
-                "with one label, give each document one of two, such as yes and no, instead of a list."
-            )
         raise ValueError(
-            f"{train[0].location}: this and all of the {len(train):,} training documents have {told}; a classifier "
-            "needs at least two labels to learn."
+            f"{train[0].location}: this and all of the {len(train):,} training documents have the label "
+            f"{next(iter(found))!r}{' or none' if several else ''}; a classifier needs at least two labels to learn"
+            + (". Instead of lists, give each document one of two labels, such as yes and no." if several else ".")
         )
     if columns.label_names is not None:
         return [name for name in columns.label_names if name in found]

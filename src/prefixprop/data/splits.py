@@ -45,7 +45,7 @@ def split_off(
     found = labels_of(documents)
     first = first_copies(documents) if copies_together else np.arange(len(documents))
     if found and isinstance(found[0], tuple):
-        return _divided(documents, np.isin(first, _split_off_sets(found, np.unique(first), fraction, seed)))
+        return _divided(documents, np.isin(first, _split_off_sets(found, first, fraction, seed)))
     all_labels = np.array(found)
     ambiguous = first[all_labels != all_labels[first]]
     texts = np.setdiff1d(first, ambiguous)
@@ -166,10 +166,9 @@ def _fold_of_each(
             f"--folds: the {len(texts)} training documents of task {name!r} cannot be divided in {folds} folds; "
             "choose fewer."
         )
+    if labels and isinstance(labels[0], tuple):
+        return _fold_of_each_set(_sets_of_texts(labels, first), folds, FOLD_SEED)[np.searchsorted(texts, first)]
     strata = None if labels is None else [labels[index] for index in texts]
-    if strata is not None and isinstance(strata[0], tuple):
-        numbers = _fold_of_each_set([_as_set(labels) for labels in strata], folds, FOLD_SEED)
-        return numbers[np.searchsorted(texts, first)]
     # scikit-learn refuses to stratify where every label is rarer than folds, and warns where some are.
     stratified = strata is not None and max(Counter(strata).values()) >= folds
     kind = StratifiedKFold if stratified else KFold
@@ -209,10 +208,10 @@ def _fold_of_each_set(sets: Sequence[tuple[int, ...]], folds: int, seed: int) ->
 
 
 def _split_off_sets(
-    labels: Sequence[Label], texts: NDArray[np.int64], fraction: float, seed: int
+    labels: Sequence[Label], first: NDArray[np.int64], fraction: float, seed: int
 ) -> NDArray[np.int64]:
     """Those of the texts that are split off: a fold, without the only texts of a label."""
-    sets = [_as_set(labels[index]) for index in texts]
+    sets = _sets_of_texts(labels, first)
     counts = Counter(label for one in sets for label in one)
     may_go = np.array([all(counts[label] > 1 for label in one) for one in sets])
     folds = round(1 / fraction)
@@ -222,8 +221,16 @@ def _split_off_sets(
             "files."
         )
     numbers = _fold_of_each_set(sets, min(folds, len(sets)), seed)
-    chosen: NDArray[np.int64] = texts[may_go & (numbers == numbers[may_go].min())]
+    chosen: NDArray[np.int64] = np.unique(first)[may_go & (numbers == numbers[may_go].min())]
     return chosen
+
+
+def _sets_of_texts(labels: Sequence[Label], first: NDArray[np.int64]) -> list[tuple[int, ...]]:
+    """The labels of every text, in the order of `np.unique(first)`: all that its copies have."""
+    found: dict[int, set[int]] = {}
+    for place, label in zip(first.tolist(), labels, strict=True):
+        found.setdefault(place, set()).update(_as_set(label))
+    return [tuple(sorted(found[place])) for place in sorted(found)]
 
 
 def _as_set(label: Label) -> tuple[int, ...]:

@@ -296,10 +296,10 @@ def _parsed(record: dict[str, Any], first: _Line | None) -> _Line:
     if not is_question and first is not None and names != [*first.names]:
         raise ValueError(f"the classes are {names}, not those of the first line")
     several = isinstance(record.get("predicted"), list)
-    number = None if label is None else _numbered(label, names, several)
-    predicted = _numbered(record["predicted"], names, several) if several else None
     if first is not None and several != (first.decisions is not None):
         raise ValueError("lines with one label and with several are mixed")
+    number = None if label is None else _numbered(label, names, several)
+    predicted = _numbered(record["predicted"], names, several) if several else None
     if not isinstance(logits, list) or len(logits) != len(names) or not any(value is not None for value in logits):
         raise ValueError(f"logits must be a list of {len(names)} numbers, null for minus infinity, got {logits!r}")
     numbers = [-math.inf if value is None else _number(value) for value in logits]

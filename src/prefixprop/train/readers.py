@@ -87,10 +87,6 @@ class Judged:
 def _stacked_labels(runs: Sequence[RunPlan]) -> tuple[NDArray[np.int64], NDArray[np.float32] | None]:
     """The labels of the training set for every label column, and the weights of classes, filled up to the most."""
     tasks = [run.classification for run in runs]
-    if len({task.several_labels for task in tasks}) > 1:
-        raise TrainingError(
-            "--label-column: in some columns a document has one label, and in others several; train them in two runs."
-        )
     found = [task.label_array(task.train) for task in tasks]
     weights = [class_weights(*each) for each in zip(found, (task.num_labels for task in tasks), strict=True)]
     most = max(task.num_labels for task in tasks)

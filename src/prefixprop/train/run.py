@@ -91,6 +91,9 @@ def train_label_columns(
         if going_on:
             check_same_settings(directory, runs[-1].settings)
             check_same_documents(directory, runs[-1].documents)
+    if len({run.data.several_labels for run in runs}) > 1:
+        problem = "in some columns a document has one label, and in others several; train them in two runs."
+        raise SettingsError([f"--label-column: {problem}"])
     return train_mix(runs, directories, overwrite, callbacks, progress)
 
 
