@@ -111,8 +111,8 @@ def test_a_stream_is_read_window_by_window(trained: TrainedModel) -> None:
 @pytest.mark.parametrize(
     ("texts", "options", "message"),
     [
-        ("w4 w5", {}, "Give a list of texts"),
-        (["w4", None], {}, r"Document 1 of the list must be a text .*, got NoneType"),
+        ("w4 w5", {}, "Give a list or a column of texts"),
+        (["w4", None], {}, r"Document 1 \(from 0\) must hold text, got NoneType"),
         (["w4"], {"long": "cut"}, "long='cut' is unknown; choose one of truncate, chunk-average"),
         (["w4"], {"batch_tokens": 0}, "batch_tokens=0 must be at least 1"),
     ],

@@ -6,7 +6,7 @@ import hashlib
 import json
 import operator
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, overload
 
@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prefixprop.data.cache import RaggedArray, Stored, Writer, in_memory, stored
+from prefixprop.data.rows import no_text
 
 if TYPE_CHECKING:
     from prefixprop.data.registry import Task
@@ -201,6 +202,20 @@ def first_copies(documents: Split) -> NDArray[np.int64]:
     digests = text_digests(documents)
     _, first, inverse = np.unique(digests, return_index=True, return_inverse=True)
     return np.where(digests == _EMPTY, np.arange(len(digests)), first[inverse])
+
+
+def checked_texts(texts: Iterable[object]) -> Iterator[str]:
+    """The texts, each checked when it is asked for; anything but one text per document raises `TypeError`."""
+    if isinstance(texts, str) or getattr(texts, "ndim", 1) != 1:
+        raise TypeError("Give a list or a column of texts, also for a single one: predict([text]).")
+
+    def checked() -> Iterator[str]:
+        for index, text in enumerate(texts):
+            if not isinstance(text, str):
+                raise TypeError(f"Document {index} (from 0) {no_text(text)}")
+            yield text
+
+    return checked()
 
 
 @dataclass(frozen=True)

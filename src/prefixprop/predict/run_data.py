@@ -95,6 +95,11 @@ def _load_split(
             f"{trained.run_dir}: the run was evaluated on fold {settings.fold} of {settings.folds} of the training "
             f"set, so that settings can be chosen without the {split} set; try --split dev, which is the fold."
         )
+    if not settings.has_source:
+        raise ValueError(
+            f"{trained.run_dir}: the run was trained on documents in memory, which are gone; give labelled documents "
+            "with --input."
+        )
     given = settings.task is not None or settings.folds is not None or settings.dev_files
     has_dev = given and settings.max_dev_documents != 0
     if settings.is_mix and split == "dev" and not has_dev:

@@ -24,6 +24,7 @@ from transformers import PreTrainedTokenizerBase
 
 from prefixprop.choices import DEFAULT_BATCH_TOKENS, LONG_DOCUMENTS
 from prefixprop.data import chunk_documents, encode_documents
+from prefixprop.data.documents import checked_texts
 from prefixprop.data.encoding import EncodedDocuments
 from prefixprop.evaluate import Mix, Temperature, TfidfModel
 from prefixprop.evaluate.mixing import READERS, WORDS
@@ -161,16 +162,8 @@ class TrainedModel:
             )
 
     def _checked(self, texts: Iterable[str]) -> Iterator[str]:
-        if isinstance(texts, str):
-            raise TypeError("Give a list of texts, even for a single one: predict([text]).")
         self.check_reads_documents()
-        return (_checked_text(text, index) for index, text in enumerate(texts))
-
-
-def _checked_text(text: object, index: int) -> str:
-    if not isinstance(text, str):
-        raise TypeError(f"Document {index} of the list must be a text (str), got {type(text).__name__}.")
-    return text
+        return checked_texts(texts)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@
 | --- | --- |
 | `config.yaml` | the resolved settings |
 | `labels.json` | the names of the labels, in order; not for WikiHop |
+| `classes.json` | the labels that a `DocumentClassifier` was fitted on, where they are not text |
 | `environment.json` | versions, device, git commit and command, and a fingerprint of the documents |
 | `lengths.json` | how many tokens of each training document the model reads |
 | `history.jsonl` | one line per epoch |
@@ -63,6 +64,7 @@ class RunDirectory:
 
     config = _Entry("config.yaml")
     labels = _Entry("labels.json")
+    classes = _Entry("classes.json")
     environment = _Entry("environment.json")
     lengths = _Entry("lengths.json")
     history = _Entry("history.jsonl")

@@ -17,15 +17,18 @@ from prefixprop.settings.methods import owners
 from prefixprop.settings.run_settings import SETTINGS, RunSettings, flag_of
 
 
-def check_settings(settings: RunSettings, processes: int = 1) -> None:
-    """Raise `SettingsError` unless a run can be made of these settings; each of them is valid by itself already."""
-    if problems := [*_source_problems(settings), *_other_problems(settings, processes)]:
+def check_settings(settings: RunSettings, processes: int = 1, in_memory: bool = False) -> None:
+    """Raise `SettingsError` unless a run can be made of these settings; each of them is valid by itself already.
+
+    With documents `in_memory` the settings name no source of data.
+    """
+    if problems := [*_source_problems(settings, in_memory), *_other_problems(settings, processes)]:
         raise SettingsError(problems)
 
 
-def _source_problems(settings: RunSettings) -> Iterator[str]:
+def _source_problems(settings: RunSettings, in_memory: bool) -> Iterator[str]:
     sources = {"task": settings.task, "train_files": settings.train_files, "hub_dataset": settings.hub_dataset}
-    given = [flag_of(name) for name, value in sources.items() if value]
+    given = [flag_of(name) for name, value in sources.items() if value] + ["documents in memory"] * in_memory
     if len(given) != 1:
         flags = ", ".join(flag_of(name) for name in sources)
         yield f"Give one source of data, one of {flags}" + (f"; got {' and '.join(given)}." if given else ".")

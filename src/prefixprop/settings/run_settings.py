@@ -289,6 +289,11 @@ class RunSettings(Settings):
         return OWN_DOCUMENTS if self.task is None else TASKS[self.task]
 
     @property
+    def has_source(self) -> bool:
+        """Whether the settings say where the documents are; those of a `DocumentClassifier` were in memory."""
+        return bool(self.task or self.train_files or self.hub_dataset)
+
+    @property
     def method_row(self) -> Method:
         return METHODS[self.method or self.task_row.method]
 
@@ -330,7 +335,8 @@ class RunSettings(Settings):
     @property
     def data_name(self) -> str:
         """The name of the data in reports and in the names of run directories."""
-        return self.task or (self.hub_dataset or "files").replace("/", "-")
+        own = "files" if self.has_source else "documents"
+        return self.task or (self.hub_dataset or own).replace("/", "-")
 
     @property
     def metric(self) -> str:

@@ -74,13 +74,19 @@ class RunPlan:
         return f"{settings.method} on {self.base.name}: {', '.join(parts)}, seed {settings.seed}"
 
 
-def plan(settings: RunSettings, progress: Progress | None = None, other: RunPlan | None = None) -> RunPlan:
+def plan(
+    settings: RunSettings,
+    progress: Progress | None = None,
+    other: RunPlan | None = None,
+    documents: ClassificationTask | None = None,
+) -> RunPlan:
     """Check the settings, load data and model, and resolve what was left open; nothing is written.
 
-    `other` is the plan for another label column of the same documents, whose model serves this one too.
+    `other` is the plan for another label column of the same documents, whose model serves this one too. `documents`
+    are those of a run whose settings name no source of data.
     """
     progress = progress or Progress()
-    check_settings(settings, process_count())
+    check_settings(settings, process_count(), in_memory=documents is not None)
     _check_trackers(settings)
     notes = unused_notes(settings)
     progress.stage("loading the model")
@@ -89,7 +95,7 @@ def plan(settings: RunSettings, progress: Progress | None = None, other: RunPlan
     dropouts = (settings.dropout, attention_dropout)
     base = other.base if other else load_base_model(settings.model, settings.model_revision, *dropouts)
     progress.stage("reading documents")
-    whole = load_data(**settings.source)
+    whole: Task = load_data(**settings.source) if documents is None else documents
     settings = resolve(settings, base.limit, len(whole.train))
     settings = replace(settings, model=base.name, model_revision=base.revision)
     task = select_documents(whole, **settings.selection)
