@@ -52,6 +52,8 @@ class DocumentClassifier(ClassifierMixin, BaseEstimator):
         learning_rate: The peak learning rate.
         epochs: Passes over the documents.
         batch_size: Documents per step.
+        target_precision: Which share of accepted answers shall be right, such as 0.95; `predict_details` then says
+            which answers to accept.
         seed: The seed of everything random.
         settings: Any other settings by name, such as `{"lora_rank": 16}`.
         long: How a longer document is answered: "truncate" reads its first `max_length` tokens, "chunk-average" all
@@ -66,6 +68,7 @@ class DocumentClassifier(ClassifierMixin, BaseEstimator):
             "readers" and "tfidf", otherwise on the dev set, a tenth of the documents, which also chose the epoch.
         cv_results_: The accuracy of everything that was tried on the same documents, with the columns of
             `GridSearchCV`: `params`, `mean_test_score` and `rank_test_score`.
+        trust_: Which answers can be accepted, and how sure that is; None without a `target_precision`.
         metrics_: All of the run's `metrics.json`.
         run_: The loaded run, see `prefixprop.load_run`; `run_.run_dir` is its folder.
     """
@@ -79,6 +82,7 @@ class DocumentClassifier(ClassifierMixin, BaseEstimator):
         learning_rate: float | None = None,
         epochs: int | None = None,
         batch_size: int | None = None,
+        target_precision: float | None = None,
         seed: int = 1,
         settings: Mapping[str, Any] | None = None,
         long: str = "truncate",
@@ -91,6 +95,7 @@ class DocumentClassifier(ClassifierMixin, BaseEstimator):
         self.learning_rate = learning_rate
         self.epochs = epochs
         self.batch_size = batch_size
+        self.target_precision = target_precision
         self.seed = seed
         self.settings = settings
         self.long = long
@@ -200,7 +205,7 @@ class DocumentClassifier(ClassifierMixin, BaseEstimator):
         self.run_.check_reads_documents()
         stored = directory.classes
         self.classes_ = np.array(json.loads(stored.read_bytes()) if stored.is_file() else self.run_.label_names)
-        self.metrics_ = directory.read_metrics()
+        self.metrics_, self.trust_ = directory.read_metrics(), self.run_.trust
         self.cv_results_ = _cv_results(self.metrics_, self.run_.settings)
         self.expected_accuracy_ = float(self.metrics_["dev"]["accuracy"])
         return self

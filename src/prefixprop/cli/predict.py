@@ -215,7 +215,10 @@ class _Job:
     def _print_summary(self, seconds: float) -> None:
         for run, summary in self.summaries.items():
             labels = ", ".join(f"{name} {count:,}" for name, count in summary.labels.most_common())
-            self._print(f"{f'{run}: ' if len(self.runs) > 1 else ''}{self.documents:,} documents: {labels}")
+            name = f"{run}: " if len(self.runs) > 1 else ""
+            self._print(f"{name}{self.documents:,} documents: {labels}")
+            if summary.decisions:
+                self._print(name + ", ".join(f"{what} {count:,}" for what, count in summary.decisions.most_common()))
         for warning in dict.fromkeys(text for summary in self.summaries.values() for text in summary.warnings()):
             self._print(f"Warning: {warning}")
         speed = self.tokens_read / seconds

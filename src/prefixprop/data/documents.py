@@ -20,7 +20,13 @@ if TYPE_CHECKING:
     from prefixprop.data.registry import Task
 
 SPLIT_NAMES = ("train", "dev", "test")
-IN_WORDS = {"train": "training", "dev": "dev", "test": "test"}  # the names in "training set", "training documents"
+CALIBRATION = "calibration"  # documents of the dev set that were set aside, see `ClassificationTask`
+IN_WORDS = {
+    "train": "training",
+    "dev": "dev",
+    "test": "test",
+    CALIBRATION: "calibration",
+}  # the names in "training set", "training documents"
 _EMPTY = 0  # the digest of a text that has nothing but white space
 _WHITE_SPACE = b" \t\n\r\v\f"
 
@@ -222,7 +228,8 @@ def checked_texts(texts: Iterable[object]) -> Iterator[str]:
 class ClassificationTask:
     """A data set of single-label classification, checked when it is made; a split may be empty.
 
-    `remarks` say how the loader made this data set; `notes()` shows them to people.
+    `remarks` say how the loader made this data set; `notes()` shows them to people. `calibration` has documents of
+    the dev set that a run set aside: they decide which of its answers can be trusted, and nothing else.
     """
 
     name: str
@@ -231,6 +238,7 @@ class ClassificationTask:
     dev: Split
     test: Split
     remarks: tuple[str, ...] = ()
+    calibration: Split = ()
 
     def __post_init__(self) -> None:
         if len(self.label_names) < 2:
@@ -243,7 +251,7 @@ class ClassificationTask:
         return len(self.label_names)
 
     def split(self, name: str) -> Split:
-        """Return the split of that name: "train", "dev" or "test"."""
+        """Return the split of that name: "train", "dev", "test" or "calibration"."""
         documents: Split = getattr(self, name)
         return documents
 

@@ -97,6 +97,7 @@ def _load(
         label_names=label_names or (),
         max_length=settings.max_length,
         temperature=temperature,
+        trust=directory.read_trust(),
         settings=settings,
         prepare=settings.task_row.prepare,
         **parts,

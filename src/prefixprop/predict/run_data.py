@@ -112,7 +112,8 @@ def _load_split(
             f"--data-dir is for runs on a named task, but {trained.run_dir} was trained on your files; give labelled "
             "documents with --input."
         )
-    if settings.train_files and settings.folds is None and (split == "test" or settings.dev_files):
+    is_whole = split == "test" or (settings.dev_files and settings.target_precision is None)
+    if settings.train_files and settings.folds is None and is_whole:
         return _load_files(trained, split)
     source = settings.source if data_dir is None else settings.source | {"data_dir": data_dir}
     whole = load_data(**source)

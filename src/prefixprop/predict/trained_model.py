@@ -26,7 +26,7 @@ from prefixprop.choices import DEFAULT_BATCH_TOKENS, LONG_DOCUMENTS
 from prefixprop.data import chunk_documents, encode_documents
 from prefixprop.data.documents import checked_texts
 from prefixprop.data.encoding import EncodedDocuments
-from prefixprop.evaluate import Mix, Temperature, TfidfModel
+from prefixprop.evaluate import Mix, Temperature, TfidfModel, Trust
 from prefixprop.evaluate.mixing import READERS, WORDS
 from prefixprop.predict.inputs import windows
 from prefixprop.predict.reading import ReadingEncoder
@@ -47,6 +47,7 @@ class Prediction:
         tokens: How many tokens of the document were read, special tokens included.
         truncated: Whether it was cut at the model's limit; then it has more tokens than were read.
         chunks: In how many pieces it was read.
+        decision: "accept" or "review", for a run with a `target_precision`.
     """
 
     label: str
@@ -55,6 +56,7 @@ class Prediction:
     tokens: int
     truncated: bool
     chunks: int = 1
+    decision: str | None = None
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,7 @@ class TrainedModel:
     temperature: Temperature
     settings: RunSettings
     prepare: Callable[[str], str]
+    trust: Trust | None = None
     adapter: str | None = None
     readers: tuple[int, ...] = ()
     mix: Mix | None = None
@@ -194,17 +197,20 @@ class ModelOutput:
         weighted = log_softmax(self.logits / temperature, axis=1) + np.log(shares)[:, None]
         return np.logaddexp.reduceat(weighted, np.unique(documents, return_index=True)[1])
 
-    def predictions(self, label_names: Sequence[str], temperature: float) -> list[Prediction]:
+    def predictions(
+        self, label_names: Sequence[str], temperature: float, trust: Trust | None = None
+    ) -> list[Prediction]:
         pieces, lengths = self.pieces, [len(ids) for ids in self.pieces.input_ids]
         chunks = np.bincount(pieces.documents)
         # The special tokens of a document are counted once.
         tokens = np.bincount(pieces.documents, lengths).astype(int) - (chunks - 1) * pieces.special_tokens
         rows = np.exp(self.log_probabilities(temperature)).tolist()
         predictions = []
-        for row, *counts in zip(rows, tokens.tolist(), pieces.cut, chunks.tolist(), strict=True):
+        for row, read, cut, count in zip(rows, tokens.tolist(), pieces.cut, chunks.tolist(), strict=True):
             probabilities = dict(zip(label_names, row, strict=True))
             label = max(probabilities, key=probabilities.__getitem__)
-            predictions.append(Prediction(label, probabilities[label], probabilities, *counts))
+            decision = None if trust is None else trust.decide(probabilities[label])
+            predictions.append(Prediction(label, probabilities[label], probabilities, read, cut, count, decision))
         return predictions
 
 
@@ -214,7 +220,8 @@ def predict_with_each(
     """What each run predicts of texts, of which there is at least one."""
     outputs = read_with_each(runs, texts, options)
     predictions = [
-        output.predictions(run.label_names, run.temperature.value) for run, output in zip(runs, outputs, strict=True)
+        output.predictions(run.label_names, run.temperature.value, run.trust)
+        for run, output in zip(runs, outputs, strict=True)
     ]
     return list(zip(*predictions, strict=True))
 
@@ -263,6 +270,7 @@ class PredictionSummary:
     def __init__(self, max_length: int) -> None:
         self.max_length = max_length
         self.labels: Counter[str] = Counter()
+        self.decisions: Counter[str] = Counter()
         self._unusual: Counter[str] = Counter()
         self._names: defaultdict[str, list[str]] = defaultdict(list)  # of the first documents that are unusual
         self._seen: set[int] = set()
@@ -270,6 +278,8 @@ class PredictionSummary:
     def add(self, name: str, text: str, prediction: Prediction, can_repeat: bool = False) -> None:
         """Count a document and its prediction; `can_repeat` if another document may have the same name."""
         self.labels[prediction.label] += 1
+        if prediction.decision is not None:
+            self.decisions[prediction.decision] += 1
         limit, known = f"longer than the limit of {self.max_length:,} tokens", hash(name)  # a name may be long
         for what, is_so in {
             f"{limit} and cut there (chunk-average reads them whole)": prediction.truncated,

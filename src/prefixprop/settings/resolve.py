@@ -116,7 +116,11 @@ _SCOPES = (
         "a --task with questions, such as wikihop",
         ("chunk_reduction", "max_chunks"),
     ),
-    _Scope(lambda settings: not settings.answers_questions, "tasks that classify documents", ("pooling", "baseline")),
+    _Scope(
+        lambda settings: not settings.answers_questions,
+        "tasks that classify documents",
+        ("pooling", "baseline", "target_precision"),
+    ),
     _Scope(
         lambda settings: settings.task is None,
         "--train-files and --hub-dataset",

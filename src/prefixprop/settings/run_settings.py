@@ -31,6 +31,7 @@ from prefixprop.data.registry import (
     TASKS,
     TaskSource,
 )
+from prefixprop.evaluate.trust import documents_for_guarantee
 from prefixprop.kernels import KERNELS
 from prefixprop.settings.declaration import Setting, Settings, declared, setting, settings_class
 from prefixprop.settings.methods import METHODS, Method
@@ -178,6 +179,15 @@ class RunSettings(Settings):
         METHOD,
         "Mix the TF-IDF baseline into the answers of readers: 'auto' does where left-out documents gain by it.",
         choices=AUTO_OR_NO,
+    )
+
+    target_precision: float | None = setting(
+        None,
+        METHOD,
+        "Find the confidence above which this share of answers is right, such as 0.95; predict marks those answers "
+        "'accept' and the others 'review'.",
+        gt=0,
+        lt=1,
     )
 
     learning_rate: float | None = setting(
@@ -330,6 +340,7 @@ class RunSettings(Settings):
             "max_documents": limits,
             "seed": self.seed,
             "needs_dev": not self.is_mix,
+            "set_aside_from": self.target_precision and documents_for_guarantee(self.target_precision),
         }
 
     @property

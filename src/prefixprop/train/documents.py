@@ -16,7 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from prefixprop.data import SPLIT_NAMES, ClassificationTask, DocumentCollator, Task
 from prefixprop.data.cache import RaggedArray
-from prefixprop.data.documents import IN_WORDS, Split, StoredDocuments, ids_of, labels_of
+from prefixprop.data.documents import CALIBRATION, IN_WORDS, Split, StoredDocuments, ids_of, labels_of
 from prefixprop.data.encoding import Frame, TokenIds, stored_tokens
 from prefixprop.evaluate import PredictionSet, measure_baseline
 from prefixprop.models.base_model import BaseModel
@@ -30,7 +30,7 @@ class DocumentClassification(TaskKind):
     def encode(self, task: Task, tokenizer: PreTrainedTokenizerBase, settings: RunSettings) -> RunData:
         assert isinstance(task, ClassificationTask) and settings.max_length is not None
         frame = Frame.of(tokenizer, settings.max_length)
-        splits = {name: task.split(name) for name in SPLIT_NAMES if task.split(name)}
+        splits = {name: task.split(name) for name in (*SPLIT_NAMES, CALIBRATION) if task.split(name)}
         tokens = _tokens(splits, tokenizer, frame.room)
         datasets = {
             name: DocumentDataset(*tokens[name], np.array(labels_of(documents), dtype=np.int64), frame)
@@ -50,7 +50,7 @@ class DocumentClassification(TaskKind):
             train_lengths=tuple(datasets["train"].lengths.tolist()),
             evaluated={
                 name: _document_split(name, splits[name], task.label_names, datasets[name])
-                for name in ("dev", "test")
+                for name in ("dev", CALIBRATION, "test")
                 if name in splits
             },
             collator=DocumentCollator(pad_token(tokenizer), tokenizer.padding_side),

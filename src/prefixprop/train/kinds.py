@@ -46,7 +46,8 @@ class RunData:
         label_names: The labels of a classification task; None for questions.
         train: The training set.
         train_lengths: How many tokens each of its items has.
-        evaluated: The dev set, which may be a fold of the training set, and the test set unless it is empty.
+        evaluated: The dev set, which may be a fold of the training set, what was set aside of it for calibration, and
+            the test set unless it is empty.
         collator: Makes batches.
         notes: What a user should know about the data.
         loss: The loss of a step; None: the model computes it.
