@@ -3,8 +3,8 @@
     python benchmarks/trust.py --elife DIR --newsgroups DIR --output trust [--documents 2000] [--max-length 256]
 
 For each data set, one run of readers on documents of the training set, or of all splits if that has too few, gives
-every document an answer by a model that has not seen it. These answers are split at random 200 times. The threshold is found on one part and checked on the
-other:
+every document an answer by a model that has not seen it. These answers are split at random 200 times. The threshold
+is found on one part and checked on the other:
 
 - guarantee: a quarter fixes the sequence of thresholds, a quarter is tested on, the other half is checked;
 - estimate: half is tested on, which also fixes the sequence, the other half is checked.

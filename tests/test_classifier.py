@@ -196,12 +196,17 @@ def test_what_cannot_be_fitted(X: Any, y: Any, parameters: dict[str, Any], messa
 
 def test_progress_and_notes(capsys: pytest.CaptureFixture[str]) -> None:
     table = letters()
+    shortened = tfidf(method="readers", epochs=1, max_length=8, settings={"mix_baseline": "no"})
     with pytest.warns(UserWarning, match="longer than 8 tokens"):
-        tfidf(max_length=8).fit(table["text"], table["label"])
+        shortened.fit(table["text"], table["label"])
     assert capsys.readouterr().err == ""
-    tfidf(max_length=8, verbose=True).fit(table["text"], table["label"])
+    shortened.set_params(verbose=True).fit(table["text"], table["label"])
     told = capsys.readouterr().err
     assert "longer than 8 tokens" in told and "of left-out documents are right" in told
+    with pytest.warns(UserWarning, match="cut there: .* of all tokens are not read; --long chunk-average reads on"):
+        details = shortened.predict_details(table["text"])
+    assert [one.tokens for one in details] == [len(text.split()) for text in table["text"]]
+    assert [one.tokens_read for one in details] == [min(8, one.tokens) for one in details]
 
 
 # --- files ----------------------------------------------------------------------------------------------------------

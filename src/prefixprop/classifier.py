@@ -14,6 +14,7 @@ import contextlib
 import json
 import shutil
 import tempfile
+import weakref
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -119,8 +120,8 @@ class DocumentClassifier(ClassifierMixin, BaseEstimator):
         if len(classes) < 2:
             raise ValueError(f"All documents have the label {labels[0]!r}: a classifier cannot learn from one class.")
         task = _task(texts, indices.tolist(), tuple(map(str, classes.tolist())))
-        folder = tempfile.TemporaryDirectory(prefix="prefixprop-") if self.run_dir is None else None
-        directory = RunDirectory(Path(str(self.run_dir) if folder is None else folder.name))
+        folder = _TemporaryFolder() if self.run_dir is None else None
+        directory = RunDirectory(Path(str(self.run_dir)) if folder is None else folder.path)
         with self._progress() as progress, quiet_transformers():
             train(settings, directory.path, overwrite=True, progress=progress, documents=task)
         if classes.dtype.kind not in "OSU":
@@ -223,6 +224,14 @@ class DocumentClassifier(ClassifierMixin, BaseEstimator):
             raise TypeError("A fitted DocumentClassifier is not pickled; use save and load, which need no pickle.")
         state: dict[str, Any] = super().__getstate__()
         return state
+
+
+class _TemporaryFolder:
+    """A folder that is removed with this object."""
+
+    def __init__(self) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix="prefixprop-"))
+        weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
 
 
 def _task(texts: list[str], labels: list[int], label_names: tuple[str, ...]) -> ClassificationTask:

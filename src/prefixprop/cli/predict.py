@@ -146,7 +146,7 @@ class _Job:
             self.form = JsonLines(label_names)
             self.resumable = None if output is None else ResumableOutput(output, self.form, origin)
         self.console = Console(stderr=True, highlight=False, soft_wrap=True)
-        self.summaries = {name: PredictionSummary(run.max_length) for name, run in runs.items()}
+        self.summaries = {name: PredictionSummary(run) for name, run in runs.items()}
         self.documents = 0
         self.tokens_read = 0
 
@@ -182,7 +182,7 @@ class _Job:
         if self.resumable is not None:
             self.resumable.record(window)
         for document, found in zip(window, answers, strict=True):
-            self.tokens_read += max(prediction.tokens for prediction in found)
+            self.tokens_read += max(prediction.tokens_read for prediction in found)
             self._count(document, found)
 
     def _count(self, document: InputDocument, predictions: Sequence[Prediction]) -> None:

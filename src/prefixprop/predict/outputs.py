@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from prefixprop.predict.trained_model import Prediction
 
 _BY_RUN = "predictions"
-_COLUMNS = ("label", "confidence", "decision", "tokens", "truncated", "chunks")
+_COLUMNS = ("label", "confidence", "decision", "tokens_read", "tokens", "truncated", "chunks")
 _FORMULA = re.compile(r"[\s\x00-\x1f]*[=+\-@]")  # what a spreadsheet would compute
 _JSON_OPENING = b'{"id": "'
 _START_AGAIN = "choose another --output, or remove the file"
@@ -108,8 +108,8 @@ class CommaSeparated:
     def line(self, name: str, predictions: Sequence[Prediction]) -> bytes:
         cells: list[Any] = [name]
         for one in predictions:
-            cells += [one.label, one.confidence, one.decision, one.tokens, str(one.truncated).lower(), one.chunks]
-            cells += one.probabilities.values()
+            cells += [one.label, one.confidence, one.decision, one.tokens_read, one.tokens]
+            cells += [str(one.truncated).lower(), one.chunks, *one.probabilities.values()]
         return _csv_line(cells)
 
 

@@ -131,7 +131,7 @@ def _load_split(
 def _load_files(trained: TrainedModel, split: str) -> Sequence[Document]:
     """A split of the user's files. The training files are not needed: the run knows its labels."""
     settings = trained.settings
-    columns = Columns(settings.text_column, settings.label_column[0], settings.id_column)
+    columns = Columns(settings.text_column[0], settings.label_column[0], settings.id_column)
     rows = read_rows(getattr(settings, f"{split}_files"))
     found = label_documents(rows, columns, trained.label_names, trained.prepare)
     documents = draw_sample(found, getattr(settings, f"max_{split}_documents"), settings.seed)

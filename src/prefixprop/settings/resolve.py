@@ -66,6 +66,8 @@ def _other_problems(settings: RunSettings, processes: int) -> Iterator[str]:
         yield f"--label-column: {settings.method_row.name} trains for one column; choose one, or --method readers."
     if len(set(settings.label_column)) < max(1, len(settings.label_column)):
         yield "--label-column: name each column once, and one at least."
+    if len(settings.text_column) != 1:
+        yield "--text-column: give one; a document is one text, so join the texts of a pair into one column first."
     if settings.lora_targets == ():
         yield "--lora-targets: name at least one layer, such as query."
     if settings.keep_checkpoints and not settings.keep_weights:

@@ -100,7 +100,7 @@ class RunSettings(Settings):
     test_files: tuple[str, ...] = setting((), DATA, "Your test set, if there is one.")
     hub_dataset: str | None = setting(None, DATA, "A data set on the Hugging Face hub.")
     hub_config: str | None = setting(None, DATA, "The configuration of the hub data set.")
-    text_column: str = setting("text", DATA, "Column with the text, in files or a hub data set.")
+    text_column: tuple[str, ...] = setting(("text",), DATA, "Column with the text, in files or a hub data set.")
     label_column: tuple[str, ...] = setting(
         ("label",), DATA, "Column with the label, a name or a number. With several, readers answer each in one pass."
     )
@@ -317,6 +317,11 @@ class RunSettings(Settings):
         return self.method_row.is_mix
 
     @property
+    def reads_tokens(self) -> bool:
+        """Whether the encoder reads the documents, up to `max_length`; TF-IDF alone counts the words of all of it."""
+        return self.is_prefix_method or not self.is_mix
+
+    @property
     def answers_questions(self) -> bool:
         """Whether candidates are scored (WikiHop) rather than documents classified."""
         return self.task_row.kind == QUESTIONS
@@ -328,7 +333,8 @@ class RunSettings(Settings):
     @property
     def source(self) -> dict[str, Any]:
         """Where the data are: the arguments of `load_data`."""
-        return {name: getattr(self, name) for name in _SOURCE} | {"label_column": self.label_column[0]}
+        columns = {"text_column": self.text_column[0], "label_column": self.label_column[0]}
+        return {name: getattr(self, name) for name in _SOURCE} | columns
 
     @property
     def selection(self) -> dict[str, Any]:
