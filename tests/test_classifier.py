@@ -182,6 +182,8 @@ def test_other_tools_of_scikit_learn() -> None:
         (["w1", "w2"], ["a", "a"], {}, "All documents have the label .*: a classifier cannot learn from one class"),
         (["w1", "w2"], ["a"], {}, "inconsistent numbers of samples"),
         (["w1", "w2"], [0.5, 1.25], {}, "continuous"),
+        (["w1", "w2", "w3"], ["a", "b", None], {}, "none may be missing"),
+        (["w1", "w2", "w3"], pd.Series(["a", "b", np.nan]), {}, "contains NaN"),
         (["w1", "w2"], ["a", "b"], {"max_length": 1}, "--max-length: must be greater than or equal to 4, got 1"),
         (["w1", "w2"], ["a", "b"], {"long": "cut"}, "long='cut' is unknown; choose one of truncate, chunk-average"),
         (["w1", "w2"], ["a", "b"], {"settings": {"epoch": 2}}, r"no setting 'epoch' \(did you mean 'epochs'\?\)"),
@@ -234,6 +236,8 @@ def test_saving_where_something_is(tmp_path: Path) -> None:
 
 
 def test_any_run_is_opened(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="there is no such run directory"):
+        DocumentClassifier.load(tmp_path / "none")
     for method in ("prefix-propagation", "lora", "head-only", "fine-tuning"):
         run = make_run(tmp_path / method, method, "roberta", lora_rank=8 if method != "lora" else 4)
         opened = DocumentClassifier.load(run)

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils import assert_all_finite
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_consistent_length, check_is_fitted, column_or_1d
 
@@ -115,8 +116,12 @@ class DocumentClassifier(ClassifierMixin, BaseEstimator):
             raise ValueError("DocumentClassifier requires y to be passed, but the target y is None.")
         check_consistent_length(texts, y)
         labels = column_or_1d(y, warn=True)
-        check_classification_targets(labels)
-        classes, indices = np.unique(labels, return_inverse=True)
+        try:
+            assert_all_finite(labels)
+            check_classification_targets(labels)
+            classes, indices = np.unique(labels, return_inverse=True)
+        except TypeError:  # they cannot be compared
+            raise ValueError("Labels must all be texts or all be numbers, and none may be missing.") from None
         if len(classes) < 2:
             raise ValueError(f"All documents have the label {labels[0]!r}: a classifier cannot learn from one class.")
         task = _task(texts, indices.tolist(), tuple(map(str, classes.tolist())))
@@ -159,12 +164,14 @@ class DocumentClassifier(ClassifierMixin, BaseEstimator):
     @classmethod
     def load(cls, path: str | Path) -> DocumentClassifier:
         """Open the directory of any finished run that classifies documents."""
-        settings = RunDirectory(Path(path)).read_settings()
+        directory = RunDirectory(Path(path))
+        directory.check_finished()
+        settings = directory.read_settings()
         of_data = {*settings.source, "folds", "fold", *(f"max_{split}_documents" for split in SPLIT_NAMES)}
         values = {name: getattr(settings, name) for name in SETTINGS if name not in of_data}
         own = {name: values.pop(name) for name in cls._get_param_names() if name in SETTINGS}
         others = {name: value for name, value in values.items() if value != SETTINGS[name].default}
-        return cls(**own, settings=others or None)._open(RunDirectory(Path(path)))
+        return cls(**own, settings=others or None)._open(directory)
 
     def push_to_hub(self, repo_id: str, *, private: bool | None = None, token: str | None = None) -> str:
         """Upload the run with its model card to the Hugging Face hub, without its predictions; returns the address.
