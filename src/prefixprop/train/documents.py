@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -39,9 +39,8 @@ class DocumentClassification(TaskKind):
         }
         notes = list(dict.fromkeys(dataset.tokens.note for dataset in datasets.values() if dataset.tokens.note))
         notes += task.notes()
-        if settings.reads_tokens:
-            notes += _unread(datasets, settings.max_length)
-            notes += filter(None, [_shredded(datasets["train"], texts_of(task.train))])
+        if settings.reads_tokens and (told := _shredded(datasets["train"], texts_of(task.train))):
+            notes.append(told)
         return RunData(
             label_names=task.label_names,
             train=datasets["train"],
@@ -53,6 +52,7 @@ class DocumentClassification(TaskKind):
             },
             collator=DocumentCollator(pad_token(tokenizer), tokenizer.padding_side),
             notes=tuple(notes),
+            unread=_unread(datasets, settings.max_length) if settings.reads_tokens else None,
             loss=document_loss,
             documents={name: TokensOf(dataset) for name, dataset in datasets.items()},
         )
@@ -137,17 +137,17 @@ def _tokens(
     return found
 
 
-def _unread(datasets: Mapping[str, DocumentDataset], max_length: int) -> Iterator[str]:
-    """One note on what is cut off, for all splits."""
-    if cut := {name: dataset for name, dataset in datasets.items() if dataset.cut}:
-        counts = [f"{dataset.cut:,} of {len(dataset):,} {IN_WORDS[name]}" for name, dataset in cut.items()]
-        read, total = (
-            sum(int(getattr(dataset, name).sum()) for dataset in datasets.values()) for name in ("lengths", "totals")
-        )
-        yield (
-            f"{', '.join(counts)} documents are longer than {max_length:,} tokens and are cut there: "
-            f"{1 - read / total:.0%} of all tokens are not read; --max-length reads on, up to the limit of the model"
-        )
+def _unread(datasets: Mapping[str, DocumentDataset], max_length: int) -> str | None:
+    """What is cut off, in one sentence for all splits; None if nothing is."""
+    cut = [f"{each.cut:,} of {len(each):,} {IN_WORDS[name]}" for name, each in datasets.items() if each.cut]
+    if not cut:
+        return None
+    read = sum(int(each.lengths.sum()) for each in datasets.values())
+    total = sum(int(each.totals.sum()) for each in datasets.values())
+    return (
+        f"{', '.join(cut)} documents are longer than {max_length:,} tokens and are cut there: "
+        f"{1 - read / total:.0%} of all tokens are not read"
+    )
 
 
 def _shredded(dataset: DocumentDataset, texts: Sequence[str]) -> str | None:

@@ -54,10 +54,15 @@ class RunPlan:
     @property
     def notes(self) -> tuple[str, ...]:
         """What a user should know before it starts."""
-        if self.steps >= FEW_STEPS or self.settings.epochs is None:
-            return self.data.notes
-        few = f"the run has {self.steps} step{'s' if self.steps > 1 else ''}, too few to learn much"
-        return (*self.data.notes, f"{few}: give it more --epochs or documents, or a smaller --batch-size")
+        notes = list(self.data.notes)
+        if self.data.unread:
+            is_lower = (self.settings.max_length or 0) < self.base.limit
+            remedy = f"--max-length reads up to {self.base.limit:,}" if is_lower else "a longer --model reads on"
+            notes.append(f"{self.data.unread}; {remedy}")
+        if self.steps < FEW_STEPS and self.settings.epochs is not None:
+            few = f"the run has {self.steps} step{'s' if self.steps > 1 else ''}, too few to learn much"
+            notes.append(f"{few}: give it more --epochs or documents, or a smaller --batch-size")
+        return tuple(notes)
 
     def take_model(self) -> nn.Module:
         """A model for one attempt at training; the plan keeps no hold on it, so that its memory can be freed."""
