@@ -140,6 +140,7 @@ MISSING = r"the label \(column 'label'\) is missing"
         ({"text": "t", "label": float("nan")}, MISSING),
         ({"text": "t", "label": ["ham"]}, r"must be a name or a number, got list \"\['ham'\]\""),
         ({"text": 5, "label": "ham"}, r"the column 'text' must hold text, got int '5'"),
+        ({"text": ["a", "b"], "label": "ham"}, "must hold one text per document; join the texts of a pair or a list"),
     ],
 )
 def test_bad_rows_are_reported_with_file_and_line(

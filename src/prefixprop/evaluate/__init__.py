@@ -18,6 +18,7 @@ from prefixprop.evaluate.significance import (
     t_test,
 )
 from prefixprop.evaluate.tfidf import C_VALUES, TfidfModel, fit_tfidf, left_out_scores
+from prefixprop.evaluate.trust import Trust, fit_trust, measure_trust
 
 __all__ = [
     "C_VALUES",
@@ -30,6 +31,7 @@ __all__ = [
     "SignificanceTest",
     "Temperature",
     "TfidfModel",
+    "Trust",
     "accuracy_interval",
     "confusion_counts",
     "cross_fit",
@@ -37,10 +39,12 @@ __all__ = [
     "fit_mix",
     "fit_temperature",
     "fit_tfidf",
+    "fit_trust",
     "holm_correction",
     "left_out_scores",
     "may_be_dropped",
     "measure_baseline",
+    "measure_trust",
     "paired_bootstrap",
     "paired_scores",
     "question_predictions",

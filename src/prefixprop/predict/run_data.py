@@ -95,6 +95,11 @@ def _load_split(
             f"{trained.run_dir}: the run was evaluated on fold {settings.fold} of {settings.folds} of the training "
             f"set, so that settings can be chosen without the {split} set; try --split dev, which is the fold."
         )
+    if not settings.has_source:
+        raise ValueError(
+            f"{trained.run_dir}: the run was trained on documents in memory, which are gone; give labelled documents "
+            "with --input."
+        )
     given = settings.task is not None or settings.folds is not None or settings.dev_files
     has_dev = given and settings.max_dev_documents != 0
     if settings.is_mix and split == "dev" and not has_dev:
@@ -107,7 +112,8 @@ def _load_split(
             f"--data-dir is for runs on a named task, but {trained.run_dir} was trained on your files; give labelled "
             "documents with --input."
         )
-    if settings.train_files and settings.folds is None and (split == "test" or settings.dev_files):
+    is_whole = split == "test" or (settings.dev_files and settings.target_precision is None)
+    if settings.train_files and settings.folds is None and is_whole:
         return _load_files(trained, split)
     source = settings.source if data_dir is None else settings.source | {"data_dir": data_dir}
     whole = load_data(**source)
@@ -125,7 +131,7 @@ def _load_split(
 def _load_files(trained: TrainedModel, split: str) -> Sequence[Document]:
     """A split of the user's files. The training files are not needed: the run knows its labels."""
     settings = trained.settings
-    columns = Columns(settings.text_column, settings.label_column[0], settings.id_column)
+    columns = Columns(settings.text_column[0], settings.label_column[0], settings.id_column)
     rows = read_rows(getattr(settings, f"{split}_files"))
     found = label_documents(rows, columns, trained.label_names, trained.prepare)
     documents = draw_sample(found, getattr(settings, f"max_{split}_documents"), settings.seed)

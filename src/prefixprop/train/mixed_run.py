@@ -24,7 +24,7 @@ from transformers import TrainerCallback
 
 from prefixprop.atomic_files import write_json, write_text
 from prefixprop.data import ClassificationTask
-from prefixprop.data.documents import Split, ids_of, labels_of, texts_of
+from prefixprop.data.documents import CALIBRATION, Split, ids_of, labels_of, texts_of
 from prefixprop.evaluate import (
     C_VALUES,
     CrossFitted,
@@ -35,6 +35,7 @@ from prefixprop.evaluate import (
     cross_fit,
     fit_tfidf,
     left_out_scores,
+    measure_trust,
 )
 from prefixprop.evaluate.mixing import READERS, WORDS
 from prefixprop.models.gpu import without_cudnn
@@ -171,11 +172,11 @@ class FittedMix:
         # The baseline is judged in the same folds whether it is mixed in or not.
         self.baseline = cross_fit(alone, judged.labels, judged.folds) if alone else None
         self.predictions = {"dev": self._set(judged.documents, self.fitted.log_probabilities)}
-        self.of_test = self._answers("test") if run.classification.test else {}
-        if run.classification.test:
-            self.predictions["test"] = self._set(
-                run.classification.test, self.fitted.final.log_probabilities(self.of_test)
-            )
+        others = [name for name in (CALIBRATION, "test") if run.classification.split(name)]
+        self.answers = {split: self._answers(split) for split in others}
+        for split, answers in self.answers.items():
+            mixed = self.fitted.final.log_probabilities(answers)
+            self.predictions[split] = self._set(run.classification.split(split), mixed)
 
     def _set(self, documents: Split, log_probabilities: Array) -> PredictionSet:
         ids, labels = tuple(ids_of(documents)), tuple(labels_of(documents))
@@ -215,6 +216,7 @@ class FittedMix:
             "expected_accuracy": {"accuracy": accuracy, "low": low, "high": high, "documents": len(labels)},
             "judged_on": "dev" if self.judged.is_dev else f"{int(self.judged.folds.max()) + 1} folds",
             "mix": {"weights": self.fitted.final.weights, "chosen": self._chosen()},
+            **measure_trust(self.run.settings.target_precision, self.predictions),
         }
         if self.baseline is not None and self.words is not None:
             found["baseline"] = {"model": self.words.name, **self._alone(self.baseline, WORDS)}
@@ -232,8 +234,8 @@ class FittedMix:
     def _alone(self, fitted: CrossFitted, part: str) -> dict[str, Any]:
         """The metrics of one part without the others."""
         found = {"dev": self._set(self.judged.documents, fitted.alone[part]).evaluate()}
-        if part in self.of_test:
-            answers = fitted.final_alone[part].log_probabilities(self.of_test)
+        if part in self.answers.get("test", ()):
+            answers = fitted.final_alone[part].log_probabilities(self.answers["test"])
             found["test"] = self._set(self.run.classification.test, answers).evaluate()
         return found
 
