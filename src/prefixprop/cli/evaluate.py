@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,7 +19,7 @@ from prefixprop.data.files import Columns
 from prefixprop.runs.directory import RunDirectory
 
 if TYPE_CHECKING:
-    from prefixprop.evaluate import PredictionSet, Trust
+    from prefixprop.evaluate import LabelRow, PredictionSet, Trust
 
 SPLITS = ("dev", "test")
 _NO_CONFUSION = "--confusion needs labels that all documents share; the candidates of questions are not shared."
@@ -76,6 +77,10 @@ def evaluate(
     label_column: Annotated[
         str | None, typer.Option(help="Column of --input with the names of the labels; label if left out.")
     ] = None,
+    label_separator: Annotated[
+        str | None,
+        typer.Option(help="What stands between a document's labels in --label-column, such as ';'; lists need none."),
+    ] = None,
     id_column: Annotated[
         str | None,
         typer.Option(help="Column of --input with the ids; if left out, id if there is one, otherwise numbers."),
@@ -118,6 +123,7 @@ def evaluate(
         of_input: dict[str, object] = {
             "--text-column": text_column,
             "--label-column": label_column,
+            "--label-separator": label_separator,
             "--id-column": id_column,
         }
         of_model: dict[str, object] = {"--batch-tokens": batch_tokens, "--long": long}
@@ -151,7 +157,9 @@ def evaluate(
                     before, after = predict_split(trained, split or "test", options, data_dir)
                 else:
                     what = f"{input_file} with {run}"
-                    columns = Columns(text_column or "text", label_column or "label", id_column)
+                    columns = Columns(
+                        text_column or "text", label_column or "label", id_column, separator=label_separator
+                    )
                     before, after = predict_file(trained, input_file, columns, options)
             evaluated = _Evaluated(what, before, after, trained.temperature.value, trained.trust)
         _print(evaluated, as_json)
@@ -180,11 +188,16 @@ def _stored(path: Path, run: Path | None) -> _Evaluated:
 
 
 def _print(evaluated: _Evaluated, as_json: bool) -> None:
+    from prefixprop.evaluate import label_table
+
+    rows = label_table(evaluated.before) if evaluated.before.label_names is not None else []
     before = evaluated.before.evaluate()
     after = None if evaluated.after is None else evaluated.after.evaluate()
     what = printable(evaluated.what)
     if as_json:
-        record = {"evaluated": what, "before": before, "after": after, "temperature": evaluated.temperature}
+        record: dict[str, object] = {"evaluated": what, "before": before, "after": after}
+        record["temperature"] = evaluated.temperature
+        record["labels"] = [asdict(row) for row in rows]
         if evaluated.accepted:
             record["accepted"] = evaluated.accepted
         typer.echo(json.dumps(record, ensure_ascii=False, indent=2, allow_nan=False))
@@ -201,6 +214,19 @@ def _print(evaluated: _Evaluated, as_json: bool) -> None:
     if found := evaluated.accepted:
         right = f", {found['accuracy']:.1%} of them right (target {found['target']:.1%})" if found["accepted"] else ""
         Console().print(f"Accepted: {found['accepted']:,} of {found['documents']:,} documents{right}.")
+    if rows:
+        _print_labels(rows)
+
+
+def _print_labels(rows: Sequence[LabelRow]) -> None:
+    table = Table("label", title="Labels", title_justify="left")
+    for column in ("documents", "predicted", "precision", "recall", "F1", "average precision"):
+        table.add_column(column, justify="right")
+    for row in rows:
+        known = [row.precision, row.recall, row.f1, row.average_precision]
+        cells = ["" if value is None else f"{value:.3f}" for value in known]
+        table.add_row(Text(printable(row.label)), f"{row.support:,}", f"{row.predicted:,}", *cells)
+    Console().print(table)
 
 
 def _check_figures(*paths: Path | None) -> None:
@@ -229,5 +255,7 @@ def _draw_confusion(evaluated: _Evaluated, path: Path) -> None:
     names = evaluated.before.label_names
     if names is None:
         raise ValueError(_NO_CONFUSION)
+    if evaluated.before.several_labels:
+        raise ValueError("--confusion needs documents with one label each; these can have several.")
     counts = confusion_counts(evaluated.before.probabilities, evaluated.before.known_labels)
     plot_confusion(counts, names, path, title=printable(evaluated.what))

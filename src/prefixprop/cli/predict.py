@@ -140,7 +140,8 @@ class _Job:
 
         self.runs, self.options, self.output = runs, options, output
         label_names = {name: run.label_names for name, run in runs.items()}
-        self.form: JsonLines | CommaSeparated = CommaSeparated(label_names)
+        several = [name for name, run in runs.items() if run.thresholds is not None]
+        self.form: JsonLines | CommaSeparated = CommaSeparated(label_names, several)
         self.resumable: ResumableOutput | None = None
         if format_name == "jsonl":
             self.form = JsonLines(label_names)

@@ -100,6 +100,7 @@ def _load(
         trust=directory.read_trust(),
         settings=settings,
         prepare=settings.task_row.prepare,
+        thresholds=directory.read_thresholds(),
         **parts,
     )
 

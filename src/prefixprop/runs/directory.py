@@ -152,6 +152,11 @@ class RunDirectory:
         found = self.read_metrics().get("trust")
         return found and Trust(**{name: value for name, value in found.items() if name != "test"})
 
+    def read_thresholds(self) -> tuple[float, ...] | None:
+        """The threshold of every label, where a document can have several; otherwise None."""
+        thresholds = self.read_metrics().get("thresholds")
+        return None if thresholds is None else tuple(thresholds)
+
     def read_labels(self) -> tuple[str, ...]:
         """The names of the labels, in the order of the model's outputs."""
         return tuple(json.loads(self.labels.read_bytes()))

@@ -121,12 +121,13 @@ _SCOPES = (
     _Scope(
         lambda settings: not settings.answers_questions,
         "tasks that classify documents",
-        ("pooling", "baseline", "target_precision"),
+        ("pooling", "class_weights", "choose_by", "target_precision"),
     ),
+    _Scope(lambda settings: settings.task_row.has_baseline, "tasks that have a baseline", ("baseline",)),
     _Scope(
         lambda settings: settings.task is None,
         "--train-files and --hub-dataset",
-        ("text_column", "label_column", "id_column"),
+        ("text_column", "label_column", "id_column", "label_separator"),
     ),
 )
 
@@ -171,17 +172,29 @@ def with_defaults(settings: RunSettings, names: Iterable[str]) -> RunSettings:
     return replace(settings, **defaults)
 
 
-def resolve(settings: RunSettings, limit: int | None = None, whole: int | None = None) -> RunSettings:
+def resolve(
+    settings: RunSettings,
+    limit: int | None = None,
+    whole: int | None = None,
+    several_labels: bool | None = None,
+) -> RunSettings:
     """The settings with a value for everything that was left open.
 
     What the model decides, the longest document, stays open unless `limit` has the model's limit in tokens; what the
-    training set decides, such as the epochs of your documents, unless `whole` has its size. Runs whose resolved
-    settings agree are the same run, so this is what names, tables and resumption compare.
+    training set decides, such as the epochs of your documents, unless `whole` has its size, and `several_labels` says
+    whether a document can have several. Runs whose resolved settings agree are the same run, so this is what names,
+    tables and resumption compare.
     """
     settings = with_defaults(settings, unused_settings(settings))
     task = settings.task_row
     documents = None if whole is None else min(whole, settings.max_train_documents or whole)
     values: dict[str, Any] = {"method": settings.method_row.name}
+    if several_labels:
+        if settings.target_precision is not None:
+            raise SettingsError(["--target-precision: needs documents with one label each; leave it out."])
+        values["choose_by"] = "average_precision"
+    elif several_labels is False and settings.choose_by == "average_precision":
+        raise SettingsError(["--choose-by: average_precision needs documents with several labels; choose macro_f1."])
     if settings.is_mix:
         if documents is not None and settings.is_prefix_method:
             values["epochs"], values["batch_size"] = readers_schedule(documents)

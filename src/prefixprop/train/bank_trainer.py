@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -29,6 +28,7 @@ from prefixprop.train.checkpoints import (
     write_checkpoint,
 )
 from prefixprop.train.errors import StepTooLarge, is_out_of_memory
+from prefixprop.train.losses import label_losses
 from prefixprop.train.reader_adamw import ReaderAdamW
 from prefixprop.train.text_states import TextStates
 from prefixprop.train.trainer import LengthGroupedOrder, share_of_peak
@@ -72,9 +72,11 @@ class BankTrainer:
         bank: The readers.
         plans: How each of them is trained.
         text: The training set.
-        labels: The label of each document for each label column, [columns, documents].
+        labels: The label of each document for each label column, [columns, documents], or [columns, documents,
+            labels] of 0 and 1 where a document can have several.
         folds: The fold of each document for each label column.
         at_once: How many documents, and how many readers, a device computes at once.
+        weights: The weights of classes in the loss, for each label column, see `class_weights`.
     """
 
     bank: ReaderBank
@@ -86,6 +88,7 @@ class BankTrainer:
     precision: Callable[[], AbstractContextManager[object]]
     at_once: tuple[int, int]
     progress: Progress
+    weights: NDArray[np.float32] | None = None
     losses: list[Tensor] = field(default_factory=list)  # of this epoch
     _passes: dict[tuple, Callable[[dict[str, Tensor]], Tensor]] = field(default_factory=dict)
     step: int = 0
@@ -103,7 +106,9 @@ class BankTrainer:
         self.optimizer = ReaderAdamW(parameters, rates, schedule.weight_decay, schedule.max_grad_norm)
         learns = [self.folds[plan.column] != (-1 if plan.fold is None else plan.fold) for plan in self.plans]
         self._learns = torch.from_numpy(np.stack(learns)).to(device)
-        self._labels = torch.from_numpy(self.labels[[plan.column for plan in self.plans]]).to(device)
+        self._columns = torch.tensor([plan.column for plan in self.plans], device=device)
+        self._labels = torch.from_numpy(self.labels).to(device)
+        self._weights = None if self.weights is None else torch.from_numpy(self.weights).to(device)
         self._passes.clear()
 
     @property
@@ -182,8 +187,12 @@ class BankTrainer:
         """The loss of as many readers as are computed at once, and the gradients of it."""
         readers = slice(first, first + self.at_once[1])
         logits = self._logits(readers, inputs)
-        labels, learns = (each[readers, inputs["documents"]] for each in (self._labels, self._learns))
-        loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").view_as(labels)
+        columns, documents = self._columns[readers], inputs["documents"]
+        weights = None if self._weights is None else self._weights[columns]
+        loss = label_losses(logits, self._labels[columns][:, documents], weights)
+        if loss.dim() == 3:  # of the labels of each document, of which readers have different numbers
+            loss = loss.sum(dim=2) / (~self.bank.is_absent[readers]).sum(dim=1, keepdim=True)
+        learns = self._learns[readers][:, documents]
         loss = (loss.where(learns, 0) / inputs["count"][readers]).sum(dim=1)
         loss.sum().backward()
         return loss.detach()

@@ -1,4 +1,4 @@
-"""Classification of documents: one label each."""
+"""Classification of documents: one label each, or several."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from peft import PeftConfig, PeftModel, TaskType, get_peft_model
-from torch import Tensor
 from torch.utils.data import Dataset, Subset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from prefixprop.data import SPLIT_NAMES, ClassificationTask, DocumentCollator, Task
-from prefixprop.data.documents import CALIBRATION, IN_WORDS, Split, StoredDocuments, ids_of, labels_of, texts_of
+from prefixprop.data.documents import CALIBRATION, IN_WORDS, Split, StoredDocuments, texts_of
 from prefixprop.data.encoding import Frame, StoredTokens, TokenIds, count_words, shredded, stored_tokens
-from prefixprop.evaluate import PredictionSet, measure_baseline
+from prefixprop.data.splits import dev_folds
+from prefixprop.evaluate import PredictionSet, Temperature, decide, measure_baseline
 from prefixprop.models.base_model import BaseModel
 from prefixprop.settings.run_settings import RunSettings
 from prefixprop.train.kinds import EvaluationSplit, RunData, TaskKind, longest_first, pad_token
+from prefixprop.train.losses import class_weights, document_loss
 
 _TEXTS_LOOKED_AT = 200
 
 
 class DocumentClassification(TaskKind):
-    """Documents with one label each; the head reads [CLS] or the prefix."""
+    """Documents with one label each, or several; the head reads [CLS] or the prefix."""
 
     def encode(self, task: Task, tokenizer: PreTrainedTokenizerBase, settings: RunSettings) -> RunData:
         assert isinstance(task, ClassificationTask) and settings.max_length is not None
@@ -34,7 +34,7 @@ class DocumentClassification(TaskKind):
         splits = {name: task.split(name) for name in (*SPLIT_NAMES, CALIBRATION) if task.split(name)}
         tokens = _tokens(splits, tokenizer, frame.room)
         datasets = {
-            name: DocumentDataset(*tokens[name], np.array(labels_of(documents), dtype=np.int64), frame)
+            name: DocumentDataset(*tokens[name], task.label_array(documents), frame)
             for name, documents in splits.items()
         }
         notes = list(dict.fromkeys(dataset.tokens.note for dataset in datasets.values() if dataset.tokens.note))
@@ -46,15 +46,20 @@ class DocumentClassification(TaskKind):
             train=datasets["train"],
             train_lengths=tuple(datasets["train"].lengths.tolist()),
             evaluated={
-                name: _document_split(name, splits[name], task.label_names, datasets[name])
+                name: _document_split(name, task, datasets[name])
                 for name in ("dev", CALIBRATION, "test")
                 if name in splits
             },
             collator=DocumentCollator(pad_token(tokenizer), tokenizer.padding_side),
             notes=tuple(notes),
             unread=_unread(datasets, settings.max_length) if settings.reads_tokens else None,
-            loss=document_loss,
+            loss=document_loss(
+                class_weights(datasets["train"].labels, task.num_labels)
+                if settings.class_weights == "balanced"
+                else None
+            ),
             documents={name: TokensOf(dataset) for name, dataset in datasets.items()},
+            several_labels=task.several_labels,
         )
 
     def new_model(
@@ -77,9 +82,9 @@ class DocumentClassification(TaskKind):
         config.modules_to_save = [name for name in head if name != "classifier"] or None
         return get_peft_model(model, config)
 
-    def baseline(self, task: Task) -> dict[str, Any] | None:
+    def baseline(self, task: Task, settings: RunSettings) -> dict[str, Any] | None:
         assert isinstance(task, ClassificationTask)
-        return measure_baseline(task)
+        return measure_baseline(task, settings.tfidf_class_weight)
 
 
 class DocumentDataset(Dataset[dict[str, Any]]):
@@ -102,7 +107,7 @@ class DocumentDataset(Dataset[dict[str, Any]]):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         content = self.tokens[int(self.places[index])]
-        return {"input_ids": self.frame.around(content[: self.frame.room]), "labels": int(self.labels[index])}
+        return {"input_ids": self.frame.around(content[: self.frame.room]), "labels": self.labels[index].tolist()}
 
 
 @dataclass(frozen=True)
@@ -156,26 +161,13 @@ def _shredded(dataset: DocumentDataset, texts: Sequence[str]) -> str | None:
     return shredded(int(tokens.sum()), sum(count_words(texts[index]) for index in sample))
 
 
-def _document_split(
-    name: str, documents: Split, label_names: tuple[str, ...], dataset: DocumentDataset
-) -> EvaluationSplit:
+def _document_split(name: str, task: ClassificationTask, dataset: DocumentDataset) -> EvaluationSplit:
     order = longest_first(dataset.lengths.tolist())
+    documents = task.split(name)
+    folds = dev_folds(documents) if task.several_labels and name == "dev" else None
 
     def predictions(logits: NDArray[np.float64]) -> PredictionSet:
-        return PredictionSet(
-            tuple(ids_of(documents)),
-            tuple(labels_of(documents)),
-            np.asarray(logits, dtype=np.float64)[np.argsort(order)],
-            label_names=label_names,
-        )
+        found = PredictionSet.of_documents(task, documents, np.asarray(logits)[np.argsort(order)])
+        return found if folds is None else decide({"dev": found}, Temperature(1.0), folds)[0]["dev"]
 
-    return EvaluationSplit(name, Subset(dataset, order), predictions)
-
-
-def document_loss(outputs: Any, labels: Tensor, num_items_in_batch: Tensor | int | None = None) -> Tensor:
-    """Cross-entropy, averaged over all documents of a step.
-
-    The model's own loss is a mean over a device's batch: documents of a smaller last batch would count for more.
-    """
-    documents = len(labels) if num_items_in_batch is None else num_items_in_batch
-    return F.cross_entropy(outputs.logits.float(), labels, reduction="sum") / documents
+    return EvaluationSplit(name, Subset(dataset, order), predictions, folds)

@@ -101,7 +101,8 @@ def plan(
     base = other.base if other else load_base_model(settings.model, settings.model_revision, *dropouts)
     progress.stage("reading documents")
     whole: Task = load_data(**settings.source) if documents is None else documents
-    settings = resolve(settings, base.limit, len(whole.train))
+    several_labels = isinstance(whole, ClassificationTask) and whole.several_labels
+    settings = resolve(settings, base.limit, len(whole.train), several_labels)
     settings = replace(settings, model=base.name, model_revision=base.revision)
     task = select_documents(whole, **settings.selection)
     progress.stage("turning documents into tokens")
@@ -118,7 +119,10 @@ def _build(base: BaseModel, data: RunData, settings: RunSettings) -> nn.Module:
     """A new model; its head and its prefix are drawn with the run's seed."""
     set_seed(settings.seed)
     with explained_memory_errors(building_remedy(settings)):
-        return build_trainable(kind_of(settings).new_model(base, data.label_names, settings), settings)
+        model = kind_of(settings).new_model(base, data.label_names, settings)
+        if data.several_labels:  # for whoever loads the model without this package
+            model.config.problem_type = "multi_label_classification"
+        return build_trainable(model, settings)
 
 
 def _check_trackers(settings: RunSettings) -> None:

@@ -93,6 +93,9 @@ def train_label_columns(
         if going_on:
             check_same_settings(directory, runs[-1].settings)
             check_same_documents(directory, runs[-1].documents)
+    if len({run.data.several_labels for run in runs}) > 1:
+        problem = "in some columns a document has one label, and in others several; train them in two runs."
+        raise SettingsError([f"--label-column: {problem}"])
     return train_mix(runs, directories, overwrite, callbacks, progress)
 
 
@@ -108,6 +111,7 @@ def _kept(settings: RunSettings, before: RunSettings) -> RunSettings:
         epochs=settings.epochs or before.epochs,
         batch_size=settings.batch_size or before.batch_size,
         max_length=settings.max_length or before.max_length,
+        choose_by=settings.choose_by or before.choose_by,
         model_revision=settings.model_revision or before.model_revision,
     )
 
