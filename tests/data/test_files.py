@@ -140,6 +140,7 @@ MISSING = r"the label \(column 'label'\) is missing"
         ({"text": "t", "label": ["ham"]}, "is a list, and the rows before have one label each"),
         ({"text": "t", "label": {"is": "ham"}}, r"must be a name or a number, got dict"),
         ({"text": 5, "label": "ham"}, r"the column 'text' must hold text, got int '5'"),
+        ({"text": ["a", "b"], "label": "ham"}, "must hold one text per document; join the texts of a pair or a list"),
     ],
 )
 def test_bad_rows_are_reported_with_file_and_line(

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -19,7 +19,7 @@ from prefixprop.data.files import Columns
 from prefixprop.runs.directory import RunDirectory
 
 if TYPE_CHECKING:
-    from prefixprop.evaluate import LabelRow, PredictionSet
+    from prefixprop.evaluate import LabelRow, PredictionSet, Trust
 
 SPLITS = ("dev", "test")
 _NO_CONFUSION = "--confusion needs labels that all documents share; the candidates of questions are not shared."
@@ -33,6 +33,14 @@ class _Evaluated:
     before: PredictionSet
     after: PredictionSet | None = None
     temperature: float | None = None
+    trust: Trust | None = None
+
+    @property
+    def accepted(self) -> dict[str, Any] | None:
+        """How many of these documents are accepted, and how many of those are right."""
+        if self.trust is None or self.after is None:
+            return None
+        return {"target": self.trust.target, **self.trust.on(self.after.probabilities, self.after.known_labels)}
 
 
 def evaluate(
@@ -153,7 +161,7 @@ def evaluate(
                         text_column or "text", label_column or "label", id_column, separator=label_separator
                     )
                     before, after = predict_file(trained, input_file, columns, options)
-            evaluated = _Evaluated(what, before, after, trained.temperature.value)
+            evaluated = _Evaluated(what, before, after, trained.temperature.value, trained.trust)
         _print(evaluated, as_json)
         if figure is not None:
             _draw_reliability(evaluated, figure)
@@ -175,7 +183,8 @@ def _stored(path: Path, run: Path | None) -> _Evaluated:
     directory = RunDirectory(run)
     directory.check_finished()
     temperature = directory.read_temperature()
-    return _Evaluated(str(path), before, before.with_temperature(temperature), temperature.value)
+    after = before.with_temperature(temperature)
+    return _Evaluated(str(path), before, after, temperature.value, directory.read_trust())
 
 
 def _print(evaluated: _Evaluated, as_json: bool) -> None:
@@ -189,6 +198,8 @@ def _print(evaluated: _Evaluated, as_json: bool) -> None:
         record: dict[str, object] = {"evaluated": what, "before": before, "after": after}
         record["temperature"] = evaluated.temperature
         record["labels"] = [asdict(row) for row in rows]
+        if evaluated.accepted:
+            record["accepted"] = evaluated.accepted
         typer.echo(json.dumps(record, ensure_ascii=False, indent=2, allow_nan=False))
         return
     table = Table(title=Text(what), title_justify="left")
@@ -200,6 +211,9 @@ def _print(evaluated: _Evaluated, as_json: bool) -> None:
         values = [value] if after is None else [value, after[name]]
         table.add_row(name, *(f"{value:,}" if name == "documents" else f"{value:.4f}" for value in values))
     Console().print(table)
+    if found := evaluated.accepted:
+        right = f", {found['accuracy']:.1%} of them right (target {found['target']:.1%})" if found["accepted"] else ""
+        Console().print(f"Accepted: {found['accepted']:,} of {found['documents']:,} documents{right}.")
     if rows:
         _print_labels(rows)
 

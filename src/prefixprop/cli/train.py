@@ -103,6 +103,8 @@ def train(
         for result in results:
             show = _show_mix if wanted.is_mix else _show_result
             show(console, result, wanted, time.monotonic() - started)
+            if trust := RunDirectory(result.run_dir).read_trust():
+                console.print(str(trust), highlight=False, soft_wrap=True)
 
 
 def _settings(config: Path | None, flags: dict[str, Any], resumed: Path | None) -> RunSettings:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import operator
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, overload
 
@@ -14,12 +14,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prefixprop.data.cache import RaggedArray, Stored, Writer, in_memory, stored
+from prefixprop.data.rows import no_text
 
 if TYPE_CHECKING:
     from prefixprop.data.registry import Task
 
 SPLIT_NAMES = ("train", "dev", "test")
-IN_WORDS = {"train": "training", "dev": "dev", "test": "test"}  # the names in "training set", "training documents"
+CALIBRATION = "calibration"  # documents of the dev set that were set aside, see `ClassificationTask`
+IN_WORDS = {
+    "train": "training",
+    "dev": "dev",
+    "test": "test",
+    CALIBRATION: "calibration",
+}  # the names in "training set", "training documents"
 _EMPTY = 0  # the digest of a text that has nothing but white space
 _WHITE_SPACE = b" \t\n\r\v\f"
 
@@ -213,12 +220,27 @@ def first_copies(documents: Split) -> NDArray[np.int64]:
     return np.where(digests == _EMPTY, np.arange(len(digests)), first[inverse])
 
 
+def checked_texts(texts: Iterable[object]) -> Iterator[str]:
+    """The texts, each checked when it is asked for; anything but one text per document raises `TypeError`."""
+    if isinstance(texts, str) or getattr(texts, "ndim", 1) != 1:
+        raise TypeError("Give a list or a column of texts, also for a single one: predict([text]).")
+
+    def checked() -> Iterator[str]:
+        for index, text in enumerate(texts):
+            if not isinstance(text, str):
+                raise TypeError(f"Document {index} (from 0) {no_text(text)}")
+            yield text
+
+    return checked()
+
+
 @dataclass(frozen=True)
 class ClassificationTask:
     """A data set of classification, checked when it is made; a split may be empty.
 
     With `several_labels` a document has any number of labels, none included. `remarks` say how the loader made this
-    data set; `notes()` shows them to people.
+    data set; `notes()` shows them to people. `calibration` has documents of the dev set that a run set aside: they
+    decide which of its answers can be trusted, and nothing else.
     """
 
     name: str
@@ -227,6 +249,7 @@ class ClassificationTask:
     dev: Split
     test: Split
     remarks: tuple[str, ...] = ()
+    calibration: Split = ()
     several_labels: bool = False
 
     def __post_init__(self) -> None:
@@ -240,7 +263,7 @@ class ClassificationTask:
         return len(self.label_names)
 
     def split(self, name: str) -> Split:
-        """Return the split of that name: "train", "dev" or "test"."""
+        """Return the split of that name: "train", "dev", "test" or "calibration"."""
         documents: Split = getattr(self, name)
         return documents
 

@@ -18,7 +18,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from prefixprop.data.documents import SPLIT_NAMES, Label, Split, StoredDocuments, first_copies, labels_of
+from prefixprop.data.documents import (
+    SPLIT_NAMES,
+    ClassificationTask,
+    Label,
+    Split,
+    StoredDocuments,
+    first_copies,
+    labels_of,
+)
 from prefixprop.data.wikihop import QuestionTask
 
 if TYPE_CHECKING:
@@ -84,11 +92,13 @@ def select_documents(
     max_documents: Mapping[str, int | None] | None = None,
     seed: int = 0,
     needs_dev: bool = True,
+    set_aside_from: int | None = None,
 ) -> Task:
     """Those documents of a task that a run reads: without a fold, and at most so many of each split.
 
     With `folds`, the dev set is fold number `fold` of the training set, and the test set is empty. If there is no dev
-    set and the run needs one, a part of the training set (`DEV_FRACTION`) becomes the dev set.
+    set and the run needs one, a part of the training set (`DEV_FRACTION`) becomes the dev set. Half of a dev set of
+    `set_aside_from` documents or more is set aside for calibration.
     """
     if not task.train:
         raise ValueError(f"Task {task.name!r} has no training documents.")
@@ -98,7 +108,19 @@ def select_documents(
         task = _split_off_dev(task)
     limits = max_documents or {}
     samples: dict[str, Any] = {name: draw_sample(task.split(name), limits.get(name), seed) for name in SPLIT_NAMES}
-    return replace(task, **samples)
+    task = replace(task, **samples)
+    if set_aside_from is not None and len(task.dev) >= set_aside_from and not isinstance(task, QuestionTask):
+        return _set_aside(task)
+    return task
+
+
+def _set_aside(task: ClassificationTask) -> ClassificationTask:
+    """Half of the dev set, drawn without regard to labels: runs for several label columns share their documents."""
+    first = first_copies(task.dev)
+    texts = np.random.default_rng(SPLIT_SEED).permutation(np.unique(first))
+    dev, calibration = _divided(task.dev, np.isin(first, texts[: len(texts) // 2]))
+    remark = f"{len(calibration):,} of {len(task.dev):,} dev documents are set aside to find which answers to accept"
+    return replace(task, dev=dev, calibration=calibration, remarks=(*task.remarks, remark))
 
 
 def _split_off_dev(task: Task) -> Task:

@@ -28,6 +28,7 @@ from prefixprop.evaluate.significance import (
 )
 from prefixprop.evaluate.tfidf import C_VALUES, TfidfModel, fit_tfidf, left_out_scores
 from prefixprop.evaluate.thresholds import decide, fit_thresholds
+from prefixprop.evaluate.trust import Trust, fit_trust, measure_trust
 
 __all__ = [
     "C_VALUES",
@@ -41,6 +42,7 @@ __all__ = [
     "SignificanceTest",
     "Temperature",
     "TfidfModel",
+    "Trust",
     "accuracy_interval",
     "average_precision_interval",
     "confusion_counts",
@@ -52,11 +54,13 @@ __all__ = [
     "fit_temperature",
     "fit_tfidf",
     "fit_thresholds",
+    "fit_trust",
     "holm_correction",
     "label_table",
     "left_out_scores",
     "may_be_dropped",
     "measure_baseline",
+    "measure_trust",
     "never_predicted",
     "paired_bootstrap",
     "paired_scores",

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from prefixprop.predict.trained_model import Prediction
 
 _BY_RUN = "predictions"
-_COLUMNS = ("label", "confidence", "tokens", "truncated", "chunks")
+_COLUMNS = ("label", "confidence", "decision", "tokens_read", "tokens", "truncated", "chunks")
 _FORMULA = re.compile(r"[\s\x00-\x1f]*[=+\-@]")  # what a spreadsheet would compute
 _JSON_OPENING = b'{"id": "'
 _START_AGAIN = "choose another --output, or remove the file"
@@ -77,11 +77,8 @@ class JsonLines:
         self.runs = list(label_names)
 
     def line(self, name: str, predictions: Sequence[Prediction]) -> bytes:
-        by_run = {
-            run: {field: value for field, value in vars(one).items() if value is not None}
-            for run, one in zip(self.runs, predictions, strict=True)
-        }
-        record = by_run[self.runs[0]] if len(self.runs) == 1 else {_BY_RUN: by_run}
+        fields = [{name: value for name, value in vars(one).items() if value is not None} for one in predictions]
+        record = fields[0] if len(self.runs) == 1 else {_BY_RUN: dict(zip(self.runs, fields, strict=True))}
         text = json.dumps({"id": name, **record}, ensure_ascii=False, allow_nan=False)
         # Half of a surrogate pair has no UTF-8 form; its escape is the same character to JSON.
         return text.encode("utf-8", errors="backslashreplace") + b"\n"
@@ -118,8 +115,8 @@ class CommaSeparated:
         for one in predictions:
             if one.labels is not None:
                 cells.append("; ".join(one.labels))
-            cells += [one.label, one.confidence, one.tokens, str(one.truncated).lower(), one.chunks]
-            cells += one.probabilities.values()
+            cells += [one.label, one.confidence, one.decision, one.tokens_read, one.tokens]
+            cells += [str(one.truncated).lower(), one.chunks, *one.probabilities.values()]
         return _csv_line(cells)
 
 

@@ -100,6 +100,11 @@ def _load_split(
             f"{trained.run_dir}: the run was evaluated on fold {settings.fold} of {settings.folds} of the training "
             f"set, so that settings can be chosen without the {split} set; try --split dev, which is the fold."
         )
+    if not settings.has_source:
+        raise ValueError(
+            f"{trained.run_dir}: the run was trained on documents in memory, which are gone; give labelled documents "
+            "with --input."
+        )
     given = settings.task is not None or settings.folds is not None or settings.dev_files
     has_dev = given and settings.max_dev_documents != 0
     if settings.is_mix and split == "dev" and not has_dev:
@@ -112,7 +117,8 @@ def _load_split(
             f"--data-dir is for runs on a named task, but {trained.run_dir} was trained on your files; give labelled "
             "documents with --input."
         )
-    if settings.train_files and settings.folds is None and (split == "test" or settings.dev_files):
+    is_whole = split == "test" or (settings.dev_files and settings.target_precision is None)
+    if settings.train_files and settings.folds is None and is_whole:
         return _load_files(trained, split)
     source = settings.source if data_dir is None else settings.source | {"data_dir": data_dir}
     whole = load_data(**source)
@@ -131,7 +137,7 @@ def _load_files(trained: TrainedModel, split: str) -> Sequence[Document]:
     """A split of the user's files. The training files are not needed: the run knows its labels."""
     settings = trained.settings
     columns = Columns(
-        settings.text_column, settings.label_column[0], settings.id_column, separator=settings.label_separator
+        settings.text_column[0], settings.label_column[0], settings.id_column, separator=settings.label_separator
     )
     rows = read_rows(getattr(settings, f"{split}_files"))
     several = trained.thresholds is not None

@@ -24,8 +24,9 @@ from transformers import PreTrainedTokenizerBase
 
 from prefixprop.choices import DEFAULT_BATCH_TOKENS, LONG_DOCUMENTS
 from prefixprop.data import chunk_documents, encode_documents
-from prefixprop.data.encoding import EncodedDocuments
-from prefixprop.evaluate import Mix, Temperature, TfidfModel
+from prefixprop.data.documents import checked_texts
+from prefixprop.data.encoding import EncodedDocuments, count_words, shredded
+from prefixprop.evaluate import Mix, Temperature, TfidfModel, Trust
 from prefixprop.evaluate.metrics import yes_or_no
 from prefixprop.evaluate.mixing import READERS, WORDS, mean_answer
 from prefixprop.predict.inputs import windows
@@ -44,18 +45,22 @@ class Prediction:
         label: The most probable label.
         confidence: Its probability, calibrated by the run's temperature.
         probabilities: The probability of every label, by name.
-        tokens: How many tokens of the document were read, special tokens included.
-        truncated: Whether it was cut at the model's limit; then it has more tokens than were read.
+        tokens_read: How many tokens of the document were read, special tokens included.
+        tokens: How many the whole document has; of a very long one that was cut, an estimate.
+        truncated: Whether it was cut at the model's limit.
         chunks: In how many pieces it was read.
+        decision: "accept" or "review", for a run with a `target_precision`.
         labels: Where a document can have several labels, those whose probability reaches their threshold; else None.
     """
 
     label: str
     confidence: float
     probabilities: dict[str, float]
+    tokens_read: int
     tokens: int
     truncated: bool
     chunks: int = 1
+    decision: str | None = None
     labels: tuple[str, ...] | None = None
 
 
@@ -93,6 +98,7 @@ class TrainedModel:
     temperature: Temperature
     settings: RunSettings
     prepare: Callable[[str], str]
+    trust: Trust | None = None
     adapter: str | None = None
     readers: tuple[int, ...] = ()
     mix: Mix | None = None
@@ -112,11 +118,11 @@ class TrainedModel:
         options = PredictionOptions(long, batch_tokens)
         texts = list(self._checked(texts))
         predictions = [prediction for (prediction,) in predict_with_each([self], texts, options)] if texts else []
-        summary = PredictionSummary(self.max_length)
+        summary = PredictionSummary(self)
         for index, (text, prediction) in enumerate(zip(texts, predictions, strict=True)):
             summary.add(str(index), text, prediction)
-        for warning in summary.warnings():
-            warnings.warn(f"{self.run_dir}: {warning} (indices in the list, from 0).", stacklevel=2)
+        if found := summary.warnings():
+            warnings.warn(f"{self.run_dir}: {'; '.join(found)} (documents are numbered from 0).", stacklevel=2)
         return predictions
 
     def predict_stream(
@@ -125,8 +131,8 @@ class TrainedModel:
         """Like `predict`, but one prediction at a time; memory does not grow with the number of texts.
 
         The first text is predicted alone. After it, texts are batched as the model handles them in about two seconds,
-        so the last digits of a prediction may differ from call to call. There are no warnings: see `truncated`,
-        `chunks` and `tokens` of each prediction.
+        so the last digits of a prediction may differ from call to call. There are no warnings: see `tokens_read`,
+        `tokens` and `chunks` of each prediction.
         """
         options = PredictionOptions(long, batch_tokens)
         checked = self._checked(texts)
@@ -165,16 +171,8 @@ class TrainedModel:
             )
 
     def _checked(self, texts: Iterable[str]) -> Iterator[str]:
-        if isinstance(texts, str):
-            raise TypeError("Give a list of texts, even for a single one: predict([text]).")
         self.check_reads_documents()
-        return (_checked_text(text, index) for index, text in enumerate(texts))
-
-
-def _checked_text(text: object, index: int) -> str:
-    if not isinstance(text, str):
-        raise TypeError(f"Document {index} of the list must be a text (str), got {type(text).__name__}.")
-    return text
+        return checked_texts(texts)
 
 
 @dataclass(frozen=True)
@@ -215,24 +213,28 @@ class ModelOutput:
         return np.logaddexp.reduceat(weighted, np.unique(documents, return_index=True)[1])
 
     def predictions(
-        self, label_names: Sequence[str], temperature: float, thresholds: Sequence[float] | None
+        self,
+        label_names: Sequence[str],
+        temperature: float,
+        trust: Trust | None = None,
+        thresholds: Sequence[float] | None = None,
     ) -> list[Prediction]:
-        pieces, lengths = self.pieces, [len(ids) for ids in self.pieces.input_ids]
-        chunks = np.bincount(pieces.documents)
-        # The special tokens of a document are counted once.
-        tokens = np.bincount(pieces.documents, lengths).astype(int) - (chunks - 1) * pieces.special_tokens
-        probabilities_of_all = np.exp(self.log_probabilities(temperature))
-        rows = (probabilities_of_all[..., 1] if self.several_labels else probabilities_of_all).tolist()
+        pieces = self.pieces
+        # TF-IDF alone counts the words of the whole document.
+        read = pieces.tokens if self.mix is not None and READERS not in self.mix.used else pieces.tokens_read
+        found = np.exp(self.log_probabilities(temperature))
+        rows = (found[..., 1] if self.several_labels else found).tolist()
         predictions = []
-        for row, read, cut, count in zip(rows, tokens.tolist(), pieces.cut, chunks.tolist(), strict=True):
+        for row, own, total, chunks in zip(rows, read, pieces.tokens, pieces.chunks, strict=True):
             probabilities = dict(zip(label_names, row, strict=True))
             label = max(probabilities, key=probabilities.__getitem__)
+            decision = None if trust is None else trust.decide(probabilities[label])
             labels = None
             if thresholds is not None:
                 limits = zip(label_names, row, thresholds, strict=True)
                 labels = tuple(name for name, probability, threshold in limits if probability >= threshold)
-            confidence = probabilities[label]
-            predictions.append(Prediction(label, confidence, probabilities, read, cut, count, labels))
+            counts = own, total, own < total, chunks
+            predictions.append(Prediction(label, probabilities[label], probabilities, *counts, decision, labels))
         return predictions
 
 
@@ -242,7 +244,7 @@ def predict_with_each(
     """What each run predicts of texts, of which there is at least one."""
     outputs = read_with_each(runs, texts, options)
     predictions = [
-        output.predictions(run.label_names, run.temperature.value, run.thresholds)
+        output.predictions(run.label_names, run.temperature.value, run.trust, run.thresholds)
         for run, output in zip(runs, outputs, strict=True)
     ]
     return list(zip(*predictions, strict=True))
@@ -296,9 +298,11 @@ def _logits_of_each(
 class PredictionSummary:
     """Counts over a stream of predictions; memory grows only by one number for each id that could repeat."""
 
-    def __init__(self, max_length: int) -> None:
-        self.max_length = max_length
+    def __init__(self, run: TrainedModel) -> None:
+        self.max_length, self._special_tokens = run.max_length, run.tokenizer.num_special_tokens_to_add()
         self.labels: Counter[str] = Counter()
+        self.decisions: Counter[str] = Counter()
+        self._tokens_read = self._tokens = self._content = self._words = 0
         self._unusual: Counter[str] = Counter()
         self._names: defaultdict[str, list[str]] = defaultdict(list)  # of the first documents that are unusual
         self._seen: set[int] = set()
@@ -306,9 +310,15 @@ class PredictionSummary:
     def add(self, name: str, text: str, prediction: Prediction, can_repeat: bool = False) -> None:
         """Count a document and its prediction; `can_repeat` if another document may have the same name."""
         self.labels.update((prediction.label,) if prediction.labels is None else prediction.labels)
+        if prediction.decision is not None:
+            self.decisions[prediction.decision] += 1
+        self._tokens_read += prediction.tokens_read
+        self._tokens += prediction.tokens
+        self._content += prediction.tokens - self._special_tokens
+        self._words += count_words(text)
         limit, known = f"longer than the limit of {self.max_length:,} tokens", hash(name)  # a name may be long
         for what, is_so in {
-            f"{limit} and cut there (chunk-average reads them whole)": prediction.truncated,
+            f"{limit} and cut there": prediction.truncated,
             f"{limit} and read in chunks": prediction.chunks > 1,
             "empty": not text or text.isspace(),
             "named like an earlier one": can_repeat and known in self._seen,
@@ -327,4 +337,9 @@ class PredictionSummary:
             subject = "1 document is" if count == 1 else f"{count:,} documents are"
             more = f" and {count - _MAX_NAMES:,} more" if count > _MAX_NAMES else ""
             found.append(f"{subject} {what}: {', '.join(self._names[what])}{more}")
+        if self._tokens_read < self._tokens:
+            unread = 1 - self._tokens_read / self._tokens
+            found.append(f"{unread:.0%} of all tokens are not read; --long chunk-average reads on")
+        if told := shredded(self._content, self._words):
+            found.append(told)
         return found

@@ -31,6 +31,7 @@ from prefixprop.data.registry import (
     TASKS,
     TaskSource,
 )
+from prefixprop.evaluate.trust import documents_for_guarantee
 from prefixprop.kernels import KERNELS
 from prefixprop.settings.declaration import Setting, Settings, declared, setting, settings_class
 from prefixprop.settings.methods import METHODS, Method
@@ -102,7 +103,7 @@ class RunSettings(Settings):
     test_files: tuple[str, ...] = setting((), DATA, "Your test set, if there is one.")
     hub_dataset: str | None = setting(None, DATA, "A data set on the Hugging Face hub.")
     hub_config: str | None = setting(None, DATA, "The configuration of the hub data set.")
-    text_column: str = setting("text", DATA, "Column with the text, in files or a hub data set.")
+    text_column: tuple[str, ...] = setting(("text",), DATA, "Column with the text, in files or a hub data set.")
     label_column: tuple[str, ...] = setting(
         ("label",),
         DATA,
@@ -187,6 +188,15 @@ class RunSettings(Settings):
         METHOD,
         "Mix the TF-IDF baseline into the answers of readers: 'auto' does where left-out documents gain by it.",
         choices=AUTO_OR_NO,
+    )
+
+    target_precision: float | None = setting(
+        None,
+        METHOD,
+        "Find the confidence above which this share of answers is right, such as 0.95; predict marks those answers "
+        "'accept' and the others 'review'.",
+        gt=0,
+        lt=1,
     )
 
     learning_rate: float | None = setting(
@@ -312,6 +322,11 @@ class RunSettings(Settings):
         return OWN_DOCUMENTS if self.task is None else TASKS[self.task]
 
     @property
+    def has_source(self) -> bool:
+        """Whether the settings say where the documents are; those of a `DocumentClassifier` were in memory."""
+        return bool(self.task or self.train_files or self.hub_dataset)
+
+    @property
     def method_row(self) -> Method:
         return METHODS[self.method or self.task_row.method]
 
@@ -325,6 +340,11 @@ class RunSettings(Settings):
         return self.method_row.is_mix
 
     @property
+    def reads_tokens(self) -> bool:
+        """Whether the encoder reads the documents, up to `max_length`; TF-IDF alone counts the words of all of it."""
+        return self.is_prefix_method or not self.is_mix
+
+    @property
     def answers_questions(self) -> bool:
         """Whether candidates are scored (WikiHop) rather than documents classified."""
         return self.task_row.kind == QUESTIONS
@@ -336,7 +356,8 @@ class RunSettings(Settings):
     @property
     def source(self) -> dict[str, Any]:
         """Where the data are: the arguments of `load_data`."""
-        return {name: getattr(self, name) for name in _SOURCE} | {"label_column": self.label_column[0]}
+        columns = {"text_column": self.text_column[0], "label_column": self.label_column[0]}
+        return {name: getattr(self, name) for name in _SOURCE} | columns
 
     @property
     def selection(self) -> dict[str, Any]:
@@ -348,12 +369,14 @@ class RunSettings(Settings):
             "max_documents": limits,
             "seed": self.seed,
             "needs_dev": not self.is_mix,
+            "set_aside_from": self.target_precision and documents_for_guarantee(self.target_precision),
         }
 
     @property
     def data_name(self) -> str:
         """The name of the data in reports and in the names of run directories."""
-        return self.task or (self.hub_dataset or "files").replace("/", "-")
+        own = "files" if self.has_source else "documents"
+        return self.task or (self.hub_dataset or own).replace("/", "-")
 
     @property
     def metric(self) -> str:

@@ -13,15 +13,16 @@ from torch.utils.data import Dataset, Subset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from prefixprop.data import SPLIT_NAMES, ClassificationTask, DocumentCollator, Task
-from prefixprop.data.cache import RaggedArray
-from prefixprop.data.documents import IN_WORDS, Split, StoredDocuments
-from prefixprop.data.encoding import Frame, TokenIds, stored_tokens
+from prefixprop.data.documents import CALIBRATION, IN_WORDS, Split, StoredDocuments, texts_of
+from prefixprop.data.encoding import Frame, StoredTokens, TokenIds, count_words, shredded, stored_tokens
 from prefixprop.data.splits import dev_folds
 from prefixprop.evaluate import PredictionSet, Temperature, decide, measure_baseline
 from prefixprop.models.base_model import BaseModel
 from prefixprop.settings.run_settings import RunSettings
 from prefixprop.train.kinds import EvaluationSplit, RunData, TaskKind, longest_first, pad_token
 from prefixprop.train.losses import class_weights, document_loss
+
+_TEXTS_LOOKED_AT = 200
 
 
 class DocumentClassification(TaskKind):
@@ -30,7 +31,7 @@ class DocumentClassification(TaskKind):
     def encode(self, task: Task, tokenizer: PreTrainedTokenizerBase, settings: RunSettings) -> RunData:
         assert isinstance(task, ClassificationTask) and settings.max_length is not None
         frame = Frame.of(tokenizer, settings.max_length)
-        splits = {name: task.split(name) for name in SPLIT_NAMES if task.split(name)}
+        splits = {name: task.split(name) for name in (*SPLIT_NAMES, CALIBRATION) if task.split(name)}
         tokens = _tokens(splits, tokenizer, frame.room)
         datasets = {
             name: DocumentDataset(*tokens[name], task.label_array(documents), frame)
@@ -38,21 +39,20 @@ class DocumentClassification(TaskKind):
         }
         notes = list(dict.fromkeys(dataset.tokens.note for dataset in datasets.values() if dataset.tokens.note))
         notes += task.notes()
-        notes += [
-            f"{dataset.cut:,} of {len(dataset):,} {IN_WORDS[name]} documents are longer than {settings.max_length} "
-            "tokens and are cut there"
-            for name, dataset in datasets.items()
-            if dataset.cut
-        ]
+        if settings.reads_tokens and (told := _shredded(datasets["train"], texts_of(task.train))):
+            notes.append(told)
         return RunData(
             label_names=task.label_names,
             train=datasets["train"],
             train_lengths=tuple(datasets["train"].lengths.tolist()),
             evaluated={
-                name: _document_split(name, task, datasets[name]) for name in ("dev", "test") if name in splits
+                name: _document_split(name, task, datasets[name])
+                for name in ("dev", CALIBRATION, "test")
+                if name in splits
             },
             collator=DocumentCollator(pad_token(tokenizer), tokenizer.padding_side),
             notes=tuple(notes),
+            unread=_unread(datasets, settings.max_length) if settings.reads_tokens else None,
             loss=document_loss(
                 class_weights(datasets["train"].labels, task.num_labels)
                 if settings.class_weights == "balanced"
@@ -94,10 +94,11 @@ class DocumentDataset(Dataset[dict[str, Any]]):
     """
 
     def __init__(
-        self, tokens: RaggedArray, places: NDArray[np.int64], labels: NDArray[np.int64], frame: Frame
+        self, tokens: StoredTokens, places: NDArray[np.int64], labels: NDArray[np.int64], frame: Frame
     ) -> None:
         self.tokens, self.places, self.labels, self.frame = tokens, places, labels, frame
         lengths = tokens.lengths[places]
+        self.totals = tokens.totals[places] + frame.size
         self.cut = int((lengths > frame.room).sum())
         self.lengths: NDArray[np.int64] = np.maximum(np.minimum(lengths, frame.room) + frame.size, 1)
 
@@ -125,12 +126,12 @@ class TokensOf(Sequence[TokenIds]):
 
 def _tokens(
     splits: Mapping[str, Split], tokenizer: PreTrainedTokenizerBase, limit: int
-) -> dict[str, tuple[RaggedArray, NDArray[np.int64]]]:
+) -> dict[str, tuple[StoredTokens, NDArray[np.int64]]]:
     """For every split the stored tokens that hold its documents, and their places there.
 
     Splits of one source, such as the folds of a file, share their tokens, so that all folds find the same entry.
     """
-    found: dict[str, tuple[RaggedArray, NDArray[np.int64]]] = {}
+    found: dict[str, tuple[StoredTokens, NDArray[np.int64]]] = {}
     packed = {name: StoredDocuments.packed(documents) for name, documents in splits.items()}
     for source in dict.fromkeys(documents.source for documents in packed.values()):
         parts = {name: documents.places for name, documents in packed.items() if documents.source == source}
@@ -139,6 +140,25 @@ def _tokens(
         tokens = stored_tokens(read.texts, tokenizer, read.identity, limit, len(read))
         found |= {name: (tokens, np.searchsorted(places, part)) for name, part in parts.items()}
     return found
+
+
+def _unread(datasets: Mapping[str, DocumentDataset], max_length: int) -> str | None:
+    """What is cut off, in one sentence for all splits; None if nothing is."""
+    cut = [f"{each.cut:,} of {len(each):,} {IN_WORDS[name]}" for name, each in datasets.items() if each.cut]
+    if not cut:
+        return None
+    read = sum(int(each.lengths.sum()) for each in datasets.values())
+    total = sum(int(each.totals.sum()) for each in datasets.values())
+    return (
+        f"{', '.join(cut)} documents are longer than {max_length:,} tokens and are cut there: "
+        f"{1 - read / total:.0%} of all tokens are not read"
+    )
+
+
+def _shredded(dataset: DocumentDataset, texts: Sequence[str]) -> str | None:
+    sample = range(0, len(texts), max(1, len(texts) // _TEXTS_LOOKED_AT))
+    tokens = dataset.totals[sample] - dataset.frame.size
+    return shredded(int(tokens.sum()), sum(count_words(texts[index]) for index in sample))
 
 
 def _document_split(name: str, task: ClassificationTask, dataset: DocumentDataset) -> EvaluationSplit:

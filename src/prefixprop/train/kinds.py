@@ -50,9 +50,11 @@ class RunData:
         label_names: The labels of a classification task; None for questions.
         train: The training set.
         train_lengths: How many tokens each of its items has.
-        evaluated: The dev set, which may be a fold of the training set, and the test set unless it is empty.
+        evaluated: The dev set, which may be a fold of the training set, what was set aside of it for calibration, and
+            the test set unless it is empty.
         collator: Makes batches.
         notes: What a user should know about the data.
+        unread: What is cut off the documents; None if nothing is.
         loss: The loss of a step; None: the model computes it.
         documents: The tokens of every document by split, in the order of the task; empty for questions.
         several_labels: Whether a document can have several labels.
@@ -64,6 +66,7 @@ class RunData:
     evaluated: dict[str, EvaluationSplit]
     collator: Callable[..., Any]
     notes: tuple[str, ...]
+    unread: str | None = None
     loss: Callable[..., Tensor] | None = None
     documents: Mapping[str, Sequence[TokenIds]] = field(default_factory=dict)
     several_labels: bool = False

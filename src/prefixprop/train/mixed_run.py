@@ -24,7 +24,7 @@ from transformers import TrainerCallback
 
 from prefixprop.atomic_files import write_json, write_text
 from prefixprop.data import ClassificationTask
-from prefixprop.data.documents import texts_of
+from prefixprop.data.documents import CALIBRATION, texts_of
 from prefixprop.evaluate import (
     C_VALUES,
     CrossFitted,
@@ -38,6 +38,7 @@ from prefixprop.evaluate import (
     decide,
     fit_tfidf,
     left_out_scores,
+    measure_trust,
 )
 from prefixprop.evaluate.metrics import log_odds
 from prefixprop.evaluate.mixing import READERS, WORDS
@@ -172,20 +173,18 @@ class FittedMix:
         self.fitted = cross_fit(parts + alone if mixes or not parts else parts, *chosen_by)
         # The baseline is judged in the same folds whether it is mixed in or not.
         self.baseline = cross_fit(alone, *chosen_by) if alone else None
-        self.of_test = self._answers("test") if run.classification.test else {}
-        answers = {"dev": self.fitted.log_probabilities}
-        if run.classification.test:
-            answers["test"] = self.fitted.final.log_probabilities(self.of_test)
-        self.predictions, self.thresholds = self._sets(answers)
+        others = [name for name in (CALIBRATION, "test") if run.classification.split(name)]
+        self.answers = {split: self._answers(split) for split in others}
+        mixed = {split: self.fitted.final.log_probabilities(found) for split, found in self.answers.items()}
+        self.predictions, self.thresholds = self._sets({"dev": self.fitted.log_probabilities, **mixed})
 
     def _sets(self, answers: dict[str, Array]) -> tuple[dict[str, PredictionSet], Array | None]:
         """Predictions from calibrated answers and, with several labels, the thresholds of labels."""
         task, several = self.run.classification, self.judged.several_labels
-        documents = {"dev": self.judged.documents, "test": task.test}
-        sets = {
-            split: PredictionSet.of_documents(task, documents[split], log_odds(found) if several else found)
-            for split, found in answers.items()
-        }
+        sets = {}
+        for split, found in answers.items():
+            documents = self.judged.documents if split == "dev" else task.split(split)
+            sets[split] = PredictionSet.of_documents(task, documents, log_odds(found) if several else found)
         return decide(sets, Temperature(1.0), self.judged.folds) if several else (sets, None)
 
     def _answers(self, split: str) -> dict[str, Array]:
@@ -220,6 +219,7 @@ class FittedMix:
             f"expected_{self.judged.headline}": self._expected(),
             "judged_on": "dev" if self.judged.is_dev else f"{int(self.judged.folds.max()) + 1} folds",
             "mix": {"weights": self.fitted.final.weights, "chosen": self._chosen()},
+            **measure_trust(self.run.settings.target_precision, self.predictions),
         }
         if self.thresholds is not None:
             found["thresholds"] = self.thresholds.tolist()
@@ -249,8 +249,8 @@ class FittedMix:
     def _alone(self, fitted: CrossFitted, part: str) -> dict[str, Any]:
         """The metrics of one part without the others."""
         answers = {"dev": fitted.alone[part]}
-        if part in self.of_test:
-            answers["test"] = fitted.final_alone[part].log_probabilities(self.of_test)
+        if part in self.answers.get("test", ()):
+            answers["test"] = fitted.final_alone[part].log_probabilities(self.answers["test"])
         return {split: found.evaluate() for split, found in self._sets(answers)[0].items()}
 
     def _learning_rates(self) -> list[dict[str, Any]]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import yaml
 
+from prefixprop.evaluate import Trust
 from prefixprop.settings.methods import ADAPTER
 from prefixprop.settings.run_settings import RunSettings
 from prefixprop.tuners.counting import ParameterCount
@@ -58,7 +59,8 @@ def model_card(
 - **Data:** {settings.data_name}{fold}.
 {_labels(metrics)}- **Trained parameters:** {count.trainable:,}, {count.percent("trainable"):.3f} % of the encoder's \
 {count.backbone:,}{parts}.
-{_mix(metrics) if settings.is_mix else _training(settings, metrics)}{_baseline(settings, metrics)}
+{_mix(metrics) if settings.is_mix else _training(settings, metrics)}{_baseline(settings, metrics)}\
+{_trust(metrics)}
 
 {_table(metrics)}
 
@@ -108,6 +110,11 @@ def _baseline(settings: RunSettings, metrics: Mapping[str, Any]) -> str:
         f"{baseline[split][settings.metric]:.4f} on {split}" for split in baseline if split != "model"
     )
     return f"\n- **Baseline:** {baseline['model']}, fitted on the same documents, has {settings.metric} {reached}."
+
+
+def _trust(metrics: Mapping[str, Any]) -> str:
+    found = {name: value for name, value in metrics.get("trust", {}).items() if name != "test"}
+    return f"\n- **Trust:** {Trust(**found)}" if found else ""
 
 
 def _table(metrics: Mapping[str, Any]) -> str:

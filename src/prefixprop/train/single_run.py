@@ -13,7 +13,7 @@ import torch
 from transformers import TrainerCallback, TrainingArguments
 
 from prefixprop.atomic_files import write_text
-from prefixprop.evaluate import PredictionSet, Temperature, decide, fit_temperature
+from prefixprop.evaluate import PredictionSet, Temperature, decide, fit_temperature, measure_trust
 from prefixprop.models.gpu import hold_frozen_in_bfloat16, without_cudnn
 from prefixprop.processes import process_count
 from prefixprop.progress import Progress
@@ -181,12 +181,12 @@ def _metrics(
     trainer: RunTrainer, run: RunPlan, predictions: dict[str, PredictionSet], temperature: Temperature
 ) -> dict[str, Any]:
     lines = epoch_lines(trainer.state.log_history)
+    calibrated = {name: split.with_temperature(temperature) for name, split in predictions.items()}
     metrics: dict[str, Any] = {name: split.evaluate() for name, split in predictions.items()}
-    metrics |= {
-        f"{name}_calibrated": split.with_temperature(temperature).evaluate() for name, split in predictions.items()
-    }
+    metrics |= {f"{name}_calibrated": split.evaluate() for name, split in calibrated.items()}
     return metrics | {
         "temperature": temperature.value,
+        **measure_trust(run.settings.target_precision, calibrated),
         "best_epoch": next(line["epoch"] for line in lines if line["step"] == trainer.state.best_global_step),
         "epochs": len(lines),
         "seconds": round(trainer.seconds, 3),
