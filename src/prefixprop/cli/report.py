@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from prefixprop.cli.messages import clean_errors
+from prefixprop.optional_packages import import_optional
 from prefixprop.settings.methods import BASELINE
 
 if TYPE_CHECKING:
@@ -28,10 +30,6 @@ def report(
     paper: Annotated[
         bool, typer.Option("--paper", help="Show the paper's values beside the measured ones, marked as such.")
     ] = False,
-    split: Annotated[
-        str | None,
-        typer.Option(metavar="dev|test", help="Show this split alone.", show_default="both, each in its own tables"),
-    ] = None,
     baseline: Annotated[
         str, typer.Option(metavar="METHOD", help="The method that the others are tested against.")
     ] = BASELINE,
@@ -50,9 +48,11 @@ def report(
             raise ValueError(f"--output {output} is a file; give a folder.")
         messages = Console(stderr=True, highlight=False, soft_wrap=True)
         with messages.status("reading runs"):
+            for package in ("pandas", "jinja2", "matplotlib"):
+                import_optional(package, "Reports", extra="report")
             from prefixprop.report import make_report
 
-            found = make_report(runs, paper, split=split, baseline=baseline)
+            found = make_report(runs, paper, baseline=baseline)
         for remark in found.remarks:
             messages.print(f"Note: {remark}", markup=False)
         _FORMATS[format_name](found)
@@ -63,24 +63,26 @@ def report(
 
 
 def _print_tables(found: Report) -> None:
-    from prefixprop.report.tables.terminal import print_table
+    from prefixprop.report.table import print_table
 
     console = Console()
-    shown = [table for table in found.tables if not table.fold]
-    for table in shown:
-        print_table(console, table)
-    if left := len(found.tables) - len(shown):
-        typer.echo(f"{left} more tables with tests and all metrics: --output FOLDER, or --format markdown.", err=True)
+    for section in found.sections:
+        console.print(Text(section.title, style="bold underline"), *map(Text, section.findings), "", sep="\n")
+        for table in section.tables:
+            if not (table.fold or table.as_cards):
+                print_table(console, table)
+    if left := sum(bool(table.fold or table.as_cards) for table in found.tables):
+        typer.echo(
+            f"{left} more tables (tests, mistakes, all metrics): --output FOLDER, or --format markdown.", err=True
+        )
 
 
 def _print_markdown(found: Report) -> None:
-    from prefixprop.report.tables.markup import to_markdown
-
-    typer.echo("\n".join(map(to_markdown, found.tables)), nl=False)
+    typer.echo("\n".join(section.markdown() for section in found.sections), nl=False)
 
 
 def _print_latex(found: Report) -> None:
-    from prefixprop.report.tables.latex import to_latex
+    from prefixprop.report.table import to_latex
 
     typer.echo("\n".join(map(to_latex, found.tables)), nl=False)
 
