@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from command_line import call
+from prefixprop.cli.report import print_table
+from prefixprop.report.table import Table, frame
 
 from tiny_runs import make_results
 
@@ -18,6 +22,16 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         make_results(folder / f"propagation{seed}", skill=2.5, seed=seed)
         make_results(folder / f"tuning{seed}", skill=0.5, seed=seed, method="prefix-tuning")
     return folder
+
+
+@pytest.mark.parametrize("width", [30, 120])
+def test_a_terminal_cuts_no_numbers_and_gets_no_control_characters(width: int) -> None:
+    cells = frame([{"Method": f"method {name}", "F1, % ↑": "85.0 ± 7.1", "Rank": "\x1b[31m1"} for name in "ab"])
+    stream = StringIO()
+    print_table(Console(file=stream, width=width), Table("name", "Title", cells))
+    shown = stream.getvalue()
+    assert shown.count("85.0 ± 7.1") == 2 and "method a" in shown and "…" not in shown
+    assert "\x1b" not in shown and r"\x1b[31m1" in shown
 
 
 @pytest.mark.parametrize("columns", [200, 60])

@@ -156,17 +156,15 @@ def cross_validations(runs: Iterable[Run]) -> list[Comparison]:
     on_folds = [run for run in runs if run.settings.fold is not None]
     found = []
     for together in grouped(on_folds, lambda run: (data_key(run), run.settings.folds, run.settings.keep)).values():
-        rows = sorted(rows_of(together), key=_place)
-        found.append(
-            Comparison(protocol_title(together[0].settings), together[0].documents, together[0].labels, tuple(rows))
-        )
+        rows, first = sorted(rows_of(together), key=_place), together[0]
+        found.append(Comparison(protocol_title(first.settings), first.documents, first.labels, tuple(rows)))
     return sorted(found, key=lambda one: (one.title, one.settings.folds))
 
 
 def rows_of(runs: Sequence[Run]) -> list[Row]:
     """A row for every model, method, setting and searched value of these runs."""
     models, rows = _model_names(runs), []
-    by_method = grouped(runs, lambda run: (models[run.settings.model], _method_name(run.settings)))
+    by_method = grouped(runs, lambda run: (models[run.settings.model], method_name(run.settings)))
     for (model, method), of_method in sorted(by_method.items()):
         columns = zip(_FIXED, zip(*map(_fixed_values, of_method), strict=True), strict=True)
         differing = [name for name, values in columns if any(value != values[0] for value in values)]
@@ -185,7 +183,7 @@ def rows_of(runs: Sequence[Run]) -> list[Row]:
 def row_key(run: Run) -> Any:
     """What the runs of a row have in common with those on folds that chose its values."""
     settings = run.settings
-    return data_key(run), settings.model, _method_name(settings), settings.keep, _fixed_values(run)
+    return data_key(run), settings.model, method_name(settings), settings.keep, _fixed_values(run)
 
 
 def data_key(run: Run) -> Any:
@@ -228,14 +226,10 @@ def _told_apart(found: list[Comparison], addition: Callable[[Comparison, int], s
     """Sorted by title, with something added to titles that several have."""
     found = sorted(found, key=lambda one: (one.title, one.settings.train_files))
     titles = [one.title for one in found]
-    return [
-        replace(
-            one,
-            title=one.title
-            + (addition(one, titles[: at + 1].count(one.title)) if titles.count(one.title) > 1 else ""),
-        )
-        for at, one in enumerate(found)
-    ]
+    for at, one in enumerate(found):
+        if titles.count(one.title) > 1:
+            found[at] = replace(one, title=one.title + addition(one, titles[: at + 1].count(one.title)))
+    return found
 
 
 def _place(row: Row) -> Any:
@@ -258,7 +252,8 @@ def _default(settings: RunSettings, name: str) -> Any:
     return getattr(resolve(replace(settings, **untouched)), name)
 
 
-def _method_name(settings: RunSettings) -> str:
+def method_name(settings: RunSettings) -> str:
+    """The method, with its kernel."""
     if not (settings.is_prefix_method and settings.kernel):
         return settings.method_row.name
     mode = "" if settings.alpha_mode == "fixed" else f", alpha per {settings.alpha_mode}"

@@ -17,7 +17,7 @@ from prefixprop.data.documents import ids_of
 from prefixprop.data.registry import SHIPPED, TASKS
 from prefixprop.evaluate import PredictionSet, accuracy_interval
 from prefixprop.evaluate.mixing import READERS, WORDS
-from prefixprop.report.choose import LEFT_OUT, Comparison, documents_of, stored_name
+from prefixprop.report.choose import LEFT_OUT, Comparison, documents_of, method_name, stored_name
 from prefixprop.report.results import ALL_METRICS, ECE, NLL, TFIDF, quality_of
 from prefixprop.report.table import ABSENT, Table, capitalised, frame, interval_cell, number
 from prefixprop.runs.directory import DOCUMENTS
@@ -63,7 +63,7 @@ class JudgedRun:
     def metrics(self) -> dict[str, dict[str, Any]]:
         """Those of the run as it answers, of readers alone where they are mixed, and of the TF-IDF baseline."""
         stored, metrics = stored_name(self.split), self.run.metrics
-        method = "mix of readers and TF-IDF" if self.is_mixed else self.run.settings.method_row.name
+        method = "mix of readers and TF-IDF" if self.is_mixed else method_name(self.run.settings)
         found = {method: metrics.get(f"{stored}_calibrated") or metrics[stored]}
         if self.is_mixed:
             found["readers alone"] = metrics.get("readers", {}).get(stored)

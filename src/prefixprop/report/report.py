@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
+import re
+from base64 import b64encode
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
 from prefixprop.atomic_files import write_text
-from prefixprop.report.canvas import saved
-from prefixprop.report.choose import Comparison, compare, protocol_title
+from prefixprop.report.canvas import saved, svg_of
+from prefixprop.report.choose import Comparison, compare, method_name, protocol_title
 from prefixprop.report.figures import COMPARISON_FIGURES, RELIABILITY, RUN_FIGURES, FigureKind
 from prefixprop.report.one_run import JudgedRun, command, facts, one_run_tables, subtitle, verdict
-from prefixprop.report.page import html_page
 from prefixprop.report.results import fold_tables, metric_tables, overview_tables
 from prefixprop.report.significance import baseline_pairs, findings, significance_table
-from prefixprop.report.table import Table, file_name, markdown_text, to_latex, to_markdown
+from prefixprop.report.table import Table, capitalised, file_name, markdown_text, to_latex, to_markdown
 from prefixprop.runs.find import find_runs
 from prefixprop.settings.methods import BASELINE, METHODS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-PAGE, TABLES, FIGURES = "report.html", "tables", "figures"
 
 
 @dataclass(frozen=True)
@@ -33,11 +34,6 @@ class ReportFigure:
     name: str
     kind: FigureKind
     subject: Any
-    fold: str = ""
-
-    @property
-    def caption(self) -> str:
-        return self.kind.caption
 
     @cached_property
     def drawn(self) -> Figure:
@@ -58,7 +54,7 @@ class Section:
 
     @property
     def folds(self) -> list[str]:
-        folds = [table.fold for table in self.tables] + [figure.fold for figure in self.figures]
+        folds = [table.fold for table in self.tables] + [figure.kind.fold for figure in self.figures]
         return list(filter(None, dict.fromkeys(folds)))
 
     def markdown(self) -> str:
@@ -80,24 +76,26 @@ class Report:
         return [table for section in self.sections for table in section.tables]
 
     def page(self) -> str:
-        """The report as one HTML page."""
-        return html_page(self)
+        """The report as one HTML page that needs nothing else. Texts from runs and documents are always escaped."""
+        loader = PackageLoader("prefixprop.report")
+        environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+        environment.filters["units"] = lambda text: re.sub(" (?=[%↑↓])", "\u00a0", text)
+        environment.filters["without"] = lambda text, start: capitalised(text.removeprefix(start).lstrip(",: "))
+        environment.filters["svg"] = lambda figure: b64encode(svg_of(figure)).decode()
+        return environment.get_template("page.html").render(report=self, zip=zip)
 
     def write(self, folder: Path) -> list[Path]:
         """Write the page, every table as Markdown and LaTeX, and every figure as PNG and PDF."""
-        texts = {folder / PAGE: self.page()}
+        texts = {"report.html": self.page()}
         for table in self.tables:
-            texts[folder / TABLES / f"{table.name}.md"] = to_markdown(table)
-            texts[folder / TABLES / f"{table.name}.tex"] = to_latex(table)
+            texts |= {f"tables/{table.name}.md": to_markdown(table), f"tables/{table.name}.tex": to_latex(table)}
         for path, text in texts.items():
-            write_text(path, text)
-        drawn = {folder / FIGURES / one.name: one.drawn for section in self.sections for one in section.figures}
-        figures = {
-            path.with_name(path.name + end): figure for path, figure in drawn.items() for end in (".png", ".pdf")
-        }
+            write_text(folder / path, text)
+        drawn = [figure for section in self.sections for figure in section.figures]
+        figures = {f"figures/{one.name}{end}": one.drawn for one in drawn for end in (".png", ".pdf")}
         for path, figure in figures.items():
-            saved(figure, path)
-        return [*texts, *figures]
+            saved(figure, folder / path)
+        return [folder / path for path in (*texts, *figures)]
 
 
 def make_report(paths: Iterable[str | Path], with_paper: bool = False, *, baseline: str = BASELINE) -> Report:
@@ -129,7 +127,7 @@ def make_report(paths: Iterable[str | Path], with_paper: bool = False, *, baseli
     sections += [Section(title, tables=tables) for title, tables in folds.items()]
     if len(found.runs) == len(comparisons) == 1:
         run = found.runs[0]
-        return Report(f"{sections[0].title}: {run.settings.method_row.name}", subtitle(run), sections, found.remarks)
+        return Report(f"{sections[0].title}: {method_name(run.settings)}", subtitle(run), sections, found.remarks)
     titles = "; ".join(sorted({protocol_title(run.settings) for run in found.runs}))
     summary = f"{len(found.runs)} finished {'run' if len(found.runs) == 1 else 'runs'} on {titles}."
     return Report("Report on runs", summary, sections, found.remarks)
@@ -158,4 +156,4 @@ def _several_runs(comparison: Comparison, name: str, with_paper: bool, baseline:
 
 
 def _figures(kinds: Iterable[FigureKind], subject: Any, name: str) -> Iterator[ReportFigure]:
-    return (ReportFigure(f"{name}-{one.name}", one, subject, one.fold) for one in kinds if one.applies(subject))
+    return (ReportFigure(f"{name}-{one.name}", one, subject) for one in kinds if one.applies(subject))

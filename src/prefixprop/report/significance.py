@@ -83,8 +83,8 @@ def significance_table(comparison: Comparison, pairs: Sequence[Pair], name: str,
     cells = frame(rows)
     marks = no_marks(cells)
     notes = [
-        f"One-tailed. The interval and its p are from a bootstrap over seeds and {comparison.items}; Student's t, the "
-        "paper's test, is over seeds alone. Bold: below 0.05 after Holm's correction for the methods compared."
+        f"One-tailed. The interval and its p are from a bootstrap over seeds and {comparison.items}; Student's t, "
+        "the paper's test, is over seeds alone. Bold: below 0.05 after Holm's correction for the methods compared."
     ]
     for test, found in tests.items():
         for same in grouped(range(len(pairs)), lambda at: pairs[at].split).values():

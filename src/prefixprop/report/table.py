@@ -1,19 +1,15 @@
-"""A table of results: cells of text in a DataFrame, and how it is written in a terminal, as Markdown and as LaTeX.
+"""A table of results: cells of text in a DataFrame, and how it is written as Markdown and LaTeX.
 
-The page writes tables by its template.
+The page writes tables by its template, and the command prints them.
 """
 
 from __future__ import annotations
 
 import re
-import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import pandas as pd
-from rich.console import Console
-from rich.table import Table as RichTable
-from rich.text import Text
 
 from prefixprop.evaluate.significance import summarise_seeds
 
@@ -85,9 +81,6 @@ def ranked(cells: pd.DataFrame, rows: int, unranked: str = "") -> pd.DataFrame:
     return marks
 
 
-# --- cells ----------------------------------------------------------------------------------------------------------
-
-
 def mean_cell(values: Sequence[float], decimals: int) -> str | None:
     """The mean, with the sample standard deviation where there are at least two values.
 
@@ -118,9 +111,6 @@ def capitalised(text: str) -> str:
 def file_name(title: str) -> str:
     """The title in small letters, digits and hyphens, which every system, LaTeX and HTML take."""
     return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-") or "unnamed"
-
-
-# --- writing --------------------------------------------------------------------------------------------------------
 
 
 def to_markdown(table: Table) -> str:
@@ -154,26 +144,3 @@ def to_latex(table: Table) -> str:
         f"\\resizebox{{\\ifdim\\width>\\linewidth\\linewidth\\else\\width\\fi}}{{!}}{{%\n{tabular}}}\n"
         f"\\caption{{{caption.translate(_LATEX)}}}\n\\label{{tab:{table.name}}}\n\\end{{{environment}}}\n"
     )
-
-
-def print_table(console: Console, table: Table) -> None:
-    """Print the table and its notes; words may take several lines, and numbers are never cut."""
-    console.print(Text(table.title, style="bold"), "", sep="\n")
-    shown = RichTable(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    for heading, is_text in table.columns:
-        title = textwrap.wrap(re.sub(" (?=[↑↓%])", "\u00a0", heading), 14, break_long_words=False)
-        longest = int(table.cells[heading].str.len().max())
-        shown.add_column(
-            Text("\n".join(title), style="bold"),
-            justify="left" if is_text else "right",
-            overflow="fold",
-            min_width=max(min(longest, 18) if is_text else longest, *map(len, title), 1),
-            style="dim italic" if "(paper)" in heading else "",
-        )
-    for row in table.rows:
-        shown.add_row(*(Text(cell, style=mark) for cell, mark in row))
-    # Rich would cut numbers to fit a narrow terminal. Lines that the terminal breaks are ugly, but right.
-    width, console.width = console.width, max(console.width, Console(width=10_000).measure(shown).minimum)
-    console.print(shown, crop=False)
-    console.width = width
-    console.print("", *(Text(f"{note}\n", style="dim") for note in table.notes), sep="\n")
