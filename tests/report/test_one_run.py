@@ -64,8 +64,8 @@ def test_the_verdict_has_the_baseline_on_the_same_documents(tmp_path: Path) -> N
     right = round(200 * test["accuracy"])
     low, high = accuracy_interval(right, 200)
     assert list(section.findings) == [
-        f"Prefix-propagation gets {right} of 200 test documents right: {percent(test['accuracy'])} % (95 % interval "
-        f"{percent(low)} to {percent(high)}); the {TFIDF} gets 62.5 % of the same documents."
+        f"Prefix-propagation got {right} of 200 test documents right: {percent(test['accuracy'])} % (95 % interval "
+        f"{percent(low)} to {percent(high)}); the {TFIDF} got 62.5 % of the same documents."
     ]
     table = named(section, "-results")
     assert list(table.cells["Method"]) == ["prefix-propagation", TFIDF]
@@ -99,13 +99,13 @@ def test_readers_are_judged_on_left_out_documents_and_not_on_a_dev_set(readers: 
         f"Expected accuracy: {percent(expected['accuracy'])} % (95 % interval {percent(expected['low'])} to "
         f"{percent(expected['high'])}), from {documents} left-out documents."
     )
-    assert f"{documents} left out" in section.facts["Documents"] and "dev" not in section.facts["Documents"]
+    assert f"{documents} left-out" in section.facts["Documents"] and "dev" not in section.facts["Documents"]
     rates = named(section, "-learning-rates")
     assert list(rates.cells["Learning rate"]) == [f"{one['learning_rate']:g}" for one in metrics["learning_rates"]]
     assert list(rates.cells["Accuracy, %"]) == [percent(one["accuracy"]) for one in metrics["learning_rates"]]
     chosen = rates.cells["Learning rate"][rates.cells["Outcome"] == "chosen"]
     assert list(chosen) == [f"{metrics['mix']['chosen']['readers']:g}"] and "left-out" in rates.notes[0]
-    assert "left out" in named(section, "-metrics").cells and "dev" not in named(section, "-metrics").cells
+    assert "left-out" in named(section, "-metrics").cells and "dev" not in named(section, "-metrics").cells
     baseline, own = metrics["baseline"]["test"], metrics["test"]
     assert baseline["documents"] == own["documents"]
     assert list(named(section, "-results").cells["F1 micro, % ↑"]) == [

@@ -69,7 +69,13 @@ def report(
 def _print_tables(found: Report) -> None:
     console = Console()
     for section in found.sections:
-        console.print(Text(section.title, style="bold underline"), *map(Text, section.findings), "", sep="\n")
+        console.print(
+            Text(printable(section.title), style="bold underline"),
+            *map(printable, section.findings),
+            "",
+            sep="\n",
+            markup=False,
+        )
         for table in section.tables:
             if not (table.fold or table.as_cards):
                 print_table(console, table)

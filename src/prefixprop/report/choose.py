@@ -12,7 +12,7 @@ from prefixprop.runs.run import DECISIVE_SETTINGS, Run
 from prefixprop.settings.resolve import resolve
 from prefixprop.settings.run_settings import SETTINGS, RunSettings
 
-LEFT_OUT = "left out"  # the documents of folds that a run was judged on; its files call them dev
+LEFT_OUT = "left-out"  # the documents of folds that a run was judged on; its files call them dev
 # These make no other method: the first two are searched before the seeds are run (Section 4 and Appendix A of the
 # paper), the next are shown anyway, and the last are how a run was judged.
 _OPEN = "learning_rate alpha task hub_dataset hub_config model method kernel seed fold folds keep"
@@ -28,9 +28,9 @@ def grouped(items: Iterable[Item], key: Callable[[Item], Any]) -> dict[Any, list
     return groups
 
 
-def set_name(split: str, items: str = "documents") -> str:
+def set_name(split: str) -> str:
     """A split as a noun: `the test set`, or `left-out documents`."""
-    return f"left-out {items}" if split == LEFT_OUT else f"the {split} set"
+    return "left-out documents" if split == LEFT_OUT else f"the {split} set"
 
 
 def stored_name(split: str) -> str:
@@ -153,7 +153,7 @@ def compare(runs: Iterable[Run]) -> tuple[Comparison, ...]:
 
 def cross_validations(runs: Iterable[Run]) -> list[Comparison]:
     """The runs on folds of the same data, with a row for every value that was tried."""
-    on_folds = [run for run in runs if run.settings.fold is not None]
+    on_folds = [run for run in runs if run.settings.fold is not None and "dev" in documents_of(run)]
     found = []
     for together in grouped(on_folds, lambda run: (data_key(run), run.settings.folds, run.settings.keep)).values():
         rows, first = sorted(rows_of(together), key=_place), together[0]

@@ -240,14 +240,14 @@ RELIABILITY = FigureKind("reliability", "How often it is right, by how confident
 RUN_FIGURES = (
     FigureKind(
         "training",
-        "Loss and dev metric over training.",
+        "Loss over training, and the metric on the dev set where there is one.",
         lambda judged: len(judged.run.history) > 1 and all("loss" in line for line in judged.run.history),
         plot_training,
     ),
     FigureKind(
         "confusion",
         "Which label is taken for which.",
-        lambda judged: _has_answers(judged) and judged.has_labels,
+        lambda judged: _has_answers(judged) and judged.answered.label_names is not None,
         _confusion,
     ),
     RELIABILITY,

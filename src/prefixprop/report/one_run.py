@@ -51,13 +51,13 @@ class JudgedRun:
         return self.predictions if temperature is None else self.predictions.with_temperature(temperature)
 
     @property
-    def has_labels(self) -> bool:
-        return self.run.labels is not None
+    def is_mixed(self) -> bool:
+        """Whether TF-IDF has a say in the answers of readers."""
+        return READERS in self.weights and self.weights.get(WORDS, 0) > 0
 
     @property
-    def is_mixed(self) -> bool:
-        weights = self.run.metrics.get("mix", {}).get("weights", {})
-        return all(weights.get(part, 0) > 0 for part in (READERS, WORDS))
+    def weights(self) -> dict[str, float]:
+        return dict(self.run.metrics.get("mix", {}).get("weights", {}))
 
     @property
     def metrics(self) -> dict[str, dict[str, Any]]:
@@ -83,23 +83,18 @@ def verdict(judged: JudgedRun) -> list[str]:
     """How many documents are right, beside the TF-IDF baseline; and what to expect of other documents."""
     (name, metrics), *_ = judged.metrics.items()
     count, right = int(metrics["documents"]), round(metrics["accuracy"] * metrics["documents"])
-    kind = "left-out" if judged.split == LEFT_OUT else judged.split
     told = (
-        f"{'The ' if judged.is_mixed else ''}{name} gets {right:,} of {count:,} {kind} {judged.items} right: "
+        f"{'The ' if judged.is_mixed else ''}{name} got {right:,} of {count:,} {judged.split} {judged.items} right: "
         f"{100 * right / count:.1f} % (95 % interval {interval_cell(accuracy_interval(right, count))})"
     )
     if TFIDF in judged.metrics:
-        told += f"; the {TFIDF} gets {100 * judged.metrics[TFIDF]['accuracy']:.1f} % of the same {judged.items}"
+        told += f"; the {TFIDF} got {100 * judged.metrics[TFIDF]['accuracy']:.1f} % of the same {judged.items}"
     sentences, expected = [f"{capitalised(told)}."], judged.run.metrics.get("expected_accuracy")
     if expected and judged.split == "test":
         interval, accuracy = interval_cell((expected["low"], expected["high"])), 100 * expected["accuracy"]
-        chosen_by = f"{expected['documents']:,} {_choosing(judged.run)} {judged.items}"
+        chosen_by = f"{expected['documents']:,} {next(iter(documents_of(judged.run)))} {judged.items}"
         sentences.append(f"Expected accuracy: {accuracy:.1f} % (95 % interval {interval}), from {chosen_by}.")
     return sentences
-
-
-def _choosing(run: Run) -> str:
-    return "left-out" if LEFT_OUT in documents_of(run) else "dev"
 
 
 def facts(comparison: Comparison, judged: JudgedRun) -> dict[str, str]:
@@ -114,7 +109,8 @@ def facts(comparison: Comparison, judged: JudgedRun) -> dict[str, str]:
             found["Tokens cut"] = f"after {settings.max_length:,}, in {cut:.0%} of training {judged.items}"
     trained, encoder = (run.metric("parameters", part) for part in ("trainable", "backbone"))
     if trained is not None and encoder:
-        found["Trained"] = f"{trained:,.0f} parameters, {100 * trained / encoder:.2g} % of the encoder"
+        share = f", {100 * trained / encoder:.2g} % of the encoder" if "Model" in found else ""
+        found["Trained"] = f"{trained:,.0f} parameters{share}"
     if (seconds := run.metrics.get("seconds")) is not None:
         found["Time"] = f"{seconds:,.0f} s on {run.device}"
     found["Seed"] = str(settings.seed)
@@ -125,8 +121,9 @@ def facts(comparison: Comparison, judged: JudgedRun) -> dict[str, str]:
 
 def command(judged: JudgedRun) -> str:
     """What trains the run again, and what started it."""
-    config, again = (shlex.quote(str(path)) for path in (judged.run.path / "config.yaml", f"{judged.run.path}-again"))
-    lines = [f"prefixprop train --config {config} --run-dir {again}"]
+    config, again = judged.run.path / "config.yaml", f"{judged.run.path}-again"
+    # A run of an archive has no directory.
+    lines = [shlex.join(["prefixprop", "train", "--config", str(config), "--run-dir", again])] * config.is_file()
     if started := shlex.split(judged.run.environment.get("command") or ""):
         lines.append(f"# it was started with: prefixprop {shlex.join(started[1:])}")
     return "\n".join(lines)
@@ -139,7 +136,7 @@ def one_run_tables(judged: JudgedRun, title: str, name: str) -> list[Table]:
     if "learning_rates" in judged.run.metrics:
         tables.append(_learning_rates(judged.run, f"{title}: learning rates", f"{name}-learning-rates"))
     if judged.predictions is not None:
-        if judged.has_labels:
+        if judged.answered.label_names is not None:
             tables.append(label_table(judged.answered, f"{on_split}: labels", f"{name}-labels"))
         tables += _mistakes(judged, f"{on_split}: most confident mistakes", f"{name}-mistakes")
     tables.append(_all_metrics(judged, f"{title}: all metrics", f"{name}-metrics"))
@@ -170,14 +167,16 @@ def _answers(judged: JudgedRun, title: str, name: str) -> Table:
         {"Method": method, **{one.heading: one.cell([found[one.name]]) for one in metrics if one.name in found}}
         for method, found in judged.metrics.items()
     ]
-    weights = judged.run.metrics.get("mix", {}).get("weights", {}).items()
+    weights = ", ".join(f"{part} {weight:.3f}" for part, weight in judged.weights.items())
     notes = [
-        f"{judged.run.documents[stored_name(judged.split)]:,} {judged.split} {judged.items}, the same in all rows."
+        f"{documents_of(judged.run)[judged.split]:,} {judged.split} {judged.items}, the same in all rows.",
+        f"Weights of the mix: {weights}." if judged.is_mixed else "",
+        "ECE and NLL: of probabilities as the run gives them, scaled.",
+        "Without predictions there are no figures of them, labels and mistakes."
+        if judged.predictions is None
+        else "",
     ]
-    notes += [
-        f"Weights of the mix: {', '.join(f'{part} {weight:.3f}' for part, weight in weights)}."
-    ] * judged.is_mixed
-    return Table(name, title, frame(rows), [*notes, "ECE and NLL: of probabilities as the run gives them, scaled."])
+    return Table(name, title, frame(rows), list(filter(None, notes)))
 
 
 def _learning_rates(run: Run, title: str, name: str) -> Table:
@@ -191,8 +190,8 @@ def _learning_rates(run: Run, title: str, name: str) -> Table:
         }
         for one in run.metrics["learning_rates"]
     ]
-    note = f"Accuracy of readers alone on {_choosing(run)} documents, when the learning rate was last judged."
-    return Table(name, title, frame(rows), [note])
+    where = f"{next(iter(documents_of(run)))} documents"
+    return Table(name, title, frame(rows), [f"Of readers alone on {where}, when the learning rate was last judged."])
 
 
 def _mistakes(judged: JudgedRun, title: str, name: str) -> list[Table]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any, NamedTuple
 
 from prefixprop.evaluate.significance import summarise_seeds
@@ -195,7 +196,7 @@ def different_circumstances(runs: Sequence[Run]) -> list[str]:
         commit = f"{git.get('commit') or 'unknown':.7}{' with changes' if git.get('changed') else ''}"
         versions = {"Python": run.environment.get("python"), **(run.environment.get("packages") or {})}
         facts.append({"commit": commit, "device": run.device, **versions})
-    counts = {name: Counter(one.get(name) or "unknown" for one in facts) for name in {**facts[0], **facts[-1]}}
+    counts = {name: Counter(one.get(name) or "unknown" for one in facts) for name in dict.fromkeys(chain(*facts))}
     differing = [
         f"{name} ({', '.join(f'{value}: {count}' for value, count in found.most_common())})"
         for name, found in counts.items()
