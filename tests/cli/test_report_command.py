@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from io import StringIO
 from pathlib import Path
 
@@ -80,3 +81,10 @@ def test_files_are_written_and_what_was_left_out_is_told(runs: Path, tmp_path: P
 def test_bad_input(arguments: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert told in call("report", *arguments, status=1)[1]
+
+
+@pytest.mark.parametrize("package", ["pandas", "jinja2", "matplotlib"])
+def test_a_missing_package_is_told(runs: Path, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    told = call("report", runs, status=1)[1]
+    assert f"Reports need the package {package}: pip install 'prefixprop[report]'" in told

@@ -219,11 +219,12 @@ def plot_lengths(comparison: Comparison) -> Figure:
     figure, axis = new_axes("tokens", f"training {comparison.items}")
     axis.hist(lengths, bins=np.geomspace(lengths.min(), lengths.max() + 1, 30), color=BLUE, alpha=0.75)
     axis.set_xscale("log")
+    axis.xaxis.set_major_formatter("{x:,.0f}")
     axis.axvline(float(np.median(lengths)), color=BLUE, linewidth=2, label=f"median {np.median(lengths):,.0f}")
     for (model, limit), line in zip(_LIMITS.items(), (":", "--"), strict=True):
         over = f"{(lengths > limit).mean():.0%} over {model}'s {limit:,}"
         axis.axvline(limit, color=VERMILION, linestyle=line, linewidth=1, label=over)
-    figure.legend(fontsize=8, loc="outside lower center", ncols=3, frameon=False)
+    figure.legend(fontsize=8, loc="outside lower center", frameon=False)
     return figure
 
 
