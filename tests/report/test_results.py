@@ -152,6 +152,18 @@ def test_every_number_of_training_documents_has_its_baseline(tmp_path: Path) -> 
     assert rows[TFIDF] == "90.0" and rows[f"{TFIDF}, max train documents 20"] == "70.0 ± 14.1"
 
 
+def test_a_baseline_on_left_out_documents_is_not_one_on_the_dev_set(tmp_path: Path) -> None:
+    add(tmp_path, 0.6)
+    readers = add(tmp_path, 0.8, method="readers")
+    finish_again(readers, judged_on="5 folds")
+    tables = tables_of(tmp_path)
+    for split, method, baseline in (("dev", "prefix-propagation", "60.0"), ("left-out", "readers", "80.0")):
+        table = tables[f"hyperpartisan, {split}: quality"]
+        assert column(table, "Method") == [method, TFIDF] and column(table, "F1 micro, % ↑")[1] == baseline
+    assert len(tables["hyperpartisan, test: quality"].cells) == 3
+    assert len({table.name for table in tables.values()}) == len(tables)
+
+
 # --- the paper ------------------------------------------------------------------------------------------------------
 
 

@@ -9,7 +9,16 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from prefixprop.evaluate.significance import summarise_seeds
-from prefixprop.report.choose import Comparison, Row, cross_validations, grouped, row_key, set_name, stored_name
+from prefixprop.report.choose import (
+    Comparison,
+    Row,
+    cross_validations,
+    documents_of,
+    grouped,
+    row_key,
+    set_name,
+    stored_name,
+)
 from prefixprop.report.paper import REPORTED_SPLITS, paper_value
 from prefixprop.report.table import BOLD, Table, file_name, frame, interval_cell, mean_cell, no_marks, number, ranked
 from prefixprop.runs.run import Run, as_number
@@ -95,7 +104,7 @@ def metric_tables(comparison: Comparison, name: str, with_paper: bool) -> list[T
             ("calibration", "-calibration", [*CALIBRATION, *SCALED], calibration),
         ):
             table = _table(comparison, split, kind, metrics, extra, with_paper)
-            tables.append(replace(table, name=f"{name}-{stored_name(split)}{end}", fold=ALL_METRICS))
+            tables.append(replace(table, name=f"{name}-{split}{end}", fold=ALL_METRICS))
     return tables
 
 
@@ -103,7 +112,7 @@ def _table(
     comparison: Comparison, split: str, kind: str, metrics: Sequence[Metric], extra: Extra, with_paper: bool = False
 ) -> Table:
     rows = []
-    for row in comparison.rows:
+    for row in (row for row in comparison.rows if row.values(split, metrics[0].name)):
         cells: dict[str, str | None] = {"Method": row.name, "Model": row.model}
         for metric in metrics:
             cells[metric.heading] = metric.cell(row.values(split, metric.name, metric.calibrated))
@@ -157,7 +166,9 @@ def _learning_rate(row: Row) -> str | None:
 def _baseline_rows(runs: Iterable[Run], split: str, metrics: Sequence[Metric]) -> list[dict[str, str | None]]:
     """A row for each number of training documents: the mean over folds and samples of the training set."""
     stored, rows = stored_name(split), []
-    with_baseline = [run for run in runs if run.baseline(stored, "accuracy") is not None]
+    with_baseline = [
+        run for run in runs if split in documents_of(run) and run.baseline(stored, "accuracy") is not None
+    ]
     by_number = grouped(with_baseline, lambda run: run.settings.max_train_documents)
     for count, together in by_number.items():
         is_part = count is not None and len(by_number) > 1
