@@ -153,14 +153,15 @@ def test_every_number_of_training_documents_has_its_baseline(tmp_path: Path) -> 
 
 
 def test_a_baseline_on_left_out_documents_is_not_one_on_the_dev_set(tmp_path: Path) -> None:
-    add(tmp_path, 0.6)
+    add(tmp_path, 0.6, method="prefix-tuning")
     readers = add(tmp_path, 0.8, method="readers")
     finish_again(readers, judged_on="5 folds")
     tables = tables_of(tmp_path)
-    for split, method, baseline in (("dev", "prefix-propagation", "60.0"), ("left-out", "readers", "80.0")):
+    for split, method, baseline in (("dev", "prefix-tuning", "60.0"), ("left-out", "readers", "80.0")):
         table = tables[f"hyperpartisan, {split}: quality"]
         assert column(table, "Method") == [method, TFIDF] and column(table, "F1 micro, % ↑")[1] == baseline
     assert len(tables["hyperpartisan, test: quality"].cells) == 3
+    assert column(tables["hyperpartisan: better than prefix-tuning?"], "Set") == ["test"], "where both were judged"
     assert len({table.name for table in tables.values()}) == len(tables)
 
 

@@ -58,7 +58,8 @@ def baseline_pairs(comparison: Comparison, baseline: str) -> list[Pair]:
         for split in reversed(comparison.documents)
         for base in bases
         for row in comparison.rows
-        if row not in bases and row.model == base.model and row.values(split, row.settings.metric)
+        if row not in bases and row.model == base.model
+        if all(one.values(split, one.settings.metric) for one in (row, base))
     ]
 
 
