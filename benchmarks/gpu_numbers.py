@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -13,9 +14,13 @@ from peft import LoraConfig, get_peft_model
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
-from transformers import AutoConfig, AutoModel
+from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification
 
 from prefixprop import PrefixPropagationConfig, attention
+from prefixprop.attention import backends
+from prefixprop.backbones import find_backbone
+from prefixprop.tuners.reader_bank import ReaderBank, new_reader
+from prefixprop.tuners.reading import text_to_read
 
 SLACK, FLOAT32_LIMIT = 1.2, 1e-5
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -191,8 +196,10 @@ def check_numbers(console: Console) -> bool:
                     str(case), str(dtype).removeprefix("torch."), name, *(f"{e:.1e}" for e in error.values()), verdict
                 )
         table.add_section()
-    for name, dtype in product([*ADAPTERS, DROPPED], DTYPES):
-        found = compare_dropped(dtype) if name == DROPPED else compare_adapted(name, dtype)
+    others: dict[str, Any] = {name: partial(compare_adapted, name) for name in ADAPTERS}
+    others |= {DROPPED: compare_dropped} | {f"readers, {family}": partial(compare_readers, family) for family in READ}
+    for name, dtype in product(others, DTYPES):
+        found = others[name](dtype)
         for of, error in found.items():
             # Plain PyTorch computes a kernel's part in float32: as near as a single number is rounded will do.
             allowed = max(error["sdpa"], torch.finfo(dtype).eps)
@@ -206,6 +213,7 @@ def check_numbers(console: Console) -> bool:
 
 
 DROPPED = "LoRA's products with dropout"
+READ = ("longformer", "roberta", "modernbert")
 
 
 def distance(found: Tensor, exact: Tensor, dtype: torch.dtype) -> float:
@@ -263,6 +271,44 @@ def adapted_once(name: str, dtype: torch.dtype, seed: int) -> dict[str, Tensor]:
         for who, (which, backend) in ways.items()
         for kind, tensor in adapted_results(which, inputs, direction, backend).items()
     }
+
+
+def compare_readers(family: str, dtype: torch.dtype) -> dict[str, dict[str, float]]:
+    """A bank of readers on a frozen encoder, two documents of which one is padded."""
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(
+        family,
+        hidden_size=256,
+        num_attention_heads=4,
+        num_hidden_layers=2,
+        intermediate_size=512,
+        vocab_size=100,
+        max_position_embeddings=1030,
+        num_labels=3,
+        **(OF_FAMILY[family](128) if family in OF_FAMILY else {}),
+    )
+    model = AutoModelForSequenceClassification.from_config(config).requires_grad_(False).eval().to(dtype)
+    ids = torch.randint(5, 100, (2, 700))
+    mask = (torch.arange(700) < torch.tensor([[700], [411]])).long()
+    made = find_backbone(model)
+    readers = [new_reader(made, 3, 3, seed) for seed in range(30)]
+    readers = [reader._replace(prefix=10 * reader.prefix) for reader in readers]
+
+    def results(model: Any, backend: str) -> dict[str, Tensor]:
+        backbone = find_backbone(model)
+        if family != "roberta":
+            attention.install(model, backend)
+        bank = ReaderBank(backbone, readers).to(model.device, model.dtype)
+        bank.backbone.backend = lambda device: backends.choose(backend, device)
+        text = text_to_read(backbone, {"input_ids": ids.to(model.device), "attention_mask": mask.to(model.device)})
+        logits = bank(text)
+        logits.square().sum().backward()
+        assert bank.prefix.grad is not None
+        return {"logits": logits.detach().cpu(), "gradient of prefixes": bank.prefix.grad.cpu()}
+
+    exact = results(copy.deepcopy(model).double(), "sdpa")
+    ways = {backend: results(copy.deepcopy(model).cuda(), backend) for backend in ("sdpa", "triton")}
+    return {of: {who: distance(way[of], exact[of].double(), dtype) for who, way in ways.items()} for of in exact}
 
 
 def compare_dropped(dtype: torch.dtype) -> dict[str, dict[str, float]]:

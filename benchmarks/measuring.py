@@ -171,14 +171,14 @@ def compare_passes(
     for name, work in (("forward", forward), ("step", step)):
         runs: dict[str, Run] = {who: partial(work, model, inputs) for who, model in models.items()}
         if recorded:
-            runs[OURS] = _cuda_graph(runs[OURS])
+            runs[OURS] = cuda_graph(runs[OURS])
         timings = measure_in_turns(runs, repeats)
         ours, theirs = timings[OURS], timings.get(THEIRS)
         ratio = None if theirs is None else theirs.over(ours)
         yield {"pass": name, "hugging_face": theirs, "prefixprop": ours, "ratio": ratio}
 
 
-def _cuda_graph(run: Run) -> Run:
+def cuda_graph(run: Run) -> Run:
     for _ in range(2):
         run()
     graph = torch.cuda.CUDAGraph()
@@ -219,7 +219,7 @@ def kind_of(kernel: str) -> str:
 
 def show_profiles(runs: Mapping[str, Run]) -> dict[str, Any]:
     """On a GPU, show where the time of a call goes; returns the numbers for the JSON file."""
-    profiles = {name: _profile(run) for name, run in runs.items()} if ON_GPU else {}
+    profiles = {name: profile_of(run) for name, run in runs.items()} if ON_GPU else {}
     for name, found in profiles.items():
         took = f"{found['kernels']} kernels take {sum(found['by_kind'].values()):.1f} ms"
         rows = [{"kernels": kind, "ms": f"{ms:.2f}"} for kind, ms in found["by_kind"].items()]
@@ -227,7 +227,7 @@ def show_profiles(runs: Mapping[str, Run]) -> dict[str, Any]:
     return {"profile": profiles} if ON_GPU else {}
 
 
-def _profile(run: Run) -> dict[str, Any]:
+def profile_of(run: Run) -> dict[str, Any]:
     """Milliseconds of one call: of the GPU by kind of kernel, and of the host until it has started all kernels.
 
     They are means of several calls after a warm-up.
@@ -247,7 +247,14 @@ def _profile(run: Run) -> dict[str, Any]:
     by_kind = dict.fromkeys(_KINDS, 0.0)
     for kernel in kernels:
         by_kind[kind_of(kernel.name)] += kernel.self_device_time_total / 1000 / PROFILED_CALLS
-    return {"by_kind": by_kind, "kernels": round(len(kernels) / PROFILED_CALLS), "host": 1000 * host}
+    longest: dict[str, float] = {}
+    for kernel in kernels:
+        longest[kernel.name[:80]] = longest.get(kernel.name[:80], 0.0) + kernel.self_device_time_total
+    longest = {
+        name: total / 1000 / PROFILED_CALLS for name, total in sorted(longest.items(), key=lambda one: -one[1])[:24]
+    }
+    count = round(len(kernels) / PROFILED_CALLS)
+    return {"by_kind": by_kind, "longest": longest, "kernels": count, "host": 1000 * host}
 
 
 def make_parser(

@@ -38,13 +38,13 @@ def save_tiny_model(folder: Path, family: str = "longformer") -> Path:
     return folder
 
 
-def write_documents(path: Path, count: int, seed: int) -> Path:
-    """Documents of 5 to 30 words, a third of which tell the label."""
+def write_documents(path: Path, count: int, seed: int, longest: int = 30) -> Path:
+    """Documents of 5 to 30 words, or more, a third of which tell the label."""
     generator = random.Random(seed)
     lines = []
     for number in range(count):
         label = LABELS[number % 2]
-        words = sentence(generator, generator.randint(5, 30)).split()
+        words = sentence(generator, generator.randint(5, longest)).split()
         words = [TELLING[label] if generator.random() < 0.3 else word for word in words]
         lines.append(json.dumps({"id": f"{path.stem}-{number}", "text": " ".join(words), "label": label}) + "\n")
     path.write_text("".join(lines), encoding="utf-8")

@@ -14,6 +14,7 @@ __version__ = "0.2.0"
 
 # Types are in __init__.pyi, because these names are loaded when they are asked for.
 __all__ = [
+    "DocumentClassifier",
     "ParameterCount",
     "PrefixPropagationConfig",
     "PrefixTuningConfig",
@@ -27,6 +28,7 @@ __all__ = [
 __getattr__ = lazy_names(
     __name__,
     {
+        "DocumentClassifier": "classifier",
         "ParameterCount": "tuners.counting",
         "PrefixPropagationConfig": "config",
         "PrefixTuningConfig": "config",

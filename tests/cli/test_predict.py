@@ -93,7 +93,7 @@ def test_resume_after_any_loss_gives_the_same_file(
     _, told = predict(run, path, "--output", output)
     whole, uninterrupted = output.read_bytes(), Path(shutil.copy(output, tmp_path / "whole.jsonl"))
     summary = told.splitlines()[:-1]  # without the speed
-    assert len(summary) == 3
+    assert len(summary) == 4
     ends = [place + 1 for place, byte in enumerate(whole) if byte == ord("\n")]
     moved, read = Path(shutil.copytree(run, tmp_path / "moved")), list[int]()
     watch_model(monkeypatch, read.append)

@@ -133,4 +133,4 @@ def test_names_and_what_is_refused(runs: list[Path], tmp_path: Path) -> None:
     assert list(line["predictions"]) == [runs[0].as_posix(), same.as_posix()]
     questions = {split: invented(3, seed) for seed, split in enumerate(("train", "dev", "test"))}
     wikihop = make_wikihop_run(tmp_path / "wikihop", questions)
-    assert "trained on WikiHop" in predict(runs[0], wikihop, path, status=1)[1]
+    assert "trained on questions" in predict(runs[0], wikihop, path, status=1)[1]

@@ -121,6 +121,9 @@ def test_one_or_several_label_columns(tmp_path: Path, recipe: Path) -> None:
     )
     twice = ("--method", "readers", "--label-column", "tone", "--label-column", "tone")
     assert "--label-column: name each column once" in refused("--config", recipe, *twice)
+    pair = ("--text-column", "premise", "--text-column", "hypothesis")
+    told = "--text-column: give one; a document is one text, so join the texts of a pair into one column first."
+    assert told in refused("--config", recipe, *pair)
 
 
 def test_a_broken_recipe(tmp_path: Path) -> None:

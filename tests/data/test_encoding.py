@@ -53,8 +53,9 @@ def test_equals_the_tokenizer_with_truncation(tokenizer: PreTrainedTokenizerFast
     encoded = encode_documents(TEXTS, tokenizer, max_length)
     expected = tokenizer(TEXTS, truncation=True, max_length=max_length)["input_ids"]
     assert [ids.tolist() for ids in encoded.input_ids] == expected
-    assert list(encoded.cut) == [len(ids) > max_length for ids in tokenizer(TEXTS)["input_ids"]]
-    assert any(encoded.cut) or max_length == 4096
+    assert list(encoded.tokens) == [len(ids) for ids in tokenizer(TEXTS)["input_ids"]]
+    assert encoded.tokens_read == [len(ids) for ids in expected] and encoded.chunks == [1] * len(TEXTS)
+    assert encoded.tokens_read != list(encoded.tokens) or max_length == 4096
     assert all(ids.dtype == np.int32 for ids in encoded.input_ids)
 
 
@@ -122,8 +123,10 @@ def test_the_first_tokens_are_those_of_the_whole_text(
         stored = list(encoding.contents(texts, tokenizer))
     expected = [frame.around(np.array(ids[:room], dtype=np.int32)).tolist() for ids in whole]
     assert [ids.tolist() for ids in encoded.input_ids] == expected
-    assert list(encoded.cut) == [len(ids) > room for ids in whole]
-    for text, ids, expected_ids in zip(texts, stored, whole, strict=True):
+    is_cut = [read < total for read, total in zip(encoded.tokens_read, encoded.tokens, strict=True)]
+    assert is_cut == [len(ids) > room for ids in whole]
+    for text, (ids, total), expected_ids in zip(texts, stored, whole, strict=True):
+        assert total == len(ids)
         # Longer words are divided where a piece ends.
         assert ids.tolist() == expected_ids or max(map(len, re.split(r"(?<=\w)\s", text))) > 4000
 
@@ -141,12 +144,46 @@ def test_a_huge_text_is_never_encoded_at_once(
         return encode(texts, tokenizer)
 
     monkeypatch.setattr(encoding, "_encoded", counted)
-    assert encode_documents([text], tokenizer, 4096).input_ids[0][1:-1].tolist() == whole[:4094]
+    encoded = encode_documents([text], tokenizer, 4096)
+    assert encoded.input_ids[0][1:-1].tolist() == whole[:4094] and encoded.tokens_read == [4096]
+    assert encoded.tokens[0] == pytest.approx(len(whole), rel=0.01)  # by its characters
     assert max(given_sizes) < 50_000
     chunked = chunk_documents([text], tokenizer, 4096).input_ids
     assert [token for chunk in chunked for token in chunk[1:-1].tolist()] == whole and max(given_sizes) <= 2**19
     solid = "x" * 2**20
     assert len(chunk_documents([solid], tokenizer, 4096).input_ids) > 10 and max(given_sizes) <= 2**19
+
+
+CHINESE = "政府周四宣布了一系列新措施以支持受能源价格上涨影响的小企业"
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "is_told"),
+    [
+        (
+            "The committee met on Thursday, and adjourned after an hour (no vote was taken): it meets again.",
+            21,
+            False,
+        ),
+        ("Der Bundestag hat beschlossen, die Förderung erneuerbarer Energien deutlich auszuweiten. " * 2, 24, True),
+        ("Правительство объявило в четверг новые меры поддержки предприятий. " * 3, 27, True),
+        (CHINESE, 15, False),  # too few words to judge by
+        (CHINESE * 9, 131, True),
+        ("", 0, False),
+        (" \n", 0, False),
+    ],
+    ids=["English", "German", "Russian", "few words", "Chinese", "empty", "blank"],
+)
+def test_texts_that_the_tokenizer_shreds(
+    tokenizer: PreTrainedTokenizerFast, text: str, words: int, is_told: bool
+) -> None:
+    tokens = len(tokenizer(text, add_special_tokens=False)["input_ids"])
+    assert encoding.count_words(text) == words
+    told = encoding.shredded(tokens, words)
+    assert (told is not None) == is_told
+    assert told is None or f"{tokens / words:.1f} tokens per word" in told
+    longer = "\n".join([text] * 100)  # whose words are counted in its beginning
+    assert encoding.count_words(longer) == pytest.approx(100 * words, rel=0.1)
 
 
 def test_texts_without_any_token(tokenizer: PreTrainedTokenizerFast) -> None:

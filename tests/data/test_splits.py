@@ -202,3 +202,18 @@ def test_every_document_has_a_fold_and_copies_have_the_same(labels: list[int], c
 def test_folds_need_two_different_texts(labels: list[int], texts: list[int] | None) -> None:
     with pytest.raises(ValueError, match=r"one text to choose by \(documents: \d\), .* give documents that differ"):
         fold_numbers("mine", documents(labels, texts), 5)
+
+
+def test_half_of_a_large_dev_set_is_set_aside() -> None:
+    texts = [number // 2 for number in range(60)]  # every text twice
+    dev = documents([number % 3 for number in range(60)], texts)
+    task = replace(task_of({"a": 5, "b": 5, "c": 5}), dev=dev)
+    assert select_documents(task, set_aside_from=61).dev == task.dev
+    found = select_documents(task, set_aside_from=60)
+    assert isinstance(found, ClassificationTask)
+    one, two = ({document.text for document in found.split(name)} for name in ("dev", "calibration"))
+    assert len(found.dev) == len(found.calibration) == 30 and not one & two
+    assert found.notes()[0] == "30 of 60 dev documents are set aside to find which answers to accept"
+    # Which ones does not depend on the labels: several label columns share their documents.
+    other = replace(task, dev=documents([0] * 60, texts))
+    assert ids(select_documents(other, set_aside_from=60), "calibration") == ids(found, "calibration")

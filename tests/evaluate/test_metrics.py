@@ -17,7 +17,7 @@ from prefixprop.evaluate import confusion_counts, evaluate_predictions, reliabil
 pytestmark = pytest.mark.filterwarnings("error")
 Predictions = tuple[np.ndarray, np.ndarray]
 FOR_ALL = {"accuracy", "ece", "adaptive_ece", "mce", "brier", "nll", "documents"}
-FOR_CLASSES = FOR_ALL | {"micro_f1", "macro_precision", "macro_recall"}
+FOR_CLASSES = FOR_ALL | {"micro_f1", "macro_f1", "macro_precision", "macro_recall"}
 GOOD = [[0.2, 0.8], [0.9, 0.1]]
 
 
@@ -53,6 +53,7 @@ def test_agrees_with_torchmetrics(classes: int) -> None:
         "micro_f1": torchmetrics.multiclass_f1_score(*tensors, classes, average="micro"),
         "macro_precision": torchmetrics.multiclass_precision(*tensors, classes),
         "macro_recall": torchmetrics.multiclass_recall(*tensors, classes),
+        "macro_f1": torchmetrics.multiclass_f1_score(*tensors, classes),
         "ece": torchmetrics.multiclass_calibration_error(*tensors, classes, n_bins=15, norm="l1"),
         "mce": torchmetrics.multiclass_calibration_error(*tensors, classes, n_bins=15, norm="max"),
         "nll": torch.nn.functional.nll_loss(tensors[0].log(), tensors[1]),

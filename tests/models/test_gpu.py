@@ -23,7 +23,7 @@ from prefixprop.models.gpu import (
     without_cudnn,
 )
 from prefixprop.predict import token_batches
-from prefixprop.train import train, trainer
+from prefixprop.train import bank_trainer, train, trainer
 
 from tiny import adapt, batch, both_methods, tiny_model
 from tiny_training import tiny_settings
@@ -51,7 +51,7 @@ def played(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     shapes: list[tuple[int, ...]] = []
 
     def record(self: CudaGraph, inputs: dict[str, Tensor]) -> Any:
-        shapes.append(tuple(inputs["input_ids"].shape))
+        shapes.append(tuple(inputs.get("input_ids", inputs.get("states")).shape))
         held = {name: tensor.clone() for name, tensor in inputs.items()}
         with torch.random.fork_rng():
             before = _gradients(self)
@@ -61,12 +61,15 @@ def played(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
         return gpu._Recording(Again(self.run, held, outputs), held, outputs)
 
     monkeypatch.setattr(CudaGraph, "_record", record)
+    monkeypatch.setattr(gpu, "peak_of", lambda run: (run(), 8))
+    monkeypatch.setattr(gpu, "free_bytes", lambda: 8)
     return shapes
 
 
 def _gradients(replayed: CudaGraph) -> list[tuple[Any, Tensor]]:
-    owner = getattr(replayed.run, "__self__", None)
-    parameters = owner.model.parameters() if hasattr(owner, "model") else ()
+    owner = getattr(getattr(replayed.run, "func", replayed.run), "__self__", None)
+    model = getattr(owner, "bank", getattr(owner, "model", None))
+    parameters = () if model is None else model.parameters()
     return [(each, each.grad.clone()) for each in parameters if each.grad is not None]
 
 
@@ -89,11 +92,12 @@ def test_what_a_call_returned_stays_as_it_was(played: list) -> None:
     assert all(torch.equal(out[0], inputs["input_ids"] * 2) for out, inputs in zip(outputs, several, strict=True))
 
 
-def test_large_batches_and_too_many_shapes_are_computed_as_ever(
+def test_too_many_shapes_and_those_without_room_are_computed_as_ever(
     played: list, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gpu, "MOST_TOKENS", 16)
     monkeypatch.setattr(gpu, "MOST_RECORDINGS", 1)
+    needed = iter((9, 8, 8))  # of the shapes in their order
+    monkeypatch.setattr(gpu, "peak_of", lambda run: (run(), next(needed)))
     replayed = CudaGraph(lambda inputs: inputs["input_ids"] + 1)
     for shape in ((2, 9), (2, 8), (1, 8)) * 3:
         inputs = tokens(*shape)
@@ -109,6 +113,9 @@ def test_without_memory_for_it_nothing_is_recorded(monkeypatch: pytest.MonkeyPat
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(CudaGraph, "_record", record)
+    monkeypatch.setattr(gpu, "peak_of", lambda run: (run(), 8))
+    monkeypatch.setattr(gpu, "free_bytes", lambda: 8)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     replayed = CudaGraph(lambda inputs: inputs["input_ids"] + 1)
     for _ in range(4):
         inputs = tokens(2, 8)
@@ -148,20 +155,22 @@ def test_held_gradients_are_those_of_a_model_without_them() -> None:
     assert all(each.grad is None for each in unused.parameters())
 
 
-@pytest.mark.parametrize("method", ["prefix-propagation", "fine-tuning"])
+@pytest.mark.parametrize("method", ["prefix-propagation", "fine-tuning", "readers"])
 def test_a_run_of_recorded_steps_is_the_same_run(
     method: str, tmp_path: Path, played: list, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trainer, "can_use_cuda_graphs", lambda model: True)
+    monkeypatch.setattr(bank_trainer, "can_use_cuda_graphs", lambda model: True)
     settings = tiny_settings(tmp_path, method=method, epochs=3, batch_size=4, device_batch_size=2, max_length=64)
     recorded = train(settings, tmp_path / "recorded")
     assert len(played) >= 2  # of steps and of evaluations
-    monkeypatch.setattr(gpu, "MOST_TOKENS", 0)
+    monkeypatch.setattr(gpu, "MOST_RECORDINGS", 0)
     plain = train(settings, tmp_path / "plain")
     assert recorded.metrics["dev"] == plain.metrics["dev"]
-    (one,), (two,) = ([*path.rglob("*.safetensors")] for path in (recorded.run_dir, plain.run_dir))
-    of_one, of_two = load_file(one), load_file(two)
-    assert of_one and all(torch.equal(tensor, of_two[name]) for name, tensor in of_one.items())
+    ones, twos = (sorted(path.rglob("*.safetensors")) for path in (recorded.run_dir, plain.run_dir))
+    for one, two in zip(ones, twos, strict=True):
+        of_one, of_two = load_file(one), load_file(two)
+        assert of_one and all(torch.equal(tensor, of_two[name]) for name, tensor in of_one.items())
 
 
 def test_predictions_of_recorded_passes(played: list, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,7 +61,7 @@ def test_a_run_on_wikihop(method: str, tmp_path: Path) -> None:
     found, _ = predict_split(trained, "test", PredictionOptions(batch_tokens=300))
     assert found.ids == stored.ids and found.candidates == stored.candidates
     assert np.abs(found.probabilities - stored.probabilities).max() < 1e-5
-    with pytest.raises(ValueError, match=r"trained on WikiHop.*cannot label documents"):
+    with pytest.raises(ValueError, match=r"trained on questions.*cannot label documents"):
         trained.predict(["w4"])
 
 

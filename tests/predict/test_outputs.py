@@ -17,8 +17,8 @@ from prefixprop.predict.outputs import CommaSeparated, JsonLines, Origin, Resuma
 NAMES = ("art", 'law, "old"', "tax")
 RUN = {"run": NAMES}
 RUNS = {"first": NAMES, "no. 2": ("no", "yes")}
-PREDICTION = Prediction("art", 0.1 + 0.2, dict(zip(NAMES, (0.1 + 0.2, 1e-17, 0.7), strict=True)), 812, True, 1)
-YES = Prediction("yes", 0.75, {"no": 0.25, "yes": 0.75}, 812, False, 2)
+PREDICTION = Prediction("art", 0.1 + 0.2, dict(zip(NAMES, (0.1 + 0.2, 1e-17, 0.7), strict=True)), 812, 900, True, 1)
+YES = Prediction("yes", 0.75, {"no": 0.25, "yes": 0.75}, 812, 812, False, 2, "accept")
 ORIGIN = Origin("run", "f1", "truncate", "text", None)
 
 
@@ -30,7 +30,8 @@ def test_json_lines_are_read_as_they_were_written(runs: dict, predictions: list[
     record = json.loads(line)
     if runs is RUNS:
         record = {"id": record.pop("id"), **record["predictions"].pop("first")}
-    assert list(record) == ["id", "label", "confidence", "probabilities", "tokens", "truncated", "chunks"]
+    fields = ("id", "label", "confidence", "probabilities", "tokens_read", "tokens", "truncated", "chunks")
+    assert tuple(record) == fields
 
 
 def csv_rows(runs: dict, name: str, predictions: list[Prediction], path: Path) -> list[dict[str, str]]:
@@ -42,10 +43,10 @@ def csv_rows(runs: dict, name: str, predictions: list[Prediction], path: Path) -
 
 def test_csv(tmp_path: Path) -> None:
     (row,) = csv_rows(RUN, "7", [PREDICTION], tmp_path / "out.csv")
-    assert row["id"] == "7" and row["label"] == "art" and row["truncated"] == "true"
+    assert row["id"] == "7" and row["label"] == "art" and row["truncated"] == "true" and row["decision"] == ""
     assert float(row['probability of law, "old"']) == 1e-17
     (row,) = csv_rows(RUNS, "7", [PREDICTION, YES], tmp_path / "out.csv")
-    assert row["first: label"] == "art" and row["no. 2: label"] == "yes"
+    assert row["first: label"] == "art" and row["no. 2: label"] == "yes" and row["no. 2: decision"] == "accept"
     assert float(row["no. 2: probability of no"]) == 0.25
 
 

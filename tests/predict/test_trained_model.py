@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import pre_tokenizers
 
 from prefixprop import load_run
 from prefixprop.choices import LONG_DOCUMENTS
@@ -42,10 +43,10 @@ def test_labels_and_calibrated_probabilities_in_the_order_given(trained: Trained
 
 def test_a_document_over_the_limit_is_cut(trained: TrainedModel) -> None:
     long = texts(1, seed=5, longest=30)[0] + " w9" * 60
-    with pytest.warns(UserWarning, match=r"1 document is longer than the limit of 32 tokens and cut .*: 1 \(indices"):
+    with pytest.warns(UserWarning, match="limit of 32 tokens and cut there: 1; 58% of all tokens are not read"):
         _, cut = trained.predict(["w4 w5", long])
     (start,) = trained.predict([" ".join(long.split()[:30])])
-    assert cut.truncated and cut.tokens == 32  # what was read
+    assert cut.truncated and (cut.tokens_read, cut.tokens) == (32, len(long.split()) + 2)
     assert list(cut.probabilities.values()) == pytest.approx(list(start.probabilities.values()), abs=1e-6)
     assert start.tokens == 32 and not start.truncated
 
@@ -54,7 +55,7 @@ def test_chunks_are_averaged_by_their_tokens(trained: TrainedModel) -> None:
     words = texts(1, seed=6, longest=30)[0].split() * 5 + ["w9"] * 70
     chunks = [" ".join(words[start : start + 30]) for start in range(0, len(words), 30)]
     assert len(chunks) > 2
-    with pytest.warns(UserWarning, match=r"1 document is longer than the limit of 32 tokens and read in chunks: 1 "):
+    with pytest.warns(UserWarning, match="1 document is longer than the limit of 32 tokens and read in chunks: 1 "):
         short, long = trained.predict(["w4 w5", " ".join(words)], long="chunk-average")
     parts = trained.predict(chunks)
     weights = [len(chunk.split()) + 2 for chunk in chunks]
@@ -69,7 +70,7 @@ def test_chunks_are_averaged_by_their_tokens(trained: TrainedModel) -> None:
 
 @pytest.mark.parametrize("long", LONG_DOCUMENTS)
 def test_empty_documents(trained: TrainedModel, long: str) -> None:
-    with pytest.warns(UserWarning, match=r"2 documents are empty: 0, 2 \(indices"):
+    with pytest.warns(UserWarning, match=r"2 documents are empty: 0, 2 \(documents are numbered from 0"):
         predictions = trained.predict(["", "w5", " \n"], long=long)
     assert predictions[0].tokens == 2 and predictions[0] == predictions[2]
     assert sum(predictions[0].probabilities.values()) == pytest.approx(1)
@@ -85,6 +86,14 @@ def test_nothing_to_warn_of(trained: TrainedModel) -> None:
         warnings.simplefilter("error")
         assert len(trained.predict(texts(3))) == 3
         assert trained.predict([]) == []
+
+
+def test_texts_in_pieces_are_told(trained: TrainedModel) -> None:
+    characters = tiny_tokenizer(special_tokens=False)
+    characters.backend_tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    other = TrainedModel(**{**vars(trained), "tokenizer": characters, "max_length": 32})
+    with pytest.warns(UserWarning, match=r"the texts take 6\.0 tokens per word, where English takes about 1\.2"):
+        other.predict(["words " * 5] * 4)  # with their spaces
 
 
 def test_a_stream_is_read_window_by_window(trained: TrainedModel) -> None:
@@ -111,8 +120,8 @@ def test_a_stream_is_read_window_by_window(trained: TrainedModel) -> None:
 @pytest.mark.parametrize(
     ("texts", "options", "message"),
     [
-        ("w4 w5", {}, "Give a list of texts"),
-        (["w4", None], {}, r"Document 1 of the list must be a text .*, got NoneType"),
+        ("w4 w5", {}, "Give a list or a column of texts"),
+        (["w4", None], {}, r"Document 1 \(from 0\) must hold text, got NoneType"),
         (["w4"], {"long": "cut"}, "long='cut' is unknown; choose one of truncate, chunk-average"),
         (["w4"], {"batch_tokens": 0}, "batch_tokens=0 must be at least 1"),
     ],

@@ -178,6 +178,10 @@ def test_the_model_limits_the_length(settings: RunSettings, limit: int, expected
         ({"method": "prefix-tuning", "pooling": "prefix"}, "--pooling: belongs to --method prefix-propagation and"),
         ({"max_chunks": 2}, "--max-chunks: belongs to a --task with questions, such as wikihop"),
         ({"text_column": "body"}, "--text-column: belongs to --train-files and --hub-dataset"),
+        (
+            {"task": "wikihop", "target_precision": 0.9},
+            "--target-precision: belongs to tasks that classify documents",
+        ),
         ({"mix_baseline": "no"}, "--mix-baseline: belongs to --method readers, and would change nothing here"),
         ({"method": "tfidf", "mix_baseline": "no"}, "--mix-baseline: belongs to --method readers"),
         ({"method": "prefix-reading", "keep_states": "no"}, "--keep-states: belongs to --method readers"),

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from prefixprop.backbones import find_backbone
 from prefixprop.progress import Progress
-from prefixprop.train.bank_trainer import BankTrainer, ReaderAdamW, ReaderPlan, Schedule
+from prefixprop.train.bank_trainer import BankTrainer, ReaderPlan, Schedule
 from prefixprop.train.checkpoints import find_checkpoint
 from prefixprop.train.errors import StepTooLarge
 from prefixprop.train.text_states import TextStates
@@ -122,39 +122,6 @@ def test_learns_what_its_adapter_learns_with_torch() -> None:
             schedule.step()
             optimizer.zero_grad()
     assert_close(numbers(train(trainer), 0), torch.cat([p.detach().flatten() for p in trained]))
-
-
-@pytest.mark.parametrize(("decay", "max_norm"), [(0.1, 1.0), (0.0, 0.3), (0.2, 0.0)])
-def test_the_optimizer_is_adamw_for_each_reader(decay: float, max_norm: float) -> None:
-    rates = [1e-3, 0.1, 3e-2]
-    start = [torch.randn(3, 2, 4, dtype=torch.float64), torch.randn(3, 5, dtype=torch.float64)]
-    own = [tensor.clone().requires_grad_() for tensor in start]
-    together = ReaderAdamW(own, torch.tensor(rates, dtype=torch.float64), decay, max_norm)
-    alone = [[tensor[index].clone().requires_grad_() for tensor in start] for index in range(3)]
-    optimizers = [
-        torch.optim.AdamW(
-            [{"params": [wide], "weight_decay": decay}, {"params": [bias], "weight_decay": 0.0}], lr=1.0
-        )
-        for wide, bias in alone
-    ]
-    for step in range(6):
-        # Of all sizes: some are clipped and others are not.
-        gradients = [torch.randn_like(tensor) * 10.0 ** (step % 3 - 1) for tensor in start]
-        for parameter, gradient in zip(own, gradients, strict=True):
-            parameter.grad = gradient.clone()
-        share = share_of_peak(step, 2, 6)
-        together.step(share)
-        assert all(parameter.grad is None for parameter in own)
-        for index, (parameters, optimizer) in enumerate(zip(alone, optimizers, strict=True)):
-            for parameter, gradient in zip(parameters, gradients, strict=True):
-                parameter.grad = gradient[index].clone()
-            if max_norm:
-                torch.nn.utils.clip_grad_norm_(parameters, max_norm)
-            for group in optimizer.param_groups:
-                group["lr"] = rates[index] * share
-            optimizer.step()
-            for one, two in zip(own, parameters, strict=True):
-                torch.testing.assert_close(one[index], two, atol=1e-6, rtol=0)
 
 
 def test_a_reader_never_learns_from_its_fold() -> None:

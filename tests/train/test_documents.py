@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
@@ -62,8 +63,12 @@ def test_the_trainer_reads_what_encode_documents_makes(side: str) -> None:
         expected = encode_documents(TEXTS, tokenizer, max_length)
         assert read(data.train) == [ids.tolist() for ids in expected.input_ids]  # type: ignore[arg-type]
         assert data.train_lengths == tuple(map(len, expected.input_ids))
-        cut = f"{sum(expected.cut)} of 7 training documents are longer than {max_length} tokens"
-        assert any(note.startswith(cut) for note in data.notes) == any(expected.cut)
+        unread = np.array(expected.tokens) - expected.tokens_read
+        assert bool(data.unread) == unread.any()
+        if data.unread:
+            assert data.unread.startswith(f"{(unread > 0).sum()} of 7 training")
+            share = (unread.sum() + unread[:2].sum()) / (sum(expected.tokens) + sum(expected.tokens[:2]))
+            assert f"longer than {max_length} tokens and are cut there: {share:.0%} of all" in data.unread
         if side == "right":
             whole = tokenizer(TEXTS, truncation=True, max_length=max_length)["input_ids"]
             assert read(data.train) == whole  # type: ignore[arg-type]
@@ -116,3 +121,15 @@ def test_documents_without_any_token_are_trained_on() -> None:
     assert data.train_lengths == (1, 1, 1, 1) and "4 of 4 dev documents are empty" in data.notes
     batch = data.collator(list(data.train))  # type: ignore[call-overload]
     assert batch["input_ids"].tolist() == [[tokenizer.pad_token_id]] * 4
+
+
+@pytest.mark.parametrize("method", ["lora", "tfidf"])
+def test_texts_in_pieces_are_told_where_the_encoder_reads_them(method: str) -> None:
+    shredded = tuple(Document(str(number), "fourteen sixteen seventeen " * 3, number % 2) for number in range(9))
+    task = ClassificationTask("toy", ("a", "b"), train=shredded, dev=shredded[:2], test=())
+    data = DocumentClassification().encode(task, bert(), RunSettings(max_length=8, method=method))
+    is_read = method != "tfidf"  # which counts the words of all of it
+    assert any("tokens per word" in note for note in data.notes) == is_read
+    assert bool(data.unread) == is_read
+    if data.unread:
+        assert data.unread.startswith("9 of 9 training, 2 of 2 dev documents are longer than 8 tokens")

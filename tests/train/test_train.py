@@ -29,7 +29,7 @@ from prefixprop.settings.methods import METHODS
 from prefixprop.train import RunDirectory, SettingsError, plan, train
 from prefixprop.train.trainer import share_of_peak
 
-from tiny_training import LABELS, Notes, comparable, history, tiny_settings
+from tiny_training import LABELS, Notes, comparable, history, tiny_settings, write_documents
 
 
 @pytest.fixture(scope="module")
@@ -203,8 +203,13 @@ def test_a_run_of_few_steps_says_so(tmp_path: Path) -> None:
 
 
 def test_too_long_documents_are_counted(tmp_path: Path) -> None:
-    notes = plan(tiny_settings(tmp_path, max_length=20)).data.notes
-    assert any("of 24 training documents are longer than 20 tokens" in note for note in notes)
+    for length, remedy in ((20, "--max-length reads up to 128"), (128, None)):
+        told = [note for note in plan(tiny_settings(tmp_path, max_length=length)).notes if "of all tokens" in note]
+        assert [note.rpartition("; ")[2] for note in told] == ([remedy] if remedy else [])
+        assert not remedy or f"of 8 test documents are longer than {length} tokens and are cut there: " in told[0]
+    write_documents(tmp_path / "train.jsonl", 24, seed=1, longest=400)
+    (told,) = (note for note in plan(tiny_settings(tmp_path)).notes if "of all tokens" in note)
+    assert told.endswith("; a longer --model reads on")
     with pytest.raises(ValueError, match="--max-length: 500 tokens are more than the 128"):
         plan(tiny_settings(tmp_path, max_length=500))
 

@@ -54,6 +54,11 @@ class Backend(NamedTuple):
     residual_output: Callable[..., Tensor] | None = None
     rotary_layer: Callable[..., Tensor | None] | None = None
     geglu: Callable[..., Tensor] = rope.geglu
+    attend_to_text: Callable[..., Tensor] | None = None  # of readers
+    leave: Callable[..., Tensor | None] | None = (
+        None  # what follows attention in a frozen layer, BERT's or Longformer's
+    )
+    rotary_leave: Callable[..., Tensor | None] | None = None  # the same in ModernBERT
 
 
 def choose(name: str | None, device: torch.device) -> Backend:
@@ -65,7 +70,13 @@ def choose(name: str | None, device: torch.device) -> Backend:
         )
     if name == "sdpa" or (name != "triton" and (device.type != "cuda" or why_not("triton", device) is not None)):
         return Backend(sliding_window.longformer_self_attention, rope.rotary_attention)
-    from prefixprop.attention.triton import frozen_modernbert, geglu, rotary_attention  # need Triton
+    from prefixprop.attention.triton import (
+        frozen_ffn,
+        frozen_modernbert,
+        geglu,
+        reading,
+        rotary_attention,
+    )  # need Triton
     from prefixprop.attention.triton import self_attention as gpu
 
     return Backend(
@@ -75,4 +86,7 @@ def choose(name: str | None, device: torch.device) -> Backend:
         gpu.residual_output,
         frozen_modernbert.rotary_layer,
         geglu.geglu,
+        reading.attend_to_text,
+        frozen_ffn.leave,
+        frozen_modernbert.leave_layer,
     )

@@ -12,19 +12,52 @@ log-sum-exp. The text has no gradient.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from prefixprop.attention.backends import Backend
 from prefixprop.attention.dropout import dropout_weights, wide
 from prefixprop.attention.pattern import AttentionPattern, as_bias
 from prefixprop.attention.prefix import PrefixedKeys
 from prefixprop.attention.sliding_window import KeyValue, attend_to_states, is_plain, split_heads
 
 _FUSED = torch.ops.aten
+LONGEST = 128  # virtual tokens of a prefix that the kernels read with
 _ALIGNED = 16  # CUDA's fused attention reads so many numbers of a bias at once
+
+
+def read_text(
+    rows: Tensor,
+    states: Tensor,
+    projections: Sequence[Any],
+    pattern: AttentionPattern,
+    heads: int,
+    readers: int,
+    first_only: bool,
+    dropout: float,
+    backend: Backend,
+) -> Tensor:
+    """Attention [batch, queries, width] of the virtual tokens `rows` of `readers` prefixes to a text and themselves.
+
+    `projections` are those of queries, keys and values. `first_only`: only the first token of each prefix asks.
+    """
+    length, width = rows.shape[1] // readers, rows.shape[2]
+    if backend.attend_to_text is not None and all(map(is_plain, projections)) and length <= LONGEST:
+        weight, bias = (torch.cat([getattr(linear, name) for linear in projections]) for name in ("weight", "bias"))
+        qkv, kv = F.linear(rows, weight, bias), F.linear(states, weight[width:], bias[width:])
+        return backend.attend_to_text(qkv, kv, pattern, heads, readers, first_only, dropout)
+    asking = rows[:, ::length] if first_only else rows
+    query, *own = (
+        split_heads(project(x), heads) for project, x in zip(projections, (asking, rows, rows), strict=True)
+    )
+    attended = read_states(
+        query, states, (projections[1], projections[2]), pattern, PrefixedKeys(*own), readers, dropout
+    )
+    return attended.transpose(1, 2).flatten(2)
 
 
 def read_states(

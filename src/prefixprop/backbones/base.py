@@ -10,11 +10,11 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from prefixprop.attention.patch import Undo
+from prefixprop.attention.backends import Backend, choose
+from prefixprop.attention.patch import ATTRIBUTE, Undo
 from prefixprop.attention.pattern import AttentionPattern
-from prefixprop.attention.prefix import PrefixedKeys, PrefixSource
-from prefixprop.attention.reading import read_states
-from prefixprop.attention.sliding_window import split_heads
+from prefixprop.attention.prefix import PrefixSource
+from prefixprop.attention.reading import read_text
 
 
 class FamilyFacts:
@@ -171,11 +171,16 @@ class Backbone(FamilyFacts, ABC):
         return output
 
     @abstractmethod
-    def read_layer(self, index: int, rows: Tensor, text: Text, readers: int = 1) -> Tensor:
+    def read_layer(self, index: int, rows: Tensor, text: Text, readers: int = 1, first_only: bool = False) -> Tensor:
         """Virtual tokens [batch, readers * j, hidden] after a layer in which they see all of the text.
 
-        Those of the same reader also see each other.
+        Those of the same reader also see each other. `first_only` computes the first of each reader only.
         """
+
+    def backend(self, device: torch.device) -> Backend:
+        """What computes the attention of readers."""
+        patch = getattr(self.module, ATTRIBUTE, None)
+        return choose(None if patch is None else patch.backend, device)
 
     @abstractmethod
     def final_norm(self, rows: Tensor) -> Tensor:
@@ -307,24 +312,28 @@ class EncoderBackbone(Backbone):
     def keep_tokens(self, output: Any, virtual_tokens: int, pooled_row: bool) -> Any:
         """The encoder's output without its virtual tokens; `pooled_row` keeps the first of them."""
 
-    def read_layer(self, index: int, rows: Tensor, text: Text, readers: int = 1) -> Tensor:
+    def read_layer(self, index: int, rows: Tensor, text: Text, readers: int = 1, first_only: bool = False) -> Tensor:
         layer, states = self.layers[index], text.states[index]
-        attention, entering = layer.attention, rows
+        attention, entering, backend = layer.attention, rows, self.backend(rows.device)
         if (norm := getattr(attention, "LayerNorm", None)) is not None:  # in layers that normalise first
             entering, states = norm(rows), norm(states)
         projections = [getattr(attention.self, name) for name in self.read_projections]
-        query, *own = (split_heads(project(entering), self.config.num_attention_heads) for project in projections)
         dropout = getattr(attention.self.dropout, "p", attention.self.dropout)  # Longformer's is a number
-        attended = read_states(
-            query,
+        attended = read_text(
+            entering,
             states,
-            (projections[1], projections[2]),
+            projections,
             text.pattern,
-            PrefixedKeys(*own),
+            self.config.num_attention_heads,
             readers,
+            first_only,
             dropout if attention.self.training else 0.0,
+            backend,
         )
-        attended = attention.output(attended.transpose(1, 2).flatten(2), rows)
+        rows = rows[:, :: rows.shape[1] // readers] if first_only else rows
+        if norm is None and backend.leave is not None and (left := backend.leave(layer, attended, rows)) is not None:
+            return left
+        attended = attention.output(attended, rows)
         return layer.output(layer.intermediate(attended), attended)
 
     def final_norm(self, rows: Tensor) -> Tensor:

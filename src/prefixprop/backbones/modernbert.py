@@ -21,7 +21,7 @@ from prefixprop.attention.modernbert import ARGUMENTS, ModernBertPatch, is_fast_
 from prefixprop.attention.patch import Undo, replace_forward
 from prefixprop.attention.pattern import AttentionPattern
 from prefixprop.attention.prefix import PrefixedKeys, PrefixSource
-from prefixprop.attention.reading import read_keys
+from prefixprop.attention.reading import LONGEST, read_keys
 from prefixprop.attention.rope import geglu
 from prefixprop.backbones.base import Backbone, RowSource, Text, record_outputs, without_prefix
 from prefixprop.backbones.dense_attention import (
@@ -119,16 +119,30 @@ class ModernBertBackbone(Backbone):
             "sliding_attention": with_first_rows_everywhere(create_bidirectional_sliding_window_mask(**of), count),
         }
 
-    def read_layer(self, index: int, rows: Tensor, text: Text, readers: int = 1) -> Tensor:
+    def read_layer(self, index: int, rows: Tensor, text: Text, readers: int = 1, first_only: bool = False) -> Tensor:
         layer, states = self.layers[index], text.states[index]
-        attention, positions = layer.attn, text.positions
+        attention, positions, backend = layer.attn, text.positions, self.backend(rows.device)
         if positions is None:
             positions = torch.arange(states.shape[1], device=states.device)[None]
-        query, *own = self._rotated(layer, rows, positions.new_zeros(1, rows.shape[1]))
-        _, key, value = self._rotated(layer, states, positions)
         dropout = attention.attention_dropout if attention.training else 0.0
-        attended = read_keys(query, key, value, text.pattern, PrefixedKeys(*own), readers, dropout)
-        return geglu(layer, rows, attention.out_drop(attention.Wo(attended.transpose(1, 2).flatten(2))))
+        length, pattern = rows.shape[1] // readers, text.pattern
+        asking = rows[:, ::length] if first_only else rows
+        if backend.attend_to_text is not None and length <= LONGEST:
+            qkv, of_text = (attention.Wqkv(layer.attn_norm(each)) for each in (rows, states))
+            heads, rope = (
+                self.config.num_attention_heads,
+                self.module.rotary_emb(states, positions, layer.attention_type),
+            )
+            attended = backend.attend_to_text(qkv, of_text, pattern, heads, readers, first_only, dropout, rope)
+        else:
+            _, key, value = self._rotated(layer, states, positions)
+            query = self._rotated(layer, asking, positions.new_zeros(1, asking.shape[1]))[0]
+            _, *own = self._rotated(layer, rows, positions.new_zeros(1, rows.shape[1]))
+            attended = read_keys(query, key, value, pattern, PrefixedKeys(*own), readers, dropout)
+            attended = attended.transpose(1, 2).flatten(2)
+        if backend.rotary_leave is not None and (left := backend.rotary_leave(layer, attended, asking)) is not None:
+            return left
+        return geglu(layer, asking, attention.out_drop(attention.Wo(attended)))
 
     def _rotated(self, layer: Any, states: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values of a layer, [batch, heads, rows, size] each."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -18,7 +19,7 @@ from prefixprop.data.files import Columns
 from prefixprop.runs.directory import RunDirectory
 
 if TYPE_CHECKING:
-    from prefixprop.evaluate import PredictionSet
+    from prefixprop.evaluate import LabelRow, PredictionSet, Trust
 
 SPLITS = ("dev", "test")
 _NO_CONFUSION = "--confusion needs labels that all documents share; the candidates of questions are not shared."
@@ -32,6 +33,14 @@ class _Evaluated:
     before: PredictionSet
     after: PredictionSet | None = None
     temperature: float | None = None
+    trust: Trust | None = None
+
+    @property
+    def accepted(self) -> dict[str, Any] | None:
+        """How many of these documents are accepted, and how many of those are right."""
+        if self.trust is None or self.after is None:
+            return None
+        return {"target": self.trust.target, **self.trust.on(self.after.probabilities, self.after.known_labels)}
 
 
 def evaluate(
@@ -67,6 +76,10 @@ def evaluate(
     ] = None,
     label_column: Annotated[
         str | None, typer.Option(help="Column of --input with the names of the labels; label if left out.")
+    ] = None,
+    label_separator: Annotated[
+        str | None,
+        typer.Option(help="What stands between a document's labels in --label-column, such as ';'; lists need none."),
     ] = None,
     id_column: Annotated[
         str | None,
@@ -110,6 +123,7 @@ def evaluate(
         of_input: dict[str, object] = {
             "--text-column": text_column,
             "--label-column": label_column,
+            "--label-separator": label_separator,
             "--id-column": id_column,
         }
         of_model: dict[str, object] = {"--batch-tokens": batch_tokens, "--long": long}
@@ -143,9 +157,11 @@ def evaluate(
                     before, after = predict_split(trained, split or "test", options, data_dir)
                 else:
                     what = f"{input_file} with {run}"
-                    columns = Columns(text_column or "text", label_column or "label", id_column)
+                    columns = Columns(
+                        text_column or "text", label_column or "label", id_column, separator=label_separator
+                    )
                     before, after = predict_file(trained, input_file, columns, options)
-            evaluated = _Evaluated(what, before, after, trained.temperature.value)
+            evaluated = _Evaluated(what, before, after, trained.temperature.value, trained.trust)
         _print(evaluated, as_json)
         if figure is not None:
             _draw_reliability(evaluated, figure)
@@ -167,15 +183,23 @@ def _stored(path: Path, run: Path | None) -> _Evaluated:
     directory = RunDirectory(run)
     directory.check_finished()
     temperature = directory.read_temperature()
-    return _Evaluated(str(path), before, before.with_temperature(temperature), temperature.value)
+    after = before.with_temperature(temperature)
+    return _Evaluated(str(path), before, after, temperature.value, directory.read_trust())
 
 
 def _print(evaluated: _Evaluated, as_json: bool) -> None:
+    from prefixprop.evaluate import label_table
+
+    rows = label_table(evaluated.before) if evaluated.before.label_names is not None else []
     before = evaluated.before.evaluate()
     after = None if evaluated.after is None else evaluated.after.evaluate()
     what = printable(evaluated.what)
     if as_json:
-        record = {"evaluated": what, "before": before, "after": after, "temperature": evaluated.temperature}
+        record: dict[str, object] = {"evaluated": what, "before": before, "after": after}
+        record["temperature"] = evaluated.temperature
+        record["labels"] = [asdict(row) for row in rows]
+        if evaluated.accepted:
+            record["accepted"] = evaluated.accepted
         typer.echo(json.dumps(record, ensure_ascii=False, indent=2, allow_nan=False))
         return
     table = Table(title=Text(what), title_justify="left")
@@ -186,6 +210,22 @@ def _print(evaluated: _Evaluated, as_json: bool) -> None:
     for name, value in before.items():
         values = [value] if after is None else [value, after[name]]
         table.add_row(name, *(f"{value:,}" if name == "documents" else f"{value:.4f}" for value in values))
+    Console().print(table)
+    if found := evaluated.accepted:
+        right = f", {found['accuracy']:.1%} of them right (target {found['target']:.1%})" if found["accepted"] else ""
+        Console().print(f"Accepted: {found['accepted']:,} of {found['documents']:,} documents{right}.")
+    if rows:
+        _print_labels(rows)
+
+
+def _print_labels(rows: Sequence[LabelRow]) -> None:
+    table = Table("label", title="Labels", title_justify="left")
+    for column in ("documents", "predicted", "precision", "recall", "F1", "average precision"):
+        table.add_column(column, justify="right")
+    for row in rows:
+        known = [row.precision, row.recall, row.f1, row.average_precision]
+        cells = ["" if value is None else f"{value:.3f}" for value in known]
+        table.add_row(Text(printable(row.label)), f"{row.support:,}", f"{row.predicted:,}", *cells)
     Console().print(table)
 
 
@@ -215,5 +255,7 @@ def _draw_confusion(evaluated: _Evaluated, path: Path) -> None:
     names = evaluated.before.label_names
     if names is None:
         raise ValueError(_NO_CONFUSION)
+    if evaluated.before.several_labels:
+        raise ValueError("--confusion needs documents with one label each; these can have several.")
     counts = confusion_counts(evaluated.before.probabilities, evaluated.before.known_labels)
     plot_confusion(counts, names, path, title=printable(evaluated.what))

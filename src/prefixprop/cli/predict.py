@@ -140,13 +140,14 @@ class _Job:
 
         self.runs, self.options, self.output = runs, options, output
         label_names = {name: run.label_names for name, run in runs.items()}
-        self.form: JsonLines | CommaSeparated = CommaSeparated(label_names)
+        several = [name for name, run in runs.items() if run.thresholds is not None]
+        self.form: JsonLines | CommaSeparated = CommaSeparated(label_names, several)
         self.resumable: ResumableOutput | None = None
         if format_name == "jsonl":
             self.form = JsonLines(label_names)
             self.resumable = None if output is None else ResumableOutput(output, self.form, origin)
         self.console = Console(stderr=True, highlight=False, soft_wrap=True)
-        self.summaries = {name: PredictionSummary(run.max_length) for name, run in runs.items()}
+        self.summaries = {name: PredictionSummary(run) for name, run in runs.items()}
         self.documents = 0
         self.tokens_read = 0
 
@@ -182,7 +183,7 @@ class _Job:
         if self.resumable is not None:
             self.resumable.record(window)
         for document, found in zip(window, answers, strict=True):
-            self.tokens_read += max(prediction.tokens for prediction in found)
+            self.tokens_read += max(prediction.tokens_read for prediction in found)
             self._count(document, found)
 
     def _count(self, document: InputDocument, predictions: Sequence[Prediction]) -> None:
@@ -215,7 +216,10 @@ class _Job:
     def _print_summary(self, seconds: float) -> None:
         for run, summary in self.summaries.items():
             labels = ", ".join(f"{name} {count:,}" for name, count in summary.labels.most_common())
-            self._print(f"{f'{run}: ' if len(self.runs) > 1 else ''}{self.documents:,} documents: {labels}")
+            name = f"{run}: " if len(self.runs) > 1 else ""
+            self._print(f"{name}{self.documents:,} documents: {labels}")
+            if summary.decisions:
+                self._print(name + ", ".join(f"{what} {count:,}" for what, count in summary.decisions.most_common()))
         for warning in dict.fromkeys(text for summary in self.summaries.values() for text in summary.warnings()):
             self._print(f"Warning: {warning}")
         speed = self.tokens_read / seconds

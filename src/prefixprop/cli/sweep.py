@@ -133,7 +133,7 @@ def _line(outcome: Outcome, name: str) -> str:
         return f"failed    {name}: {outcome.error}"
     state = "finished" if outcome.is_new else "found"
     judged_on = "dev" if outcome.settings.fold is None else f"fold {outcome.settings.fold}"
-    return f"{state:<9} {name}: {judged_on} {outcome.settings.metric} {outcome.score:.4f}"
+    return f"{state:<9} {name}: {judged_on} {outcome.metric} {outcome.score:.4f}"
 
 
 def plan_table(state: SweepState) -> Table:
@@ -187,7 +187,7 @@ def result_table(state: SweepState) -> Table:
     table.add_column("mean ± deviation\n95 % interval", justify="right", no_wrap=True)
     for cell in state.plan.cells:
         count, summary = _seeds(state, cell)
-        metric = f"{cell.settings.metric}\n{count}"
+        metric = f"{state.metric_of(cell)}\n{count}"
         table.add_row(Text(cell.name), Text(_chosen(state, cell)), metric, summary, end_section=True)
     return table
 

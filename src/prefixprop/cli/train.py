@@ -28,7 +28,24 @@ if TYPE_CHECKING:
     from prefixprop.train.results import RunResult
 
 # Of `metrics.json`, which has more.
-SHOWN = ("accuracy", "micro_f1", "macro_precision", "macro_recall", "binary_f1", "ece", "nll")
+SHOWN = (
+    "average_precision",
+    "accuracy",
+    "micro_f1",
+    "macro_f1",
+    "macro_precision",
+    "macro_recall",
+    "binary_f1",
+    "ece",
+    "nll",
+)
+OF_MIXES = {"accuracy": "accuracy", "ece": "ECE", "nll": "log-loss"}
+OF_SEVERAL_LABELS = {
+    "average_precision": "average precision",
+    "micro_f1": "micro-F1",
+    "macro_f1": "macro-F1",
+    "ece": "ECE",
+}
 
 
 @with_settings_options(RunSettings)
@@ -86,6 +103,8 @@ def train(
         for result in results:
             show = _show_mix if wanted.is_mix else _show_result
             show(console, result, wanted, time.monotonic() - started)
+            if trust := RunDirectory(result.run_dir).read_trust():
+                console.print(str(trust), highlight=False, soft_wrap=True)
 
 
 def _settings(config: Path | None, flags: dict[str, Any], resumed: Path | None) -> RunSettings:
@@ -124,19 +143,21 @@ def _show_result(console: Console, result: RunResult, settings: RunSettings, sec
         title = f"Last epoch: {metrics['epochs']} (best on the dev set: {metrics['best_epoch']})"
     baseline = metrics.get("baseline", {})
     columns = {name: metrics.get(name) for name in ("dev", "dev_calibrated", "test", "test_calibrated")}
-    columns |= {f"{split}_TF-IDF": baseline.get(split) for split in ("dev", "test")}
+    simple = "BM25" if settings.answers_questions else "TF-IDF"
+    columns |= {f"{split}_{simple}": baseline.get(split) for split in ("dev", "test")}
     shown = {name: values for name, values in columns.items() if values}
     table = Table(title=title, title_justify="left")
     table.add_column("metric")
     for name in shown:
         table.add_column(name.replace("_", ", "), justify="right")
     for metric in SHOWN:
-        is_shown = metric == "accuracy" and "micro_f1" in metrics["dev"]  # where it is the same number
+        # Where it is the same number as micro-F1.
+        is_shown = metric == "accuracy" and "micro_f1" in metrics["dev"] and "thresholds" not in metrics
         if metric in metrics["dev"] and not is_shown:
             table.add_row(metric, *(f"{values[metric]:.4f}" for values in shown.values()))
     console.print(table)
     if baseline:
-        console.print(f"TF-IDF baseline: {baseline['model']}; whole documents.", highlight=False, soft_wrap=True)
+        console.print(f"{simple} baseline: {baseline['model']}; whole documents.", highlight=False, soft_wrap=True)
     parameters = metrics["parameters"]
     console.print(
         f"Temperature {metrics['temperature']:.4g}; {parameters['trainable']:,} parameters trained "
@@ -150,10 +171,11 @@ def _show_result(console: Console, result: RunResult, settings: RunSettings, sec
             highlight=False,
             soft_wrap=True,
         )
-    if baseline and baseline["dev"][settings.metric] > metrics["dev"][settings.metric]:
+    metric = RunDirectory(result.run_dir).read_settings().metric  # which the documents may have decided
+    if baseline and baseline["dev"][metric] > metrics["dev"][metric]:
         console.print(
-            f"The TF-IDF baseline is better here: {baseline['dev'][settings.metric]:.3f} against "
-            f"{metrics['dev'][settings.metric]:.3f} on the dev set. More epochs, another --learning-rate or "
+            f"The {simple} baseline is better here: {baseline['dev'][metric]:.3f} against "
+            f"{metrics['dev'][metric]:.3f} on the dev set. More epochs, another --learning-rate or "
             "longer documents may help; see docs/training.md.",
             highlight=False,
             soft_wrap=True,
@@ -167,17 +189,21 @@ def _show_mix(console: Console, result: RunResult, settings: RunSettings, second
     rows = {"TF-IDF": metrics.get("baseline"), "readers": metrics.get("readers"), "mix": metrics}
     judged = "dev" if metrics["judged_on"] == "dev" else "left out"
     splits = {split: name for split, name in (("dev", judged), ("test", "test")) if split in metrics}
-    table = Table()
-    table.add_column("")
-    for name in splits.values():
-        for metric in ("accuracy", "ECE", "log-loss"):
-            table.add_column(f"{name}, {metric}", justify="right")
-    for row, found in rows.items():
-        if found and (row != "mix" or metrics.get("readers")):
-            cells = [f"{found[split][metric]:.4f}" for split in splits for metric in ("accuracy", "ece", "nll")]
-            table.add_row(row, *cells)
-    console.print(table)
-    expected = metrics["expected_accuracy"]
+    several_labels = "thresholds" in metrics
+    shown = OF_SEVERAL_LABELS if several_labels else OF_MIXES
+    # The columns of two splits would not fit beside each other with several labels.
+    for group in [[split] for split in splits] if several_labels else [[*splits]]:
+        table = Table()
+        table.add_column("")
+        for split in group:
+            for metric in shown.values():
+                table.add_column(f"{splits[split]}, {metric}", justify="right")
+        for row, found in rows.items():
+            if found and (row != "mix" or metrics.get("readers")):
+                table.add_row(row, *(f"{found[split][metric]:.4f}" for split in group for metric in shown))
+        console.print(table)
+    headline = "average_precision" if several_labels else "accuracy"
+    expected = metrics[f"expected_{headline}"]
     where = "the dev set" if metrics["judged_on"] == "dev" else metrics["judged_on"]
     chosen = ", ".join(
         f"{'learning rate' if part == 'readers' else 'C'} {value:g}"
@@ -185,7 +211,7 @@ def _show_mix(console: Console, result: RunResult, settings: RunSettings, second
     )
     weights = ", ".join(f"{part} {weight:.3g}" for part, weight in metrics["mix"]["weights"].items())
     for text in (
-        f"Expected accuracy: {expected['accuracy']:.3f} (95 % interval {expected['low']:.3f} to "
+        f"Expected {headline.replace('_', ' ')}: {expected[headline]:.3f} (95 % interval {expected['low']:.3f} to "
         f"{expected['high']:.3f}), cross-fitted on {where}.",
         f"Chosen: {chosen}; weights of the mix: {weights}. {seconds:.0f} s.",
         f"Run directory: {printable(str(result.run_dir))}",

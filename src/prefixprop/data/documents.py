@@ -1,4 +1,4 @@
-"""What every classification data set is made of: documents with a label, in three splits."""
+"""What every classification data set is made of: documents with a label, or several, in three splits."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 import json
 import operator
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, overload
 
@@ -14,23 +14,33 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prefixprop.data.cache import RaggedArray, Stored, Writer, in_memory, stored
+from prefixprop.data.rows import no_text
 
 if TYPE_CHECKING:
     from prefixprop.data.registry import Task
 
 SPLIT_NAMES = ("train", "dev", "test")
-IN_WORDS = {"train": "training", "dev": "dev", "test": "test"}  # the names in "training set", "training documents"
+CALIBRATION = "calibration"  # documents of the dev set that were set aside, see `ClassificationTask`
+IN_WORDS = {
+    "train": "training",
+    "dev": "dev",
+    "test": "test",
+    CALIBRATION: "calibration",
+}  # the names in "training set", "training documents"
 _EMPTY = 0  # the digest of a text that has nothing but white space
 _WHITE_SPACE = b" \t\n\r\v\f"
 
 
+Label = int | tuple[int, ...]  # an index into the task's `label_names`, or several, ascending
+
+
 @dataclass(frozen=True)
 class Document:
-    """One labelled document; `label` is an index into the task's `label_names`."""
+    """One labelled document."""
 
     id: str
     text: str
-    label: int
+    label: Label
     title: str | None = None
 
 
@@ -61,7 +71,7 @@ class StoredDocuments(Sequence[Document]):
     source: str
     content: RaggedArray
     all_ids: Sequence[str]
-    all_labels: NDArray[np.int32]
+    all_labels: NDArray[np.int32] | RaggedArray  # ragged where a document can have several
     all_digests: NDArray[np.uint64]  # see `text_digests`
     places: NDArray[np.int64]
 
@@ -71,13 +81,14 @@ class StoredDocuments(Sequence[Document]):
         text, offsets, ids, labels, digests = (
             entry.arrays[f"{split}.{name}"] for name in ("text", "offsets", "ids", "labels", "digests")
         )
+        label_offsets = entry.arrays.get(f"{split}.label_offsets")
         return cls(
             entry.facts[f"{split}.source"],
             RaggedArray(text, offsets),
             json.loads(ids.tobytes()),
-            labels,
+            labels if label_offsets is None else RaggedArray(labels, label_offsets),
             digests,
-            np.arange(len(labels), dtype=np.int64),
+            np.arange(len(digests), dtype=np.int64),
         )
 
     @classmethod
@@ -103,8 +114,10 @@ class StoredDocuments(Sequence[Document]):
         return [self.all_ids[place] for place in self.places.tolist()]
 
     @property
-    def labels(self) -> list[int]:
-        labels: list[int] = self.all_labels[self.places].tolist()
+    def labels(self) -> list[Label]:
+        if isinstance(self.all_labels, RaggedArray):
+            return [tuple(self.all_labels[place].tolist()) for place in self.places.tolist()]
+        labels: list[Label] = self.all_labels[self.places].tolist()
         return labels
 
     @property
@@ -129,7 +142,7 @@ class StoredDocuments(Sequence[Document]):
         if isinstance(index, slice):
             return replace(self, places=self.places[index])
         place = int(self.places[index])
-        return Document(self.all_ids[place], self.texts[index], int(self.all_labels[place]))
+        return Document(self.all_ids[place], self.texts[index], self.select([index]).labels[0])
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and len(self) == len(other) and all(map(operator.eq, self, other))
@@ -154,11 +167,15 @@ class SplitWriter:
         self._append("digests", np.array([_text_digest(text)], dtype=np.uint64))
         self._append("offsets", np.array([self._end]))
 
-    def finish(self, ids: Sequence[str], labels: Sequence[int]) -> None:
-        for name, values in (
-            ("ids", np.frombuffer(json.dumps(ids).encode(), dtype=np.uint8)),
-            ("labels", np.array(labels, dtype=np.int32)),
-        ):
+    def finish(self, ids: Sequence[str], labels: Sequence[Label]) -> None:
+        arrays = {"ids": np.frombuffer(json.dumps(ids).encode(), dtype=np.uint8)}
+        sets = [label for label in labels if isinstance(label, tuple)]
+        if sets:
+            arrays["labels"] = np.array([label for several in sets for label in several], dtype=np.int32)
+            arrays["label_offsets"] = np.cumsum([0, *map(len, sets)], dtype=np.int64)
+        else:
+            arrays["labels"] = np.array(labels, dtype=np.int32)
+        for name, values in arrays.items():
             self._append(name, values)
             self._digest.update(values.tobytes())
         self._writer.facts[f"{self._split}.source"] = self._digest.hexdigest()
@@ -172,7 +189,7 @@ def ids_of(documents: Split) -> list[str]:
     return documents.ids if isinstance(documents, StoredDocuments) else [document.id for document in documents]
 
 
-def labels_of(documents: Split) -> list[int]:
+def labels_of(documents: Split) -> list[Label]:
     """The labels of documents, without reading texts that are on the disk."""
     return documents.labels if isinstance(documents, StoredDocuments) else [document.label for document in documents]
 
@@ -203,11 +220,27 @@ def first_copies(documents: Split) -> NDArray[np.int64]:
     return np.where(digests == _EMPTY, np.arange(len(digests)), first[inverse])
 
 
+def checked_texts(texts: Iterable[object]) -> Iterator[str]:
+    """The texts, each checked when it is asked for; anything but one text per document raises `TypeError`."""
+    if isinstance(texts, str) or getattr(texts, "ndim", 1) != 1:
+        raise TypeError("Give a list or a column of texts, also for a single one: predict([text]).")
+
+    def checked() -> Iterator[str]:
+        for index, text in enumerate(texts):
+            if not isinstance(text, str):
+                raise TypeError(f"Document {index} (from 0) {no_text(text)}")
+            yield text
+
+    return checked()
+
+
 @dataclass(frozen=True)
 class ClassificationTask:
-    """A data set of single-label classification, checked when it is made; a split may be empty.
+    """A data set of classification, checked when it is made; a split may be empty.
 
-    `remarks` say how the loader made this data set; `notes()` shows them to people.
+    With `several_labels` a document has any number of labels, none included. `remarks` say how the loader made this
+    data set; `notes()` shows them to people. `calibration` has documents of the dev set that a run set aside: they
+    decide which of its answers can be trusted, and nothing else.
     """
 
     name: str
@@ -216,6 +249,8 @@ class ClassificationTask:
     dev: Split
     test: Split
     remarks: tuple[str, ...] = ()
+    calibration: Split = ()
+    several_labels: bool = False
 
     def __post_init__(self) -> None:
         if len(self.label_names) < 2:
@@ -228,9 +263,19 @@ class ClassificationTask:
         return len(self.label_names)
 
     def split(self, name: str) -> Split:
-        """Return the split of that name: "train", "dev" or "test"."""
+        """Return the split of that name: "train", "dev", "test" or "calibration"."""
         documents: Split = getattr(self, name)
         return documents
+
+    def label_array(self, documents: Split) -> NDArray[np.int64]:
+        """The labels of documents as scikit-learn has them: [documents], or [documents, labels] of 0 and 1."""
+        labels = labels_of(documents)
+        if not self.several_labels:
+            return np.array(labels, dtype=np.int64)
+        found = np.zeros((len(labels), self.num_labels), dtype=np.int64)
+        for row, several in zip(found, labels, strict=True):
+            row[list(several)] = 1  # type: ignore[arg-type]
+        return found
 
     def notes(self) -> list[str]:
         """What a user should know: the loader's remarks, empty documents, copies, and labels that a split lacks."""
@@ -247,7 +292,8 @@ class ClassificationTask:
                 what = f"also in the {IN_WORDS[other]} set: metrics are too good; remove them from one of the two"
                 notes += _counted(int(shared.sum()), len(shared), name, what)
         for name, documents in splits.items():
-            if missing := set(range(self.num_labels)) - set(labels_of(documents)):
+            there = (label if isinstance(label, tuple) else (label,) for label in labels_of(documents))
+            if missing := set(range(self.num_labels)).difference(*there):
                 names = ", ".join(self.label_names[label] for label in sorted(missing))
                 notes.append(f"no {IN_WORDS[name]} document has the label {names}")
         return notes
@@ -255,12 +301,16 @@ class ClassificationTask:
     def _check_split(self, split_name: str) -> None:
         documents = self.split(split_name)
         where = f"split {split_name!r} of task {self.name!r}"
-        for document_id, label in zip(ids_of(documents), labels_of(documents), strict=True):
-            if not 0 <= label < self.num_labels:
-                raise ValueError(
-                    f"Document {document_id!r} in {where} has label {label}, "
-                    f"but labels run from 0 to {self.num_labels - 1}."
-                )
+        for document_id, given in zip(ids_of(documents), labels_of(documents), strict=True):
+            if isinstance(given, tuple) != self.several_labels:
+                one, other = ("several labels", "one") if self.several_labels else ("one label", "several")
+                raise ValueError(f"Document {document_id!r} in {where} must have {one}, not {other}: {given}.")
+            for label in given if isinstance(given, tuple) else (given,):
+                if not 0 <= label < self.num_labels:
+                    raise ValueError(
+                        f"Document {document_id!r} in {where} has label {label}, "
+                        f"but labels run from 0 to {self.num_labels - 1}."
+                    )
         # Predictions are stored by id, so two documents of one split must not share one.
         counts = Counter(ids_of(documents))
         repeated = [document_id for document_id, count in counts.items() if count > 1]

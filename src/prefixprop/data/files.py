@@ -1,8 +1,9 @@
 """A classification task from your documents: files, or a data set of the hub, with named columns.
 
-`read_rows` says which files can be read, one or more per split. Labels are names or numbers. The task has the labels
-of the training set. Without dev or test files, the dev or test set is empty; `select_documents` splits a dev set off
-for runs that need one.
+`read_rows` says which files can be read, one or more per split. Labels are names or whole numbers. A document has
+one, or any number of them: a list in the label column, or, with a separator, a text such as "law;tax". The task has
+the labels of the training set. Without dev or test files, the dev or test set is empty; `select_documents` splits a
+dev set off for runs that need one.
 """
 
 from __future__ import annotations
@@ -17,7 +18,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from prefixprop.data.cache import Writer, in_memory, stored
-from prefixprop.data.documents import SPLIT_NAMES, ClassificationTask, Document, Split, SplitWriter, StoredDocuments
+from prefixprop.data.documents import (
+    SPLIT_NAMES,
+    ClassificationTask,
+    Document,
+    Label,
+    Split,
+    SplitWriter,
+    StoredDocuments,
+)
 from prefixprop.data.rows import (
     FileRows,
     Row,
@@ -47,10 +56,11 @@ class Columns:
 
     Attributes:
         text: The document.
-        label: Its label, a name or a number.
+        label: Its label, a name or a number, or a list of labels.
         id: What the document is called in predictions; None: "id" if there is such a column.
         label_name: The name of the label, which is then used instead; a table may lack this column.
         label_names: The names of the labels, where the labels are numbers from 0.
+        separator: What stands between the labels of a document, where they are one text; then it can have several.
     """
 
     text: str = "text"
@@ -58,6 +68,7 @@ class Columns:
     id: str | None = None
     label_name: str | None = None
     label_names: tuple[str, ...] | None = None
+    separator: str | None = None
 
 
 def load_files(
@@ -69,6 +80,7 @@ def load_files(
     text_column: str = "text",
     label_column: str = "label",
     id_column: str | None = None,
+    label_separator: str | None = None,
 ) -> ClassificationTask:
     """Load a task from files or folders; without `id_column`, ids are those of the column "id", or numbers.
 
@@ -81,7 +93,7 @@ def load_files(
     if not train:
         raise ValueError("Give at least one file of training documents.")
     _check_given_once(paths)
-    columns = Columns(text=text_column, label=label_column, id=id_column)
+    columns = Columns(text=text_column, label=label_column, id=id_column, separator=label_separator)
     return build_task(name, {split: read_rows(given) for split, given in paths.items() if given}, columns)
 
 
@@ -92,12 +104,13 @@ def load_hub(
     text_column: str = "text",
     label_column: str = "label",
     id_column: str | None = None,
+    label_separator: str | None = None,
 ) -> ClassificationTask:
     """Load a task from a data set of the Hugging Face hub; needs the package `datasets`.
 
     >>> task = load_hub("ccdv/patent-classification", "abstract")
     """
-    columns = Columns(text=text_column, label=label_column, id=id_column)
+    columns = Columns(text=text_column, label=label_column, id=id_column, separator=label_separator)
     return load_hub_task(dataset, dataset, config, columns, instead="download its files and give those")
 
 
@@ -160,6 +173,7 @@ def load_hub_task(
             continue
         table = loaded[hub_name]
         feature = table.features.get(columns.label)
+        feature = getattr(feature, "feature", feature)  # of a list
         if isinstance(feature, datasets.ClassLabel):
             if split_name == "test" and set(table[columns.label]) == {_SECRET}:
                 remarks += (f"the labels of the test set of {full_name} are secret, so it is left out",)
@@ -192,19 +206,22 @@ def build_task(
     """
 
     def fill(writer: Writer) -> None:
+        several: bool | None = None  # the first row decides
         for split in (name for name in SPLIT_NAMES if name in splits):
             documents = SplitWriter(writer, split)
-            ids, rows = _read_rows(splits[split], columns, prepare, documents.add_text)
+            ids, rows, several = _read_rows(splits[split], columns, prepare, documents.add_text, several)
             if split == "train":  # comes first
-                writer.facts["label_names"] = _label_names(rows, columns)
+                writer.facts["label_names"] = _label_names(rows, columns, bool(several))
+                writer.facts["several_labels"] = bool(several)
             names = writer.facts["label_names"]
-            documents.finish(ids, _indices(rows, names, "is not in the training set"))
+            documents.finish(ids, _indices(rows, names, "is not in the training set", bool(several)))
 
     key = _key(splits, columns, prepare)
     entry = in_memory(fill) if key is None else stored("documents", key, fill)
     documents: dict[str, Split] = {split: StoredDocuments.of(entry, split) for split in splits}
     splits_or_none = {"dev": (), "test": (), **documents}
-    return ClassificationTask(name, tuple(entry.facts["label_names"]), **splits_or_none, remarks=remarks)
+    names, several = tuple(entry.facts["label_names"]), entry.facts["several_labels"]
+    return ClassificationTask(name, names, **splits_or_none, remarks=remarks, several_labels=several)
 
 
 def _key(splits: Mapping[str, Iterable[Row]], columns: Columns, prepare: Callable[[str], str]) -> str | None:
@@ -226,9 +243,16 @@ def _key(splits: Mapping[str, Iterable[Row]], columns: Columns, prepare: Callabl
 
 
 def _read_rows(
-    rows: Iterable[Row], columns: Columns, prepare: Callable[[str], str], add_text: Callable[[str], None]
-) -> tuple[list[str], list[_LabelledRow]]:
-    """Pass on every text, and return ids and labels, which are only known when all rows have been read."""
+    rows: Iterable[Row],
+    columns: Columns,
+    prepare: Callable[[str], str],
+    add_text: Callable[[str], None],
+    several: bool | None,
+) -> tuple[list[str], list[_LabelledRow], bool | None]:
+    """Pass on every text, and return ids and labels, which are only known when all rows have been read.
+
+    `several` says whether a document can have several labels; if it is None, the first row does.
+    """
     id_column = columns.id
     ids: dict[str, str] = {}  # with their locations
     labelled: list[_LabelledRow] = []
@@ -243,41 +267,57 @@ def _read_rows(
                     raise
                 id_column = None  # the user did not say that it has an id for every document
         add_text(prepare(text_of(row, columns.text)))
-        labelled.append(_LabelledRow(row.location, sys.intern(_label(row, columns))))
+        if several is None:
+            several = columns.separator is not None or isinstance(value_of(row, columns.label), list)
+        labelled.append(_LabelledRow(row.location, tuple(map(sys.intern, _labels(row, columns, several)))))
     numbers = map(str, range(1, len(labelled) + 1))
-    return list(numbers if id_column is None else ids), labelled
+    return list(numbers if id_column is None else ids), labelled, several
 
 
 def label_documents(
-    rows: Iterable[Row], columns: Columns, label_names: Sequence[str], prepare: Callable[[str], str] = str
+    rows: Iterable[Row],
+    columns: Columns,
+    label_names: Sequence[str],
+    prepare: Callable[[str], str] = str,
+    several_labels: bool = False,
 ) -> Split:
     """Make documents of rows; a label that is not one of `label_names`, such as a model's labels, is refused."""
     texts: list[str] = []
-    ids, labelled = _read_rows(rows, columns, prepare, texts.append)
-    return tuple(map(Document, ids, texts, _indices(labelled, label_names, "is unknown")))
+    ids, labelled, _ = _read_rows(rows, columns, prepare, texts.append, several_labels)
+    return tuple(map(Document, ids, texts, _indices(labelled, label_names, "is unknown", several_labels)))
 
 
 class _LabelledRow(NamedTuple):
     location: str
-    label: str
+    labels: tuple[str, ...]
 
 
-def _label_names(train: list[_LabelledRow], columns: Columns) -> list[str]:
+def _label_names(train: list[_LabelledRow], columns: Columns, several: bool) -> list[str]:
     """The labels of the training set: in the order of the hub, as numbers if all of them are, or by name."""
-    found = {row.label for row in train}
+    found = {label for row in train for label in row.labels}
     if not train:
         raise ValueError("There are no training documents.")
+    if not found:
+        raise ValueError(f"{train[0].location}: neither this nor any other training document has a label.")
     if len(found) < 2:
         raise ValueError(
             f"{train[0].location}: this and all of the {len(train):,} training documents have the label "
-            f"{train[0].label!r}; a classifier needs at least two labels to learn."
+            f"{next(iter(found))!r}{' or none' if several else ''}; a classifier needs at least two labels to learn"
+            + (". Instead of lists, give each document one of two labels, such as yes and no." if several else ".")
         )
     if columns.label_names is not None:
         return [name for name in columns.label_names if name in found]
     try:
-        return sorted(found, key=lambda name: (_finite(name), name))
+        names = sorted(found, key=lambda name: (_finite(name), name))
     except ValueError:
         return sorted(found)
+    if fractions := [name for name in names if not _finite(name).is_integer()]:
+        where = next(row.location for row in train if fractions[0] in row.labels)
+        raise ValueError(
+            f"{where}: the label {fractions[0]} is a quantity, and this package learns classes, not regression; if "
+            f"these are classes, give them names, such as 'v{fractions[0]}'."
+        )
+    return names
 
 
 def _finite(name: str) -> float:
@@ -287,15 +327,17 @@ def _finite(name: str) -> float:
     return number
 
 
-def _indices(rows: list[_LabelledRow], names: Sequence[str], problem: str) -> list[int]:
+def _indices(rows: list[_LabelledRow], names: Sequence[str], problem: str, several: bool) -> list[Label]:
     indices = {name: index for index, name in enumerate(names)}
-    for location, label in rows:
-        if label not in indices:
+    for location, labels in rows:
+        if unknown := [label for label in labels if label not in indices]:
             listed = ", ".join(names[:_LABELS_NAMED_IN_ERRORS])
             more = len(names) - _LABELS_NAMED_IN_ERRORS
             rest = f" and {more} more" if more > 0 else ""
-            raise ValueError(f"{location}: the label {label!r} {problem}; the labels are {listed}{rest}.")
-    return [indices[row.label] for row in rows]
+            raise ValueError(f"{location}: the label {unknown[0]!r} {problem}; the labels are {listed}{rest}.")
+    if several:
+        return [tuple(sorted({indices[label] for label in row.labels})) for row in rows]
+    return [indices[row.labels[0]] for row in rows]
 
 
 def _add_id(locations: dict[str, str], row: Row, column: str) -> None:
@@ -308,14 +350,30 @@ def _add_id(locations: dict[str, str], row: Row, column: str) -> None:
     locations[document_id] = row.location
 
 
-def _label(row: Row, columns: Columns) -> str:
+def _labels(row: Row, columns: Columns, several: bool) -> Iterator[str]:
+    """The names of a row's labels: one, or any number if documents can have several."""
     value, subject = value_of(row, columns.label), f"{row.location}: the label (column {columns.label!r})"
+    if several and columns.separator is not None and isinstance(value, str | None):
+        value = [part for part in (value or "").split(columns.separator) if part.strip()]
+    if isinstance(value, list) and not several:
+        raise ValueError(f"{subject} is a list, and the rows before have one label each; write lists in every row.")
+    if several and not isinstance(value, list):
+        raise ValueError(
+            f"{subject} must be a list, as in the rows before, [] without labels; got {described(value)}."
+        )
+    if not several:
+        if columns.label_name is not None and row.values.get(columns.label_name) is not None:
+            value = row.values[columns.label_name]
+        value = [value]
+    for label in value:
+        yield _label(label, columns, subject)
+
+
+def _label(value: Any, columns: Columns, subject: str) -> str:
     if columns.label_names is not None:
         if not (isinstance(value, int) and 0 <= value < len(columns.label_names)):
             raise ValueError(f"{subject} must be a number from 0 to {len(columns.label_names) - 1}, got {value!r}.")
         return columns.label_names[value]
-    if columns.label_name is not None and row.values.get(columns.label_name) is not None:
-        value = row.values[columns.label_name]
     no_number = isinstance(value, float) and math.isnan(value)
     if value is None or no_number or (isinstance(value, str) and not value.strip()):
         raise ValueError(f"{subject} is missing; every document needs one.")

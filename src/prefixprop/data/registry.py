@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from prefixprop.data.cuad import load_cuad
 from prefixprop.data.documents import ClassificationTask
 from prefixprop.data.elife import load_elife
 from prefixprop.data.files import Columns, load_files, load_folder, load_hub, load_hub_task
+from prefixprop.data.hybridqa import load_hybridqa
 from prefixprop.data.hyperpartisan import clean_text, load_hyperpartisan
 from prefixprop.data.newsgroups import load_newsgroups
 from prefixprop.data.rows import KINDS
@@ -64,6 +66,8 @@ class TaskSource:
         num_virtual_tokens: The length of the paper's prefix.
         prepare: Cleans any text before a model that was trained on this task reads it.
         kind: What its examples are: `DOCUMENTS` with a label, or `QUESTIONS` with candidates.
+        has_baseline: Whether there is a baseline: TF-IDF for documents, BM25 for questions with a support for each
+            candidate.
     """
 
     name: str
@@ -78,6 +82,7 @@ class TaskSource:
     num_virtual_tokens: int = 8
     prepare: Callable[[str], str] = str
     kind: str = DOCUMENTS
+    has_baseline: bool = True
 
 
 # The paper chooses by the F1-score on the dev set (Appendix, Training), and reports micro-F1.
@@ -114,11 +119,29 @@ _SOURCES = (
         load=load_elife,
     ),
     TaskSource(
+        name="cuad",
+        summary="Clauses of commercial contracts: 29 labels, several each; 510 contracts without a split",
+        origin="recipes/build_cuad.py, as a data directory",
+        metric="average_precision",
+        load=load_cuad,
+        method="readers",
+    ),
+    TaskSource(
         name="wikihop",
         summary="WikiHop: questions over many documents, one of several candidates",
         origin="QAngaroo, as a data directory",
         metric="accuracy",
         load=load_wikihop,
+        num_virtual_tokens=32,
+        kind=QUESTIONS,
+        has_baseline=False,
+    ),
+    TaskSource(
+        name="hybridqa",
+        summary="Which row of a table holds the answer (HybridQA): 1,520 / 187 / 395 questions, 16 rows each",
+        origin="recipes/build_hybridqa.py, as a data directory",
+        metric="accuracy",
+        load=load_hybridqa,
         num_virtual_tokens=32,
         kind=QUESTIONS,
     ),

@@ -337,8 +337,15 @@ def text_of(row: Row, column: str) -> str:
     if text is None:  # an empty document, which is counted rather than refused
         return ""
     if not isinstance(text, str):
-        raise ValueError(f"{row.location}: the column {column!r} must hold text, got {described(text)}.")
+        raise ValueError(f"{row.location}: the column {column!r} {no_text(text)}")
     return text
+
+
+def no_text(value: Any) -> str:
+    """What is wrong with a value that should be a text."""
+    if isinstance(value, list | tuple):
+        return "must hold one text per document; join the texts of a pair or a list into one."
+    return f"must hold text, got {described(value)}."
 
 
 def id_of(row: Row, column: str) -> str:

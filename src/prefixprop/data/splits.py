@@ -18,7 +18,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from prefixprop.data.documents import SPLIT_NAMES, Split, StoredDocuments, first_copies, labels_of
+from prefixprop.data.documents import (
+    SPLIT_NAMES,
+    ClassificationTask,
+    Label,
+    Split,
+    StoredDocuments,
+    first_copies,
+    labels_of,
+)
 from prefixprop.data.wikihop import QuestionTask
 
 if TYPE_CHECKING:
@@ -38,12 +46,15 @@ def split_off(
 
     The choice is that of scikit-learn's `train_test_split` among different texts; copies follow the first of them. At
     least one text per label is split off. What remains has every label: a text stays if it is the only one of its
-    label, or if its copies have different labels.
+    label, or if its copies have different labels. Documents with several labels are stratified as folds are.
     """
     from sklearn.model_selection import train_test_split
 
-    all_labels = np.array(labels_of(documents))
+    found = labels_of(documents)
     first = first_copies(documents) if copies_together else np.arange(len(documents))
+    if found and isinstance(found[0], tuple):
+        return _divided(documents, np.isin(first, _split_off_sets(found, first, fraction, seed)))
+    all_labels = np.array(found)
     ambiguous = first[all_labels != all_labels[first]]
     texts = np.setdiff1d(first, ambiguous)
     counts = Counter(all_labels[texts].tolist())
@@ -81,11 +92,13 @@ def select_documents(
     max_documents: Mapping[str, int | None] | None = None,
     seed: int = 0,
     needs_dev: bool = True,
+    set_aside_from: int | None = None,
 ) -> Task:
     """Those documents of a task that a run reads: without a fold, and at most so many of each split.
 
     With `folds`, the dev set is fold number `fold` of the training set, and the test set is empty. If there is no dev
-    set and the run needs one, a part of the training set (`DEV_FRACTION`) becomes the dev set.
+    set and the run needs one, a part of the training set (`DEV_FRACTION`) becomes the dev set. Half of a dev set of
+    `set_aside_from` documents or more is set aside for calibration.
     """
     if not task.train:
         raise ValueError(f"Task {task.name!r} has no training documents.")
@@ -95,7 +108,19 @@ def select_documents(
         task = _split_off_dev(task)
     limits = max_documents or {}
     samples: dict[str, Any] = {name: draw_sample(task.split(name), limits.get(name), seed) for name in SPLIT_NAMES}
-    return replace(task, **samples)
+    task = replace(task, **samples)
+    if set_aside_from is not None and len(task.dev) >= set_aside_from and not isinstance(task, QuestionTask):
+        return _set_aside(task)
+    return task
+
+
+def _set_aside(task: ClassificationTask) -> ClassificationTask:
+    """Half of the dev set, drawn without regard to labels: runs for several label columns share their documents."""
+    first = first_copies(task.dev)
+    texts = np.random.default_rng(SPLIT_SEED).permutation(np.unique(first))
+    dev, calibration = _divided(task.dev, np.isin(first, texts[: len(texts) // 2]))
+    remark = f"{len(calibration):,} of {len(task.dev):,} dev documents are set aside to find which answers to accept"
+    return replace(task, dev=dev, calibration=calibration, remarks=(*task.remarks, remark))
 
 
 def _split_off_dev(task: Task) -> Task:
@@ -124,7 +149,8 @@ def leave_out_fold(task: Task, folds: int, fold: int) -> Task:
     train, dev = _divided(task.train, _fold_of_each(task.name, first, labels, folds) == fold)
     unused = f"; the {len(task.dev):,} dev documents are not used" if task.dev else ""
     remarks = [f"fold {fold} of {folds}, {len(dev):,} training documents, is the dev set of this run{unused}"]
-    remarks += _rare_labels(task.label_names, Counter(labels[index] for index in set(first.tolist())), folds)
+    of_texts = Counter(label for index in set(first.tolist()) for label in _as_set(labels[index]))
+    remarks += _rare_labels(task.label_names, of_texts, folds)
     return replace(task, train=train, dev=dev, test=(), remarks=(*task.remarks, *remarks))
 
 
@@ -143,7 +169,16 @@ def fold_numbers(name: str, documents: Split, folds: int) -> NDArray[np.int64]:
     return _fold_of_each(name, first, labels_of(documents), min(folds, texts))
 
 
-def _fold_of_each(name: str, first: NDArray[np.int64], labels: Sequence[int] | None, folds: int) -> NDArray[np.int64]:
+def dev_folds(documents: Split, folds: int = 5) -> NDArray[np.int64]:
+    """The folds that divide a dev set, for thresholds from the others; all 0 if it has a single text."""
+    if len(np.unique(first_copies(documents))) < 2:
+        return np.zeros(len(documents), dtype=np.int64)
+    return fold_numbers("dev", documents, folds)
+
+
+def _fold_of_each(
+    name: str, first: NDArray[np.int64], labels: Sequence[Label] | None, folds: int
+) -> NDArray[np.int64]:
     """The fold of every item; `first` has for each of them the index of the item that it is a copy of."""
     from sklearn.model_selection import KFold, StratifiedKFold
 
@@ -153,6 +188,8 @@ def _fold_of_each(name: str, first: NDArray[np.int64], labels: Sequence[int] | N
             f"--folds: the {len(texts)} training documents of task {name!r} cannot be divided in {folds} folds; "
             "choose fewer."
         )
+    if labels and isinstance(labels[0], tuple):
+        return _fold_of_each_set(_sets_of_texts(labels, first), folds, FOLD_SEED)[np.searchsorted(texts, first)]
     strata = None if labels is None else [labels[index] for index in texts]
     # scikit-learn refuses to stratify where every label is rarer than folds, and warns where some are.
     stratified = strata is not None and max(Counter(strata).values()) >= folds
@@ -166,11 +203,69 @@ def _fold_of_each(name: str, first: NDArray[np.int64], labels: Sequence[int] | N
     return numbers
 
 
+def _fold_of_each_set(sets: Sequence[tuple[int, ...]], folds: int, seed: int) -> NDArray[np.int64]:
+    """Iterative stratification (Sechidis et al., 2011, "On the Stratification of Multi-Label Data").
+
+    The label that the fewest of the remaining items have comes first. Each of its items goes to the fold that lacks
+    most of this label, among equals to the one that lacks most items.
+    """
+    generator = np.random.default_rng(seed)
+    has = np.zeros((len(sets), max((label for labels in sets for label in labels), default=-1) + 1), dtype=bool)
+    for row, labels in zip(has, sets, strict=True):
+        row[list(labels)] = True
+    numbers = np.full(len(sets), -1)
+    lacking = np.repeat(has.sum(axis=0)[None] / folds, folds, axis=0)
+    room = np.full(folds, len(sets) / folds)
+    while (left := numbers < 0).any():
+        counts = has[left].sum(axis=0)
+        rarest = int(np.where(counts > 0, counts, len(sets) + 1).argmin()) if counts.any() else None
+        items = np.flatnonzero(left if rarest is None else left & has[:, rarest])
+        for item in generator.permutation(items):
+            wanted = room if rarest is None else lacking[:, rarest]
+            fold = max(range(folds), key=lambda one: (wanted[one], room[one], generator.random()))
+            numbers[item] = fold
+            lacking[fold, has[item]] -= 1
+            room[fold] -= 1
+    return numbers
+
+
+def _split_off_sets(
+    labels: Sequence[Label], first: NDArray[np.int64], fraction: float, seed: int
+) -> NDArray[np.int64]:
+    """Those of the texts that are split off: a fold, without the only texts of a label."""
+    sets = _sets_of_texts(labels, first)
+    counts = Counter(label for one in sets for label in one)
+    may_go = np.array([all(counts[label] > 1 for label in one) for one in sets])
+    folds = round(1 / fraction)
+    if may_go.sum() < 2:
+        raise ValueError(
+            f"{len(labels)} documents cannot be split in two: no label has two different texts. Give both parts as "
+            "files."
+        )
+    numbers = _fold_of_each_set(sets, min(folds, len(sets)), seed)
+    chosen: NDArray[np.int64] = np.unique(first)[may_go & (numbers == numbers[may_go].min())]
+    return chosen
+
+
+def _sets_of_texts(labels: Sequence[Label], first: NDArray[np.int64]) -> list[tuple[int, ...]]:
+    """The labels of every text, in the order of `np.unique(first)`: all that its copies have."""
+    found: dict[int, set[int]] = {}
+    for place, label in zip(first.tolist(), labels, strict=True):
+        found.setdefault(place, set()).update(_as_set(label))
+    return [tuple(sorted(found[place])) for place in sorted(found)]
+
+
+def _as_set(label: Label) -> tuple[int, ...]:
+    return label if isinstance(label, tuple) else (label,)
+
+
 def _divided(items: Sequence[Item], left_out: NDArray[np.bool_]) -> tuple[Sequence[Item], Sequence[Item]]:
     return select(items, np.flatnonzero(~left_out).tolist()), select(items, np.flatnonzero(left_out).tolist())
 
 
 def _rare_labels(names: Sequence[str], counts: Counter[int], folds: int) -> Iterator[str]:
+    if not counts:
+        return
     rare = ", ".join(names[label] for label, count in sorted(counts.items()) if count < folds)
     if max(counts.values()) < folds:
         yield f"no label has {folds} training documents, so the {folds} folds are not stratified by label"

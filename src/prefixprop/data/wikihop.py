@@ -75,20 +75,25 @@ def load_wikihop(folder: str | Path | None = None) -> QuestionTask:
     source = "download QAngaroo v1.1 (http://qangaroo.cs.ucl.ac.uk), unpack it, and give its folder wikihop"
     if folder is None:
         raise ValueError(f"WikiHop is not on a hub: {source} as the data directory (--data-dir).")
-    folder = Path(folder)
+    task = load_questions("wikihop", Path(folder), source)
+    if task.test:
+        return task
+    # Two random halves, always the same ones, each in the order of the file.
+    order = list(range(len(task.dev)))
+    Random(HALVING_SEED).shuffle(order)
+    middle = (len(order) + 1) // 2
+    dev, test = (tuple(task.dev[index] for index in sorted(half)) for half in (order[:middle], order[middle:]))
+    return replace(task, dev=dev, test=test)
+
+
+def load_questions(name: str, folder: Path, source: str) -> QuestionTask:
+    """Read the files `train` and `dev` of a folder, and `test` if there is one; `source` says where to get them."""
     check_folder(folder)
     files = {split: find_split_files(folder, split) for split in SPLIT_NAMES}
     for split in ("train", "dev"):
         if not files[split]:
             raise FileNotFoundError(f"{folder}: there is no {split}.json or {split}.jsonl here; {source}.")
-    train, dev, test = (_read_files(files[split]) for split in SPLIT_NAMES)
-    if not test:
-        # Two random halves, always the same ones, each in the order of the file.
-        order = list(range(len(dev)))
-        Random(HALVING_SEED).shuffle(order)
-        middle = (len(order) + 1) // 2
-        dev, test = (tuple(dev[index] for index in sorted(half)) for half in (order[:middle], order[middle:]))
-    return QuestionTask("wikihop", train, dev, test)
+    return QuestionTask(name, *(_read_files(files[split]) for split in SPLIT_NAMES))
 
 
 def read_questions(path: str | Path) -> tuple[Question, ...]:

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from prefixprop.evaluate.baseline import measure_baseline
 from prefixprop.evaluate.calibration import Temperature, fit_temperature
-from prefixprop.evaluate.metrics import Reliability, confusion_counts, evaluate_predictions, reliability, softmax
+from prefixprop.evaluate.label_table import LabelRow, label_table, never_predicted
+from prefixprop.evaluate.metrics import (
+    Reliability,
+    confusion_counts,
+    evaluate_predictions,
+    evaluate_several_labels,
+    reliability,
+    softmax,
+)
 from prefixprop.evaluate.mixing import CrossFitted, Mix, Part, cross_fit, fit_mix, may_be_dropped
 from prefixprop.evaluate.predictions import PredictionSet, question_predictions, read_predictions, write_predictions
 from prefixprop.evaluate.significance import (
     SeedSummary,
     SignificanceTest,
     accuracy_interval,
+    average_precision_interval,
     holm_correction,
     paired_bootstrap,
     paired_scores,
@@ -18,10 +27,13 @@ from prefixprop.evaluate.significance import (
     t_test,
 )
 from prefixprop.evaluate.tfidf import C_VALUES, TfidfModel, fit_tfidf, left_out_scores
+from prefixprop.evaluate.thresholds import decide, fit_thresholds
+from prefixprop.evaluate.trust import Trust, fit_trust, measure_trust
 
 __all__ = [
     "C_VALUES",
     "CrossFitted",
+    "LabelRow",
     "Mix",
     "Part",
     "PredictionSet",
@@ -30,17 +42,26 @@ __all__ = [
     "SignificanceTest",
     "Temperature",
     "TfidfModel",
+    "Trust",
     "accuracy_interval",
+    "average_precision_interval",
     "confusion_counts",
     "cross_fit",
+    "decide",
     "evaluate_predictions",
+    "evaluate_several_labels",
     "fit_mix",
     "fit_temperature",
     "fit_tfidf",
+    "fit_thresholds",
+    "fit_trust",
     "holm_correction",
+    "label_table",
     "left_out_scores",
     "may_be_dropped",
     "measure_baseline",
+    "measure_trust",
+    "never_predicted",
     "paired_bootstrap",
     "paired_scores",
     "question_predictions",

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from prefixprop.data.documents import ClassificationTask, labels_of, texts_of
+from prefixprop.data.documents import ClassificationTask, texts_of
+from prefixprop.data.splits import dev_folds
 from prefixprop.evaluate.calibration import fit_temperature
-from prefixprop.evaluate.metrics import evaluate_predictions
+from prefixprop.evaluate.predictions import PredictionSet
 from prefixprop.evaluate.tfidf import DEFAULT_C, fit_tfidf
+from prefixprop.evaluate.thresholds import decide
 
 
-def measure_baseline(task: ClassificationTask) -> dict[str, Any]:
+def measure_baseline(task: ClassificationTask, class_weight: str | None = "balanced") -> dict[str, Any]:
     """Fit the baseline on the training set; return its name and all metrics of the dev set and, if any, the test set.
 
     Its scores become probabilities by a temperature fitted on the dev set. `ValueError` if there is nothing to learn
@@ -19,15 +21,17 @@ def measure_baseline(task: ClassificationTask) -> dict[str, Any]:
     >>> measure_baseline(task)
     {"model": "TF-IDF of words and word pairs, linear SVM", "dev": {"accuracy": 0.8, ...}, "test": {...}}
     """
-    (model,) = fit_tfidf(texts_of(task.train), labels_of(task.train), task.num_labels, [DEFAULT_C])
+    labels = task.label_array(task.train)
+    (model,) = fit_tfidf(texts_of(task.train), labels, task.num_labels, [DEFAULT_C], class_weight)
     name = model.name
     if model.documents < len(task.train):
         name += f", on {model.documents:,} of {len(task.train):,} training documents"
-    splits = {split: documents for split in ("dev", "test") if (documents := task.split(split))}
-    labels = {split: labels_of(documents) for split, documents in splits.items()}
-    scores = {split: model.scores(texts_of(documents)) for split, documents in splits.items()}
-    temperature = fit_temperature(scores["dev"], labels["dev"])
-    return {
-        "model": name,
-        **{split: evaluate_predictions(temperature.apply(scores[split]), labels[split]) for split in splits},
+    splits = {
+        split: PredictionSet.of_documents(task, documents, model.scores(texts_of(documents)))
+        for split in ("dev", "test")
+        if (documents := task.split(split))
     }
+    temperature = fit_temperature(splits["dev"].logits, splits["dev"].known_labels)
+    if task.several_labels:
+        splits, _ = decide(splits, temperature, dev_folds(task.dev))
+    return {"model": name, **{split: one.with_temperature(temperature).evaluate() for split, one in splits.items()}}

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from prefixprop.evaluate.metrics import checked_labels, checked_logits, softmax
+from prefixprop.evaluate.metrics import checked_labels, checked_logits, softmax, yes_or_no
 
 # Without mistakes on the dev set, or with more than by chance, the best T is 0 or infinite. The lower bound is the
 # tighter one: a T too small makes mistakes on other documents certain, a T too large only lowers confidence.
@@ -47,9 +47,12 @@ class Temperature:
 def fit_temperature(logits: ArrayLike, labels: ArrayLike) -> Temperature:
     """Fit T between 0.05 and 100 to the logits [documents, classes] and labels of the dev set.
 
-    An absent class has the logit minus infinity. Where T makes no difference, as with equal logits, it is 1.
+    Labels of the same shape as the logits, 0 and 1, are those of documents that can have several. An absent class has
+    the logit minus infinity. Where T makes no difference, as with equal logits, it is 1.
     """
     logit_array = checked_logits(logits)
+    if np.shape(labels) == logit_array.shape:
+        logit_array, labels = yes_or_no(logit_array).reshape(-1, 2), np.asarray(labels).ravel()
     label_array = checked_labels(labels, *logit_array.shape)
     shifted = _shifted(logit_array)
     impossible = np.isneginf(shifted[np.arange(len(shifted)), label_array])

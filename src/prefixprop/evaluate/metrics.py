@@ -1,6 +1,7 @@
 """Metrics of predicted probabilities: how often they are right, and how well their confidence matches that.
 
-Most are scikit-learn's; it has no calibration errors, which are computed here.
+Most are scikit-learn's; it has no calibration errors, which are computed here. Labels are [documents], or
+[documents, labels] of 0 and 1 where a document can have several: then every label is a yes/no question.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ def evaluate_predictions(
     | --- | --- |
     | `accuracy` | share of documents whose most probable class is the label |
     | `micro_f1` | the same number, because every document has one label |
-    | `macro_precision`, `macro_recall` | means over the classes that occur among labels or predictions |
+    | `macro_f1`, `macro_precision`, `macro_recall` | means over the classes that occur among labels or predictions |
     | `binary_f1` | F1 of class 1, only with two classes |
     | `ece`, `mce` | mean and largest gap between accuracy and confidence, see `reliability` |
     | `adaptive_ece` | the mean gap over bins of equally many documents |
@@ -45,22 +46,87 @@ def evaluate_predictions(
     if not questions:
         averaged = {"average": "macro", "zero_division": 0}
         found["micro_f1"] = found["accuracy"]
+        found["macro_f1"] = metrics.f1_score(label_array, predicted, **averaged)
         found["macro_precision"] = metrics.precision_score(label_array, predicted, **averaged)
         found["macro_recall"] = metrics.recall_score(label_array, predicted, **averaged)
     if not questions and len(classes) == 2:
         found["binary_f1"] = metrics.f1_score(label_array, predicted, zero_division=0)
-    equal_width = reliability(probability_array, label_array, bins)
-    # scikit-learn refuses rounding errors.
-    exact = probability_array.clip(min=0)
-    exact /= exact.sum(axis=1, keepdims=True)
-    found |= {
-        "ece": equal_width.expected_error,
-        "adaptive_ece": reliability(probability_array, label_array, bins, adaptive=True).expected_error,
-        "mce": equal_width.maximum_error,
-        "brier": metrics.brier_score_loss(label_array, exact, labels=classes, scale_by_half=False),
-        "nll": metrics.log_loss(label_array, exact, labels=classes),
-    }
+    found |= _calibration(probability_array, label_array, bins)
     return {name: float(value) for name, value in found.items()} | {"documents": len(label_array)}
+
+
+def evaluate_several_labels(
+    probabilities: ArrayLike, labels: ArrayLike, decisions: ArrayLike, *, bins: int = DEFAULT_BINS
+) -> dict[str, float]:
+    """The same where a document can have several labels: all three are [documents, labels].
+
+    | metric | what it is |
+    | --- | --- |
+    | `average_precision` | mean over the labels that occur; needs no thresholds |
+    | `micro_average_precision` | of all labels of all documents, ranked together |
+    | `micro_f1`, `micro_precision`, `micro_recall` | of all `decisions` together |
+    | `macro_f1`, `macro_precision`, `macro_recall` | means over the labels that occur among labels or decisions |
+    | `accuracy` | share of documents with every label right, and no other |
+    | `ece`, `mce`, `adaptive_ece`, `brier`, `nll` | of the answers yes and no for every label of every document |
+    | `documents` | how many there are |
+    """
+    from sklearn import metrics
+
+    label_array, decided = np.asarray(labels), np.asarray(decisions).astype(np.int64)
+    pairs, answers = checked_predictions(probabilities, label_array)
+    probability_array = pairs[:, 1].reshape(label_array.shape)
+    found = {
+        "average_precision": average_precision(probability_array, label_array),
+        "micro_average_precision": average_precision(probability_array.reshape(-1, 1), label_array.reshape(-1, 1)),
+    }
+    counted = (label_array | decided).any(axis=0)
+    of_labels = metrics.precision_recall_fscore_support(label_array, decided, average=None, zero_division=0)
+    of_all = metrics.precision_recall_fscore_support(label_array, decided, average="micro", zero_division=0)
+    for place, name in ((2, "f1"), (0, "precision"), (1, "recall")):
+        found[f"micro_{name}"] = of_all[place]
+        found[f"macro_{name}"] = of_labels[place][counted].mean() if counted.any() else 0.0
+    found["accuracy"] = metrics.accuracy_score(label_array, decided)
+    order = np.lexsort((answers, pairs[:, 1]))
+    found |= _calibration(pairs[order], answers[order], bins)
+    return {name: float(value) for name, value in found.items()} | {"documents": len(label_array)}
+
+
+def average_precision(scores: NDArray[np.float64], labels: NDArray[np.int64]) -> float:
+    """The mean average precision of scores [documents, labels] over the labels that occur; 0 if none does."""
+    from sklearn.metrics import average_precision_score
+
+    of_labels = [
+        average_precision_score(*column) for column in zip(labels.T, scores.T, strict=True) if column[0].any()
+    ]
+    return float(np.mean(of_labels)) if of_labels else 0.0
+
+
+def _calibration(probabilities: NDArray[np.float64], labels: NDArray[np.int64], bins: int) -> dict[str, float]:
+    from sklearn import metrics
+
+    equal_width, classes = reliability(probabilities, labels, bins), range(probabilities.shape[1])
+    # scikit-learn refuses rounding errors.
+    exact = probabilities.clip(min=0)
+    exact /= exact.sum(axis=1, keepdims=True)
+    return {
+        "ece": equal_width.expected_error,
+        "adaptive_ece": reliability(probabilities, labels, bins, adaptive=True).expected_error,
+        "mce": equal_width.maximum_error,
+        "brier": metrics.brier_score_loss(labels, exact, labels=classes, scale_by_half=False),
+        "nll": metrics.log_loss(labels, exact, labels=classes),
+    }
+
+
+def yes_or_no(log_odds: ArrayLike) -> NDArray[np.float64]:
+    """The logits of no and yes, [..., 2], for log-odds: the same question with two classes."""
+    array = np.asarray(log_odds, dtype=np.float64)
+    return np.stack([np.zeros_like(array), array], axis=-1)
+
+
+def log_odds(answers: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The log-odds of yes, for logits or log-probabilities of no and yes, [..., 2]."""
+    odds: NDArray[np.float64] = answers[..., 1] - answers[..., 0]
+    return odds
 
 
 def confusion_counts(probabilities: ArrayLike, labels: ArrayLike) -> NDArray[np.int64]:
@@ -146,8 +212,13 @@ def softmax(logits: ArrayLike) -> NDArray[np.float64]:
 
 
 def checked_predictions(probabilities: ArrayLike, labels: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Return probabilities [documents, classes] and labels [documents] as arrays, or raise `ValueError`."""
+    """Return probabilities [documents, classes] and labels [documents] as arrays, or raise `ValueError`.
+
+    Where documents can have several labels, what is returned are all yes/no questions, with classes no and yes.
+    """
     array = _table(probabilities, "Probabilities")
+    if np.shape(labels) == array.shape:
+        array, labels = np.stack([1 - array, array], axis=-1).reshape(-1, 2), np.ravel(labels)
     with np.errstate(invalid="ignore"):
         sums_to_one = np.abs(array.sum(axis=1) - 1) <= _TOLERANCE
     right = sums_to_one & (array >= -_TOLERANCE).all(axis=1)

@@ -8,6 +8,9 @@ candidate that it is best with, and the mix is log-linear:
 The weights are not negative and minimise the mean log-loss, which is convex in them. With one part its weight is
 1/temperature (see `prefixprop.evaluate.calibration`), and with several a further temperature would change nothing.
 
+Where a document can have several labels, each of its labels is a question with the classes no and yes: logits are
+[..., documents, labels, 2] (see `yes_or_no`), and all questions share the weights.
+
 What a fit says about its own documents is too good. `cross_fit` therefore answers the documents of every fold by a
 choice and weights that come from the other folds.
 """
@@ -23,7 +26,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from prefixprop.evaluate.calibration import LOWEST_TEMPERATURE, fit_temperature
-from prefixprop.evaluate.metrics import checked_labels
+from prefixprop.evaluate.metrics import average_precision, checked_labels, log_odds
+from prefixprop.evaluate.thresholds import fit_thresholds
 
 READERS, WORDS = "readers", "words"  # the parts of a run's mix
 _MOST_WEIGHT = 1 / LOWEST_TEMPERATURE
@@ -38,8 +42,8 @@ Documents = NDArray[np.bool_]
 class Part:
     """What every candidate of a part answers to every document: logits [candidates, documents, classes].
 
-    Where a logit is not a finite number the model has diverged. It then has no opinion on that document, and its
-    candidate is chosen only if all have diverged.
+    With several labels they are [candidates, documents, labels, 2]. Where a logit is not a finite number the model
+    has diverged. It then has no opinion on that document, and its candidate is chosen only if all have diverged.
     """
 
     name: str
@@ -48,7 +52,7 @@ class Part:
 
     def __post_init__(self) -> None:
         shape = np.shape(self.logits)
-        if len(shape) != 3 or not shape[0] or shape[0] != len(self.candidates) or not shape[1] or shape[2] < 2:
+        if len(shape) not in (3, 4) or 0 in shape or shape[0] != len(self.candidates) or shape[-1] < 2:
             raise ValueError(
                 f"Part {self.name!r} needs logits of shape (candidates, documents, classes) for its "
                 f"{len(self.candidates)} candidates, with a document and two classes at least, got {shape}."
@@ -83,7 +87,7 @@ class Mix:
         return tuple(name for name, weight in self.weights.items() if weight > 0)
 
     def log_probabilities(self, logits: Mapping[str, ArrayLike]) -> Array:
-        """Mix the logits [documents, classes] of the parts that are used."""
+        """Mix the logits [documents, classes], or [documents, labels, 2], of the parts that are used."""
         return _log_softmax(sum(self.weights[name] * _log_softmax(logits[name]) for name in self.used))
 
 
@@ -91,9 +95,9 @@ class Mix:
 class CrossFitted:
     """Answers to every document by a mix that comes from the other folds, and the mix of all documents.
 
-    `log_probabilities` [documents, classes] are the mix's; `alone` has those of each part by itself, with the
-    candidate and the weight of the other folds; `mixes` has the mix that answered each fold. `final` is the mix of
-    all documents, and `final_alone` has what each part comes to by itself there.
+    `log_probabilities` [documents, classes] or [documents, labels, 2] are the mix's; `alone` has those of each part
+    by itself, with the candidate and the weight of the other folds; `mixes` has the mix that answered each fold.
+    `final` is the mix of all documents, and `final_alone` has what each part comes to by itself there.
     """
 
     log_probabilities: Array
@@ -104,66 +108,92 @@ class CrossFitted:
 
     def accuracy(self, labels: ArrayLike) -> float:
         """The share of documents that the mix gets right: what to expect of it on documents like these."""
-        return float((self.log_probabilities.argmax(axis=1) == np.asarray(labels)).mean())
+        return float((self.log_probabilities.argmax(axis=-1) == np.asarray(labels)).mean())
 
 
-def fit_mix(parts: Sequence[Part], labels: ArrayLike) -> Mix:
+def fit_mix(parts: Sequence[Part], labels: ArrayLike, choose_by: str | None = None) -> Mix:
     """Choose each part's candidate, and the weights.
 
-    All weight stays on the best part unless the mix's log-loss is lower by more than one standard error of the
-    documents' differences.
+    Candidates are chosen by log-loss, or by another metric, see `ranked`; weights always minimise the log-loss. All
+    weight stays on the best part unless the mix's log-loss is lower by more than one standard error of the documents'
+    differences.
     """
     label_array = _checked_labels(parts, labels)
     documents = np.ones(len(label_array), dtype=bool)
-    return _mixed(parts, [_alone(part, label_array, documents) for part in parts], label_array, documents)
+    alone = [_alone(part, label_array, documents, choose_by) for part in parts]
+    return _mixed(parts, alone, label_array, documents)
 
 
-def cross_fit(parts: Sequence[Part], labels: ArrayLike, folds: ArrayLike) -> CrossFitted:
+def cross_fit(
+    parts: Sequence[Part], labels: ArrayLike, folds: ArrayLike, choose_by: str | None = None
+) -> CrossFitted:
     """Fit a mix without every fold in turn, and answer that fold by it; `folds` has the fold of every document."""
     label_array = _checked_labels(parts, labels)
     answers, mixes = np.empty(parts[0].logits.shape[1:]), {}
     alone = {part.name: np.empty_like(answers) for part in parts}
     for fold, others in _leave_out(folds, len(label_array)):
-        found = [_alone(part, label_array, others) for part in parts]
+        found = [_alone(part, label_array, others, choose_by) for part in parts]
         mixes[fold] = _mixed(parts, found, label_array, others)
         for part, choice in zip(parts, found, strict=True):
             alone[part.name][~others] = _answers([part], choice, ~others)
         answers[~others] = _answers(parts, mixes[fold], ~others)
     everything = np.ones(len(label_array), dtype=bool)
-    final_alone = {part.name: _alone(part, label_array, everything) for part in parts}
-    return CrossFitted(answers, alone, mixes, fit_mix(parts, labels), final_alone)
+    final_alone = {part.name: _alone(part, label_array, everything, choose_by) for part in parts}
+    return CrossFitted(answers, alone, mixes, fit_mix(parts, labels, choose_by), final_alone)
 
 
 def mean_answer(logits: ArrayLike) -> Array:
-    """The log of the mean probability [documents, classes] of several models [models, documents, classes]."""
+    """The log of the mean probability [..., classes] of several models, given their logits [models, ..., classes]."""
     from scipy.special import log_softmax, logsumexp
 
     array = np.asarray(logits, dtype=np.float64)
-    answers: Array = logsumexp(log_softmax(array, axis=2), axis=0) - math.log(len(array))
+    answers: Array = logsumexp(log_softmax(array, axis=-1), axis=0) - math.log(len(array))
     return answers
 
 
-def ranked(part: Part, labels: NDArray[np.int64], documents: Documents) -> list[int]:
+def score(answers: Array, labels: NDArray[np.int64], metric: str) -> float:
+    """A metric of answers [documents, classes], or [documents, labels, 2] with thresholds from the same answers."""
+    from scipy.special import expit
+    from sklearn.metrics import f1_score
+
+    if labels.ndim == 1:
+        predicted = answers.argmax(axis=1)
+    else:
+        probabilities = expit(log_odds(answers))
+        if metric == "average_precision":
+            return average_precision(probabilities, labels)
+        predicted = probabilities >= fit_thresholds(probabilities, labels)
+    return float(f1_score(labels, predicted, average=metric.removesuffix("_f1"), zero_division=0))
+
+
+def ranked(part: Part, labels: NDArray[np.int64], documents: Documents, choose_by: str | None = None) -> list[int]:
     """The candidates from best to worst: by log-loss on these documents, each with the weight that is best for it.
 
-    Log-loss sees how probable every label was, and accuracy only which answers are right. On folds of eLife,
-    20-newsgroups and Hyperpartisan the C that it chose for the TF-IDF model was, on average, better in both.
+    With `choose_by` by this metric: "micro_f1", "macro_f1" or, with several labels, "average_precision". Log-loss
+    sees how probable every label was, and accuracy only which answers are right. On folds of eLife, 20-newsgroups and
+    Hyperpartisan the C that it chose for the TF-IDF model was, on average, better in both.
     """
-    losses = [_weight_and_losses(answers[documents], labels[documents])[1] for answers in part.log_probabilities]
-    return sorted(range(len(losses)), key=lambda index: (part.diverged[index], losses[index].mean(), index))
+    of_documents, answers = labels[documents], [found[documents] for found in part.log_probabilities]
+    if choose_by is None:
+        losses = [_weight_and_losses(found, of_documents)[1].mean() for found in answers]
+    else:
+        losses = [-score(found, of_documents, choose_by) for found in answers]
+    return sorted(range(len(losses)), key=lambda index: (part.diverged[index], losses[index], index))
 
 
-def may_be_dropped(part: Part, labels: ArrayLike, folds: ArrayLike) -> list[int]:
+def may_be_dropped(part: Part, labels: ArrayLike, folds: ArrayLike, choose_by: str | None = None) -> list[int]:
     """The candidates that are never among the best two, whichever fold is left out: they need no further training."""
     label_array = _checked_labels([part], labels)
     kept = {
-        index for _, others in _leave_out(folds, len(label_array)) for index in ranked(part, label_array, others)[:2]
+        index
+        for _, others in _leave_out(folds, len(label_array))
+        for index in ranked(part, label_array, others, choose_by)[:2]
     }
     return [index for index in range(len(part.candidates)) if index not in kept]
 
 
-def _alone(part: Part, labels: NDArray[np.int64], documents: Documents) -> Mix:
-    best = ranked(part, labels, documents)[0]
+def _alone(part: Part, labels: NDArray[np.int64], documents: Documents, choose_by: str | None) -> Mix:
+    best = ranked(part, labels, documents, choose_by)[0]
     weight, _ = _weight_and_losses(part.log_probabilities[best, documents], labels[documents])
     return Mix({part.name: best}, {part.name: weight})
 
@@ -187,10 +217,12 @@ def _mixed(parts: Sequence[Part], alone: Sequence[Mix], labels: NDArray[np.int64
 
 
 def _weights_together(answers: Array, labels: NDArray[np.int64], alone: Array) -> Array:
-    """The weights that minimise the mean log-loss of the answers [parts, documents, classes]."""
+    """The weights that minimise the mean log-loss of the answers [parts, ..., classes]."""
     from scipy.optimize import minimize
     from scipy.special import softmax
 
+    answers = answers.reshape(len(answers), -1, answers.shape[-1])
+    labels = labels.ravel()
     of_label = np.take_along_axis(answers, labels[None, :, None], axis=2)[:, :, 0]
 
     # Each weight is searched as a multiple of the one that its part has alone, so that all are about as large.
@@ -212,16 +244,16 @@ def _weights_together(answers: Array, labels: NDArray[np.int64], alone: Array) -
 
 
 def _weight_and_losses(answers: Array, labels: NDArray[np.int64]) -> tuple[float, Array]:
-    """The weight that is best for answers [documents, classes] alone, and each document's log-loss with it."""
-    weight = 1 / fit_temperature(answers, labels).value
+    """The weight that is best for answers [..., classes] alone, and each document's log-loss with it."""
+    weight = 1 / fit_temperature(answers.reshape(-1, answers.shape[-1]), labels.ravel()).value
     return weight, _losses(weight * answers, labels)
 
 
 def _losses(logits: Array, labels: NDArray[np.int64]) -> Array:
     from scipy.special import logsumexp
 
-    losses: Array = logsumexp(logits, axis=1) - logits[np.arange(len(labels)), labels]
-    return losses
+    losses: Array = logsumexp(logits, axis=-1) - np.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
+    return losses.reshape(len(labels), -1).mean(axis=1)  # of a document's questions
 
 
 def _answers(parts: Sequence[Part], mix: Mix, documents: Documents) -> Array:
@@ -246,7 +278,8 @@ def _checked_labels(parts: Sequence[Part], labels: ArrayLike) -> NDArray[np.int6
             "Parts must have different names and answer the same documents and classes, got "
             f"{[(part.name, part.logits.shape[1:]) for part in parts]}."
         )
-    found = checked_labels(labels, *shapes.pop())
+    *answers, classes = shapes.pop()
+    found = checked_labels(np.ravel(labels), math.prod(answers), classes).reshape(answers)
     if len(np.unique(found)) < 2:
         raise ValueError("Nothing can be chosen: all documents have the same label; give documents of two labels.")
     return found

@@ -7,7 +7,8 @@ The file has one JSON object per line and document:
 
 The first line says how many documents follow, itself included, and names the classes of all lines; questions have
 `candidates` instead, on every line. The label is null where it is not known, and a logit is null where it is minus
-infinity. Numbers are written so that reading gives the very same floats.
+infinity. Numbers are written so that reading gives the very same floats. Where a document can have several labels,
+`label` and `predicted` are lists.
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from prefixprop.atomic_files import write_text
+from prefixprop.data.documents import ClassificationTask, Label, Split, ids_of, labels_of
 from prefixprop.data.rows import iterate_json_lines
 from prefixprop.data.wikihop import Question
 from prefixprop.evaluate.calibration import Temperature
-from prefixprop.evaluate.metrics import checked_logits, evaluate_predictions, softmax
+from prefixprop.evaluate.metrics import checked_logits, evaluate_predictions, evaluate_several_labels, softmax
 
 # The answer of a question that the model did not read gets a logit lower by this: it counts as wrong, and the
 # probabilities hardly change.
@@ -36,25 +38,31 @@ _NUDGE = 1e-6
 
 @dataclass(frozen=True, eq=False)
 class PredictionSet:
-    """Predictions of one split, checked on creation; probabilities are always the softmax of the logits.
+    """Predictions of one split, checked on creation; probabilities are the softmax of the logits.
 
     `logits` is [documents, classes]; a class of probability 0 has minus infinity. `labels` are indices of classes, or
     None where a document has no label. The classes have either `label_names`, the same for every document, or
     `candidates`, which differ between questions; a question with fewer candidates than there are columns of logits
     has minus infinity in the other columns.
+
+    Where a document can have several labels, `decisions` [documents, labels] says which ones it is given, each label
+    has several indices, and probabilities are the sigmoid of the logits.
     """
 
     ids: tuple[str, ...]
-    labels: tuple[int | None, ...]
+    labels: tuple[Label | None, ...]
     logits: NDArray[np.float64]
     label_names: tuple[str, ...] | None = None
     candidates: tuple[tuple[str, ...], ...] | None = None
+    decisions: NDArray[np.bool_] | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "logits", checked_logits(self.logits))
         documents, classes = self.logits.shape
         if (self.label_names is None) == (self.candidates is None):
             raise ValueError("Predictions have either label_names or candidates; pass one of the two.")
+        if self.decisions is not None and (self.decisions.shape != self.logits.shape or self.candidates is not None):
+            raise ValueError(f"Decisions of shape {self.decisions.shape} do not fit logits of {self.logits.shape}.")
         for name, values in {"ids": self.ids, "labels": self.labels, "candidates": self.candidates}.items():
             if values is not None and len(values) != documents:
                 raise ValueError(f"There are {len(values)} {name}, but logits of {documents} documents.")
@@ -89,18 +97,44 @@ class PredictionSet:
             row[: len(names)] = values
         return cls(tuple(ids), tuple(labels), padded, candidates=tuple(map(tuple, candidates)))
 
+    @classmethod
+    def of_documents(cls, task: ClassificationTask, documents: Split, logits: ArrayLike) -> PredictionSet:
+        """Make a set for documents of a task; with several labels, a document gets those above 1/2."""
+        array = np.asarray(logits, dtype=np.float64)
+        ids, labels = tuple(ids_of(documents)), tuple(labels_of(documents))
+        decisions = array >= 0 if task.several_labels else None
+        return cls(ids, labels, array, label_names=task.label_names, decisions=decisions)
+
     @property
     def probabilities(self) -> NDArray[np.float64]:
         """[documents, classes]; 0 for candidates that a question lacks."""
+        if self.several_labels:
+            from scipy.special import expit
+
+            probabilities: NDArray[np.float64] = expit(self.logits)
+            return probabilities
         return softmax(self.logits)
 
     @property
+    def several_labels(self) -> bool:
+        """Whether a document can have several labels."""
+        return self.decisions is not None
+
+    @property
     def known_labels(self) -> NDArray[np.int64]:
-        """The labels as an array; `ValueError` names the first document that has none."""
+        """The labels as an array, [documents], or [documents, labels] of 0 and 1 if there can be several.
+
+        `ValueError` names the first document whose label is not known.
+        """
         if None in self.labels:
             document_id = self.ids[self.labels.index(None)]
             raise ValueError(f"Document {document_id!r} has no label, so its prediction cannot be evaluated.")
-        return np.array(self.labels, dtype=np.int64)
+        if not self.several_labels:
+            return np.array(self.labels, dtype=np.int64)
+        known = np.zeros(self.logits.shape, dtype=np.int64)
+        for row, labels in zip(known, self.labels, strict=True):
+            row[list(labels)] = 1  # type: ignore[arg-type]
+        return known
 
     def class_names(self, row: int) -> tuple[str, ...]:
         """The names of the classes of the document in this row."""
@@ -110,12 +144,16 @@ class PredictionSet:
         return self.label_names
 
     def with_temperature(self, temperature: Temperature) -> PredictionSet:
-        """Return the calibrated predictions: the logits divided by the temperature."""
+        """Return the calibrated predictions: the logits divided by the temperature; decisions stay."""
+        if self.several_labels:
+            return replace(self, logits=self.logits / temperature.value)
         return replace(self, logits=temperature.scale(self.logits))
 
     def evaluate(self) -> dict[str, float]:
-        """Return every metric, see `evaluate_predictions`; all documents must have a label."""
+        """Return every metric, see `evaluate_predictions`; the labels of all documents must be known."""
         labels = self.known_labels
+        if self.decisions is not None:
+            return evaluate_several_labels(self.probabilities, labels, self.decisions)
         return evaluate_predictions(self.probabilities, labels, questions=self.candidates is not None)
 
     def _check_document(self, row: int) -> None:
@@ -127,10 +165,14 @@ class PredictionSet:
             )
         if label is None:
             return
-        if not 0 <= label < len(names):
-            raise ValueError(f"{document} has label {label}, but labels run from 0 to {len(names) - 1}.")
+        if isinstance(label, tuple) != self.several_labels:
+            kind = "several labels" if self.several_labels else "one label"
+            raise ValueError(f"{document} must have {kind}, as decisions say, got {label}.")
+        for one in label if isinstance(label, tuple) else (label,):
+            if not 0 <= one < len(names):
+                raise ValueError(f"{document} has label {one}, but labels run from 0 to {len(names) - 1}.")
         # In the file the label is a name.
-        if names.index(names[label]) != label:
+        if not isinstance(label, tuple) and names.index(names[label]) != label:
             raise ValueError(f"{document} has the label {names[label]!r}, which an earlier candidate has too.")
 
 
@@ -157,10 +199,13 @@ def write_predictions(path: str | Path, predictions: PredictionSet) -> None:
     lines = []
     for row, winner in enumerate(predictions.logits.argmax(axis=1)):
         names, label = predictions.class_names(row), predictions.labels[row]
+        predicted: Label = int(winner)
+        if predictions.decisions is not None:
+            predicted = tuple(np.flatnonzero(predictions.decisions[row]).tolist())
         record: dict[str, Any] = {
             "id": predictions.ids[row],
-            "label": None if label is None else names[label],
-            "predicted": names[int(winner)],
+            "label": None if label is None else _named(label, names),
+            "predicted": _named(predicted, names),
         }
         if row == 0:
             record["documents"] = len(predictions.ids)
@@ -174,6 +219,18 @@ def write_predictions(path: str | Path, predictions: PredictionSet) -> None:
     write_text(path, "".join(lines))
 
 
+def _named(label: Label, names: Sequence[str]) -> str | list[str]:
+    return [names[one] for one in label] if isinstance(label, tuple) else names[label]
+
+
+def _numbered(label: Any, names: Sequence[str], several: bool) -> Label:
+    given = label if several and isinstance(label, list) else [label]
+    if any(one not in names for one in given):
+        raise ValueError(f"the label is {label!r}, but must be {'a list' if several else 'one'} of {list(names)}")
+    numbers = sorted(map(names.index, given))
+    return tuple(numbers) if several else numbers[0]
+
+
 def read_predictions(path: str | Path) -> PredictionSet:
     """Read what `write_predictions` wrote; anything else raises a `ValueError` beginning with `file:line`."""
     try:
@@ -184,10 +241,11 @@ def read_predictions(path: str | Path) -> PredictionSet:
 
 
 class _Line(NamedTuple):
-    label: int | None
+    label: Label | None
     names: tuple[str, ...]
     logits: list[float]
     is_question: bool
+    decisions: tuple[int, ...] | None  # where there can be several labels
 
 
 def _read(path: Path) -> PredictionSet:
@@ -207,10 +265,15 @@ def _read(path: Path) -> PredictionSet:
         raise ValueError(f"{path}:1: there are no predictions in the file")
     if documents not in (None, len(lines)):
         raise ValueError(f"{path}:{number}: there are {len(lines)} documents, but the first line says {documents}")
-    labels, names, logits, _ = zip(*lines.values(), strict=True)
+    labels, names, logits, _, decided = zip(*lines.values(), strict=True)
     if first.is_question:
         return PredictionSet.of_candidates((*lines,), labels, logits, names)
-    return PredictionSet((*lines,), labels, np.array(logits), label_names=first.names)
+    decisions = None
+    if first.decisions is not None:
+        decisions = np.zeros((len(lines), len(first.names)), dtype=bool)
+        for row, chosen in zip(decisions, decided, strict=True):
+            row[list(chosen)] = True
+    return PredictionSet((*lines,), labels, np.array(logits), label_names=first.names, decisions=decisions)
 
 
 def _parsed(record: dict[str, Any], first: _Line | None) -> _Line:
@@ -232,12 +295,15 @@ def _parsed(record: dict[str, Any], first: _Line | None) -> _Line:
         raise ValueError(f"the classes must differ, got {names}")
     if not is_question and first is not None and names != [*first.names]:
         raise ValueError(f"the classes are {names}, not those of the first line")
-    if label is not None and label not in names:
-        raise ValueError(f"the label is {label!r}, but must be one of {names}")
+    several = isinstance(record.get("predicted"), list)
+    if first is not None and several != (first.decisions is not None):
+        raise ValueError("lines with one label and with several are mixed")
+    number = None if label is None else _numbered(label, names, several)
+    predicted = _numbered(record["predicted"], names, several) if several else None
     if not isinstance(logits, list) or len(logits) != len(names) or not any(value is not None for value in logits):
         raise ValueError(f"logits must be a list of {len(names)} numbers, null for minus infinity, got {logits!r}")
     numbers = [-math.inf if value is None else _number(value) for value in logits]
-    return _Line(None if label is None else names.index(label), tuple(names), numbers, is_question)
+    return _Line(number, tuple(names), numbers, is_question, predicted if isinstance(predicted, tuple) else None)
 
 
 def _number(value: Any) -> float:

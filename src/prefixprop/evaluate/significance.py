@@ -72,6 +72,26 @@ def accuracy_interval(correct: int, total: int) -> tuple[float, float]:
     return float(interval.low), float(interval.high)
 
 
+def average_precision_interval(
+    scores: NDArray[np.float64], labels: NDArray[np.int64], *, resamples: int = 200, seed: int = 0
+) -> tuple[float, float]:
+    """The 95 % interval of the mean average precision of scores [documents, labels], by a bootstrap of documents."""
+    order = np.argsort(-scores, axis=0, kind="stable")
+    hits = np.take_along_axis(labels, order, axis=0)
+    generator = np.random.default_rng(seed)
+    found = []
+    for _ in range(resamples):
+        # A document that is drawn twice stands twice in the ranking: a weight does the same without sorting again.
+        weights = np.bincount(generator.integers(len(labels), size=len(labels)), minlength=len(labels))[order]
+        right = (weights * hits).cumsum(axis=0)
+        precision = right / np.maximum(weights.cumsum(axis=0), 1)
+        total = right[-1]
+        values = (weights * hits * precision).sum(axis=0)[total > 0] / total[total > 0]
+        found.append(values.mean() if values.size else 0.0)
+    low, high = np.quantile(found, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    return float(low), float(high)
+
+
 def t_test(
     first: Sequence[float],
     second: Sequence[float],
@@ -118,8 +138,8 @@ def holm_correction(p_values: Sequence[float | None]) -> list[float | None]:
     return [None if p_value is None else next(corrected) for p_value in p_values]
 
 
-def paired_scores(first: PredictionSet, second: PredictionSet) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Which documents each of two runs gets right, in the first one's order.
+def paired_scores(first: PredictionSet, second: PredictionSet) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Which documents each of two runs gets right, in the first one's order; with several labels, each one's F1.
 
     Raises `ValueError` unless both are about the same documents, with the same labels.
     """
@@ -136,13 +156,27 @@ def paired_scores(first: PredictionSet, second: PredictionSet) -> tuple[NDArray[
     order = np.array([rows[document_id] for document_id in first.ids], dtype=np.int64)
     labels, other_labels = first.known_labels, second.known_labels[order]
     for row, other in enumerate(order):
-        names = first.class_names(row)[labels[row]], second.class_names(other)[other_labels[row]]
+        names = _names(first, row), _names(second, int(other))
         if names[0] != names[1]:
             raise ValueError(
                 f"Document {first.ids[row]!r} has the label {names[0]!r} in one run and {names[1]!r} in the other; "
                 "compare runs on the same data."
             )
+    if first.decisions is not None and second.decisions is not None:
+        return _f1_of_documents(first.decisions, labels), _f1_of_documents(second.decisions[order], other_labels)
     return first.logits.argmax(axis=1) == labels, second.logits.argmax(axis=1)[order] == other_labels
+
+
+def _names(predictions: PredictionSet, row: int) -> str:
+    names, label = predictions.class_names(row), predictions.labels[row]
+    return ", ".join(names[one] for one in label) if isinstance(label, tuple) else names[label or 0]
+
+
+def _f1_of_documents(decisions: NDArray[np.bool_], labels: NDArray[np.int64]) -> NDArray[np.float64]:
+    """The F1 of every document's labels; 1 for one that has none and gets none."""
+    size = decisions.sum(axis=1) + labels.sum(axis=1)
+    shares: NDArray[np.float64] = 2 * (decisions * labels).sum(axis=1) / np.maximum(size, 1)
+    return np.where(size == 0, 1.0, shares)
 
 
 def paired_bootstrap(

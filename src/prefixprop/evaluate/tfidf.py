@@ -4,6 +4,8 @@ The terms (words and pairs of neighbouring words) are hashed. A document's term 
 (1 + log count(t)) · idf(t), with idf(t) = 1 + log((1 + documents) / (1 + documents with t)). The words of a document
 are scaled to length 1 and its pairs to 1/2: there are more pairs than words, and they say less about the topic but
 more about the tone. Terms and IDF come from the training texts alone.
+
+Where a document can have several labels, labels are [documents, labels] of 0 and 1, and each label has an SVM.
 """
 
 from __future__ import annotations
@@ -121,13 +123,20 @@ _NUMBERS = ("c", "num_labels", "documents", "with_pairs")
 
 
 def fit_tfidf(
-    texts: Sequence[str], labels: ArrayLike, num_labels: int, c_values: Sequence[float] = C_VALUES
+    texts: Sequence[str],
+    labels: ArrayLike,
+    num_labels: int,
+    c_values: Sequence[float] = C_VALUES,
+    class_weight: str | None = "balanced",
 ) -> list[TfidfModel]:
-    """Fit a model for every C on the same features; `ValueError` if there is nothing to learn in the texts."""
+    """Fit a model for every C on the same features; `ValueError` if there is nothing to learn in the texts.
+
+    `class_weight` is scikit-learn's.
+    """
     label_array = _checked(labels, texts, num_labels)
     drawn = _drawn(texts, label_array)
     with_pairs, counts = _count(texts, drawn)
-    return _fitted(counts, label_array[drawn], num_labels, c_values, with_pairs)
+    return _fitted(counts, label_array[drawn], num_labels, c_values, with_pairs, class_weight)
 
 
 def left_out_scores(
@@ -136,6 +145,7 @@ def left_out_scores(
     num_labels: int,
     folds: ArrayLike,
     c_values: Sequence[float] = C_VALUES,
+    class_weight: str | None = "balanced",
 ) -> NDArray[np.float64]:
     """The scores [c_values, texts, num_labels] of every text by models fitted on the texts of the other folds.
 
@@ -148,17 +158,21 @@ def left_out_scores(
     scores = np.empty((len(c_values), len(texts), num_labels))
     for fold in np.unique(fold_array):
         learned = fold_array[drawn] != fold
-        models = _fitted(counts[learned], label_array[drawn][learned], num_labels, c_values, with_pairs)
+        of_learned = label_array[drawn][learned]
+        models = _fitted(counts[learned], of_learned, num_labels, c_values, with_pairs, class_weight)
         asked = np.flatnonzero(fold_array == fold).tolist()
         scores[:, asked] = _scores(models, (texts[index] for index in asked))
     return scores
 
 
 def _fitted(
-    counts: Any, labels: NDArray[np.int64], num_labels: int, c_values: Sequence[float], with_pairs: bool
+    counts: Any,
+    labels: NDArray[np.int64],
+    num_labels: int,
+    c_values: Sequence[float],
+    with_pairs: bool,
+    class_weight: str | None,
 ) -> list[TfidfModel]:
-    from sklearn.svm import LinearSVC
-
     if len(np.unique(labels)) < 2:
         raise ValueError("The TF-IDF baseline needs training documents of at least two labels.")
     # A term of a single document says nothing about others, and there are so many such pairs that they do harm.
@@ -170,13 +184,27 @@ def _fitted(
     idf = (1 + np.log((1 + len(labels)) / (1 + occurrences[terms]))).astype(np.float32)
     features, models = _features(counts, terms, idf), []
     for c in c_values:
-        svm = LinearSVC(C=c, class_weight="balanced", random_state=0).fit(features, labels)
-        coefficients, intercepts = _LOGITS_PER_MARGIN * svm.coef_, _LOGITS_PER_MARGIN * svm.intercept_
-        if len(svm.classes_) == 2:  # scikit-learn has one score for two labels, that of the second
-            coefficients, intercepts = (np.concatenate([0 * part, part]) for part in (coefficients, intercepts))
-        arrays = svm.classes_.astype(np.int64), coefficients.astype(np.float32), intercepts.astype(np.float32)
-        models.append(TfidfModel(float(c), num_labels, len(labels), with_pairs, terms, idf, *arrays))
+        if labels.ndim == 1:
+            trained, coefficients, intercepts = _svm(features, labels, c, class_weight)
+            if len(trained) == 2:  # scikit-learn has one score for two labels, that of the second
+                coefficients, intercepts = (np.concatenate([0 * part, part]) for part in (coefficients, intercepts))
+        else:
+            parts = [_svm(features, column, c, class_weight)[1:] for column in labels.T]
+            coefficients, intercepts = (np.concatenate(part) for part in zip(*parts, strict=True))
+            trained = np.arange(num_labels)
+        margins = (_LOGITS_PER_MARGIN * part.astype(np.float32) for part in (coefficients, intercepts))
+        models.append(TfidfModel(float(c), num_labels, len(labels), with_pairs, terms, idf, trained, *margins))
     return models
+
+
+def _svm(features: Any, labels: NDArray[np.int64], c: float, class_weight: str | None) -> tuple[Any, Any, Any]:
+    """The labels of a linear SVM, its coefficients and its intercepts."""
+    from sklearn.svm import LinearSVC
+
+    if len(np.unique(labels)) < 2:  # a label that all documents have, or none: the margin is always the same
+        return np.unique(labels), np.zeros((1, features.shape[1])), np.array([1.0 if labels.any() else -1.0])
+    svm = LinearSVC(C=c, class_weight=class_weight, random_state=0).fit(features, labels)
+    return svm.classes_.astype(np.int64), svm.coef_, svm.intercept_
 
 
 def _scores(models: Sequence[TfidfModel], texts: Iterable[str]) -> NDArray[np.float64]:
@@ -227,16 +255,20 @@ def _counts(texts: Iterable[str], with_pairs: bool) -> Iterator[Any]:
 
 
 def _checked(labels: ArrayLike, texts: Sequence[str], num_labels: int) -> NDArray[np.int64]:
-    return checked_labels(np.asarray(labels, dtype=np.int64), len(texts), num_labels)
+    array = np.asarray(labels, dtype=np.int64)
+    if array.shape == (len(texts), num_labels):
+        return checked_labels(array.ravel(), array.size, 2).reshape(array.shape)
+    return checked_labels(array, len(texts), num_labels)
 
 
 def _drawn(texts: Sequence[str], labels: NDArray[np.int64]) -> NDArray[np.int64]:
     """The places, ascending, of texts in a random order, always the same, until there is as much text as is read."""
-    characters, found, drawn = 0, set(), []
+    characters, drawn = 0, []
+    found: set[int] = set()
     for index in random.Random(0).sample(range(len(texts)), len(texts)):
         drawn.append(index)
         characters += len(texts[index])
-        found.add(int(labels[index]))
+        found.update(np.flatnonzero(labels[index]).tolist() if labels.ndim == 2 else [int(labels[index])])
         if characters * max(len(found), _FEW_LABELS) >= _MOST_CHARACTERS * _FEW_LABELS:
             break
     return np.array(sorted(drawn), dtype=np.int64)

@@ -1,14 +1,15 @@
 """Running models on a GPU: frozen weights in bfloat16, attention without cuDNN's plans, and CUDA graphs.
 
-For a few short documents the GPU is faster than Python can launch its kernels. A CUDA graph records a pass once per
-shape and then replays it without Python. Batches are padded a little further, so that shapes come again. The kernels
-and random numbers stay the same.
+A GPU can be faster than Python launches its kernels: with short documents on any machine, with long ones where the
+host is slow. A CUDA graph records a pass once per shape and then replays it without Python. Batches are padded a
+little further, so that shapes come again. The kernels and random numbers stay the same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -20,7 +21,6 @@ from torch.utils._pytree import tree_map_only
 from prefixprop.attention.backends import why_not
 from prefixprop.attention.patch import ATTRIBUTE
 
-MOST_TOKENS = 16_384  # of a batch: with more, launching kernels is not what takes the time
 MOST_RECORDINGS = 64  # further shapes are not recorded
 STEP, STEPS = 64, 8  # batches are padded to multiples of STEP, and to STEPS lengths between powers of two
 
@@ -75,28 +75,39 @@ class _Recording(NamedTuple):
     outputs: Any
 
 
+def peak_of(run: Callable[[], Any]) -> tuple[Any, int]:
+    """What `run` returns, and how many bytes of the GPU it took at its peak."""
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    return run(), torch.cuda.max_memory_allocated() - before
+
+
+def free_bytes() -> int:
+    return torch.cuda.mem_get_info()[0]
+
+
 class CudaGraph:
     """Replays `run`, a function of tensors on a GPU that must not wait for the device.
 
     The first call of a shape runs as usual and compiles kernels; the second is recorded; later ones are replayed.
+    Recordings have memory of their own, so a shape is recorded only if as much is free as its first call took.
     """
 
     def __init__(self, run: Callable[[dict[str, Tensor]], Any]) -> None:
         self.run = run
-        self._seen: set[Hashable] = set()
+        self._needed: dict[Hashable, int] = {}  # bytes that the first call of a shape took
         self._recordings: dict[Hashable, _Recording] = {}
         self._memory: Any = None  # shared by all recordings, because no two are replayed at once
         self._most = MOST_RECORDINGS
 
     def __call__(self, inputs: Mapping[str, Tensor], variant: Hashable = None) -> Any:
         """`variant` distinguishes calls of the same shapes that compute something else."""
-        if inputs["input_ids"].numel() > MOST_TOKENS:
-            return self.run(dict(inputs))
         key = (variant, *((name, tensor.shape, tensor.dtype) for name, tensor in inputs.items()))
-        if key not in self._seen:
-            self._seen.add(key)
-            return self.run(dict(inputs))
-        if key not in self._recordings and len(self._recordings) < self._most:
+        if key not in self._needed:
+            outputs, self._needed[key] = peak_of(partial(self.run, dict(inputs)))
+            return outputs
+        fits = len(self._recordings) < self._most and self._needed[key] <= free_bytes()
+        if key not in self._recordings and fits:
             try:
                 self._recordings[key] = self._record(inputs)
             except torch.OutOfMemoryError:  # recordings take memory of their own
@@ -118,6 +129,7 @@ class CudaGraph:
         with torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):
             outputs = self.run(dict(held))
         self._memory = graph.pool()
+        torch.cuda.empty_cache()  # what the first call took is not needed beside it
         return _Recording(graph, held, outputs)
 
 

@@ -97,8 +97,10 @@ def _load(
         label_names=label_names or (),
         max_length=settings.max_length,
         temperature=temperature,
+        trust=directory.read_trust(),
         settings=settings,
         prepare=settings.task_row.prepare,
+        thresholds=directory.read_thresholds(),
         **parts,
     )
 
@@ -170,7 +172,7 @@ def _load_model(
     """
     trains = settings.method_row.trains
     weights = run_dir / trains
-    with _quiet():
+    with quiet_transformers():
         if trains == MODEL:
             model_class = CandidateScorer if label_names is None else AutoModelForSequenceClassification
             return load_pretrained(model_class, str(weights), use_safetensors=True, local_files_only=True).eval()
@@ -214,7 +216,7 @@ def _reading(
     folders: Sequence[Path],
 ) -> dict[str, Any]:
     if shared is None:
-        with _quiet(), _explained_absence(run_dir, settings):
+        with quiet_transformers(), _explained_absence(run_dir, settings):
             base = load_base_model(settings.model, settings.model_revision, tokenizer=tokenizer)
             shared = ReadingEncoder(kind_of(settings).new_model(base, label_names, settings))
     return {"model": shared, "readers": shared.add([read_adapter(folder) for folder in folders])}
@@ -243,8 +245,8 @@ def _explained_absence(run_dir: Path, settings: RunSettings) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Hide messages about a new head: the run's own head replaces it."""
+def quiet_transformers() -> Iterator[None]:
+    """Hide bars and messages about a new head: the run's own head replaces it."""
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()

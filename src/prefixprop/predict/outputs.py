@@ -1,8 +1,9 @@
 """Predictions as lines of a growing file: JSON lines, which a later call can continue, or CSV, which it cannot.
 
 JSON lines have the fields of a `Prediction` after the `id`; CSV has them as columns, with one `probability of NAME`
-for each label. With several runs a line has the predictions of all: in JSON, `predictions` has these fields by the
-name of the run; in CSV, the columns of each run begin with its name.
+for each label. Where a document can have several labels, `labels` has those that it gets, in CSV with semicolons.
+With several runs a line has the predictions of all: in JSON, `predictions` has these fields by the name of the run;
+in CSV, the columns of each run begin with its name.
 
 `FILE.origin.json` beside JSON lines records what made them: the runs, the options, and a digest of the documents
 answered so far. Only the same runs, options and documents continue the file; the input may have grown at its end.
@@ -16,7 +17,7 @@ import hashlib
 import io
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from prefixprop.predict.trained_model import Prediction
 
 _BY_RUN = "predictions"
-_COLUMNS = ("label", "confidence", "tokens", "truncated", "chunks")
+_COLUMNS = ("label", "confidence", "decision", "tokens_read", "tokens", "truncated", "chunks")
 _FORMULA = re.compile(r"[\s\x00-\x1f]*[=+\-@]")  # what a spreadsheet would compute
 _JSON_OPENING = b'{"id": "'
 _START_AGAIN = "choose another --output, or remove the file"
@@ -76,8 +77,8 @@ class JsonLines:
         self.runs = list(label_names)
 
     def line(self, name: str, predictions: Sequence[Prediction]) -> bytes:
-        by_run = {run: vars(one) for run, one in zip(self.runs, predictions, strict=True)}
-        record = vars(predictions[0]) if len(self.runs) == 1 else {_BY_RUN: by_run}
+        fields = [{name: value for name, value in vars(one).items() if value is not None} for one in predictions]
+        record = fields[0] if len(self.runs) == 1 else {_BY_RUN: dict(zip(self.runs, fields, strict=True))}
         text = json.dumps({"id": name, **record}, ensure_ascii=False, allow_nan=False)
         # Half of a surrogate pair has no UTF-8 form; its escape is the same character to JSON.
         return text.encode("utf-8", errors="backslashreplace") + b"\n"
@@ -95,21 +96,27 @@ class JsonLines:
 
 
 class CommaSeparated:
-    """Predictions of runs as CSV that is safe to open in a spreadsheet."""
+    """Predictions of runs as CSV that is safe to open in a spreadsheet; some runs give `several_labels`."""
 
-    def __init__(self, label_names: Mapping[str, tuple[str, ...]]) -> None:
+    def __init__(self, label_names: Mapping[str, tuple[str, ...]], several_labels: Collection[str] = ()) -> None:
         columns = [
             column if len(label_names) == 1 else f"{run}: {column}"
             for run, names in label_names.items()
-            for column in (*_COLUMNS, *(f"probability of {name}" for name in names))
+            for column in (
+                *(("labels",) if run in several_labels else ()),
+                *_COLUMNS,
+                *(f"probability of {name}" for name in names),
+            )
         ]
         self.header = _csv_line(["id", *columns])
 
     def line(self, name: str, predictions: Sequence[Prediction]) -> bytes:
         cells: list[Any] = [name]
         for one in predictions:
-            cells += [one.label, one.confidence, one.tokens, str(one.truncated).lower(), one.chunks]
-            cells += one.probabilities.values()
+            if one.labels is not None:
+                cells.append("; ".join(one.labels))
+            cells += [one.label, one.confidence, one.decision, one.tokens_read, one.tokens]
+            cells += [str(one.truncated).lower(), one.chunks, *one.probabilities.values()]
         return _csv_line(cells)
 
 

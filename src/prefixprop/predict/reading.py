@@ -13,7 +13,6 @@ from torch import nn
 from prefixprop.backbones import find_backbone
 from prefixprop.data.batches import pad_documents
 from prefixprop.data.encoding import TokenIds
-from prefixprop.evaluate.mixing import mean_answer
 from prefixprop.predict.token_batches import batches_by_length, inference
 from prefixprop.tuners.reader_bank import ReaderBank, ReaderWeights
 from prefixprop.tuners.reading import text_to_read
@@ -39,7 +38,7 @@ class ReadingEncoder:
         self._banks.clear()
         return tuple(range(first, len(self._readers)))
 
-    def log_probabilities(
+    def logits(
         self,
         input_ids: Sequence[TokenIds],
         runs: Sequence[Sequence[int]],
@@ -47,7 +46,7 @@ class ReadingEncoder:
         batch_tokens: int,
         bf16: bool,
     ) -> list[NDArray[np.float64]]:
-        """For every run, given by the numbers of its readers, their mean answer to each text [texts, classes]."""
+        """For every run, given by the numbers of its readers, what each says of texts [readers, texts, classes]."""
         device = next(self.model.parameters()).device
         classes = [reader.classes for reader in self._readers]
         found = {number: np.empty((len(input_ids), classes[number])) for run in runs for number in run}
@@ -60,7 +59,7 @@ class ReadingEncoder:
                     logits = bank(text, torch.tensor(places, device=device)).double().cpu().numpy() if places else ()
                     for place, of_reader in zip(places, logits, strict=True):
                         found[numbers[place]][indices] = of_reader[:, : classes[numbers[place]]]
-        return [mean_answer(np.stack([found[number] for number in run])) for run in runs]
+        return [np.stack([found[number] for number in run]) for run in runs]
 
     def _all_banks(self, device: torch.device) -> list[tuple[list[int], ReaderBank]]:
         if not self._banks:

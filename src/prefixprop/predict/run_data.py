@@ -25,6 +25,7 @@ from prefixprop.data.batches import batches_by_length
 from prefixprop.data.documents import ids_of, labels_of
 from prefixprop.data.files import Columns, label_documents
 from prefixprop.evaluate import PredictionSet, question_predictions, read_predictions
+from prefixprop.evaluate.metrics import log_odds
 from prefixprop.predict.token_batches import inference
 from prefixprop.predict.trained_model import PredictionOptions, TrainedModel, read_with_each
 from prefixprop.runs.directory import RunDirectory
@@ -48,9 +49,9 @@ def predict_file(
     """Predictions of labelled documents, or of QAngaroo's questions for a run on WikiHop."""
     if trained.answers_questions:
         return _predict(trained, read_questions(path), options)
-    return _predict(
-        trained, label_documents(read_rows([path]), columns, trained.label_names, trained.prepare), options
-    )
+    several = trained.thresholds is not None
+    documents = label_documents(read_rows([path]), columns, trained.label_names, trained.prepare, several)
+    return _predict(trained, documents, options)
 
 
 def _predict(
@@ -62,9 +63,13 @@ def _predict(
     documents: Sequence[Document] = items  # type: ignore[assignment]
     ids, labels = tuple(ids_of(documents)), tuple(labels_of(documents))
     (output,) = read_with_each([trained], [document.text for document in documents], options, prepared=True)
+    answers = [output.log_probabilities(temperature) for temperature in (1.0, trained.temperature.value)]
+    decisions = None
+    if trained.thresholds is not None:
+        decisions = np.exp(answers[1][..., 1]) >= np.array(trained.thresholds)
+        answers = [log_odds(one) for one in answers]
     before, after = (
-        PredictionSet(ids, labels, output.log_probabilities(temperature), label_names=trained.label_names)
-        for temperature in (1.0, trained.temperature.value)
+        PredictionSet(ids, labels, one, label_names=trained.label_names, decisions=decisions) for one in answers
     )
     return before, after
 
@@ -95,6 +100,11 @@ def _load_split(
             f"{trained.run_dir}: the run was evaluated on fold {settings.fold} of {settings.folds} of the training "
             f"set, so that settings can be chosen without the {split} set; try --split dev, which is the fold."
         )
+    if not settings.has_source:
+        raise ValueError(
+            f"{trained.run_dir}: the run was trained on documents in memory, which are gone; give labelled documents "
+            "with --input."
+        )
     given = settings.task is not None or settings.folds is not None or settings.dev_files
     has_dev = given and settings.max_dev_documents != 0
     if settings.is_mix and split == "dev" and not has_dev:
@@ -107,7 +117,8 @@ def _load_split(
             f"--data-dir is for runs on a named task, but {trained.run_dir} was trained on your files; give labelled "
             "documents with --input."
         )
-    if settings.train_files and settings.folds is None and (split == "test" or settings.dev_files):
+    is_whole = split == "test" or (settings.dev_files and settings.target_precision is None)
+    if settings.train_files and settings.folds is None and is_whole:
         return _load_files(trained, split)
     source = settings.source if data_dir is None else settings.source | {"data_dir": data_dir}
     whole = load_data(**source)
@@ -125,9 +136,12 @@ def _load_split(
 def _load_files(trained: TrainedModel, split: str) -> Sequence[Document]:
     """A split of the user's files. The training files are not needed: the run knows its labels."""
     settings = trained.settings
-    columns = Columns(settings.text_column, settings.label_column[0], settings.id_column)
+    columns = Columns(
+        settings.text_column[0], settings.label_column[0], settings.id_column, separator=settings.label_separator
+    )
     rows = read_rows(getattr(settings, f"{split}_files"))
-    found = label_documents(rows, columns, trained.label_names, trained.prepare)
+    several = trained.thresholds is not None
+    found = label_documents(rows, columns, trained.label_names, trained.prepare, several)
     documents = draw_sample(found, getattr(settings, f"max_{split}_documents"), settings.seed)
     path = RunDirectory(trained.run_dir).predictions(split)
     if documents and path.is_file():

@@ -24,9 +24,11 @@ from transformers import PreTrainedTokenizerBase
 
 from prefixprop.choices import DEFAULT_BATCH_TOKENS, LONG_DOCUMENTS
 from prefixprop.data import chunk_documents, encode_documents
-from prefixprop.data.encoding import EncodedDocuments
-from prefixprop.evaluate import Mix, Temperature, TfidfModel
-from prefixprop.evaluate.mixing import READERS, WORDS
+from prefixprop.data.documents import checked_texts
+from prefixprop.data.encoding import EncodedDocuments, count_words, shredded
+from prefixprop.evaluate import Mix, Temperature, TfidfModel, Trust
+from prefixprop.evaluate.metrics import yes_or_no
+from prefixprop.evaluate.mixing import READERS, WORDS, mean_answer
 from prefixprop.predict.inputs import windows
 from prefixprop.predict.reading import ReadingEncoder
 from prefixprop.predict.token_batches import classify
@@ -43,17 +45,23 @@ class Prediction:
         label: The most probable label.
         confidence: Its probability, calibrated by the run's temperature.
         probabilities: The probability of every label, by name.
-        tokens: How many tokens of the document were read, special tokens included.
-        truncated: Whether it was cut at the model's limit; then it has more tokens than were read.
+        tokens_read: How many tokens of the document were read, special tokens included.
+        tokens: How many the whole document has; of a very long one that was cut, an estimate.
+        truncated: Whether it was cut at the model's limit.
         chunks: In how many pieces it was read.
+        decision: "accept" or "review", for a run with a `target_precision`.
+        labels: Where a document can have several labels, those whose probability reaches their threshold; else None.
     """
 
     label: str
     confidence: float
     probabilities: dict[str, float]
+    tokens_read: int
     tokens: int
     truncated: bool
     chunks: int = 1
+    decision: str | None = None
+    labels: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -79,7 +87,7 @@ class TrainedModel:
     adapter in a model that it shares with other runs.
 
     A run of readers shares a `ReadingEncoder` as its model, where `readers` are its numbers; a mixed run has a `mix`,
-    and `words` if TF-IDF is in it.
+    and `words` if TF-IDF is in it. Where a document can have several labels, each has one of the `thresholds`.
     """
 
     run_dir: Path
@@ -90,10 +98,12 @@ class TrainedModel:
     temperature: Temperature
     settings: RunSettings
     prepare: Callable[[str], str]
+    trust: Trust | None = None
     adapter: str | None = None
     readers: tuple[int, ...] = ()
     mix: Mix | None = None
     words: TfidfModel | None = None
+    thresholds: tuple[float, ...] | None = None
 
     def predict(
         self, texts: Iterable[str], *, long: str = "truncate", batch_tokens: int = DEFAULT_BATCH_TOKENS
@@ -108,11 +118,11 @@ class TrainedModel:
         options = PredictionOptions(long, batch_tokens)
         texts = list(self._checked(texts))
         predictions = [prediction for (prediction,) in predict_with_each([self], texts, options)] if texts else []
-        summary = PredictionSummary(self.max_length)
+        summary = PredictionSummary(self)
         for index, (text, prediction) in enumerate(zip(texts, predictions, strict=True)):
             summary.add(str(index), text, prediction)
-        for warning in summary.warnings():
-            warnings.warn(f"{self.run_dir}: {warning} (indices in the list, from 0).", stacklevel=2)
+        if found := summary.warnings():
+            warnings.warn(f"{self.run_dir}: {'; '.join(found)} (documents are numbered from 0).", stacklevel=2)
         return predictions
 
     def predict_stream(
@@ -121,8 +131,8 @@ class TrainedModel:
         """Like `predict`, but one prediction at a time; memory does not grow with the number of texts.
 
         The first text is predicted alone. After it, texts are batched as the model handles them in about two seconds,
-        so the last digits of a prediction may differ from call to call. There are no warnings: see `truncated`,
-        `chunks` and `tokens` of each prediction.
+        so the last digits of a prediction may differ from call to call. There are no warnings: see `tokens_read`,
+        `tokens` and `chunks` of each prediction.
         """
         options = PredictionOptions(long, batch_tokens)
         checked = self._checked(texts)
@@ -156,21 +166,13 @@ class TrainedModel:
         """Raise if this model is for questions."""
         if self.answers_questions:
             raise ValueError(
-                f"{self.run_dir}: this run was trained on WikiHop, so it chooses among the candidates of questions "
+                f"{self.run_dir}: this run was trained on questions, so it chooses among their candidates "
                 "and cannot label documents; `prefixprop evaluate` reads questions with it."
             )
 
     def _checked(self, texts: Iterable[str]) -> Iterator[str]:
-        if isinstance(texts, str):
-            raise TypeError("Give a list of texts, even for a single one: predict([text]).")
         self.check_reads_documents()
-        return (_checked_text(text, index) for index, text in enumerate(texts))
-
-
-def _checked_text(text: object, index: int) -> str:
-    if not isinstance(text, str):
-        raise TypeError(f"Document {index} of the list must be a text (str), got {type(text).__name__}.")
-    return text
+        return checked_texts(texts)
 
 
 @dataclass(frozen=True)
@@ -178,6 +180,7 @@ class ModelOutput:
     """What a model computed for texts: the logits [pieces, labels], uncalibrated.
 
     The output of a mixed run also has the `mix`, and the scores of words [texts, labels] if they are part of it.
+    Where a document can have several labels, logits and scores are those of no and yes, [..., labels, 2].
     """
 
     logits: NDArray[np.float64]
@@ -185,8 +188,15 @@ class ModelOutput:
     mix: Mix | None = None
     words: NDArray[np.float64] | None = None
 
+    @property
+    def several_labels(self) -> bool:
+        return self.logits.ndim == 3
+
     def log_probabilities(self, temperature: float = 1.0) -> NDArray[np.float64]:
-        """[texts, labels]; the probabilities of a text's chunks are averaged, weighted by their tokens."""
+        """[texts, labels], or with several labels [texts, labels, 2].
+
+        The probabilities of a text's chunks are averaged, weighted by their tokens.
+        """
         if self.mix is None:
             return self._of_encoder(temperature)
         parts = {} if self.words is None else {WORDS: self.words}
@@ -198,20 +208,33 @@ class ModelOutput:
         documents = np.array(self.pieces.documents)
         lengths = np.array([max(1, len(ids)) for ids in self.pieces.input_ids], dtype=np.float64)
         shares = lengths / np.bincount(documents, weights=lengths)[documents]
-        weighted = log_softmax(self.logits / temperature, axis=1) + np.log(shares)[:, None]
+        answers = log_softmax(self.logits / temperature, axis=-1)
+        weighted = answers + np.log(shares).reshape(-1, *[1] * (answers.ndim - 1))
         return np.logaddexp.reduceat(weighted, np.unique(documents, return_index=True)[1])
 
-    def predictions(self, label_names: Sequence[str], temperature: float) -> list[Prediction]:
-        pieces, lengths = self.pieces, [len(ids) for ids in self.pieces.input_ids]
-        chunks = np.bincount(pieces.documents)
-        # The special tokens of a document are counted once.
-        tokens = np.bincount(pieces.documents, lengths).astype(int) - (chunks - 1) * pieces.special_tokens
-        rows = np.exp(self.log_probabilities(temperature)).tolist()
+    def predictions(
+        self,
+        label_names: Sequence[str],
+        temperature: float,
+        trust: Trust | None = None,
+        thresholds: Sequence[float] | None = None,
+    ) -> list[Prediction]:
+        pieces = self.pieces
+        # TF-IDF alone counts the words of the whole document.
+        read = pieces.tokens if self.mix is not None and READERS not in self.mix.used else pieces.tokens_read
+        found = np.exp(self.log_probabilities(temperature))
+        rows = (found[..., 1] if self.several_labels else found).tolist()
         predictions = []
-        for row, *counts in zip(rows, tokens.tolist(), pieces.cut, chunks.tolist(), strict=True):
+        for row, own, total, chunks in zip(rows, read, pieces.tokens, pieces.chunks, strict=True):
             probabilities = dict(zip(label_names, row, strict=True))
             label = max(probabilities, key=probabilities.__getitem__)
-            predictions.append(Prediction(label, probabilities[label], probabilities, *counts))
+            decision = None if trust is None else trust.decide(probabilities[label])
+            labels = None
+            if thresholds is not None:
+                limits = zip(label_names, row, thresholds, strict=True)
+                labels = tuple(name for name, probability, threshold in limits if probability >= threshold)
+            counts = own, total, own < total, chunks
+            predictions.append(Prediction(label, probabilities[label], probabilities, *counts, decision, labels))
         return predictions
 
 
@@ -221,7 +244,8 @@ def predict_with_each(
     """What each run predicts of texts, of which there is at least one."""
     outputs = read_with_each(runs, texts, options)
     predictions = [
-        output.predictions(run.label_names, run.temperature.value) for run, output in zip(runs, outputs, strict=True)
+        output.predictions(run.label_names, run.temperature.value, run.trust, run.thresholds)
+        for run, output in zip(runs, outputs, strict=True)
     ]
     return list(zip(*predictions, strict=True))
 
@@ -246,40 +270,55 @@ def read_with_each(
     for (_, reading), sharers in sharing.items():
         pieces = read[reading]
         for run, logits in zip(sharers, _logits_of_each(sharers, pieces, options), strict=True):
-            words = None if run.words is None else run.words.scores(cleaned[reading])
-            outputs[run.run_dir] = ModelOutput(logits[:, : len(run.label_names)], pieces, run.mix, words)
+            form: Callable[[Any], Any] = np.asarray if run.thresholds is None else yes_or_no
+            answers = form(logits[..., : len(run.label_names)])
+            words = None if run.words is None else form(run.words.scores(cleaned[reading]))
+            if isinstance(run.model, ReadingEncoder):
+                answers = mean_answer(answers)
+            outputs[run.run_dir] = ModelOutput(answers, pieces, run.mix, words)
     return [outputs[run.run_dir] for run in runs]
 
 
 def _logits_of_each(
     runs: Sequence[TrainedModel], pieces: EncodedDocuments, options: PredictionOptions
 ) -> list[NDArray[np.float64]]:
-    """What the model that these runs share says of pieces, with what each of them trained; no columns without one."""
+    """What the model that these runs share says of pieces, with what each of them trained; no columns without one.
+
+    For readers, [readers, pieces, labels].
+    """
     first = runs[0]
     if first.model is None:
         return [np.empty((len(pieces.input_ids), 0)) for _ in runs]
     limits = (first.pad_token_id, options.batch_tokens, first.uses_bf16)
     if isinstance(first.model, ReadingEncoder):
-        return first.model.log_probabilities(pieces.input_ids, [run.readers for run in runs], *limits)
+        return first.model.logits(pieces.input_ids, [run.readers for run in runs], *limits)
     return classify(first.model, pieces.input_ids, *limits, first.max_length, [run.adapter for run in runs])
 
 
 class PredictionSummary:
     """Counts over a stream of predictions; memory grows only by one number for each id that could repeat."""
 
-    def __init__(self, max_length: int) -> None:
-        self.max_length = max_length
+    def __init__(self, run: TrainedModel) -> None:
+        self.max_length, self._special_tokens = run.max_length, run.tokenizer.num_special_tokens_to_add()
         self.labels: Counter[str] = Counter()
+        self.decisions: Counter[str] = Counter()
+        self._tokens_read = self._tokens = self._content = self._words = 0
         self._unusual: Counter[str] = Counter()
         self._names: defaultdict[str, list[str]] = defaultdict(list)  # of the first documents that are unusual
         self._seen: set[int] = set()
 
     def add(self, name: str, text: str, prediction: Prediction, can_repeat: bool = False) -> None:
         """Count a document and its prediction; `can_repeat` if another document may have the same name."""
-        self.labels[prediction.label] += 1
+        self.labels.update((prediction.label,) if prediction.labels is None else prediction.labels)
+        if prediction.decision is not None:
+            self.decisions[prediction.decision] += 1
+        self._tokens_read += prediction.tokens_read
+        self._tokens += prediction.tokens
+        self._content += prediction.tokens - self._special_tokens
+        self._words += count_words(text)
         limit, known = f"longer than the limit of {self.max_length:,} tokens", hash(name)  # a name may be long
         for what, is_so in {
-            f"{limit} and cut there (chunk-average reads them whole)": prediction.truncated,
+            f"{limit} and cut there": prediction.truncated,
             f"{limit} and read in chunks": prediction.chunks > 1,
             "empty": not text or text.isspace(),
             "named like an earlier one": can_repeat and known in self._seen,
@@ -298,4 +337,9 @@ class PredictionSummary:
             subject = "1 document is" if count == 1 else f"{count:,} documents are"
             more = f" and {count - _MAX_NAMES:,} more" if count > _MAX_NAMES else ""
             found.append(f"{subject} {what}: {', '.join(self._names[what])}{more}")
+        if self._tokens_read < self._tokens:
+            unread = 1 - self._tokens_read / self._tokens
+            found.append(f"{unread:.0%} of all tokens are not read; --long chunk-average reads on")
+        if told := shredded(self._content, self._words):
+            found.append(told)
         return found

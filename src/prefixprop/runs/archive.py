@@ -134,6 +134,7 @@ def _documents(predictions: PredictionSet) -> NDArray[np.uint8]:
         "labels": predictions.labels,
         "label_names": predictions.label_names,
         "candidates": predictions.candidates,
+        "decisions": None if predictions.decisions is None else predictions.decisions.astype(int).tolist(),
     }
     return np.frombuffer(json.dumps(about, separators=(",", ":")).encode(), dtype=np.uint8)
 
@@ -147,13 +148,14 @@ def _add(arrays: Arrays, array: NDArray[Any]) -> str:
 
 def _read_predictions(path: Path, documents: str, logits: str) -> PredictionSet:
     about = json.loads(_array(path, documents).tobytes())
-    names, candidates = about["label_names"], about["candidates"]
+    names, candidates, decisions = about["label_names"], about["candidates"], about.get("decisions")
     return PredictionSet(
         tuple(about["ids"]),
-        tuple(about["labels"]),
+        tuple(tuple(label) if isinstance(label, list) else label for label in about["labels"]),
         _array(path, logits).astype(np.float64),
         label_names=None if names is None else tuple(names),
         candidates=None if candidates is None else tuple(map(tuple, candidates)),
+        decisions=None if decisions is None else np.array(decisions, dtype=bool),
     )
 
 

@@ -4,10 +4,12 @@
 | --- | --- |
 | `config.yaml` | the resolved settings |
 | `labels.json` | the names of the labels, in order; not for WikiHop |
+| `classes.json` | the labels that a `DocumentClassifier` was fitted on, where they are not text |
 | `environment.json` | versions, device, git commit and command, and a fingerprint of the documents |
 | `lengths.json` | how many tokens of each training document the model reads |
 | `history.jsonl` | one line per epoch |
 | `predictions/dev.jsonl`, `predictions/test.jsonl` | the label and logits of every document |
+| `predictions/calibration.jsonl` | those of documents that were set aside to find which answers to accept |
 | `manifest.json` | checksums of all of these, of `metrics.json`, of what was trained and of the tokenizer |
 | `metrics.json` | all metrics and the temperature; written last, it says that the run is finished |
 | `adapter/`, `model/` or `head/` | what was trained, see `prefixprop.settings.methods` |
@@ -37,7 +39,7 @@ from prefixprop.settings.recipe import has_all_settings, override, read_settings
 from prefixprop.settings.run_settings import SETTINGS, RunSettings
 
 if TYPE_CHECKING:
-    from prefixprop.evaluate import Temperature
+    from prefixprop.evaluate import Temperature, Trust
 
 DOCUMENTS = "documents"  # of environment.json
 ARCHIVE_TABLE = "runs.jsonl.gz"  # of an archive of many runs, see `prefixprop.runs.archive`
@@ -63,6 +65,7 @@ class RunDirectory:
 
     config = _Entry("config.yaml")
     labels = _Entry("labels.json")
+    classes = _Entry("classes.json")
     environment = _Entry("environment.json")
     lengths = _Entry("lengths.json")
     history = _Entry("history.jsonl")
@@ -141,6 +144,18 @@ class RunDirectory:
 
         metrics = self.read_metrics()
         return Temperature(metrics["temperature"])
+
+    def read_trust(self) -> Trust | None:
+        """Which answers of the run can be accepted; None if it had no target."""
+        from prefixprop.evaluate import Trust
+
+        found = self.read_metrics().get("trust")
+        return found and Trust(**{name: value for name, value in found.items() if name != "test"})
+
+    def read_thresholds(self) -> tuple[float, ...] | None:
+        """The threshold of every label, where a document can have several; otherwise None."""
+        thresholds = self.read_metrics().get("thresholds")
+        return None if thresholds is None else tuple(thresholds)
 
     def read_labels(self) -> tuple[str, ...]:
         """The names of the labels, in the order of the model's outputs."""

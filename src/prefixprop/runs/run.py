@@ -67,8 +67,9 @@ class Run:
 
     @property
     def fingerprint_of_files(self) -> str | None:
-        """Distinguishes the user's own documents from others in files of the same names; None if not known."""
-        return str(self.environment.get(DOCUMENTS)) if self.names_of_files and DOCUMENTS in self.environment else None
+        """Distinguishes the user's documents from others, as in files of the same names; None if not known."""
+        are_own = self.names_of_files or not self.settings.has_source
+        return str(self.environment[DOCUMENTS]) if are_own and DOCUMENTS in self.environment else None
 
     @property
     def names_of_files(self) -> tuple[str, ...]:

@@ -17,15 +17,18 @@ from prefixprop.settings.methods import owners
 from prefixprop.settings.run_settings import SETTINGS, RunSettings, flag_of
 
 
-def check_settings(settings: RunSettings, processes: int = 1) -> None:
-    """Raise `SettingsError` unless a run can be made of these settings; each of them is valid by itself already."""
-    if problems := [*_source_problems(settings), *_other_problems(settings, processes)]:
+def check_settings(settings: RunSettings, processes: int = 1, in_memory: bool = False) -> None:
+    """Raise `SettingsError` unless a run can be made of these settings; each of them is valid by itself already.
+
+    With documents `in_memory` the settings name no source of data.
+    """
+    if problems := [*_source_problems(settings, in_memory), *_other_problems(settings, processes)]:
         raise SettingsError(problems)
 
 
-def _source_problems(settings: RunSettings) -> Iterator[str]:
+def _source_problems(settings: RunSettings, in_memory: bool) -> Iterator[str]:
     sources = {"task": settings.task, "train_files": settings.train_files, "hub_dataset": settings.hub_dataset}
-    given = [flag_of(name) for name, value in sources.items() if value]
+    given = [flag_of(name) for name, value in sources.items() if value] + ["documents in memory"] * in_memory
     if len(given) != 1:
         flags = ", ".join(flag_of(name) for name in sources)
         yield f"Give one source of data, one of {flags}" + (f"; got {' and '.join(given)}." if given else ".")
@@ -63,6 +66,8 @@ def _other_problems(settings: RunSettings, processes: int) -> Iterator[str]:
         yield f"--label-column: {settings.method_row.name} trains for one column; choose one, or --method readers."
     if len(set(settings.label_column)) < max(1, len(settings.label_column)):
         yield "--label-column: name each column once, and one at least."
+    if len(settings.text_column) != 1:
+        yield "--text-column: give one; a document is one text, so join the texts of a pair into one column first."
     if settings.lora_targets == ():
         yield "--lora-targets: name at least one layer, such as query."
     if settings.keep_checkpoints and not settings.keep_weights:
@@ -113,11 +118,16 @@ _SCOPES = (
         "a --task with questions, such as wikihop",
         ("chunk_reduction", "max_chunks"),
     ),
-    _Scope(lambda settings: not settings.answers_questions, "tasks that classify documents", ("pooling", "baseline")),
+    _Scope(
+        lambda settings: not settings.answers_questions,
+        "tasks that classify documents",
+        ("pooling", "class_weights", "choose_by", "target_precision"),
+    ),
+    _Scope(lambda settings: settings.task_row.has_baseline, "tasks that have a baseline", ("baseline",)),
     _Scope(
         lambda settings: settings.task is None,
         "--train-files and --hub-dataset",
-        ("text_column", "label_column", "id_column"),
+        ("text_column", "label_column", "id_column", "label_separator"),
     ),
 )
 
@@ -162,17 +172,29 @@ def with_defaults(settings: RunSettings, names: Iterable[str]) -> RunSettings:
     return replace(settings, **defaults)
 
 
-def resolve(settings: RunSettings, limit: int | None = None, whole: int | None = None) -> RunSettings:
+def resolve(
+    settings: RunSettings,
+    limit: int | None = None,
+    whole: int | None = None,
+    several_labels: bool | None = None,
+) -> RunSettings:
     """The settings with a value for everything that was left open.
 
     What the model decides, the longest document, stays open unless `limit` has the model's limit in tokens; what the
-    training set decides, such as the epochs of your documents, unless `whole` has its size. Runs whose resolved
-    settings agree are the same run, so this is what names, tables and resumption compare.
+    training set decides, such as the epochs of your documents, unless `whole` has its size, and `several_labels` says
+    whether a document can have several. Runs whose resolved settings agree are the same run, so this is what names,
+    tables and resumption compare.
     """
     settings = with_defaults(settings, unused_settings(settings))
     task = settings.task_row
     documents = None if whole is None else min(whole, settings.max_train_documents or whole)
     values: dict[str, Any] = {"method": settings.method_row.name}
+    if several_labels:
+        if settings.target_precision is not None:
+            raise SettingsError(["--target-precision: needs documents with one label each; leave it out."])
+        values["choose_by"] = "average_precision"
+    elif several_labels is False and settings.choose_by == "average_precision":
+        raise SettingsError(["--choose-by: average_precision needs documents with several labels; choose macro_f1."])
     if settings.is_mix:
         if documents is not None and settings.is_prefix_method:
             values["epochs"], values["batch_size"] = readers_schedule(documents)

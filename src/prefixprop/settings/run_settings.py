@@ -31,6 +31,7 @@ from prefixprop.data.registry import (
     TASKS,
     TaskSource,
 )
+from prefixprop.evaluate.trust import documents_for_guarantee
 from prefixprop.kernels import KERNELS
 from prefixprop.settings.declaration import Setting, Settings, declared, setting, settings_class
 from prefixprop.settings.methods import METHODS, Method
@@ -39,6 +40,8 @@ PRECISIONS = ("auto", "fp32", "bf16")
 ATTENTION_BACKENDS = ("auto", *BACKENDS, "huggingface")
 KEPT_CHECKPOINTS = ("best", "last")
 AUTO_OR_NO = ("auto", "no")
+CLASS_WEIGHTS = ("balanced", "none")
+CHOOSE_BY = ("micro_f1", "macro_f1", "average_precision")  # metrics
 
 # Groups of settings, as help shows them.
 DATA, MODEL, METHOD, OPTIMISATION, MACHINE = "Data", "Model", "Method", "Optimisation", "Machine"
@@ -54,6 +57,7 @@ _SOURCE = (
     "text_column",
     "label_column",
     "id_column",
+    "label_separator",
 )
 
 # Every number has a bound far above what makes sense, so that a typo is an error here and not in an allocator.
@@ -99,9 +103,15 @@ class RunSettings(Settings):
     test_files: tuple[str, ...] = setting((), DATA, "Your test set, if there is one.")
     hub_dataset: str | None = setting(None, DATA, "A data set on the Hugging Face hub.")
     hub_config: str | None = setting(None, DATA, "The configuration of the hub data set.")
-    text_column: str = setting("text", DATA, "Column with the text, in files or a hub data set.")
+    text_column: tuple[str, ...] = setting(("text",), DATA, "Column with the text, in files or a hub data set.")
     label_column: tuple[str, ...] = setting(
-        ("label",), DATA, "Column with the label, a name or a number. With several, readers answer each in one pass."
+        ("label",),
+        DATA,
+        "Column with the label, a name or a whole number, or with a list of labels. With several columns, readers "
+        "answer each in one pass.",
+    )
+    label_separator: str | None = setting(
+        None, DATA, "What stands between a document's labels in a label column of text, such as ';'. Lists need none."
     )
     id_column: str | None = setting(
         None, DATA, "Column with the document's id. If not set: 'id' if there is one; else documents are numbered."
@@ -137,10 +147,10 @@ class RunSettings(Settings):
         None, MODEL, "Longest document in tokens. If not set: the task's 4096, or the model's limit.", ge=4, le=MANY
     )
     chunk_reduction: str = setting(
-        "mean", MODEL, "WikiHop: how a candidate's scores over chunks become one.", choices=CHUNK_REDUCTIONS
+        "mean", MODEL, "Questions: how a candidate's scores over chunks become one.", choices=CHUNK_REDUCTIONS
     )
     max_chunks: int | None = setting(
-        None, MODEL, "WikiHop: the most chunks of a question to read. If not set: all.", ge=1, le=MANY
+        None, MODEL, "Questions: the most chunks of a question to read. If not set: all.", ge=1, le=MANY
     )
 
     method: str | None = setting(
@@ -180,6 +190,15 @@ class RunSettings(Settings):
         choices=AUTO_OR_NO,
     )
 
+    target_precision: float | None = setting(
+        None,
+        METHOD,
+        "Find the confidence above which this share of answers is right, such as 0.95; predict marks those answers "
+        "'accept' and the others 'review'.",
+        gt=0,
+        lt=1,
+    )
+
     learning_rate: float | None = setting(
         None,
         OPTIMISATION,
@@ -217,6 +236,20 @@ class RunSettings(Settings):
     )
     keep: str = setting(
         "best", OPTIMISATION, "Which epoch is kept: the best on the dev set, or the last.", choices=KEPT_CHECKPOINTS
+    )
+    class_weights: str | None = setting(
+        None,
+        OPTIMISATION,
+        "'balanced': a rare class weighs as much in the loss as a frequent one. If not set: balanced for TF-IDF, "
+        "none for what is trained on the encoder.",
+        choices=CLASS_WEIGHTS,
+    )
+    choose_by: str | None = setting(
+        None,
+        OPTIMISATION,
+        "The metric on the dev set, or on left-out documents, that chooses epoch, learning rate and C. If not set: "
+        "average_precision with several labels; otherwise the log-loss for readers and tfidf, and the task's metric.",
+        choices=CHOOSE_BY,
     )
     seed: int = setting(1, OPTIMISATION, "The seed of everything random.", ge=0, le=2**32 - 1)
 
@@ -278,7 +311,7 @@ class RunSettings(Settings):
     baseline: bool = setting(
         True,
         MACHINE,
-        "Fit a TF-IDF baseline on the same documents, and show its metrics beside the run's.",
+        "Fit a baseline on the same documents, TF-IDF or for hybridqa BM25, and show its metrics beside the run's.",
         resumable=True,
     )
     report_to: tuple[str, ...] = setting((), MACHINE, "Trackers, such as tensorboard or wandb.", resumable=True)
@@ -287,6 +320,11 @@ class RunSettings(Settings):
     def task_row(self) -> TaskSource:
         """The row of the task; all of the user's own documents share one row."""
         return OWN_DOCUMENTS if self.task is None else TASKS[self.task]
+
+    @property
+    def has_source(self) -> bool:
+        """Whether the settings say where the documents are; those of a `DocumentClassifier` were in memory."""
+        return bool(self.task or self.train_files or self.hub_dataset)
 
     @property
     def method_row(self) -> Method:
@@ -302,6 +340,11 @@ class RunSettings(Settings):
         return self.method_row.is_mix
 
     @property
+    def reads_tokens(self) -> bool:
+        """Whether the encoder reads the documents, up to `max_length`; TF-IDF alone counts the words of all of it."""
+        return self.is_prefix_method or not self.is_mix
+
+    @property
     def answers_questions(self) -> bool:
         """Whether candidates are scored (WikiHop) rather than documents classified."""
         return self.task_row.kind == QUESTIONS
@@ -313,7 +356,8 @@ class RunSettings(Settings):
     @property
     def source(self) -> dict[str, Any]:
         """Where the data are: the arguments of `load_data`."""
-        return {name: getattr(self, name) for name in _SOURCE} | {"label_column": self.label_column[0]}
+        columns = {"text_column": self.text_column[0], "label_column": self.label_column[0]}
+        return {name: getattr(self, name) for name in _SOURCE} | columns
 
     @property
     def selection(self) -> dict[str, Any]:
@@ -325,17 +369,24 @@ class RunSettings(Settings):
             "max_documents": limits,
             "seed": self.seed,
             "needs_dev": not self.is_mix,
+            "set_aside_from": self.target_precision and documents_for_guarantee(self.target_precision),
         }
 
     @property
     def data_name(self) -> str:
         """The name of the data in reports and in the names of run directories."""
-        return self.task or (self.hub_dataset or "files").replace("/", "-")
+        own = "files" if self.has_source else "documents"
+        return self.task or (self.hub_dataset or own).replace("/", "-")
 
     @property
     def metric(self) -> str:
         """The metric on the dev set by which checkpoints and settings are chosen."""
-        return self.task_row.metric
+        return self.choose_by or self.task_row.metric
+
+    @property
+    def tfidf_class_weight(self) -> str | None:
+        """scikit-learn's `class_weight` of the TF-IDF model."""
+        return None if self.class_weights == "none" else "balanced"
 
 
 SETTINGS: dict[str, Setting] = declared(RunSettings)

@@ -31,7 +31,7 @@ _SECONDS_BETWEEN_LOOKS = 0.5
 
 @dataclass(frozen=True)
 class Outcome:
-    """A run that has finished or failed: `score` is its dev metric, or None if it failed with `error`."""
+    """A run that has finished or failed: `score` is its dev `metric`, or None if it failed with `error`."""
 
     settings: RunSettings
     run_dir: Path
@@ -39,6 +39,7 @@ class Outcome:
     seconds: float | None
     error: str | None = None
     is_new: bool = True
+    metric: str | None = None
 
 
 @dataclass
@@ -106,6 +107,11 @@ class SweepState:
             return bool(self.archived[name].environment.get(DOCUMENTS, now) == now)
         return RunDirectory(self.runs_dir / name).has_documents(now)
 
+    def metric_of(self, cell: Cell) -> str:
+        """The dev metric of a cell's runs, which their documents may have decided."""
+        outcomes = self.outcomes_of(self.progress(cell).requested)
+        return next((run.metric for run in outcomes if run.metric), cell.settings.metric)
+
     def summary(self) -> dict[str, Any]:
         """What was chosen and the results, as written to `sweep.json`."""
         return {
@@ -119,7 +125,7 @@ class SweepState:
         final = next(iter(progress.final.values()), None)
         return {
             "name": cell.name,
-            "metric": cell.settings.metric,
+            "metric": self.metric_of(cell),
             "stage": progress.stage,
             "remaining": self.remaining(cell),
             "chosen": {} if final is None else {axis.name: getattr(final, axis.name) for axis in cell.searched},
@@ -157,9 +163,11 @@ def _finished(settings: RunSettings, directory: RunDirectory, is_new: bool, arch
     """The outcome of a finished run, in its directory or an archive."""
     try:
         metrics = directory.read_metrics() if archived is None else archived.metrics
+        # Its documents may have decided the metric.
+        metric = (directory.read_settings() if archived is None else archived.settings).metric
     except (OSError, ValueError) as error:
         return Outcome(settings, directory.path, None, None, str(error), is_new)
-    return Outcome(settings, directory.path, metrics["dev"][settings.metric], metrics["seconds"], None, is_new)
+    return Outcome(settings, directory.path, metrics["dev"][metric], metrics["seconds"], None, is_new, metric)
 
 
 def run_sweep(

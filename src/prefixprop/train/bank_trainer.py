@@ -6,15 +6,16 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from prefixprop.models.gpu import CudaGraph, can_use_cuda_graphs
 from prefixprop.progress import Progress
 from prefixprop.train.checkpoints import (
     TRAINER_STATE,
@@ -27,6 +28,8 @@ from prefixprop.train.checkpoints import (
     write_checkpoint,
 )
 from prefixprop.train.errors import StepTooLarge, is_out_of_memory
+from prefixprop.train.losses import label_losses
+from prefixprop.train.reader_adamw import ReaderAdamW
 from prefixprop.train.text_states import TextStates
 from prefixprop.train.trainer import LengthGroupedOrder, share_of_peak
 from prefixprop.tuners.reader_bank import ReaderBank
@@ -61,54 +64,6 @@ class Schedule:
     seed: int
 
 
-class ReaderAdamW:
-    """AdamW (Loshchilov & Hutter, 2019) with a learning rate and a clipped gradient norm for each reader.
-
-    Every parameter has the readers as its first dimension. Biases, which have one more, do not decay.
-    """
-
-    BETAS, EPSILON = (0.9, 0.999), 1e-8
-
-    def __init__(self, parameters: Sequence[Tensor], rates: Tensor, decay: float, max_norm: float) -> None:
-        self.parameters, self.rates, self.decay, self.max_norm = list(parameters), rates, decay, max_norm
-        self.means = [torch.zeros_like(parameter) for parameter in self.parameters]
-        self.squares = [torch.zeros_like(parameter) for parameter in self.parameters]
-        self.steps = 0
-
-    @torch.no_grad()
-    def step(self, share: float) -> None:
-        """Apply and clear the gradients; `share` is that of the peak of every learning rate."""
-        self.steps += 1
-        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
-        if self.max_norm:
-            norms = torch.stack([gradient.flatten(1).norm(dim=1) for gradient in gradients]).norm(dim=0)
-            scales = (self.max_norm / (norms + 1e-6)).clamp(max=1.0)
-            gradients = [gradient * _like(scales, gradient) for gradient in gradients]
-        first, second = self.BETAS
-        torch._foreach_lerp_(self.means, gradients, 1 - first)
-        torch._foreach_mul_(self.squares, second)
-        torch._foreach_addcmul_(self.squares, gradients, gradients, 1 - second)
-        for parameter, mean, square in zip(self.parameters, self.means, self.squares, strict=True):
-            rates = _like(self.rates * share, parameter)
-            if self.decay and parameter.dim() > 2:
-                parameter.mul_(1 - rates * self.decay)
-            root = (square / (1 - second**self.steps)).sqrt_().add_(self.EPSILON)
-            parameter.sub_(rates / (1 - first**self.steps) * mean / root)
-            parameter.grad = None
-
-    def state(self) -> dict[str, Any]:
-        return {"means": self.means, "squares": self.squares, "steps": self.steps}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self.steps = state["steps"]
-        for own, kept in zip((*self.means, *self.squares), (*state["means"], *state["squares"]), strict=True):
-            own.copy_(kept)
-
-
-def _like(values: Tensor, parameter: Tensor) -> Tensor:
-    return values.view(-1, *(1,) * (parameter.dim() - 1))
-
-
 @dataclass
 class BankTrainer:
     """Trains the readers of a bank side by side; a reader's steps do not depend on the others.
@@ -117,9 +72,11 @@ class BankTrainer:
         bank: The readers.
         plans: How each of them is trained.
         text: The training set.
-        labels: The label of each document for each label column, [columns, documents].
+        labels: The label of each document for each label column, [columns, documents], or [columns, documents,
+            labels] of 0 and 1 where a document can have several.
         folds: The fold of each document for each label column.
         at_once: How many documents, and how many readers, a device computes at once.
+        weights: The weights of classes in the loss, for each label column, see `class_weights`.
     """
 
     bank: ReaderBank
@@ -131,7 +88,9 @@ class BankTrainer:
     precision: Callable[[], AbstractContextManager[object]]
     at_once: tuple[int, int]
     progress: Progress
+    weights: NDArray[np.float32] | None = None
     losses: list[Tensor] = field(default_factory=list)  # of this epoch
+    _passes: dict[tuple, Callable[[dict[str, Tensor]], Tensor]] = field(default_factory=dict)
     step: int = 0
 
     def __post_init__(self) -> None:
@@ -147,7 +106,10 @@ class BankTrainer:
         self.optimizer = ReaderAdamW(parameters, rates, schedule.weight_decay, schedule.max_grad_norm)
         learns = [self.folds[plan.column] != (-1 if plan.fold is None else plan.fold) for plan in self.plans]
         self._learns = torch.from_numpy(np.stack(learns)).to(device)
-        self._labels = torch.from_numpy(self.labels[[plan.column for plan in self.plans]]).to(device)
+        self._columns = torch.tensor([plan.column for plan in self.plans], device=device)
+        self._labels = torch.from_numpy(self.labels).to(device)
+        self._weights = None if self.weights is None else torch.from_numpy(self.weights).to(device)
+        self._passes.clear()
 
     @property
     def steps_per_epoch(self) -> int:
@@ -185,8 +147,8 @@ class BankTrainer:
                     raise
                 problem = str(error).splitlines()[0]
             # Not in the handler, where the error still holds tensors.
-            for parameter in self.bank.parameters():
-                parameter.grad = None
+            self.optimizer.zero_grad()
+            self._passes.clear()
             at_once, readers = self.at_once
             if at_once == readers == 1:
                 raise StepTooLarge(f"The device's memory is used up ({problem}): choose a smaller --max-length.")
@@ -199,45 +161,70 @@ class BankTrainer:
                 torch.accelerator.empty_cache()
 
     def _gradients(self, documents: list[int]) -> None:
-        self.bank.train()
-        self.bank.backbone.module.train()
-        count = self._learns[:, documents].sum(dim=1, keepdim=True).clamp(min=1)
+        if not self.bank.training:
+            self.bank.train()
+            self.bank.backbone.module.train()
+        chosen = torch.tensor(documents).to(self.text.device, non_blocking=True)
+        count = self._learns[:, chosen].sum(dim=1, keepdim=True).clamp(min=1)
         total = torch.zeros(len(self.bank), device=self.text.device)
         at_once, readers = self.at_once
         for start in range(0, len(documents), at_once):
-            part = documents[start : start + at_once]
-            text = self.text(part)
+            part = slice(start, start + at_once)
+            inputs = self.text.inputs(documents[part]) | {"documents": chosen[part], "count": count}
             for first in range(0, len(self.bank), readers):
-                chosen = slice(first, first + readers)
-                with self.precision():
-                    logits = self.bank(text, chosen)
-                labels, learns = self._labels[chosen, part], self._learns[chosen, part]
-                loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").view_as(labels)
-                loss = (loss.where(learns, 0) / count[chosen]).sum(dim=1)
-                loss.sum().backward()
-                total[chosen] += loss.detach()
+                total[first : first + readers] += self._recorded(self._step, first)(inputs)
         self.losses.append(total)
+
+    def _recorded(self, run: Callable[..., Tensor], *given: int) -> Callable[[dict[str, Tensor]], Tensor]:
+        """`run` with what is given, a function of tensors; on a GPU as a CUDA graph."""
+        key = (run.__name__, *given)
+        if key not in self._passes:
+            known = partial(run, *given)
+            self._passes[key] = CudaGraph(known) if can_use_cuda_graphs(self.bank.backbone.model) else known
+        return self._passes[key]
+
+    def _step(self, first: int, inputs: dict[str, Tensor]) -> Tensor:
+        """The loss of as many readers as are computed at once, and the gradients of it."""
+        readers = slice(first, first + self.at_once[1])
+        logits = self._logits(readers, inputs)
+        columns, documents = self._columns[readers], inputs["documents"]
+        weights = None if self._weights is None else self._weights[columns]
+        loss = label_losses(logits, self._labels[columns][:, documents], weights)
+        if loss.dim() == 3:  # of the labels of each document, of which readers have different numbers
+            loss = loss.sum(dim=2) / (~self.bank.is_absent[readers]).sum(dim=1, keepdim=True)
+        learns = self._learns[readers][:, documents]
+        loss = (loss.where(learns, 0) / inputs["count"][readers]).sum(dim=1)
+        loss.sum().backward()
+        return loss.detach()
+
+    def _logits(self, readers: slice | Tensor, inputs: dict[str, Tensor]) -> Tensor:
+        text = self.text.text(inputs)
+        with self.precision():
+            return self.bank(text, readers)
 
     # --- answers --------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def answer(self, text: TextStates, documents: Sequence[int], readers: Sequence[int]) -> NDArray[np.float64]:
         """Logits [readers, documents, classes] of some readers of one label column."""
-        self.bank.eval()
-        self.bank.backbone.module.eval()
+        if self.bank.training:
+            self.bank.eval()
+            self.bank.backbone.module.eval()
         chosen = torch.tensor(readers, device=text.device)
         classes = self.bank.classes[readers[0]]
         found = np.empty((len(readers), len(documents), classes))
         places = {document: place for place, document in enumerate(documents)}
         for batch in text.batches(documents):
-            seen = text(batch)
+            inputs = text.inputs(batch)
             where = [places[document] for document in batch]
             for start in range(0, len(readers), self.at_once[1]):
                 part = slice(start, start + self.at_once[1])
-                with self.precision():
-                    logits = self.bank(seen, chosen[part])
+                logits = self._recorded(self._answers)(inputs | {"readers": chosen[part]})
                 found[part, where] = logits[..., :classes].double().cpu().numpy()
         return found
+
+    def _answers(self, inputs: dict[str, Tensor]) -> Tensor:
+        return self._logits(inputs["readers"], inputs)
 
     def left_out(self, column: int) -> dict[tuple[float, int], NDArray[np.float64]]:
         """For every learning rate and seed, logits [documents, classes] of the training set.

@@ -1,4 +1,4 @@
-"""Classification of documents: one label each."""
+"""Classification of documents: one label each, or several."""
 
 from __future__ import annotations
 
@@ -7,56 +7,59 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from peft import PeftConfig, PeftModel, TaskType, get_peft_model
-from torch import Tensor
 from torch.utils.data import Dataset, Subset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from prefixprop.data import SPLIT_NAMES, ClassificationTask, DocumentCollator, Task
-from prefixprop.data.cache import RaggedArray
-from prefixprop.data.documents import IN_WORDS, Split, StoredDocuments, ids_of, labels_of
-from prefixprop.data.encoding import Frame, TokenIds, stored_tokens
-from prefixprop.evaluate import PredictionSet, measure_baseline
+from prefixprop.data.documents import CALIBRATION, IN_WORDS, Split, StoredDocuments, texts_of
+from prefixprop.data.encoding import Frame, StoredTokens, TokenIds, count_words, shredded, stored_tokens
+from prefixprop.data.splits import dev_folds
+from prefixprop.evaluate import PredictionSet, Temperature, decide, measure_baseline
 from prefixprop.models.base_model import BaseModel
 from prefixprop.settings.run_settings import RunSettings
 from prefixprop.train.kinds import EvaluationSplit, RunData, TaskKind, longest_first, pad_token
+from prefixprop.train.losses import class_weights, document_loss
+
+_TEXTS_LOOKED_AT = 200
 
 
 class DocumentClassification(TaskKind):
-    """Documents with one label each; the head reads [CLS] or the prefix."""
+    """Documents with one label each, or several; the head reads [CLS] or the prefix."""
 
     def encode(self, task: Task, tokenizer: PreTrainedTokenizerBase, settings: RunSettings) -> RunData:
         assert isinstance(task, ClassificationTask) and settings.max_length is not None
         frame = Frame.of(tokenizer, settings.max_length)
-        splits = {name: task.split(name) for name in SPLIT_NAMES if task.split(name)}
+        splits = {name: task.split(name) for name in (*SPLIT_NAMES, CALIBRATION) if task.split(name)}
         tokens = _tokens(splits, tokenizer, frame.room)
         datasets = {
-            name: DocumentDataset(*tokens[name], np.array(labels_of(documents), dtype=np.int64), frame)
+            name: DocumentDataset(*tokens[name], task.label_array(documents), frame)
             for name, documents in splits.items()
         }
         notes = list(dict.fromkeys(dataset.tokens.note for dataset in datasets.values() if dataset.tokens.note))
         notes += task.notes()
-        notes += [
-            f"{dataset.cut:,} of {len(dataset):,} {IN_WORDS[name]} documents are longer than {settings.max_length} "
-            "tokens and are cut there"
-            for name, dataset in datasets.items()
-            if dataset.cut
-        ]
+        if settings.reads_tokens and (told := _shredded(datasets["train"], texts_of(task.train))):
+            notes.append(told)
         return RunData(
             label_names=task.label_names,
             train=datasets["train"],
             train_lengths=tuple(datasets["train"].lengths.tolist()),
             evaluated={
-                name: _document_split(name, splits[name], task.label_names, datasets[name])
-                for name in ("dev", "test")
+                name: _document_split(name, task, datasets[name])
+                for name in ("dev", CALIBRATION, "test")
                 if name in splits
             },
             collator=DocumentCollator(pad_token(tokenizer), tokenizer.padding_side),
             notes=tuple(notes),
-            loss=document_loss,
+            unread=_unread(datasets, settings.max_length) if settings.reads_tokens else None,
+            loss=document_loss(
+                class_weights(datasets["train"].labels, task.num_labels)
+                if settings.class_weights == "balanced"
+                else None
+            ),
             documents={name: TokensOf(dataset) for name, dataset in datasets.items()},
+            several_labels=task.several_labels,
         )
 
     def new_model(
@@ -79,9 +82,9 @@ class DocumentClassification(TaskKind):
         config.modules_to_save = [name for name in head if name != "classifier"] or None
         return get_peft_model(model, config)
 
-    def baseline(self, task: Task) -> dict[str, Any] | None:
+    def baseline(self, task: Task, settings: RunSettings) -> dict[str, Any] | None:
         assert isinstance(task, ClassificationTask)
-        return measure_baseline(task)
+        return measure_baseline(task, settings.tfidf_class_weight)
 
 
 class DocumentDataset(Dataset[dict[str, Any]]):
@@ -91,10 +94,11 @@ class DocumentDataset(Dataset[dict[str, Any]]):
     """
 
     def __init__(
-        self, tokens: RaggedArray, places: NDArray[np.int64], labels: NDArray[np.int64], frame: Frame
+        self, tokens: StoredTokens, places: NDArray[np.int64], labels: NDArray[np.int64], frame: Frame
     ) -> None:
         self.tokens, self.places, self.labels, self.frame = tokens, places, labels, frame
         lengths = tokens.lengths[places]
+        self.totals = tokens.totals[places] + frame.size
         self.cut = int((lengths > frame.room).sum())
         self.lengths: NDArray[np.int64] = np.maximum(np.minimum(lengths, frame.room) + frame.size, 1)
 
@@ -103,7 +107,7 @@ class DocumentDataset(Dataset[dict[str, Any]]):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         content = self.tokens[int(self.places[index])]
-        return {"input_ids": self.frame.around(content[: self.frame.room]), "labels": int(self.labels[index])}
+        return {"input_ids": self.frame.around(content[: self.frame.room]), "labels": self.labels[index].tolist()}
 
 
 @dataclass(frozen=True)
@@ -122,12 +126,12 @@ class TokensOf(Sequence[TokenIds]):
 
 def _tokens(
     splits: Mapping[str, Split], tokenizer: PreTrainedTokenizerBase, limit: int
-) -> dict[str, tuple[RaggedArray, NDArray[np.int64]]]:
+) -> dict[str, tuple[StoredTokens, NDArray[np.int64]]]:
     """For every split the stored tokens that hold its documents, and their places there.
 
     Splits of one source, such as the folds of a file, share their tokens, so that all folds find the same entry.
     """
-    found: dict[str, tuple[RaggedArray, NDArray[np.int64]]] = {}
+    found: dict[str, tuple[StoredTokens, NDArray[np.int64]]] = {}
     packed = {name: StoredDocuments.packed(documents) for name, documents in splits.items()}
     for source in dict.fromkeys(documents.source for documents in packed.values()):
         parts = {name: documents.places for name, documents in packed.items() if documents.source == source}
@@ -138,26 +142,32 @@ def _tokens(
     return found
 
 
-def _document_split(
-    name: str, documents: Split, label_names: tuple[str, ...], dataset: DocumentDataset
-) -> EvaluationSplit:
+def _unread(datasets: Mapping[str, DocumentDataset], max_length: int) -> str | None:
+    """What is cut off, in one sentence for all splits; None if nothing is."""
+    cut = [f"{each.cut:,} of {len(each):,} {IN_WORDS[name]}" for name, each in datasets.items() if each.cut]
+    if not cut:
+        return None
+    read = sum(int(each.lengths.sum()) for each in datasets.values())
+    total = sum(int(each.totals.sum()) for each in datasets.values())
+    return (
+        f"{', '.join(cut)} documents are longer than {max_length:,} tokens and are cut there: "
+        f"{1 - read / total:.0%} of all tokens are not read"
+    )
+
+
+def _shredded(dataset: DocumentDataset, texts: Sequence[str]) -> str | None:
+    sample = range(0, len(texts), max(1, len(texts) // _TEXTS_LOOKED_AT))
+    tokens = dataset.totals[sample] - dataset.frame.size
+    return shredded(int(tokens.sum()), sum(count_words(texts[index]) for index in sample))
+
+
+def _document_split(name: str, task: ClassificationTask, dataset: DocumentDataset) -> EvaluationSplit:
     order = longest_first(dataset.lengths.tolist())
+    documents = task.split(name)
+    folds = dev_folds(documents) if task.several_labels and name == "dev" else None
 
     def predictions(logits: NDArray[np.float64]) -> PredictionSet:
-        return PredictionSet(
-            tuple(ids_of(documents)),
-            tuple(labels_of(documents)),
-            np.asarray(logits, dtype=np.float64)[np.argsort(order)],
-            label_names=label_names,
-        )
+        found = PredictionSet.of_documents(task, documents, np.asarray(logits)[np.argsort(order)])
+        return found if folds is None else decide({"dev": found}, Temperature(1.0), folds)[0]["dev"]
 
-    return EvaluationSplit(name, Subset(dataset, order), predictions)
-
-
-def document_loss(outputs: Any, labels: Tensor, num_items_in_batch: Tensor | int | None = None) -> Tensor:
-    """Cross-entropy, averaged over all documents of a step.
-
-    The model's own loss is a mean over a device's batch: documents of a smaller last batch would count for more.
-    """
-    documents = len(labels) if num_items_in_batch is None else num_items_in_batch
-    return F.cross_entropy(outputs.logits.float(), labels, reduction="sum") / documents
+    return EvaluationSplit(name, Subset(dataset, order), predictions, folds)

@@ -28,11 +28,15 @@ from prefixprop.settings.run_settings import RunSettings
 
 @dataclass(frozen=True)
 class EvaluationSplit:
-    """A split to evaluate on: `dataset` has the longest items first; `predictions` restores the order."""
+    """A split to evaluate on: `dataset` has the longest items first; `predictions` restores the order.
+
+    `folds` divide a dev set whose documents can have several labels, for thresholds from the other folds.
+    """
 
     name: str
     dataset: Dataset[Any]
     predictions: Callable[[NDArray[np.float64]], PredictionSet]
+    folds: NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
         return len(self.dataset)  # type: ignore[arg-type]
@@ -46,11 +50,14 @@ class RunData:
         label_names: The labels of a classification task; None for questions.
         train: The training set.
         train_lengths: How many tokens each of its items has.
-        evaluated: The dev set, which may be a fold of the training set, and the test set unless it is empty.
+        evaluated: The dev set, which may be a fold of the training set, what was set aside of it for calibration, and
+            the test set unless it is empty.
         collator: Makes batches.
         notes: What a user should know about the data.
+        unread: What is cut off the documents; None if nothing is.
         loss: The loss of a step; None: the model computes it.
         documents: The tokens of every document by split, in the order of the task; empty for questions.
+        several_labels: Whether a document can have several labels.
     """
 
     label_names: tuple[str, ...] | None
@@ -59,8 +66,10 @@ class RunData:
     evaluated: dict[str, EvaluationSplit]
     collator: Callable[..., Any]
     notes: tuple[str, ...]
+    unread: str | None = None
     loss: Callable[..., Tensor] | None = None
     documents: Mapping[str, Sequence[TokenIds]] = field(default_factory=dict)
+    several_labels: bool = False
 
 
 class TaskKind(ABC):
@@ -84,7 +93,7 @@ class TaskKind(ABC):
     def adapt(self, model: Any, config: PeftConfig) -> PeftModel:
         """Put an adapter on a new model; the head is trained with it."""
 
-    def baseline(self, task: Task) -> dict[str, Any] | None:
+    def baseline(self, task: Task, settings: RunSettings) -> dict[str, Any] | None:
         """The metrics of a simple model on the same examples; None where there is none."""
         return None
 

@@ -24,18 +24,23 @@ from transformers import TrainerCallback
 
 from prefixprop.atomic_files import write_json, write_text
 from prefixprop.data import ClassificationTask
-from prefixprop.data.documents import Split, ids_of, labels_of, texts_of
+from prefixprop.data.documents import CALIBRATION, texts_of
 from prefixprop.evaluate import (
     C_VALUES,
     CrossFitted,
     Part,
     PredictionSet,
+    Temperature,
     TfidfModel,
     accuracy_interval,
+    average_precision_interval,
     cross_fit,
+    decide,
     fit_tfidf,
     left_out_scores,
+    measure_trust,
 )
+from prefixprop.evaluate.metrics import log_odds
 from prefixprop.evaluate.mixing import READERS, WORDS
 from prefixprop.models.gpu import without_cudnn
 from prefixprop.progress import Progress
@@ -55,16 +60,14 @@ from prefixprop.tuners.reader_bank import save_adapters
 class WordsPart:
     """The TF-IDF model: its answers to the judged documents, and those that are fitted on the whole training set."""
 
-    def __init__(self, task: ClassificationTask, judged: Judged) -> None:
-        self.models = fit_tfidf(texts_of(task.train), labels_of(task.train), task.num_labels, C_VALUES)
+    def __init__(self, task: ClassificationTask, judged: Judged, class_weight: str | None) -> None:
+        texts, labels = texts_of(task.train), task.label_array(task.train)
+        self.models = fit_tfidf(texts, labels, task.num_labels, C_VALUES, class_weight)
         if judged.is_dev:
-            texts = texts_of(judged.documents)
-            logits = np.stack([model.scores(texts) for model in self.models])
+            logits = np.stack([model.scores(texts_of(judged.documents)) for model in self.models])
         else:
-            logits = left_out_scores(
-                texts_of(task.train), labels_of(task.train), task.num_labels, judged.folds, C_VALUES
-            )
-        self.part = Part(WORDS, C_VALUES, logits)
+            logits = left_out_scores(texts, labels, task.num_labels, judged.folds, C_VALUES, class_weight)
+        self.part = Part(WORDS, C_VALUES, judged.as_answers(logits))
 
     @property
     def name(self) -> str:
@@ -96,7 +99,7 @@ def train_mix(
                 stop.is_training = False
             # The first has the checkpoints, so it ends last: until all are written, a killed run can go on.
             pairs = list(zip(mixes, directories, strict=True))
-            return [_finish(*pair) for pair in reversed(pairs)][::-1]
+            return [_finish(*pair, progress) for pair in reversed(pairs)][::-1]
         except BaseException:
             for directory in directories:
                 restore_replaced(directory)
@@ -128,7 +131,7 @@ def _fit(
     return [FittedMix(run, one, of_words, readers, number) for number, (run, one, of_words) in enumerate(each)]
 
 
-def _finish(mix: FittedMix, directory: RunDirectory) -> RunResult:
+def _finish(mix: FittedMix, directory: RunDirectory, progress: Progress) -> RunResult:
     if mix.readers is None:
         write_text(directory.history, "")  # a fit has no epochs
     else:
@@ -136,7 +139,7 @@ def _finish(mix: FittedMix, directory: RunDirectory) -> RunResult:
     count = mix.count()
     metrics = mix.metrics() | last_metrics(count)
     with explained_writing():
-        write_results(directory, replace(mix.run, parameters=count), mix.predictions, metrics, mix.save)
+        write_results(directory, replace(mix.run, parameters=count), mix.predictions, metrics, mix.save, progress)
     return RunResult(directory.path, metrics)
 
 
@@ -144,15 +147,14 @@ def _words(run: RunPlan, judged: Judged, progress: Progress) -> WordsPart | None
     is_alone = not run.settings.is_prefix_method
     progress.stage("fitting TF-IDF")
     try:
-        words = WordsPart(run.classification, judged)
+        words = WordsPart(run.classification, judged, run.settings.tfidf_class_weight)
     except ValueError as error:
         if is_alone:
             raise TrainingError(str(error)) from error
         progress.note(f"there is no TF-IDF baseline: {error}")
         return None
-    accuracy = cross_fit([words.part], judged.labels, judged.folds).accuracy(judged.labels)
-    what = "the dev set" if judged.is_dev else "left-out documents"
-    progress.line(f"{words.name}: {accuracy:.3f} of {what} are right")
+    fitted = cross_fit([words.part], judged.labels, judged.folds, run.settings.choose_by)
+    progress.line(f"{words.name}: {judged.in_words(judged.score(fitted.log_probabilities))}")
     return words
 
 
@@ -167,19 +169,23 @@ class FittedMix:
         mixes = run.settings.mix_baseline == "auto"
         alone = [] if words is None else [words.part]
         self.of_readers = parts[0] if parts else None
-        self.fitted = cross_fit(parts + alone if mixes or not parts else parts, judged.labels, judged.folds)
+        chosen_by = (judged.labels, judged.folds, run.settings.choose_by)
+        self.fitted = cross_fit(parts + alone if mixes or not parts else parts, *chosen_by)
         # The baseline is judged in the same folds whether it is mixed in or not.
-        self.baseline = cross_fit(alone, judged.labels, judged.folds) if alone else None
-        self.predictions = {"dev": self._set(judged.documents, self.fitted.log_probabilities)}
-        self.of_test = self._answers("test") if run.classification.test else {}
-        if run.classification.test:
-            self.predictions["test"] = self._set(
-                run.classification.test, self.fitted.final.log_probabilities(self.of_test)
-            )
+        self.baseline = cross_fit(alone, *chosen_by) if alone else None
+        others = [name for name in (CALIBRATION, "test") if run.classification.split(name)]
+        self.answers = {split: self._answers(split) for split in others}
+        mixed = {split: self.fitted.final.log_probabilities(found) for split, found in self.answers.items()}
+        self.predictions, self.thresholds = self._sets({"dev": self.fitted.log_probabilities, **mixed})
 
-    def _set(self, documents: Split, log_probabilities: Array) -> PredictionSet:
-        ids, labels = tuple(ids_of(documents)), tuple(labels_of(documents))
-        return PredictionSet(ids, labels, log_probabilities, label_names=self.run.classification.label_names)
+    def _sets(self, answers: dict[str, Array]) -> tuple[dict[str, PredictionSet], Array | None]:
+        """Predictions from calibrated answers and, with several labels, the thresholds of labels."""
+        task, several = self.run.classification, self.judged.several_labels
+        sets = {}
+        for split, found in answers.items():
+            documents = self.judged.documents if split == "dev" else task.split(split)
+            sets[split] = PredictionSet.of_documents(task, documents, log_odds(found) if several else found)
+        return decide(sets, Temperature(1.0), self.judged.folds) if several else (sets, None)
 
     def _answers(self, split: str) -> dict[str, Array]:
         """What the final model of each part says of a split."""
@@ -187,7 +193,8 @@ class FittedMix:
         if self.readers is not None:
             found[READERS] = self.readers.answers(self.column, split, self.learning_rate)
         if self.words is not None:
-            found[WORDS] = self.final_words.scores(texts_of(self.run.classification.split(split)))
+            scores = self.final_words.scores(texts_of(self.run.classification.split(split)))
+            found[WORDS] = self.judged.as_answers(scores)
         return found
 
     @property
@@ -204,18 +211,18 @@ class FittedMix:
 
     def metrics(self) -> dict[str, Any]:
         """All of `metrics.json` but the parameters. Mixed answers are calibrated, so that the temperature is 1."""
-        labels = self.judged.labels
         found: dict[str, Any] = {}
         for split, predictions in self.predictions.items():
             found[split] = found[f"{split}_calibrated"] = predictions.evaluate()
-        accuracy = self.fitted.accuracy(labels)
-        low, high = accuracy_interval(round(accuracy * len(labels)), len(labels))
         found |= {
             "temperature": 1.0,
-            "expected_accuracy": {"accuracy": accuracy, "low": low, "high": high, "documents": len(labels)},
+            f"expected_{self.judged.headline}": self._expected(),
             "judged_on": "dev" if self.judged.is_dev else f"{int(self.judged.folds.max()) + 1} folds",
             "mix": {"weights": self.fitted.final.weights, "chosen": self._chosen()},
+            **measure_trust(self.run.settings.target_precision, self.predictions),
         }
+        if self.thresholds is not None:
+            found["thresholds"] = self.thresholds.tolist()
         if self.baseline is not None and self.words is not None:
             found["baseline"] = {"model": self.words.name, **self._alone(self.baseline, WORDS)}
         if self.readers is not None:
@@ -225,29 +232,38 @@ class FittedMix:
         seconds = 0.0 if self.readers is None else self.readers.seconds
         return found | {"epochs": epochs, "best_epoch": epochs, "seconds": round(seconds, 3)}
 
+    def _expected(self) -> dict[str, Any]:
+        """What to expect on documents like these, with its 95 % interval."""
+        labels, dev, name = self.judged.labels, self.predictions["dev"], self.judged.headline
+        value, documents = self.judged.score(self.fitted.log_probabilities), len(labels)
+        if self.judged.several_labels:
+            low, high = average_precision_interval(dev.logits, labels)
+        else:
+            low, high = accuracy_interval(round(value * documents), documents)
+        return {name: value, "low": low, "high": high, "documents": documents}
+
     def _chosen(self) -> dict[str, float]:
         found = {READERS: self.learning_rate} if self.readers is not None else {}
         return found | ({WORDS: self.final_words.c} if self.words is not None else {})
 
     def _alone(self, fitted: CrossFitted, part: str) -> dict[str, Any]:
         """The metrics of one part without the others."""
-        found = {"dev": self._set(self.judged.documents, fitted.alone[part]).evaluate()}
-        if part in self.of_test:
-            answers = fitted.final_alone[part].log_probabilities(self.of_test)
-            found["test"] = self._set(self.run.classification.test, answers).evaluate()
-        return found
+        answers = {"dev": fitted.alone[part]}
+        if part in self.answers.get("test", ()):
+            answers["test"] = fitted.final_alone[part].log_probabilities(self.answers["test"])
+        return {split: found.evaluate() for split, found in self._sets(answers)[0].items()}
 
     def _learning_rates(self) -> list[dict[str, Any]]:
-        """Every learning rate that was tried, with its accuracy on left-out documents when it was last judged."""
+        """Every learning rate that was tried, with its score on left-out documents when it was last judged."""
         assert self.readers is not None and self.of_readers is not None
-        dropped = {float(rate): accuracy for rate, accuracy in self.readers.dropped[self.column].items()}
-        right = {
-            rate: float((logits.argmax(axis=1) == self.judged.labels).mean())
+        dropped = {float(rate): found for rate, found in self.readers.dropped[self.column].items()}
+        kept = {
+            rate: self.judged.score(logits)
             for rate, logits in zip(self.of_readers.candidates, self.of_readers.logits, strict=True)
         }
         return [
-            {"learning_rate": rate, "accuracy": accuracy, "dropped": rate in dropped}
-            for rate, accuracy in sorted((right | dropped).items())
+            {"learning_rate": rate, self.judged.headline: found, "dropped": rate in dropped}
+            for rate, found in sorted((kept | dropped).items())
         ]
 
     def count(self) -> ParameterCount:

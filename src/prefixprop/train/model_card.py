@@ -7,12 +7,24 @@ from typing import Any
 
 import yaml
 
+from prefixprop.evaluate import Trust
 from prefixprop.settings.methods import ADAPTER
 from prefixprop.settings.run_settings import RunSettings
 from prefixprop.tuners.counting import ParameterCount
 
 _PARTS = ("prefix", "gates", "alpha", "lora", "head")
-_METRICS = ("accuracy", "micro_f1", "macro_precision", "macro_recall", "binary_f1", "ece", "nll", "documents")
+_METRICS = (
+    "average_precision",
+    "accuracy",
+    "micro_f1",
+    "macro_f1",
+    "macro_precision",
+    "macro_recall",
+    "binary_f1",
+    "ece",
+    "nll",
+    "documents",
+)
 
 
 def model_card(
@@ -45,14 +57,27 @@ def model_card(
 - **Method:** {settings.method}{prefix}{lora}: trains {method.summary}.
 - **Base model:** {settings.model}, up to {settings.max_length} tokens.
 - **Data:** {settings.data_name}{fold}.
-- **Trained parameters:** {count.trainable:,}, {count.percent("trainable"):.3f} % of the encoder's \
+{_labels(metrics)}- **Trained parameters:** {count.trainable:,}, {count.percent("trainable"):.3f} % of the encoder's \
 {count.backbone:,}{parts}.
-{_mix(metrics) if settings.is_mix else _training(settings, metrics)}{_baseline(settings, metrics)}
+{_mix(metrics) if settings.is_mix else _training(settings, metrics)}{_baseline(settings, metrics)}\
+{_trust(metrics)}
 
 {_table(metrics)}
 
 {_use(settings, label_names)}
 """
+
+
+def _labels(metrics: Mapping[str, Any]) -> str:
+    """What a user of the model should know about its labels, if there is anything to say."""
+    found = ""
+    if "thresholds" in metrics:
+        found += (
+            "- **Labels:** a document gets every label whose probability reaches its threshold (`metrics.json`).\n"
+        )
+    if never := metrics.get("never_predicted"):
+        found += f"- **Never predicted on the dev set or left-out documents:** {', '.join(never)}.\n"
+    return found
 
 
 def _training(settings: RunSettings, metrics: Mapping[str, Any]) -> str:
@@ -66,12 +91,13 @@ def _training(settings: RunSettings, metrics: Mapping[str, Any]) -> str:
 
 
 def _mix(metrics: Mapping[str, Any]) -> str:
-    expected, mix = metrics["expected_accuracy"], metrics["mix"]
+    headline = "average_precision" if "thresholds" in metrics else "accuracy"
+    expected, mix = metrics[f"expected_{headline}"], metrics["mix"]
     weights = ", ".join(f"{part} {weight:.3g}" for part, weight in mix["weights"].items())
     chosen = ", ".join(f"{value:g} for {part}" for part, value in mix["chosen"].items())
     return f"""\
-- **Expected accuracy:** {expected["accuracy"]:.4f} (95 % interval {expected["low"]:.4f} to {expected["high"]:.4f}), \
-by cross-fitted answers to {expected["documents"]:,} documents ({metrics["judged_on"]}).
+- **Expected {headline.replace("_", " ")}:** {expected[headline]:.4f} (95 % interval {expected["low"]:.4f} to \
+{expected["high"]:.4f}), by cross-fitted answers to {expected["documents"]:,} documents ({metrics["judged_on"]}).
 - **Mix:** weights {weights}; chosen: {chosen} (a learning rate for readers, C for words). Its answers are \
 calibrated."""
 
@@ -84,6 +110,11 @@ def _baseline(settings: RunSettings, metrics: Mapping[str, Any]) -> str:
         f"{baseline[split][settings.metric]:.4f} on {split}" for split in baseline if split != "model"
     )
     return f"\n- **Baseline:** {baseline['model']}, fitted on the same documents, has {settings.metric} {reached}."
+
+
+def _trust(metrics: Mapping[str, Any]) -> str:
+    found = {name: value for name, value in metrics.get("trust", {}).items() if name != "test"}
+    return f"\n- **Trust:** {Trust(**found)}" if found else ""
 
 
 def _table(metrics: Mapping[str, Any]) -> str:

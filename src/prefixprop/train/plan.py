@@ -54,10 +54,15 @@ class RunPlan:
     @property
     def notes(self) -> tuple[str, ...]:
         """What a user should know before it starts."""
-        if self.steps >= FEW_STEPS or self.settings.epochs is None:
-            return self.data.notes
-        few = f"the run has {self.steps} step{'s' if self.steps > 1 else ''}, too few to learn much"
-        return (*self.data.notes, f"{few}: give it more --epochs or documents, or a smaller --batch-size")
+        notes = list(self.data.notes)
+        if self.data.unread:
+            is_lower = (self.settings.max_length or 0) < self.base.limit
+            remedy = f"--max-length reads up to {self.base.limit:,}" if is_lower else "a longer --model reads on"
+            notes.append(f"{self.data.unread}; {remedy}")
+        if self.steps < FEW_STEPS and self.settings.epochs is not None:
+            few = f"the run has {self.steps} step{'s' if self.steps > 1 else ''}, too few to learn much"
+            notes.append(f"{few}: give it more --epochs or documents, or a smaller --batch-size")
+        return tuple(notes)
 
     def take_model(self) -> nn.Module:
         """A model for one attempt at training; the plan keeps no hold on it, so that its memory can be freed."""
@@ -74,13 +79,19 @@ class RunPlan:
         return f"{settings.method} on {self.base.name}: {', '.join(parts)}, seed {settings.seed}"
 
 
-def plan(settings: RunSettings, progress: Progress | None = None, other: RunPlan | None = None) -> RunPlan:
+def plan(
+    settings: RunSettings,
+    progress: Progress | None = None,
+    other: RunPlan | None = None,
+    documents: ClassificationTask | None = None,
+) -> RunPlan:
     """Check the settings, load data and model, and resolve what was left open; nothing is written.
 
-    `other` is the plan for another label column of the same documents, whose model serves this one too.
+    `other` is the plan for another label column of the same documents, whose model serves this one too. `documents`
+    are those of a run whose settings name no source of data.
     """
     progress = progress or Progress()
-    check_settings(settings, process_count())
+    check_settings(settings, process_count(), in_memory=documents is not None)
     _check_trackers(settings)
     notes = unused_notes(settings)
     progress.stage("loading the model")
@@ -89,8 +100,9 @@ def plan(settings: RunSettings, progress: Progress | None = None, other: RunPlan
     dropouts = (settings.dropout, attention_dropout)
     base = other.base if other else load_base_model(settings.model, settings.model_revision, *dropouts)
     progress.stage("reading documents")
-    whole = load_data(**settings.source)
-    settings = resolve(settings, base.limit, len(whole.train))
+    whole: Task = load_data(**settings.source) if documents is None else documents
+    several_labels = isinstance(whole, ClassificationTask) and whole.several_labels
+    settings = resolve(settings, base.limit, len(whole.train), several_labels)
     settings = replace(settings, model=base.name, model_revision=base.revision)
     task = select_documents(whole, **settings.selection)
     progress.stage("turning documents into tokens")
@@ -107,7 +119,10 @@ def _build(base: BaseModel, data: RunData, settings: RunSettings) -> nn.Module:
     """A new model; its head and its prefix are drawn with the run's seed."""
     set_seed(settings.seed)
     with explained_memory_errors(building_remedy(settings)):
-        return build_trainable(kind_of(settings).new_model(base, data.label_names, settings), settings)
+        model = kind_of(settings).new_model(base, data.label_names, settings)
+        if data.several_labels:  # for whoever loads the model without this package
+            model.config.problem_type = "multi_label_classification"
+        return build_trainable(model, settings)
 
 
 def _check_trackers(settings: RunSettings) -> None:

@@ -20,6 +20,7 @@ from prefixprop.data import (
 )
 from prefixprop.data.documents import IN_WORDS
 from prefixprop.evaluate import PredictionSet, question_predictions
+from prefixprop.evaluate.bm25 import measure_bm25
 from prefixprop.models import adapt_candidate_scorer
 from prefixprop.models.base_model import BaseModel
 from prefixprop.settings.run_settings import RunSettings
@@ -76,6 +77,10 @@ class CandidateChoice(TaskKind):
 
     def adapt(self, model: Any, config: PeftConfig) -> PeftModel:
         return adapt_candidate_scorer(model, config)
+
+    def baseline(self, task: Task, settings: RunSettings) -> dict[str, Any] | None:
+        assert isinstance(task, QuestionTask)
+        return measure_bm25(task) if settings.task_row.has_baseline else None
 
 
 def _question_split(name: str, task: QuestionTask, dataset: WikiHopDataset) -> EvaluationSplit:

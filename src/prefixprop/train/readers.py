@@ -15,16 +15,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from prefixprop.atomic_files import write_text
 from prefixprop.backbones import Backbone, find_backbone
 from prefixprop.choices import DEFAULT_BATCH_TOKENS
 from prefixprop.data import ClassificationTask
-from prefixprop.data.documents import Split, labels_of
+from prefixprop.data.documents import Split
 from prefixprop.data.splits import fold_numbers
 from prefixprop.evaluate import Part, may_be_dropped
-from prefixprop.evaluate.mixing import READERS, mean_answer
+from prefixprop.evaluate.metrics import yes_or_no
+from prefixprop.evaluate.mixing import READERS, mean_answer, score
 from prefixprop.models.gpu import hold_frozen_in_bfloat16
 from prefixprop.progress import Progress
 from prefixprop.runs.directory import RunDirectory
@@ -33,6 +34,7 @@ from prefixprop.train.bank_trainer import BankTrainer, ReaderPlan, Schedule
 from prefixprop.train.checkpoints import find_checkpoint
 from prefixprop.train.errors import TrainingError
 from prefixprop.train.kinds import pad_token
+from prefixprop.train.losses import class_weights
 from prefixprop.train.plan import RunPlan, use_bf16
 from prefixprop.train.text_states import TextStates
 from prefixprop.tuners.reader_bank import ReaderBank, ReaderWeights, embedded_cls, new_reader
@@ -48,18 +50,50 @@ class Judged:
     """The documents whose answers choose: those of the training set, each left out once, or the dev set."""
 
     documents: Split
-    folds: NDArray[np.int64]  # of these documents
+    labels: NDArray[np.int64]  # of these documents, see `ClassificationTask.label_array`
+    folds: NDArray[np.int64]
     is_dev: bool
 
     @classmethod
     def of(cls, task: ClassificationTask) -> Judged:
         is_dev = len(task.dev) >= FEWEST_DEV
         documents = task.dev if is_dev else task.train
-        return cls(documents, fold_numbers(task.name, documents, FOLDS), is_dev)
+        return cls(documents, task.label_array(documents), fold_numbers(task.name, documents, FOLDS), is_dev)
 
     @property
-    def labels(self) -> NDArray[np.int64]:
-        return np.array(labels_of(self.documents), dtype=np.int64)
+    def several_labels(self) -> bool:
+        return self.labels.ndim == 2
+
+    def as_answers(self, logits: ArrayLike) -> Array:
+        """Logits [..., labels] in the form that `prefixprop.evaluate.mixing` takes."""
+        return yes_or_no(logits) if self.several_labels else np.asarray(logits)
+
+    @property
+    def headline(self) -> str:
+        """The metric that tells how good answers are."""
+        return "average_precision" if self.several_labels else "accuracy"
+
+    def score(self, answers: Array) -> float:
+        """The accuracy of answers or, with several labels, their average precision."""
+        return score(answers, self.labels, "average_precision" if self.several_labels else "micro_f1")
+
+    def in_words(self, found: float) -> str:
+        what = "the dev set" if self.is_dev else "left-out documents"
+        return (
+            f"average precision {found:.3f} on {what}" if self.several_labels else f"{found:.3f} of {what} are right"
+        )
+
+
+def _stacked_labels(runs: Sequence[RunPlan]) -> tuple[NDArray[np.int64], NDArray[np.float32] | None]:
+    """The labels of the training set for every label column, and the weights of classes, filled up to the most."""
+    tasks = [run.classification for run in runs]
+    found = [task.label_array(task.train) for task in tasks]
+    weights = [class_weights(*each) for each in zip(found, (task.num_labels for task in tasks), strict=True)]
+    most = max(task.num_labels for task in tasks)
+    filled = [np.pad(each, [(0, 0)] * (each.ndim - 1) + [(0, most - each.shape[-1])]) for each in weights]
+    if tasks[0].several_labels:
+        found = [np.pad(each, ((0, 0), (0, most - each.shape[1]))) for each in found]
+    return np.stack(found), np.stack(filled) if runs[0].settings.class_weights == "balanced" else None
 
 
 def computing_device() -> torch.device:
@@ -111,7 +145,7 @@ class Readers:
         new = partial(new_reader, self.backbone, self.plan.length, cls=cls)
         weights = [new(classes=self.classes[plan.column], seed=plan.seed) for plan in plans]
         bank = ReaderBank(self.backbone, weights, settings.prefix_dropout)
-        labels = np.stack([np.array(labels_of(run.classification.train), dtype=np.int64) for run in runs])
+        labels, of_classes = _stacked_labels(runs)
         folds = [one.folds if not one.is_dev else np.full(labels.shape[1], NO_FOLD) for one in judged]
         schedule = Schedule(
             settings.epochs,
@@ -123,7 +157,7 @@ class Readers:
         )
         at_once = (settings.device_batch_size * (4 if device.type == "cuda" else 1), len(plans))
         self.trainer = BankTrainer(
-            bank, plans, self.text, labels, np.stack(folds), schedule, self.precision, at_once, progress
+            bank, plans, self.text, labels, np.stack(folds), schedule, self.precision, at_once, progress, of_classes
         )
         self.history: list[dict[str, Any]] = []
         self.dropped: list[dict[str, float]] = [{} for _ in runs]  # by label column: a rate and its accuracy halfway
@@ -190,13 +224,10 @@ class Readers:
         """Leave out learning rates that no choice of one fold by the others ranks among its best two."""
         for column, judged in enumerate(self.judged):
             part = self.part(column)
-            for index in may_be_dropped(part, judged.labels, judged.folds):
+            for index in may_be_dropped(part, judged.labels, judged.folds, self.settings.choose_by):
                 rate = part.candidates[index]
-                accuracy = float((part.logits[index].argmax(axis=1) == judged.labels).mean())
-                self.dropped[column][str(rate)] = accuracy
-                self.progress.line(
-                    f"learning rate {rate:g} is dropped: {accuracy:.3f} of left-out documents are right"
-                )
+                found = self.dropped[column][str(rate)] = judged.score(part.logits[index])
+                self.progress.line(f"learning rate {rate:g} is dropped: {judged.in_words(found)}")
         plans = enumerate(self.trainer.plans)
         kept = [index for index, plan in plans if plan.learning_rate in self.rates(plan.column)]
         if len(kept) < len(self.trainer.plans):
@@ -248,13 +279,15 @@ class Readers:
             logits = np.stack([self.answers(column, "dev", rate) for rate in rates])
         else:
             found = self.trainer.left_out(column)
-            logits = np.stack([mean_answer(np.stack([found[rate, seed] for seed in self.seeds])) for rate in rates])
+            of_seeds = (np.stack([found[rate, seed] for seed in self.seeds]) for rate in rates)
+            logits = np.stack([mean_answer(self.judged[column].as_answers(each)) for each in of_seeds])
         return Part(READERS, tuple(rates), logits)
 
     def answers(self, column: int, split: str, rate: float) -> Array:
-        """Log-probabilities [documents, classes] of a split, by the readers of a rate that learned from all."""
+        """Log-probabilities of a split, by the readers of a rate that learned from all, as `Part` has them."""
         text = self._states(self.documents[split], keep=False)
-        return mean_answer(self.trainer.answer(text, range(len(text.lengths)), self._final(column, rate)))
+        logits = self.trainer.answer(text, range(len(text.lengths)), self._final(column, rate))
+        return mean_answer(self.judged[column].as_answers(logits))
 
     def _final(self, column: int, rate: float) -> list[int]:
         """The readers of a learning rate that learned from all documents."""

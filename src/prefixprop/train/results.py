@@ -14,7 +14,7 @@ import torch
 from safetensors import SafetensorError
 
 from prefixprop.atomic_files import clear_leftovers, replacing_folder, write_json, write_text
-from prefixprop.evaluate import PredictionSet, write_predictions
+from prefixprop.evaluate import PredictionSet, never_predicted, write_predictions
 from prefixprop.processes import process_count
 from prefixprop.progress import Progress
 from prefixprop.runs.directory import DOCUMENTS, FINISHED, RunDirectory
@@ -66,12 +66,19 @@ def write_results(
     predictions: dict[str, PredictionSet],
     metrics: dict[str, Any],
     save: Callable[[Path], None],
+    progress: Progress,
 ) -> None:
     """Write everything that is kept; `metrics.json`, which says that the run is finished, after all the rest.
 
     `save` writes what was trained into a folder.
     """
     settings = run.settings
+    if never := never_predicted(predictions["dev"]):
+        metrics["never_predicted"] = never
+        progress.note(
+            f"never predicted, although documents have {'them' if len(never) > 1 else 'it'}: {', '.join(never)}; "
+            "--class-weights balanced or --choose-by macro_f1 may help"
+        )
     for name, split in predictions.items():
         write_predictions(directory.predictions(name), split)
     weights = directory.path / settings.method_row.trains

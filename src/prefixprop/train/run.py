@@ -9,7 +9,7 @@ from pathlib import Path
 
 from transformers import TrainerCallback
 
-from prefixprop.data import fingerprint, load_data
+from prefixprop.data import ClassificationTask, fingerprint, load_data
 from prefixprop.processes import is_main_process
 from prefixprop.progress import Progress
 from prefixprop.runs.directory import RunDirectory
@@ -30,12 +30,14 @@ def train(
     overwrite: bool = False,
     progress: Progress | None = None,
     callbacks: Sequence[TrainerCallback] = (),
+    documents: ClassificationTask | None = None,
 ) -> RunResult:
     """Train, evaluate and calibrate one run into `run_dir`; under `accelerate launch` on several devices.
 
     An existing run is refused, unless it is to be resumed, which ends as if it had never stopped, or overwritten. A
     finished run that is resumed is returned as it is. If a step does not fit into the device's memory, the run goes
-    on with fewer documents at once, which changes nothing but its speed.
+    on with fewer documents at once, which changes nothing but its speed. `documents` in memory take the place of a
+    source of data in the settings.
 
     >>> result = train(RunSettings(task="hyperpartisan"), "runs/hyperpartisan")
     >>> result.metrics["test"]["micro_f1"]
@@ -53,7 +55,7 @@ def train(
         settings = _kept(settings, directory.read_settings())
         if directory.is_finished():
             return _finished(settings, directory, progress)
-    run = plan(settings, progress)
+    run = plan(settings, progress, documents=documents)
     if going_on:
         check_same_settings(directory, run.settings)
         check_same_documents(directory, run.documents)
@@ -91,6 +93,9 @@ def train_label_columns(
         if going_on:
             check_same_settings(directory, runs[-1].settings)
             check_same_documents(directory, runs[-1].documents)
+    if len({run.data.several_labels for run in runs}) > 1:
+        problem = "in some columns a document has one label, and in others several; train them in two runs."
+        raise SettingsError([f"--label-column: {problem}"])
     return train_mix(runs, directories, overwrite, callbacks, progress)
 
 
@@ -106,6 +111,7 @@ def _kept(settings: RunSettings, before: RunSettings) -> RunSettings:
         epochs=settings.epochs or before.epochs,
         batch_size=settings.batch_size or before.batch_size,
         max_length=settings.max_length or before.max_length,
+        choose_by=settings.choose_by or before.choose_by,
         model_revision=settings.model_revision or before.model_revision,
     )
 

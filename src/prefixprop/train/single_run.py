@@ -13,7 +13,7 @@ import torch
 from transformers import TrainerCallback, TrainingArguments
 
 from prefixprop.atomic_files import write_text
-from prefixprop.evaluate import PredictionSet, fit_temperature
+from prefixprop.evaluate import PredictionSet, Temperature, decide, fit_temperature, measure_trust
 from prefixprop.models.gpu import hold_frozen_in_bfloat16, without_cudnn
 from prefixprop.processes import process_count
 from prefixprop.progress import Progress
@@ -50,7 +50,7 @@ def train_single(
             baseline: dict[str, Any] = {}
             if arguments.should_save:
                 begin_run(run, directory, arguments.device, overwrite, progress)
-                progress.stage("fitting the TF-IDF baseline")
+                progress.stage("fitting the baseline")
                 baseline = _baseline(run, progress)
             arguments.distributed_state.wait_for_everyone()
             return RunResult(directory.path, _train(run, directory, arguments, baseline, callbacks, progress))
@@ -101,11 +101,17 @@ def _attempt(
     with explained_memory_errors(training_remedy(run.settings, run.at_once), StepTooLarge), without_cudnn():
         _fit(trainer, run.settings, directory, progress)
         predictions = {name: trainer.predict_split(split) for name, split in run.data.evaluated.items()}
-    metrics = _metrics(trainer, run, predictions) | baseline
+    temperature = fit_temperature(predictions["dev"].logits, predictions["dev"].known_labels)
+    thresholds: dict[str, Any] = {}
+    folds = run.data.evaluated["dev"].folds
+    if folds is not None:
+        predictions, found = decide(predictions, temperature, folds)
+        thresholds = {"thresholds": found.tolist()}
+    metrics = _metrics(trainer, run, predictions, temperature) | thresholds | baseline
     if arguments.should_save:
         model = trainer.accelerator.unwrap_model(trainer.model)
         with explained_writing():
-            write_results(directory, run, predictions, metrics, partial(save_trained, model, run.settings))
+            write_results(directory, run, predictions, metrics, partial(save_trained, model, run.settings), progress)
     arguments.distributed_state.wait_for_everyone()
     return metrics
 
@@ -118,9 +124,9 @@ def _fewer_at_once(run: RunPlan) -> int | None:
 
 
 def _baseline(run: RunPlan, progress: Progress) -> dict[str, Any]:
-    """What TF-IDF reaches on the documents of the run, as an entry of the metrics; empty without it."""
+    """What a simple model reaches on the documents of the run, as an entry of the metrics; empty without it."""
     try:
-        metrics = kind_of(run.settings).baseline(run.task) if run.settings.baseline else None
+        metrics = kind_of(run.settings).baseline(run.task, run.settings) if run.settings.baseline else None
     except ValueError as error:
         progress.note(f"there is no TF-IDF baseline: {error}")
         metrics = None
@@ -171,16 +177,16 @@ def _fit(trainer: RunTrainer, settings: RunSettings, directory: RunDirectory, pr
         trainer.load_trained(trainer.best_trained)
 
 
-def _metrics(trainer: RunTrainer, run: RunPlan, predictions: dict[str, PredictionSet]) -> dict[str, Any]:
-    dev = predictions["dev"]
-    temperature = fit_temperature(dev.logits, dev.known_labels)
+def _metrics(
+    trainer: RunTrainer, run: RunPlan, predictions: dict[str, PredictionSet], temperature: Temperature
+) -> dict[str, Any]:
     lines = epoch_lines(trainer.state.log_history)
+    calibrated = {name: split.with_temperature(temperature) for name, split in predictions.items()}
     metrics: dict[str, Any] = {name: split.evaluate() for name, split in predictions.items()}
-    metrics |= {
-        f"{name}_calibrated": split.with_temperature(temperature).evaluate() for name, split in predictions.items()
-    }
+    metrics |= {f"{name}_calibrated": split.evaluate() for name, split in calibrated.items()}
     return metrics | {
         "temperature": temperature.value,
+        **measure_trust(run.settings.target_precision, calibrated),
         "best_epoch": next(line["epoch"] for line in lines if line["step"] == trainer.state.best_global_step),
         "epochs": len(lines),
         "seconds": round(trainer.seconds, 3),

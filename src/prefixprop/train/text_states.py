@@ -6,7 +6,7 @@ kept on the device that computes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -67,7 +67,7 @@ class TextStates:
             return
         done = 0
         for indices in self.batches(range(len(self.documents))):
-            text = self._compute(indices)
+            text = self.text(self._tokens(indices))
             for place, index in enumerate(indices):
                 states = [state[place, : self.lengths[index]] for state in text.states]
                 self._kept[index] = torch.stack(states).to(self._dtype)
@@ -81,26 +81,35 @@ class TextStates:
 
     def __call__(self, indices: Sequence[int]) -> Text:
         """Some documents as a batch."""
+        return self.text(self.inputs(indices))
+
+    def inputs(self, indices: Sequence[int]) -> dict[str, Tensor]:
+        """What `text` makes a batch of: the documents' tokens, or their states where these are kept."""
         if not self.are_kept:
-            return self._compute(indices)
+            return self._tokens(indices)
         kept = [self._kept[index] for index in indices]
         longest = self._padded(max(state.shape[1] for state in kept))
         layers, _, hidden = kept[0].shape
         states = kept[0].new_zeros(layers, len(kept), longest, hidden)
-        mask = None
+        found = {"states": states}
         if any(state.shape[1] < longest for state in kept):
             lengths = torch.tensor([state.shape[1] for state in kept])
-            mask = (torch.arange(longest) < lengths[:, None]).to(self.device)
+            found["attention_mask"] = (torch.arange(longest) < lengths[:, None]).to(self.device)
         for place, state in enumerate(kept):
             states[:, place, : state.shape[1]] = state
-        return text_of(states.unbind(0), mask)
+        return found
 
-    def _compute(self, indices: Sequence[int]) -> Text:
-        rows = [self.documents[index] for index in indices]
-        padded = pad_documents(rows, self.pad_token_id, length=self._padded(max(1, *map(len, rows))))
-        inputs = {name: tensor.to(self.device, non_blocking=True) for name, tensor in padded.items()}
+    def text(self, inputs: Mapping[str, Tensor]) -> Text:
+        """A batch as readers see it."""
+        if "states" in inputs:
+            return text_of(inputs["states"].unbind(0), inputs.get("attention_mask"))
         with self.precision():
             return text_to_read(self.backbone, inputs)
+
+    def _tokens(self, indices: Sequence[int]) -> dict[str, Tensor]:
+        rows = [self.documents[index] for index in indices]
+        padded = pad_documents(rows, self.pad_token_id, length=self._padded(max(1, *map(len, rows))))
+        return {name: tensor.to(self.device, non_blocking=True) for name, tensor in padded.items()}
 
     def _padded(self, longest: int) -> int:
         return padded_length(longest, self.max_length) if self.device.type == "cuda" else longest

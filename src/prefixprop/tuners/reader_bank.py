@@ -158,11 +158,11 @@ class ReaderBank(nn.Module):
     def forward(self, text: Text, readers: slice | Tensor | None = None) -> Tensor:
         """Logits [readers, batch, classes] of all readers or some; minus infinity for classes that one lacks."""
         chosen = slice(None) if readers is None else readers
-        prefix = self.prefix[chosen]
-        count, length = len(prefix), prefix.shape[2]
+        prefix, device = self.prefix[chosen], self.prefix.device.type
+        if torch.is_autocast_enabled(device):  # once for all layers
+            prefix = prefix.to(torch.get_autocast_dtype(device))
         dropout = self.prefix_dropout if self.training else 0.0
-        rows = read(self.backbone, _Rows(prefix, dropout), text, count)
-        first = rows.unflatten(1, (count, length))[:, :, 0].transpose(0, 1)
+        first = read(self.backbone, _Rows(prefix.unbind(1), dropout), text, len(prefix)).transpose(0, 1)
         heads = [parameter[chosen] for parameter in self.heads]
         logits = vmap(self._classify)(heads, first.to(heads[0].dtype))
         return logits.float().masked_fill(self.is_absent[chosen, None], -torch.inf)
@@ -172,13 +172,13 @@ class ReaderBank(nn.Module):
 
 
 class _Rows(NamedTuple):
-    """The prefixes [readers, layers, j, hidden] of a bank, one after the other in each layer."""
+    """The prefixes [readers, j, hidden] of a bank in each layer, one after the other."""
 
-    prefix: Tensor
+    layers: tuple[Tensor, ...]
     dropout: float
 
     def layer(self, index: int, batch: int) -> Tensor:
-        rows = self.prefix[:, index].flatten(0, 1)[None]
+        rows = self.layers[index].flatten(0, 1)[None]
         return F.dropout(rows.expand(batch, -1, -1), self.dropout) if self.dropout else rows
 
 

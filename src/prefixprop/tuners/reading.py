@@ -33,12 +33,16 @@ class PrefixRows(Protocol):
 
 
 def read(backbone: Backbone, prefix: PrefixRows, text: Text, readers: int = 1) -> Tensor:
-    """The virtual tokens of so many readers after all layers, [batch, rows, hidden]."""
-    batch = len(text.states[0])
+    """The first virtual token of each of so many readers after all layers, [batch, readers, hidden].
+
+    The others are not computed in the last layer, because nobody reads them there.
+    """
+    batch, last = len(text.states[0]), len(text.states) - 1
     rows = prefix.layer(0, batch).to(text.states[0].dtype).expand(batch, -1, -1)
-    rows = backbone.read_layer(0, rows, text, readers)
-    for index in range(1, len(text.states)):
-        rows = backbone.read_layer(index, rows + prefix.layer(index, batch).to(rows.dtype), text, readers)
+    for index in range(last + 1):
+        if index:
+            rows = rows + prefix.layer(index, batch).to(rows.dtype)
+        rows = backbone.read_layer(index, rows, text, readers, first_only=index == last)
     return backbone.final_norm(rows)
 
 
@@ -88,7 +92,7 @@ def reading_forward(
         for name in ("output_hidden_states", "return_dict")
     }
     output, text = see_text(original, encoder, *args, **kwargs)
-    first = read(backbone, active.prefix, text)[:, :1]
+    first = read(backbone, active.prefix, text)
     parts = {**output, "last_hidden_state": torch.cat([first, output.last_hidden_state], dim=1)}
     if backbone.has_pooler:
         parts["pooler_output"] = backbone.module.pooler(first)

@@ -222,6 +222,19 @@ def frozen_ffn(layer: Any, rows: Tensor, states: Tensor, ffn: Ffn) -> Tensor:
     return run(rows.contiguous(), states.contiguous(), *arguments)[0]
 
 
+def leave(layer: Any, rows: Tensor, states: Tensor) -> Tensor | None:
+    """The same; None where weights are not frozen, or a part has hooks."""
+    dtype = compute_type(states)
+    ffn = ffn_of(layer, dtype)
+    return None if ffn is None else frozen_ffn(layer, rows.to(dtype), states.to(dtype), ffn)
+
+
+def compute_type(states: Tensor) -> torch.dtype:
+    """The type that a projection would have, under autocast too."""
+    kind = states.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else states.dtype
+
+
 def _unpack(arguments: Any, dtype: torch.dtype) -> tuple[FfnWeights, Sides, Dropout]:
     plans: tuple[Plan, ...] = arguments[17]
     sides = Sides(*SidePath.read(plans, arguments[18:], dtype))

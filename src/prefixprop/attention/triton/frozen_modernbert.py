@@ -17,6 +17,7 @@ from transformers.activations import GELUActivation
 from prefixprop.attention.hooks import has_hooks
 from prefixprop.attention.triton import residual_norm
 from prefixprop.attention.triton.dropout import draw_dropout_seeds
+from prefixprop.attention.triton.frozen_ffn import compute_type
 from prefixprop.attention.triton.geglu import geglu_backward, geglu_forward
 from prefixprop.attention.triton.lora import (
     Piece,
@@ -27,7 +28,6 @@ from prefixprop.attention.triton.lora import (
     side_gradients,
     unwrap,
 )
-from prefixprop.attention.triton.self_attention import compute_type
 from prefixprop.attention.triton.triton_kernel import function
 
 
@@ -155,6 +155,13 @@ def _enter_backward(ctx: Any, gradient: Tensor, d_residual: Tensor, *_: Any) -> 
             d_normed.view_as(states), states, moments, scale, scale, scale, False, 0.0, d_residual.contiguous()
         )[0]
     return (d_states, *(None,) * 4, *of_side)
+
+
+def leave_layer(layer: Any, rows: Tensor, states: Tensor) -> Tensor | None:
+    """The same for rows whose attention was computed elsewhere; None for layers that are not frozen."""
+    dtype = compute_type(states)
+    ffn = ffn_of(layer, dtype)
+    return None if ffn is None else leave(rows.to(dtype), states.to(dtype), ffn)
 
 
 def leave(rows: Tensor, states: Tensor, ffn: Ffn) -> Tensor:

@@ -15,7 +15,7 @@ from prefixprop.attention.sliding_window import is_plain, split_heads
 from prefixprop.attention.sliding_window import longformer_self_attention as with_weights
 from prefixprop.attention.triton import launch_attention
 from prefixprop.attention.triton.dropout import draw_dropout_seeds
-from prefixprop.attention.triton.frozen_ffn import ffn_of, frozen_ffn
+from prefixprop.attention.triton.frozen_ffn import compute_type, ffn_of, frozen_ffn
 from prefixprop.attention.triton.frozen_layer import attention_of, frozen_layer
 from prefixprop.attention.triton.launch_attention import ALL_ROWS, DropoutSeeds, Shape, project
 from prefixprop.attention.triton.pattern import DevicePattern
@@ -111,12 +111,6 @@ def residual_output(
     if not untouched or has_hooks(norm) or has_hooks(dropout):
         return original(hidden_states, input_tensor)
     return residual_norm(module.dense(hidden_states), input_tensor, norm, dropout.p if dropout.training else 0.0)
-
-
-def compute_type(states: Tensor) -> torch.dtype:
-    """The type that a projection would have, under autocast too."""
-    kind = states.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else states.dtype
 
 
 def _arguments(module: Any, pattern: AttentionPattern, prefix: PrefixedKeys | None, dropout: float) -> tuple:
