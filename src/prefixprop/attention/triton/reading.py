@@ -75,6 +75,7 @@ def attend_to_text(
         nothing = kv.new_empty(0, dtype=torch.int32)
         kv = rope_forward(kv, *rope, kv.new_empty(len(kv), 0, 2), nothing, nothing, heads).view_as(kv)
     batch, rows, _ = qkv.shape
+    kv = kv.expand(batch, -1, -1).contiguous()  # one text may be read by the whole batch
     on_device = pattern.prepared(DevicePattern.of, 0, heads)
     queries = readers if first_only else rows
     seeds = draw_dropout_seeds((batch * heads * queries, batch * kv.shape[1], batch * rows), on_device.facts, dropout)
