@@ -33,7 +33,7 @@ from prefixprop.predict.trained_model import PredictionOptions, TrainedModel, lo
 OCCLUSION, READING = EXPLANATION_WAYS
 _WORDS = 60  # of a passage, about
 _MOST_PASSAGES = 200  # of a document, about: those of a book are longer
-_SENTENCE_END = re.compile(r"[.!?…][\"'”’)\]]*(?=\s)|[。！？]|\S(?=\s*\n\s*\n)")
+_SENTENCE_END = re.compile(r"[.!?\u2026][\"'\u201d\u2019)\]]*(?=\s)|[\u3002\uff01\uff1f]|\S(?=\s*\n\s*\n)")
 
 Span = tuple[int, int]
 
@@ -172,9 +172,10 @@ def _answers(
             version = whole.copy()
             start, end = spans[number] if number < len(spans) else (0, 0)
             for chunk in range(start // frame.room, -(-end // frame.room)):
-                inside = (max(0, min(frame.room, token - chunk * frame.room)) for token in (start, end))
+                before = chunk * frame.room
+                inside = [len(frame.before) + max(0, min(frame.room, token - before)) for token in (start, end)]
                 version[chunk] = len(pieces.input_ids) + len(hidden)
-                hidden.append((whole[chunk], *(len(frame.before) + token for token in inside)))
+                hidden.append((whole[chunk], inside[0], inside[1]))
             versions.append(version)
     left = [np.delete(pieces.input_ids[piece], slice(start, end)) for piece, start, end in hidden]
     input_ids = (*pieces.input_ids, *left)
