@@ -81,7 +81,7 @@ def explain(
     encode = encode_documents if options.long == "truncate" else chunk_documents
     pieces = encode(documents, run.tokenizer, run.max_length)
     content = [read - pieces.special_tokens for read in pieces.tokens_read]
-    tiles = [_tiles(document) for document in documents]
+    tiles = [passages_of(document) for document in documents]
     tokens = [list(_token_spans(run, *each)) for each in zip(documents, tiles, content, strict=True)]
     if run.words is None:  # TF-IDF reads the whole document
         tiles = [own[: len(spans)] for own, spans in zip(tiles, tokens, strict=True)]
@@ -115,7 +115,7 @@ def explanations_page(title: str, explanations: Sequence[tuple[str, Explanation]
 # --- passages -----------------------------------------------------------------------------------------------------
 
 
-def _tiles(text: str) -> list[Span]:
+def passages_of(text: str) -> list[Span]:
     """The passages of a text, each with the space in front of it, so that together they are the text.
 
     A tokenizer makes the same tokens of a text and of its tiles, because a tile begins where a word has ended.
