@@ -13,7 +13,7 @@ import pytest
 from command_line import call
 from prefixprop import load_run
 from prefixprop.data import fingerprint, load_data, read_json_lines
-from prefixprop.evaluate import read_predictions
+from prefixprop.evaluate import PredictionSet, read_predictions, write_predictions
 from prefixprop.train import RunDirectory
 
 from tiny_questions import invented
@@ -52,6 +52,22 @@ def test_the_numbers_are_those_of_the_run(kind: str, request: pytest.FixtureRequ
         assert "accuracy" in found["before"] and ("micro_f1" in found["before"]) == (kind == "run")
     found = metrics_of(run, "--predictions", run / "predictions" / "test.jsonl")
     assert (found["before"], found["after"]) == (stored["test"], stored["test_calibrated"])
+
+
+def test_a_row_for_every_label(run: Path, wikihop_run: Path, tmp_path: Path) -> None:
+    found = metrics_of(run)["labels"]
+    assert [row["label"] for row in found] == ["art", "law", "tax"] and sum(row["support"] for row in found) == 30
+    assert metrics_of(wikihop_run)["labels"] == []
+    odds = np.array([[1.0, -1.0], [-1.0, 2.0]])
+    several = PredictionSet(("a", "b"), ((0,), ()), odds, ("law firm", "tax"), decisions=odds > 0)
+    write_predictions(tmp_path / "x.jsonl", several)
+    table = evaluate("--predictions", tmp_path / "x.jsonl")
+    (row,) = (line for line in table.splitlines() if "law firm" in line)
+    assert [cell.strip() for cell in row.split("│")[2:-1]] == ["1", "1", "1.000", "1.000", "1.000", "1.000"]
+    refused = evaluate("--predictions", tmp_path / "x.jsonl", "--confusion", tmp_path / "x.png", status=1)
+    assert "--confusion needs documents with one label each" in refused
+    evaluate("--predictions", tmp_path / "x.jsonl", "--figure", tmp_path / "x.png")
+    assert (tmp_path / "x.png").is_file()
 
 
 def test_stored_predictions_need_no_run(run: Path) -> None:

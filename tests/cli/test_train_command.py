@@ -54,13 +54,27 @@ def test_what_is_told_before_meanwhile_and_at_the_end(
     assert "\x1b" not in shown + told + problem + evaluated
 
 
+def test_several_labels_of_a_text_column(tmp_path: Path, recipe: Path) -> None:
+    rows = [(number, "; ".join(["law", "art"][: number % 3]), f"w{number} w{number % 3}") for number in range(24)]
+    path = tmp_path / "letters.csv"
+    path.write_text("id,kinds,body\n" + "".join(f"{name},{labels},{body}\n" for name, labels, body in rows))
+    columns = ("--text-column", "body", "--label-column", "kinds", "--label-separator", ";")
+    source = ("--train-files", path, *columns, "--run-dir", tmp_path / "run")
+    shown, told = call("train", "--method", "tfidf", *source)
+    assert "average precision" in told and "Expected average precision: " in shown and "macro-F1" in shown
+    data = ("--input", path, *columns)
+    assert json.loads(call("evaluate", tmp_path / "run", *data, "--json")[0])["before"]["documents"] == 24
+    predicted = call("predict", tmp_path / "run", path, "--text-column", "body")[0]
+    assert set(json.loads(predicted.splitlines()[0])["labels"]) <= {"law", "art"}
+
+
 @pytest.mark.parametrize("better", [True, False])
 def test_a_better_baseline_and_a_temperature_that_says_nothing_are_told(
     tmp_path: Path, recipe: Path, monkeypatch: pytest.MonkeyPatch, better: bool
 ) -> None:
     metrics_of_it = dict.fromkeys(SHOWN, 0.987 if better else 0.0)
     baseline = {"model": "TF-IDF of a test", "dev": metrics_of_it, "test": metrics_of_it}
-    monkeypatch.setattr("prefixprop.train.documents.measure_baseline", lambda task: baseline)
+    monkeypatch.setattr("prefixprop.train.documents.measure_baseline", lambda task, weight: baseline)
     monkeypatch.setattr("prefixprop.evaluate.calibration.is_bound", lambda temperature: better)
     shown, _ = call("train", "--config", recipe, "--run-dir", tmp_path / "run")
     for words in ("dev, TF-IDF", "test, TF-IDF", "TF-IDF of a test", "0.9870" if better else "0.0000"):

@@ -25,6 +25,18 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("data")
     save_tiny_model(folder / "model")
     write_questions(folder / "wikihop")
+    write_questions(folder / "hybridqa")
+    for path in (folder / "hybridqa").iterdir():
+        questions = json.loads(path.read_text())
+        rows = [
+            one | {"supports": [f"w{number} w7" for number in range(len(one["candidates"]))]} for one in questions
+        ]
+        path.write_text(json.dumps(rows))
+    (folder / "cuad").mkdir()
+    contracts = [
+        {"id": f"c{n}", "text": f"w5 w{n}", "labels": ["Insurance", "Non-Compete"][: n % 3]} for n in range(24)
+    ]
+    (folder / "cuad" / "contracts.jsonl").write_text("\n".join(map(json.dumps, contracts)))
     for task in ("arxiv", "elife"):
         (folder / task).mkdir()
         for number, split in enumerate(("train", "dev", "test")):

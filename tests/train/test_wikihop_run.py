@@ -102,3 +102,19 @@ def test_questions_that_do_not_fit_count_as_wrong_and_are_told(tmp_path: Path) -
     unread = [row for row, names in enumerate(stored.candidates or ()) if len(names) > 2]
     assert unread and all(stored.logits[row].argmax() != stored.labels[row] for row in unread)
     assert run.metrics["dev"]["documents"] == 4
+
+
+def test_rows_have_bm25_as_their_baseline(tmp_path: Path) -> None:
+    settings = question_settings(tmp_path, task="hybridqa", method="head-only", num_virtual_tokens=None)
+    for path in Path(str(settings.data_dir)).iterdir():
+        questions = json.loads(path.read_text())
+        for question in questions:  # the words of the question stand in the support of its answer
+            question["supports"] = [
+                f"w3 {name} {question['query'] if name == question['answer'] else ''}"
+                for name in question["candidates"]
+            ]
+        path.write_text(json.dumps(questions))
+    (tmp_path / "wikihop" / "test.json").write_text((tmp_path / "wikihop" / "dev.json").read_text())
+    metrics = train(settings, tmp_path / "run", progress=Notes()).metrics
+    assert metrics["baseline"]["model"].startswith("BM25") and metrics["baseline"]["test"]["accuracy"] == 1.0
+    assert 0 <= metrics["test"]["accuracy"] <= 1
