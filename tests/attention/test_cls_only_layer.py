@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import importlib
 from typing import Any
 
 import pytest
@@ -14,12 +13,12 @@ from torch import Tensor, nn
 from transformers import LongformerForSequenceClassification
 
 from prefixprop import attention
+from prefixprop.attention import longformer as forwards
 
 from one_layer import assert_same_gradients, outcome
 from tiny import adapt, batch, for_all_rows, tiny_model
 
 LORA = {"target_modules": ["query", "value", "value_global"], "lora_dropout": 0.0, "init_lora_weights": False}
-INSTALL = importlib.import_module("prefixprop.attention.install")  # not the function of this name
 METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "fine-tuning": ("none", {}),
     "lora": ("lora", LORA),
@@ -37,13 +36,13 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
 def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The rows that were asked for of the last layer, one for each pass that did."""
     rows: list[int] = []
-    whole = INSTALL.cls_only_layer
+    whole = forwards.cls_only_layer
 
     def counted(layer: Any, states: Tensor, pattern: Any, *others: Any) -> Tensor:
         rows.append(pattern.cls_row)
         return whole(layer, states, pattern, *others)
 
-    monkeypatch.setattr(INSTALL, "cls_only_layer", counted)
+    monkeypatch.setattr(forwards, "cls_only_layer", counted)
     return rows
 
 

@@ -19,8 +19,7 @@ from transformers.models.modernbert.modeling_modernbert import apply_rotary_pos_
 
 from prefixprop.attention.modernbert import ARGUMENTS, ModernBertPatch, is_fast_with
 from prefixprop.attention.patch import Undo, replace_forward
-from prefixprop.attention.pattern import AttentionPattern
-from prefixprop.attention.prefix import PrefixedKeys, PrefixSource
+from prefixprop.attention.prefix import NO_PREFIX, PrefixedKeys, PrefixSource
 from prefixprop.attention.reading import read_keys
 from prefixprop.attention.rope import geglu
 from prefixprop.backbones.base import Backbone, RowSource, Text, record_outputs, without_prefix
@@ -70,7 +69,7 @@ class ModernBertBackbone(Backbone):
     def attach(self, source: PrefixSource) -> list[Undo]:
         attention = ModernBertPatch.of(self.module)
         around = [
-            replace_forward(layer.attn, partial(_prefixed_attention, source, index))
+            replace_forward(layer.attn, partial(_prefixed_attention, attention, source, index))
             for index, layer in enumerate(self.layers)
         ]
         return [*super().attach(source), attention.listen_to(source), *around]
@@ -160,6 +159,7 @@ def _take_rows_off(source: RowSource, _: nn.Module, args: tuple) -> tuple | None
 
 
 def _prefixed_attention(
+    attention: ModernBertPatch,
     source: PrefixSource,
     index: int,
     original: Callable[..., tuple[Tensor, ...]],
@@ -170,9 +170,8 @@ def _prefixed_attention(
     **others: Any,
 ) -> tuple[Tensor, ...]:
     """The forward of a layer's self-attention, with what an active prefix changes where it is Hugging Face's."""
-    is_fast = isinstance(attention_mask, AttentionPattern)
-    prefix = None if is_fast else source.key_values(index, hidden_states.shape[0])
-    part = None if is_fast else source.prefix_part(index)
+    is_fast = attention.layer is not None
+    prefix, part, _ = NO_PREFIX if is_fast else source.at(index, hidden_states.shape[0])
     if prefix is None and part is None:
         return original(
             hidden_states, position_embeddings=position_embeddings, attention_mask=attention_mask, **others

@@ -1,10 +1,9 @@
-"""How Triton kernels are launched, and how PyTorch differentiates them."""
+"""How Triton kernels are launched."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import torch
 import triton
 from torch import Tensor
 
@@ -39,20 +38,3 @@ class TritonKernel:
             return
         compiled, in_order = found
         compiled[(*grid, 1, 1)[:3]](*tensors, *numbers, *in_order)
-
-
-def function(forward: Any, keep: Any, backward: Any) -> Any:
-    """An autograd function in the old style: the new one inspects a signature at every call, which is slow."""
-
-    class Function(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, *inputs: Any) -> Any:
-            output = forward(*inputs)
-            keep(ctx, inputs, output)
-            return output
-
-        @staticmethod
-        def backward(ctx: Any, *gradients: Any) -> Any:
-            return backward(ctx, *gradients)
-
-    return Function.apply

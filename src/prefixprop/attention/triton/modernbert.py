@@ -1,0 +1,301 @@
+"""ModernBERT's block on the Triton kernels: how rows enter and leave it, and whether a layer can be computed so.
+
+Enter: LayerNorm, which the first layer lacks; q, k, v of all rows; rope.
+Leave: output, residual; LayerNorm, gated feed-forward (GEGLU), residual. Inner activations are computed again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers.activations import GELUActivation
+
+from prefixprop.attention.patch import has_hooks
+from prefixprop.attention.pattern import AttentionPattern
+from prefixprop.attention.prefix import LayerPrefix, as_rows
+from prefixprop.attention.rope import Angles
+from prefixprop.attention.triton import block
+from prefixprop.attention.triton.block import Block, Call, Leave, compute_type, run
+from prefixprop.attention.triton.dropout import draw_dropout_seeds
+from prefixprop.attention.triton.geglu import geglu_backward, geglu_forward
+from prefixprop.attention.triton.launch_attention import AttentionGradients
+from prefixprop.attention.triton.lora import Piece, SidePath, add_side, fit_together, side_gradients, unwrap
+from prefixprop.attention.triton.plan import BlockPlan, Join, Plans, plan_for
+from prefixprop.attention.triton.prefix_part import can_fuse
+from prefixprop.attention.triton.residual_norm import ResidualNorm
+from prefixprop.attention.triton.rope import Rope
+from prefixprop.attention.triton.rotary_attention import kernel_attention, rotary_attention
+
+# --- enter ---------------------------------------------------------------------------------------------------------
+
+
+class EnterPlan(NamedTuple):
+    scale: Tensor | None  # of the norm
+    projections: Tensor
+    epsilon: float
+    pieces: list[Piece]  # of LoRA
+
+
+def enter_of(layer: Any, dtype: torch.dtype) -> EnterPlan | None:
+    """None where weights are not frozen or have a bias, or a part has hooks."""
+    norm, unwrapped = layer.attn_norm, unwrap(layer.attn.Wqkv)
+    if unwrapped is None or not fit_together(unwrapped[1]) or has_hooks(norm):
+        return None
+    linear, pieces = unwrapped
+    has_norm = type(norm) is nn.LayerNorm
+    if not (has_norm or type(norm) is nn.Identity) or not _is_frozen(linear, dtype):
+        return None
+    if has_norm and not _is_frozen(norm, dtype):
+        return None
+    return EnterPlan(norm.weight if has_norm else None, linear.weight, norm.eps if has_norm else 0.0, pieces)
+
+
+class KeptEnter(NamedTuple):
+    mean: Tensor | None
+    inverse: Tensor | None  # 1/σ
+    low: Tensor | None  # the result of LoRA's `lora_down`
+
+
+@dataclass(frozen=True, slots=True)
+class Enter:
+    plan: EnterPlan
+    side: SidePath | None
+    rope: Rope | None = None  # None where attention, and rope with it, is computed elsewhere
+
+    Kept: ClassVar = KeptEnter
+
+    @property
+    def reads_states(self) -> bool:
+        """Whether backward needs the states."""
+        return self.plan.scale is not None or self.side is not None
+
+    def project(self, states: Tensor) -> tuple[Tensor, KeptEnter]:
+        """q, k and v of all rows, [batch, length, 3 width]."""
+        (scale, projections, epsilon, _), normed, mean, inverse = self.plan, states.flatten(0, -2), None, None
+        if scale is not None:
+            normed, mean, inverse = torch.native_layer_norm(normed, scale.shape, scale, None, epsilon)
+        projected = normed @ projections.t()
+        low = add_side(self.side, normed, projected)
+        return projected.unflatten(0, states.shape[:-1]), KeptEnter(mean, inverse, low)
+
+    def project_backward(
+        self, gradient: Tensor, d_residual: Tensor, states: Tensor | None, kept: KeptEnter, needs_states: bool
+    ) -> tuple[Tensor | None, list[Tensor]]:
+        """Gradients of the states and of LoRA's matrices."""
+        (scale, projections, epsilon, _), gradient = self.plan, gradient.flatten(0, -2)
+        d_normed = gradient @ projections if needs_states else None
+        of_side = list[Tensor]()
+        if self.side is not None and states is not None:
+            normed = states if scale is None else _norm(states, scale, epsilon)
+            of_side = side_gradients(self.side, kept.low, normed.flatten(0, -2), gradient, d_normed)
+        if d_normed is None:
+            return None, of_side
+        if scale is None:
+            return d_normed.view_as(d_residual).add_(d_residual), of_side
+        assert states is not None and kept.mean is not None and kept.inverse is not None
+        moments = torch.cat([kept.mean, kept.inverse], dim=1).float()
+        norm = ResidualNorm(scale, None, epsilon, 0.0, scale, scale)
+        d_states, *_ = norm.backward(d_normed.view_as(states), states, moments, d_residual.contiguous())
+        return d_states, of_side
+
+    def forward(self, states: Tensor, prefix: Tensor) -> tuple[Tensor, KeptEnter]:
+        """The input of the attention kernels (see `tiles`)."""
+        assert self.rope is not None
+        projected, kept = self.project(states)
+        return self.rope.forward(projected, prefix), kept
+
+    def kv_global(self, states: Tensor, prefix: Tensor, kept: KeptEnter) -> None:
+        """Global rows share the projections of all rows."""
+
+    def backward(
+        self,
+        found: AttentionGradients,
+        d_states: Tensor,
+        states: Tensor,
+        prefix: Tensor,
+        kept: KeptEnter,
+        grad_rows: int,
+        needs: tuple[bool, bool],
+    ) -> tuple[Tensor | None, Tensor | None, list[Tensor]]:
+        """Gradients of the states, of the prefix, and of LoRA's matrices; `d_states` is that of the residual."""
+        assert self.rope is not None
+        needs_states, needs_prefix = needs
+        needs_projections = needs_states or self.side is not None
+        d_projected, d_prefix = self.rope.backward(found.dqkv, states.shape, (needs_projections, needs_prefix))
+        if d_projected is None:
+            return None, d_prefix, []
+        found_states, of_side = self.project_backward(d_projected, d_states, states, kept, needs_states)
+        return found_states, d_prefix, of_side
+
+
+# --- leave ---------------------------------------------------------------------------------------------------------
+
+
+class LeavePlan(NamedTuple):
+    attended: Tensor
+    scale: Tensor
+    inner: Tensor
+    outer: Tensor
+    epsilon: float
+    dropout: float  # of attention's output
+    pieces: list[list[Piece]]  # of LoRA, around each of the three linear layers
+
+
+def leave_of(layer: Any, dtype: torch.dtype) -> LeavePlan | None:
+    """None where weights are not frozen or have a bias, or a part has hooks."""
+    norm, mlp, drop = layer.mlp_norm, layer.mlp, layer.attn.out_drop
+    found = [both for linear in (layer.attn.Wo, mlp.Wi, mlp.Wo) if (both := unwrap(linear)) is not None]
+    if len(found) < 3 or not fit_together([piece for _, pieces in found for piece in pieces]):
+        return None
+    if any(map(has_hooks, (layer.attn, norm, mlp, mlp.act, mlp.drop, drop))) or (mlp.drop.training and mlp.drop.p):
+        return None
+    if type(mlp.act) is not GELUActivation or type(norm) is not nn.LayerNorm:
+        return None
+    linears = [linear for linear, _ in found]
+    if not all(_is_frozen(part, dtype) for part in (*linears, norm)):
+        return None
+    attended, inner, outer = (linear.weight for linear in linears)
+    dropout = float(drop.p) if isinstance(drop, nn.Dropout) and drop.training else 0.0
+    return LeavePlan(attended, norm.weight, inner, outer, norm.eps, dropout, [pieces for _, pieces in found])
+
+
+def _is_frozen(part: Any, dtype: torch.dtype) -> bool:
+    return not part.weight.requires_grad and part.bias is None and part.weight.dtype == dtype
+
+
+class KeptLeave(NamedTuple):
+    total: Tensor
+    moments: Tensor
+    attended_low: Tensor | None
+    outer_low: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveLayer:
+    plan: LeavePlan
+    seeds: list[Tensor]  # of dropout: rows and columns
+    attended_side: SidePath | None
+    inner_side: SidePath | None
+    outer_side: SidePath | None
+
+    Kept: ClassVar = KeptLeave
+
+    @property
+    def reads_rows(self) -> bool:
+        """Whether backward needs attention's rows."""
+        return self.attended_side is not None
+
+    def _norm(self) -> ResidualNorm:
+        return ResidualNorm(self.plan.scale, None, self.plan.epsilon, self.plan.dropout, *self.seeds)
+
+    def forward(self, rows: Tensor, states: Tensor, keeps: bool) -> tuple[Tensor, KeptLeave]:
+        update = F.linear(rows, self.plan.attended)
+        attended_low = add_side(self.attended_side, rows, update)
+        normed, total, moments = self._norm().forward(update, states, keeps_sum=True)
+        del update
+        both = F.linear(normed, self.plan.inner)
+        add_side(self.inner_side, normed, both)
+        active, flat = geglu_forward(both).flatten(0, -2), total.flatten(0, -2)
+        if keeps:
+            output = torch.empty_like(states)  # not a view: a prefix may be added in place
+            torch.addmm(flat, active, self.plan.outer.t(), out=output.view_as(flat))
+        else:
+            output = total
+            flat.addmm_(active, self.plan.outer.t())
+        outer_low = add_side(self.outer_side, active, output)
+        return output, KeptLeave(total, moments, attended_low, outer_low)
+
+    def backward(self, gradient: Tensor, rows: Tensor | None, kept: KeptLeave) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """Gradients of the rows and of the states, and of LoRA's matrices."""
+        plan, total = self.plan, kept.total
+        flat = total.flatten(0, -2)
+        normed = _norm(flat, plan.scale, plan.epsilon)
+        both = normed @ plan.inner.t()
+        inner_low = add_side(self.inner_side, normed, both)
+        d_output = gradient.view_as(flat)
+        d_active = d_output @ plan.outer
+        of_outer = list[Tensor]()
+        if self.outer_side is not None:
+            of_outer = side_gradients(self.outer_side, kept.outer_low, geglu_forward(both), d_output, d_active)
+        geglu_backward(both, d_active, both)  # replaced by its own gradient, as it is used nowhere else
+        d_normed = both @ plan.inner
+        of_inner = side_gradients(self.inner_side, inner_low, normed, both, d_normed)
+        del normed, both, d_active
+        d_states, d_update, _ = self._norm().backward(d_normed.view_as(total), total, kept.moments, gradient)
+        d_update = d_update.view_as(flat)
+        d_rows = d_update @ plan.attended
+        of_attended = list[Tensor]()
+        if rows is not None:
+            of_attended = side_gradients(self.attended_side, kept.attended_low, rows.flatten(0, -2), d_update, d_rows)
+        return d_rows.view_as(total), d_states, [*of_attended, *of_inner, *of_outer]
+
+
+def _norm(rows: Tensor, scale: Tensor, epsilon: float) -> Tensor:
+    return torch.native_layer_norm(rows, scale.shape, scale, None, epsilon)[0]  # not affected by autocast
+
+
+# --- layers --------------------------------------------------------------------------------------------------------
+
+
+def plan_of(layer: Any, dtype: torch.dtype, join: Join) -> BlockPlan:
+    leave = leave_of(layer, dtype)
+    return BlockPlan(None if leave is None else enter_of(layer, dtype), leave)
+
+
+def modernbert_layer(
+    layer: Any,
+    plans: Plans,
+    states: Tensor,
+    pattern: AttentionPattern,
+    angles: Angles,
+    reach: int | None,
+    prefix: LayerPrefix,
+) -> Tensor | None:
+    """The output of a ModernBertEncoderLayer with frozen weights; None for other layers.
+
+    Rows see `reach` neighbours on either side, or all rows if it is None.
+    """
+    dtype = compute_type(states)
+    plan = plan_for(plans, layer, dtype, plan_of)
+    if plan.leave is None:
+        return None
+    states = states.to(dtype).contiguous()  # autocast has float32 in front of the first layer
+    attention, heads = layer.attn, layer.attn.config.num_attention_heads
+    dropout = attention.attention_dropout if attention.training else 0.0
+    size = states.shape[-1] // heads
+    if plan.enter is None or reach is None or not can_fuse(prefix, pattern, size, states):
+        given = (angles, heads, reach, pattern, *prefix, dropout)
+        return in_parts(layer, plan, states, lambda projected: rotary_attention(projected, *given))
+    side, of_enter = SidePath.open(plan.enter.pieces, states.shape[0] * states.shape[1], dtype)
+    made = kernel_attention(heads, size, reach, pattern, prefix, dropout)
+    leaving, of_leave = _leaving(plan.leave, states)
+    rope = Rope.in_order(*angles, heads, states, made.setting.shape.prefix)
+    call = Call(Enter(plan.enter, side, rope), made, leaving)
+    keys = prefix.key_values if prefix.part is None else None
+    alpha = None if made.part is None else made.part.trained
+    return run(Block, call, states, as_rows(keys, states), alpha, *of_enter, *of_leave)
+
+
+def in_parts(layer: Any, plan: BlockPlan, states: Tensor, attend: Callable[[Tensor], Tensor]) -> Tensor:
+    """The same with attention computed by `attend`, from queries, keys and values."""
+    if plan.enter is None:
+        projected = layer.attn.Wqkv(layer.attn_norm(states))
+    else:
+        side, lora = SidePath.open(plan.enter.pieces, states.shape[0] * states.shape[1], states.dtype)
+        projected, states = run(block.Enter, Enter(plan.enter, side), states, *lora)
+    rows = attend(projected).to(states.dtype).contiguous()
+    leaving, of_leave = _leaving(plan.leave, states)
+    return run(Leave, leaving, rows, states, *of_leave)
+
+
+def _leaving(plan: LeavePlan, states: Tensor) -> tuple[LeaveLayer, list[Tensor]]:
+    """For one call, and LoRA's matrices."""
+    rows, width = states.shape[0] * states.shape[1], states.shape[2]
+    opened = [SidePath.open(pieces, rows, states.dtype) for pieces in plan.pieces]
+    seeds = draw_dropout_seeds((rows, width), plan.scale, plan.dropout)
+    return LeaveLayer(plan, seeds, *(side for side, _ in opened)), [each for _, own in opened for each in own]
