@@ -49,12 +49,12 @@ def pieces(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     counts: list[int] = []
     run = longformer.run
 
-    def counted(operation: Any, call: Any, *tensors: Any) -> Tensor:
-        if operation is longformer.Block and call.leave is not None:
-            leave = call.leave
-            sides = (call.enter.side, leave.attended_side, leave.inner_side, leave.outer_side)
+    def counted(step: Any, *tensors: Any) -> Tensor:
+        if isinstance(step, longformer.Block) and step.leave is not None:
+            leave = step.leave
+            sides = (step.enter.side, leave.attended_side, leave.inner_side, leave.outer_side)
             counts.append(sum(len(side.places) for side in sides if side is not None))
-        return run(operation, call, *tensors)
+        return run(step, *tensors)
 
     monkeypatch.setattr(longformer, "run", counted)
     return counts

@@ -6,7 +6,8 @@ for backward. Layers with frozen weights are blocks instead (`modernbert`).
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -17,6 +18,7 @@ from transformers.activations import GELUActivation
 from prefixprop.attention import rope
 from prefixprop.attention.backends import INTERPRETED
 from prefixprop.attention.patch import has_hooks
+from prefixprop.attention.triton.operation import Gradients, run
 from prefixprop.attention.triton.residual_norm import sum_and_norm
 from prefixprop.attention.triton.triton_kernel import TritonKernel
 
@@ -31,7 +33,7 @@ def geglu(layer: Any, states: Tensor, attended: Tensor) -> Tensor:
         return rope.geglu(layer, states, attended)
     states, normed = sum_and_norm(attended, states, norm)
     both = mlp.Wi(normed).contiguous()
-    return states + mlp.Wo(mlp.drop(_Geglu.apply(both) if torch.is_grad_enabled() else geglu_forward(both)))
+    return states + mlp.Wo(mlp.drop(run(_Geglu, both)))
 
 
 def geglu_forward(both: Tensor) -> Tensor:
@@ -46,18 +48,20 @@ def geglu_backward(both: Tensor, gradient: Tensor, result: Tensor) -> None:
     _launch(both, gradient, result, backward=True)
 
 
-class _Geglu(torch.autograd.Function):
+class _KeptGeglu(NamedTuple):
+    both: Tensor
+
+
+class _Geglu:
     @staticmethod
-    def forward(ctx: Any, both: Tensor) -> Tensor:
-        ctx.save_for_backward(both)
-        return geglu_forward(both)
+    def forward(both: Tensor, keeps: bool) -> tuple[Tensor, tuple[_KeptGeglu]]:
+        return geglu_forward(both), (_KeptGeglu(both),)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        (both,) = ctx.saved_tensors
-        d_both = torch.empty_like(both)
-        geglu_backward(both, gradient.contiguous(), d_both)
-        return d_both
+    def backward(kept: tuple[_KeptGeglu], needs: Sequence[bool], gradient: Tensor) -> Gradients:
+        d_both = torch.empty_like(kept[0].both)
+        geglu_backward(kept[0].both, gradient, d_both)
+        return (d_both,)
 
 
 def _launch(both: Tensor, single: Tensor, result: Tensor, backward: bool) -> None:

@@ -6,9 +6,9 @@ Leave: output, residual, LayerNorm; feed-forward with GELU, residual, LayerNorm.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +20,7 @@ from prefixprop.attention.pattern import ALL_ROWS, AttentionPattern
 from prefixprop.attention.prefix import LayerPrefix, PrefixedKeys, add_prefix_part, as_rows
 from prefixprop.attention.sliding_window import is_plain, split_heads
 from prefixprop.attention.sliding_window import longformer_self_attention as with_weights
-from prefixprop.attention.triton.block import Attend, Attention, Block, Call, Leave, compute_type, run
+from prefixprop.attention.triton.block import Attention, Block, compute_type
 from prefixprop.attention.triton.dropout import draw_dropout_seeds
 from prefixprop.attention.triton.launch_attention import (
     AttentionGradients,
@@ -30,6 +30,7 @@ from prefixprop.attention.triton.launch_attention import (
     project_rows,
 )
 from prefixprop.attention.triton.lora import Piece, SidePath, add_side, fit_together, side_gradients, unwrap
+from prefixprop.attention.triton.operation import Gradients, run
 from prefixprop.attention.triton.plan import BlockPlan, Join, Plans, plan_for
 from prefixprop.attention.triton.prefix_part import can_fuse
 from prefixprop.attention.triton.residual_norm import ResidualNorm, residual_norm
@@ -87,9 +88,7 @@ class Enter:
     side: SidePath | None = None
     trains: bool = False  # the weights get the gradients that they ask for
 
-    Kept: ClassVar = KeptEnter
-
-    def forward(self, states: Tensor, prefix: Tensor) -> tuple[Tensor, KeptEnter]:
+    def enter(self, states: Tensor, prefix: Tensor) -> tuple[Tensor, KeptEnter]:
         weights, width = self.weights, states.shape[-1]
         low = None if self.side is None else self.side.lora_down(states.flatten(0, 1))
         qkv = project(states, weights.projections[: 3 * width], weights.bias[: 3 * width], prefix)
@@ -124,7 +123,7 @@ class Enter:
                 up = (self.side.up[piece] * self.side.scales[piece]).mT
                 project_rows(rows, up, None, self.pattern, qkv)
 
-    def backward(
+    def enter_backward(
         self,
         found: AttentionGradients,
         d_states: Tensor | None,
@@ -132,7 +131,7 @@ class Enter:
         prefix: Tensor,
         kept: KeptEnter,
         grad_rows: int,
-        needs: tuple[bool, bool],
+        needs: Sequence[bool],
     ) -> tuple[Tensor | None, Tensor | None, list[Tensor | None]]:
         """Gradients of the states, of the prefix, and of what else learns; `d_states` is that of the residual."""
         batch, length, width = states.shape
@@ -149,9 +148,7 @@ class Enter:
             of_leaves += self._of_weights(dqkv, dkv_global, dq_global.view(-1, width), flat)
         needs_states, needs_prefix = needs
         if needs_states:
-            d_states = self._of_states(dqkv, dkv_global, dq_global, d_states, states, grad_rows)
-            if self.side is not None and d_low is not None:
-                self.side.add_back(d_low, d_states.view(-1, width))
+            d_states = self._of_states(dqkv, dkv_global, dq_global, d_states, states, grad_rows, d_low)
         d_prefix = None
         if needs_prefix:
             d_prefix, of_global = found.dqkv[count:, width:], found.dkv_global[count:]
@@ -172,6 +169,7 @@ class Enter:
         d_states: Tensor | None,
         states: Tensor,
         grad_rows: int,
+        d_low: Tensor | None,
     ) -> Tensor:
         batch, length, width = states.shape
         of_qkv, of_kv_global = self.weights.projections.split([3 * width, len(self.weights.projections) - 3 * width])
@@ -181,6 +179,8 @@ class Enter:
             else:
                 d_states.view(-1, width).addmm_(dqkv, of_qkv)
             d_states.view(-1, width).addmm_(dkv_global, of_kv_global)
+            if self.side is not None and d_low is not None:
+                self.side.add_back(d_low, d_states.view(-1, width))
         elif grad_rows:
             assert d_states is not None
             front = d_states[:, :grad_rows]
@@ -258,8 +258,9 @@ def _is_frozen(part: Any, dtype: torch.dtype) -> bool:
 
 
 class KeptLeave(NamedTuple):
-    """What backward needs of forward; the last three are the low-rank products of LoRA."""
+    """What backward needs of forward; of attention's rows and low-rank products only what LoRA asks for."""
 
+    rows: Tensor | None
     attended_sum: Tensor
     attended_moments: Tensor
     inner: Tensor
@@ -278,8 +279,6 @@ class LeaveLayer:
     inner_side: SidePath | None
     outer_side: SidePath | None
 
-    Kept: ClassVar = KeptLeave
-
     @property
     def reads_rows(self) -> bool:
         """Whether backward needs attention's rows."""
@@ -292,28 +291,29 @@ class LeaveLayer:
             ResidualNorm(weights.outer_scale, weights.outer_shift, epsilon, dropout, *self.seeds[2:]),
         )
 
-    def forward(self, rows: Tensor, states: Tensor, keeps: bool) -> tuple[Tensor, KeptLeave]:
+    def forward(self, rows: Tensor, states: Tensor, *lora: Tensor, keeps: bool) -> tuple[Tensor, tuple[KeptLeave]]:
         weights, (attended_norm, outer_norm) = self.plan.weights, self._norms()
         update = F.linear(rows, weights.attended, weights.attended_bias)
         attended_low = add_side(self.attended_side, rows, update)
-        attended, attended_sum, attended_moments = attended_norm.forward(update, states, keeps)
+        attended, attended_sum, attended_moments = attended_norm.normalise(update, states, keeps)
         inner = F.linear(attended, weights.inner, weights.inner_bias)
         inner_low = add_side(self.inner_side, attended, inner)
         active = F.gelu(inner)
         update = F.linear(active, weights.outer, weights.outer_bias)
         outer_low = add_side(self.outer_side, active, update)
         del active
-        output, output_sum, output_moments = outer_norm.forward(update, attended, keeps)
-        return output, KeptLeave(
-            attended_sum, attended_moments, inner, output_sum, output_moments, attended_low, inner_low, outer_low
-        )
+        output, output_sum, output_moments = outer_norm.normalise(update, attended, keeps)
+        own = rows if self.reads_rows else None
+        lows = (attended_low, inner_low, outer_low)
+        return output, (KeptLeave(own, attended_sum, attended_moments, inner, output_sum, output_moments, *lows),)
 
-    def backward(self, gradient: Tensor, rows: Tensor | None, kept: KeptLeave) -> tuple[Tensor, Tensor, list[Tensor]]:
+    def backward(self, all_kept: tuple[KeptLeave], needs: Sequence[bool], gradient: Tensor) -> Gradients:
         """Gradients of the rows and of the states, and of LoRA's matrices."""
+        (kept,) = all_kept
         weights, (attended_norm, outer_norm) = self.plan.weights, self._norms()
         flat = (-1, gradient.shape[-1])
         # The gradient of the other path is added to that of the residual.
-        d_attended, d_outer, _ = outer_norm.backward(gradient, kept.output_sum, kept.output_moments)
+        d_attended, d_outer, _ = outer_norm.gradients(gradient, kept.output_sum, kept.output_moments)
         d_attended_rows, d_outer = d_attended.view(flat), d_outer.view(flat)
         inner = kept.inner.flatten(0, -2)
         d_inner = d_outer @ weights.outer
@@ -328,13 +328,14 @@ class LeaveLayer:
             of_inner = side_gradients(self.inner_side, kept.inner_low, attended, d_inner, d_attended_rows)
             del attended
         del d_inner, d_outer
-        d_states, d_update, _ = attended_norm.backward(d_attended, kept.attended_sum, kept.attended_moments)
+        d_states, d_update, _ = attended_norm.gradients(d_attended, kept.attended_sum, kept.attended_moments)
         d_update = d_update.view(flat)
         d_rows = d_update @ weights.attended
         of_attended = list[Tensor]()
-        if rows is not None:
-            of_attended = side_gradients(self.attended_side, kept.attended_low, rows.flatten(0, -2), d_update, d_rows)
-        return d_rows.view_as(gradient), d_states, [*of_attended, *of_inner, *of_outer]
+        if kept.rows is not None:
+            rows = kept.rows.flatten(0, -2)
+            of_attended = side_gradients(self.attended_side, kept.attended_low, rows, d_update, d_rows)
+        return d_rows.view_as(gradient), d_states, *of_attended, *of_inner, *of_outer
 
 
 # --- layers --------------------------------------------------------------------------------------------------------
@@ -362,7 +363,7 @@ def longformer_layer(
     if enter is None or not can_fuse(prefix, pattern, own.head_dim, states):
         (rows,) = own(states)
         leaving, lora = _leaving(leave, states)
-        return run(Leave, leaving, rows.to(dtype).contiguous(), states, *lora)
+        return run(leaving, rows.to(dtype).contiguous(), states, *lora)
     setting = _setting(own, pattern, prefix.key_values)
     side, of_enter = SidePath.open(enter.pieces, states.shape[0] * states.shape[1], dtype)
     leaving, of_leave = _leaving(leave, states)
@@ -372,9 +373,8 @@ def longformer_layer(
     attention = Attention(setting, part, grad_rows=grad_rows)
     is_whole = setting.pattern.has_tokens or side is not None
     weights = enter.weights if is_whole else enter.weights.without_global()
-    call = Call(Enter(weights, setting.pattern, side), attention, leaving)
-    alpha = None if part is None else part.trained
-    return run(Block, call, states, as_rows(prefix.key_values, states), alpha, *of_enter, *of_leave)
+    made = Block(Enter(weights, setting.pattern, side), attention, leaving)
+    return run(made, states, as_rows(prefix.key_values, states), attention.alpha, *of_enter, *of_leave)
 
 
 def _leaving(plan: LeavePlan, states: Tensor) -> tuple[LeaveLayer, list[Tensor]]:
@@ -408,8 +408,8 @@ def longformer_self_attention(
             module.query_global.weight.to(dtype),
             module.query_global.bias.to(dtype),
         )
-        call = Call(Enter(weights, setting.pattern, trains=True), Attention(setting))
-        return (run(Block, call, states, as_rows(in_softmax, states), None, *weights),)
+        made = Block(Enter(weights, setting.pattern, trains=True), Attention(setting))
+        return (run(made, states, as_rows(in_softmax, states), None, *weights),)
 
     query, key, value, k_global, v_global = (linear(hidden_states) for linear in linears)
     query = torch.where(pattern.is_global[..., None], module.query_global(hidden_states), query)
@@ -418,7 +418,7 @@ def longformer_self_attention(
     qkv = torch.cat([torch.cat([rows.flatten(0, 1) for rows in (query, key, value)], dim=1), no_queries])
     kv_global = torch.cat([torch.cat([rows.flatten(0, 1) for rows in (k_global, v_global)], dim=1), front])
     setting = _setting(module, pattern, in_softmax)
-    output = run(Attend, Attention(setting), qkv, kv_global, None, None)
+    output = run(Attention(setting), qkv, kv_global, None, None)
     if prefix_part is not None:
         by_head = [split_heads(rows, module.num_heads) for rows in (query, key, value, k_global, v_global)]
         output = add_prefix_part(output, prefix_part, by_head, prefix, pattern, setting.shape.dropout)

@@ -6,9 +6,9 @@ Leave: output, residual; LayerNorm, gated feed-forward (GEGLU), residual. Inner 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -19,12 +19,12 @@ from prefixprop.attention.patch import has_hooks
 from prefixprop.attention.pattern import AttentionPattern
 from prefixprop.attention.prefix import LayerPrefix, as_rows
 from prefixprop.attention.rope import Angles
-from prefixprop.attention.triton import block
-from prefixprop.attention.triton.block import Block, Call, Leave, compute_type, run
+from prefixprop.attention.triton.block import Block, compute_type
 from prefixprop.attention.triton.dropout import draw_dropout_seeds
 from prefixprop.attention.triton.geglu import geglu_backward, geglu_forward
 from prefixprop.attention.triton.launch_attention import AttentionGradients
 from prefixprop.attention.triton.lora import Piece, SidePath, add_side, fit_together, side_gradients, unwrap
+from prefixprop.attention.triton.operation import Gradients, run
 from prefixprop.attention.triton.plan import BlockPlan, Join, Plans, plan_for
 from prefixprop.attention.triton.prefix_part import can_fuse
 from prefixprop.attention.triton.residual_norm import ResidualNorm
@@ -59,6 +59,7 @@ class KeptEnter(NamedTuple):
     mean: Tensor | None
     inverse: Tensor | None  # 1/σ
     low: Tensor | None  # the result of LoRA's `lora_down`
+    states: Tensor | None = None  # if backward needs them, and a block does not keep them
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +68,17 @@ class Enter:
     side: SidePath | None
     rope: Rope | None = None  # None where attention, and rope with it, is computed elsewhere
 
-    Kept: ClassVar = KeptEnter
+    def forward(self, states: Tensor, *lora: Tensor, keeps: bool) -> tuple[tuple[Tensor, Tensor], tuple[KeptEnter]]:
+        """Without rope: the projections, and the states again, as the residual."""
+        projected, kept = self.project(states)
+        has_use = self.plan.scale is not None or self.side is not None
+        return (projected, states), (kept._replace(states=states if has_use else None),)
 
-    @property
-    def reads_states(self) -> bool:
-        """Whether backward needs the states."""
-        return self.plan.scale is not None or self.side is not None
+    def backward(
+        self, kept: tuple[KeptEnter], needs: Sequence[bool], gradient: Tensor, d_residual: Tensor
+    ) -> Gradients:
+        d_states, of_lora = self.project_backward(gradient, d_residual, kept[0].states, kept[0], needs[0])
+        return d_states, *of_lora
 
     def project(self, states: Tensor) -> tuple[Tensor, KeptEnter]:
         """q, k and v of all rows, [batch, length, 3 width]."""
@@ -100,19 +106,19 @@ class Enter:
         assert states is not None and kept.mean is not None and kept.inverse is not None
         moments = torch.cat([kept.mean, kept.inverse], dim=1).float()
         norm = ResidualNorm(scale, None, epsilon, 0.0, scale, scale)
-        d_states, *_ = norm.backward(d_normed.view_as(states), states, moments, d_residual.contiguous())
+        d_states, *_ = norm.gradients(d_normed.view_as(states), states, moments, d_residual.contiguous())
         return d_states, of_side
 
-    def forward(self, states: Tensor, prefix: Tensor) -> tuple[Tensor, KeptEnter]:
+    def enter(self, states: Tensor, prefix: Tensor) -> tuple[Tensor, KeptEnter]:
         """The input of the attention kernels (see `tiles`)."""
         assert self.rope is not None
         projected, kept = self.project(states)
-        return self.rope.forward(projected, prefix), kept
+        return self.rope.rotate(projected, prefix), kept
 
     def kv_global(self, states: Tensor, prefix: Tensor, kept: KeptEnter) -> None:
         """Global rows share the projections of all rows."""
 
-    def backward(
+    def enter_backward(
         self,
         found: AttentionGradients,
         d_states: Tensor,
@@ -120,13 +126,13 @@ class Enter:
         prefix: Tensor,
         kept: KeptEnter,
         grad_rows: int,
-        needs: tuple[bool, bool],
+        needs: Sequence[bool],
     ) -> tuple[Tensor | None, Tensor | None, list[Tensor]]:
         """Gradients of the states, of the prefix, and of LoRA's matrices; `d_states` is that of the residual."""
         assert self.rope is not None
         needs_states, needs_prefix = needs
         needs_projections = needs_states or self.side is not None
-        d_projected, d_prefix = self.rope.backward(found.dqkv, states.shape, (needs_projections, needs_prefix))
+        d_projected, d_prefix = self.rope.rotate_backward(found.dqkv, needs_projections, needs_prefix)
         if d_projected is None:
             return None, d_prefix, []
         found_states, of_side = self.project_backward(d_projected, d_states, states, kept, needs_states)
@@ -169,6 +175,7 @@ def _is_frozen(part: Any, dtype: torch.dtype) -> bool:
 
 
 class KeptLeave(NamedTuple):
+    rows: Tensor | None  # of attention, if LoRA asks for them
     total: Tensor
     moments: Tensor
     attended_low: Tensor | None
@@ -183,8 +190,6 @@ class LeaveLayer:
     inner_side: SidePath | None
     outer_side: SidePath | None
 
-    Kept: ClassVar = KeptLeave
-
     @property
     def reads_rows(self) -> bool:
         """Whether backward needs attention's rows."""
@@ -193,10 +198,10 @@ class LeaveLayer:
     def _norm(self) -> ResidualNorm:
         return ResidualNorm(self.plan.scale, None, self.plan.epsilon, self.plan.dropout, *self.seeds)
 
-    def forward(self, rows: Tensor, states: Tensor, keeps: bool) -> tuple[Tensor, KeptLeave]:
+    def forward(self, rows: Tensor, states: Tensor, *lora: Tensor, keeps: bool) -> tuple[Tensor, tuple[KeptLeave]]:
         update = F.linear(rows, self.plan.attended)
         attended_low = add_side(self.attended_side, rows, update)
-        normed, total, moments = self._norm().forward(update, states, keeps_sum=True)
+        normed, total, moments = self._norm().normalise(update, states, keeps_sum=True)
         del update
         both = F.linear(normed, self.plan.inner)
         add_side(self.inner_side, normed, both)
@@ -208,10 +213,12 @@ class LeaveLayer:
             output = total
             flat.addmm_(active, self.plan.outer.t())
         outer_low = add_side(self.outer_side, active, output)
-        return output, KeptLeave(total, moments, attended_low, outer_low)
+        own = rows if self.reads_rows else None
+        return output, (KeptLeave(own, total, moments, attended_low, outer_low),)
 
-    def backward(self, gradient: Tensor, rows: Tensor | None, kept: KeptLeave) -> tuple[Tensor, Tensor, list[Tensor]]:
+    def backward(self, all_kept: tuple[KeptLeave], needs: Sequence[bool], gradient: Tensor) -> Gradients:
         """Gradients of the rows and of the states, and of LoRA's matrices."""
+        (kept,) = all_kept
         plan, total = self.plan, kept.total
         flat = total.flatten(0, -2)
         normed = _norm(flat, plan.scale, plan.epsilon)
@@ -226,13 +233,14 @@ class LeaveLayer:
         d_normed = both @ plan.inner
         of_inner = side_gradients(self.inner_side, inner_low, normed, both, d_normed)
         del normed, both, d_active
-        d_states, d_update, _ = self._norm().backward(d_normed.view_as(total), total, kept.moments, gradient)
+        d_states, d_update, _ = self._norm().gradients(d_normed.view_as(total), total, kept.moments, gradient)
         d_update = d_update.view_as(flat)
         d_rows = d_update @ plan.attended
         of_attended = list[Tensor]()
-        if rows is not None:
-            of_attended = side_gradients(self.attended_side, kept.attended_low, rows.flatten(0, -2), d_update, d_rows)
-        return d_rows.view_as(total), d_states, [*of_attended, *of_inner, *of_outer]
+        if kept.rows is not None:
+            rows = kept.rows.flatten(0, -2)
+            of_attended = side_gradients(self.attended_side, kept.attended_low, rows, d_update, d_rows)
+        return d_rows.view_as(total), d_states, *of_attended, *of_inner, *of_outer
 
 
 def _norm(rows: Tensor, scale: Tensor, epsilon: float) -> Tensor:
@@ -274,11 +282,10 @@ def modernbert_layer(
     side, of_enter = SidePath.open(plan.enter.pieces, states.shape[0] * states.shape[1], dtype)
     made = kernel_attention(heads, size, reach, pattern, prefix, dropout)
     leaving, of_leave = _leaving(plan.leave, states)
-    rope = Rope.in_order(*angles, heads, states, made.setting.shape.prefix)
-    call = Call(Enter(plan.enter, side, rope), made, leaving)
+    rope = Rope.in_order(angles, heads, states, made.setting.shape.prefix)
+    whole = Block(Enter(plan.enter, side, rope), made, leaving)
     keys = prefix.key_values if prefix.part is None else None
-    alpha = None if made.part is None else made.part.trained
-    return run(Block, call, states, as_rows(keys, states), alpha, *of_enter, *of_leave)
+    return run(whole, states, as_rows(keys, states), made.alpha, *of_enter, *of_leave)
 
 
 def in_parts(layer: Any, plan: BlockPlan, states: Tensor, attend: Callable[[Tensor], Tensor]) -> Tensor:
@@ -287,10 +294,10 @@ def in_parts(layer: Any, plan: BlockPlan, states: Tensor, attend: Callable[[Tens
         projected = layer.attn.Wqkv(layer.attn_norm(states))
     else:
         side, lora = SidePath.open(plan.enter.pieces, states.shape[0] * states.shape[1], states.dtype)
-        projected, states = run(block.Enter, Enter(plan.enter, side), states, *lora)
+        projected, states = run(Enter(plan.enter, side), states, *lora)
     rows = attend(projected).to(states.dtype).contiguous()
     leaving, of_leave = _leaving(plan.leave, states)
-    return run(Leave, leaving, rows, states, *of_leave)
+    return run(leaving, rows, states, *of_leave)
 
 
 def _leaving(plan: LeavePlan, states: Tensor) -> tuple[LeaveLayer, list[Tensor]]:

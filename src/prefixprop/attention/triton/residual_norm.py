@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 import triton
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from prefixprop.attention.backends import INTERPRETED
 from prefixprop.attention.triton.dropout import draw_dropout_seeds, is_kept, levels
+from prefixprop.attention.triton.operation import Gradients, run
 from prefixprop.attention.triton.triton_kernel import TritonKernel
 
 ROWS = 4  # of a program at a time
@@ -33,11 +35,8 @@ def _sum_and_norm(
 ) -> tuple[Tensor, Tensor]:
     width = residual.shape[-1]
     seeds = draw_dropout_seeds((residual.numel() // width, width), norm.weight, dropout)
-    made = ResidualNorm(norm.weight, norm.bias, norm.eps, dropout, *seeds)
-    leaves = (update.contiguous(), residual.contiguous(), norm.weight, norm.bias)
-    if torch.is_grad_enabled() and any(leaf is not None and leaf.requires_grad for leaf in leaves):
-        return _SumAndNorm.apply(made, *leaves)
-    return made.forward(*leaves[:2], keeps_sum=returns_sum)[:2]
+    step = _SumAndNorm(ResidualNorm(norm.weight, norm.bias, norm.eps, dropout, *seeds), update.dtype, returns_sum)
+    return run(step, update.contiguous(), residual.contiguous(), norm.weight, norm.bias)
 
 
 class ResidualNorm(NamedTuple):
@@ -50,7 +49,7 @@ class ResidualNorm(NamedTuple):
     row_seeds: Tensor
     column_seeds: Tensor
 
-    def forward(self, update: Tensor, residual: Tensor, keeps_sum: bool) -> tuple[Tensor, Tensor, Tensor]:
+    def normalise(self, update: Tensor, residual: Tensor, keeps_sum: bool) -> tuple[Tensor, Tensor, Tensor]:
         """The result, the sum that was normalised, and its rows' mean and 1/σ; the last two only if they are kept."""
         width = residual.shape[-1]
         rows = residual.numel() // width
@@ -71,7 +70,7 @@ class ResidualNorm(NamedTuple):
         )
         return result, total, moments
 
-    def backward(
+    def gradients(
         self, gradient: Tensor, total: Tensor, moments: Tensor, d_total: Tensor | None = None, trains: bool = False
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Gradients of the residual and of the update; and if it `trains`, parts [programs, 2, width] of the sums
@@ -107,36 +106,34 @@ class ResidualNorm(NamedTuple):
         return d_residual, d_update if self.dropout else d_residual, sums
 
 
-class _SumAndNorm(torch.autograd.Function):
-    """The norm of the sum, and the sum."""
+class _KeptSum(NamedTuple):
+    total: Tensor
+    moments: Tensor
 
-    @staticmethod
+
+class _SumAndNorm(NamedTuple):
+    """The norm of the sum, and the sum, as an operation."""
+
+    norm: ResidualNorm
+    update_type: torch.dtype
+    returns_sum: bool
+
     def forward(
-        ctx: Any, norm: ResidualNorm, update: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        result, total, moments = norm.forward(update, residual, keeps_sum=True)
-        ctx.norm, ctx.update_type = norm, update.dtype
-        ctx.save_for_backward(total, moments)
-        ctx.set_materialize_grads(False)
-        return result, total
+        self, update: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, keeps: bool
+    ) -> tuple[tuple[Tensor, Tensor], tuple[_KeptSum]]:
+        result, total, moments = self.norm.normalise(update, residual, keeps_sum=keeps or self.returns_sum)
+        return (result, total), (_KeptSum(total, moments),)
 
-    @staticmethod
-    def backward(ctx: Any, d_normed: Tensor | None, d_total: Tensor | None) -> tuple[Tensor | None, ...]:
-        total, moments = ctx.saved_tensors
-        d_normed = torch.zeros_like(total) if d_normed is None else d_normed.contiguous()
-        d_total = None if d_total is None else d_total.contiguous()
-        *_, trains_weight, trains_bias = ctx.needs_input_grad
-        trains, weight = trains_weight or trains_bias, ctx.norm.weight
-        d_residual, d_update, sums = ctx.norm.backward(d_normed, total, moments, d_total, trains)
+    def backward(
+        self, kept: tuple[_KeptSum], needs: Sequence[bool], d_normed: Tensor | None, d_total: Tensor | None
+    ) -> Gradients:
+        (total, moments), weight = kept[0], self.norm.weight
+        d_normed = torch.zeros_like(total) if d_normed is None else d_normed
+        trains = any(needs[2:])
+        d_residual, d_update, sums = self.norm.gradients(d_normed, total, moments, d_total, trains)
         d_weight, d_bias = sums.sum(dim=0).to(weight.dtype) if trains else (None, None)
         # Under autocast the types differ.
-        return (
-            None,
-            d_update.to(ctx.update_type),
-            d_residual,
-            d_weight if trains_weight else None,
-            (d_bias if trains_bias else None),
-        )
+        return d_update.to(self.update_type), d_residual, d_weight, None if self.norm.bias is None else d_bias
 
 
 @triton.jit(do_not_specialize=["rows", "keep_threshold"])

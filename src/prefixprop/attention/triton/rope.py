@@ -5,7 +5,8 @@ It can also leave out padding, so that documents are packed one after the other,
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 import triton
@@ -13,6 +14,8 @@ import triton.language as tl
 from torch import Tensor
 
 from prefixprop.attention.backends import INTERPRETED
+from prefixprop.attention.rope import Angles
+from prefixprop.attention.triton.operation import Gradients
 from prefixprop.attention.triton.triton_kernel import TritonKernel
 
 
@@ -26,17 +29,19 @@ class Rope(NamedTuple):
     cosine: Tensor
     sine: Tensor
     heads: int
+    shape: tuple[int, int]  # examples and their length
     places: Tensor
     prefix_places: Tensor
 
     @classmethod
-    def in_order(cls, cosine: Tensor, sine: Tensor, heads: int, projected: Tensor, prefix_keys: int) -> Rope:
+    def in_order(cls, angles: Angles, heads: int, projected: Tensor, prefix_keys: int) -> Rope:
         """Tokens in their order, followed by the prefix rows."""
         batch, length, _ = projected.shape
         behind = torch.arange(batch * length, batch * (length + prefix_keys), device=projected.device)
-        return cls(cosine.contiguous(), sine.contiguous(), heads, behind[:0].int(), behind)
+        cosine, sine = angles
+        return cls(cosine.contiguous(), sine.contiguous(), heads, (batch, length), behind[:0].int(), behind)
 
-    def forward(self, projected: Tensor, prefix: Tensor) -> Tensor:
+    def rotate(self, projected: Tensor, prefix: Tensor) -> Tensor:
         """Rows of query, key and value [batch * (length + j), 3 width], queries and keys of tokens rotated.
 
         They come from `projected` [batch, length, 3 width] and `prefix` [batch, j, 2 width], keys and values.
@@ -48,21 +53,24 @@ class Rope(NamedTuple):
             qkv[self.prefix_places] = torch.nn.functional.pad(prefix.flatten(0, 1), (prefix.shape[2] // 2, 0))
         return qkv
 
-    def backward(
-        self, dqkv: Tensor, shape: torch.Size, needs: tuple[bool, bool]
+    def rotate_backward(
+        self, dqkv: Tensor, needs_projected: bool, needs_prefix: bool
     ) -> tuple[Tensor | None, Tensor | None]:
-        """Gradients of `projected`, zeros for tokens that have no place, and of `prefix`, as far as they are needed.
-
-        `shape` is that of `projected` or of the states.
-        """
-        (batch, length, _), width = shape, dqkv.shape[1]
+        """Gradients of `projected`, zeros for tokens that have no place, and of `prefix`."""
+        width = dqkv.shape[1]
         d_projected = d_prefix = None
-        if needs[1]:
-            d_prefix = dqkv[self.prefix_places][:, width // 3 :].reshape(batch, -1, 2 * width // 3)
-        if needs[0]:  # not in a frozen model's first layer, if only prefix keys are trained
-            d_projected = dqkv.new_empty(batch, length, width)
+        if needs_prefix:
+            d_prefix = dqkv[self.prefix_places][:, width // 3 :].reshape(self.shape[0], -1, 2 * width // 3)
+        if needs_projected:  # not in a frozen model's first layer, if only prefix keys are trained
+            d_projected = dqkv.new_empty(*self.shape, width)
             self._launch(dqkv, d_projected, backward=True)
         return d_projected, d_prefix
+
+    def forward(self, projected: Tensor, prefix: Tensor, keeps: bool) -> tuple[Tensor, tuple[()]]:
+        return self.rotate(projected, prefix), ()
+
+    def backward(self, kept: tuple[()], needs: Sequence[bool], gradient: Tensor) -> Gradients:
+        return self.rotate_backward(gradient, *needs)
 
     def _launch(self, source: Tensor, target: Tensor, backward: bool) -> None:
         batch, length, width = (target if backward else source).shape
@@ -80,21 +88,6 @@ class Rope(NamedTuple):
             PLACED=self.places.numel() > 0,
             BACKWARD=backward,
         )
-
-
-class ApplyRope(torch.autograd.Function):
-    @staticmethod
-    def compute(rope: Rope, projected: Tensor, prefix: Tensor, keeps: bool = True) -> tuple[Tensor, tuple]:
-        return rope.forward(projected, prefix), ()
-
-    @staticmethod
-    def forward(ctx: Any, rope: Rope, projected: Tensor, prefix: Tensor) -> Tensor:
-        ctx.rope, ctx.shape = rope, projected.shape
-        return rope.forward(projected, prefix)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        return None, *ctx.rope.backward(gradient.contiguous(), ctx.shape, ctx.needs_input_grad[1:])
 
 
 @triton.jit(do_not_specialize=["rows", "length"])
@@ -136,26 +129,22 @@ def rope_kernel(
         )
 
 
-class Move(torch.autograd.Function):
-    """Packed rows [., width] in their order [batch, length, width]; zeros for rows without a place."""
+class Move(NamedTuple):
+    """Packed rows [packed, width] in their order [batch, length, width]; zeros for rows without a place."""
 
-    @staticmethod
-    def compute(rows: Tensor, places: Tensor, keeps: bool = True) -> tuple[Tensor, tuple]:
-        moved = rows.new_empty(*places.shape, rows.shape[1])
-        _move(rows, moved, places, backward=False)
+    places: Tensor
+    packed: int  # rows
+
+    def forward(self, rows: Tensor, keeps: bool) -> tuple[Tensor, tuple[()]]:
+        moved = rows.new_empty(*self.places.shape, rows.shape[1])
+        _move(rows, moved, self.places, backward=False)
         return moved, ()
 
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, places: Tensor) -> Tensor:
-        ctx.places, ctx.count = places, rows.shape[0]
-        return Move.compute(rows, places)[0]
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+    def backward(self, kept: tuple[()], needs: Sequence[bool], gradient: Tensor) -> Gradients:
         # Zeros for prefix rows, which no token occupies but which are read.
-        d_rows = gradient.new_zeros(ctx.count, gradient.shape[2])
-        _move(gradient.contiguous(), d_rows, ctx.places, backward=True)
-        return d_rows, None
+        d_rows = gradient.new_zeros(self.packed, gradient.shape[2])
+        _move(gradient, d_rows, self.places, backward=True)
+        return (d_rows,)
 
 
 def _move(source: Tensor, target: Tensor, places: Tensor, backward: bool) -> None:

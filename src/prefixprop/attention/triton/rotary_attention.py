@@ -16,10 +16,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from prefixprop.attention.pattern import AttentionPattern
 from prefixprop.attention.prefix import FusedPart, LayerPrefix, PrefixedKeys, PrefixPart, as_rows, outside_softmax
 from prefixprop.attention.rope import Angles, attend_to_all
-from prefixprop.attention.triton.block import Attend, Attention, run
+from prefixprop.attention.triton.block import Attention
 from prefixprop.attention.triton.launch_attention import Setting
+from prefixprop.attention.triton.operation import run
 from prefixprop.attention.triton.prefix_part import can_fuse
-from prefixprop.attention.triton.rope import ApplyRope, Move, Rope
+from prefixprop.attention.triton.rope import Move, Rope
 from prefixprop.attention.triton.tiles import MASKED
 
 try:
@@ -77,7 +78,7 @@ def rotary_attention(
     batch, length, width = projected.shape
     in_softmax = prefix if prefix_part is None else None
     front = as_rows(None if reach is None else in_softmax, projected[..., : width // 3])
-    qkv = run(ApplyRope, Rope.in_order(*angles, heads, projected, front.shape[1]), projected, front)
+    qkv = run(Rope.in_order(angles, heads, projected, front.shape[1]), projected, front)
     query, key, value = qkv[: batch * length].view(batch, length, 3, heads, -1).transpose(1, 3).unbind(2)
     outside, size = pattern.rows_outside_softmax, query.shape[-1]
     text = None
@@ -91,9 +92,8 @@ def rotary_attention(
     output = text
     if outside or text is None:
         given = given if is_fused else given._replace(fused=None)
-        attention = kernel_attention(heads, size, reach or 0, pattern, given, dropout)
-        alpha = None if attention.part is None else attention.part.trained
-        output = run(Attend, attention, qkv, None, text, alpha)
+        attention = kernel_attention(heads, size, reach or 0, pattern, given, dropout, text is not None)
+        output = run(attention, qkv, None, text, attention.alpha)
     assert output is not None
     if prefix_part is None or is_fused:
         return output
@@ -102,13 +102,20 @@ def rotary_attention(
 
 
 def kernel_attention(
-    heads: int, size: int, reach: int, pattern: AttentionPattern, prefix: LayerPrefix, dropout: float
+    heads: int,
+    size: int,
+    reach: int,
+    pattern: AttentionPattern,
+    prefix: LayerPrefix,
+    dropout: float,
+    has_text: bool = False,
 ) -> Attention:
     """How the kernels attend; the part outside the softmax (Eq. 3) only if `prefix` has a fused one."""
     front = prefix.key_values if prefix.part is None else None
     prefix_keys = 0 if front is None else front.keys.shape[2]
     setting = Setting.of(pattern, heads, size, reach, prefix_keys, dropout)
-    return Attention(setting, prefix.fused, pattern.prepared(_without_global_rows) if prefix.fused else None)
+    part_kind = None if prefix.fused is None else pattern.prepared(_without_global_rows)
+    return Attention(setting, prefix.fused, part_kind, has_text=has_text)
 
 
 def _without_global_rows(pattern: AttentionPattern) -> Tensor:
@@ -130,14 +137,18 @@ def packed_attention(
     front = as_rows(prefix, projected[..., : projected.shape[2] // 3])
     packing = pattern.prepared(Packing.of, front.shape[1])
     cosine, sine = (each.contiguous() for each in angles)
-    qkv = run(ApplyRope, Rope(cosine, sine, heads, packing.places, packing.prefix_places), projected, front)
+    batch, length, _ = projected.shape
+    rope = Rope(cosine, sine, heads, (batch, length), packing.places, packing.prefix_places)
+    qkv = run(rope, projected, front)
     if packing.all_have is not None and has_dense_attention(qkv, packing.tokens):
-        output = dense_attention(qkv, heads, len(projected), packing.all_have)
-        return output if output.shape[1] == projected.shape[1] else run(Move, output.flatten(0, 1), packing.places)
+        output = dense_attention(qkv, heads, batch, packing.all_have)
+        if output.shape[1] == length:
+            return output
+        return run(Move(packing.places, batch * output.shape[1]), output.flatten(0, 1))
     query, key, value = qkv.unflatten(-1, (3, heads, -1)).unbind(1)
     # Only the device knows how many rows there are in all; what follows the last document is unused.
     output = varlen_attn(query, key, value, packing.ends, packing.ends, packing.longest, packing.longest)
-    return run(Move, output.flatten(1), packing.places)
+    return run(Move(packing.places, len(output)), output.flatten(1))
 
 
 def dense_attention(qkv: Tensor, heads: int, documents: int, length: int) -> Tensor:
