@@ -74,7 +74,7 @@ def test_kernels_and_trained_alpha(
 
 def test_a_kernel_over_trained_keys_goes_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     model = adapt(one_layer(False, **SMALLER), "tuning", kernel="exp", alpha_mode="layer")
-    assert_same_as_in_parts(model, "LeaveLayer", monkeypatch)
+    assert_same_as_in_parts(model, "Leave", monkeypatch)
 
 
 @pytest.mark.parametrize("method", ["propagation", "tuning"])

@@ -15,7 +15,7 @@ from transformers.models.modernbert.modeling_modernbert import ModernBertEncoder
 from one_layer import assert_close
 
 pytest.importorskip("triton")
-from prefixprop.attention.triton import lora, modernbert
+from prefixprop.attention.triton import leave, lora, modernbert
 from prefixprop.attention.triton.block import compute_type
 from prefixprop.attention.triton.dropout import draw_dropout_seeds
 from prefixprop.attention.triton.plan import BlockPlan, plan_for
@@ -113,7 +113,7 @@ def test_dropout(monkeypatch: pytest.MonkeyPatch) -> None:
     """LoRA's own, and that of attention's output; backward has the masks of forward."""
     layer, states = layer_of(1, LINEARS, 0.4, attention_dropout=0.3), torch.randn(2, 9, WIDTH)
     drawn: list[list[Tensor]] = []
-    for module in (lora, modernbert):
+    for module in (lora, leave):
         monkeypatch.setattr(
             module, "draw_dropout_seeds", lambda *given: drawn.append(draw_dropout_seeds(*given)) or drawn[-1]
         )

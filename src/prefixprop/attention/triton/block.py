@@ -92,7 +92,7 @@ class Attention:
         return found.dqkv, found.dkv_global, d_text, d_alpha
 
 
-class KeptInputs(NamedTuple):
+class BlockInputs(NamedTuple):
     states: Tensor
     prefix: Tensor
 
@@ -114,15 +114,15 @@ class Block:
     ) -> tuple[Tensor, tuple]:
         qkv, entered = self.enter.enter(states, prefix)
         output, attended = self.attention.attend(qkv, self.enter.kv_global(states, prefix, entered))
-        kept = (KeptInputs(states, prefix), entered, attended._replace(kv_global=None))
+        kept = (BlockInputs(states, prefix), entered, attended._replace(kv_global=None))
         if self.leave is None:
             return output, kept
         output, (left,) = self.leave.forward(output, states, keeps=keeps)
         return output, (*kept, left._replace(rows=None))
 
     def backward(self, kept: tuple, needs: Sequence[bool], gradient: Tensor) -> Gradients:
-        (states, prefix), entered, attended, *left = kept
-        attended = attended._replace(kv_global=self.enter.kv_global(states, prefix, entered))
+        inputs, entered, attended, *left = kept
+        attended = attended._replace(kv_global=self.enter.kv_global(*inputs, entered))
         d_states, of_leave = None, list[Tensor]()
         if self.leave is not None:
             given = AttentionInputs(attended.qkv, attended.kv_global, *self.attention.setting)
@@ -130,7 +130,7 @@ class Block:
             gradient, d_states, *of_leave = self.leave.backward((left[0]._replace(rows=rows),), (), gradient)
         found, d_alpha = self.attention.attend_backward(gradient, attended)
         d_states, d_prefix, of_enter = self.enter.enter_backward(
-            found, d_states, states, prefix, entered, self.attention.grad_rows, needs[:2]
+            found, d_states, inputs, entered, self.attention.grad_rows, needs[:2]
         )
         return d_states, d_prefix, d_alpha, *of_enter, *of_leave
 

@@ -20,8 +20,7 @@ from prefixprop.attention.pattern import ALL_ROWS, AttentionPattern
 from prefixprop.attention.prefix import LayerPrefix, PrefixedKeys, add_prefix_part, as_rows
 from prefixprop.attention.sliding_window import is_plain, split_heads
 from prefixprop.attention.sliding_window import longformer_self_attention as with_weights
-from prefixprop.attention.triton.block import Attention, Block, compute_type
-from prefixprop.attention.triton.dropout import draw_dropout_seeds
+from prefixprop.attention.triton.block import Attention, Block, BlockInputs, compute_type
 from prefixprop.attention.triton.launch_attention import (
     AttentionGradients,
     DevicePattern,
@@ -29,11 +28,12 @@ from prefixprop.attention.triton.launch_attention import (
     project,
     project_rows,
 )
-from prefixprop.attention.triton.lora import Piece, SidePath, add_side, fit_together, side_gradients, unwrap
-from prefixprop.attention.triton.operation import Gradients, run
+from prefixprop.attention.triton.leave import Leave, LeavePlan, Linear
+from prefixprop.attention.triton.lora import Piece, SidePath, fit_together, unwrap
+from prefixprop.attention.triton.operation import run
 from prefixprop.attention.triton.plan import BlockPlan, Join, Plans, plan_for
 from prefixprop.attention.triton.prefix_part import can_fuse
-from prefixprop.attention.triton.residual_norm import ResidualNorm, residual_norm
+from prefixprop.attention.triton.residual_norm import residual_norm
 from prefixprop.attention.triton.tiles import GLOBAL
 
 PROJECTIONS = ("query", "key", "value", "key_global", "value_global")
@@ -127,32 +127,32 @@ class Enter:
         self,
         found: AttentionGradients,
         d_states: Tensor | None,
-        states: Tensor,
-        prefix: Tensor,
+        inputs: BlockInputs,
         kept: KeptEnter,
         grad_rows: int,
         needs: Sequence[bool],
     ) -> tuple[Tensor | None, Tensor | None, list[Tensor | None]]:
         """Gradients of the states, of the prefix, and of what else learns; `d_states` is that of the residual."""
-        batch, length, width = states.shape
-        count, flat = batch * length, states.flatten(0, 1)
-        dq_global, dqkv, dkv_global = found.dq_global, found.dqkv[:count], found.dkv_global[:count]
+        states, (needs_states, needs_prefix) = inputs.states, needs
+        count, width = states.shape[0] * states.shape[1], states.shape[2]
+        dqkv, dkv_global, dq_global = found.dqkv[:count], found.dkv_global[:count], found.dq_global
         if self.pattern.has_tokens and self._queries_learn():  # only global rows were written
             dq_global.masked_fill_(self.pattern.kind.ne(GLOBAL.value)[..., None], 0.0)
-        d_low, of_leaves = None, list[Tensor | None]()
+        of_tokens = AttentionGradients(dqkv, dkv_global, dq_global.flatten(0, -2))
+        d_low, of_leaves, d_prefix = None, list[Tensor | None](), None
         if self.side is not None and kept.low is not None:
-            parts = (*dqkv.split(width, dim=1), *dkv_global.split(width, dim=1), dq_global.view(-1, width))
-            d_low, of_side = self.side.gradients(kept.low, flat, [parts[place] for place in self.side.places])
+            parts = (*dqkv.split(width, dim=1), *dkv_global.split(width, dim=1), of_tokens.dq_global)
+            of_places = [parts[place] for place in self.side.places]
+            d_low, of_side = self.side.gradients(kept.low, states.flatten(0, 1), of_places)
             of_leaves += of_side
         if self.trains:
-            of_leaves += self._of_weights(dqkv, dkv_global, dq_global.view(-1, width), flat)
-        needs_states, needs_prefix = needs
+            of_leaves += self._of_weights(of_tokens, states.flatten(0, 1))
         if needs_states:
-            d_states = self._of_states(dqkv, dkv_global, dq_global, d_states, states, grad_rows, d_low)
-        d_prefix = None
+            d_states = self._of_states(of_tokens, d_states, states.shape, grad_rows, d_low)
         if needs_prefix:
             d_prefix, of_global = found.dqkv[count:, width:], found.dkv_global[count:]
-            d_prefix = (d_prefix + of_global if of_global.shape[1] else d_prefix.contiguous()).view(prefix.shape)
+            d_prefix = d_prefix + of_global if of_global.shape[1] else d_prefix.contiguous()
+            d_prefix = d_prefix.view(inputs.prefix.shape)
         return d_states if needs_states else None, d_prefix, of_leaves
 
     def _queries_learn(self) -> bool:
@@ -163,68 +163,44 @@ class Enter:
 
     def _of_states(
         self,
-        dqkv: Tensor,
-        dkv_global: Tensor,
-        dq_global: Tensor,
+        found: AttentionGradients,
         d_states: Tensor | None,
-        states: Tensor,
+        shape: torch.Size,
         grad_rows: int,
         d_low: Tensor | None,
     ) -> Tensor:
-        batch, length, width = states.shape
-        of_qkv, of_kv_global = self.weights.projections.split([3 * width, len(self.weights.projections) - 3 * width])
+        (dqkv, dkv_global, dq_global), width, weights = found, shape[2], self.weights
+        of_qkv, of_kv_global = weights.projections[: 3 * width], weights.projections[3 * width :]
+        if d_states is None:
+            d_states = (dqkv @ of_qkv).view(shape)
+        elif grad_rows == ALL_ROWS:
+            d_states.view(-1, width).addmm_(dqkv, of_qkv)
+        flat = d_states.view(-1, width)
         if grad_rows == ALL_ROWS:
-            if d_states is None:
-                d_states = (dqkv @ of_qkv).view_as(states)
-            else:
-                d_states.view(-1, width).addmm_(dqkv, of_qkv)
-            d_states.view(-1, width).addmm_(dkv_global, of_kv_global)
+            flat.addmm_(dkv_global, of_kv_global)
             if self.side is not None and d_low is not None:
-                self.side.add_back(d_low, d_states.view(-1, width))
+                self.side.add_back(d_low, flat)
         elif grad_rows:
-            assert d_states is not None
             front = d_states[:, :grad_rows]
-            front += dqkv.unflatten(0, (batch, length))[:, :grad_rows, width:] @ of_qkv[width:]
-            front += dkv_global.unflatten(0, (batch, length))[:, :grad_rows] @ of_kv_global
-        assert d_states is not None
+            front += dqkv.unflatten(0, shape[:2])[:, :grad_rows, width:] @ of_qkv[width:]
+            front += dkv_global.unflatten(0, shape[:2])[:, :grad_rows] @ of_kv_global
         if grad_rows and self.pattern.has_tokens:
-            result = d_states.view(-1, width)
-            project_rows(dq_global, self.weights.query_global, None, self.pattern, result)
+            project_rows(dq_global, weights.query_global, None, self.pattern, flat)
         return d_states
 
-    def _of_weights(self, dqkv: Tensor, dkv_global: Tensor, dq_global: Tensor, states: Tensor) -> list[Tensor | None]:
+    def _of_weights(self, found: AttentionGradients, states: Tensor) -> list[Tensor | None]:
+        weight, bias, *_ = (tensor.requires_grad for tensor in self.weights)
+        *both, dq_global = found
         has_queries = self.pattern.has_tokens and self._queries_learn()
         return [
-            torch.cat([dqkv.t() @ states, dkv_global.t() @ states])
-            if self.weights.projections.requires_grad
-            else None,
-            torch.cat([dqkv.sum(dim=0), dkv_global.sum(dim=0)]) if self.weights.bias.requires_grad else None,
+            torch.cat([part.t() @ states for part in both]) if weight else None,
+            torch.cat([part.sum(dim=0) for part in both]) if bias else None,
             dq_global.t() @ states if has_queries else None,
             dq_global.sum(dim=0) if has_queries else None,
         ]
 
 
 # --- leave ---------------------------------------------------------------------------------------------------------
-
-
-class LeaveWeights(NamedTuple):
-    attended: Tensor
-    attended_bias: Tensor
-    attended_scale: Tensor
-    attended_shift: Tensor
-    inner: Tensor
-    inner_bias: Tensor
-    outer: Tensor
-    outer_bias: Tensor
-    outer_scale: Tensor
-    outer_shift: Tensor
-
-
-class LeavePlan(NamedTuple):
-    weights: LeaveWeights
-    epsilon: float
-    dropout: float  # after attention, and after the feed-forward
-    pieces: list[list[Piece]]  # of LoRA, around each of the three linear layers
 
 
 def leave_of(layer: Any, dtype: torch.dtype) -> LeavePlan | None:
@@ -247,95 +223,13 @@ def leave_of(layer: Any, dtype: torch.dtype) -> LeavePlan | None:
         return None
     if not all(_is_frozen(part, dtype) for part in (*linears, *norms)):
         return None
-    in_order = (linears[0], norms[0], linears[1], linears[2], norms[1])
-    weights = LeaveWeights(*(tensor for part in in_order for tensor in (part.weight, part.bias)))
-    dropout = drops[0].p if drops[0].training else 0.0
-    return LeavePlan(weights, norms[0].eps, dropout, [pieces for _, pieces in found])
+    attended, inner, outer, norm, last_norm = (Linear(part.weight, part.bias) for part in (*linears, *norms))
+    dropout, pieces = drops[0].p if drops[0].training else 0.0, [pieces for _, pieces in found]
+    return LeavePlan(attended, norm, inner, outer, last_norm, norms[0].eps, dropout, pieces)
 
 
 def _is_frozen(part: Any, dtype: torch.dtype) -> bool:
     return not part.weight.requires_grad and not part.bias.requires_grad and part.weight.dtype == dtype
-
-
-class KeptLeave(NamedTuple):
-    """What backward needs of forward; of attention's rows and low-rank products only what LoRA asks for."""
-
-    rows: Tensor | None
-    attended_sum: Tensor
-    attended_moments: Tensor
-    inner: Tensor
-    output_sum: Tensor
-    output_moments: Tensor
-    attended_low: Tensor | None
-    inner_low: Tensor | None
-    outer_low: Tensor | None
-
-
-@dataclass(frozen=True, slots=True)
-class LeaveLayer:
-    plan: LeavePlan
-    seeds: list[Tensor]  # of dropout: rows and columns after attention, then after the feed-forward
-    attended_side: SidePath | None
-    inner_side: SidePath | None
-    outer_side: SidePath | None
-
-    @property
-    def reads_rows(self) -> bool:
-        """Whether backward needs attention's rows."""
-        return self.attended_side is not None
-
-    def _norms(self) -> tuple[ResidualNorm, ResidualNorm]:
-        weights, (_, epsilon, dropout, _) = self.plan.weights, self.plan
-        return (
-            ResidualNorm(weights.attended_scale, weights.attended_shift, epsilon, dropout, *self.seeds[:2]),
-            ResidualNorm(weights.outer_scale, weights.outer_shift, epsilon, dropout, *self.seeds[2:]),
-        )
-
-    def forward(self, rows: Tensor, states: Tensor, *lora: Tensor, keeps: bool) -> tuple[Tensor, tuple[KeptLeave]]:
-        weights, (attended_norm, outer_norm) = self.plan.weights, self._norms()
-        update = F.linear(rows, weights.attended, weights.attended_bias)
-        attended_low = add_side(self.attended_side, rows, update)
-        attended, attended_sum, attended_moments = attended_norm.normalise(update, states, keeps)
-        inner = F.linear(attended, weights.inner, weights.inner_bias)
-        inner_low = add_side(self.inner_side, attended, inner)
-        active = F.gelu(inner)
-        update = F.linear(active, weights.outer, weights.outer_bias)
-        outer_low = add_side(self.outer_side, active, update)
-        del active
-        output, output_sum, output_moments = outer_norm.normalise(update, attended, keeps)
-        own = rows if self.reads_rows else None
-        lows = (attended_low, inner_low, outer_low)
-        return output, (KeptLeave(own, attended_sum, attended_moments, inner, output_sum, output_moments, *lows),)
-
-    def backward(self, all_kept: tuple[KeptLeave], needs: Sequence[bool], gradient: Tensor) -> Gradients:
-        """Gradients of the rows and of the states, and of LoRA's matrices."""
-        (kept,) = all_kept
-        weights, (attended_norm, outer_norm) = self.plan.weights, self._norms()
-        flat = (-1, gradient.shape[-1])
-        # The gradient of the other path is added to that of the residual.
-        d_attended, d_outer, _ = outer_norm.gradients(gradient, kept.output_sum, kept.output_moments)
-        d_attended_rows, d_outer = d_attended.view(flat), d_outer.view(flat)
-        inner = kept.inner.flatten(0, -2)
-        d_inner = d_outer @ weights.outer
-        of_outer, of_inner = list[Tensor](), list[Tensor]()
-        if self.outer_side is not None:
-            of_outer = side_gradients(self.outer_side, kept.outer_low, F.gelu(inner), d_outer, d_inner)
-        torch.ops.aten.gelu_backward.grad_input(d_inner, inner, grad_input=d_inner)
-        d_attended_rows.addmm_(d_inner, weights.inner)
-        if self.inner_side is not None:
-            scale, shift = weights.attended_scale, weights.attended_shift
-            attended = F.layer_norm(kept.attended_sum, flat[1:], scale, shift, self.plan.epsilon).view(flat)
-            of_inner = side_gradients(self.inner_side, kept.inner_low, attended, d_inner, d_attended_rows)
-            del attended
-        del d_inner, d_outer
-        d_states, d_update, _ = attended_norm.gradients(d_attended, kept.attended_sum, kept.attended_moments)
-        d_update = d_update.view(flat)
-        d_rows = d_update @ weights.attended
-        of_attended = list[Tensor]()
-        if kept.rows is not None:
-            rows = kept.rows.flatten(0, -2)
-            of_attended = side_gradients(self.attended_side, kept.attended_low, rows, d_update, d_rows)
-        return d_rows.view_as(gradient), d_states, *of_attended, *of_inner, *of_outer
 
 
 # --- layers --------------------------------------------------------------------------------------------------------
@@ -362,11 +256,11 @@ def longformer_layer(
     own = layer.attention.self
     if enter is None or not can_fuse(prefix, pattern, own.head_dim, states):
         (rows,) = own(states)
-        leaving, lora = _leaving(leave, states)
+        leaving, lora = Leave.open(leave, states)
         return run(leaving, rows.to(dtype).contiguous(), states, *lora)
     setting = _setting(own, pattern, prefix.key_values)
     side, of_enter = SidePath.open(enter.pieces, states.shape[0] * states.shape[1], dtype)
-    leaving, of_leave = _leaving(leave, states)
+    leaving, of_leave = Leave.open(leave, states)
     part = prefix.fused
     if enter.pieces or part is not None:  # their gradients come from all rows
         grad_rows = ALL_ROWS
@@ -375,14 +269,6 @@ def longformer_layer(
     weights = enter.weights if is_whole else enter.weights.without_global()
     made = Block(Enter(weights, setting.pattern, side), attention, leaving)
     return run(made, states, as_rows(prefix.key_values, states), attention.alpha, *of_enter, *of_leave)
-
-
-def _leaving(plan: LeavePlan, states: Tensor) -> tuple[LeaveLayer, list[Tensor]]:
-    """For one call, and LoRA's matrices."""
-    rows, width = states.shape[0] * states.shape[1], states.shape[2]
-    opened = [SidePath.open(pieces, rows, states.dtype) for pieces in plan.pieces]
-    seeds = draw_dropout_seeds((rows, width, rows, width), plan.weights.outer_shift, plan.dropout)
-    return LeaveLayer(plan, seeds, *(side for side, _ in opened)), [each for _, own in opened for each in own]
 
 
 def longformer_self_attention(

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.activations import GELUActivation
 
@@ -19,10 +18,9 @@ from prefixprop.attention.patch import has_hooks
 from prefixprop.attention.pattern import AttentionPattern
 from prefixprop.attention.prefix import LayerPrefix, as_rows
 from prefixprop.attention.rope import Angles
-from prefixprop.attention.triton.block import Block, compute_type
-from prefixprop.attention.triton.dropout import draw_dropout_seeds
-from prefixprop.attention.triton.geglu import geglu_backward, geglu_forward
+from prefixprop.attention.triton.block import Block, BlockInputs, compute_type
 from prefixprop.attention.triton.launch_attention import AttentionGradients
+from prefixprop.attention.triton.leave import Leave, LeavePlan, Linear
 from prefixprop.attention.triton.lora import Piece, SidePath, add_side, fit_together, side_gradients, unwrap
 from prefixprop.attention.triton.operation import Gradients, run
 from prefixprop.attention.triton.plan import BlockPlan, Join, Plans, plan_for
@@ -122,8 +120,7 @@ class Enter:
         self,
         found: AttentionGradients,
         d_states: Tensor,
-        states: Tensor,
-        prefix: Tensor,
+        inputs: BlockInputs,
         kept: KeptEnter,
         grad_rows: int,
         needs: Sequence[bool],
@@ -135,21 +132,11 @@ class Enter:
         d_projected, d_prefix = self.rope.rotate_backward(found.dqkv, needs_projections, needs_prefix)
         if d_projected is None:
             return None, d_prefix, []
-        found_states, of_side = self.project_backward(d_projected, d_states, states, kept, needs_states)
+        found_states, of_side = self.project_backward(d_projected, d_states, inputs.states, kept, needs_states)
         return found_states, d_prefix, of_side
 
 
 # --- leave ---------------------------------------------------------------------------------------------------------
-
-
-class LeavePlan(NamedTuple):
-    attended: Tensor
-    scale: Tensor
-    inner: Tensor
-    outer: Tensor
-    epsilon: float
-    dropout: float  # of attention's output
-    pieces: list[list[Piece]]  # of LoRA, around each of the three linear layers
 
 
 def leave_of(layer: Any, dtype: torch.dtype) -> LeavePlan | None:
@@ -165,82 +152,13 @@ def leave_of(layer: Any, dtype: torch.dtype) -> LeavePlan | None:
     linears = [linear for linear, _ in found]
     if not all(_is_frozen(part, dtype) for part in (*linears, norm)):
         return None
-    attended, inner, outer = (linear.weight for linear in linears)
+    attended, inner, outer, scale = (Linear(part.weight, None) for part in (*linears, norm))
     dropout = float(drop.p) if isinstance(drop, nn.Dropout) and drop.training else 0.0
-    return LeavePlan(attended, norm.weight, inner, outer, norm.eps, dropout, [pieces for _, pieces in found])
+    return LeavePlan(attended, scale, inner, outer, None, norm.eps, dropout, [pieces for _, pieces in found])
 
 
 def _is_frozen(part: Any, dtype: torch.dtype) -> bool:
     return not part.weight.requires_grad and part.bias is None and part.weight.dtype == dtype
-
-
-class KeptLeave(NamedTuple):
-    rows: Tensor | None  # of attention, if LoRA asks for them
-    total: Tensor
-    moments: Tensor
-    attended_low: Tensor | None
-    outer_low: Tensor | None
-
-
-@dataclass(frozen=True, slots=True)
-class LeaveLayer:
-    plan: LeavePlan
-    seeds: list[Tensor]  # of dropout: rows and columns
-    attended_side: SidePath | None
-    inner_side: SidePath | None
-    outer_side: SidePath | None
-
-    @property
-    def reads_rows(self) -> bool:
-        """Whether backward needs attention's rows."""
-        return self.attended_side is not None
-
-    def _norm(self) -> ResidualNorm:
-        return ResidualNorm(self.plan.scale, None, self.plan.epsilon, self.plan.dropout, *self.seeds)
-
-    def forward(self, rows: Tensor, states: Tensor, *lora: Tensor, keeps: bool) -> tuple[Tensor, tuple[KeptLeave]]:
-        update = F.linear(rows, self.plan.attended)
-        attended_low = add_side(self.attended_side, rows, update)
-        normed, total, moments = self._norm().normalise(update, states, keeps_sum=True)
-        del update
-        both = F.linear(normed, self.plan.inner)
-        add_side(self.inner_side, normed, both)
-        active, flat = geglu_forward(both).flatten(0, -2), total.flatten(0, -2)
-        if keeps:
-            output = torch.empty_like(states)  # not a view: a prefix may be added in place
-            torch.addmm(flat, active, self.plan.outer.t(), out=output.view_as(flat))
-        else:
-            output = total
-            flat.addmm_(active, self.plan.outer.t())
-        outer_low = add_side(self.outer_side, active, output)
-        own = rows if self.reads_rows else None
-        return output, (KeptLeave(own, total, moments, attended_low, outer_low),)
-
-    def backward(self, all_kept: tuple[KeptLeave], needs: Sequence[bool], gradient: Tensor) -> Gradients:
-        """Gradients of the rows and of the states, and of LoRA's matrices."""
-        (kept,) = all_kept
-        plan, total = self.plan, kept.total
-        flat = total.flatten(0, -2)
-        normed = _norm(flat, plan.scale, plan.epsilon)
-        both = normed @ plan.inner.t()
-        inner_low = add_side(self.inner_side, normed, both)
-        d_output = gradient.view_as(flat)
-        d_active = d_output @ plan.outer
-        of_outer = list[Tensor]()
-        if self.outer_side is not None:
-            of_outer = side_gradients(self.outer_side, kept.outer_low, geglu_forward(both), d_output, d_active)
-        geglu_backward(both, d_active, both)  # replaced by its own gradient, as it is used nowhere else
-        d_normed = both @ plan.inner
-        of_inner = side_gradients(self.inner_side, inner_low, normed, both, d_normed)
-        del normed, both, d_active
-        d_states, d_update, _ = self._norm().gradients(d_normed.view_as(total), total, kept.moments, gradient)
-        d_update = d_update.view_as(flat)
-        d_rows = d_update @ plan.attended
-        of_attended = list[Tensor]()
-        if kept.rows is not None:
-            rows = kept.rows.flatten(0, -2)
-            of_attended = side_gradients(self.attended_side, kept.attended_low, rows, d_update, d_rows)
-        return d_rows.view_as(total), d_states, *of_attended, *of_inner, *of_outer
 
 
 def _norm(rows: Tensor, scale: Tensor, epsilon: float) -> Tensor:
@@ -281,7 +199,7 @@ def modernbert_layer(
         return in_parts(layer, plan, states, lambda projected: rotary_attention(projected, *given))
     side, of_enter = SidePath.open(plan.enter.pieces, states.shape[0] * states.shape[1], dtype)
     made = kernel_attention(heads, size, reach, pattern, prefix, dropout)
-    leaving, of_leave = _leaving(plan.leave, states)
+    leaving, of_leave = Leave.open(plan.leave, states)
     rope = Rope.in_order(angles, heads, states, made.setting.shape.prefix)
     whole = Block(Enter(plan.enter, side, rope), made, leaving)
     keys = prefix.key_values if prefix.part is None else None
@@ -296,13 +214,5 @@ def in_parts(layer: Any, plan: BlockPlan, states: Tensor, attend: Callable[[Tens
         side, lora = SidePath.open(plan.enter.pieces, states.shape[0] * states.shape[1], states.dtype)
         projected, states = run(Enter(plan.enter, side), states, *lora)
     rows = attend(projected).to(states.dtype).contiguous()
-    leaving, of_leave = _leaving(plan.leave, states)
+    leaving, of_leave = Leave.open(plan.leave, states)
     return run(leaving, rows, states, *of_leave)
-
-
-def _leaving(plan: LeavePlan, states: Tensor) -> tuple[LeaveLayer, list[Tensor]]:
-    """For one call, and LoRA's matrices."""
-    rows, width = states.shape[0] * states.shape[1], states.shape[2]
-    opened = [SidePath.open(pieces, rows, states.dtype) for pieces in plan.pieces]
-    seeds = draw_dropout_seeds((rows, width), plan.scale, plan.dropout)
-    return LeaveLayer(plan, seeds, *(side for side, _ in opened)), [each for _, own in opened for each in own]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
 import torch
@@ -15,18 +15,18 @@ class _Operation(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, step: Any, *tensors: Tensor | None) -> Any:
         output, kept = step.forward(*tensors, keeps=True)
-        ctx.step, ctx.kinds = step, [type(part) for part in kept]
+        ctx.step, ctx.kinds = step, [*map(type, kept)]
         ctx.save_for_backward(*chain.from_iterable(kept))
         ctx.set_materialize_grads(False)
         return output
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> Gradients:
-        if all(gradient is None for gradient in gradients):
+        if gradients.count(None) == len(gradients):
             return (None,) * len(ctx.needs_input_grad)
         saved = iter(ctx.saved_tensors)
-        kept = tuple(kind(*(next(saved) for _ in kind._fields)) for kind in ctx.kinds)
-        whole = (None if gradient is None else gradient.contiguous() for gradient in gradients)
+        kept = [kind(*islice(saved, len(kind._fields))) for kind in ctx.kinds]
+        whole = [None if gradient is None else gradient.contiguous() for gradient in gradients]
         return None, *ctx.step.backward(kept, ctx.needs_input_grad[1:], *whole)
 
 

@@ -1,16 +1,17 @@
 """What a layer's block needs, worked out once and kept until the layer changes: which parts can be fused, joined
 weights, LoRA.
 
-Every call compares a cheap fingerprint: modules, parameters, hooks, adapters, dropout, training mode, the parameters'
-addresses and versions. In-place changes (`load_state_dict`, `copy_`) raise a parameter's version. The one way past
-PyTorch's counter is to write into `parameter.data` in place, as peft does to merge an adapter; what is merged is part
-of the fingerprint.
+Every call compares a cheap fingerprint: modules, parameters and their types, hooks, adapters, dropout, training mode,
+and of weights that were copied their addresses and versions. In-place changes (`load_state_dict`, `copy_`) raise a
+parameter's version. The one way past PyTorch's counter is to write into `parameter.data` in place, as peft does to
+merge an adapter; what is merged is part of the fingerprint.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable
+from itertools import chain, repeat
+from operator import attrgetter, contains, methodcaller
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +21,8 @@ from torch import Tensor, nn
 from prefixprop.attention.patch import GLOBAL_HOOKS, HOOKS
 
 Join = Callable[[str, list[Tensor]], Tensor]
+_VALUES, _TYPE, _VERSION = methodcaller("values"), attrgetter("dtype", "requires_grad"), attrgetter("_version")
+_TRAINING, _PROBABILITY = attrgetter("training"), attrgetter("p")
 
 
 class BlockPlan(NamedTuple):
@@ -55,8 +58,9 @@ class KeptPlan:
         self._dropouts = [part for part in parts if isinstance(part, nn.Dropout)]
         self._lora: list[Any] = [part for part in parts if isinstance(part, LoraLayer)]
         # Kept, for no other object to get their addresses.
-        self._found = [*itertools.chain.from_iterable(table.values() for table in self._tables)]
+        self._found = [*chain.from_iterable(map(_VALUES, self._tables))]
         self._tensors: list[Tensor] = [found for found in self._found if isinstance(found, Tensor)]
+        self._copied: list[Tensor] = []  # to joined weights; a plan refers to all other tensors
 
     def for_type(self, dtype: torch.dtype) -> BlockPlan:
         if not self._tables or self._fingerprint(dtype) != self._state:
@@ -68,15 +72,17 @@ class KeptPlan:
         return self._plan
 
     def _fingerprint(self, dtype: torch.dtype) -> tuple[Any, ...]:
+        # Maps of built-in functions, because this runs for every layer of every pass.
         return (
             dtype,
-            [*map(id, itertools.chain.from_iterable(table.values() for table in self._tables))],
-            # What is trained changes at every step; a plan refers to it and copies nothing.
-            [(t.data_ptr(), 0 if t.requires_grad else t._version, t.requires_grad, t.dtype) for t in self._tensors],
-            [part.training for part in self._parts],
+            [*map(id, chain.from_iterable(map(_VALUES, self._tables)))],
+            [*map(_TYPE, self._tensors)],
+            [*map(_VERSION, self._copied)],
+            [*map(Tensor.data_ptr, self._copied)],
+            [*map(_TRAINING, self._parts)],
             [*map(len, self._hooks)],
-            ["_hf_hook" in attributes for attributes in self._attributes],
-            [part.p for part in self._dropouts],
+            [*map(contains, self._attributes, repeat("_hf_hook"))],
+            [*map(_PROBABILITY, self._dropouts)],
             [*map(_adapters, self._lora)],
         )
 
@@ -85,6 +91,7 @@ class KeptPlan:
 
         At the same address if it can be: a recorded pass goes on reading there.
         """
+        self._copied += tensors
         key = [(t.data_ptr(), t._version, t.dtype) for t in tensors], [[*lora.merged_adapters] for lora in self._lora]
         made, joined = self._joined.get(name, (None, None))
         if joined is not None and made == key:
