@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from functools import partial
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -38,7 +39,7 @@ class LongformerPatch(EncoderPatch):
 
     def __init__(self, longformer: Any) -> None:
         self.longformer = longformer
-        self.head_reads_cls = False  # while a head runs that reads [CLS] only
+        self.reads_cls: set[int] = set()  # threads in which a head runs that reads [CLS] only
         self._serves_head = False
         super().__init__(longformer)
 
@@ -105,7 +106,7 @@ def _model_forward(
     flags = {name: getattr(config, name) if value is None else value for name, value in flags.items()}
     source = patch.active_source()
     row = None
-    if patch.head_reads_cls and not any(flags.values()) and not has_other_readers(longformer, source):
+    if get_ident() in patch.reads_cls and not any(flags.values()) and not has_other_readers(longformer, source):
         row = 0 if source is None else source.pooled_row()
     known = {
         "cls_row": row,
@@ -240,12 +241,13 @@ def _tell_what_head_reads(patch: LongformerPatch, head: Any, args: tuple, kwargs
     if len(args) > 2 or tokens is None or kwargs.get("global_attention_mask") is not None:
         return None
     first = torch.arange(tokens.shape[1], device=tokens.device) == 0
-    patch.head_reads_cls = not torch.compiler.is_compiling() and reads_cls_only(head)
+    if not torch.compiler.is_compiling() and reads_cls_only(head):
+        patch.reads_cls.add(get_ident())
     return args, dict(kwargs, global_attention_mask=first.long().expand(tokens.shape[0], -1))
 
 
 def _head_is_done(patch: LongformerPatch, *_: Any) -> None:
-    patch.head_reads_cls = False
+    patch.reads_cls.discard(get_ident())
 
 
 def grad_rows(longformer: Any, source: Any, embedded: Tensor) -> int | None:

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial, wraps
+from threading import get_ident
 from typing import Any, NamedTuple, Self, TypeVar
 
 import torch
@@ -42,7 +43,7 @@ class EncoderPatch(ABC):
         self.backend: str | None = None
         self.source: PrefixSource | None = None
         self.running: Backend | None = None  # of the last pass; None where Hugging Face's attention runs
-        self.layer: LayerPass | None = None  # what is being computed, for the modules in the layer
+        self._layers: dict[int, LayerPass] = {}  # that are being computed, by thread
         self.plans: dict[Any, Any] = {}  # of the layers, kept by a backend
         self._undo: list[Undo] = self.replace()
 
@@ -71,14 +72,19 @@ class EncoderPatch(ABC):
     @contextmanager
     def computing(self, index: int, states: Tensor, pattern: AttentionPattern) -> Iterator[LayerPass]:
         """While a layer is computed; the prefix method is asked here, once."""
-        source, before = self.active_source(), self.layer
+        source, thread = self.active_source(), get_ident()
         prefix = NO_PREFIX if source is None else source.at(index, states.shape[0])
         # Backward may recompute a checkpointed layer, after a pass without a prefix.
-        self.running, self.layer = pattern.backend, LayerPass(pattern, prefix)
+        self.running, self._layers[thread] = pattern.backend, LayerPass(pattern, prefix)
         try:
-            yield self.layer
+            yield self._layers[thread]
         finally:
-            self.layer = before
+            del self._layers[thread]
+
+    @property
+    def layer(self) -> LayerPass | None:
+        """The layer that is being computed, for the modules in it; None outside a pass of the fast attention."""
+        return self._layers.get(get_ident())
 
     def listen_to(self, source: PrefixSource) -> Undo:
         self.source = source

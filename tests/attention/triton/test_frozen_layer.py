@@ -88,8 +88,8 @@ def test_alpha_zero_is_no_prefix_in_the_softmax(method: str) -> None:
 
 
 def test_layers_that_are_trained_or_uneven_go_in_parts() -> None:
+    from prefixprop.attention.triton.block import plan_for
     from prefixprop.attention.triton.longformer import plan_of
-    from prefixprop.attention.triton.plan import plan_for
 
     layer, plans = tiny_model().requires_grad_(False).longformer.encoder.layer[0], {}
 

@@ -15,10 +15,9 @@ from transformers.models.modernbert.modeling_modernbert import ModernBertEncoder
 from one_layer import assert_close
 
 pytest.importorskip("triton")
-from prefixprop.attention.triton import leave, lora, modernbert
-from prefixprop.attention.triton.block import compute_type
-from prefixprop.attention.triton.dropout import draw_dropout_seeds
-from prefixprop.attention.triton.plan import BlockPlan, plan_for
+from prefixprop.attention.triton import block, lora, modernbert
+from prefixprop.attention.triton.block import BlockPlan, compute_type, plan_for
+from prefixprop.attention.triton.tiles import draw_dropout_seeds
 
 from known_masks import Masked, mask_of
 
@@ -113,7 +112,7 @@ def test_dropout(monkeypatch: pytest.MonkeyPatch) -> None:
     """LoRA's own, and that of attention's output; backward has the masks of forward."""
     layer, states = layer_of(1, LINEARS, 0.4, attention_dropout=0.3), torch.randn(2, 9, WIDTH)
     drawn: list[list[Tensor]] = []
-    for module in (lora, leave):
+    for module in (lora, block):
         monkeypatch.setattr(
             module, "draw_dropout_seeds", lambda *given: drawn.append(draw_dropout_seeds(*given)) or drawn[-1]
         )

@@ -16,7 +16,7 @@ from one_layer import attention
 
 pytest.importorskip("triton")
 from prefixprop.attention.triton import longformer as triton_backend
-from prefixprop.attention.triton.dropout import draw_dropout_seeds
+from prefixprop.attention.triton.tiles import draw_dropout_seeds
 
 both_backends = pytest.mark.parametrize("backend", [sliding_window, triton_backend], ids=["sdpa", "triton"])
 

@@ -16,7 +16,7 @@ from tiny import adapt, batch, for_all_rows, tiny_model
 
 pytest.importorskip("triton")
 from prefixprop.attention.triton import longformer, lora
-from prefixprop.attention.triton.dropout import LEVELS, draw_dropout_seeds
+from prefixprop.attention.triton.tiles import LEVELS, draw_dropout_seeds
 
 from known_masks import Masked, mask_of
 

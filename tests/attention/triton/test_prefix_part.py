@@ -11,7 +11,6 @@ from torch import Tensor
 from prefixprop.attention.pattern import AttentionPattern
 from prefixprop.attention.prefix import FusedPart
 from prefixprop.attention.triton import prefix_part
-from prefixprop.attention.triton.dropout import draw_dropout_seeds, levels
 from prefixprop.attention.triton.launch_attention import (
     AttentionGradients,
     AttentionInputs,
@@ -19,6 +18,7 @@ from prefixprop.attention.triton.launch_attention import (
     DropoutSeeds,
     Shape,
 )
+from prefixprop.attention.triton.tiles import draw_dropout_seeds, levels
 from prefixprop.kernels import Exponential, Kernel, Linear, Polynomial, RadialBasis
 
 HEADS, SIZE, BATCH, LENGTH = 2, 8, 2, 37

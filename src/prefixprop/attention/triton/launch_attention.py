@@ -15,7 +15,6 @@ from torch import Tensor
 from prefixprop.attention.backends import INTERPRETED
 from prefixprop.attention.pattern import ALL_ROWS, AttentionPattern
 from prefixprop.attention.triton import attention_backward, attention_forward
-from prefixprop.attention.triton.dropout import draw_dropout_seeds, levels
 from prefixprop.attention.triton.tiles import (
     ALWAYS_VISIBLE,
     FACTS,
@@ -26,6 +25,8 @@ from prefixprop.attention.triton.tiles import (
     LOCAL,
     MASKED,
     TOKENS,
+    draw_dropout_seeds,
+    levels,
 )
 from prefixprop.attention.triton.triton_kernel import TritonKernel
 

@@ -20,7 +20,19 @@ from prefixprop.attention.pattern import ALL_ROWS, AttentionPattern
 from prefixprop.attention.prefix import LayerPrefix, PrefixedKeys, add_prefix_part, as_rows
 from prefixprop.attention.sliding_window import is_plain, split_heads
 from prefixprop.attention.sliding_window import longformer_self_attention as with_weights
-from prefixprop.attention.triton.block import Attention, Block, BlockInputs, compute_type
+from prefixprop.attention.triton.block import (
+    Attention,
+    Block,
+    BlockInputs,
+    BlockPlan,
+    Join,
+    Leave,
+    LeavePlan,
+    Linear,
+    Plans,
+    compute_type,
+    plan_for,
+)
 from prefixprop.attention.triton.launch_attention import (
     AttentionGradients,
     DevicePattern,
@@ -28,13 +40,11 @@ from prefixprop.attention.triton.launch_attention import (
     project,
     project_rows,
 )
-from prefixprop.attention.triton.leave import Leave, LeavePlan, Linear
 from prefixprop.attention.triton.lora import Piece, SidePath, fit_together, unwrap
-from prefixprop.attention.triton.operation import run
-from prefixprop.attention.triton.plan import BlockPlan, Join, Plans, plan_for
 from prefixprop.attention.triton.prefix_part import can_fuse
 from prefixprop.attention.triton.residual_norm import residual_norm
 from prefixprop.attention.triton.tiles import GLOBAL
+from prefixprop.attention.triton.triton_kernel import run
 
 PROJECTIONS = ("query", "key", "value", "key_global", "value_global")
 QUERY_GLOBAL = 5  # the place of its LoRA: after the projections

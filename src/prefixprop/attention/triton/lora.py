@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from prefixprop.attention.backends import INTERPRETED
 from prefixprop.attention.batched_lora import BatchedLora, BatchedLoraForward, gather
 from prefixprop.attention.patch import has_hooks
-from prefixprop.attention.triton.dropout import draw_dropout_seeds, is_kept, levels
 from prefixprop.attention.triton.launch_attention import precision
+from prefixprop.attention.triton.tiles import draw_dropout_seeds, is_kept, levels
 from prefixprop.attention.triton.triton_kernel import TritonKernel
 
 STEP = 16  # ranks are padded to a multiple of this, as tensor cores need

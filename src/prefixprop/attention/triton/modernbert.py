@@ -18,16 +18,25 @@ from prefixprop.attention.patch import has_hooks
 from prefixprop.attention.pattern import AttentionPattern
 from prefixprop.attention.prefix import LayerPrefix, as_rows
 from prefixprop.attention.rope import Angles
-from prefixprop.attention.triton.block import Block, BlockInputs, compute_type
+from prefixprop.attention.triton.block import (
+    Block,
+    BlockInputs,
+    BlockPlan,
+    Join,
+    Leave,
+    LeavePlan,
+    Linear,
+    Plans,
+    compute_type,
+    plan_for,
+)
 from prefixprop.attention.triton.launch_attention import AttentionGradients
-from prefixprop.attention.triton.leave import Leave, LeavePlan, Linear
 from prefixprop.attention.triton.lora import Piece, SidePath, add_side, fit_together, side_gradients, unwrap
-from prefixprop.attention.triton.operation import Gradients, run
-from prefixprop.attention.triton.plan import BlockPlan, Join, Plans, plan_for
 from prefixprop.attention.triton.prefix_part import can_fuse
 from prefixprop.attention.triton.residual_norm import ResidualNorm
 from prefixprop.attention.triton.rope import Rope
 from prefixprop.attention.triton.rotary_attention import kernel_attention, rotary_attention
+from prefixprop.attention.triton.triton_kernel import Gradients, run
 
 # --- enter ---------------------------------------------------------------------------------------------------------
 

@@ -19,9 +19,8 @@ from prefixprop.attention.backends import INTERPRETED
 from prefixprop.attention.pattern import AttentionPattern
 from prefixprop.attention.prefix import FusedPart, LayerPrefix
 from prefixprop.attention.triton import launch_attention
-from prefixprop.attention.triton.dropout import is_kept
 from prefixprop.attention.triton.launch_attention import AttentionGradients, AttentionInputs, Shape
-from prefixprop.attention.triton.tiles import GLOBAL, MASKED, UNSEEN, load_rows, score, store_rows
+from prefixprop.attention.triton.tiles import GLOBAL, MASKED, UNSEEN, is_kept, load_rows, score, store_rows
 from prefixprop.attention.triton.triton_kernel import TritonKernel
 
 # A program holds all prefix rows. Of a GPU's shared memory it takes at most SHARED bytes, plus SHARED_OVER_KEYS for

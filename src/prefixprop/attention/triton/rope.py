@@ -15,8 +15,7 @@ from torch import Tensor
 
 from prefixprop.attention.backends import INTERPRETED
 from prefixprop.attention.rope import Angles
-from prefixprop.attention.triton.operation import Gradients
-from prefixprop.attention.triton.triton_kernel import TritonKernel
+from prefixprop.attention.triton.triton_kernel import Gradients, TritonKernel
 
 
 class Rope(NamedTuple):

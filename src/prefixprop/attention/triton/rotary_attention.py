@@ -18,10 +18,10 @@ from prefixprop.attention.prefix import FusedPart, LayerPrefix, PrefixedKeys, Pr
 from prefixprop.attention.rope import Angles, attend_to_all
 from prefixprop.attention.triton.block import Attention
 from prefixprop.attention.triton.launch_attention import Setting
-from prefixprop.attention.triton.operation import run
 from prefixprop.attention.triton.prefix_part import can_fuse
 from prefixprop.attention.triton.rope import Move, Rope
 from prefixprop.attention.triton.tiles import MASKED
+from prefixprop.attention.triton.triton_kernel import run
 
 try:
     from torch.nn.attention import varlen

@@ -17,7 +17,7 @@ from tiny import batch, for_all_rows, tiny_model
 
 pytest.importorskip("triton")
 from prefixprop.attention.patch import ATTRIBUTE
-from prefixprop.attention.triton import longformer, modernbert, plan
+from prefixprop.attention.triton import block, longformer, modernbert
 
 SMALL: dict[str, dict[str, Any]] = {
     "longformer": {"num_hidden_layers": 1, "attention_window": [4], "num_attention_heads": 1, "hidden_size": 16},
@@ -242,7 +242,7 @@ def test_what_inference_mode_made_can_be_trained_with() -> None:
 
 def test_nothing_made_while_a_graph_is_recorded_is_kept(made: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     model = encoder("longformer")
-    monkeypatch.setattr(plan, "_is_recording", lambda _: True)
+    monkeypatch.setattr(block, "_is_recording", lambda _: True)
     outcome(model)
     outcome(model)
     assert len(made) == 2
