@@ -247,7 +247,8 @@ def _tell_what_head_reads(patch: LongformerPatch, head: Any, args: tuple, kwargs
 
 
 def _head_is_done(patch: LongformerPatch, *_: Any) -> None:
-    patch.reads_cls.discard(get_ident())
+    if not torch.compiler.is_compiling():
+        patch.reads_cls.discard(get_ident())
 
 
 def grad_rows(longformer: Any, source: Any, embedded: Tensor) -> int | None:

@@ -240,9 +240,20 @@ def test_what_inference_mode_made_can_be_trained_with() -> None:
     model(**inputs).last_hidden_state.square().sum().backward()
 
 
+def test_weights_made_under_inference_mode(made: list[Any]) -> None:
+    """PyTorch does not count their versions, so nothing made of them is kept."""
+    with torch.inference_mode():
+        model = encoder("longformer")
+        before = outcome(model)
+        layer_of(model).attention.self.query.weight.mul_(1.5)
+        after = outcome(model)
+        assert not torch.allclose(after, before) and torch.equal(after, without_a_plan(model))
+    assert len(made) == 3
+
+
 def test_nothing_made_while_a_graph_is_recorded_is_kept(made: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     model = encoder("longformer")
-    monkeypatch.setattr(block, "_is_recording", lambda _: True)
+    monkeypatch.setattr(block, "_can_be_kept", lambda _: False)
     outcome(model)
     outcome(model)
     assert len(made) == 2

@@ -10,7 +10,7 @@ remaining parts are operations of their own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain, repeat
 from operator import attrgetter, contains, methodcaller
@@ -345,7 +345,7 @@ class KeptPlan:
         if not self._tables or self._fingerprint(dtype) != self._state:
             self._watch()
             plan = self.work_out(self.layer, dtype, self._join)
-            if _is_recording(self._tensors):  # it is made again at each replay, and belongs to the recording
+            if not _can_be_kept(self._tensors):
                 return plan
             self._plan, self._state = plan, self._fingerprint(dtype)
         return self._plan
@@ -370,17 +370,20 @@ class KeptPlan:
 
         At the same address if it can be: a recorded pass goes on reading there.
         """
-        self._copied += tensors
-        key = [(t.data_ptr(), t._version, t.dtype) for t in tensors], [[*lora.merged_adapters] for lora in self._lora]
+        if not _can_be_kept(tensors):
+            return torch.cat(tensors)
         made, joined = self._joined.get(name, (None, None))
+        self._copied += tensors
+        merged = [[*lora.merged_adapters] for lora in self._lora]
+        key = [(t.data_ptr(), t._version, t.dtype) for t in tensors], merged
         if joined is not None and made == key:
             return joined
         # Not under inference mode, whose tensors cannot be used for training afterwards.
         with torch.inference_mode(False), torch.no_grad():
-            if _is_recording(tensors):
-                return torch.cat(tensors)
-            fits = joined is not None and _kind(joined) == _kind(tensors[0])
-            joined = torch.cat(tensors, out=joined if fits else None)
+            like, length = tensors[0], sum(map(len, tensors))
+            if joined is None or joined.shape != (length, *like.shape[1:]) or _kind(joined) != _kind(like):
+                joined = like.new_empty(length, *like.shape[1:])
+            torch.cat(tensors, out=joined)
         self._joined[name] = key, joined
         return joined
 
@@ -409,10 +412,15 @@ def _adapters(lora: Any) -> tuple[Any, ...]:
     )
 
 
-def _is_recording(tensors: Iterable[Tensor]) -> bool:
-    """Whether operations are recorded for a CUDA graph and not computed yet."""
-    return any(tensor.is_cuda for tensor in tensors) and torch.cuda.is_current_stream_capturing()
+def _can_be_kept(tensors: Sequence[Tensor]) -> bool:
+    """Whether what is made of the tensors outlives a pass.
+
+    Not while operations are recorded for a CUDA graph: they are not computed yet, and their results belong to it. And
+    not of tensors made under inference mode: PyTorch does not count their versions.
+    """
+    is_recording = any(tensor.is_cuda for tensor in tensors) and torch.cuda.is_current_stream_capturing()
+    return not (is_recording or any(tensor.is_inference() for tensor in tensors))
 
 
 def _kind(tensor: Tensor) -> tuple[Any, ...]:
-    return tensor.dtype, tensor.device, tensor.shape[1:]
+    return tensor.dtype, tensor.device
