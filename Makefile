@@ -39,7 +39,7 @@ format: $(TOOLS)
 # of it is never imported, and what is imported is compiled then, once.
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable ".[plots]"
+	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable ".[report]"
 	touch $@
 
 # With what tests need besides.

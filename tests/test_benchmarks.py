@@ -20,6 +20,9 @@ sys.path.append(str(SCRIPTS))
 import check_gpu  # noqa: E402
 import methods  # noqa: E402
 import runtime  # noqa: E402
+import trust  # noqa: E402
+
+from prefixprop.evaluate import PredictionSet  # noqa: E402
 
 import measuring  # noqa: E402
 from measuring import Timing  # noqa: E402
@@ -142,6 +145,36 @@ def documented(path: Path, first: str) -> list[Row]:
 def milliseconds(result: dict[str, Any], whose: str) -> str:
     value = 1000 * result[whose]["median_s"]
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}"
+
+
+def test_random_splits_of_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = np.random.default_rng(0)
+    right = generator.random(400) < (confidence := generator.uniform(0.5, 1, 400))
+    logits = np.log(np.stack([confidence, 1 - confidence], axis=1))
+    pool = PredictionSet(tuple(map(str, range(400))), tuple((~right).astype(int).tolist()), logits, ("a", "b"))
+    monkeypatch.setattr(trust, "SPLITS", 20)
+    guarantee, estimate = trust.measure(pool, 0.8)
+    assert (guarantee["variant"], estimate["variant"]) == ("guarantee", "estimate")
+    assert 0.8 <= guarantee["held"] <= 1 and 0 < estimate["accepted"] < 1 and estimate["accuracy"] > 0.7
+    (impossible, _) = trust.measure(pool, 0.999)
+    assert (impossible["none"], impossible["accepted"], impossible["held"]) == (1, 0, 1)
+
+
+def test_the_table_of_trust() -> None:
+    lines = [json.loads(line) for line in (RECORDS / "trust.jsonl").read_text(encoding="utf-8").splitlines()]
+    rows = documented(ROOT / "docs" / "trust.md", "documents")
+    assert len(rows) == len(lines) == 12
+    for line, row in zip(lines, rows, strict=True):
+        shown = {
+            "target": f"{line['target']:g}",
+            "kind": line["variant"],
+            "accepted": f"{line['accepted']:.0%}",
+            "right": f"{line['accuracy']:.1%}" if line["none"] < 1 else "",
+            "held, other half": f"{line['held']:.1%}",
+            "held, all": f"{line['held_of_all']:.1%}",
+            "none accepted": f"{line['none']:.0%}",
+        }
+        assert row["documents"].startswith(f"{line['documents']:,} of ") and shown.items() <= row.items()
 
 
 def test_the_readme_has_the_table_of_defaults() -> None:

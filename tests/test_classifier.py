@@ -224,9 +224,11 @@ def test_saving_where_something_is(tmp_path: Path) -> None:
     fitted.fit(table["text"], table["label"])  # replaces the run
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("keep me")
-    with pytest.raises(ValueError, match="exists and is not a run directory"):
-        fitted.save(tmp_path / "mine")
-    assert (tmp_path / "mine" / "notes.txt").read_text() == "keep me"
+    (tmp_path / "copy" / "notes.txt").write_text("keep me")
+    for folder, problem in (("mine", "is not empty and not a run directory"), ("copy", "has a run, and notes.txt")):
+        with pytest.raises(ValueError, match=problem):
+            fitted.save(tmp_path / folder)
+        assert (tmp_path / folder / "notes.txt").read_text() == "keep me"
     rows = "".join(json.dumps(row) + "\n" for row in letters().to_dict("records"))
     (tmp_path / "rows.jsonl").write_text(rows)
     out, _ = call("evaluate", tmp_path / "copy", "--input", tmp_path / "rows.jsonl", "--json")

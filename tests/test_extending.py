@@ -299,4 +299,4 @@ def test_a_task(package: Callable[[str], None], tmp_path: Path) -> None:
     shouted, said = predicted(run, "W4 W5 W4", "w4 w5 w4")
     assert shouted["probabilities"] == said["probabilities"]  # `prepare` of the task
     assert "micro_f1" in call("evaluate", run).stdout
-    assert "letters, test: methods" in call("report", run).stdout
+    assert "letters, test: results" in call("report", run).stdout

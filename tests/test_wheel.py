@@ -59,7 +59,7 @@ def test_the_wheel_has_the_package_and_nothing_else(wheel: Path) -> None:
     assert {name.split("/")[0] for name in names} == {
         "prefixprop", f"prefixprop-{prefixprop.__version__}.dist-info",
     }  # fmt: skip
-    assert {"prefixprop/py.typed", "prefixprop/__init__.pyi"} <= set(names)
+    assert {"py.typed", "__init__.pyi", "report/templates/page.html"} <= {name.partition("/")[2] for name in names}
     assert wheel.stat().st_size < MOST_BYTES
 
 

@@ -31,6 +31,7 @@ from prefixprop.choices import DEFAULT_MODEL
 from prefixprop.data.documents import SPLIT_NAMES, ClassificationTask, Document, StoredDocuments, checked_texts
 from prefixprop.progress import Progress
 from prefixprop.runs.directory import LOCK, RunDirectory
+from prefixprop.runs.start import check_may_start
 from prefixprop.settings.declaration import SettingsError
 from prefixprop.settings.run_settings import SETTINGS, RunSettings
 
@@ -153,11 +154,9 @@ class DocumentClassifier(ClassifierMixin, BaseEstimator):
     def save(self, path: str | Path) -> None:
         """Copy the run to a folder, in place of a run that is there; `load` and `prefixprop predict` read it."""
         check_is_fitted(self)
-        target = Path(path)
-        if target.exists() and not RunDirectory(target).is_run() and (target.is_file() or any(target.iterdir())):
-            raise ValueError(f"{path} exists and is not a run directory; choose another path.")
-        if target.resolve() != self.run_.run_dir.resolve():
-            with replacing_folder(target) as folder:
+        check_may_start(RunDirectory(Path(path)), resume=False, overwrite=True)
+        if Path(path).resolve() != self.run_.run_dir.resolve():
+            with replacing_folder(path) as folder:
                 ignored = shutil.ignore_patterns(*_NOT_COPIED)
                 shutil.copytree(self.run_.run_dir, folder, ignore=ignored, dirs_exist_ok=True)
 

@@ -171,7 +171,7 @@ def test_long_documents_are_read_as_predict_reads_them(run: Path, tmp_path: Path
         ("run", ("--predictions", "x.jsonl", "--batch-tokens", "9"), "--batch-tokens would change nothing here"),
         ("run", ("--predictions", "x.jsonl", "--long", "truncate"), "--long would change nothing here"),
         ("run", ("--text-column", "body"), "--text-column would change nothing here: it is for --input"),
-        ("run", ("--figure", "a.gif"), "a.gif: pictures are written as"),
+        ("run", ("--figure", "a.gif"), "a.gif: figures are written as"),
         ("run", ("--data-dir", "."), "--data-dir is for runs on a named task"),
         (None, ("--predictions", "nowhere.jsonl"), "there is no such file of predictions"),
         ("wikihop_run", ("--data-dir", "."), "there is no train.json or train.jsonl here"),

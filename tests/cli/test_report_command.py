@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from command_line import call
+from prefixprop.cli.report import print_table
+from prefixprop.report.table import Table, frame
 
 from tiny_runs import make_results
 
@@ -20,10 +25,21 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.parametrize("width", [30, 120])
+def test_a_terminal_cuts_no_numbers_and_gets_no_control_characters(width: int) -> None:
+    cells = frame([{"Method": f"method {name}", "F1, % ↑": "85.0 ± 7.1", "Rank": "\x1b[31m1"} for name in "ab"])
+    stream = StringIO()
+    print_table(Console(file=stream, width=width), Table("name", "Title", cells))
+    shown = stream.getvalue()
+    assert shown.count("85.0 ± 7.1") == 2 and "method a" in shown and "…" not in shown
+    assert "\x1b" not in shown and r"\x1b[31m1" in shown
+
+
 @pytest.mark.parametrize("columns", [200, 60])
 def test_tables_are_printed(runs: Path, columns: int) -> None:
     shown, told = call("report", runs, columns=columns)
-    assert shown.startswith("hyperpartisan, test: methods\nBest on test: prefix-propagation")
+    assert shown.startswith("hyperpartisan\nBest on the test set: prefix-propagation")
+    assert "hyperpartisan, test: methods\n" in shown
     assert "prefix-tuning" in shown
     assert "(paper)" not in shown
     assert "…" not in shown
@@ -33,7 +49,7 @@ def test_tables_are_printed(runs: Path, columns: int) -> None:
 @pytest.mark.parametrize(
     ("options", "start", "part"),
     [
-        (("markdown", "--paper"), "### ", "### The paper's Table 2: main results"),
+        (("markdown", "--paper"), "## hyperpartisan\n", "F1 binary, % (paper)"),
         (("latex",), "% needs", "prefix-propagation"),
         (("html",), "<!DOCTYPE html>", "prefix-propagation"),
     ],
@@ -65,3 +81,10 @@ def test_files_are_written_and_what_was_left_out_is_told(runs: Path, tmp_path: P
 def test_bad_input(arguments: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert told in call("report", *arguments, status=1)[1]
+
+
+@pytest.mark.parametrize("package", ["pandas", "jinja2", "matplotlib"])
+def test_a_missing_package_is_told(runs: Path, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    told = call("report", runs, status=1)[1]
+    assert f"Reports need the package {package}: pip install 'prefixprop[report]'" in told

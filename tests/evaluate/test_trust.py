@@ -100,10 +100,13 @@ def test_the_entry_of_the_metrics() -> None:
     assert documents_for_guarantee(0.95) == 540
 
 
-def test_in_words() -> None:
-    trust = Trust(0.95, 0.8123, GUARANTEE, 400, 100, 0.98)
-    assert str(trust) == (
-        "Accept answers with a confidence of 0.812 or more, 25% of documents: at least 95.0% of these are right, "
-        "with a probability of 90% (guarantee on 400 documents)."
-    )
-    assert "an estimated 95.0% of these" in str(Trust(0.95, 0.8123, ESTIMATE, 400, 100, 0.98))
+@pytest.mark.parametrize(
+    ("kind", "promise"),
+    [
+        (GUARANTEE, "are right, with a probability of 90% (a guarantee by 400 documents that were set aside)."),
+        (ESTIMATE, "should be right (an estimate on 400 documents)."),
+    ],
+)
+def test_in_words(kind: str, promise: str) -> None:
+    found = "Accept answers with a confidence of 0.812 or more, 25% of documents: at least 95.0% of these "
+    assert str(Trust(0.95, 0.8123, kind, 400, 100, 0.98)) == found + promise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from tokenizers import pre_tokenizers
 from prefixprop import load_run
 from prefixprop.choices import LONG_DOCUMENTS
 from prefixprop.evaluate import softmax
-from prefixprop.predict import TrainedModel
+from prefixprop.predict import Prediction, PredictionSummary, TrainedModel
 from prefixprop.predict.trained_model import PredictionOptions, read_with_each
 
 from tiny_questions import tiny_tokenizer
@@ -94,6 +95,11 @@ def test_texts_in_pieces_are_told(trained: TrainedModel) -> None:
     other = TrainedModel(**{**vars(trained), "tokenizer": characters, "max_length": 32})
     with pytest.warns(UserWarning, match=r"the texts take 6\.0 tokens per word, where English takes about 1\.2"):
         other.predict(["words " * 5] * 4)  # with their spaces
+    without_encoder = SimpleNamespace(max_length=32, tokenizer=characters, model=None)
+    for run, is_told in ((other, True), (without_encoder, False)):
+        summary = PredictionSummary(run)  # type: ignore[arg-type]
+        summary.add("d", "words " * 30, Prediction("art", 1.0, {"art": 1.0}, 180, 180, False))
+        assert bool(summary.warnings()) == is_told
 
 
 def test_a_stream_is_read_window_by_window(trained: TrainedModel) -> None:

@@ -1,203 +1,151 @@
-"""The report as a whole: its tables, pictures and page."""
+"""The report as a whole: the page and its files."""
 
 from __future__ import annotations
 
-import builtins
+import json
 import re
-import shutil
-import statistics
-import sys
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from prefixprop.choices import DEFAULT_MODEL
 from prefixprop.report import Report, make_report
-from prefixprop.report.tables.table import Mark, Table
 
-from tiny_runs import finish_again, make_results
+from tiny_runs import LABEL_NAMES, finish_again, make_results, make_run
 
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two methods with three seeds, one of them at a second learning rate, and a run on questions."""
-    folder = tmp_path_factory.mktemp("runs")
-    for seed in (1, 2, 3):
-        make_results(folder / f"propagation{seed}", skill=2.5, seed=seed)
-        make_results(folder / f"tuning{seed}", skill=0.5, seed=seed, method="prefix-tuning")
-    make_results(folder / "searched", skill=0.2, seed=1, learning_rate=1e-2)
-    make_results(folder / "questions", task="wikihop")
-    return folder
-
-
-@pytest.fixture(scope="module")
-def report(runs: Path) -> Report:
-    return make_report([runs], with_paper=True)
-
-
-@pytest.fixture(scope="module")
-def written(report: Report, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("report")
-    report.write(folder)
-    return folder
-
-
-def named(report: Report, name: str) -> Table:
-    return next(table for table in report.tables if table.name == name)
-
-
-def column(table: Table, title: str, from_paper: bool = False) -> list[Any]:
-    (found,) = (one for one in table.columns if (one.title, one.from_paper) == (title, from_paper))
-    return list(found.cells)
-
-
-def test_the_main_table_has_means_over_seeds(report: Report) -> None:
-    table = named(report, "1-hyperpartisan-test")
-    assert [cell.text for cell in column(table, "Method")] == ["prefix-propagation", "prefix-tuning"]
-    assert [cell.text for cell in column(table, "Seeds")] == ["3", "3"]
-    values = [100 * value for value in report.comparisons[0].contenders[0].best.values("test", "micro_f1")]
-    first, second = column(table, "F1 micro, %")
-    assert first.text == f"{statistics.fmean(values):.1f} ± {statistics.stdev(values):.1f}"
-    assert (first.mark, second.mark) == (Mark.BOLD, Mark.UNDERLINED)
-    assert [cell.text for cell in column(table, "Tuned, %")] == ["0.450"] * 2
-    assert [cell.text for cell in column(table, "Tuned without head, %")] == ["0.050"] * 2
-    assert "Chosen values: prefix-propagation: learning rate 0.005, the best on dev of 2 tried." in table.notes
-
-
-def test_the_papers_values_stand_beside_on_its_split_only(runs: Path, report: Report) -> None:
-    table = named(report, "1-hyperpartisan-dev")
-    assert [cell.text for cell in column(table, "F1 binary, %", from_paper=True)] == ["81.8", "75.3"]
-    table = named(report, "1-hyperpartisan-dev-calibration")
-    assert [cell.text for cell in column(table, "ECE", from_paper=True)] == ["0.093", "0.153"]
-    assert {cell.mark for cell in column(table, "ECE", from_paper=True)} == {Mark.NONE}
-    assert any("were not measured here" in note for note in table.notes)
-    assert not any(one.from_paper for one in named(report, "1-hyperpartisan-test").columns)
-    for table in make_report([runs]).tables:
-        assert not any(one.from_paper for one in table.columns)
-
-
-def test_questions_alone_have_accuracy_which_is_micro_f1_elsewhere(report: Report) -> None:
-    titles = [one.title for one in named(report, "2-wikihop-test").columns]
-    assert "Accuracy, %" in titles
-    assert not any(title.startswith(("F1", "P ", "R ")) for title in titles)
-    assert "Accuracy, %" not in [one.title for one in named(report, "1-hyperpartisan-test").columns]
-
-
-def test_times_of_one_machine_are_ranked_and_of_several_are_not(runs: Path, report: Report, tmp_path: Path) -> None:
-    assert column(named(report, "1-hyperpartisan-methods"), "Time, s")[1].mark is Mark.BOLD
-    shutil.copytree(runs, tmp_path / "runs")
-    for seed in (1, 2, 3):
-        (tmp_path / "runs" / f"tuning{seed}" / "environment.json").write_text('{"device": "H200"}')
-        finish_again(tmp_path / "runs" / f"tuning{seed}")
-    table = named(make_report([tmp_path / "runs"]), "1-hyperpartisan-methods")
-    assert {cell.mark for cell in column(table, "Time, s")} == {Mark.NONE}
-    assert "device (cpu: 3, H200: 3)" in table.notes[0]
-
-
-def test_files_are_written_in_every_format(written: Path) -> None:
-    assert (written / "report.html").stat().st_size > 10_000
-    tables = {path.name for path in (written / "tables").iterdir()}
-    assert {"1-hyperpartisan-dev.md", "1-hyperpartisan-dev.tex", "paper-table-2.md"} <= tables
-    figures = {path.stem for path in (written / "figures").iterdir()}
-    assert figures == {
-        "document-lengths", "1-hyperpartisan-seeds-dev", "1-hyperpartisan-seeds-test",
-        "1-hyperpartisan-learning-rates", "1-hyperpartisan-ece-over-training", "1-hyperpartisan-1-reliability",
-        "1-hyperpartisan-2-reliability",
-        "2-wikihop-ece-over-training", "2-wikihop-1-reliability",
-    }  # fmt: skip
-    for stem in figures:
-        assert (written / "figures" / f"{stem}.png").read_bytes().startswith(b"\x89PNG")
-        assert (written / "figures" / f"{stem}.pdf").read_bytes().startswith(b"%PDF")
+HOSTILE = "--></script><script>alert(1)</script><img src=x onerror=alert(1)>\"'&{{ 7 * 7 }}$x$"
+VOID = ("meta", "img")
 
 
 class Page(HTMLParser):
-    """Checks that elements are closed, and keeps ids, links and counts."""
+    """Checks that elements are closed, and keeps links, headings, and what is inside which element."""
 
-    def __init__(self) -> None:
+    def __init__(self, text: str) -> None:
         super().__init__()
         self.open: list[str] = []
+        self.tags: list[str] = []
         self.ids: list[str] = []
         self.links: list[str] = []
-        self.counts: dict[str, int] = {}
+        self.texts: list[tuple[str, str]] = []
+        self.feed(text)
+        assert self.open == []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.handle_startendtag(tag, attrs)
-        if tag != "meta":
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.counts[tag] = self.counts.get(tag, 0) + 1
+        self.tags.append(tag)
         self.ids += [value or "" for name, value in attrs if name == "id"]
-        self.links += [value or "" for name, value in attrs if name in ("src", "href", "xlink:href")]
+        self.links += [value or "" for name, value in attrs if name in ("src", "href")]
+        if tag not in VOID:
+            self.open.append(tag)
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag
 
+    def handle_data(self, data: str) -> None:
+        if data.strip() and self.open:
+            self.texts.append((self.open[-1], data.strip()))
 
-def test_the_page_is_whole_and_needs_nothing_else(written: Path, report: Report) -> None:
-    text = (written / "report.html").read_text(encoding="utf-8")
-    page = Page()
-    page.feed(text)
-    assert page.open == []
-    assert page.counts["table"] == len(report.tables)
-    assert page.counts["svg"] == page.counts["figure"] == 9
-    assert len(page.ids) == len(set(page.ids)) > 0
-    assert page.links
-    inside = [link for link in page.links if not link.startswith("data:image/png;base64,")]
-    assert {link.removeprefix("#") for link in inside} <= set(page.ids)
-    assert set(re.findall(r"url\(#([^)]+)\)", text)) <= set(page.ids)
-    assert not re.search(r"@import|url\((?!#)", text)
-    assert "prefers-color-scheme: dark" in text
-    assert 'name="viewport"' in text
+    @property
+    def outline(self) -> list[str]:
+        return [text for tag, text in self.texts if tag in ("h1", "h2", "h3", "figcaption", "summary", "dt")]
 
 
-def test_what_runs_do_not_have_is_left_out_and_told(tmp_path: Path) -> None:
-    run = make_results(tmp_path / "run")
-    shutil.rmtree(run / "predictions")
-    (run / "history.jsonl").write_text("")
-    (run / "lengths.json").write_text("[]")
+@pytest.fixture(scope="module")
+def several(tmp_path_factory: pytest.TempPathFactory) -> Report:
+    """Two methods with two seeds, folds that chose, and runs on questions."""
+    folder = tmp_path_factory.mktemp("runs")
+    for seed in (1, 2):
+        make_results(folder / f"propagation{seed}", skill=2.5, seed=seed)
+        make_results(folder / f"tuning{seed}", skill=0.5, seed=seed, method="prefix-tuning")
+        make_results(folder / f"questions{seed}", task="wikihop", seed=seed)
+        make_results(folder / f"fold{seed}", fold=seed, folds=3)
+    (make_results(folder / "unfinished", method="lora") / "metrics.json").unlink()
+    return make_report([folder])
+
+
+def in_order(outline: list[str], expected: list[str]) -> bool:
+    places = [next((at for at, text in enumerate(outline) if text.startswith(one)), -1) for one in expected]
+    return -1 not in places and places == sorted(places)
+
+
+def test_several_runs_show_findings_then_tables_then_figures_then_details(several: Report, tmp_path: Path) -> None:
+    written = several.write(tmp_path)
+    page = Page((tmp_path / "report.html").read_text(encoding="utf-8"))
+    assert page.outline[:3] == ["Report on runs", "Notes (1)", "All tasks"]
+    assert in_order(
+        page.outline,
+        [
+            "Methods by task", "Calibration error by task", "hyperpartisan", "Test: methods", "Every seed",
+            "Tests: which differences", "All metrics", "Test: quality", "Test: calibration", "Dev: quality",
+            "Cross-validation", "Calibration over training", "Lengths of documents", "One run of each method",
+            "prefix-propagation, seed 1: How often", "wikihop",
+        ],
+    ), page.outline  # fmt: skip
+    words = [text for tag, text in page.texts if tag == "p"]
+    assert any(text.startswith("Best on the test set: prefix-propagation") for text in words)
+    assert page.tags.count("table") == len(several.tables)
+    tables = {path.name for path in (tmp_path / "tables").iterdir()}
+    assert {"results.md", "1-hyperpartisan-dev.tex", "1-hyperpartisan-tests.md", "2-wikihop-test.tex"} <= tables
+    stems = {path.stem for path in (tmp_path / "figures").iterdir()}
+    assert {"1-hyperpartisan-seeds", "1-hyperpartisan-2-reliability", "2-wikihop-lengths"} <= stems
+    assert page.tags.count("figure") == page.tags.count("img") == len(stems)
+    for stem in stems:
+        assert (tmp_path / "figures" / f"{stem}.png").read_bytes().startswith(b"\x89PNG")
+        assert (tmp_path / "figures" / f"{stem}.pdf").read_bytes().startswith(b"%PDF")
+    assert len(written) == 1 + len(tables) + 2 * len(stems) and all(path.is_file() for path in written)
+
+
+def test_the_page_needs_nothing_else(several: Report) -> None:
+    text = several.page()
+    page = Page(text)
+    assert len(page.ids) == len(set(page.ids)) > 1
+    inside = [link for link in page.links if not link.startswith("data:image/svg+xml;base64,")]
+    assert {link.removeprefix("#") for link in inside} == set(page.ids)
+    assert not re.search(r"@import|url\(|https?:|<script|<link", text)
+    assert "prefers-color-scheme: dark" in text and 'name="viewport"' in text
+
+
+def test_one_run_shows_a_verdict_facts_one_table_figures_labels_and_mistakes(tmp_path: Path) -> None:
+    report = make_report([make_run(tmp_path)])
+    assert (report.title, report.summary) == ("files: prefix-propagation", "prefixprop 0.1.0")
+    page = Page(report.page())
+    assert in_order(
+        page.outline,
+        [
+            "files: prefix-propagation", "Model", "Documents", "Seed", "Test: results", "Which label is taken",
+            "How often it is right", "Accuracy if only", "Test: labels", "Test: most confident mistakes",
+            "All metrics", "Settings", "Command that reproduces it",
+        ],
+    ), page.outline  # fmt: skip
+    assert "h2" not in page.tags and page.tags.count("article") == 10
+
+
+def test_texts_and_names_never_become_markup(tmp_path: Path) -> None:
+    label = HOSTILE[:40]
+    run = make_run(tmp_path, label_names=(label, *LABEL_NAMES[1:]), text_column="text")
+    file = tmp_path / "test.jsonl"
+    rows = [json.loads(line) | {"text": HOSTILE} for line in file.read_text().splitlines()]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     finish_again(run)
-    drawn, complaints = make_report([run]).draw()
-    assert not drawn
-    assert complaints == [
-        f"No reliability diagram of prefix-propagation, {DEFAULT_MODEL}: {run} has no predictions of test.",
-    ]
+    report = make_report([run])
+    page = Page(report.page())
+    assert "script" not in page.tags and page.tags.count("img") == page.tags.count("figure")
+    assert any(tag == "p" and HOSTILE in text for tag, text in page.texts), "a document"
+    assert any(tag == "td" and text == label for tag, text in page.texts), "a label"
 
 
-def test_without_matplotlib_the_tables_are_there_still(
-    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    original = builtins.__import__
-
-    def without_matplotlib(name: str, *arguments: Any, **named: Any) -> Any:
-        if name.startswith("matplotlib"):
-            raise ImportError(name)
-        return original(name, *arguments, **named)
-
-    for module in [name for name in sys.modules if name.startswith("matplotlib")]:
-        monkeypatch.delitem(sys.modules, module)
-    monkeypatch.setattr(builtins, "__import__", without_matplotlib)
-    make_report([runs]).write(tmp_path)
-    text = (tmp_path / "report.html").read_text()
-    assert "pip install &#x27;prefixprop[plots]&#x27;" in text
-    assert "prefix-tuning" in text
-    assert not (tmp_path / "figures").exists()
+def test_folds_alone_have_a_report(tmp_path: Path) -> None:
+    for fold in (0, 1):
+        make_results(tmp_path / f"fold{fold}", fold=fold, folds=3)
+    report = make_report([tmp_path])
+    assert [table.title for table in report.tables] == ["hyperpartisan: cross-validation on 3 folds"]
+    assert report.summary == "2 finished runs on hyperpartisan."
+    assert Page(report.page()).outline == ["Report on runs", "hyperpartisan", "Cross-validation on 3 folds", "Notes"]
 
 
-def test_no_finished_run_is_an_error_that_says_what_was_found(tmp_path: Path) -> None:
-    (make_results(tmp_path / "run") / "metrics.json").unlink()
+def test_bad_input_is_told(tmp_path: Path) -> None:
+    run = make_results(tmp_path / "run")
+    with pytest.raises(ValueError, match="--baseline 'prefix' is unknown; choose one of prefix-propagation"):
+        make_report([tmp_path], baseline="prefix")
+    (run / "metrics.json").unlink()
     with pytest.raises(ValueError, match=r"no finished run at or below .*\n.*has no metrics\.json"):
         make_report([tmp_path])
-
-
-def test_the_headline_measure_has_an_interval_and_a_lone_seed_has_none(runs: Path, tmp_path: Path) -> None:
-    make_results(tmp_path / "lora", method="lora", seed=1)
-    table = named(make_report([runs, tmp_path]), "1-hyperpartisan-test")
-    by_method = dict(zip([cell.text for cell in column(table, "Method")], table.rows, strict=True))
-    index_of = {one.title: index for index, one in enumerate(table.columns)}
-    assert " to " in by_method["prefix-tuning"][index_of["F1 micro, 95 % interval"]].text
-    assert by_method["lora"][index_of["F1 micro, 95 % interval"]].text == "—"
-    assert "±" not in by_method["lora"][index_of["F1 micro, %"]].text
-    assert by_method["lora"][index_of["Learning rate"]].text == "0.0005"

@@ -14,7 +14,7 @@ import pytest
 
 from prefixprop import load_run
 from prefixprop.report import archive_runs, find_runs, make_report
-from prefixprop.report.tables.markup import to_markdown
+from prefixprop.report.table import to_markdown
 from prefixprop.runs.find import read_run
 from prefixprop.sweep import Job, JobEnd, read_plan, run_job, run_sweep
 

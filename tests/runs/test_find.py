@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from prefixprop.report.choose.comparisons import compare
 from prefixprop.runs.find import find_runs
 
 from tiny_runs import make_results
@@ -104,33 +103,3 @@ def test_a_run_that_differs_in_nothing_that_has_an_effect_counts_once(
     found = find_runs([tmp_path])
     assert len(found.runs) == 1
     assert f"{tmp_path / 'two'} has the settings and the seed of {tmp_path / 'one'}" in found.remarks[0]
-
-
-def test_tasks_and_other_documents_of_the_same_task_are_kept_apart(tmp_path: Path) -> None:
-    make_results(tmp_path / "a", task="hyperpartisan", documents=40)
-    make_results(tmp_path / "b", task="hyperpartisan", documents=30)
-    make_results(tmp_path / "c", task="wikihop", documents=30)
-    titles = [comparison.title for comparison in compare(find_runs([tmp_path]).runs)]
-    assert titles == [
-        "hyperpartisan (30 dev and 30 test documents, 2 labels)",
-        "hyperpartisan (40 dev and 40 test documents, 2 labels)",
-        "wikihop",
-    ]
-
-
-def test_the_searched_value_is_the_best_on_dev_of_those_with_most_seeds(tmp_path: Path) -> None:
-    for seed in (1, 2):
-        make_results(tmp_path / f"good{seed}", skill=2.0, seed=seed, learning_rate=5e-3)
-        make_results(tmp_path / f"bad{seed}", skill=0.1, seed=seed, learning_rate=1e-2)
-    make_results(tmp_path / "lucky", skill=9.0, seed=1, learning_rate=1e-3)
-    (comparison,) = compare(find_runs([tmp_path]).runs)
-    (row,) = comparison.contenders
-    assert [trial.settings.learning_rate for trial in row.trials] == [5e-3, 1e-2, 1e-3]
-
-
-def test_models_in_folders_go_by_the_folder_unless_that_is_ambiguous(tmp_path: Path) -> None:
-    make_results(tmp_path / "a", model="/models/longformer")
-    make_results(tmp_path / "b", model="/old/base")
-    make_results(tmp_path / "c", model="/new/base")
-    (comparison,) = compare(find_runs([tmp_path]).runs)
-    assert {row.model for row in comparison.contenders} == {"longformer", "/old/base", "/new/base"}

@@ -231,7 +231,7 @@ def _print_labels(rows: Sequence[LabelRow]) -> None:
 
 def _check_figures(*paths: Path | None) -> None:
     """Fail before the work, not after it."""
-    from prefixprop.report.figures.canvas import check_ending
+    from prefixprop.report.canvas import check_ending
 
     for path in paths:
         if path is not None:

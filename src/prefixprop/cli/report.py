@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import re
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
-from prefixprop.cli.messages import clean_errors
+from prefixprop.cli.messages import clean_errors, printable
+from prefixprop.optional_packages import import_optional
 from prefixprop.settings.methods import BASELINE
 
 if TYPE_CHECKING:
     from prefixprop.report import Report
+    from prefixprop.report.table import Table as ReportTable
 
 
 def report(
@@ -28,10 +34,6 @@ def report(
     paper: Annotated[
         bool, typer.Option("--paper", help="Show the paper's values beside the measured ones, marked as such.")
     ] = False,
-    split: Annotated[
-        str | None,
-        typer.Option(metavar="dev|test", help="Show this split alone.", show_default="both, each in its own tables"),
-    ] = None,
     baseline: Annotated[
         str, typer.Option(metavar="METHOD", help="The method that the others are tested against.")
     ] = BASELINE,
@@ -50,9 +52,11 @@ def report(
             raise ValueError(f"--output {output} is a file; give a folder.")
         messages = Console(stderr=True, highlight=False, soft_wrap=True)
         with messages.status("reading runs"):
+            for package in ("pandas", "jinja2", "matplotlib"):
+                import_optional(package, "Reports", extra="report")
             from prefixprop.report import make_report
 
-            found = make_report(runs, paper, split=split, baseline=baseline)
+            found = make_report(runs, paper, baseline=baseline)
         for remark in found.remarks:
             messages.print(f"Note: {remark}", markup=False)
         _FORMATS[format_name](found)
@@ -63,24 +67,51 @@ def report(
 
 
 def _print_tables(found: Report) -> None:
-    from prefixprop.report.tables.terminal import print_table
-
     console = Console()
-    shown = [table for table in found.tables if not table.fold]
-    for table in shown:
-        print_table(console, table)
-    if left := len(found.tables) - len(shown):
-        typer.echo(f"{left} more tables with tests and all metrics: --output FOLDER, or --format markdown.", err=True)
+    for section in found.sections:
+        console.print(
+            Text(printable(section.title), style="bold underline"),
+            *map(printable, section.findings),
+            "",
+            sep="\n",
+            markup=False,
+        )
+        for table in section.tables:
+            if not (table.fold or table.as_cards):
+                print_table(console, table)
+    if left := sum(bool(table.fold or table.as_cards) for table in found.tables):
+        typer.echo(f"{left} more tables (tests, mistakes, metrics): --output FOLDER, or --format markdown.", err=True)
+
+
+def print_table(console: Console, table: ReportTable) -> None:
+    """Print the table and its notes; words may take several lines, and numbers are never cut."""
+    shown = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    for heading, is_text in table.columns:
+        lines = textwrap.wrap(re.sub(" (?=[↑↓%])", "\u00a0", heading), 14, break_long_words=False)
+        longest = max(map(len, table.cells[heading]))
+        shown.add_column(
+            Text("\n".join(lines), style="bold"),
+            justify="left" if is_text else "right",
+            overflow="fold",
+            min_width=max(min(longest, 18) if is_text else longest, *map(len, lines), 1),
+            style="dim italic" if "(paper)" in heading else "",
+        )
+    for row in table.rows:
+        shown.add_row(*(Text(printable(cell), style=mark) for cell, mark in row))
+    console.print(Text(table.title, style="bold"), "", sep="\n")
+    # Rich would cut numbers to fit a narrow terminal. Lines that the terminal breaks are ugly, but right.
+    width, console.width = console.width, max(console.width, Console(width=10_000).measure(shown).minimum)
+    console.print(shown, crop=False)
+    console.width = width
+    console.print("", *(Text(f"{printable(note)}\n", style="dim") for note in table.notes), sep="\n")
 
 
 def _print_markdown(found: Report) -> None:
-    from prefixprop.report.tables.markup import to_markdown
-
-    typer.echo("\n".join(map(to_markdown, found.tables)), nl=False)
+    typer.echo("\n".join(section.markdown() for section in found.sections), nl=False)
 
 
 def _print_latex(found: Report) -> None:
-    from prefixprop.report.tables.latex import to_latex
+    from prefixprop.report.table import to_latex
 
     typer.echo("\n".join(map(to_latex, found.tables)), nl=False)
 

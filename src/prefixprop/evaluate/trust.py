@@ -63,11 +63,15 @@ class Trust:
                 f"No answer is accepted: {self.documents:,} documents do not show that {self.target:.1%} of any are "
                 f"right, which takes {fewest_documents(self.target):,} answers without a mistake at the least."
             )
-        promise = "at least" if self.kind == GUARANTEE else "an estimated"
+        promise = f"{self.target:.1%} of these should be right (an estimate on {self.documents:,} documents)"
+        if self.kind == GUARANTEE:
+            promise = (
+                f"{self.target:.1%} of these are right, with a probability of {1 - RISK:.0%} (a guarantee by "
+                f"{self.documents:,} documents that were set aside)"
+            )
         return (
             f"Accept answers with a confidence of {self.threshold:.3f} or more, {self.accepted / self.documents:.0%} "
-            f"of documents: {promise} {self.target:.1%} of these are right, with a probability of {1 - RISK:.0%} "
-            f"({self.kind} on {self.documents:,} documents)."
+            f"of documents: at least {promise}."
         )
 
 

@@ -300,6 +300,7 @@ class PredictionSummary:
 
     def __init__(self, run: TrainedModel) -> None:
         self.max_length, self._special_tokens = run.max_length, run.tokenizer.num_special_tokens_to_add()
+        self._has_encoder = run.model is not None
         self.labels: Counter[str] = Counter()
         self.decisions: Counter[str] = Counter()
         self._tokens_read = self._tokens = self._content = self._words = 0
@@ -340,6 +341,6 @@ class PredictionSummary:
         if self._tokens_read < self._tokens:
             unread = 1 - self._tokens_read / self._tokens
             found.append(f"{unread:.0%} of all tokens are not read; --long chunk-average reads on")
-        if told := shredded(self._content, self._words):
+        if self._has_encoder and (told := shredded(self._content, self._words)):
             found.append(told)
         return found

@@ -1,122 +1,159 @@
-"""A report on run directories: tables, pictures and one page."""
+"""A report on run directories: sections of findings, tables and figures, as files and as one page."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+import re
+from base64 import b64encode
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from prefixprop.atomic_files import write_text
-from prefixprop.report.choose.comparisons import Comparison, compare, protocol_title
-from prefixprop.report.figures.gallery import Picture, pictures
-from prefixprop.report.page import html_page
-from prefixprop.report.tables.folds import fold_tables
-from prefixprop.report.tables.latex import to_latex
-from prefixprop.report.tables.markup import to_markdown
-from prefixprop.report.tables.paper import paper_tables
-from prefixprop.report.tables.results import result_tables
-from prefixprop.report.tables.table import Table
-from prefixprop.runs.find import FoundRuns, find_runs
-from prefixprop.runs.run import SPLITS
+from prefixprop.report.canvas import saved, svg_of
+from prefixprop.report.choose import Comparison, compare, method_name, protocol_title
+from prefixprop.report.figures import COMPARISON_FIGURES, RELIABILITY, RUN_FIGURES, FigureKind
+from prefixprop.report.one_run import JudgedRun, command, facts, one_run_tables, subtitle, verdict
+from prefixprop.report.results import fold_tables, metric_tables, overview_tables
+from prefixprop.report.significance import baseline_pairs, findings, significance_table
+from prefixprop.report.table import Table, capitalised, file_name, markdown_text, to_latex, to_markdown
+from prefixprop.runs.find import find_runs
 from prefixprop.settings.methods import BASELINE, METHODS
 
-PAGE, TABLES, FIGURES = "report.html", "tables", "figures"
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class ReportFigure:
+    """A figure of a run or a comparison; `name` is a file's name without its ending."""
+
+    name: str
+    kind: FigureKind
+    subject: Any
+
+    @cached_property
+    def drawn(self) -> Figure:
+        """Drawn when it is needed, and once."""
+        return self.kind.draw(self.subject)
+
+
+@dataclass(frozen=True)
+class Section:
+    """One task: findings first, then tables and figures; those with a `fold` are folded away on the page."""
+
+    title: str
+    findings: Iterable[str] = ()
+    tables: list[Table] = field(default_factory=list)
+    figures: list[ReportFigure] = field(default_factory=list)
+    facts: dict[str, str] = field(default_factory=dict)
+    command: str = ""
+
+    @property
+    def folds(self) -> list[str]:
+        folds = [table.fold for table in self.tables] + [figure.kind.fold for figure in self.figures]
+        return list(filter(None, dict.fromkeys(folds)))
+
+    def markdown(self) -> str:
+        lines = [f"## {markdown_text(self.title)}", *map(markdown_text, self.findings)]
+        return "\n".join([*(f"{line}\n" for line in lines), *map(to_markdown, self.tables)])
 
 
 @dataclass(frozen=True)
 class Report:
-    """The tables of runs; `paper` has the paper's own, where they are wanted."""
+    """What runs found, ready to be written."""
 
-    comparisons: tuple[Comparison, ...]
-    measured: tuple[Table, ...]
-    paper: tuple[Table, ...]
-    remarks: tuple[str, ...]
+    title: str
     summary: str
+    sections: list[Section]
+    remarks: tuple[str, ...]
 
     @property
-    def tables(self) -> tuple[Table, ...]:
-        return (*self.measured, *self.paper)
-
-    def draw(self) -> tuple[list[Picture], list[str]]:
-        """All pictures, and why others could not be drawn; none at all where matplotlib is not installed."""
-        complaints: list[str] = []
-        try:
-            return list(pictures(self.comparisons, complaints.append)), complaints
-        except ImportError as error:
-            return [], [str(error)]
+    def tables(self) -> list[Table]:
+        return [table for section in self.sections for table in section.tables]
 
     def page(self) -> str:
-        """The report as one HTML page."""
-        drawn, complaints = self.draw()
-        return self._page(drawn, complaints)
+        """The report as one HTML page that needs nothing else. Texts from runs and documents are always escaped."""
+        loader = PackageLoader("prefixprop.report")
+        environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+        environment.filters["units"] = lambda text: re.sub(" (?=[%↑↓])", "\u00a0", text)
+        environment.filters["without"] = lambda text, start: capitalised(text.removeprefix(start).lstrip(",: "))
+        environment.filters["svg"] = lambda figure: b64encode(svg_of(figure)).decode()
+        return environment.get_template("page.html").render(report=self, zip=zip)
 
     def write(self, folder: Path) -> list[Path]:
-        """Write the page, every table as Markdown and LaTeX, and every picture as PNG and PDF."""
-        drawn, complaints = self.draw()
-        written = [folder / PAGE]
-        write_text(written[0], self._page(drawn, complaints))
+        """Write the page, every table as Markdown and LaTeX, and every figure as PNG and PDF."""
+        texts = {"report.html": self.page()}
         for table in self.tables:
-            for ending, text in ((".md", to_markdown(table)), (".tex", to_latex(table))):
-                written.append(folder / TABLES / f"{table.name}{ending}")
-                write_text(written[-1], text)
-        for picture in drawn:
-            written += picture.save(folder / FIGURES)
-        return written
+            texts |= {f"tables/{table.name}.md": to_markdown(table), f"tables/{table.name}.tex": to_latex(table)}
+        for path, text in texts.items():
+            write_text(folder / path, text)
+        drawn = [figure for section in self.sections for figure in section.figures]
+        figures = {f"figures/{one.name}{end}": one.drawn for one in drawn for end in (".png", ".pdf")}
+        for path, figure in figures.items():
+            saved(figure, folder / path)
+        return [folder / path for path in (*texts, *figures)]
 
-    def _page(self, drawn: list[Picture], complaints: list[str]) -> str:
-        return html_page(self.tables, drawn, (*self.remarks, *complaints), self.summary)
 
-
-def make_report(
-    paths: Iterable[str | Path],
-    with_paper: bool = False,
-    *,
-    split: str | None = None,
-    baseline: str = BASELINE,
-) -> Report:
+def make_report(paths: Iterable[str | Path], with_paper: bool = False, *, baseline: str = BASELINE) -> Report:
     """Read all runs at and below the paths; `ValueError` where none of them is finished.
 
-    `split` shows only dev or only test, and so no cross-validation, which is on train; `baseline` is the method that
-    the others are tested against.
+    `baseline` is the method that the others are tested against.
 
     >>> report = make_report(["runs"])
     >>> report.write(Path("report"))
     """
-    if split is not None and split not in SPLITS:
-        raise ValueError(f"--split {split!r} is unknown; choose one of {', '.join(SPLITS)}, or none for both.")
     if baseline not in METHODS:
         raise ValueError(f"--baseline {baseline!r} is unknown; choose one of {', '.join(METHODS)}.")
     given = list(paths)
     found = find_runs(given)
-    comparisons = _comparisons(given, found, split)
-    return Report(
-        comparisons=comparisons,
-        measured=(
-            *result_tables(comparisons, with_paper, baseline),
-            *(fold_tables(found.runs, comparisons) if split is None else ()),
-        ),
-        paper=tuple(paper_tables()) if with_paper else (),
-        remarks=found.remarks,
-        summary=_summary(found),
-    )
-
-
-def _comparisons(given: Sequence[str | Path], found: FoundRuns, split: str | None) -> tuple[Comparison, ...]:
-    folders = ", ".join(map(str, given))
     if not found.runs:
+        folders = ", ".join(map(str, given))
         lines = [f"There is no finished run at or below {folders}; `prefixprop train` makes runs.", *found.remarks]
         raise ValueError("\n".join(lines))
     comparisons = compare(found.runs)
-    if split is None:
-        return comparisons
-    narrowed = tuple(
-        replace(one, documents={split: one.documents[split]}) for one in comparisons if split in one.documents
-    )
-    if not narrowed:
-        raise ValueError(f"No run at or below {folders} was judged on {split}; leave --split out, or choose another.")
-    return narrowed
-
-
-def _summary(found: FoundRuns) -> str:
+    folds = fold_tables(found.runs, comparisons)
+    sections = [Section("All tasks", tables=overview_tables(comparisons))] if len(comparisons) > 1 else []
+    for number, comparison in enumerate(comparisons, start=1):
+        # Two comparisons may share their title, but not the names of their files.
+        name = f"{number}-{file_name(comparison.settings.data_name)}"
+        is_one = len(comparison.runs) == 1
+        section = _one_run(comparison, name) if is_one else _several_runs(comparison, name, with_paper, baseline)
+        section.tables.extend(replace(table, fold="Cross-validation") for table in folds.pop(comparison.title, []))
+        sections.append(section)
+    sections += [Section(title, tables=tables) for title, tables in folds.items()]
+    if len(found.runs) == len(comparisons) == 1:
+        run = found.runs[0]
+        return Report(f"{sections[0].title}: {method_name(run.settings)}", subtitle(run), sections, found.remarks)
     titles = "; ".join(sorted({protocol_title(run.settings) for run in found.runs}))
-    return f"{len(found.runs)} finished {'run' if len(found.runs) == 1 else 'runs'} on {titles}."
+    summary = f"{len(found.runs)} finished {'run' if len(found.runs) == 1 else 'runs'} on {titles}."
+    return Report("Report on runs", summary, sections, found.remarks)
+
+
+def _one_run(comparison: Comparison, name: str) -> Section:
+    judged = JudgedRun(comparison.runs[0], comparison.judged_on, comparison.items)
+    figures = [*_figures(RUN_FIGURES, judged, name), *_figures(COMPARISON_FIGURES, comparison, name)]
+    tables = one_run_tables(judged, comparison.title, name)
+    return Section(comparison.title, verdict(judged), tables, figures, facts(comparison, judged), command(judged))
+
+
+def _several_runs(comparison: Comparison, name: str, with_paper: bool, baseline: str) -> Section:
+    pairs = baseline_pairs(comparison, baseline)
+    brief, *metrics = metric_tables(comparison, name, with_paper)
+    tests = [significance_table(comparison, pairs, f"{name}-tests", baseline)] if pairs else []
+    figures = [*_figures(COMPARISON_FIGURES, comparison, name)]
+    for at, row in enumerate(comparison.rows, start=1):
+        # Of one seed, because the mean of several would be of no model.
+        run = row.with_predictions(comparison.judged_on)[0]
+        title = f"{comparison.name(row)}, seed {run.settings.seed}"
+        judged = JudgedRun(run, comparison.judged_on, comparison.items, title)
+        kind = RELIABILITY._replace(caption=f"{title}: {RELIABILITY.caption}", fold="One run of each method")
+        figures += _figures([kind], judged, f"{name}-{at}")
+    return Section(comparison.title, findings(comparison, pairs), [brief, *tests, *metrics], figures)
+
+
+def _figures(kinds: Iterable[FigureKind], subject: Any, name: str) -> Iterator[ReportFigure]:
+    return (ReportFigure(f"{name}-{one.name}", one, subject) for one in kinds if one.applies(subject))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from prefixprop.report.figures.canvas import BLUE, VERMILION, new_figure, saved
+from prefixprop.report.canvas import BLUE, VERMILION, new_axes, new_figure, saved
 from prefixprop.tuners.layer import PrefixLayer
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 LOGGED = re.compile(r"(?P<name>alpha|alpha_query|gate)/layer_(?P<layer>\d+)(?:/head_(?P<head>\d+))?")
 _AXES = {"alpha": "α", "alpha_query": "length of the query vector", "gate": "gate"}
-Series = dict[int, list[tuple[int, float]]]  # by head (0: the whole layer): steps and values
 
 
 def plot_alpha(history: Iterable[Mapping[str, Any]], path: str | Path | None = None, of: str = "alpha") -> Figure:
@@ -28,20 +27,27 @@ def plot_alpha(history: Iterable[Mapping[str, Any]], path: str | Path | None = N
     `history` is `trainer.state.log_history` of a training that logged alpha (`prefixprop.train.log_alpha`). The
     figure is written to `path` if given; its ending says how (png, pdf, svg).
     """
-    layers, name = _read(history, of)
+    layers: dict[int, dict[int, dict[int, float]]] = {}  # by layer and head (0: the whole layer): values by step
+    name = of
+    for entry in history:
+        for key, value in entry.items():
+            if (found := LOGGED.fullmatch(key)) and found["name"].startswith(of):
+                name = found["name"]
+                heads = layers.setdefault(int(found["layer"]), {})
+                heads.setdefault(int(found["head"] or 0), {})[int(entry.get("step", 0))] = float(value)
+    if not layers:
+        raise ValueError(f"The history holds no {of}; train with prefixprop.train.log_alpha(trainer).")
     columns = 3 if len(layers) in (3, 5, 6, 9) else min(len(layers), 4)
     rows = math.ceil(len(layers) / columns)
     figure = new_figure(width=3.0 * columns, height=2.4 * rows)
     axes = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
     for axis, (layer, heads) in zip(axes.flat, sorted(layers.items()), strict=False):
-        several = len(heads) > 1
+        style = {"linewidth": 0.8, "alpha": 0.5} if len(heads) > 1 else {"linewidth": 1.8}
         for index, points in enumerate(heads.values()):
-            steps, values = zip(*points, strict=True)
-            style = {"linewidth": 0.8, "alpha": 0.5} if several else {"linewidth": 1.8}
-            axis.plot(steps, values, color=BLUE, label="one head" if index == 0 else None, **style)
-        if several:
-            means = [sum(values) / len(values) for values in zip(*(_values(p) for p in heads.values()), strict=True)]
-            axis.plot([step for step, _ in points], means, color=VERMILION, linewidth=1.8, label="mean of the heads")
+            axis.plot(*zip(*points.items(), strict=True), color=BLUE, label=None if index else "one head", **style)
+        if len(heads) > 1:
+            means = [sum(values) / len(values) for values in zip(*(p.values() for p in heads.values()), strict=True)]
+            axis.plot(list(points), means, color=VERMILION, linewidth=1.8, label="mean of the heads")
         axis.set_title(f"layer {layer}", fontsize=9)
         axis.grid(alpha=0.3)
     for axis in axes.flat[len(layers) :]:
@@ -67,9 +73,7 @@ def prefix_share(model: Any, inputs: dict[str, Tensor]) -> Tensor:
     if active is None:
         raise ValueError("The model has no active prefix, so there is no share to measure.")
     if active.config.kernel is not None:
-        raise ValueError(
-            "With a kernel the prefix has no share of the softmax: alpha stands in its place; plot that instead."
-        )
+        raise ValueError("With a kernel the prefix has no share of the softmax: alpha takes its place; plot that.")
     if len(inputs["input_ids"]) != 1:
         raise ValueError(f"Pass one document at a time, not {len(inputs['input_ids'])}.")
 
@@ -97,35 +101,14 @@ def prefix_share(model: Any, inputs: dict[str, Tensor]) -> Tensor:
 
 def plot_prefix_share(share: Tensor, path: str | Path | None = None) -> Figure:
     """Draw the share of attention that the prefix gets in every layer, from `prefix_share`."""
-    figure = new_figure(width=1.6 + 0.6 * len(share), height=3.2)
-    axis = figure.subplots()
-    layers = list(range(1, len(share) + 1))
-    rows = share.flatten(1)
+    figure, axis = new_axes("layer", "share of attention on the prefix, λ", 1.6 + 0.6 * len(share), 3.2)
+    layers, rows = list(range(1, len(share) + 1)), share.flatten(1)
     low, high = rows.quantile(0.1, dim=1).tolist(), rows.quantile(0.9, dim=1).tolist()
     axis.fill_between(layers, low, high, color=BLUE, alpha=0.2, label="80 % of tokens and heads")
     for layer, head_means in zip(layers, share.mean(dim=2), strict=True):
         label = "one head" if layer == 1 else None
         axis.scatter([layer] * len(head_means), head_means.tolist(), s=10, color=BLUE, label=label)
     axis.plot(layers, rows.mean(dim=1).tolist(), color=VERMILION, linewidth=1.8, label="mean")
-    axis.set(xlabel="layer", ylabel="share of attention on the prefix, λ", xticks=layers, ylim=(0, None))
-    axis.grid(alpha=0.3)
+    axis.set(xticks=layers, ylim=(0, None))
     axis.legend(fontsize=8, frameon=False)
     return saved(figure, path)
-
-
-def _read(history: Iterable[Mapping[str, Any]], of: str) -> tuple[dict[int, Series], str]:
-    layers: dict[int, Series] = {}
-    name = of
-    for entry in history:
-        for key, value in entry.items():
-            if (found := LOGGED.fullmatch(key)) and found["name"].startswith(of):
-                name = found["name"]
-                series = layers.setdefault(int(found["layer"]), {})
-                series.setdefault(int(found["head"] or 0), []).append((int(entry.get("step", 0)), float(value)))
-    if not layers:
-        raise ValueError(f"The history holds no {of}; train with prefixprop.train.log_alpha(trainer).")
-    return layers, name
-
-
-def _values(points: list[tuple[int, float]]) -> list[float]:
-    return [value for _, value in points]

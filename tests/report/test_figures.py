@@ -1,4 +1,4 @@
-"""What the figures draw: confusion, reliability, learning rates and seeds."""
+"""What the figures draw."""
 
 from __future__ import annotations
 
@@ -9,12 +9,21 @@ import numpy as np
 import pytest
 from matplotlib.collections import PathCollection
 
-from prefixprop.evaluate import Reliability, reliability
+from prefixprop.evaluate import PredictionSet, Reliability, reliability
 from prefixprop.report import plot_confusion, plot_reliability
-from prefixprop.report.choose.comparisons import compare
-from prefixprop.report.figures.methods import plot_learning_rates, plot_seeds
+from prefixprop.report.choose import compare
+from prefixprop.report.figures import (
+    COMPARISON_FIGURES,
+    RUN_FIGURES,
+    plot_calibration_course,
+    plot_seeds,
+    plot_training,
+    selective_accuracy,
+)
+from prefixprop.report.one_run import JudgedRun
 from prefixprop.runs.find import read_run
 from prefixprop.runs.run import Run
+from prefixprop.train import RunSettings
 
 from tiny_runs import make_results
 
@@ -47,7 +56,7 @@ def test_confusion_shows_counts_and_shares(counts: list, shares: list, cells: di
     axis = figure.axes[0]
     assert {(text.get_position()[1], text.get_position()[0]): text.get_text() for text in axis.texts} == cells
     np.testing.assert_allclose(axis.images[0].get_array(), shares)
-    with pytest.raises(ValueError, match=r"Counts of 3 labels must be 3 × 3, but their shape is \(2, 2\)"):
+    with pytest.raises(ValueError, match=r"Counts of 3 labels must be 3 × 3, but have shape \(2, 2\)"):
         plot_confusion(counts, ["a", "b", "c"])
 
 
@@ -61,12 +70,12 @@ def test_reliability_before_and_after_scaling() -> None:
     used = AFTER.counts > 0
     np.testing.assert_allclose(points.get_offsets(), np.column_stack([AFTER.confidence, AFTER.accuracy])[used])
     assert lower.patches[-1].get_data().values.tolist() == AFTER.counts.tolist()
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == [
+    assert {text.get_text() for text in figure.legends[0].get_texts()} == {
         "before scaling, ECE 0.090",
         "gap to the mean confidence",
         f"after scaling, T = 1.53, ECE {AFTER.expected_error:.3f}",
         "perfect calibration",
-    ]
+    }
 
 
 @pytest.mark.parametrize(("ending", "start"), [("png", b"\x89PNG"), ("pdf", b"%PDF"), ("svg", b"<?xml")])
@@ -77,24 +86,50 @@ def test_the_same_figure_is_the_same_file(tmp_path: Path, ending: str, start: by
     assert first.read_bytes().startswith(start)
     assert first.read_bytes() == second.read_bytes()
     assert [entry.name for entry in first.parent.iterdir()] == [first.name]
-    with pytest.raises(ValueError, match=r"diagram: pictures are written as \.png, \.svg, \.pdf"):
+    with pytest.raises(ValueError, match=r"diagram: figures are written as \.png, \.svg, \.pdf"):
         plot_reliability(BEFORE, path=tmp_path / "diagram")
 
 
-def test_learning_rates_are_shown_at_the_alpha_at_which_they_were_tried(tmp_path: Path) -> None:
-    search = [a_run(tmp_path, kernel="exp", alpha=5e-3, learning_rate=rate) for rate in (1e-2, 5e-3, 1e-3)]
-    chosen = [a_run(tmp_path, kernel="exp", alpha=4e-2, learning_rate=5e-3, seed=seed) for seed in (1, 2)]
-    (comparison,) = compare([*search, *chosen])
-    assert comparison.contenders[0].best.settings.alpha == 4e-2
-    figure = plot_learning_rates(comparison)
-    assert figure is not None
-    assert list(figure.axes[0].lines[0].get_xdata()) == [1e-3, 5e-3, 1e-2]
+@pytest.mark.parametrize(
+    ("confidences", "right", "shares", "accuracies"),
+    [
+        ([0.9, 0.6, 0.8, 0.7], [1, 0, 0, 1], [0.25, 0.5, 0.75, 1], [1, 1 / 2, 2 / 3, 1 / 2]),
+        ([0.9, 0.6, 0.9, 0.6], [1, 0, 0, 1], [0.5, 1], [0.5, 0.5]),  # equals are accepted together
+        ([0.8], [1], [1], [1]),
+    ],
+)
+def test_accuracy_against_coverage(confidences: list, right: list, shares: list, accuracies: list) -> None:
+    logits = np.log([[confidence, 1 - confidence] for confidence in confidences])
+    ids, labels = tuple(map(str, range(len(right)))), tuple(1 - one for one in right)
+    found = selective_accuracy(PredictionSet(ids, labels, logits, label_names=("a", "b")))
+    np.testing.assert_allclose(found, [shares, accuracies])
+
+
+def test_loss_and_dev_metric_over_training(tmp_path: Path) -> None:
+    history = tuple({"epoch": epoch, "loss": 1 / epoch, "dev_micro_f1": 0.1 * epoch} for epoch in (1, 2, 3))
+    run = Run(tmp_path, RunSettings(task="arxiv"), {}, history=history)
+    loss, score = (axis.lines[0].get_ydata() for axis in plot_training(JudgedRun(run, "test", "documents")).axes)
+    np.testing.assert_allclose(loss, [1, 1 / 2, 1 / 3])
+    np.testing.assert_allclose(score, [10, 20, 30])
 
 
 def test_every_seed_is_a_point_even_of_methods_with_one(tmp_path: Path) -> None:
-    runs = [a_run(tmp_path, seed=seed) for seed in (1, 2, 3)]
-    assert plot_seeds(compare(runs[:1])[0], "test") is None
-    figure = plot_seeds(compare([*runs, a_run(tmp_path, method="lora")])[0], "test")
-    assert figure is not None
-    points = [len(drawn.get_offsets()) for drawn in figure.axes[0].collections if isinstance(drawn, PathCollection)]
+    runs = [*(a_run(tmp_path, seed=seed) for seed in (1, 2, 3)), a_run(tmp_path, method="lora")]
+    (comparison,) = compare(runs)
+    axis = plot_seeds(comparison).axes[0]
+    points = [len(drawn.get_offsets()) for drawn in axis.collections if isinstance(drawn, PathCollection)]
     assert sorted(points) == [1, 3]
+    course = plot_calibration_course(comparison).axes[0].lines
+    np.testing.assert_allclose([line.get_ydata() for line in course], [[0.05, 0.10, 0.15]] * 2)
+
+
+def test_figures_are_drawn_where_a_run_has_the_data(tmp_path: Path) -> None:
+    run = a_run(tmp_path)
+    for one, drawn in (
+        (run, {"confusion", "reliability", "coverage"}),
+        (Run(run.path, run.settings, run.metrics), set()),
+    ):
+        judged = JudgedRun(one, "test", "documents")
+        assert {kind.name for kind in RUN_FIGURES if kind.applies(judged)} == drawn
+        compared = {kind.name for kind in COMPARISON_FIGURES if kind.applies(compare([one])[0])}
+        assert compared == ({"ece-over-training", "lengths"} if drawn else set())

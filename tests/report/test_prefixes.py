@@ -65,7 +65,7 @@ def test_share_needs_an_active_softmax_prefix_and_one_document() -> None:
     with model.disable_adapter(), pytest.raises(ValueError, match="no active prefix"):
         prefix_share(model, batch(model, [9]))
     split = adapt(tiny_model(), "propagation", kernel="exp")
-    with pytest.raises(ValueError, match="alpha stands in its place"):
+    with pytest.raises(ValueError, match="alpha takes its place"):
         prefix_share(split, batch(split, [9]))
 
 

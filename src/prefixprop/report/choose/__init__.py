@@ -1,1 +1,0 @@
-"""Which runs are compared, and which of them stand for a method."""
