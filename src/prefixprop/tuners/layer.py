@@ -292,13 +292,14 @@ class PrefixLayer(nn.Module, BaseTunerLayer):
         active = self.active_prefix()
         if active is None:
             return NO_PREFIX
-        keys, kernel = self.key_values(active, layer, batch), active.kernel
+        trained, kernel = self.key_values(layer, batch), active.kernel
+        in_front = None if trained is None else PrefixedKeys(*trained)
         if kernel is None:
-            return LayerPrefix(keys, None, None)
-        return LayerPrefix(keys, partial(kernel, layer), kernel.fused(layer))
+            return LayerPrefix(in_front, None, None)
+        return LayerPrefix(in_front, partial(kernel, layer), kernel.fused(layer))
 
-    def key_values(self, active: PrefixAdapter, layer: int, batch: int) -> PrefixedKeys | None:
-        """Trained keys and values in front of a layer's own (Eq. 2)."""
+    def key_values(self, layer: int, batch: int) -> tuple[Tensor, Tensor] | None:
+        """Trained keys and values in front of a layer's own, [batch or 1, heads, j, head size] each (Eq. 2)."""
         return None
 
     # --- hooks ----------------------------------------------------------------------------------------------------

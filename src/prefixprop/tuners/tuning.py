@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from prefixprop.attention.prefix import PrefixedKeys
 from prefixprop.config import PrefixConfig, PrefixPeftType
 from prefixprop.tuners.base import PrefixTuner
-from prefixprop.tuners.layer import PrefixAdapter, PrefixLayer
+from prefixprop.tuners.layer import PrefixLayer
 
 
 class TuningLayer(PrefixLayer):
@@ -25,8 +24,12 @@ class TuningLayer(PrefixLayer):
         """The keys and values that the model itself computes for real tokens."""
         return self.backbone.token_key_values(input_ids)
 
-    def key_values(self, active: PrefixAdapter, layer: int, batch: int) -> PrefixedKeys:
-        return PrefixedKeys(*active.prefix.layer(layer, batch).unbind(1))
+    def key_values(self, layer: int, batch: int) -> tuple[Tensor, Tensor] | None:
+        active = self.active_prefix()
+        if active is None:
+            return None
+        keys, values = active.prefix.layer(layer, batch).unbind(1)
+        return keys, values
 
 
 class PrefixTuningModel(PrefixTuner):
