@@ -55,7 +55,7 @@ class _Operation(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> Gradients:
-        if gradients.count(None) == len(gradients):
+        if all(gradient is None for gradient in gradients):  # not `count`, which compares tensors
             return (None,) * len(ctx.needs_input_grad)
         saved = iter(ctx.saved_tensors)
         kept = [kind(*islice(saved, len(kind._fields))) for kind in ctx.kinds]
