@@ -55,9 +55,7 @@ class Reading:
     dropout: float
     kind: Tensor
     facts: Tensor
-    query_seeds: Tensor
-    text_seeds: Tensor
-    own_seeds: Tensor
+    seeds: list[Tensor]  # of dropout, for queries, text and own keys
 
     @property
     def asking(self) -> int:
@@ -89,10 +87,9 @@ class Reading:
         queries = min(tiles["BLOCK_M"], max(16, 1 << (readers * asking - 1).bit_length()))
         group = max(1, queries // asking)
         shape = Shape(self.heads, size, 0, 0, 0, self.dropout)
-        seeds = (self.query_seeds, self.text_seeds, self.own_seeds)
         _READ(
             (-(-readers // group), batch * self.heads),
-            (qkv, kv, self.kind, self.facts, *seeds, output, lse, gradient, dqkv),
+            (qkv, kv, self.kind, self.facts, *self.seeds, output, lse, gradient, dqkv),
             (readers, kv.shape[1], group, *factors(shape)),
             HEADS=self.heads,
             SIZE=size,
@@ -130,7 +127,7 @@ def attend_to_text(
     on_device = pattern.prepared(DevicePattern.of, 0, heads)
     queries = readers if first_only else rows
     seeds = draw_dropout_seeds((batch * heads * queries, batch * kv.shape[1], batch * rows), on_device.facts, dropout)
-    reading = Reading(heads, rows // readers, first_only, float(dropout), on_device.kind, on_device.facts, *seeds)
+    reading = Reading(heads, rows // readers, first_only, float(dropout), on_device.kind, on_device.facts, seeds)
     found: Tensor = run(reading, qkv.contiguous(), kv.detach())
     return found
 
