@@ -26,6 +26,7 @@ from prefixprop.serve.batching import BatchingQueue, QueuedDocument
 from prefixprop.serve.monitoring import Metrics, Monitored
 
 _PAGE = {"page.html": "text/html", "page.css": "text/css", "page.js": "text/javascript"}
+_BEARER = HTTPBearer(auto_error=False, description="The key in the file of --api-key-file.")
 _HUNG_UP = 499  # nginx's status for a client that is gone; only the metrics see it
 
 
@@ -240,9 +241,7 @@ def _parsed(body: bytes) -> PredictRequest:
 
 
 def _key_check(api_key: str) -> Any:
-    bearer = HTTPBearer(auto_error=False, description="the key in the file of --api-key-file")
-
-    def check(given: Annotated[HTTPAuthorizationCredentials | None, Depends(bearer)]) -> None:
+    def check(given: Annotated[HTTPAuthorizationCredentials | None, Depends(_BEARER)]) -> None:
         if given is None or not secrets.compare_digest(given.credentials.encode(), api_key.encode()):
             told = "The API key is missing or wrong; send the header Authorization: Bearer KEY."
             raise HTTPException(401, told, {"WWW-Authenticate": "Bearer"})
