@@ -64,15 +64,13 @@ def main() -> None:
     for count in options.runs:
         runs = {f"run{place}": replace(run, max_length=options.length) for place, run in enumerate(trained[:count])}
         results += measure(runs, options)
-    rows = [
-        {
-            "runs": str(row["runs"]), "clients": str(row["clients"]), "way": row["way"],
-            "documents/s": f"{row['documents_per_s']:.2f}",
-            **{f"p{share} ms": f"{1000 * row[f'p{share}_s']:,.0f}" if f"p{share}_s" in row else "" for share in (50, 95, 99)},
-            "of predict": f"{row['of_predict']:.0%}",
-        }
-        for row in results
-    ]  # fmt: skip
+    rows = []
+    for row in results:
+        cells = {name: str(row[name]) for name in ("runs", "clients", "way")}
+        cells["documents/s"] = f"{row['documents_per_s']:.2f}"
+        for share in (50, 95, 99):
+            cells[f"p{share} ms"] = f"{1000 * row[f'p{share}_s']:,.0f}" if f"p{share}_s" in row else ""
+        rows.append(cells | {"of predict": f"{row['of_predict']:.0%}"})
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {torch.get_num_threads()} threads"
     show(f"serving: documents of {options.length} tokens, {device}", rows)
     if options.json is not None:
@@ -110,8 +108,8 @@ def measure(runs: dict[str, TrainedModel], options: argparse.Namespace) -> list[
                 "one by one": lambda texts=texts, count=count: one_by_one(list(runs.values()), texts, count),
                 "predict": lambda texts=texts: together(list(runs.values()), texts, options.batch_tokens),
             }
-            for way in ways.values():  # once without being counted
-                way() if len(texts) <= 16 else None
+            for way in ways.values() if count == options.clients[0] else ():  # once without being counted
+                way()
             rounds = [{name: way() for name, way in ways.items()} for _ in range(options.repeats)]
             for name in ways:
                 rates = [len(texts) / each[name][0] for each in rounds]

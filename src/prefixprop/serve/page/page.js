@@ -55,12 +55,12 @@ async function loadRuns() {
 function probabilities(prediction) {
   const rows = Object.entries(prediction.probabilities).sort((one, other) => other[1] - one[1]);
   const lines = rows.slice(0, MOST_LABELS).map(([label, share]) => {
-    const meter = element("meter");
-    meter.value = share;
-    meter.setAttribute("aria-hidden", "true"); // the number beside it says the same
+    const bar = element("progress");
+    bar.value = share;
+    bar.setAttribute("aria-hidden", "true"); // the number beside it says the same
     const name = element("th", label);
     name.scope = "row";
-    return element("tr", [name, element("td", [meter], "bar"), element("td", percent(share))]);
+    return element("tr", [name, element("td", [bar], "bar"), element("td", percent(share))]);
   });
   const table = element("table", [element("caption", "Probability of each label", "visually-hidden"), element("tbody", lines)]);
   const more = rows.length - lines.length;
