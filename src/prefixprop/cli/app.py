@@ -17,6 +17,7 @@ from prefixprop.cli import (
     methods,
     predict,
     report,
+    serve,
     sweep,
     train,
 )
@@ -28,6 +29,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 app.command("train", cls=settings_command(RunSettings))(train.train)
 app.command("evaluate")(evaluate.evaluate)
 app.command("predict")(predict.predict)
+app.command("serve")(serve.serve)
 app.command("sweep")(sweep.sweep)
 app.command("report")(report.report)
 app.command("lengthen", cls=settings_command(LengthenSettings))(lengthen.lengthen)
