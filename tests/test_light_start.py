@@ -38,6 +38,7 @@ def test_import_is_light(tmp_path: Path) -> None:
     ("arguments", "status", "words"),
     [
         (["predict", "--help"], 0, "--batch-tokens"),
+        (["explain", "no-such-run", "no-such-file", "--html", "page.html"], 1, "no-such-run"),
         (["tasks"], 0, "hyperpartisan"),
         (["train", "--task", "no-such-task"], 1, "'no-such-task' is unknown"),
         (["predict", "no-such-run", "no-such-file"], 1, "no-such-run"),

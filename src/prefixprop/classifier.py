@@ -36,7 +36,7 @@ from prefixprop.settings.declaration import SettingsError
 from prefixprop.settings.run_settings import SETTINGS, RunSettings
 
 if TYPE_CHECKING:
-    from prefixprop.predict import Prediction, TrainedModel
+    from prefixprop.predict import Explanation, Prediction, TrainedModel
 
 # What a copy of a run has no use for; predictions tell about the documents that a run was trained on.
 _NOT_COPIED = (LOCK, "checkpoints", "runs")
@@ -150,6 +150,13 @@ class DocumentClassifier(ClassifierMixin, BaseEstimator):
         """All that `prefixprop predict` says of every text; `vars` makes a dict of each."""
         check_is_fitted(self)
         return self.run_.predict(X, long=self.long)
+
+    def explain(self, X: str | Iterable[str]) -> Explanation | list[Explanation]:
+        """How much each passage of a text speaks for its most probable label: of one text, or of each of several."""
+        check_is_fitted(self)
+        texts = [X] if isinstance(X, str) else X
+        found = [most_probable for most_probable, *_ in self.run_.explain(texts, long=self.long)]
+        return found[0] if isinstance(X, str) else found
 
     def save(self, path: str | Path) -> None:
         """Copy the run to a folder, in place of a run that is there; `load` and `prefixprop predict` read it."""

@@ -129,6 +129,15 @@ def test_few_rows_need_no_projected_text(monkeypatch: pytest.MonkeyPatch, case: 
     assert len(projected) == (0 if case.readers * case.length <= case.size else 2)
 
 
+@pytest.mark.parametrize("case", [Case(1, 1, (9, 4, 2)), Case(5, 3, (19, 6, 1))], ids=["few rows", "many rows"])
+@both
+def test_a_batch_may_read_one_text(function: Any, case: Case) -> None:
+    inputs = inputs_of(case)
+    alike = inputs._replace(states=inputs.states[:1].expand(len(case.kept), -1, -1))
+    once = inputs._replace(states=inputs.states[:1])
+    assert_close(results(function, once, case.readers), results(dense, alike, case.readers), 1e-11)
+
+
 @given(
     st.builds(
         Case,

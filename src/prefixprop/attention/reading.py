@@ -69,7 +69,7 @@ def read_states(
 
     `key_value` projects the states; where rows are few it is applied to the queries instead.
     """
-    few = query.shape[1] * query.shape[2] <= states.shape[2] and all(map(is_plain, key_value))
+    few = query[..., 0].numel() <= len(states) * states.shape[2] and all(map(is_plain, key_value))
     if few:
         return attend_to_states(query, states, key_value, pattern, own, dropout, readers=readers)[0]
     key, value = (split_heads(project(states), query.shape[1]) for project in key_value)
@@ -85,8 +85,11 @@ def read_keys(
     readers: int,
     dropout: float = 0.0,
 ) -> Tensor:
-    """The same for projected keys and values of the text, [batch, heads, tokens, size] each."""
-    key, value = key.detach(), value.detach()
+    """The same for projected keys and values of the text, [batch, heads, tokens, size] each.
+
+    A batch that reads one text has its keys and values once, [1, heads, tokens, size].
+    """
+    key, value = (each.detach().expand(len(query), -1, -1, -1) for each in (key, value))
     bias = pattern.prepared(_bias, query.dtype)
     if not dropout and query.device.type == "cpu":
         return _Read.apply(query, key, value, bias, *own, readers)

@@ -52,8 +52,8 @@ class Text(NamedTuple):
     """A batch of documents as the frozen encoder sees them, for virtual tokens to read.
 
     Attributes:
-        states: The input of every layer, [batch, tokens, hidden].
-        pattern: What of it is padding.
+        states: The input of every layer, [batch, tokens, hidden]; [1, tokens, hidden] if all are the same text.
+        pattern: What of it is padding, or otherwise not to be read.
         positions: The tokens' positions, if the caller gave them.
     """
 

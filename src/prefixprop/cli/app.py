@@ -13,6 +13,7 @@ from prefixprop import __version__
 from prefixprop.cli import (
     data,
     evaluate,
+    explain,
     lengthen,
     methods,
     predict,
@@ -29,6 +30,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 app.command("train", cls=settings_command(RunSettings))(train.train)
 app.command("evaluate")(evaluate.evaluate)
 app.command("predict")(predict.predict)
+app.command("explain")(explain.explain)
 app.command("serve")(serve.serve)
 app.command("sweep")(sweep.sweep)
 app.command("report")(report.report)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from prefixprop.attention.pattern import AttentionPattern
 from prefixprop.backbones import find_backbone
+from prefixprop.backbones.base import Text
 from prefixprop.data.batches import pad_documents
 from prefixprop.data.encoding import TokenIds
 from prefixprop.predict.token_batches import batches_by_length, inference
@@ -45,21 +48,41 @@ class ReadingEncoder:
         pad_token_id: int,
         batch_tokens: int,
         bf16: bool,
+        hidden: Sequence[tuple[int, int, int]] = (),
     ) -> list[NDArray[np.float64]]:
-        """For every run, given by the numbers of its readers, what each says of texts [readers, texts, classes]."""
+        """For every run, given by the numbers of its readers, what each says of texts [readers, texts, classes].
+
+        Behind these follows, for every (text, start, end) of `hidden`, what they say of that text if its tokens
+        [start, end) are hidden from them. The text's states are those of the whole text, and are computed once.
+        """
         device = next(self.model.parameters()).device
-        classes = [reader.classes for reader in self._readers]
-        found = {number: np.empty((len(input_ids), classes[number])) for run in runs for number in run}
+        count = len(input_ids) + len(hidden)
+        found = {number: np.empty((count, self._readers[number].classes)) for run in runs for number in run}
+        hidden_in: defaultdict[int, list[int]] = defaultdict(list)
+        for place, (index, _, _) in enumerate(hidden):
+            hidden_in[index].append(place)
         for indices in batches_by_length([max(1, len(ids)) for ids in input_ids], batch_tokens):
             padded = pad_documents([input_ids[index] for index in indices], pad_token_id)
             with inference(device, bf16, lower="batch_tokens (--batch-tokens)"):
                 text = text_to_read(self.backbone, {name: tensor.to(device) for name, tensor in padded.items()})
-                for numbers, bank in self._all_banks(device):
-                    places = [place for place, number in enumerate(numbers) if number in found]
-                    logits = bank(text, torch.tensor(places, device=device)).double().cpu().numpy() if places else ()
-                    for place, of_reader in zip(places, logits, strict=True):
-                        found[numbers[place]][indices] = of_reader[:, : classes[numbers[place]]]
+                self._read(text, indices, found)
+                for row, index in enumerate(indices):
+                    at_once = max(1, batch_tokens // padded["input_ids"].shape[1])
+                    for start in range(0, len(hidden_in[index]), at_once):
+                        places = hidden_in[index][start : start + at_once]
+                        spans = [hidden[place][1:] for place in places]
+                        self._read(_without(text, row, spans), [len(input_ids) + place for place in places], found)
         return [np.stack([found[number] for number in run]) for run in runs]
+
+    def _read(self, text: Text, indices: Sequence[int], found: dict[int, NDArray[np.float64]]) -> None:
+        """What readers say of a batch of texts, which are those of these indices."""
+        device = text.states[0].device
+        for numbers, bank in self._all_banks(device):
+            places = [place for place, number in enumerate(numbers) if number in found]
+            logits = bank(text, torch.tensor(places, device=device)).double().cpu().numpy() if places else ()
+            for place, of_reader in zip(places, logits, strict=True):
+                answers = found[numbers[place]]
+                answers[indices] = of_reader[:, : answers.shape[1]]
 
     def _all_banks(self, device: torch.device) -> list[tuple[list[int], ReaderBank]]:
         if not self._banks:
@@ -69,3 +92,12 @@ class ReadingEncoder:
                 bank = ReaderBank(self.backbone, [self._readers[number] for number in numbers])
                 self._banks[length] = (numbers, bank.to(device).eval())
         return list(self._banks.values())
+
+
+def _without(text: Text, row: int, spans: Sequence[tuple[int, int]]) -> Text:
+    """A text of a batch, as often as there are spans of tokens, each time with one of them hidden."""
+    is_masked = text.pattern.is_masked[row].repeat(len(spans), 1)
+    for version, span in zip(is_masked, spans, strict=True):
+        version[slice(*span)] = True
+    pattern = AttentionPattern(is_masked, torch.zeros_like(is_masked))
+    return Text(tuple(states[row : row + 1] for states in text.states), pattern)

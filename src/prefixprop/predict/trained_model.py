@@ -14,7 +14,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -33,6 +33,9 @@ from prefixprop.predict.inputs import windows
 from prefixprop.predict.reading import ReadingEncoder
 from prefixprop.predict.token_batches import classify
 from prefixprop.settings.run_settings import RunSettings
+
+if TYPE_CHECKING:
+    from prefixprop.predict.explain import Explanation
 
 _MAX_NAMES = 5  # of documents in a warning
 
@@ -141,6 +144,27 @@ class TrainedModel:
             for window in windows(checked, text_of=str)
             for (prediction,) in predict_with_each([self], window, options)
         )
+
+    def explain(
+        self,
+        texts: Iterable[str],
+        *,
+        way: str | None = None,
+        long: str = "truncate",
+        batch_tokens: int = DEFAULT_BATCH_TOKENS,
+    ) -> list[tuple[Explanation, ...]]:
+        """For every text, how much each passage speaks for the label that it gets, or for each of several labels.
+
+        Args:
+            texts: The documents.
+            way: "occlusion" leaves each passage out and answers again; "reading", for readers, hides it from their
+                virtual tokens. None: "reading" for readers, "occlusion" for everything else.
+            long: As for `predict`.
+            batch_tokens: As for `predict`.
+        """
+        from prefixprop.predict.explain import explain
+
+        return explain(self, list(self._checked(texts)), PredictionOptions(long, batch_tokens), way)
 
     @property
     def answers_questions(self) -> bool:
@@ -269,17 +293,24 @@ def read_with_each(
     outputs: dict[Path, ModelOutput] = {}
     for (_, reading), sharers in sharing.items():
         pieces = read[reading]
-        for run, logits in zip(sharers, _logits_of_each(sharers, pieces, options), strict=True):
-            form: Callable[[Any], Any] = np.asarray if run.thresholds is None else yes_or_no
-            answers = form(logits[..., : len(run.label_names)])
-            words = None if run.words is None else form(run.words.scores(cleaned[reading]))
-            if isinstance(run.model, ReadingEncoder):
-                answers = mean_answer(answers)
-            outputs[run.run_dir] = ModelOutput(answers, pieces, run.mix, words)
+        for run, logits in zip(sharers, logits_of_each(sharers, pieces, options), strict=True):
+            outputs[run.run_dir] = output_of(run, logits, pieces, cleaned[reading])
     return [outputs[run.run_dir] for run in runs]
 
 
-def _logits_of_each(
+def output_of(
+    run: TrainedModel, logits: NDArray[np.float64], pieces: EncodedDocuments, texts: Iterable[str]
+) -> ModelOutput:
+    """A run's output for texts, which TF-IDF reads, and for their pieces, of which `logits_of_each` told."""
+    form: Callable[[Any], Any] = np.asarray if run.thresholds is None else yes_or_no
+    answers = form(logits[..., : len(run.label_names)])
+    if isinstance(run.model, ReadingEncoder):
+        answers = mean_answer(answers)
+    words = None if run.words is None else form(run.words.scores(texts))
+    return ModelOutput(answers, pieces, run.mix, words)
+
+
+def logits_of_each(
     runs: Sequence[TrainedModel], pieces: EncodedDocuments, options: PredictionOptions
 ) -> list[NDArray[np.float64]]:
     """What the model that these runs share says of pieces, with what each of them trained; no columns without one.

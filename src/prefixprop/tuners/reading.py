@@ -37,7 +37,7 @@ def read(backbone: Backbone, prefix: PrefixRows, text: Text, readers: int = 1) -
 
     The others are not computed in the last layer, because nobody reads them there.
     """
-    batch, last = len(text.states[0]), len(text.states) - 1
+    batch, last = len(text.pattern.is_masked), len(text.states) - 1
     rows = prefix.layer(0, batch).to(text.states[0].dtype).expand(batch, -1, -1)
     for index in range(last + 1):
         if index:

@@ -70,6 +70,13 @@ def test_is_a_softmax_over_own_keys_and_text(case: tuple[int, int, tuple[int, ..
     torch.testing.assert_close(gradient, exact, atol=5e-6, rtol=1e-5)
 
 
+def test_a_batch_may_read_one_text() -> None:
+    qkv, kv, pattern = inputs_of(2, 2, (11, 4, 1))
+    found = reading.attend_to_text(qkv, kv[:1], pattern, HEADS, 2)
+    expected = written_out(qkv, kv[:1].expand_as(kv), pattern, 2, False)
+    torch.testing.assert_close(found.double(), expected, atol=2e-6, rtol=0)
+
+
 @pytest.mark.parametrize("first_only", [False, True])
 def test_drops_single_probabilities_of_text_and_own_keys(first_only: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     readers, length, dropout = 3, 2, 0.4

@@ -124,6 +124,7 @@ def attend_to_text(
     if rope is not None:
         kv = Rope.in_order(rope, heads, kv, 0).rotate(kv, kv.new_empty(len(kv), 0, 2)).view_as(kv)
     batch, rows, _ = qkv.shape
+    kv = kv.expand(batch, -1, -1).contiguous()  # one text may be read by the whole batch
     on_device = pattern.prepared(DevicePattern.of, 0, heads)
     queries = readers if first_only else rows
     seeds = draw_dropout_seeds((batch * heads * queries, batch * kv.shape[1], batch * rows), on_device.facts, dropout)

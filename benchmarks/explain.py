@@ -1,0 +1,280 @@
+"""How faithful reasons are, and what they cost: comprehensiveness and sufficiency (ERASER, DeYoung et al. 2020).
+
+    python benchmarks/explain.py RUN... [--documents 200] [--output explain.jsonl]
+
+Test documents of each run's task, cut to what the run reads, are explained in several ways:
+
+- occlusion, reading: those of `prefixprop explain` (see `prefixprop.predict.explain`);
+- attention: what the first virtual token of readers, or all virtual tokens of a prefix that is propagated, attend to,
+  times the length of the value, summed over layers and heads;
+- gradient: gradient times input at the embeddings, of the log-odds of the label;
+- random.
+
+Attention and gradient do not see the TF-IDF part of a mix. The strongest passages that have at least 10 %, 20 % and
+50 % of the tokens are then removed, or all others are. Comprehensiveness is the mean drop of the label's probability
+when they are removed (more is better), sufficiency the drop when only they are kept (less is better). The cost is the
+processor time of all threads as a multiple of that of plain answers to the same documents.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import prefixprop.backbones.base as backbone_base
+from prefixprop import load_run
+from prefixprop.attention.pattern import as_bias
+from prefixprop.attention.sliding_window import split_heads
+from prefixprop.backbones import find_backbone
+from prefixprop.data import load_data
+from prefixprop.data.encoding import EncodedDocuments, Frame, contents, encode_documents
+from prefixprop.data.splits import draw_sample
+from prefixprop.predict import PredictionOptions, TrainedModel
+from prefixprop.predict.explain import OCCLUSION, READING, passages_of
+from prefixprop.predict.reading import ReadingEncoder
+from prefixprop.predict.trained_model import logits_of_each, output_of
+from prefixprop.tuners.reader_bank import ReaderBank
+from prefixprop.tuners.reading import text_of
+
+SHARES = (0.1, 0.2, 0.5)
+Scores = list[np.ndarray]  # of the passages of every document
+
+
+class Documents:
+    """Texts of three passages or more, cut to what a run reads, and its answers to them."""
+
+    def __init__(self, run: TrainedModel, texts: Sequence[str], count: int) -> None:
+        self.run, self.options = run, PredictionOptions()
+        self.frame = Frame.of(run.tokenizer, run.max_length)
+        self.texts, self.starts, self.bounds = [], [], []
+        for text in map(run.prepare, texts):
+            tiles = passages_of(text)
+            counts = np.cumsum([count for _, count in contents((text[a:b] for a, b in tiles), run.tokenizer)])
+            inside = int((counts <= self.frame.room).sum())  # the last one that is read may be cut, and is left out
+            if inside > 2 and len(self.texts) < count:
+                self.texts.append(text[: tiles[inside - 1][1]])
+                self.starts.append([start for start, _ in tiles[:inside]] + [tiles[inside - 1][1]])
+                self.bounds.append([0, *counts[:inside].tolist()])
+        pieces = encode_documents(self.texts, run.tokenizer, run.max_length)
+        self.input_ids = pieces.input_ids
+        self.log_probabilities = self.answers([np.ones(len(starts) - 1, bool) for starts in self.starts])
+        self.labels = self.log_probabilities.argmax(axis=1)
+
+    def answers(self, kept: Sequence[np.ndarray], documents: Sequence[int] | None = None) -> np.ndarray:
+        """Log-probabilities of labels where only some passages of a document are kept."""
+        indices, texts, rows = range(len(self.texts)) if documents is None else documents, [], []
+        for index, mask in zip(indices, kept, strict=True):
+            starts, bounds = self.starts[index], self.bounds[index]
+            texts.append("".join(self.texts[index][starts[n] : starts[n + 1]] for n in np.flatnonzero(mask)))
+            ids, front = self.input_ids[index], len(self.frame.before)
+            keep = np.ones(len(ids), bool)
+            for n in np.flatnonzero(~mask):
+                keep[front + bounds[n] : front + bounds[n + 1]] = False
+            rows.append(ids[keep])
+        pieces = EncodedDocuments(tuple(rows), tuple(range(len(rows))), tuple(map(len, rows)), self.frame.size)
+        (logits,) = logits_of_each([self.run], pieces, self.options)
+        return output_of(self.run, logits, pieces, texts).log_probabilities(self.run.temperature.value)
+
+    def per_passage(self, of_tokens: Sequence[np.ndarray]) -> Scores:
+        front = len(self.frame.before)
+        return [
+            np.array([values[front + a : front + b].sum() for a, b in pairwise(bounds)])
+            for values, bounds in zip(of_tokens, self.bounds, strict=True)
+        ]
+
+
+# --- ways that are not shipped ------------------------------------------------------------------------------------
+
+
+def attended(rows: Tensor, states: Tensor, projections: Sequence[Any], heads: int) -> Tensor:
+    """Attention of rows to themselves and to states, times the lengths of values, summed over heads and rows."""
+    query, key, value = (
+        split_heads(project(x), heads) for project, x in zip(projections, (rows, states, states), strict=True)
+    )
+    weights = (query @ key.mT / query.shape[-1] ** 0.5).softmax(dim=-1)
+    return (weights * value.norm(dim=-1)[:, :, None]).sum(dim=(0, 1, 2))
+
+
+@contextmanager
+def plain_reading(seen: list[Tensor]) -> Iterator[None]:
+    """Readers compute their attention in plain operations, which have gradients for the text too; `seen` gets it."""
+
+    def read_text(
+        rows: Tensor,
+        states: Tensor,
+        projections: Any,
+        pattern: Any,
+        heads: int,
+        readers: int,
+        first_only: bool,
+        *_: Any,
+    ) -> Tensor:
+        length = rows.shape[1] // readers
+        first = rows[:, ::length]
+        asking = first if first_only else rows
+        query, own_key, own_value = (
+            split_heads(project(x), heads).unflatten(2, (readers, -1))
+            for project, x in zip(projections, (asking, rows, rows), strict=True)
+        )
+        key, value = (split_heads(project(states), heads)[:, :, None] for project in projections[1:])
+        scores = torch.cat([query @ own_key.mT, query @ key.mT], dim=-1) / query.shape[-1] ** 0.5
+        scores[..., own_key.shape[3] :] += as_bias(~pattern.is_unseen[:, None, None, None, :], scores.dtype)
+        weights = scores.softmax(dim=-1)
+        on_own, on_text = weights.split([own_key.shape[3], states.shape[1]], dim=-1)
+        seen.append((on_text[..., 0, :] * value[:, :, 0].norm(dim=-1)[:, :, None]).sum(dim=(0, 1, 2)).detach())
+        return (on_own @ own_value + on_text @ value).flatten(2, 3).transpose(1, 2).flatten(2)
+
+    original = backbone_base.read_text
+    backbone_base.read_text = read_text
+    try:
+        yield
+    finally:
+        backbone_base.read_text = original
+
+
+@contextmanager
+def leaf_embeddings(backbone: Any, found: list[Tensor]) -> Iterator[None]:
+    def hook(_: Any, __: Any, output: Tensor) -> Tensor:
+        found.append(output.detach().requires_grad_())
+        return found[-1]
+
+    handle = backbone.embeddings.register_forward_hook(hook)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def encoder_scores(documents: Documents, with_gradient: bool) -> Scores:
+    """Attention, or gradient times input, of every token."""
+    run, of_tokens = documents.run, []
+    reads = isinstance(run.model, ReadingEncoder)
+    backbone = run.model.backbone if reads else find_backbone(run.model.get_base_model())
+    if reads:
+        bank = ReaderBank(backbone, [run.model._readers[number] for number in run.readers]).eval()
+    for ids, label in zip(documents.input_ids, documents.labels.tolist(), strict=True):
+        inputs = torch.from_numpy(ids).long()[None]
+        seen: list[Tensor] = []
+        embedded: list[Tensor] = []
+        with torch.set_grad_enabled(with_gradient):
+            if reads:
+                with plain_reading(seen), leaf_embeddings(backbone, embedded):
+                    states = backbone.module(inputs, output_hidden_states=True).hidden_states[:-1]
+                    logits = bank(text_of(states, None))[:, 0]
+            else:
+                with recorded_layers(backbone, seen), leaf_embeddings(backbone, embedded):
+                    logits = run.model(input_ids=inputs).logits
+            probabilities = logits.softmax(dim=-1).mean(dim=0)
+            if with_gradient:
+                probabilities[label].logit().backward()
+                of_tokens.append((embedded[0].grad * embedded[0]).sum(dim=-1)[0].detach().numpy())
+            else:
+                of_tokens.append(torch.stack(seen).sum(dim=0)[-len(ids) :].numpy())
+    return documents.per_passage(of_tokens)
+
+
+@contextmanager
+def recorded_layers(backbone: Any, seen: list[Tensor]) -> Iterator[None]:
+    """What virtual tokens in front of a text attend to in every layer of a Longformer."""
+
+    def hook(layer: Any, args: Any, kwargs: Any) -> None:
+        states = (args[0] if args else kwargs["hidden_states"]).detach()
+        attention = layer.attention.self
+        projections = (attention.query_global, attention.key_global, attention.value_global)
+        with torch.no_grad():
+            seen.append(attended(states[:, :VIRTUAL_TOKENS], states, projections, attention.num_heads))
+
+    handles = [layer.register_forward_pre_hook(hook, with_kwargs=True) for layer in backbone.layers]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+VIRTUAL_TOKENS = 8
+
+
+# --- the table ----------------------------------------------------------------------------------------------------
+
+
+def explained(documents: Documents, way: str) -> Scores:
+    found = documents.run.explain(documents.texts, way=way)
+    scores = [np.array([passage.score for passage in of.passages]) for of, *_ in found]
+    assert [len(own) for own in scores] == [len(starts) - 1 for starts in documents.starts]
+    return scores
+
+
+def timed(work: Callable[[], Any]) -> tuple[Any, float]:
+    started = time.process_time()
+    return work(), time.process_time() - started
+
+
+def faithfulness(documents: Documents, scores: Scores) -> dict[str, float]:
+    full = np.exp(documents.log_probabilities[np.arange(len(documents.labels)), documents.labels])
+    drops: dict[str, list[np.ndarray]] = {"comprehensiveness": [], "sufficiency": []}
+    for share in SHARES:
+        chosen = []
+        for own, bounds in zip(scores, documents.bounds, strict=True):
+            order, sizes = np.argsort(-own, kind="stable"), np.diff(bounds)
+            taken = 1 + int(np.searchsorted(np.cumsum(sizes[order]), share * bounds[-1]))
+            mask = np.zeros(len(own), bool)
+            mask[order[:taken]] = True
+            chosen.append(mask)
+        for name, kept in (("comprehensiveness", [~mask for mask in chosen]), ("sufficiency", chosen)):
+            answers = documents.answers(kept)
+            drops[name].append(full - np.exp(answers[np.arange(len(full)), documents.labels]))
+    return {name: round(float(np.mean(values)), 4) for name, values in drops.items()}
+
+
+def measure(run: TrainedModel, count: int) -> Iterator[dict[str, Any]]:
+    task = load_data(**run.settings.source)
+    documents = Documents(run, [document.text for document in draw_sample(task.test, 2 * count, seed=1)], count)
+    _, plain = timed(lambda: run.predict(documents.texts))
+    generator = np.random.default_rng(1)
+    ways: dict[str, Callable[[], Scores]] = {
+        OCCLUSION: lambda: explained(documents, OCCLUSION),
+        READING: lambda: explained(documents, READING),
+        "attention": lambda: encoder_scores(documents, with_gradient=False),
+        "gradient": lambda: encoder_scores(documents, with_gradient=True),
+        "random": lambda: [generator.random(len(starts) - 1) for starts in documents.starts],
+    }
+    if not isinstance(run.model, ReadingEncoder):
+        del ways[READING]
+    for way, work in ways.items():
+        scores, seconds = timed(work)
+        yield {
+            "run": run.run_dir.name,
+            "documents": len(documents.texts),
+            "passages": round(float(np.mean([len(own) for own in scores])), 1),
+            "way": way,
+            **faithfulness(documents, scores),
+            "cost": round(seconds / plain, 2),
+        }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", nargs="+", type=Path, help="finished runs on named tasks")
+    parser.add_argument("--documents", type=int, default=200)
+    parser.add_argument("--output", type=Path, default=Path("explain.jsonl"))
+    given = parser.parse_args()
+    for run in given.runs:
+        for line in measure(load_run(run, "cpu"), given.documents):
+            print(json.dumps(line), flush=True)
+            with given.output.open("a") as file:
+                file.write(json.dumps(line) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+"""`prefixprop explain`: which passages of your documents speak for the label that a run gives them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from prefixprop.atomic_files import write_text
+from prefixprop.choices import DEFAULT_BATCH_TOKENS, EXPLANATION_WAYS, LONG_DOCUMENTS
+from prefixprop.cli.messages import clean_errors, printable
+from prefixprop.data.files import Columns
+from prefixprop.optional_packages import import_optional
+from prefixprop.predict.inputs import STANDARD_INPUT, InputDocument, read_inputs, read_standard_input, windows
+from prefixprop.runs.directory import RunDirectory
+
+if TYPE_CHECKING:
+    from prefixprop.predict.explain import Explanation
+
+STANDARD_OUTPUT = Path("-")
+_SHOWN_CHARACTERS = 400  # of a passage in the terminal
+
+
+def explain(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a finished run.")],
+    documents: Annotated[
+        str, typer.Argument(metavar="INPUT", help="Documents as for `prefixprop predict`; - for standard input.")
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write JSON lines, with all passages, here; - for standard output."),
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a page here: the documents with marked passages.")
+    ] = None,
+    top: Annotated[int, typer.Option(min=1, help="Passages of a document that the terminal shows.")] = 3,
+    way: Annotated[
+        str | None,
+        typer.Option(
+            metavar="|".join(EXPLANATION_WAYS),
+            help="Leave each passage out and answer again, or hide it from the virtual tokens of readers, which is "
+            "many times cheaper. If not set: reading for readers, occlusion for the rest.",
+        ),
+    ] = None,
+    text_column: Annotated[str, typer.Option(help="Column of a table with the documents.")] = "text",
+    id_column: Annotated[
+        str | None,
+        typer.Option(help="Column with their ids; id if there is one, otherwise documents are numbered from 1."),
+    ] = None,
+    long: Annotated[
+        str,
+        typer.Option(
+            metavar="|".join(LONG_DOCUMENTS),
+            help="A document over the limit is cut, or read in chunks whose probabilities are averaged.",
+        ),
+    ] = LONG_DOCUMENTS[0],
+    batch_tokens: Annotated[
+        int, typer.Option(min=1, help="Tokens in a batch; lower it if memory runs out.")
+    ] = DEFAULT_BATCH_TOKENS,
+) -> None:
+    """Show which passages of documents speak for the label that a run gives them, and which against it.
+
+    Without --output and --html the strongest passages are shown in the terminal.
+
+    Example: prefixprop explain runs/letters new-letters.jsonl --html reasons.html
+    """
+    with clean_errors(), ExitStack() as stack:
+        for name, value, choices in (("--long", long, LONG_DOCUMENTS), ("--way", way, EXPLANATION_WAYS)):
+            if value is not None and value not in choices:
+                raise ValueError(f"{name} {value!r} is unknown; choose one of {', '.join(choices)}.")
+        for name, file in {"--output": output, "--html": html}.items():
+            if file is not None and file.is_dir():
+                raise ValueError(f"{file}: this is a folder; give {name} the name of a file.")
+        if html is not None:
+            import_optional("jinja2", "HTML pages", extra="report")
+        RunDirectory(run).check_finished()
+        columns = Columns(text=text_column, id=id_column)
+        if documents == STANDARD_INPUT:
+            inputs = read_standard_input(sys.stdin.buffer, columns)
+        else:
+            inputs = read_inputs(documents, columns)
+        console = Console(stderr=True)
+        with console.status("loading the model"):
+            from prefixprop.predict.explain import explanations_page
+            from prefixprop.predict.loading import load_run
+
+            trained = load_run(run)
+            trained.check_reads_documents()
+        lines: Any = None
+        if output == STANDARD_OUTPUT:
+            lines = sys.stdout
+        elif output is not None:
+            output.parent.mkdir(parents=True, exist_ok=True)
+            lines = stack.enter_context(output.open("w", encoding="utf-8"))
+
+        def explained() -> Iterator[tuple[InputDocument, Explanation]]:
+            for window in windows(inputs, lambda document: document.text):
+                texts = [document.text for document in window]
+                found = trained.explain(texts, way=way, long=long, batch_tokens=batch_tokens)
+                for document, of_document in zip(window, found, strict=True):
+                    for explanation in of_document:
+                        yield document, explanation
+
+        page: list[tuple[str, Explanation]] = []
+        terminal = Console(highlight=False)
+        for document, explanation in explained():
+            if lines is not None:
+                lines.write(json.dumps(_record(document.id, explanation), ensure_ascii=False) + "\n")
+            if html is not None:
+                page.append((document.id, explanation))
+            if lines is None and html is None:
+                _show(terminal, document.id, explanation, top)
+        if html is not None:
+            write_text(html, explanations_page(f"Why these labels? {run.resolve().name}", page))
+
+
+def _record(name: str, explanation: Explanation) -> dict[str, Any]:
+    return {
+        "id": name,
+        "label": explanation.label,
+        "confidence": explanation.confidence,
+        "passages": [asdict(passage) for passage in explanation.passages],
+    }
+
+
+def _show(terminal: Console, name: str, explanation: Explanation, top: int) -> None:
+    """The passages with the largest scores, for or against the label, the largest first."""
+    label = Text(printable(explanation.label), "bold")
+    terminal.print(Text.assemble(f"{printable(name)}: ", label, f" {explanation.confidence:.3f}"))
+    for passage in sorted(explanation.passages, key=lambda passage: -abs(passage.score))[:top]:
+        text = " ".join(passage.text.split())
+        text = text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
+        style = "green" if passage.score > 0 else "red"
+        terminal.print(Text.assemble("  ", (f"{passage.score:+.2f}", style), f" {printable(text)}"))
