@@ -85,10 +85,7 @@ def read_keys(
     readers: int,
     dropout: float = 0.0,
 ) -> Tensor:
-    """The same for projected keys and values of the text, [batch, heads, tokens, size] each.
-
-    A batch that reads one text has its keys and values once, [1, heads, tokens, size].
-    """
+    """The same for projected keys and values of the text, [batch, or 1 if all read it, heads, tokens, size] each."""
     key, value = (each.detach().expand(len(query), -1, -1, -1) for each in (key, value))
     bias = pattern.prepared(_bias, query.dtype)
     if not dropout and query.device.type == "cpu":

@@ -124,12 +124,12 @@ def attend_to_text(
     if rope is not None:
         kv = Rope.in_order(rope, heads, kv, 0).rotate(kv, kv.new_empty(len(kv), 0, 2)).view_as(kv)
     batch, rows, _ = qkv.shape
-    kv = kv.expand(batch, -1, -1).contiguous()  # one text may be read by the whole batch
     on_device = pattern.prepared(DevicePattern.of, 0, heads)
     queries = readers if first_only else rows
     seeds = draw_dropout_seeds((batch * heads * queries, batch * kv.shape[1], batch * rows), on_device.facts, dropout)
     reading = Reading(heads, rows // readers, first_only, float(dropout), on_device.kind, on_device.facts, seeds)
-    found: Tensor = run(reading, qkv.contiguous(), kv.detach())
+    # One text may be read by the whole batch.
+    found: Tensor = run(reading, qkv.contiguous(), kv.detach().expand(batch, -1, -1).contiguous())
     return found
 
 
