@@ -198,11 +198,11 @@ def check_run() -> str | None:
 
 @contextmanager
 def unrecorded() -> Iterator[None]:
-    usual, gpu.MOST_TOKENS = gpu.MOST_TOKENS, 0
+    usual, gpu.MOST_RECORDINGS = gpu.MOST_RECORDINGS, 0
     try:
         yield
     finally:
-        gpu.MOST_TOKENS = usual
+        gpu.MOST_RECORDINGS = usual
 
 
 def check_recorded_run() -> str | None:

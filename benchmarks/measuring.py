@@ -33,7 +33,7 @@ ON_GPU = torch.cuda.is_available()
 DEVICE, DTYPE = ("cuda", torch.bfloat16) if ON_GPU else ("cpu", torch.float32)
 VOCABULARY, FIRST_WORD = 50_265, 5  # below the first word are special tokens
 WARM_UP = 2  # calls that are not counted: kernels are compiled, memory is taken from the device
-PROFILED_CALLS = 10
+PROFILED_CALLS = 5
 OURS, THEIRS = "prefixprop", "Hugging Face"
 # Hidden size, layers, heads and window. Tiny tries a script out, mini is the default encoder's size, base is
 # longformer-base's or ModernBERT-base's.

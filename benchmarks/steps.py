@@ -1,12 +1,13 @@
 """Training steps of every method in one run, synchronised as a training loop does, and what GPU and host take of it.
 
-    python benchmarks/steps.py --size base --json results/bench/steps.json
+    python benchmarks/steps.py --size base --hugging-face --json results/bench/all-steps.json
 
 "step" is a step as `train` runs it on a GPU: recorded once per shape, then replayed as a CUDA graph. "launched" is
 the same step launched kernel by kernel, "GPU" the time its kernels take, and "host" the time until all are launched.
 There are 8 documents of 4,096 tokens unless the row says otherwise. Longformer has a dropout of 0.1 (the attention of
 readers has none), ModernBERT none. Prefixes have 8 virtual tokens, LoRA has rank 8. The frozen encoder goes back to
-the embeddings. Steps of readers include heads, loss, clipping and AdamW. `--rows` chooses rows by part of a name.
+the embeddings. Steps of readers include heads, loss, clipping and AdamW. "Attention alone" is that of one layer, both
+ways. GiB are the most that a launched step allocates. `--rows` chooses rows by part of a name.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any, NamedTuple
 import methods
 import numpy as np
 import torch
+from torch import Tensor
 from transformers import AutoModelForSequenceClassification
 
 from prefixprop.attention import install
@@ -47,6 +49,7 @@ OF_LONGFORMER = (
 OF_MODERNBERT = ("propagation", "prefix-tuning", methods.LORA, methods.WHOLE_MODEL)
 BY_HUGGING_FACE = (methods.LORA, methods.WHOLE_MODEL, FROZEN)
 READERS, READER_LENGTH, CLASSES = (1, 64, 256), 8, 18
+GLOBAL = 9  # tokens in Longformer
 
 
 class Row(NamedTuple):
@@ -69,13 +72,16 @@ def rows(options: Any) -> Iterator[Row]:
             for what in ("step", "answers"):
                 name = f"{model}, {count} reader{'s' * (count > 1)}" + ", answers" * (what == "answers")
                 yield Row(name, partial(of_readers, model, count, what, options), records=False)
+    if ON_GPU:
+        yield Row("attention alone", partial(attention_alone, options))
+        yield Row("attention alone, FlexAttention", partial(flex_attention_alone, options))
 
 
 def of_method(model: str, method: str, options: Any, batch: int, length: int) -> dict[str, Run]:
     dropout = options.dropout if model == "longformer" else 0.0  # as their configurations have it
     config = measuring.encoder_config(model, options.size, length, dropout)
     base = measuring.frozen_encoder(config)
-    inputs = measuring.random_inputs(batch, length, 9 if model == "longformer" else 0)
+    inputs = measuring.random_inputs(batch, length, GLOBAL if model == "longformer" else 0)
     runs = {}
     for who in (measuring.THEIRS, measuring.OURS):
         if who == measuring.THEIRS and (method not in BY_HUGGING_FACE or not options.hugging_face):
@@ -111,7 +117,8 @@ def of_readers(model: str, count: int, what: str, options: Any) -> dict[str, Run
     if model == "longformer":
         config.attention_probs_dropout_prob = 0.0
     torch.manual_seed(0)
-    encoder = AutoModelForSequenceClassification.from_config(config).requires_grad_(False)
+    with torch.device(DEVICE):  # where random weights take less time
+        encoder = AutoModelForSequenceClassification.from_config(config).requires_grad_(False)
     if ON_GPU:
         hold_frozen_in_bfloat16(encoder)
     install(encoder.to(DEVICE), backend=options.backend)
@@ -129,10 +136,64 @@ def of_readers(model: str, count: int, what: str, options: Any) -> dict[str, Run
     return {measuring.OURS: partial(next, trainer.train(trainer.steps))}
 
 
+def projections(options: Any) -> tuple[int, int, Tensor]:
+    """Heads, reach of a window, and queries, keys and values of all rows, [batch * length, 3 width]."""
+    hidden, _, heads, window = measuring.SIZES["longformer"][options.size]
+    rows = options.batch * options.length
+    return heads, window // 2, torch.randn(rows, 3 * hidden, device=DEVICE, dtype=measuring.DTYPE).requires_grad_()
+
+
+def attention_alone(options: Any) -> dict[str, Run]:
+    """Ours, forward and backward: a window and 9 global tokens, which have the projections of all rows."""
+    from prefixprop.attention import AttentionPattern
+    from prefixprop.attention.triton.block import Attention
+    from prefixprop.attention.triton.launch_attention import Setting
+    from prefixprop.attention.triton.triton_kernel import run
+
+    heads, reach, qkv = projections(options)
+    is_masked = torch.zeros(options.batch, options.length, dtype=torch.bool, device=DEVICE)
+    is_global = (torch.arange(options.length, device=DEVICE) < GLOBAL).expand_as(is_masked)
+    size = qkv.shape[1] // (3 * heads)
+    attention = Attention(Setting.of(AttentionPattern(is_masked, is_global), heads, size, reach, 0, 0.0))
+    upstream = torch.randn(options.batch, options.length, heads * size, device=DEVICE, dtype=qkv.dtype)
+
+    def both_ways() -> None:
+        output = run(attention, qkv, None, None, None)
+        torch.autograd.grad(output, qkv, upstream)
+
+    return {measuring.OURS: both_ways}
+
+
+def flex_attention_alone(options: Any) -> dict[str, Run]:
+    """The same with PyTorch's FlexAttention and a mask of window and global tokens, compiled."""
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    heads, reach, qkv = projections(options)
+
+    def visible(_: Tensor, __: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return ((query - key).abs() <= reach) | (query < GLOBAL) | (key < GLOBAL)
+
+    mask = create_block_mask(visible, None, None, options.length, options.length, device=DEVICE)
+    compiled = torch.compile(flex_attention, dynamic=False)
+    by_head = qkv.detach().view(options.batch, options.length, 3, heads, -1).permute(2, 0, 3, 1, 4)
+    query, key, value = (part.contiguous().requires_grad_() for part in by_head)
+    upstream = torch.randn_like(query)
+
+    def both_ways() -> None:
+        output = compiled(query, key, value, block_mask=mask)
+        torch.autograd.grad(output, (query, key, value), upstream)
+
+    return {measuring.OURS: both_ways}
+
+
 def measure(row: Row, options: Any) -> dict[str, Any]:
     runs = row.build()
     launched = runs[measuring.OURS]
     found: dict[str, Any] = {"row": row.name}
+    if ON_GPU:
+        torch.cuda.reset_peak_memory_stats()
+        launched()
+        found["gib"] = torch.cuda.max_memory_allocated() / 2**30
     if ON_GPU and row.records:
         profile = measuring.profile_of(launched)
         runs = {**runs, "launched": launched, measuring.OURS: measuring.cuda_graph(launched)}
@@ -144,9 +205,9 @@ def measure(row: Row, options: Any) -> dict[str, Any]:
     found |= {"step": timings[measuring.OURS], "launched": timings.get("launched")}
     found["hugging_face"] = timings.get(measuring.THEIRS)
     if ON_GPU:
-        found |= {"gpu_ms": sum(profile["by_kind"].values()), "host_ms": profile["host"], "profile": profile}
-        torch.cuda.empty_cache()
-        found["gib"] = torch.cuda.memory_reserved() / 2**30
+        found |= {"gpu_ms": sum(profile["by_kind"].values()), "host_ms": profile["host"]}
+        if options.kernels:
+            found["longest_kernels_ms"] = {name: round(ms, 3) for name, ms in profile["longest"].items()}
     return found
 
 
@@ -180,7 +241,7 @@ def main() -> None:
             results.append(measure(row, options))
             print(shown(results[-1]), flush=True)
             if options.kernels and ON_GPU:
-                print({name: round(ms, 2) for name, ms in results[-1]["profile"]["longest"].items()}, flush=True)
+                print(results[-1]["longest_kernels_ms"], flush=True)
             gc.collect()
             if ON_GPU:
                 torch.cuda.empty_cache()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from prefixprop.attention.triton.dropout import levels
+from prefixprop.attention.triton.tiles import levels
 
 
 def mask_of(seeds: Sequence[Tensor], piece: int, width: int, dropout: float) -> Tensor:

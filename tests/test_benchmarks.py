@@ -228,6 +228,22 @@ def test_whatever_is_trained(family: str, file: str) -> None:
         assert shown == [forwards, steps, memory], method
 
 
+def test_every_step() -> None:
+    def shown(timing: dict[str, Any] | float | None) -> str:
+        if timing is None:
+            return ""
+        value = timing if isinstance(timing, float) else 1000 * timing["median_s"]
+        return f"{value:.0f} ms" if value >= 100 else f"{value:.1f} ms"
+
+    rows = documented(PERFORMANCE, "step of")
+    results = recorded("all-steps.json")["results"]
+    for row, result in zip(rows, results, strict=True):
+        of_gpu = 1000 * result["step"]["median_s"] / result["gpu_ms"]
+        timings = [result["hugging_face"], result["step"], result["gpu_ms"], result["launched"]]
+        assert list(row.values()) == [result["row"], *map(shown, timings), f"{result['gib']:.1f}"]
+        assert of_gpu <= 1.1, row
+
+
 def test_where_the_time_goes() -> None:
     files = {
         "Longformer, inference": "runtime.json",

@@ -26,7 +26,7 @@ from prefixprop.runs.directory import RunDirectory
 from prefixprop.settings.run_settings import SETTINGS
 from prefixprop.train import RunSettings, train
 
-from tiny_runs import LABEL_NAMES, make_run, texts
+from tiny_runs import LABEL_NAMES, finish_again, make_run, texts
 from tiny_training import comparable, save_tiny_model, write_documents
 
 TINY = "tiny"  # a folder in the working directory
@@ -248,6 +248,9 @@ def test_any_run_is_opened(tmp_path: Path) -> None:
         expected = [one.label for one in load_run(run).predict(texts(5))]
         assert opened.predict(texts(5)).tolist() == expected
         assert opened.expected_accuracy_ == RunDirectory(run).read_metrics()["dev"]["accuracy"]
+    finish_again(run, thresholds=[0.5] * 3)
+    with pytest.raises(ValueError, match=r"its documents can have several labels; open it with prefixprop\.load_run"):
+        DocumentClassifier.load(run)
 
 
 def test_chunks_are_averaged_alike_everywhere(tmp_path: Path) -> None:

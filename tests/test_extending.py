@@ -288,7 +288,7 @@ def test_a_task(package: Callable[[str], None], tmp_path: Path) -> None:
     flags = ["--task", "letters", "--data-dir", tmp_path, "--model", model, *BATCHES]
     assert "--task: 'letters' is unknown" in call("train", *flags, package=None, status=1).stderr
     printed = call("train", "--help").stdout
-    assert "wikihop, letters." in printed and "2 for letters" in printed and "3 for letters" in printed
+    assert "hybridqa, letters." in printed and "2 for letters" in printed and "3 for letters" in printed
     listed = next(line for line in call("tasks").stdout.splitlines() if " letters " in line)
     assert "Letters to the editor" in listed and "micro_f1" in listed
 

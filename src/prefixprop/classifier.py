@@ -217,6 +217,10 @@ class DocumentClassifier(ClassifierMixin, BaseEstimator):
 
         self.run_: TrainedModel = load_run(directory.path)
         self.run_.check_reads_documents()
+        if self.run_.thresholds is not None:
+            raise ValueError(
+                f"{directory.path}: its documents can have several labels; open it with prefixprop.load_run."
+            )
         stored = directory.classes
         self.classes_ = np.array(json.loads(stored.read_bytes()) if stored.is_file() else self.run_.label_names)
         self.metrics_, self.trust_ = directory.read_metrics(), self.run_.trust

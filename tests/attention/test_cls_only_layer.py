@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
-import importlib
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from transformers import LongformerForSequenceClassification
 
 from prefixprop import attention
+from prefixprop.attention import longformer as forwards
 
 from one_layer import assert_same_gradients, outcome
 from tiny import adapt, batch, for_all_rows, tiny_model
 
 LORA = {"target_modules": ["query", "value", "value_global"], "lora_dropout": 0.0, "init_lora_weights": False}
-INSTALL = importlib.import_module("prefixprop.attention.install")  # not the function of this name
 METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "fine-tuning": ("none", {}),
     "lora": ("lora", LORA),
@@ -37,13 +37,13 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
 def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The rows that were asked for of the last layer, one for each pass that did."""
     rows: list[int] = []
-    whole = INSTALL.cls_only_layer
+    whole = forwards.cls_only_layer
 
     def counted(layer: Any, states: Tensor, pattern: Any, *others: Any) -> Tensor:
         rows.append(pattern.cls_row)
         return whole(layer, states, pattern, *others)
 
-    monkeypatch.setattr(INSTALL, "cls_only_layer", counted)
+    monkeypatch.setattr(forwards, "cls_only_layer", counted)
     return rows
 
 
@@ -218,3 +218,32 @@ def test_a_hook_on_the_copy_that_peft_trains() -> None:
     copy_of_head.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
     model(**batch(model, [31, 31]))
     assert (seen[0].abs().sum(dim=-1) > 0).all()
+
+
+def test_after_a_head_that_failed_all_rows_are_computed(read: list[int]) -> None:
+    model = tiny_model("longformer")
+    attention.install(model)
+    inputs = batch(model, [31, 20])
+    with pytest.raises(ValueError, match="batch_size"):
+        model(**inputs, labels=torch.zeros(3, dtype=torch.long))
+    with pytest.raises(RuntimeError):
+        model(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"][:, :5])
+    count = len(read)
+    states = model.longformer(**for_all_rows(inputs)).last_hidden_state
+    assert states[0].abs().sum(dim=-1).min() > 0 and len(read) == count
+
+
+def test_in_several_threads() -> None:
+    """Each pass has a pattern of its own."""
+    model = tiny_model("longformer")
+    attention.install(model, "sdpa")
+    inputs = [batch(model, [29, length]) for length in range(3, 27)]
+
+    def logits(given: dict[str, Tensor]) -> Tensor:
+        with torch.no_grad():
+            return model(**given).logits + model.longformer(**for_all_rows(given)).last_hidden_state.sum()
+
+    expected = [logits(given) for given in inputs]
+    with ThreadPoolExecutor(4) as threads:
+        for found, one in zip(threads.map(logits, inputs * 2), expected * 2, strict=True):
+            assert torch.equal(found, one)

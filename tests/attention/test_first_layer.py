@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 import pytest
 import torch
 
 from prefixprop import attention
-from prefixprop.attention.hooks import grad_rows
+from prefixprop.attention import longformer as forwards
+from prefixprop.attention.longformer import LongformerPatch, grad_rows
 
 from one_layer import assert_same_gradients, trained_gradients
 from tiny import adapt, batch, both_methods, tiny_model
 
 pytest.importorskip("triton")
-
-INSTALL = importlib.import_module("prefixprop.attention.install")  # not the function of this name
 
 NARROW = {"num_attention_heads": 1, "hidden_size": 16}  # Triton's interpreter is slow
 
@@ -52,7 +50,7 @@ def test_same_gradients(
     inputs["global_attention_mask"] = is_global * inputs["attention_mask"]
     found = trained_gradients(model, inputs)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(INSTALL, "grad_rows", lambda *_: None)
+        patch.setattr(forwards, "grad_rows", lambda *_: None)
         expected = trained_gradients(model, inputs)
     assert_same_gradients(found, expected, 1e-6)
 
@@ -106,7 +104,7 @@ def test_who_learns(method: str | None, rows: int) -> None:
     longformer, source = tiny_model().longformer, None
     if method is not None:
         longformer = adapt(tiny_model(), method, length=5).get_base_model().longformer
-        source = INSTALL.LongformerPatch.of(longformer).source
+        source = LongformerPatch.of(longformer).source
     still, learns = torch.zeros(1, 2, 3), torch.zeros(1, 2, 3, requires_grad=True)
     assert grad_rows(longformer, source, still) == rows
     assert grad_rows(longformer, source, learns) is None

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from prefixprop import attention
+from prefixprop.attention.modernbert import ModernBertPatch
 
 from one_layer import assert_same_gradients, assert_same_states, states_and_gradients, trained_gradients
 from tiny import adapt, assert_same_bits, batch, both_methods, tiny_model
@@ -137,7 +138,8 @@ def test_dropout_acts_on_the_probabilities() -> None:
         attention_dropout=0.2, num_hidden_layers=2, layer_types=["full_attention", "sliding_attention"]
     )
     attention.install(model)
-    for layer in model.layers:
+    patch = ModernBertPatch.of(model)
+    for index, layer in enumerate(model.layers):
         seen = []
         # What attention gives before its own dropout.
         hook = layer.attn.Wo.register_forward_pre_hook(lambda _, args, seen=seen: seen.append(args[0]))
@@ -149,8 +151,10 @@ def test_dropout_acts_on_the_probabilities() -> None:
             for count in (1, 600):
                 masked = torch.zeros(count, 40, dtype=torch.bool)
                 pattern = attention.AttentionPattern.with_rows_in_front(masked, 3)
+                pattern.backend = patch.start(states)
                 layer.attn.train(count > 1)
-                layer.attn(states.expand(count, -1, -1), attention_mask=pattern, **inputs)
+                with patch.computing(index, states, pattern):
+                    layer.attn(states.expand(count, -1, -1), **inputs)
         hook.remove()
         (expected,), drawn = seen
         assert (drawn.std(dim=0) > 0).all()

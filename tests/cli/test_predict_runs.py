@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -130,7 +131,8 @@ def test_names_and_what_is_refused(runs: list[Path], tmp_path: Path) -> None:
     assert "this run is given twice" in predict(runs[0], runs[1], runs[0], path, status=1)[1]
     same = shutil.copytree(runs[1], tmp_path / "first")
     line = json.loads(predict(runs[0], same, path)[0].splitlines()[0])
-    assert list(line["predictions"]) == [runs[0].as_posix(), same.as_posix()]
+    common = os.path.commonpath([runs[0].parent, tmp_path])
+    assert list(line["predictions"]) == [each.relative_to(common).as_posix() for each in (runs[0], same)]
     questions = {split: invented(3, seed) for seed, split in enumerate(("train", "dev", "test"))}
     wikihop = make_wikihop_run(tmp_path / "wikihop", questions)
     assert "trained on questions" in predict(runs[0], wikihop, path, status=1)[1]

@@ -54,10 +54,11 @@ def played(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
         shapes.append(tuple(inputs.get("input_ids", inputs.get("states")).shape))
         held = {name: tensor.clone() for name, tensor in inputs.items()}
         with torch.random.fork_rng():
-            before = _gradients(self)
+            gradients = _gradients(self)
+            before = [gradient.clone() for gradient in gradients]
             outputs = self.run(dict(held))
-            for parameter, gradient in before:
-                parameter.grad.copy_(gradient)
+            for gradient, kept in zip(gradients, before, strict=True):
+                gradient.copy_(kept)
         return gpu._Recording(Again(self.run, held, outputs), held, outputs)
 
     monkeypatch.setattr(CudaGraph, "_record", record)
@@ -66,11 +67,13 @@ def played(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     return shapes
 
 
-def _gradients(replayed: CudaGraph) -> list[tuple[Any, Tensor]]:
+def _gradients(replayed: CudaGraph) -> list[Tensor]:
+    """Those that a recorded function changes: of a Trainer's model, or of a bank of readers."""
     owner = getattr(getattr(replayed.run, "func", replayed.run), "__self__", None)
-    model = getattr(owner, "bank", getattr(owner, "model", None))
-    parameters = () if model is None else model.parameters()
-    return [(each, each.grad.clone()) for each in parameters if each.grad is not None]
+    if hasattr(owner, "optimizer") and hasattr(owner, "bank"):
+        return list(owner.optimizer.gradients)
+    parameters = owner.model.parameters() if hasattr(owner, "model") else ()
+    return [each.grad for each in parameters if each.grad is not None]
 
 
 def tokens(*shape: int) -> dict[str, Tensor]:

@@ -14,7 +14,6 @@ from prefixprop.evaluate import accuracy_interval
 from prefixprop.report import make_report
 from prefixprop.report.one_run import JudgedRun, label_table
 from prefixprop.report.report import Section
-from prefixprop.report.results import TFIDF
 from prefixprop.report.table import Table
 from prefixprop.runs.find import read_run
 from prefixprop.train import train
@@ -22,6 +21,8 @@ from prefixprop.train import train
 from tiny_questions import invented
 from tiny_runs import finish_again, make_results, make_run, make_wikihop_run
 from tiny_training import Notes, tiny_settings
+
+TFIDF = "TF-IDF baseline"
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +66,7 @@ def test_the_verdict_has_the_baseline_on_the_same_documents(tmp_path: Path) -> N
     low, high = accuracy_interval(right, 200)
     assert list(section.findings) == [
         f"Prefix-propagation got {right} of 200 test documents right: {percent(test['accuracy'])} % (95 % interval "
-        f"{percent(low)} to {percent(high)}); the {TFIDF} got 62.5 % of the same documents."
+        f"{percent(low)} to {percent(high)}); the {TFIDF} got 62.5 % on the same documents."
     ]
     table = named(section, "-results")
     assert list(table.cells["Method"]) == ["prefix-propagation", TFIDF]
@@ -76,10 +77,11 @@ def test_the_verdict_has_the_baseline_on_the_same_documents(tmp_path: Path) -> N
         "Tokens cut": section.facts["Tokens cut"], "Trained": "45 parameters, 0.45 % of the encoder",
         "Time": "30 s on cpu", "Seed": "1",
     }  # fmt: skip
-    cut = np.mean([length >= 64 for length in read_run(run).lengths])
-    assert section.facts["Tokens cut"] == f"after 64, in {cut:.0%} of training documents"
+    lengths = read_run(run).lengths
+    cut = 1 - sum(min(length, 64) for length in lengths) / sum(lengths)
+    assert section.facts["Tokens cut"] == f"{cut:.0%}, those after the first 64 of a document"
     metrics = named(section, "-metrics").cells.set_index("Metric")
-    assert metrics.loc["accuracy", f"test, {TFIDF}"] == "0.625"
+    assert metrics.loc["accuracy", "test, baseline"] == "0.625"
     assert metrics.loc["nll", "dev"] == f"{metrics_of(run)['dev']['nll']:.4g}"
 
 
@@ -117,7 +119,9 @@ def test_a_mix_shows_its_parts(tmp_path: Path) -> None:
     run = make_results(tmp_path / "run", method="readers")
     parts = {split: metrics_of(run)[split] for split in ("dev", "test")}
     mix = {"weights": {"readers": 0.4, "words": 0.6}, "chosen": {"readers": 0.001, "words": 1.0}}
-    finish_again(run, mix=mix, readers=parts, baseline=parts, judged_on="5 folds", temperature=1.0)
+    finish_again(
+        run, mix=mix, readers=parts, baseline={"model": "TF-IDF"} | parts, judged_on="5 folds", temperature=1.0
+    )
     table = named(section_of(run), "-results")
     assert list(table.cells["Method"]) == ["mix of readers and TF-IDF", "readers alone", TFIDF]
     assert "Weights of the mix: readers 0.400, words 0.600." in table.notes
@@ -127,7 +131,7 @@ def test_how_every_label_fares(run: Path) -> None:
     found = read_run(run).predictions("test")
     labels, guesses = found.known_labels, found.logits.argmax(axis=1)
     cells = named(section_of(run), "-labels").cells
-    assert cells.equals(label_table(found, "", "").cells)
+    assert cells.equals(label_table(JudgedRun(read_run(run), "test", "documents").answered, "", "").cells)
     assert list(cells["Label"]) == list(found.label_names or ())
     assert list(cells["Documents"]) == [str((labels == label).sum()) for label in range(3)]
     assert list(cells["Predicted"]) == [str((guesses == label).sum()) for label in range(3)]
@@ -184,9 +188,43 @@ def test_texts_that_are_changed_or_not_at_hand_are_not_shown(
         assert table.notes[-1].startswith("Their texts are not shown: the documents are not at hand")
 
 
+@pytest.mark.parametrize("method", ["tfidf", "readers", "head-only"])
+def test_several_labels_have_average_precision_and_no_confusion(tmp_path: Path, method: str) -> None:
+    settings = tiny_settings(tmp_path, method=method, epochs=None if method == "tfidf" else 1)
+    for file in (*settings.train_files, *settings.dev_files, *settings.test_files):
+        rows = [json.loads(line) for line in Path(file).read_text().splitlines()]
+        lists = [row | {"label": [row["label"], "new"][: 1 + at % 2]} for at, row in enumerate(rows)]
+        Path(file).write_text("".join(json.dumps(row) + "\n" for row in lists))
+    run = train(settings, tmp_path / "run", progress=Notes()).run_dir
+    metrics, report = metrics_of(run), make_report([run])
+    (section,) = report.sections
+    told, *_ = section.findings
+    score = percent(metrics["test_calibrated"]["average_precision"])
+    assert f" reached {score} % average precision on 8 test documents" in told
+    assert (f"the {TFIDF} got {percent(metrics['baseline']['test']['average_precision'])} %" in told) == (
+        method != "tfidf"
+    )
+    assert next(iter(named(section, "-results").cells["AP macro, % ↑"])) == score
+    labels = named(section, "-labels").cells
+    assert list(labels["Label"]) == ["art", "law", "new"] and "AP, %" in labels
+    assert not any(name in {figure.kind.name for figure in section.figures} for name in ("confusion", "coverage"))
+    assert "average precision" in report.page()
+
+
+def test_which_answers_to_accept_is_told(tmp_path: Path) -> None:
+    run = make_results(tmp_path / "run", documents=200)
+    trust = {"target": 0.9, "threshold": 0.8, "kind": "estimate", "documents": 200, "accepted": 100, "accuracy": 0.95}
+    finish_again(run, trust=trust | {"test": {"documents": 200}})
+    _, told = section_of(run).findings
+    assert told.startswith("Accept answers with a confidence of 0.800 or more, 50% of documents")
+
+
 def test_questions_have_mistakes_but_no_labels(tmp_path: Path) -> None:
     questions = {split: invented(20, seed) for seed, split in enumerate(("train", "dev", "test"))}
-    section = section_of(make_wikihop_run(tmp_path, questions))
+    run = make_wikihop_run(tmp_path, questions)
+    finish_again(run, baseline={"model": "BM25 of the question", "test": metrics_of(run)["test"]})
+    section = section_of(run)
+    assert "; the BM25 baseline got " in next(iter(section.findings))
     assert not any(table.name.endswith("-labels") for table in section.tables)
     table = named(section, "-mistakes")
     by_id = {question.id: question for question in questions["test"]}

@@ -29,11 +29,10 @@ def test_it_is_adamw_for_each_reader(decay: float, max_norm: float, fused: bool)
     for step in range(6):
         # Of all sizes: some are clipped and others are not.
         gradients = [torch.randn_like(tensor) * 10.0 ** (step % 3 - 1) for tensor in start]
-        for parameter, gradient in zip(own, gradients, strict=True):
-            parameter.grad = gradient.clone()
+        for held, gradient in zip(together.gradients, gradients, strict=True):
+            held.copy_(gradient)
         share = share_of_peak(step, 2, 6)
         together.step(share)
-        assert not any(parameter.grad.any() for parameter in own)
         for index, (parameters, optimizer) in enumerate(zip(alone, optimizers, strict=True)):
             for parameter, gradient in zip(parameters, gradients, strict=True):
                 parameter.grad = gradient[index].clone()

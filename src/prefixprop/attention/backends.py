@@ -5,13 +5,12 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from prefixprop.attention import rope, sliding_window
 from prefixprop.choices import BACKENDS
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
@@ -48,17 +47,16 @@ def is_modern_gpu(device: torch.device | None = None) -> bool:
 class Backend(NamedTuple):
     """The functions of one backend. Those that compute several steps at once are None where a backend has none."""
 
-    self_attention: Callable[..., tuple[Tensor, ...]]  # Longformer's
-    rotary_attention: Callable[..., Tensor]  # ModernBERT's
-    whole_layer: Callable[..., Tensor | None] | None = None
-    residual_output: Callable[..., Tensor] | None = None
-    rotary_layer: Callable[..., Tensor | None] | None = None
-    geglu: Callable[..., Tensor] = rope.geglu
-    attend_to_text: Callable[..., Tensor] | None = None  # of readers
-    leave: Callable[..., Tensor | None] | None = (
-        None  # what follows attention in a frozen layer, BERT's or Longformer's
-    )
-    rotary_leave: Callable[..., Tensor | None] | None = None  # the same in ModernBERT
+    longformer_attention: Callable[..., tuple[Tensor, ...]]
+    modernbert_attention: Callable[..., Tensor]
+    geglu: Callable[..., Tensor]  # the second half of a ModernBERT layer
+    longformer_layer: Callable[..., Tensor | None] | None = None
+    modernbert_layer: Callable[..., Tensor | None] | None = None
+    residual_output: Callable[..., Tensor] | None = None  # what follows attention and feed-forward in Longformer
+    # For readers: their attention, and what follows it in a frozen layer (Longformer's is BERT's).
+    attend_to_text: Callable[..., Tensor] | None = None
+    longformer_leave: Callable[..., Tensor | None] | None = None
+    modernbert_leave: Callable[..., Tensor | None] | None = None
 
 
 def choose(name: str | None, device: torch.device) -> Backend:
@@ -68,25 +66,34 @@ def choose(name: str | None, device: torch.device) -> Backend:
             f"The attention backend 'triton' needs {reason}, and the model is on {device}; move the model, or call "
             "prefixprop.attention.install(model, backend='auto')."
         )
-    if name == "sdpa" or (name != "triton" and (device.type != "cuda" or why_not("triton", device) is not None)):
-        return Backend(sliding_window.longformer_self_attention, rope.rotary_attention)
-    from prefixprop.attention.triton import (
-        frozen_ffn,
-        frozen_modernbert,
-        geglu,
-        reading,
-        rotary_attention,
-    )  # need Triton
-    from prefixprop.attention.triton import self_attention as gpu
+    is_plain = name == "sdpa" or (
+        name != "triton" and (device.type != "cuda" or why_not("triton", device) is not None)
+    )
+    return _plain() if is_plain else _triton()
+
+
+# Imported when they are asked for: they use the names above, and the second one needs Triton.
+
+
+@cache
+def _plain() -> Backend:
+    from prefixprop.attention import rope, sliding_window
+
+    return Backend(sliding_window.longformer_self_attention, rope.rotary_attention, rope.geglu)
+
+
+@cache
+def _triton() -> Backend:
+    from prefixprop.attention.triton import block, geglu, longformer, modernbert, reading, rotary_attention
 
     return Backend(
-        gpu.longformer_self_attention,
+        longformer.longformer_self_attention,
         rotary_attention.rotary_attention,
-        gpu.whole_layer,
-        gpu.residual_output,
-        frozen_modernbert.rotary_layer,
         geglu.geglu,
+        longformer.longformer_layer,
+        modernbert.modernbert_layer,
+        longformer.residual_output,
         reading.attend_to_text,
-        frozen_ffn.leave,
-        frozen_modernbert.leave_layer,
+        partial(block.leave_layer, longformer.leave_of),
+        partial(block.leave_layer, modernbert.leave_of),
     )

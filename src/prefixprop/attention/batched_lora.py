@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-ATTRIBUTE = "batched_lora"  # of a linear layer, for a pass: a function that makes its BatchedLora
 STEP = 8  # ranks are padded to a multiple of this, as tensor cores need
 
 
@@ -56,6 +56,27 @@ class BatchedLora(NamedTuple):
         down, up = gather([self])
         flat = rows.to(down.dtype).reshape(len(rows), -1, rows.shape[-1])
         return output + (flat @ down[:, 0].mT @ up[0].mT * self.scale).view_as(output).to(output.dtype)
+
+
+@dataclass(frozen=True)
+class BatchedLoraForward:
+    """Replaces the forward of a peft layer for a pass in which documents have adapters of their own."""
+
+    adapters: Sequence[str]
+    owner: Tensor
+
+    @classmethod
+    def of(cls, layer: Any) -> BatchedLoraForward | None:
+        """The one that replaces the forward of this layer, if it does."""
+        replacement = getattr(vars(layer).get("forward"), "func", None)
+        return replacement if isinstance(replacement, cls) else None
+
+    def lora_of(self, layer: Any) -> BatchedLora:
+        # Made when the pass reaches the layer, while the GPU is busy.
+        return BatchedLora.of(layer, self.adapters, self.owner)
+
+    def __call__(self, original: Any, layer: Any, rows: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return self.lora_of(layer).add_to(layer.base_layer(rows, *args, **kwargs), rows)
 
 
 def gather(layers: Sequence[BatchedLora]) -> tuple[Tensor, Tensor]:

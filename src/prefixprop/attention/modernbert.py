@@ -1,4 +1,4 @@
-"""The fast attention in Hugging Face's ModernBERT, in layers with a window and in layers with full attention.
+"""The forwards that Hugging Face's ModernBERT gets, in layers with a window and in layers with full attention.
 
 Hugging Face's own attention runs where attention weights are asked for, or where a mask is more than padding.
 """
@@ -12,10 +12,8 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
-from prefixprop.attention.backends import Backend, choose
 from prefixprop.attention.patch import EncoderPatch, Undo, replace_forward, without_compiler
 from prefixprop.attention.pattern import AttentionPattern
-from prefixprop.attention.prefix import prefixed_keys
 
 ARGUMENTS = ("input_ids", "attention_mask", "position_ids", "inputs_embeds")  # of the model, in their order
 KINDS = ("full_attention", "sliding_attention")  # of layers
@@ -32,12 +30,6 @@ class ModernBertPatch(EncoderPatch):
                 replace_forward(layer.attn, partial(_attention_forward, self, index)),
             ]
         return undo
-
-    def backend_for(self, pattern: AttentionPattern, states: Tensor) -> Backend:
-        """The backend that computes this pass."""
-        if pattern.backend is None:
-            pattern.backend = choose(self.backend, states.device)
-        return pattern.backend
 
 
 def is_fast_with(given: dict[str, Any], config: Any) -> bool:
@@ -60,10 +52,11 @@ def _model_forward(
     mask, source = given.get("attention_mask"), patch.active_source()
     is_masked = tokens.new_zeros(tokens.shape[:2], dtype=bool) if mask is None else ~mask.to(tokens.device).bool()
     front = 0 if source is None else source.virtual_tokens()  # the embeddings are about to get these
-    outside = front if source is not None and source.prefix_part(0) is not None else 0
+    outside = 0 if source is None else source.rows_outside_softmax()
     pattern = AttentionPattern.with_rows_in_front(F.pad(is_masked, (front, 0)), front, outside, mask is None)
-    given["attention_mask"] = dict.fromkeys(KINDS, pattern)
-    return original(**given)
+    pattern.backend = patch.start(tokens)
+    # The model hands what it does not know on to its layers.
+    return original(**given | {"attention_mask": dict.fromkeys(KINDS), "pattern": pattern})
 
 
 def _layer_forward(
@@ -74,20 +67,22 @@ def _layer_forward(
     hidden_states: Tensor,
     attention_mask: Any = None,
     position_embeddings: Any = None,
+    pattern: AttentionPattern | None = None,
     **others: Any,
 ) -> Tensor:
     """`ModernBertEncoderLayer.forward`, as one operation where the backend has one."""
     others |= {"attention_mask": attention_mask, "position_embeddings": position_embeddings}
-    if not isinstance(attention_mask, AttentionPattern):
+    if pattern is None:
         return original(hidden_states, **others)
-    backend = patch.backend_for(attention_mask, hidden_states)
-    if backend.rotary_layer is not None:
-        attend = partial(_attend, patch, index, layer.attn, attention_mask, position_embeddings)
-        output = backend.rotary_layer(layer, hidden_states, attend)
-        if output is not None:
-            return output
-    attended, _ = layer.attn(layer.attn_norm(hidden_states), **others)
-    return backend.geglu(layer, hidden_states, attended)
+    with patch.computing(index, hidden_states, pattern) as (_, prefix):
+        as_one = pattern.backend.modernbert_layer
+        if as_one is not None:
+            window = window_of(layer.attn.config, index)
+            output = as_one(layer, patch.plans, hidden_states, pattern, position_embeddings, window, prefix)
+            if output is not None:
+                return output
+        attended, _ = layer.attn(layer.attn_norm(hidden_states), **others)
+        return pattern.backend.geglu(layer, hidden_states, attended)
 
 
 def _attention_forward(
@@ -100,29 +95,24 @@ def _attention_forward(
     attention_mask: Any = None,
     **others: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """`ModernBertAttention.forward`: the fast one where the model was given a pattern."""
-    if not isinstance(attention_mask, AttentionPattern):
+    """`ModernBertAttention.forward`: the fast one in a layer that has a pattern."""
+    if patch.layer is None:
         return original(
             hidden_states, position_embeddings=position_embeddings, attention_mask=attention_mask, **others
         )
-    rows = _attend(patch, index, module, attention_mask, position_embeddings, module.Wqkv(hidden_states))
+    pattern, prefix = patch.layer
+    rows = pattern.backend.modernbert_attention(
+        module.Wqkv(hidden_states),
+        position_embeddings,
+        module.config.num_attention_heads,
+        window_of(module.config, index),
+        pattern,
+        *prefix,
+        module.attention_dropout if module.training else 0.0,
+    )
     return module.out_drop(module.Wo(rows)), None
 
 
-def _attend(
-    patch: ModernBertPatch, index: int, module: Any, pattern: AttentionPattern, rope: Any, projected: Tensor
-) -> Tensor:
-    """The rows of a layer's attention, from queries, keys and values."""
-    source = patch.active_source()
-    kind = module.config.layer_types[index]
-    return patch.backend_for(pattern, projected).rotary_attention(
-        projected,
-        rope,
-        module.config.num_attention_heads,
-        module.config.sliding_window if kind == "sliding_attention" else None,
-        pattern,
-        prefixed_keys(source, index, projected),
-        None if source is None else source.prefix_part(index),
-        None if source is None else source.fused_part(index),
-        module.attention_dropout if module.training else 0.0,
-    )
+def window_of(config: Any, index: int) -> int | None:
+    """How many neighbours on either side the rows of a layer see; None for all."""
+    return config.sliding_window if config.layer_types[index] == "sliding_attention" else None

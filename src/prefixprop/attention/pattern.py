@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 Prepared = TypeVar("Prepared")
+ALL_ROWS = -1  # need a gradient
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ class FusedPart(NamedTuple):
     Kernels by name, with s = `scale` and size d of a head: exp, e^(s⟨q, k⟩); rbf, e^(-s‖q - k‖² / 2); poly,
     (s⟨q, k⟩ + `offset`)^`degree`; linear, φ(sq) · φ(sk) with φ(x) = elu(x) + 1.
     α is the number `alpha`; or `trained` [heads]; or with `trained` [heads, d], alpha · 2σ(⟨trained, q⟩ / √d).
+    `trained` is contiguous.
     """
 
     kernel: str
@@ -37,16 +38,27 @@ class PrefixedKeys(NamedTuple):
     values: Tensor
 
 
+class LayerPrefix(NamedTuple):
+    """What a prefix method gives one layer."""
+
+    key_values: PrefixedKeys | None  # in front of the layer's own (Eq. 2)
+    part: PrefixPart | None  # the attention to the prefix outside the softmax (Eq. 3)
+    fused: FusedPart | None  # the same for backends that compute it themselves; None with a custom kernel
+
+
+NO_PREFIX = LayerPrefix(None, None, None)
+
+
 class PrefixSource(Protocol):
     """What attention asks of a prefix method while it runs."""
 
     def is_active(self) -> bool: ...
 
-    def key_values(self, layer: int, batch: int) -> tuple[Tensor, Tensor] | None:
-        """Keys and values in front of a layer's own, [batch or 1, heads, j, head size] each, if any (Eq. 2)."""
-
     def virtual_tokens(self) -> int:
         """How many virtual tokens stand in front of the sequence (Eq. 1)."""
+
+    def rows_outside_softmax(self) -> int:
+        """How many of these are in no softmax (Eq. 3)."""
 
     def kept(self) -> tuple[int, bool]:
         """How many these are, and whether the first one is kept, to be pooled."""
@@ -54,16 +66,8 @@ class PrefixSource(Protocol):
     def pooled_row(self) -> int:
         """Which row a head that pools the first row reads, virtual tokens counted."""
 
-    def prefix_part(self, layer: int) -> PrefixPart | None:
-        """The attention to the prefix outside the softmax (Eq. 3), if there is any."""
-
-    def fused_part(self, layer: int) -> FusedPart | None:
-        """The same for backends that compute it themselves; None without a part, or with a custom kernel."""
-
-
-def prefixed_keys(source: PrefixSource | None, index: int, hidden_states: Tensor) -> PrefixedKeys | None:
-    prefix = None if source is None else source.key_values(index, hidden_states.shape[0])
-    return None if prefix is None else PrefixedKeys(*prefix)
+    def at(self, layer: int, batch: int) -> LayerPrefix:
+        """What a layer gets. Asked once for each layer of a pass: dropout of the prefix is drawn here."""
 
 
 def outside_softmax(
@@ -92,6 +96,14 @@ def add_prefix_part(
         theirs = prefix_part(query, *outside_softmax(k_global, v_global, prefix, pattern), dropout)
         part = torch.where(pattern.is_global[:, None, :, None], theirs, part)
     return (output + part.transpose(1, 2).flatten(2)).masked_fill(pattern.is_masked[..., None], 0.0)
+
+
+def as_rows(prefix: PrefixedKeys | None, rows: Tensor) -> Tensor:
+    """Prefix keys and values of every example, [batch, j, 2 width]."""
+    if prefix is None:
+        return rows.new_empty(rows.shape[0], 0, 2 * rows.shape[2])
+    both = torch.stack(prefix, dim=1).to(rows.dtype).permute(0, 3, 1, 2, 4)  # [batch or 1, j, 2, heads, size]
+    return both.flatten(2).expand(rows.shape[0], -1, -1)
 
 
 def for_batch(prefix: Tensor, rows: Tensor) -> Tensor:

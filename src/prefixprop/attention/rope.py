@@ -18,12 +18,12 @@ from prefixprop.attention.pattern import AttentionPattern, as_bias
 from prefixprop.attention.prefix import FusedPart, PrefixedKeys, PrefixPart, for_batch, outside_softmax
 from prefixprop.attention.sliding_window import local_rows
 
-Rope = tuple[Tensor, Tensor]  # cosines and sines, [batch or 1, length, head size] each
+Angles = tuple[Tensor, Tensor]  # cosines and sines, [batch or 1, length, head size] each
 
 
 def rotary_attention(
     projected: Tensor,
-    rope: Rope,
+    angles: Angles,
     heads: int,
     reach: int | None,
     pattern: AttentionPattern,
@@ -39,7 +39,7 @@ def rotary_attention(
     `fused_part` describes the same part for backends that compute it themselves.
     """
     asking, value = projected.unflatten(-1, (3, heads, -1)).split([2, 1], dim=2)  # [batch, length, ., heads, size]
-    query, key = (rows.transpose(1, 2) for rows in _ApplyRope.apply(asking, *rope).unbind(2))
+    query, key = (rows.transpose(1, 2) for rows in _ApplyRope.apply(asking, *angles).unbind(2))
     value = value.squeeze(2).transpose(1, 2)
     in_softmax = prefix if prefix_part is None else None
     if reach is None:

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from prefixprop.attention.dropout import attend_with_dropout, dropout_weights, wide
-from prefixprop.attention.hooks import has_hooks
+from prefixprop.attention.patch import has_hooks
 from prefixprop.attention.pattern import AttentionPattern, GlobalTokens, as_bias, cut_windows, join_blocks
 from prefixprop.attention.prefix import PrefixedKeys, PrefixPart, for_batch, outside_softmax
 

@@ -331,7 +331,8 @@ class EncoderBackbone(Backbone):
             backend,
         )
         rows = rows[:, :: rows.shape[1] // readers] if first_only else rows
-        if norm is None and backend.leave is not None and (left := backend.leave(layer, attended, rows)) is not None:
+        leave = None if norm is not None else backend.longformer_leave
+        if leave is not None and (left := leave(layer, attended, rows)) is not None:
             return left
         attended = attention.output(attended, rows)
         return layer.output(layer.intermediate(attended), attended)

@@ -64,8 +64,7 @@ def _prefixed_attention(
     **others: Any,
 ) -> tuple[Tensor, ...]:
     """The forward of a layer's self-attention, with what an active prefix changes about it."""
-    prefix = source.key_values(index, hidden_states.shape[0])
-    part = source.prefix_part(index)
+    prefix, part, _ = source.at(index, hidden_states.shape[0])
     if part is not None:
         heads, size = module.num_attention_heads, module.attention_head_size
         query, key, value = (

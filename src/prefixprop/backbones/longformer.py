@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import LongformerForSequenceClassification
 
-from prefixprop.attention.install import LongformerPatch
+from prefixprop.attention.longformer import LongformerPatch
 from prefixprop.attention.patch import Undo, replace_forward
 from prefixprop.attention.prefix import PrefixSource
 from prefixprop.backbones.base import EncoderBackbone, RobertaPositions, without_prefix

@@ -19,8 +19,7 @@ from transformers.models.modernbert.modeling_modernbert import apply_rotary_pos_
 
 from prefixprop.attention.modernbert import ARGUMENTS, ModernBertPatch, is_fast_with
 from prefixprop.attention.patch import Undo, replace_forward
-from prefixprop.attention.pattern import AttentionPattern
-from prefixprop.attention.prefix import PrefixedKeys, PrefixSource
+from prefixprop.attention.prefix import NO_PREFIX, PrefixedKeys, PrefixSource
 from prefixprop.attention.reading import LONGEST, read_keys
 from prefixprop.attention.rope import geglu
 from prefixprop.backbones.base import Backbone, RowSource, Text, record_outputs, without_prefix
@@ -70,7 +69,7 @@ class ModernBertBackbone(Backbone):
     def attach(self, source: PrefixSource) -> list[Undo]:
         attention = ModernBertPatch.of(self.module)
         around = [
-            replace_forward(layer.attn, partial(_prefixed_attention, source, index))
+            replace_forward(layer.attn, partial(_prefixed_attention, attention, source, index))
             for index, layer in enumerate(self.layers)
         ]
         return [*super().attach(source), attention.listen_to(source), *around]
@@ -140,7 +139,8 @@ class ModernBertBackbone(Backbone):
             _, *own = self._rotated(layer, rows, positions.new_zeros(1, rows.shape[1]))
             attended = read_keys(query, key, value, pattern, PrefixedKeys(*own), readers, dropout)
             attended = attended.transpose(1, 2).flatten(2)
-        if backend.rotary_leave is not None and (left := backend.rotary_leave(layer, attended, asking)) is not None:
+        leave = backend.modernbert_leave
+        if leave is not None and (left := leave(layer, attended, asking)) is not None:
             return left
         return geglu(layer, asking, attention.out_drop(attention.Wo(attended)))
 
@@ -174,6 +174,7 @@ def _take_rows_off(source: RowSource, _: nn.Module, args: tuple) -> tuple | None
 
 
 def _prefixed_attention(
+    attention: ModernBertPatch,
     source: PrefixSource,
     index: int,
     original: Callable[..., tuple[Tensor, ...]],
@@ -184,9 +185,8 @@ def _prefixed_attention(
     **others: Any,
 ) -> tuple[Tensor, ...]:
     """The forward of a layer's self-attention, with what an active prefix changes where it is Hugging Face's."""
-    is_fast = isinstance(attention_mask, AttentionPattern)
-    prefix = None if is_fast else source.key_values(index, hidden_states.shape[0])
-    part = None if is_fast else source.prefix_part(index)
+    is_fast = attention.layer is not None
+    prefix, part, _ = NO_PREFIX if is_fast else source.at(index, hidden_states.shape[0])
     if prefix is None and part is None:
         return original(
             hidden_states, position_embeddings=position_embeddings, attention_mask=attention_mask, **others

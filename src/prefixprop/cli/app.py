@@ -18,6 +18,7 @@ from prefixprop.cli import (
     methods,
     predict,
     report,
+    serve,
     sweep,
     train,
 )
@@ -30,6 +31,7 @@ app.command("train", cls=settings_command(RunSettings))(train.train)
 app.command("evaluate")(evaluate.evaluate)
 app.command("predict")(predict.predict)
 app.command("explain")(explain.explain)
+app.command("serve")(serve.serve)
 app.command("sweep")(sweep.sweep)
 app.command("report")(report.report)
 app.command("lengthen", cls=settings_command(LengthenSettings))(lengthen.lengthen)

@@ -219,8 +219,9 @@ def _print(evaluated: _Evaluated, as_json: bool) -> None:
 
 
 def _print_labels(rows: Sequence[LabelRow]) -> None:
-    table = Table("label", title="Labels", title_justify="left")
-    for column in ("documents", "predicted", "precision", "recall", "F1", "average precision"):
+    table = Table(title="Labels (AP: average precision)", title_justify="left")
+    table.add_column("label", overflow="fold")
+    for column in ("documents", "predicted", "precision", "recall", "F1", "AP"):
         table.add_column(column, justify="right")
     for row in rows:
         known = [row.precision, row.recall, row.f1, row.average_precision]

@@ -97,7 +97,7 @@ def predict(
         columns = Columns(text=text_column, id=id_column)
         for run in runs:
             RunDirectory(run).check_finished()
-        names = _names_of(runs)
+        names = names_of(runs)
         if documents != STANDARD_INPUT:
             read_inputs(documents, columns)  # is it there?
         if output is not None:
@@ -253,11 +253,14 @@ def _check_output(output: Path | None, resume: bool, format_name: str) -> None:
         raise ValueError(f"{output}: the file already exists; {continue_it}choose another --output.")
 
 
-def _names_of(folders: Sequence[Path]) -> list[str]:
-    """What the output calls these runs: the names of their folders, or the paths if two have the same name."""
+def names_of(folders: Sequence[Path]) -> list[str]:
+    """What answers call these runs: the names of their folders, with more of their paths where two have the same."""
     paths = [folder.resolve() for folder in folders]
     twice = next((path for path in paths if paths.count(path) > 1), None)
     if twice is not None:
         raise ValueError(f"{twice}: this run is given twice; give each run once.")
     names = [path.name for path in paths]
-    return names if len(set(names)) == len(names) else [folder.as_posix() for folder in folders]
+    if len(set(names)) == len(names):
+        return names
+    common = os.path.commonpath([path.parent for path in paths])
+    return [path.relative_to(common).as_posix() for path in paths]

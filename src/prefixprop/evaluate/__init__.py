@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from prefixprop.evaluate.baseline import measure_baseline
 from prefixprop.evaluate.calibration import Temperature, fit_temperature
-from prefixprop.evaluate.label_table import LabelRow, label_table, never_predicted
 from prefixprop.evaluate.metrics import (
     Reliability,
     confusion_counts,
@@ -14,6 +13,7 @@ from prefixprop.evaluate.metrics import (
     softmax,
 )
 from prefixprop.evaluate.mixing import CrossFitted, Mix, Part, cross_fit, fit_mix, may_be_dropped
+from prefixprop.evaluate.per_label import LabelRow, label_table, never_predicted
 from prefixprop.evaluate.predictions import PredictionSet, question_predictions, read_predictions, write_predictions
 from prefixprop.evaluate.significance import (
     SeedSummary,

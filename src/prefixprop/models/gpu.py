@@ -29,7 +29,7 @@ def hold_frozen_in_bfloat16(model: nn.Module) -> None:
     """Convert every frozen weight once; the model is meant to run under autocast, which would do so at each step.
 
     Trained weights keep their type. Frozen layers in bfloat16 run as fused layers (see
-    `prefixprop.attention.triton.frozen_layer`), in half the memory.
+    `prefixprop.attention.triton.block`), in half the memory.
     """
     for parameter in model.parameters():
         if not parameter.requires_grad and parameter.dtype == torch.float32:

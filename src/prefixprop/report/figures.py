@@ -237,6 +237,10 @@ def _has_answers(judged: JudgedRun) -> bool:
     return judged.predictions is not None
 
 
+def _has_one_label(judged: JudgedRun) -> bool:
+    return judged.predictions is not None and not judged.predictions.several_labels
+
+
 RELIABILITY = FigureKind("reliability", "How often it is right, by how confident it is.", _has_answers, _reliability)
 RUN_FIGURES = (
     FigureKind(
@@ -248,11 +252,13 @@ RUN_FIGURES = (
     FigureKind(
         "confusion",
         "Which label is taken for which.",
-        lambda judged: _has_answers(judged) and judged.answered.label_names is not None,
+        lambda judged: _has_one_label(judged) and judged.answered.label_names is not None,
         _confusion,
     ),
     RELIABILITY,
-    FigureKind("coverage", "Accuracy if only the most confident answers are accepted.", _has_answers, plot_coverage),
+    FigureKind(
+        "coverage", "Accuracy if only the most confident answers are accepted.", _has_one_label, plot_coverage
+    ),
 )
 COMPARISON_FIGURES = (
     FigureKind("seeds", "Every seed, their mean and its 95 % interval.", lambda one: len(one.runs) > 1, plot_seeds),
@@ -265,7 +271,7 @@ COMPARISON_FIGURES = (
     ),
     FigureKind(
         "lengths",
-        "Lengths of training documents, as the model reads them.",
+        "Lengths of training documents, before they are cut.",
         lambda one: len(_lengths(one)) > 1,
         plot_lengths,
         "Lengths of documents",

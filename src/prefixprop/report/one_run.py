@@ -15,10 +15,11 @@ import pandas as pd
 from prefixprop.data import Document, Question, QuestionTask, fingerprint, load_data, select_documents
 from prefixprop.data.documents import ids_of
 from prefixprop.data.registry import SHIPPED, TASKS
-from prefixprop.evaluate import PredictionSet, accuracy_interval
+from prefixprop.evaluate import PredictionSet, Trust, accuracy_interval
 from prefixprop.evaluate.mixing import READERS, WORDS
+from prefixprop.evaluate.per_label import label_table as label_rows
 from prefixprop.report.choose import LEFT_OUT, Comparison, documents_of, method_name, stored_name
-from prefixprop.report.results import ALL_METRICS, ECE, NLL, TFIDF, quality_of
+from prefixprop.report.results import ALL_METRICS, ECE, NLL, baseline_name, quality_of
 from prefixprop.report.table import ABSENT, Table, capitalised, frame, interval_cell, number
 from prefixprop.runs.directory import DOCUMENTS
 from prefixprop.runs.run import Run
@@ -61,14 +62,14 @@ class JudgedRun:
 
     @property
     def metrics(self) -> dict[str, dict[str, Any]]:
-        """Those of the run as it answers, of readers alone where they are mixed, and of the TF-IDF baseline."""
+        """Those of the run as it answers, of readers alone where they are mixed, and of the baseline last."""
         stored, metrics = stored_name(self.split), self.run.metrics
         method = "mix of readers and TF-IDF" if self.is_mixed else method_name(self.run.settings)
         found = {method: metrics.get(f"{stored}_calibrated") or metrics[stored]}
         if self.is_mixed:
             found["readers alone"] = metrics.get("readers", {}).get(stored)
-        if self.run.settings.method != "tfidf":
-            found[TFIDF] = metrics.get("baseline", {}).get(stored)
+        if "baseline" in metrics and self.run.settings.method != "tfidf":
+            found[baseline_name(self.run)] = metrics["baseline"].get(stored)
         return {name: values for name, values in found.items() if values}
 
 
@@ -80,20 +81,26 @@ def subtitle(run: Run) -> str:
 
 
 def verdict(judged: JudgedRun) -> list[str]:
-    """How many documents are right, beside the TF-IDF baseline; and what to expect of other documents."""
-    (name, metrics), *_ = judged.metrics.items()
-    count, right = int(metrics["documents"]), round(metrics["accuracy"] * metrics["documents"])
-    told = (
-        f"{'The ' if judged.is_mixed else ''}{name} got {right:,} of {count:,} {judged.split} {judged.items} right: "
-        f"{100 * right / count:.1f} % (95 % interval {interval_cell(accuracy_interval(right, count))})"
-    )
-    if TFIDF in judged.metrics:
-        told += f"; the {TFIDF} got {100 * judged.metrics[TFIDF]['accuracy']:.1f} % of the same {judged.items}"
-    sentences, expected = [f"{capitalised(told)}."], judged.run.metrics.get("expected_accuracy")
+    """How good the run is, beside the baseline; what to expect of other documents, and which answers to accept."""
+    (name, metrics), *others = judged.metrics.items()
+    several, count = "average_precision" in metrics, int(metrics["documents"])
+    key = "average_precision" if several else "accuracy"
+    expected, right = judged.run.metrics.get(f"expected_{key}"), round(metrics["accuracy"] * count)
+    expects = f" (95 % interval {interval_cell((expected['low'], expected['high']))})" if expected else ""
+    who, where = f"{'The ' if judged.is_mixed else ''}{name}", f"{count:,} {judged.split} {judged.items}"
+    told = f"{who} got {right:,} of {where} right: {100 * right / count:.1f} % (95 % interval "
+    told += f"{interval_cell(accuracy_interval(right, count))})"
+    if several:
+        interval = "" if judged.split == "test" else expects
+        told = f"{who} reached {100 * metrics[key]:.1f} % average precision on {where}{interval}"
+    if others and others[-1][0].endswith("baseline"):
+        told += f"; the {others[-1][0]} got {100 * others[-1][1][key]:.1f} % on the same {judged.items}"
+    sentences = [f"{capitalised(told)}."]
     if expected and judged.split == "test":
-        interval, accuracy = interval_cell((expected["low"], expected["high"])), 100 * expected["accuracy"]
         chosen_by = f"{expected['documents']:,} {next(iter(documents_of(judged.run)))} {judged.items}"
-        sentences.append(f"Expected accuracy: {accuracy:.1f} % (95 % interval {interval}), from {chosen_by}.")
+        sentences.append(f"Expected {key.replace('_', ' ')}: {100 * expected[key]:.1f} %{expects}, from {chosen_by}.")
+    if trust := judged.run.metrics.get("trust"):
+        sentences.append(str(Trust(**{field: value for field, value in trust.items() if field != "test"})))
     return sentences
 
 
@@ -105,8 +112,9 @@ def facts(comparison: Comparison, judged: JudgedRun) -> dict[str, str]:
     if settings.method != "tfidf":
         found = {"Model": comparison.rows[0].model, **found}
         if lengths and settings.max_length:
-            cut = sum(length >= settings.max_length for length in lengths) / len(lengths)
-            found["Tokens cut"] = f"after {settings.max_length:,}, in {cut:.0%} of training {judged.items}"
+            limit = settings.max_length
+            cut = 1 - sum(min(length, limit) for length in lengths) / max(sum(lengths), 1)
+            found["Tokens cut"] = f"{cut:.0%}, those after the first {limit:,} of a document"
     trained, encoder = (run.metric("parameters", part) for part in ("trainable", "backbone"))
     if trained is not None and encoder:
         share = f", {100 * trained / encoder:.2g} % of the encoder" if "Model" in found else ""
@@ -138,7 +146,11 @@ def one_run_tables(judged: JudgedRun, title: str, name: str) -> list[Table]:
     if judged.predictions is not None:
         if judged.answered.label_names is not None:
             tables.append(label_table(judged.answered, f"{on_split}: labels", f"{name}-labels"))
-        tables += _mistakes(judged, f"{on_split}: most confident mistakes", f"{name}-mistakes")
+        tables += (
+            []
+            if judged.answered.several_labels
+            else _mistakes(judged, f"{on_split}: most confident mistakes", f"{name}-mistakes")
+        )
     tables.append(_all_metrics(judged, f"{title}: all metrics", f"{name}-metrics"))
     values = asdict(judged.run.settings)
     given = [{"Setting": key, "Value": str(value)} for key, value in values.items() if value not in (None, (), [])]
@@ -147,18 +159,19 @@ def one_run_tables(judged: JudgedRun, title: str, name: str) -> list[Table]:
 
 def label_table(predictions: PredictionSet, title: str, name: str) -> Table:
     """How every label fares, from a file of predictions alone."""
-    from sklearn.metrics import precision_recall_fscore_support
-
-    guesses, names = predictions.logits.argmax(axis=1), predictions.label_names or ()
-    scores = precision_recall_fscore_support(
-        predictions.known_labels, guesses, labels=range(len(names)), zero_division=np.nan
-    )
-    found = pd.DataFrame(np.transpose(scores)[:, :3] * 100, columns=["Precision, %", "Recall, %", "F1, %"])
-    cells = found.map(lambda value: ABSENT if np.isnan(value) else f"{value:.1f}")
-    cells.insert(0, "Label", names)
-    cells.insert(1, "Documents", [f"{count:,}" for count in scores[3]])
-    cells.insert(2, "Predicted", [f"{count:,}" for count in np.bincount(guesses, minlength=len(names))])
-    return Table(name, title, cells)
+    rows = [
+        {
+            "Label": row.label,
+            "Documents": f"{row.support:,}",
+            "Predicted": f"{row.predicted:,}",
+            "Precision, %": f"{100 * row.precision:.1f}" if row.predicted else None,
+            "Recall, %": f"{100 * row.recall:.1f}" if row.support else None,
+            "F1, %": f"{100 * row.f1:.1f}",
+            "AP, %": None if row.average_precision is None else f"{100 * row.average_precision:.1f}",
+        }
+        for row in label_rows(predictions)
+    ]
+    return Table(name, title, frame(rows), ["AP: average precision, which needs no threshold."])
 
 
 def _answers(judged: JudgedRun, title: str, name: str) -> Table:
@@ -182,10 +195,12 @@ def _answers(judged: JudgedRun, title: str, name: str) -> Table:
 def _learning_rates(run: Run, title: str, name: str) -> Table:
     """What every learning rate reached on the documents that choose."""
     chosen = run.metrics["mix"]["chosen"].get(READERS)
+    key = next(key for key in ("average_precision", "accuracy") if key in run.metrics["learning_rates"][0])
+    heading = capitalised(f"{key.replace('_', ' ')}, %")
     rows = [
         {
             "Learning rate": f"{one['learning_rate']:g}",
-            "Accuracy, %": f"{100 * one['accuracy']:.1f}",
+            heading: f"{100 * one[key]:.1f}",
             "Outcome": "dropped halfway" if one["dropped"] else "chosen" if one["learning_rate"] == chosen else "",
         }
         for one in run.metrics["learning_rates"]
@@ -247,7 +262,7 @@ def _all_metrics(judged: JudgedRun, title: str, name: str) -> Table:
     for split in reversed(documents_of(judged.run)):
         stored = stored_name(split)
         columns |= {split: metrics[stored], f"{split}, scaled": metrics.get(f"{stored}_calibrated")}
-        columns |= {f"{split}, {TFIDF}": metrics.get("baseline", {}).get(stored)}
+        columns |= {f"{split}, baseline": metrics.get("baseline", {}).get(stored)}
     found = pd.DataFrame({heading: values for heading, values in columns.items() if values})
     cells = found.map(lambda value: ABSENT if pd.isna(value) else number(value, ",.4g"))
     cells.insert(0, "Metric", found.index)

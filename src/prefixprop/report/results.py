@@ -23,7 +23,7 @@ from prefixprop.report.paper import REPORTED_SPLITS, paper_value
 from prefixprop.report.table import BOLD, Table, file_name, frame, interval_cell, mean_cell, no_marks, number, ranked
 from prefixprop.runs.run import Run, as_number
 
-TFIDF, ALL_METRICS = "TF-IDF baseline", "All metrics"
+ALL_METRICS = "All metrics"
 _TIME = "Time, s ↓"
 _BRIEF = "Scaling: by the temperature fitted on the dev set. Trained: parameters, with the head. Time: of training."
 _MARKS = "best bold, second best underlined"
@@ -31,9 +31,7 @@ _PAPER = (
     "Columns marked (paper) show what the paper reports for the method on Longformer-base or RoBERTa-base; they were "
     "not measured here. Its F1 on Hyperpartisan is that of the positive class, whatever its caption says."
 )
-_BASELINE = (
-    f"{TFIDF}: a linear model of words, fitted and judged on the same documents as the runs; it is not ranked."
-)
+_BASELINE = "The baseline, a simple model of words, was judged on the same documents as the runs; it is not ranked."
 _FOLDS = (
     "These numbers serve to choose and to compare settings; they are not results. Bold: the values that were chosen. "
     "Difference: to the default settings of the method, over runs of the same fold and seed, with the interval of a "
@@ -61,9 +59,11 @@ class Metric(NamedTuple):
 
 
 QUALITY = (
+    Metric("average_precision", "AP macro, %"),  # where a document can have several labels
+    Metric("micro_f1", "F1 micro, %"),
+    Metric("macro_f1", "F1 macro, %"),
     Metric("macro_precision", "P macro, %"),
     Metric("macro_recall", "R macro, %"),
-    Metric("micro_f1", "F1 micro, %"),
     Metric("binary_f1", "F1 binary, %"),
     Metric("accuracy", "Accuracy, %"),
 )
@@ -163,6 +163,11 @@ def _learning_rate(row: Row) -> str | None:
     return None if rate is None else f"{rate:g}" + ("" if alpha is None else f", α {alpha:g}") + tried
 
 
+def baseline_name(run: Run) -> str:
+    """What the baseline of a run is called: TF-IDF for documents, BM25 for questions."""
+    return f"{run.metrics['baseline']['model'].split()[0]} baseline"
+
+
 def _baseline_rows(runs: Iterable[Run], split: str, metrics: Sequence[Metric]) -> list[dict[str, str | None]]:
     """A row for each number of training documents: the mean over folds and samples of the training set."""
     stored, rows = stored_name(split), []
@@ -171,8 +176,8 @@ def _baseline_rows(runs: Iterable[Run], split: str, metrics: Sequence[Metric]) -
     ]
     by_number = grouped(with_baseline, lambda run: run.settings.max_train_documents)
     for count, together in by_number.items():
-        is_part = count is not None and len(by_number) > 1
-        row: dict[str, str | None] = {"Method": f"{TFIDF}, max train documents {count}" if is_part else TFIDF}
+        part = f", max train documents {count}" if count is not None and len(by_number) > 1 else ""
+        row: dict[str, str | None] = {"Method": baseline_name(together[0]) + part}
         for metric in (one for one in metrics if not one.calibrated):
             # Runs on the same documents have the same baseline.
             found = {(run.settings.fold, run.settings.seed): run.baseline(stored, metric.name) for run in together}

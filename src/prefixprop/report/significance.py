@@ -20,6 +20,7 @@ from prefixprop.report.results import headline
 from prefixprop.report.table import BOLD, Table, capitalised, frame, interval_cell, no_marks
 
 PROPOSED = "prefix-propagation"  # by the paper
+SHARES = ("accuracy", "micro_f1")  # metrics that are a share of documents, which the bootstrap draws
 SIGNIFICANT = 0.05
 
 
@@ -96,6 +97,8 @@ def significance_table(comparison: Comparison, pairs: Sequence[Pair], name: str,
         for reason, missing in grouped(without, lambda one: one[1]).items():
             names = "; ".join(f"{pair.first.name} on {set_name(pair.split)}" for pair, _ in missing)
             notes.append(f"No {test} for {names}: {reason}.")
+    if comparison.settings.metric not in SHARES:
+        notes.append("The bootstrap compares the share of right answers or, with several labels, F1 by document.")
     title, fold = f"{comparison.title}: better than {baseline}?", "Tests: which differences could be chance"
     return Table(name, title, cells, notes, fold, marks)
 
@@ -130,7 +133,7 @@ def _compared(comparison: Comparison, pair: Pair) -> Iterator[str]:
     names = f"{capitalised(comparison.name(pair.first))} is {standing} {pair.second.name}"
     yield f"{names} on {set_name(pair.split)}: {first} against {second}."
     one_seed = min(len(row.runs) for row in (pair.first, pair.second)) == 1
-    if both.interval is not None and both.p_value is not None:
+    if both.interval is not None and both.p_value is not None and comparison.settings.metric in SHARES:
         drawn = comparison.items if one_seed else f"seeds and {comparison.items}"
         chance = "may be chance" if both.interval[0] <= 0 <= both.interval[1] else "is hardly chance"
         yield (

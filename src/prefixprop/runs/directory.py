@@ -6,7 +6,7 @@
 | `labels.json` | the names of the labels, in order; not for WikiHop |
 | `classes.json` | the labels that a `DocumentClassifier` was fitted on, where they are not text |
 | `environment.json` | versions, device, git commit and command, and a fingerprint of the documents |
-| `lengths.json` | how many tokens of each training document the model reads |
+| `lengths.json` | how many tokens each training document has, before it is cut |
 | `history.jsonl` | one line per epoch |
 | `predictions/dev.jsonl`, `predictions/test.jsonl` | the label and logits of every document |
 | `predictions/calibration.jsonl` | those of documents that were set aside to find which answers to accept |
@@ -167,7 +167,7 @@ class RunDirectory:
         return environment
 
     def read_lengths(self) -> tuple[int, ...]:
-        """How many tokens of each training document the model reads."""
+        """How many tokens each training document has, before it is cut."""
         return tuple(json.loads(self.lengths.read_bytes()))
 
     # --- whether its files are those it wrote ---------------------------------------------------------------------

@@ -89,7 +89,7 @@ class Run:
 
     @cached_property
     def lengths(self) -> tuple[int, ...]:
-        """How many tokens of each training document the model reads; empty if the run did not store them."""
+        """How many tokens each training document has, before it is cut; empty if the run did not store them."""
         return self.read_lengths()
 
     def has_predictions(self, split: str) -> bool:

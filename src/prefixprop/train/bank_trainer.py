@@ -147,7 +147,6 @@ class BankTrainer:
                     raise
                 problem = str(error).splitlines()[0]
             # Not in the handler, where the error still holds tensors.
-            self.optimizer.zero_grad()
             self._passes.clear()
             at_once, readers = self.at_once
             if at_once == readers == 1:
@@ -172,7 +171,8 @@ class BankTrainer:
             part = slice(start, start + at_once)
             inputs = self.text.inputs(documents[part]) | {"documents": chosen[part], "count": count}
             for first in range(0, len(self.bank), readers):
-                total[first : first + readers] += self._recorded(self._step, first)(inputs)
+                is_first = start == first == 0
+                total[first : first + readers] += self._recorded(self._step, first, is_first)(inputs)
         self.losses.append(total)
 
     def _recorded(self, run: Callable[..., Tensor], *given: int) -> Callable[[dict[str, Tensor]], Tensor]:
@@ -183,8 +183,11 @@ class BankTrainer:
             self._passes[key] = CudaGraph(known) if can_use_cuda_graphs(self.bank.backbone.model) else known
         return self._passes[key]
 
-    def _step(self, first: int, inputs: dict[str, Tensor]) -> Tensor:
-        """The loss of as many readers as are computed at once, and the gradients of it."""
+    def _step(self, first: int, is_first: bool, inputs: dict[str, Tensor]) -> Tensor:
+        """The loss of as many readers as are computed at once; the gradients are added to those of a step.
+
+        What is computed first in a step replaces the gradients of the step before.
+        """
         readers = slice(first, first + self.at_once[1])
         logits = self._logits(readers, inputs)
         columns, documents = self._columns[readers], inputs["documents"]
@@ -194,7 +197,8 @@ class BankTrainer:
             loss = loss.sum(dim=2) / (~self.bank.is_absent[readers]).sum(dim=1, keepdim=True)
         learns = self._learns[readers][:, documents]
         loss = (loss.where(learns, 0) / inputs["count"][readers]).sum(dim=1)
-        loss.sum().backward()
+        gradients = torch.autograd.grad(loss.sum(), self.optimizer.parameters)
+        (torch._foreach_copy_ if is_first else torch._foreach_add_)(self.optimizer.gradients, gradients)
         return loss.detach()
 
     def _logits(self, readers: slice | Tensor, inputs: dict[str, Tensor]) -> Tensor:

@@ -60,6 +60,7 @@ class DocumentClassification(TaskKind):
             ),
             documents={name: TokensOf(dataset) for name, dataset in datasets.items()},
             several_labels=task.several_labels,
+            train_totals=tuple(datasets["train"].totals.tolist()),
         )
 
     def new_model(

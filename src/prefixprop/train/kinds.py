@@ -49,7 +49,8 @@ class RunData:
     Attributes:
         label_names: The labels of a classification task; None for questions.
         train: The training set.
-        train_lengths: How many tokens each of its items has.
+        train_lengths: How many tokens are read of each of its items.
+        train_totals: How many each has, where some are cut; otherwise empty.
         evaluated: The dev set, which may be a fold of the training set, what was set aside of it for calibration, and
             the test set unless it is empty.
         collator: Makes batches.
@@ -70,6 +71,7 @@ class RunData:
     loss: Callable[..., Tensor] | None = None
     documents: Mapping[str, Sequence[TokenIds]] = field(default_factory=dict)
     several_labels: bool = False
+    train_totals: tuple[int, ...] = ()
 
 
 class TaskKind(ABC):

@@ -14,8 +14,8 @@ from prefixprop.attention.backends import why_not
 class ReaderAdamW:
     """AdamW (Loshchilov & Hutter, 2019) with a learning rate and a clipped gradient norm for each reader.
 
-    Every parameter has the readers as its first dimension. Biases, which have one more, do not decay. Gradients stay
-    where they are between steps, as a recorded step needs it.
+    Every parameter has the readers as its first dimension. Biases, which have one more, do not decay. The gradients
+    are in `gradients`, where they stay: a recorded step writes there.
     """
 
     BETAS, EPSILON = (0.9, 0.999), 1e-8
@@ -25,20 +25,12 @@ class ReaderAdamW:
         self.means = [torch.zeros_like(parameter) for parameter in self.parameters]
         self.squares = [torch.zeros_like(parameter) for parameter in self.parameters]
         self.steps = 0
-        for parameter in self.parameters:
-            parameter.grad = torch.zeros_like(parameter)
+        self.gradients = [torch.zeros_like(parameter) for parameter in self.parameters]
         self.is_fused = rates.is_cuda and why_not("triton", rates.device) is None
-
-    @property
-    def gradients(self) -> list[Any]:
-        return [parameter.grad for parameter in self.parameters]
-
-    def zero_grad(self) -> None:
-        torch._foreach_zero_(self.gradients)
 
     @torch.no_grad()
     def step(self, share: float) -> None:
-        """Apply and clear the gradients; `share` is that of the peak of every learning rate."""
+        """Apply the gradients; `share` is that of the peak of every learning rate."""
         self.steps += 1
         rates, scales = self.rates * share, torch.ones_like(self.rates)
         if self.max_norm:
@@ -56,13 +48,12 @@ class ReaderAdamW:
         parameter, gradient, mean, square = tensors
         first, second = self.BETAS
         rates, scales = (values.view(-1, *(1,) * (parameter.dim() - 1)) for values in (rates, scales))
-        gradient.mul_(scales)
+        gradient = gradient * scales
         mean.lerp_(gradient, 1 - first)
         square.mul_(second).addcmul_(gradient, gradient, value=1 - second)
         parameter.mul_(1 - rates * decay)
         root = (square / (1 - second**self.steps)).sqrt_().add_(self.EPSILON)
         parameter.sub_(rates / (1 - first**self.steps) * mean / root)
-        gradient.zero_()
         return None
 
     def state(self) -> dict[str, Any]:

@@ -49,7 +49,8 @@ def begin_run(
     start(directory, run.settings, overwrite)
     if run.data.label_names is not None:
         write_json(directory.labels, list(run.data.label_names))
-    write_text(directory.lengths, json.dumps(list(run.data.train_lengths)) + "\n")  # a long list, on one line
+    lengths = run.data.train_totals or run.data.train_lengths
+    write_text(directory.lengths, json.dumps(list(lengths)) + "\n")  # a long list, on one line
     environment = describe_environment(run.settings.seed, device, process_count())
     write_json(directory.environment, environment | {DOCUMENTS: run.documents})
     progress.line(str(run))

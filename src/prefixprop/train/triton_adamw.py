@@ -1,4 +1,4 @@
-"""AdamW of readers in one kernel for each parameter, which also clips and clears the gradient."""
+"""AdamW of readers in one kernel for each parameter, which also clips the gradient."""
 
 from __future__ import annotations
 
@@ -55,7 +55,6 @@ def adamw(
     tl.store(parameter + place, p, mask=inside)
     tl.store(mean + place, m, mask=inside)
     tl.store(square + place, v, mask=inside)
-    tl.store(gradient + place, tl.zeros([BLOCK], tl.float32), mask=inside)
 
 
 _UPDATE = TritonKernel(adamw)

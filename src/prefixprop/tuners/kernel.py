@@ -97,7 +97,7 @@ class PrefixAttention(nn.Module):
         trained = None
         if self.mode != "fixed":
             trained = self.weight[layer].float()
-            trained = trained.expand(self.heads) if self.mode == "layer" else trained
+            trained = trained.expand(self.heads).contiguous() if self.mode == "layer" else trained
         return FusedPart(self.kernel.name, *known(self.kernel), self.start, trained)
 
     def alpha(self, layer: int, query: Tensor) -> Tensor | float:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from prefixprop.attention.batched_lora import Owners
 from prefixprop.attention.patch import Undo
-from prefixprop.attention.prefix import FusedPart, PrefixPart
+from prefixprop.attention.prefix import NO_PREFIX, LayerPrefix, PrefixedKeys
 from prefixprop.backbones import Backbone
 from prefixprop.config import PrefixConfig
 from prefixprop.tuners.kernel import PrefixAttention
@@ -275,9 +275,6 @@ class PrefixLayer(nn.Module, BaseTunerLayer):
     def is_active(self) -> bool:
         return self.active_name() is not None
 
-    def key_values(self, layer: int, batch: int) -> tuple[Tensor, Tensor] | None:
-        return None
-
     def virtual_tokens(self) -> int:
         return 0
 
@@ -287,13 +284,23 @@ class PrefixLayer(nn.Module, BaseTunerLayer):
     def pooled_row(self) -> int:
         return 0
 
-    def prefix_part(self, layer: int) -> PrefixPart | None:
+    def rows_outside_softmax(self) -> int:
         active = self.active_prefix()
-        return None if active is None or active.kernel is None else partial(active.kernel, layer)
+        return 0 if active is None or active.kernel is None else self.virtual_tokens()
 
-    def fused_part(self, layer: int) -> FusedPart | None:
+    def at(self, layer: int, batch: int) -> LayerPrefix:
         active = self.active_prefix()
-        return None if active is None or active.kernel is None else active.kernel.fused(layer)
+        if active is None:
+            return NO_PREFIX
+        trained, kernel = self.key_values(layer, batch), active.kernel
+        in_front = None if trained is None else PrefixedKeys(*trained)
+        if kernel is None:
+            return LayerPrefix(in_front, None, None)
+        return LayerPrefix(in_front, partial(kernel, layer), kernel.fused(layer))
+
+    def key_values(self, layer: int, batch: int) -> tuple[Tensor, Tensor] | None:
+        """Trained keys and values in front of a layer's own, [batch or 1, heads, j, head size] each (Eq. 2)."""
+        return None
 
     # --- hooks ----------------------------------------------------------------------------------------------------
 

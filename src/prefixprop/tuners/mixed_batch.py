@@ -21,7 +21,7 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils import AuxiliaryTrainingWrapper, ModulesToSaveWrapper
 from torch import Tensor, nn
 
-from prefixprop.attention.batched_lora import ATTRIBUTE, BatchedLora, Owners
+from prefixprop.attention.batched_lora import BatchedLoraForward, Owners
 from prefixprop.attention.patch import Undo, replace_forward
 from prefixprop.config import PrefixConfig
 from prefixprop.tuners.layer import PrefixLayer
@@ -145,9 +145,7 @@ def _mixed(module: Any, names: Sequence[str], owners: Owners) -> list[Undo]:
         return []
     if type(module) is not LoraLinear or any(module.lora_bias.values()):
         return [replace_forward(module, partial(_lora_of_peft, names))]
-    # Made when the pass reaches the layer, while the GPU is busy.
-    vars(module)[ATTRIBUTE] = partial(BatchedLora.of, module, owners.adapters, owners.owner)
-    return [partial(vars(module).pop, ATTRIBUTE), replace_forward(module, _own_lora)]
+    return [replace_forward(module, BatchedLoraForward(owners.adapters, owners.owner))]
 
 
 def _own_heads(owners: Owners, _: Any, wrapper: Any, rows: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -159,11 +157,6 @@ def _own_heads(owners: Owners, _: Any, wrapper: Any, rows: Tensor, *args: Any, *
         for name, part in zip(owners.places, parts, strict=True)
     ]
     return _together(outputs)[owners.back]
-
-
-def _own_lora(original: Any, layer: Any, rows: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    own: BatchedLora = getattr(layer, ATTRIBUTE)()
-    return own.add_to(layer.base_layer(rows, *args, **kwargs), rows)
 
 
 def _lora_of_peft(names: Sequence[str], original: Any, layer: nn.Module, *args: Any, **kwargs: Any) -> Tensor:

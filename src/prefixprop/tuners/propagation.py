@@ -15,8 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from prefixprop.attention.hooks import has_output_hooks
-from prefixprop.attention.patch import replace_forward
+from prefixprop.attention.patch import has_output_hooks, replace_forward
 from prefixprop.config import PrefixConfig, PrefixPeftType
 from prefixprop.tuners.base import PrefixTuner
 from prefixprop.tuners.layer import PrefixAdapter, PrefixLayer

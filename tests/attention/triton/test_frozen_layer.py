@@ -25,22 +25,27 @@ def one_layer(training: bool, **overrides: Any) -> Any:
 
 
 def assert_same_as_in_parts(model: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """That the one layer goes through the function of this name, with what its parts give one by one."""
-    from prefixprop.attention.triton import self_attention
+    """That the one layer is the operation of this name, with what its parts give one by one."""
+    from prefixprop.attention.triton import longformer
 
     attention.install(model, "triton")
     inputs = for_all_rows(batch(model, [13, 6]))
     pieces = []
-    whole = getattr(self_attention, name)
-    monkeypatch.setattr(self_attention, name, lambda *given: pieces.append(1) or whole(*given))
+    step, run = getattr(longformer, name), longformer.run
+    monkeypatch.setattr(longformer, "run", lambda *given: pieces.append(given[0]) or run(*given))
+
+    def is_whole(made: Any) -> bool:
+        return isinstance(made, step) and (name != "Block" or made.leave is not None)
+
     found = outcome(model, inputs)
-    assert len(pieces) == 1
+    assert is_whole(pieces[-1])
+    pieces.clear()
     # Somebody who waits for a part to be called gets what it is called with.
     seen = []
     (layer,) = model.base_model.model.longformer.encoder.layer
     layer.intermediate.register_forward_hook(lambda *_: seen.append(1))
     expected = outcome(model, inputs)
-    assert len(pieces) == 1 and len(seen) == 1
+    assert not any(map(is_whole, pieces)) and len(seen) == 1
     torch.testing.assert_close(found.pop("logits"), expected.pop("logits"), atol=1e-5, rtol=1e-5)
     assert_same_gradients(found, expected)
 
@@ -48,7 +53,7 @@ def assert_same_as_in_parts(model: Any, name: str, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(("method", "training"), [("propagation", False), ("tuning", True)])
 def test_in_one_piece_and_in_parts(method: str, training: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     model = adapt(one_layer(training, num_attention_heads=2, hidden_size=16), method).train(training)
-    assert_same_as_in_parts(model, "frozen_layer", monkeypatch)
+    assert_same_as_in_parts(model, "Block", monkeypatch)
 
 
 @pytest.mark.parametrize(
@@ -64,12 +69,12 @@ def test_kernels_and_trained_alpha(
     model = adapt(one_layer(False, **SMALLER), "propagation", kernel=kernel, alpha=0.7, alpha_mode=mode, **options)
     with torch.no_grad():
         model.get_alpha().add_(torch.randn(model.get_alpha().shape))
-    assert_same_as_in_parts(model, "frozen_layer", monkeypatch)
+    assert_same_as_in_parts(model, "Block", monkeypatch)
 
 
 def test_a_kernel_over_trained_keys_goes_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     model = adapt(one_layer(False, **SMALLER), "tuning", kernel="exp", alpha_mode="layer")
-    assert_same_as_in_parts(model, "frozen_ffn", monkeypatch)
+    assert_same_as_in_parts(model, "Leave", monkeypatch)
 
 
 @pytest.mark.parametrize("method", ["propagation", "tuning"])
@@ -83,17 +88,22 @@ def test_alpha_zero_is_no_prefix_in_the_softmax(method: str) -> None:
 
 
 def test_layers_that_are_trained_or_uneven_go_in_parts() -> None:
-    from prefixprop.attention.triton.frozen_ffn import ffn_of
-    from prefixprop.attention.triton.frozen_layer import attention_of
+    from prefixprop.attention.triton.block import plan_for
+    from prefixprop.attention.triton.longformer import plan_of
 
-    layer = tiny_model().requires_grad_(False).longformer.encoder.layer[0]
-    for weights_of in (attention_of, ffn_of):
-        assert weights_of(layer, torch.float32) is not None
-        assert weights_of(layer, torch.float16) is None
+    layer, plans = tiny_model().requires_grad_(False).longformer.encoder.layer[0], {}
+
+    def fused(dtype: torch.dtype = torch.float32) -> tuple[bool, bool]:
+        enter, leave = plan_for(plans, layer, dtype, plan_of)
+        return enter is not None, leave is not None
+
+    assert fused() == (True, True)
+    assert fused(torch.float16) == (False, False)
     layer.attention.self.key_global.weight.requires_grad_(True)
-    assert attention_of(layer, torch.float32) is None
+    assert fused() == (False, True)
     layer.output.dropout.p = 0.9
-    assert ffn_of(layer, torch.float32) is None
+    assert fused() == (False, False)
     layer.output.dropout.p = layer.attention.output.dropout.p
+    assert fused() == (False, True)
     layer.output.LayerNorm.bias.requires_grad_(True)
-    assert ffn_of(layer, torch.float32) is None
+    assert fused() == (False, False)

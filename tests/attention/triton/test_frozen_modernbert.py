@@ -1,4 +1,4 @@
-"""A ModernBERT layer with frozen weights in two operations, in Triton's interpreter, against Hugging Face's parts."""
+"""The two ends of a ModernBERT layer with frozen weights, in Triton's interpreter, against Hugging Face's parts."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from transformers.models.modernbert.modeling_modernbert import ModernBertEncoder
 from one_layer import assert_close
 
 pytest.importorskip("triton")
-from prefixprop.attention.triton import frozen_modernbert, lora
-from prefixprop.attention.triton.dropout import draw_dropout_seeds
+from prefixprop.attention.triton import block, lora, modernbert
+from prefixprop.attention.triton.block import BlockPlan, compute_type, plan_for
+from prefixprop.attention.triton.tiles import draw_dropout_seeds
 
 from known_masks import Masked, mask_of
 
@@ -49,10 +50,15 @@ def in_parts(layer: Any, states: Tensor) -> Tensor:
     return states + layer.mlp(layer.mlp_norm(states))
 
 
-def in_one_piece(layer: Any, states: Tensor) -> Tensor:
-    output = frozen_modernbert.rotary_layer(layer, states, attend)
-    assert output is not None
-    return output
+def plan_of(layer: Any, dtype: torch.dtype = torch.float32) -> BlockPlan:
+    return plan_for({}, layer, dtype, modernbert.plan_of)
+
+
+def in_one_piece(layer: Any, states: Tensor, attend: Any = attend) -> Tensor:
+    dtype = compute_type(states)
+    plan = plan_of(layer, dtype)
+    assert plan.leave is not None
+    return modernbert.in_parts(layer, plan, states.to(dtype), attend)
 
 
 def results(layer: Any, run: Any, states: Tensor) -> dict[str, Tensor]:
@@ -106,7 +112,7 @@ def test_dropout(monkeypatch: pytest.MonkeyPatch) -> None:
     """LoRA's own, and that of attention's output; backward has the masks of forward."""
     layer, states = layer_of(1, LINEARS, 0.4, attention_dropout=0.3), torch.randn(2, 9, WIDTH)
     drawn: list[list[Tensor]] = []
-    for module in (lora, frozen_modernbert):
+    for module in (lora, block):
         monkeypatch.setattr(
             module, "draw_dropout_seeds", lambda *given: drawn.append(draw_dropout_seeds(*given)) or drawn[-1]
         )
@@ -123,7 +129,7 @@ def test_nothing_is_kept_for_weights() -> None:
     layer, kept = layer_of(), dict[int, Tensor]()
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.setdefault(t.data_ptr(), t), lambda t: t):
         states = torch.randn(2, 50, WIDTH, requires_grad=True)
-        frozen_modernbert.rotary_layer(layer, states, lambda projected: projected[..., :WIDTH])
+        in_one_piece(layer, states, lambda projected: projected[..., :WIDTH])
     own = [tensor for tensor in kept.values() if all(tensor is not p for p in layer.parameters())]
     rows = sum(tensor.numel() for tensor in own) / 100
     assert rows == WIDTH + 2 + WIDTH + 2  # the states and the sum after attention, mean and deviation of each
@@ -135,7 +141,7 @@ def test_nothing_is_kept_for_weights() -> None:
 def test_parts_that_somebody_watches_are_called(part: str) -> None:
     layer = layer_of()
     layer.get_submodule(part).register_forward_hook(lambda *_: None)
-    assert frozen_modernbert.rotary_layer(layer, torch.randn(2, 5, WIDTH), attend) is None
+    assert plan_of(layer).leave is None
 
 
 @pytest.mark.parametrize("part", ["attn_norm", "attn.Wqkv"])
@@ -155,7 +161,7 @@ def test_the_way_in_may_learn_or_be_watched(part: str, why: str) -> None:
 )
 def test_layers_of_another_make_go_in_parts(options: dict[str, Any]) -> None:
     layer = layer_of(**options).train()
-    assert frozen_modernbert.rotary_layer(layer, torch.randn(2, 5, WIDTH), attend) is None
+    assert plan_of(layer).leave is None
     trained = layer_of()
     trained.mlp.Wi.requires_grad_(True)
-    assert frozen_modernbert.rotary_layer(trained, torch.randn(2, 5, WIDTH), attend) is None
+    assert plan_of(trained).leave is None

@@ -15,8 +15,8 @@ from prefixprop.attention.prefix import PrefixedKeys
 from one_layer import attention
 
 pytest.importorskip("triton")
-from prefixprop.attention.triton import self_attention as triton_backend
-from prefixprop.attention.triton.dropout import draw_dropout_seeds
+from prefixprop.attention.triton import longformer as triton_backend
+from prefixprop.attention.triton.tiles import draw_dropout_seeds
 
 both_backends = pytest.mark.parametrize("backend", [sliding_window, triton_backend], ids=["sdpa", "triton"])
 

@@ -15,8 +15,8 @@ from one_layer import assert_same_states, states_and_gradients
 from tiny import adapt, batch, for_all_rows, tiny_model
 
 pytest.importorskip("triton")
-from prefixprop.attention.triton import lora, self_attention
-from prefixprop.attention.triton.dropout import LEVELS, draw_dropout_seeds
+from prefixprop.attention.triton import longformer, lora
+from prefixprop.attention.triton.tiles import LEVELS, draw_dropout_seeds
 
 from known_masks import Masked, mask_of
 
@@ -47,13 +47,16 @@ def outcome(model: Any) -> dict[str, Tensor]:
 def pieces(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Has an entry for every layer that is computed in one piece: how many pieces of LoRA are in it."""
     counts: list[int] = []
-    whole = self_attention.frozen_layer
+    run = longformer.run
 
-    def counted(layer: Any, states: Tensor, own: Any, ffn: Any, *rest: Any) -> Tensor:
-        counts.append(len(own.pieces) + sum(map(len, ffn.pieces)))
-        return whole(layer, states, own, ffn, *rest)
+    def counted(step: Any, *tensors: Any) -> Tensor:
+        if isinstance(step, longformer.Block) and step.leave is not None:
+            leave = step.leave
+            sides = (step.enter.side, leave.attended_side, leave.inner_side, leave.outer_side)
+            counts.append(sum(len(side.places) for side in sides if side is not None))
+        return run(step, *tensors)
 
-    monkeypatch.setattr(self_attention, "frozen_layer", counted)
+    monkeypatch.setattr(longformer, "run", counted)
     return counts
 
 

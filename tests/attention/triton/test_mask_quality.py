@@ -12,7 +12,7 @@ pytest.importorskip("triton")
 import triton
 import triton.language as tl
 
-from prefixprop.attention.triton.dropout import is_kept, levels
+from prefixprop.attention.triton.tiles import is_kept, levels
 
 SIDE = 256
 

@@ -11,9 +11,14 @@ from torch import Tensor
 from prefixprop.attention.pattern import AttentionPattern
 from prefixprop.attention.prefix import FusedPart
 from prefixprop.attention.triton import prefix_part
-from prefixprop.attention.triton.dropout import draw_dropout_seeds, levels
-from prefixprop.attention.triton.launch_attention import DropoutSeeds, Shape
-from prefixprop.attention.triton.pattern import DevicePattern
+from prefixprop.attention.triton.launch_attention import (
+    AttentionGradients,
+    AttentionInputs,
+    DevicePattern,
+    DropoutSeeds,
+    Shape,
+)
+from prefixprop.attention.triton.tiles import draw_dropout_seeds, levels
 from prefixprop.kernels import Exponential, Kernel, Linear, Polynomial, RadialBasis
 
 HEADS, SIZE, BATCH, LENGTH = 2, 8, 2, 37
@@ -101,14 +106,14 @@ def test_rows_and_gradients(name: str, mode: str, outside: int, dropout: float) 
 
     output = expected(rows, qkv, kv_global, pattern, mask_of(seeds, outside, dropout), kernel, part)
     output.backward(gradient)
-    given = prefix_part.Rows(qkv.detach(), kv_global.detach(), on_device, seeds, shape)
+    given = AttentionInputs(qkv.detach(), kv_global.detach(), on_device, seeds, shape)
     part = part._replace(trained=None if trained is None else trained.detach())
     summed = prefix_part.add_part(rows, given, part)
     torch.testing.assert_close(summed, output.detach(), atol=1e-5, rtol=1e-5)
 
     already = [torch.randn_like(qkv), torch.randn_like(kv_global), torch.randn_like(rows)]
     dqkv, dkv_global, dq_global = (tensor.clone() for tensor in already)
-    d_alpha = prefix_part.add_gradients(gradient, given, part, (dqkv, dkv_global, dq_global))
+    d_alpha = prefix_part.add_gradients(gradient, given, part, AttentionGradients(dqkv, dkv_global, dq_global))
     assert qkv.grad is not None and kv_global.grad is not None
     if trained is None:
         assert d_alpha is None

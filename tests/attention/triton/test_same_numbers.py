@@ -16,7 +16,7 @@ import oracle
 from one_layer import Case, Layer, assert_close, cases, layer_of, results
 
 pytest.importorskip("triton")
-from prefixprop.attention.triton import self_attention as triton_backend
+from prefixprop.attention.triton import longformer as triton_backend
 
 few_examples = settings(max_examples=4)  # the interpreter is slow
 

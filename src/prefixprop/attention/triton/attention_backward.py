@@ -5,7 +5,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from prefixprop.attention.triton.dropout import is_kept
 from prefixprop.attention.triton.tiles import (
     ALWAYS_VISIBLE,
     FACTS,
@@ -16,6 +15,7 @@ from prefixprop.attention.triton.tiles import (
     MASKED,
     TOKENS,
     UNSEEN,
+    is_kept,
     is_last,
     load_rows,
     part_of,

@@ -1,12 +1,13 @@
 """The second half of a ModernBERT layer: residual, LayerNorm and gated feed-forward (GEGLU).
 
 The sum and its LayerNorm are one kernel, and so is gelu(input) · gate between the products. Only the inputs are kept
-for backward. Layers with frozen weights use `frozen_modernbert` instead.
+for backward. Layers with frozen weights are blocks instead (`modernbert`).
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -16,9 +17,9 @@ from transformers.activations import GELUActivation
 
 from prefixprop.attention import rope
 from prefixprop.attention.backends import INTERPRETED
-from prefixprop.attention.hooks import has_hooks
+from prefixprop.attention.patch import has_hooks
 from prefixprop.attention.triton.residual_norm import sum_and_norm
-from prefixprop.attention.triton.triton_kernel import TritonKernel, function
+from prefixprop.attention.triton.triton_kernel import Gradients, TritonKernel, run
 
 HALF_ROOT, DENSITY = tl.constexpr(0.7071067811865476), tl.constexpr(0.3989422804014327)  # 1/√2 and 1/√(2π)
 
@@ -31,7 +32,7 @@ def geglu(layer: Any, states: Tensor, attended: Tensor) -> Tensor:
         return rope.geglu(layer, states, attended)
     states, normed = sum_and_norm(attended, states, norm)
     both = mlp.Wi(normed).contiguous()
-    return states + mlp.Wo(mlp.drop((_geglu if torch.is_grad_enabled() else geglu_forward)(both)))
+    return states + mlp.Wo(mlp.drop(run(_Geglu, both)))
 
 
 def geglu_forward(both: Tensor) -> Tensor:
@@ -46,15 +47,20 @@ def geglu_backward(both: Tensor, gradient: Tensor, result: Tensor) -> None:
     _launch(both, gradient, result, backward=True)
 
 
-def _keep(ctx: Any, inputs: tuple, output: Tensor) -> None:
-    ctx.save_for_backward(inputs[0])
+class _KeptGeglu(NamedTuple):
+    both: Tensor
 
 
-def _backward(ctx: Any, gradient: Tensor) -> Tensor:
-    (both,) = ctx.saved_tensors
-    d_both = torch.empty_like(both)
-    geglu_backward(both, gradient.contiguous(), d_both)
-    return d_both
+class _Geglu:
+    @staticmethod
+    def forward(both: Tensor, keeps: bool) -> tuple[Tensor, tuple[_KeptGeglu]]:
+        return geglu_forward(both), (_KeptGeglu(both),)
+
+    @staticmethod
+    def backward(kept: tuple[_KeptGeglu], needs: Sequence[bool], gradient: Tensor) -> Gradients:
+        d_both = torch.empty_like(kept[0].both)
+        geglu_backward(kept[0].both, gradient, d_both)
+        return (d_both,)
 
 
 def _launch(both: Tensor, single: Tensor, result: Tensor, backward: bool) -> None:
@@ -95,4 +101,3 @@ def geglu_kernel(
 
 
 _GEGLU = TritonKernel(geglu_kernel)
-_geglu = function(geglu_forward, _keep, _backward)

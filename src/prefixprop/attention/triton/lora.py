@@ -16,10 +16,10 @@ from peft.tuners.lora import Linear as LoraLinear
 from torch import Tensor, nn
 
 from prefixprop.attention.backends import INTERPRETED
-from prefixprop.attention.batched_lora import ATTRIBUTE, BatchedLora, gather
-from prefixprop.attention.hooks import has_hooks
-from prefixprop.attention.triton.dropout import draw_dropout_seeds, is_kept, levels
+from prefixprop.attention.batched_lora import BatchedLora, BatchedLoraForward, gather
+from prefixprop.attention.patch import has_hooks
 from prefixprop.attention.triton.launch_attention import precision
+from prefixprop.attention.triton.tiles import draw_dropout_seeds, is_kept, levels
 from prefixprop.attention.triton.triton_kernel import TritonKernel
 
 STEP = 16  # ranks are padded to a multiple of this, as tensor cores need
@@ -47,11 +47,10 @@ def unwrap(linear: Any, place: int = 0) -> tuple[Any, list[Piece]] | None:
         return linear, []
     if type(linear) is not LoraLinear or type(linear.base_layer) is not nn.Linear or has_hooks(linear.base_layer):
         return None
-    if ATTRIBUTE in vars(linear):
-        own: BatchedLora = getattr(linear, ATTRIBUTE)()
-        return linear.base_layer, [Piece(place, own.scale, 0.0, own.rank, own)]
     if "forward" in vars(linear):
-        return None
+        batched = BatchedLoraForward.of(linear)
+        own = None if batched is None else batched.lora_of(linear)
+        return None if own is None else (linear.base_layer, [Piece(place, own.scale, 0.0, own.rank, own)])
     if linear.merged or linear.disable_adapters:
         # When it is called, peft unmerges adapters that are disabled.
         return None if linear.merged and linear.disable_adapters else (linear.base_layer, [])
@@ -64,11 +63,9 @@ def _piece(linear: Any, adapter: str, place: int) -> Piece | None:
     down, up, dropout = linear.lora_A[adapter], linear.lora_B[adapter], linear.lora_dropout[adapter]
     if adapter in linear.lora_variant or type(down) is not nn.Linear or type(up) is not nn.Linear:
         return None  # DoRA, for instance
-    if (
-        up.bias is not None
-        or type(dropout) not in (nn.Dropout, nn.Identity)
-        or any(map(has_hooks, (down, up, dropout)))
-    ):
+    if up.bias is not None or type(dropout) not in (nn.Dropout, nn.Identity):
+        return None
+    if any(map(has_hooks, (down, up, dropout))):
         return None
     probability = dropout.p if isinstance(dropout, nn.Dropout) and dropout.training else 0.0
     scale, rank = float(linear.scaling[adapter]), down.weight.shape[0]
@@ -81,77 +78,55 @@ def fit_together(pieces: Sequence[Piece]) -> bool:
     return len(found) <= 1 and not any(piece.dropout > 0 and piece.rank > MOST_RANK for piece in pieces)
 
 
-class Plan(NamedTuple):
-    """All about a path but its tensors."""
-
-    places: tuple[int, ...]
-    ranks: tuple[int, ...]  # empty where documents have LoRA of their own: then all have the same rank
-    scales: tuple[float, ...]
-    dropout: float
-
-    @property
-    def tensors(self) -> int:
-        """How many tensors it has: two matrices for each piece, or two for all, and two tensors of dropout seeds."""
-        return 2 * (len(self.ranks) or 1) + 2 if self.places else 0
-
-
-def flatten(paths: Sequence[Sequence[Piece]], rows: int) -> tuple[tuple[Plan, ...], list[Tensor]]:
-    """Paths as arguments of an operation: plans, and all tensors in one list; `read` puts them together."""
-    plans, tensors = [], []
-    for pieces in paths:
-        dropout = pieces[0].dropout if pieces else 0.0
-        documents = [piece.matrices for piece in pieces if isinstance(piece.matrices, BatchedLora)]
-        own = [matrix for piece in pieces if not isinstance(piece.matrices, BatchedLora) for matrix in piece.matrices]
-        matrices = list(gather(documents)) if documents else own
-        ranks = () if documents else tuple(piece.rank for piece in pieces)
-        plans.append(Plan(tuple(p.place for p in pieces), ranks, tuple(p.scale for p in pieces), dropout))
-        if pieces:
-            tensors += matrices
-            tensors += draw_dropout_seeds((rows, len(pieces) * matrices[0].shape[-1]), matrices[0], dropout)
-    return tuple(plans), tensors
-
-
 class SidePath(NamedTuple):
     """Matrices padded to one rank, for each group of rows: a single group, or one for each document.
 
     `down` is [groups, pieces, rank, width of the rows], `up` [pieces, groups, width of a part, rank].
     """
 
-    plan: Plan
+    places: tuple[int, ...]
+    ranks: tuple[int, ...]  # of the pieces; empty where documents have LoRA of their own: then all have the same rank
+    scales: tuple[float, ...]
+    dropout: float
     down: Tensor
     up: Tensor
     row_seeds: Tensor
     column_seeds: Tensor
 
     @classmethod
-    def read(cls, plans: Sequence[Plan], tensors: Sequence[Tensor], dtype: torch.dtype) -> list[SidePath | None]:
-        """None for a path without a piece."""
-        paths: list[SidePath | None] = []
-        for plan in plans:
-            own, tensors = tensors[: plan.tensors], tensors[plan.tensors :]
-            if not own:
-                paths.append(None)
-                continue
-            *matrices, row_seeds, column_seeds = own
-            if not plan.ranks:
-                paths.append(cls(plan, matrices[0].to(dtype), matrices[1].to(dtype), row_seeds, column_seeds))
-                continue
-            pieces, rank = len(plan.places), -(-max(plan.ranks) // STEP) * STEP
-            down = matrices[0].new_zeros(1, pieces, rank, matrices[0].shape[1], dtype=dtype)
-            up = matrices[1].new_zeros(pieces, 1, len(matrices[1]), rank, dtype=dtype)
-            for piece, own_rank in enumerate(plan.ranks):
-                down[0, piece, :own_rank] = matrices[2 * piece]
-                up[piece, 0, :, :own_rank] = matrices[2 * piece + 1]
-            paths.append(cls(plan, down, up, row_seeds, column_seeds))
-        return paths
+    def open(
+        cls, pieces: Sequence[Piece], rows: int, dtype: torch.dtype
+    ) -> tuple[SidePath | None, tuple[Tensor, ...]]:
+        """The path for `rows` rows, and the tensors that get a gradient through it; None without a piece."""
+        if not pieces:
+            return None, ()
+        of_documents = [piece.matrices for piece in pieces if isinstance(piece.matrices, BatchedLora)]
+        ranks: tuple[int, ...] = ()
+        leaves: tuple[Any, ...]
+        if of_documents:
+            leaves = gather(of_documents)
+            down, up = (matrices.detach().to(dtype) for matrices in leaves)
+        else:
+            leaves = tuple(matrix for piece in pieces for matrix in piece.matrices)
+            ranks = tuple(piece.rank for piece in pieces)
+            rank = -(-max(ranks) // STEP) * STEP
+            down = leaves[0].new_zeros(1, len(pieces), rank, leaves[0].shape[1], dtype=dtype)
+            up = leaves[1].new_zeros(len(pieces), 1, len(leaves[1]), rank, dtype=dtype)
+            for index, own in enumerate(ranks):
+                down[0, index, :own] = leaves[2 * index].detach()
+                up[index, 0, :, :own] = leaves[2 * index + 1].detach()
+        dropout = pieces[0].dropout
+        seeds = draw_dropout_seeds((rows, len(pieces) * down.shape[-1]), down, dropout)
+        places, scales = tuple(piece.place for piece in pieces), tuple(piece.scale for piece in pieces)
+        return cls(places, ranks, scales, dropout, down, up, *seeds), leaves
 
     def _by_group(self, rows: Tensor) -> Tensor:
         return rows.unflatten(0, (len(self.down), -1))
 
     def lora_down(self, rows: Tensor) -> Tensor:
         """[rows, pieces * rank]: dropout(rows) Aᵀ of all pieces."""
-        if self.plan.dropout:
-            return lora_down_with_dropout(rows, self.down[0], self.row_seeds, self.column_seeds, self.plan.dropout)
+        if self.dropout:
+            return lora_down_with_dropout(rows, self.down[0], self.row_seeds, self.column_seeds, self.dropout)
         return torch.bmm(self._by_group(rows), self.down.flatten(1, 2).mT).flatten(0, 1)
 
     def low(self, lowered: Tensor, piece: int) -> Tensor:
@@ -162,29 +137,29 @@ class SidePath(NamedTuple):
     def lora_up(self, lowered: Tensor, piece: int, part: Tensor) -> None:
         """Add a piece's LoRA to its part of the output."""
         low = self._by_group(self.low(lowered, piece))
-        self._by_group(part).baddbmm_(low, self.up[piece].mT, alpha=self.plan.scales[piece])
+        self._by_group(part).baddbmm_(low, self.up[piece].mT, alpha=self.scales[piece])
 
-    def gradients(self, lowered: Tensor, rows: Tensor, parts: Sequence[Tensor]) -> tuple[Tensor, list[Tensor | None]]:
+    def gradients(self, lowered: Tensor, rows: Tensor, parts: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
         """Gradients of the result of `lora_down` and of all tensors, from those of each piece's part."""
         d_low, d_ups = torch.empty_like(lowered), []
-        for piece, (part, scale) in enumerate(zip(map(self._by_group, parts), self.plan.scales, strict=True)):
+        for piece, (part, scale) in enumerate(zip(map(self._by_group, parts), self.scales, strict=True)):
             self._by_group(self.low(d_low, piece)).baddbmm_(part, self.up[piece], beta=0, alpha=scale)
             d_ups.append(torch.bmm(part.mT, self._by_group(self.low(lowered, piece))).mul_(scale))
-        if self.plan.dropout:
+        if self.dropout:
             seeds = (self.row_seeds, self.column_seeds)
-            d_down = lora_down_gradient(d_low, rows, self.down[0], *seeds, self.plan.dropout)[None]
+            d_down = lora_down_gradient(d_low, rows, self.down[0], *seeds, self.dropout)[None]
         else:
             d_down = torch.bmm(self._by_group(d_low).mT, self._by_group(rows)).view_as(self.down)
-        of_matrices: list[Tensor | None] = []
-        for piece, rank in enumerate(self.plan.ranks):
+        of_matrices: list[Tensor] = []
+        for piece, rank in enumerate(self.ranks):
             of_matrices += [d_down[0, piece, :rank], d_ups[piece][0, :, :rank]]
-        return d_low, [*(of_matrices or [d_down, torch.stack(d_ups)]), None, None]
+        return d_low, of_matrices or [d_down, torch.stack(d_ups)]
 
     def add_back(self, d_low: Tensor, result: Tensor) -> None:
         """Add to the rows' gradient what comes through the path."""
-        if self.plan.dropout:
+        if self.dropout:
             seeds = (self.row_seeds, self.column_seeds)
-            add_lora_gradient(d_low, self.down[0], *seeds, self.plan.dropout, result)
+            add_lora_gradient(d_low, self.down[0], *seeds, self.dropout, result)
         else:
             self._by_group(result).baddbmm_(self._by_group(d_low), self.down.flatten(1, 2))
 
@@ -194,18 +169,18 @@ def add_side(path: SidePath | None, rows: Tensor, output: Tensor) -> Tensor | No
     if path is None:
         return None
     flat, lowered = output.flatten(0, -2), path.lora_down(rows.flatten(0, -2))
-    for piece in range(len(path.plan.places)):
+    for piece in range(len(path.places)):
         path.lora_up(lowered, piece, flat)
     return lowered
 
 
 def side_gradients(
     path: SidePath | None, lowered: Tensor | None, rows: Tensor, gradient: Tensor, result: Tensor | None
-) -> list[Tensor | None]:
+) -> list[Tensor]:
     """Gradients of a single layer's matrices from that of its output; adds to `result`, the rows' gradient."""
     if path is None or lowered is None:
         return []
-    d_low, found = path.gradients(lowered, rows, [gradient] * len(path.plan.places))
+    d_low, found = path.gradients(lowered, rows, [gradient] * len(path.places))
     if result is not None:
         path.add_back(d_low, result)
     return found

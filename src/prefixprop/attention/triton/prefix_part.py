@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
@@ -16,12 +16,11 @@ import triton.language as tl
 from torch import Tensor
 
 from prefixprop.attention.backends import INTERPRETED
-from prefixprop.attention.prefix import FusedPart
+from prefixprop.attention.pattern import AttentionPattern
+from prefixprop.attention.prefix import FusedPart, LayerPrefix
 from prefixprop.attention.triton import launch_attention
-from prefixprop.attention.triton.dropout import is_kept
-from prefixprop.attention.triton.launch_attention import DropoutSeeds, Shape
-from prefixprop.attention.triton.pattern import DevicePattern
-from prefixprop.attention.triton.tiles import GLOBAL, MASKED, UNSEEN, load_rows, score, store_rows
+from prefixprop.attention.triton.launch_attention import AttentionGradients, AttentionInputs, Shape
+from prefixprop.attention.triton.tiles import GLOBAL, MASKED, UNSEEN, is_kept, load_rows, score, store_rows
 from prefixprop.attention.triton.triton_kernel import TritonKernel
 
 # A program holds all prefix rows. Of a GPU's shared memory it takes at most SHARED bytes, plus SHARED_OVER_KEYS for
@@ -30,6 +29,12 @@ SHARED, SHARED_OVER_KEYS = 48 * 1024, 10
 SHARES = 8  # programs that divide the rows of an example's head, where they add up gradients of the prefix
 TINY = tl.constexpr(torch.finfo(torch.float32).tiny)  # the smallest total that similarities are divided by
 LOGARITHMIC = ("exp", "rbf")  # kernels that are the exponential of something
+
+
+def can_fuse(prefix: LayerPrefix, pattern: AttentionPattern, size: int, states: Tensor) -> bool:
+    """Whether the kernels compute all of attention: they support rows of the sequence outside the softmax, but not
+    trained keys (Eq. 2), and no custom kernels."""
+    return prefix.part is None or (prefix.fused is not None and fits(pattern.rows_outside_softmax, size, states))
 
 
 def fits(rows: int, size: int, states: Tensor) -> bool:
@@ -47,25 +52,16 @@ def _shared_memory(device: torch.device) -> int:
     return properties.shared_memory_per_block_optin
 
 
-class Rows(NamedTuple):
-    """The inputs of attention: projections (see `tiles`), the pattern, and dropout seeds."""
-
-    qkv: Tensor
-    kv_global: Tensor
-    pattern: DevicePattern
-    seeds: DropoutSeeds
-    shape: Shape
-
-
-def add_part(rows: Tensor, given: Rows, part: FusedPart) -> Tensor:
+def add_part(rows: Tensor, given: AttentionInputs, part: FusedPart) -> Tensor:
     """`rows`, the output of the softmax part, plus the attention to the prefix rows; padding stays zero."""
     qkv, kv_global, pattern, seeds, shape = given
+    keys = qkv if kv_global is None else kv_global  # then no row of the pattern is global
     batch, length = pattern.kind.shape
     constants = _constants(shape, qkv, part)
     summed = torch.empty_like(rows)
     _PREFIX_PART(
         (-(-length // constants["BLOCK_M"]), batch * shape.heads),
-        (qkv, kv_global, pattern.kind, *seeds, _trained(part, qkv), rows, summed),
+        (qkv, keys, pattern.kind, *seeds, _trained(part, qkv), rows, summed),
         (length, shape.outside, *_factors(shape, part)),
         **constants,
     )
@@ -73,13 +69,14 @@ def add_part(rows: Tensor, given: Rows, part: FusedPart) -> Tensor:
 
 
 def add_gradients(
-    gradient: Tensor, given: Rows, part: FusedPart, results: tuple[Tensor, Tensor, Tensor]
+    gradient: Tensor, given: AttentionInputs, part: FusedPart, results: AttentionGradients
 ) -> Tensor | None:
     """Add to `results`, the gradients of qkv, kv_global and the global rows' queries, what comes through `add_part`.
 
     Returns the gradient of the trained α, if there is one.
     """
     qkv, kv_global, pattern, seeds, shape = given
+    keys = qkv if kv_global is None else kv_global  # then no row of the pattern is global
     batch, length = pattern.kind.shape
     dqkv, dkv_global, dq_global = results
     constants = _constants(shape, qkv, part)
@@ -88,7 +85,7 @@ def add_gradients(
     alpha_parts = qkv.new_empty(SHARES * batch, shape.heads, tile[1], dtype=torch.float32)
     _PREFIX_PART_BACKWARD(
         (SHARES, batch * shape.heads),
-        (qkv, kv_global, pattern.kind, *seeds, _trained(part, qkv), gradient, dqkv, dq_global, parts, alpha_parts),
+        (qkv, keys, pattern.kind, *seeds, _trained(part, qkv), gradient, dqkv, dq_global, parts, alpha_parts),
         (length, shape.outside, *_factors(shape, part)),
         SHARES=SHARES,
         # With loads ahead of the loop, Triton 3.6 gives other gradients on Hopper, in 16 bits and tiles of 64 rows.

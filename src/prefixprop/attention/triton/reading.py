@@ -7,7 +7,9 @@ The text gets no gradient.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import triton
@@ -16,28 +18,36 @@ from torch import Tensor
 
 from prefixprop.attention.backends import INTERPRETED
 from prefixprop.attention.pattern import AttentionPattern
+from prefixprop.attention.rope import Angles
 from prefixprop.attention.triton.attention_backward import receive
 from prefixprop.attention.triton.attention_forward import finish_rows, start_rows
-from prefixprop.attention.triton.dropout import draw_dropout_seeds
-from prefixprop.attention.triton.launch_attention import Shape, factors, precision
-from prefixprop.attention.triton.pattern import DevicePattern
-from prefixprop.attention.triton.rope import rope_forward
+from prefixprop.attention.triton.launch_attention import DevicePattern, Shape, factors, precision
+from prefixprop.attention.triton.rope import Rope
 from prefixprop.attention.triton.tiles import (
     FACTS,
     FIRST,
     LAST,
     UNSEEN,
+    draw_dropout_seeds,
     load_rows,
     score,
     store_rows,
     visit,
     visit_sequence,
 )
-from prefixprop.attention.triton.triton_kernel import TritonKernel, function
+from prefixprop.attention.triton.triton_kernel import Gradients, TritonKernel, run
 
 
-class Reading(NamedTuple):
-    """Sizes, and what is the same for all layers."""
+class KeptReading(NamedTuple):
+    qkv: Tensor
+    kv: Tensor
+    output: Tensor
+    lse: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A step (see `triton_kernel.run`) of queries, keys and values."""
 
     heads: int
     length: int  # virtual tokens of a reader
@@ -45,14 +55,54 @@ class Reading(NamedTuple):
     dropout: float
     kind: Tensor
     facts: Tensor
-    query_seeds: Tensor
-    text_seeds: Tensor
-    own_seeds: Tensor
+    seeds: list[Tensor]  # of dropout, for queries, text and own keys
 
     @property
     def asking(self) -> int:
         """Queries of a reader."""
         return 1 if self.first_only else self.length
+
+    def forward(self, qkv: Tensor, kv: Tensor, keeps: bool) -> tuple[Tensor, tuple[KeptReading]]:
+        batch, rows, width = qkv.shape[0], qkv.shape[1], qkv.shape[2] // 3
+        queries = rows // self.length * self.asking
+        output = qkv.new_empty(batch, queries, width)
+        lse = qkv.new_empty(batch, self.heads, queries, dtype=torch.float32)
+        self._launch(qkv, kv, output, lse, output, qkv, backward=False)
+        return output, (KeptReading(qkv, kv, output, lse),)
+
+    def backward(self, kept: tuple[KeptReading], needs: Sequence[bool], gradient: Tensor) -> Gradients:
+        qkv, kv, output, lse = kept[0]
+        dqkv = torch.empty_like(qkv)
+        if self.first_only:
+            dqkv[..., : output.shape[2]] = 0
+        self._launch(qkv, kv, output, lse, gradient, dqkv, backward=True)
+        return dqkv, None
+
+    def _launch(
+        self, qkv: Tensor, kv: Tensor, output: Tensor, lse: Tensor, gradient: Tensor, dqkv: Tensor, backward: bool
+    ) -> None:
+        batch, rows, width = qkv.shape[0], qkv.shape[1], qkv.shape[2] // 3
+        size, readers, asking = width // self.heads, rows // self.length, self.asking
+        tiles = tiles_for(qkv.dtype, size, backward)
+        queries = min(tiles["BLOCK_M"], max(16, 1 << (readers * asking - 1).bit_length()))
+        group = max(1, queries // asking)
+        shape = Shape(self.heads, size, 0, 0, 0, self.dropout)
+        _READ(
+            (-(-readers // group), batch * self.heads),
+            (qkv, kv, self.kind, self.facts, *self.seeds, output, lse, gradient, dqkv),
+            (readers, kv.shape[1], group, *factors(shape)),
+            HEADS=self.heads,
+            SIZE=size,
+            BLOCK_D=max(16, 1 << (size - 1).bit_length()),
+            KV_STRIDE=kv.stride(1),
+            KV_START=kv.shape[2] - 2 * width,
+            LENGTH=self.length,
+            ASKING=asking,
+            PRECISION=precision(qkv.dtype),
+            DROPOUT=self.dropout > 0,
+            BACKWARD=backward,
+            **tiles | {"BLOCK_M": max(queries, 1 << (asking - 1).bit_length())},
+        )
 
 
 def attend_to_text(
@@ -63,7 +113,7 @@ def attend_to_text(
     readers: int,
     first_only: bool = False,
     dropout: float = 0.0,
-    rope: tuple[Tensor, Tensor] | None = None,
+    rope: Angles | None = None,
 ) -> Tensor:
     """Attention [batch, queries, width] of readers to a text and to themselves.
 
@@ -72,73 +122,15 @@ def attend_to_text(
     text's positions, `kv` has the text's queries too, and is rotated here.
     """
     if rope is not None:
-        nothing = kv.new_empty(0, dtype=torch.int32)
-        kv = rope_forward(kv, *rope, kv.new_empty(len(kv), 0, 2), nothing, nothing, heads).view_as(kv)
+        kv = Rope.in_order(rope, heads, kv, 0).rotate(kv, kv.new_empty(len(kv), 0, 2)).view_as(kv)
     batch, rows, _ = qkv.shape
-    kv = kv.expand(batch, -1, -1).contiguous()  # one text may be read by the whole batch
     on_device = pattern.prepared(DevicePattern.of, 0, heads)
     queries = readers if first_only else rows
     seeds = draw_dropout_seeds((batch * heads * queries, batch * kv.shape[1], batch * rows), on_device.facts, dropout)
-    reading = Reading(heads, rows // readers, first_only, float(dropout), on_device.kind, on_device.facts, *seeds)
-    run: Any = _attend if torch.is_grad_enabled() and qkv.requires_grad else _forward
-    return run(qkv.contiguous(), kv.detach(), reading)[0]
-
-
-def _forward(qkv: Tensor, kv: Tensor, reading: Reading) -> tuple[Tensor, Tensor]:
-    batch, rows, width = qkv.shape[0], qkv.shape[1], qkv.shape[2] // 3
-    queries = rows // reading.length * reading.asking
-    output = qkv.new_empty(batch, queries, width)
-    lse = qkv.new_empty(batch, reading.heads, queries, dtype=torch.float32)
-    _launch(qkv, kv, reading, output, lse, output, qkv, backward=False)
-    return output, lse
-
-
-def _keep(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
-    qkv, kv, ctx.reading = inputs
-    ctx.save_for_backward(qkv, kv, *output)
-    ctx.mark_non_differentiable(output[1])
-    ctx.set_materialize_grads(False)
-
-
-def _backward(ctx: Any, gradient: Tensor, *_: Any) -> tuple[Tensor, None, None]:
-    qkv, kv, output, lse = ctx.saved_tensors
-    dqkv = torch.empty_like(qkv)
-    if ctx.reading.first_only:
-        dqkv[..., : output.shape[2]] = 0
-    _launch(qkv, kv, ctx.reading, output, lse, gradient.contiguous(), dqkv, backward=True)
-    return dqkv, None, None
-
-
-_attend = function(_forward, _keep, _backward)
-
-
-def _launch(
-    qkv: Tensor, kv: Tensor, reading: Reading, output: Tensor, lse: Tensor, gradient: Tensor, dqkv: Tensor,
-    backward: bool,
-) -> None:  # fmt: skip
-    batch, rows, width = qkv.shape[0], qkv.shape[1], qkv.shape[2] // 3
-    size, readers = width // reading.heads, rows // reading.length
-    tiles = tiles_for(qkv.dtype, size, backward)
-    queries = min(tiles["BLOCK_M"], max(16, 1 << (readers * reading.asking - 1).bit_length()))
-    group = max(1, queries // reading.asking)
-    shape = Shape(reading.heads, size, 0, 0, 0, reading.dropout)
-    _READ(
-        (-(-readers // group), batch * reading.heads),
-        (qkv, kv, reading.kind, reading.facts, reading.query_seeds, reading.text_seeds, reading.own_seeds, output,
-         lse, gradient, dqkv),
-        (readers, kv.shape[1], group, *factors(shape)),
-        HEADS=reading.heads,
-        SIZE=size,
-        BLOCK_D=max(16, 1 << (size - 1).bit_length()),
-        KV_STRIDE=kv.stride(1),
-        KV_START=kv.shape[2] - 2 * width,
-        LENGTH=reading.length,
-        ASKING=reading.asking,
-        PRECISION=precision(qkv.dtype),
-        DROPOUT=reading.dropout > 0,
-        BACKWARD=backward,
-        **tiles | {"BLOCK_M": max(queries, 1 << (reading.asking - 1).bit_length())},
-    )  # fmt: skip
+    reading = Reading(heads, rows // readers, first_only, float(dropout), on_device.kind, on_device.facts, seeds)
+    # One text may be read by the whole batch.
+    found: Tensor = run(reading, qkv.contiguous(), kv.detach().expand(batch, -1, -1).contiguous())
+    return found
 
 
 def tiles_for(dtype: torch.dtype, size: int, backward: bool) -> dict[str, int]:

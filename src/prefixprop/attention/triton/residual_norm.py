@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 import triton
@@ -10,8 +11,8 @@ import triton.language as tl
 from torch import Tensor
 
 from prefixprop.attention.backends import INTERPRETED
-from prefixprop.attention.triton.dropout import draw_dropout_seeds, is_kept, levels
-from prefixprop.attention.triton.triton_kernel import TritonKernel, function
+from prefixprop.attention.triton.tiles import draw_dropout_seeds, is_kept, levels
+from prefixprop.attention.triton.triton_kernel import Gradients, TritonKernel, run
 
 ROWS = 4  # of a program at a time
 PROGRAMS = 3 if INTERPRETED else 1024  # that share all rows where the norm is trained; each sums gradients
@@ -19,124 +20,119 @@ PROGRAMS = 3 if INTERPRETED else 1024  # that share all rows where the norm is t
 
 def residual_norm(update: Tensor, residual: Tensor, norm: torch.nn.LayerNorm, dropout: float) -> Tensor:
     """`norm(dropout(update) + residual)`."""
-    width = residual.shape[-1]
-    row_seeds, column_seeds = draw_dropout_seeds((residual.numel() // width, width), norm.weight, dropout)
-    learns = any(tensor.requires_grad for tensor in (update, residual, norm.weight, norm.bias))
-    keeps_sum = torch.is_grad_enabled() and learns
-    run: Any = _residual_norm if keeps_sum else normalise
-    return run(
-        update.contiguous(), residual.contiguous(), norm.weight, norm.bias, row_seeds, column_seeds,
-        norm.eps, float(dropout), keeps_sum,
-    )[0]  # fmt: skip
+    return _sum_and_norm(update, residual, norm, float(dropout), returns_sum=False)[0]
 
 
 def sum_and_norm(update: Tensor, residual: Tensor, norm: torch.nn.LayerNorm) -> tuple[Tensor, Tensor]:
     """`update + residual`, and `norm` of that; the norm may lack a bias."""
-    run = _sum_and_norm if torch.is_grad_enabled() else _normed_and_sum
-    normed, total, *_ = run(update.contiguous(), residual.contiguous(), norm.weight, norm.bias, norm.eps)
+    normed, total = _sum_and_norm(update, residual, norm, 0.0, returns_sum=True)
     return total, normed
 
 
-def normalise(
-    update: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, row_seeds: Tensor, column_seeds: Tensor,
-    epsilon: float, dropout: float, keeps_sum: bool,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """The result, the sum that was normalised, and its rows' mean and 1/σ; the last two only if they are kept."""
+def _sum_and_norm(
+    update: Tensor, residual: Tensor, norm: torch.nn.LayerNorm, dropout: float, returns_sum: bool
+) -> tuple[Tensor, Tensor]:
     width = residual.shape[-1]
-    rows = residual.numel() // width
-    result = torch.empty_like(residual)
-    total = torch.empty_like(residual) if keeps_sum else residual.new_empty(0)
-    moments = residual.new_empty(rows if keeps_sum else 0, 2, dtype=torch.float32)
-    _NORMALISE(
-        (-(-rows // ROWS),),
-        (update, residual, weight, weight if bias is None else bias, row_seeds, column_seeds, result, total, moments),
-        (rows, *levels(dropout), epsilon),
-        WIDTH=width,
-        BLOCK=1 << (width - 1).bit_length(),
-        ROWS=ROWS,
-        DROPOUT=dropout > 0,
-        KEEPS_SUM=keeps_sum,
-        BIAS=bias is not None,
-    )
-    return result, total, moments
+    seeds = draw_dropout_seeds((residual.numel() // width, width), norm.weight, dropout)
+    step = _SumAndNorm(ResidualNorm(norm.weight, norm.bias, norm.eps, dropout, *seeds), update.dtype, returns_sum)
+    return run(step, update.contiguous(), residual.contiguous(), norm.weight, norm.bias)
 
 
-def _keep(ctx: Any, inputs: tuple, output: tuple) -> None:
-    update, _, weight, _, row_seeds, column_seeds, _, ctx.dropout, _ = inputs
-    ctx.update_type = update.dtype
-    ctx.save_for_backward(output[1], output[2], weight, row_seeds, column_seeds)
-    ctx.mark_non_differentiable(output[1], output[2])
-    ctx.set_materialize_grads(False)
+class ResidualNorm(NamedTuple):
+    """A norm with the dropout in front of it; without dropout, the seeds are not read."""
+
+    weight: Tensor
+    bias: Tensor | None
+    epsilon: float
+    dropout: float
+    row_seeds: Tensor
+    column_seeds: Tensor
+
+    def normalise(self, update: Tensor, residual: Tensor, keeps_sum: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """The result, the sum that was normalised, and its rows' mean and 1/σ; the last two only if they are kept."""
+        width = residual.shape[-1]
+        rows = residual.numel() // width
+        result = torch.empty_like(residual)
+        total = torch.empty_like(residual) if keeps_sum else residual.new_empty(0)
+        moments = residual.new_empty(rows if keeps_sum else 0, 2, dtype=torch.float32)
+        bias = self.weight if self.bias is None else self.bias
+        _NORMALISE(
+            (-(-rows // ROWS),),
+            (update, residual, self.weight, bias, self.row_seeds, self.column_seeds, result, total, moments),
+            (rows, *levels(self.dropout), self.epsilon),
+            WIDTH=width,
+            BLOCK=1 << (width - 1).bit_length(),
+            ROWS=ROWS,
+            DROPOUT=self.dropout > 0,
+            KEEPS_SUM=keeps_sum,
+            BIAS=self.bias is not None,
+        )
+        return result, total, moments
+
+    def gradients(
+        self, gradient: Tensor, total: Tensor, moments: Tensor, d_total: Tensor | None = None, trains: bool = False
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Gradients of the residual and of the update; and if it `trains`, parts [programs, 2, width] of the sums
+        that are the gradients of weight and bias. `d_total` is what the sum gets from elsewhere."""
+        d_residual = torch.empty_like(total)
+        d_update = torch.empty_like(total) if self.dropout else total.new_empty(0)
+        sums = total.new_empty(PROGRAMS if trains else 0, 2, total.shape[-1], dtype=torch.float32)
+        more = gradient if d_total is None else d_total
+        width = total.shape[-1]
+        rows = total.numel() // width
+        kernel, programs = (_DIFFERENTIATE_ALL, PROGRAMS) if trains else (_DIFFERENTIATE, -(-rows // ROWS))
+        kernel(
+            (programs,),
+            (
+                gradient,
+                more,
+                total,
+                moments,
+                self.weight,
+                self.row_seeds,
+                self.column_seeds,
+                d_residual,
+                d_update,
+                sums,
+            ),
+            (rows, *levels(self.dropout)),
+            WIDTH=width,
+            BLOCK=1 << (width - 1).bit_length(),
+            ROWS=ROWS,
+            DROPOUT=self.dropout > 0,
+            MORE=d_total is not None,
+        )
+        return d_residual, d_update if self.dropout else d_residual, sums
 
 
-def _backward(ctx: Any, gradient: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
-    if gradient is None:
-        return (None,) * 9
-    total, moments, weight, row_seeds, column_seeds = ctx.saved_tensors
-    trains_weight, trains_bias = ctx.needs_input_grad[2:4]
-    trains_norm = trains_weight or trains_bias
-    residual, update, sums = gradients(
-        gradient.contiguous(), total, moments, weight, row_seeds, column_seeds, trains_norm, ctx.dropout
-    )
-    update = (update if ctx.dropout else residual).to(ctx.update_type)  # under autocast they differ
-    d_weight, d_bias = sums.sum(dim=0).to(weight.dtype) if trains_norm else (None, None)
-    return (update, residual, d_weight if trains_weight else None, d_bias if trains_bias else None, *(None,) * 5)
+class _KeptSum(NamedTuple):
+    total: Tensor
+    moments: Tensor
 
 
-def _normed_and_sum(
-    update: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float
-) -> tuple[Tensor, Tensor, tuple[Tensor]]:
-    normed, total, moments = normalise(update, residual, weight, bias, weight, weight, epsilon, 0.0, True)
-    return normed, total, (moments,)
+class _SumAndNorm(NamedTuple):
+    """The norm of the sum, and the sum, as an operation."""
 
+    norm: ResidualNorm
+    update_type: torch.dtype
+    returns_sum: bool
 
-def _keep_both(ctx: Any, inputs: tuple, output: tuple) -> None:
-    update, _, weight, bias, _ = inputs
-    ctx.update_type, ctx.has_bias = update.dtype, bias is not None
-    ctx.save_for_backward(output[1], *output[2], weight)
+    def forward(
+        self, update: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, keeps: bool
+    ) -> tuple[tuple[Tensor, Tensor], tuple[_KeptSum]]:
+        result, total, moments = self.norm.normalise(update, residual, keeps_sum=keeps or self.returns_sum)
+        return (result, total), (_KeptSum(total, moments),)
 
-
-def _backward_of_both(ctx: Any, d_normed: Tensor, d_total: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-    total, moments, weight = ctx.saved_tensors
-    trains_norm = any(ctx.needs_input_grad[2:4])
-    found, sums = gradients(
-        d_normed.contiguous(), total, moments, weight, weight, weight, trains_norm, 0.0, d_total.contiguous()
-    )[::2]
-    d_weight, d_bias = sums.sum(dim=0).to(weight.dtype) if trains_norm else (None, None)
-    return found.to(ctx.update_type), found, d_weight, d_bias if ctx.has_bias else None, None
-
-
-def gradients(
-    gradient: Tensor, total: Tensor, moments: Tensor, weight: Tensor, row_seeds: Tensor, column_seeds: Tensor,
-    trains_norm: bool, dropout: float, d_total: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of the residual, of the update, if it differs from that, and parts [programs, 2, width] of the sums
-    that are the gradients of the norm's weight and bias, if these are wanted. `for_total` is what the sum gets from
-    elsewhere."""
-    results = (
-        torch.empty_like(total),
-        torch.empty_like(total) if dropout else total.new_empty(0),
-        total.new_empty(PROGRAMS if trains_norm else 0, 2, total.shape[-1], dtype=torch.float32),
-    )
-    width = total.shape[-1]
-    rows = total.numel() // width
-    kernel, programs = (_DIFFERENTIATE_ALL, PROGRAMS) if trains_norm else (_DIFFERENTIATE, -(-rows // ROWS))
-    kernel(
-        (programs,),
-        (gradient, gradient if d_total is None else d_total, total, moments, weight, row_seeds, column_seeds,
-         *results),
-        (rows, *levels(dropout)),
-        WIDTH=width,
-        BLOCK=1 << (width - 1).bit_length(),
-        ROWS=ROWS,
-        DROPOUT=dropout > 0,
-        MORE=d_total is not None,
-    )  # fmt: skip
-    return results
-
-
-_residual_norm = function(normalise, _keep, _backward)
-_sum_and_norm = function(_normed_and_sum, _keep_both, _backward_of_both)
+    def backward(
+        self, kept: tuple[_KeptSum], needs: Sequence[bool], d_normed: Tensor | None, d_total: Tensor | None
+    ) -> Gradients:
+        (total, moments), weight = kept[0], self.norm.weight
+        d_normed = torch.zeros_like(total) if d_normed is None else d_normed
+        trains = any(needs[2:])
+        d_residual, d_update, sums = self.norm.gradients(d_normed, total, moments, d_total, trains)
+        d_weight, d_bias = sums.sum(dim=0).to(weight.dtype) if trains else (None, None)
+        # Under autocast the types differ.
+        return d_update.to(self.update_type), d_residual, d_weight, None if self.norm.bias is None else d_bias
 
 
 @triton.jit(do_not_specialize=["rows", "keep_threshold"])

@@ -5,7 +5,8 @@ It can also leave out padding, so that documents are packed one after the other,
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 import triton
@@ -13,54 +14,79 @@ import triton.language as tl
 from torch import Tensor
 
 from prefixprop.attention.backends import INTERPRETED
-from prefixprop.attention.triton.triton_kernel import TritonKernel, function
+from prefixprop.attention.rope import Angles
+from prefixprop.attention.triton.triton_kernel import Gradients, TritonKernel
 
 
-def rope_forward(
-    projected: Tensor, cosine: Tensor, sine: Tensor, prefix: Tensor, places: Tensor, prefix_places: Tensor, heads: int
-) -> Tensor:
-    """Rows of query, key and value [batch * (length + j), 3 width], queries and keys of tokens rotated.
+class Rope(NamedTuple):
+    """Angles, `cosine` and `sine` [batch or 1, length, size], and where rows go.
 
-    They come from `projected` [batch, length, 3 width], `cosine` and `sine` [batch or 1, length, size], and `prefix`
-    [batch, j, 2 width], keys and values. Tokens stand where `places` [batch, length] says (nowhere: -1), or in their
-    order if it is empty; prefix rows, whose queries are zeros, where `prefix_places` [batch * j] says.
+    Tokens stand where `places` [batch, length] says (nowhere: -1), or in their order if it is empty; prefix rows,
+    whose queries are zeros, where `prefix_places` [batch * j] says.
     """
-    batch, length, width = projected.shape
-    qkv = projected.new_empty(batch * (length + prefix.shape[1]), width)
-    _launch(projected, qkv, cosine, sine, places, heads, backward=False)
-    if prefix.shape[1]:
-        qkv[prefix_places] = torch.nn.functional.pad(prefix.flatten(0, 1), (prefix.shape[2] // 2, 0))
-    return qkv
 
+    cosine: Tensor
+    sine: Tensor
+    heads: int
+    shape: tuple[int, int]  # examples and their length
+    places: Tensor
+    prefix_places: Tensor
 
-def rope_backward(
-    gradient: Tensor, cosine: Tensor, sine: Tensor, places: Tensor, batch: int, length: int, heads: int
-) -> Tensor:
-    """The gradient of `projected`: zeros for tokens that have no place."""
-    d_projected = gradient.new_empty(batch, length, gradient.shape[1])
-    _launch(gradient, d_projected, cosine, sine, places, heads, backward=True)
-    return d_projected
+    @classmethod
+    def in_order(cls, angles: Angles, heads: int, projected: Tensor, prefix_keys: int) -> Rope:
+        """Tokens in their order, followed by the prefix rows."""
+        batch, length, _ = projected.shape
+        behind = torch.arange(batch * length, batch * (length + prefix_keys), device=projected.device)
+        cosine, sine = angles
+        return cls(cosine.contiguous(), sine.contiguous(), heads, (batch, length), behind[:0].int(), behind)
 
+    def rotate(self, projected: Tensor, prefix: Tensor) -> Tensor:
+        """Rows of query, key and value [batch * (length + j), 3 width], queries and keys of tokens rotated.
 
-def _launch(
-    source: Tensor, target: Tensor, cosine: Tensor, sine: Tensor, places: Tensor, heads: int, backward: bool
-) -> None:
-    projected = target if backward else source
-    batch, length, width = projected.shape
-    size = width // (3 * heads)
-    block = 16 if INTERPRETED else 64
-    _ROPE(
-        (heads, -(-batch * length // block)),
-        (source, target, cosine, sine, places),
-        (batch * length, length),
-        HEADS=heads,
-        SIZE=size,
-        HALF=1 << (size // 2 - 1).bit_length(),
-        BLOCK=block,
-        SHARED=cosine.shape[0] == 1,
-        PLACED=places.numel() > 0,
-        BACKWARD=backward,
-    )
+        They come from `projected` [batch, length, 3 width] and `prefix` [batch, j, 2 width], keys and values.
+        """
+        batch, length, width = projected.shape
+        qkv = projected.new_empty(batch * (length + prefix.shape[1]), width)
+        self._launch(projected, qkv, backward=False)
+        if prefix.shape[1]:
+            qkv[self.prefix_places] = torch.nn.functional.pad(prefix.flatten(0, 1), (prefix.shape[2] // 2, 0))
+        return qkv
+
+    def rotate_backward(
+        self, dqkv: Tensor, needs_projected: bool, needs_prefix: bool
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Gradients of `projected`, zeros for tokens that have no place, and of `prefix`."""
+        width = dqkv.shape[1]
+        d_projected = d_prefix = None
+        if needs_prefix:
+            d_prefix = dqkv[self.prefix_places][:, width // 3 :].reshape(self.shape[0], -1, 2 * width // 3)
+        if needs_projected:  # not in a frozen model's first layer, if only prefix keys are trained
+            d_projected = dqkv.new_empty(*self.shape, width)
+            self._launch(dqkv, d_projected, backward=True)
+        return d_projected, d_prefix
+
+    def forward(self, projected: Tensor, prefix: Tensor, keeps: bool) -> tuple[Tensor, tuple[()]]:
+        return self.rotate(projected, prefix), ()
+
+    def backward(self, kept: tuple[()], needs: Sequence[bool], gradient: Tensor) -> Gradients:
+        return self.rotate_backward(gradient, *needs)
+
+    def _launch(self, source: Tensor, target: Tensor, backward: bool) -> None:
+        batch, length, width = (target if backward else source).shape
+        size = width // (3 * self.heads)
+        block = 16 if INTERPRETED else 64
+        _ROPE(
+            (self.heads, -(-batch * length // block)),
+            (source, target, self.cosine, self.sine, self.places),
+            (batch * length, length),
+            HEADS=self.heads,
+            SIZE=size,
+            HALF=1 << (size // 2 - 1).bit_length(),
+            BLOCK=block,
+            SHARED=self.cosine.shape[0] == 1,
+            PLACED=self.places.numel() > 0,
+            BACKWARD=backward,
+        )
 
 
 @triton.jit(do_not_specialize=["rows", "length"])
@@ -102,41 +128,22 @@ def rope_kernel(
         )
 
 
-def _keep(ctx: Any, inputs: tuple, output: Tensor) -> None:
-    projected, cosine, sine, prefix, places, prefix_places, ctx.heads = inputs
-    ctx.save_for_backward(cosine, sine, places, prefix_places)
-    ctx.shapes = projected.shape, prefix.shape
+class Move(NamedTuple):
+    """Packed rows [packed, width] in their order [batch, length, width]; zeros for rows without a place."""
 
+    places: Tensor
+    packed: int  # rows
 
-def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-    cosine, sine, places, prefix_places = ctx.saved_tensors
-    (batch, length, width), prefix_shape = ctx.shapes
-    gradient = gradient.contiguous()
-    d_prefix = None
-    if ctx.needs_input_grad[3]:
-        d_prefix = gradient[prefix_places][:, width // 3 :].reshape(prefix_shape)
-    d_projected = None
-    if ctx.needs_input_grad[0]:  # not in a frozen model's first layer, if only prefix keys are trained
-        d_projected = rope_backward(gradient, cosine, sine, places, batch, length, ctx.heads)
-    return d_projected, None, None, d_prefix, None, None, None
+    def forward(self, rows: Tensor, keeps: bool) -> tuple[Tensor, tuple[()]]:
+        moved = rows.new_empty(*self.places.shape, rows.shape[1])
+        _move(rows, moved, self.places, backward=False)
+        return moved, ()
 
-
-def apply_rope(*arguments: Any) -> Tensor:
-    return (_rope if torch.is_grad_enabled() else rope_forward)(*arguments)
-
-
-def move_forward(rows: Tensor, places: Tensor) -> Tensor:
-    """Packed rows [., width] in their order [batch, length, width]; zeros for rows without a place."""
-    moved = rows.new_empty(*places.shape, rows.shape[1])
-    _move(rows, moved, places, backward=False)
-    return moved
-
-
-def move_backward(gradient: Tensor, places: Tensor, count: int) -> Tensor:
-    """The gradient of `count` packed rows; zeros for prefix rows, which no token occupies but which are read."""
-    d_rows = gradient.new_zeros(count, gradient.shape[2])
-    _move(gradient, d_rows, places, backward=True)
-    return d_rows
+    def backward(self, kept: tuple[()], needs: Sequence[bool], gradient: Tensor) -> Gradients:
+        # Zeros for prefix rows, which no token occupies but which are read.
+        d_rows = gradient.new_zeros(self.packed, gradient.shape[2])
+        _move(gradient, d_rows, self.places, backward=True)
+        return (d_rows,)
 
 
 def _move(source: Tensor, target: Tensor, places: Tensor, backward: bool) -> None:
@@ -171,20 +178,4 @@ def move_rows(
         tl.store(target + ordered, tl.load(source + placed, mask=exists, other=0.0), mask=inside)
 
 
-def _keep_places(ctx: Any, inputs: tuple, output: Tensor) -> None:
-    ctx.save_for_backward(inputs[1])
-    ctx.count = inputs[0].shape[0]
-
-
-def _move_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-    (places,) = ctx.saved_tensors
-    return move_backward(gradient.contiguous(), places, ctx.count), None
-
-
-def move(*arguments: Any) -> Tensor:
-    return (_moved if torch.is_grad_enabled() else move_forward)(*arguments)
-
-
 _ROPE, _MOVE_ROWS = TritonKernel(rope_kernel), TritonKernel(move_rows)
-_rope = function(rope_forward, _keep, _backward)
-_moved = function(move_forward, _keep_places, _move_backward)

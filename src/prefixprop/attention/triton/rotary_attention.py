@@ -6,7 +6,6 @@ Documents that are known to have the same length use cuDNN's attention instead, 
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -15,16 +14,14 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from prefixprop.attention.pattern import AttentionPattern
-from prefixprop.attention.prefix import FusedPart, PrefixedKeys, PrefixPart, outside_softmax
-from prefixprop.attention.rope import Rope, attend_to_all
-from prefixprop.attention.triton import launch_attention
-from prefixprop.attention.triton.launch_attention import DropoutSeeds, Shape
-from prefixprop.attention.triton.pattern import DevicePattern
-from prefixprop.attention.triton.prefix_part import Rows, add_gradients, add_part, fits
-from prefixprop.attention.triton.rope import apply_rope, move
-from prefixprop.attention.triton.self_attention import as_rows, attend, kernel_arguments
+from prefixprop.attention.prefix import FusedPart, LayerPrefix, PrefixedKeys, PrefixPart, as_rows, outside_softmax
+from prefixprop.attention.rope import Angles, attend_to_all
+from prefixprop.attention.triton.block import Attention
+from prefixprop.attention.triton.launch_attention import Setting
+from prefixprop.attention.triton.prefix_part import can_fuse
+from prefixprop.attention.triton.rope import Move, Rope
 from prefixprop.attention.triton.tiles import MASKED
-from prefixprop.attention.triton.triton_kernel import function
+from prefixprop.attention.triton.triton_kernel import run
 
 try:
     from torch.nn.attention import varlen
@@ -63,7 +60,7 @@ class Packing(NamedTuple):
 
 def rotary_attention(
     projected: Tensor,
-    rope: Rope,
+    angles: Angles,
     heads: int,
     reach: int | None,
     pattern: AttentionPattern,
@@ -76,31 +73,54 @@ def rotary_attention(
     projected = projected.contiguous()
     has_flash = reach is None and has_flash_attention(projected, heads, dropout)
     if has_flash and prefix_part is None:
-        return packed_attention(projected, rope, heads, pattern, prefix)
+        return packed_attention(projected, angles, heads, pattern, prefix)
 
     batch, length, width = projected.shape
     in_softmax = prefix if prefix_part is None else None
     front = as_rows(None if reach is None else in_softmax, projected[..., : width // 3])
-    behind = torch.arange(batch * length, batch * (length + front.shape[1]), device=projected.device)
-    qkv = apply_rope(projected, *_angles(rope), front, behind[:0].int(), behind, heads)
+    qkv = run(Rope.in_order(angles, heads, projected, front.shape[1]), projected, front)
     query, key, value = qkv[: batch * length].view(batch, length, 3, heads, -1).transpose(1, 3).unbind(2)
-    outside = pattern.rows_outside_softmax
-    output = None
+    outside, size = pattern.rows_outside_softmax, query.shape[-1]
+    text = None
     if has_flash:
-        output = packed_attention(projected, rope, heads, pattern.prepared(_text_alone), None)
+        text = packed_attention(projected, angles, heads, pattern.prepared(_text_alone), None)
     elif reach is None:
-        output = attend_to_all(query[:, :, outside:], key, value, pattern, in_softmax, dropout)
-        output = F.pad(output.transpose(1, 2).flatten(2), (0, 0, outside, 0))
-    arguments = partial(kernel_arguments, heads, query.shape[-1], reach or 0, pattern, in_softmax, dropout)
-    if outside:
-        fused_part = fused_part if fits(outside, query.shape[-1], qkv) else None
-        output = split_attention(qkv, output, fused_part, pattern, arguments())
-    elif output is None:
-        output = attend(qkv, None, *arguments())
-    if prefix_part is None or (outside and fused_part is not None):
+        text = attend_to_all(query[:, :, outside:], key, value, pattern, in_softmax, dropout)
+        text = F.pad(text.transpose(1, 2).flatten(2), (0, 0, outside, 0))
+    given = LayerPrefix(prefix, prefix_part, fused_part)
+    is_fused = can_fuse(given, pattern, size, qkv)
+    output = text
+    if outside or text is None:
+        given = given if is_fused else given._replace(fused=None)
+        attention = kernel_attention(heads, size, reach or 0, pattern, given, dropout, text is not None)
+        output = run(attention, qkv, None, text, attention.alpha)
+    assert output is not None
+    if prefix_part is None or is_fused:
         return output
     part = prefix_part(query, *outside_softmax(key, value, prefix, pattern), dropout)
     return output + part.transpose(1, 2).flatten(2)
+
+
+def kernel_attention(
+    heads: int,
+    size: int,
+    reach: int,
+    pattern: AttentionPattern,
+    prefix: LayerPrefix,
+    dropout: float,
+    has_text: bool = False,
+) -> Attention:
+    """How the kernels attend; the part outside the softmax (Eq. 3) only if `prefix` has a fused one."""
+    front = prefix.key_values if prefix.part is None else None
+    prefix_keys = 0 if front is None else front.keys.shape[2]
+    setting = Setting.of(pattern, heads, size, reach, prefix_keys, dropout)
+    part_kind = None if prefix.fused is None else pattern.prepared(_without_global_rows)
+    return Attention(setting, prefix.fused, part_kind, has_text=has_text)
+
+
+def _without_global_rows(pattern: AttentionPattern) -> Tensor:
+    """The kinds of rows for Eq. 3, without global rows: prefix rows share the projections of all others."""
+    return pattern.is_masked.to(torch.int8) * MASKED.value
 
 
 def _text_alone(pattern: AttentionPattern) -> AttentionPattern:
@@ -111,19 +131,24 @@ def _text_alone(pattern: AttentionPattern) -> AttentionPattern:
 
 
 def packed_attention(
-    projected: Tensor, rope: Rope, heads: int, pattern: AttentionPattern, prefix: PrefixedKeys | None
+    projected: Tensor, angles: Angles, heads: int, pattern: AttentionPattern, prefix: PrefixedKeys | None
 ) -> Tensor:
     """Attention of all rows to all rows and the prefix."""
     front = as_rows(prefix, projected[..., : projected.shape[2] // 3])
     packing = pattern.prepared(Packing.of, front.shape[1])
-    qkv = apply_rope(projected, *_angles(rope), front, packing.places, packing.prefix_places, heads)
+    cosine, sine = (each.contiguous() for each in angles)
+    batch, length, _ = projected.shape
+    rope = Rope(cosine, sine, heads, (batch, length), packing.places, packing.prefix_places)
+    qkv = run(rope, projected, front)
     if packing.all_have is not None and has_dense_attention(qkv, packing.tokens):
-        output = dense_attention(qkv, heads, len(projected), packing.all_have)
-        return output if output.shape[1] == projected.shape[1] else move(output.flatten(0, 1), packing.places)
+        output = dense_attention(qkv, heads, batch, packing.all_have)
+        if output.shape[1] == length:
+            return output
+        return run(Move(packing.places, batch * output.shape[1]), output.flatten(0, 1))
     query, key, value = qkv.unflatten(-1, (3, heads, -1)).unbind(1)
     # Only the device knows how many rows there are in all; what follows the last document is unused.
     output = varlen_attn(query, key, value, packing.ends, packing.ends, packing.longest, packing.longest)
-    return move(output.flatten(1), packing.places)
+    return run(Move(packing.places, len(output)), output.flatten(1))
 
 
 def dense_attention(qkv: Tensor, heads: int, documents: int, length: int) -> Tensor:
@@ -133,11 +158,6 @@ def dense_attention(qkv: Tensor, heads: int, documents: int, length: int) -> Ten
     query, key, value = qkv.view(documents, length, 3, heads, -1).permute(2, 0, 3, 1, 4)
     with sdpa_kernel(DENSE, set_priority=True):
         return F.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2)
-
-
-def _angles(rope: Rope) -> Rope:
-    cosine, sine = rope
-    return cosine.contiguous(), sine.contiguous()
 
 
 def has_flash_attention(rows: Tensor, heads: int, dropout: float) -> bool:
@@ -150,64 +170,3 @@ def has_flash_attention(rows: Tensor, heads: int, dropout: float) -> bool:
 def has_dense_attention(rows: Tensor, tokens: int) -> bool:
     """Whether cuDNN is faster for documents of this many tokens, and the length is likely to come again."""
     return tokens % STEP == 0 and torch.cuda.get_device_capability(rows.device) >= (9, 0)
-
-
-def split_attention(
-    qkv: Tensor, text: Tensor | None, part: FusedPart | None, pattern: AttentionPattern, arguments: tuple
-) -> Tensor:
-    """Attention's rows [batch, length, width] from `qkv` (see tiles), in which tokens stand in their order.
-
-    Without `part`, the prefix's part is left out. In layers of full attention, `text` is the output of the text's own
-    rows, and only those of the prefix are computed here; gradients of `text` in their place must not be used.
-    `arguments` are those of `kernel_arguments`.
-    """
-    trained = None if part is None or part.trained is None else part.trained.contiguous()
-    fixed = None if part is None else part._replace(trained=None)
-    run = _split if torch.is_grad_enabled() else _split_forward
-    return run(qkv, text, trained, pattern.prepared(_without_global_rows), (fixed,), *arguments)[0]
-
-
-def _without_global_rows(pattern: AttentionPattern) -> Tensor:
-    """The kinds of rows for Eq. 3, without global rows: prefix rows share the projections of all others."""
-    return pattern.is_masked.to(torch.int8) * MASKED.value
-
-
-def _read_split(qkv: Tensor, kind: Tensor, arguments: tuple) -> tuple[DevicePattern, DropoutSeeds, Shape, Rows]:
-    pattern, seeds, shape = DevicePattern(*arguments[:5]), DropoutSeeds(*arguments[5:7]), Shape(*arguments[7:])
-    return pattern, seeds, shape, Rows(qkv, qkv, pattern._replace(kind=kind), seeds, shape)
-
-
-def _split_forward(
-    qkv: Tensor, text: Tensor | None, trained: Tensor | None, kind: Tensor, fixed: tuple, *arguments: Any
-) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """The output, and for backward that of the softmax alone, with its lse."""
-    pattern, seeds, shape, prefix_inputs = _read_split(qkv, kind, arguments)
-    others = None if text is None else text.clone(memory_format=torch.contiguous_format)
-    rows, lse = launch_attention.forward(qkv, None, pattern, seeds, shape, others)
-    (part,) = fixed
-    summed = rows if part is None else add_part(rows, prefix_inputs, part._replace(trained=trained))
-    return summed, (rows, lse)
-
-
-def _split_keep(ctx: Any, inputs: tuple, output: tuple[Tensor, tuple[Tensor, Tensor]]) -> None:
-    qkv, text, trained, kind, ctx.fixed, *arguments = inputs
-    ctx.has_text, ctx.numbers = text is not None, arguments[7:]
-    ctx.save_for_backward(qkv, trained, kind, *output[1], *arguments[:7])
-
-
-def _split_backward(ctx: Any, gradient: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-    qkv, trained, kind, rows, lse, *tensors = ctx.saved_tensors
-    pattern, seeds, shape, prefix_inputs = _read_split(qkv, kind, (*tensors, *ctx.numbers))
-    gradient = gradient.contiguous()
-    if ctx.has_text:
-        dqkv = launch_attention.backward_of_global_rows(gradient, rows, lse, qkv, pattern, seeds, shape)
-    else:
-        dqkv = launch_attention.backward(gradient, rows, lse, qkv, None, pattern, seeds, shape)[0]
-    (part,), d_alpha = ctx.fixed, None
-    if part is not None:
-        results = (dqkv, dqkv[:, shape.heads * shape.size :], dqkv)
-        d_alpha = add_gradients(gradient, prefix_inputs, part._replace(trained=trained), results)
-    return (dqkv, gradient if ctx.has_text else None, d_alpha, *(None,) * (2 + len(tensors) + len(ctx.numbers)))
-
-
-_split = function(_split_forward, _split_keep, _split_backward)

@@ -1,4 +1,4 @@
-"""What the attention kernels share: the layout of buffers, and how a tile of rows visits the keys that it sees.
+"""What kernels share: the layout of buffers, how a tile of rows visits the keys that it sees, and dropout.
 
 A layer's projections are in two buffers with one row per token: `qkv` [rows, 3, heads, size] holds query, key and
 value, and `kv_global` [rows, 2, heads, size] the key and value that global rows see. `qkv` also holds the query of a
@@ -8,15 +8,20 @@ all tokens.
 
 Forward and the gradient of the queries visit the same keys, so the same functions do both. From tile to tile they
 carry (attention so far, total, highest score) forward, and (gradient so far, lse, delta = Σ P dP) backward.
+
+Dropout's masks are computed from random seeds and not stored; backward computes the same ones.
 """
 
 from __future__ import annotations
 
+import itertools
+
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
-from prefixprop.attention.triton.dropout import is_kept
-
+LEVELS = 2**32  # of dropout's random numbers
 # Finite, so that a row that has seen nothing yet has no NaN; the first visible key outweighs what came before.
 UNSEEN = tl.constexpr(-1.0e30)
 # Kinds of tokens.
@@ -163,3 +168,29 @@ def reach_of(start, size, reach, first, last):
     """Where a tile's neighbourhood begins and ends, and the part of it that every row of the tile sees."""
     low, high = tl.maximum(start - reach, first), tl.minimum(start + size + reach, last)
     return low, high, start + size - 1 - reach, start + reach + 1
+
+
+def draw_dropout_seeds(counts: tuple[int, ...], like: Tensor, dropout: float) -> list[Tensor]:
+    """Random 32-bit seeds for `counts` rows or columns, from PyTorch's generator; `like` for each without dropout."""
+    if not dropout:
+        return [like] * len(counts)  # kernels need an address, which they do not read
+    # One draw for all, each aligned to 16 bytes, as kernels are compiled for.
+    ends = list(itertools.accumulate(-(-count // 4) * 4 for count in counts))
+    seeds = torch.randint(-LEVELS // 2, LEVELS // 2, (ends[-1],), dtype=torch.int32, device=like.device)
+    return [seeds[start : start + count] for start, count in zip([0, *ends], counts, strict=False)]
+
+
+def levels(probability: float) -> tuple[int, float]:
+    """keep_threshold, the smallest 32-bit number that is kept, and keep_scale, the factor for what is kept."""
+    dropped = min(round(probability * LEVELS), LEVELS - 1)
+    return dropped - LEVELS // 2, LEVELS / (LEVELS - dropped)
+
+
+@triton.jit
+def is_kept(row_seeds, column_seeds, keep_threshold):
+    """Whether each pair of a row and a column is kept.
+
+    To draw a random number for every probability would cost more than the attention itself. The two seeds are random
+    already; the multiplication breaks the dependence that is left between the corners of a rectangle.
+    """
+    return (row_seeds ^ column_seeds) * -1640531535 >= keep_threshold  # 2³² / golden ratio, made odd

@@ -1,12 +1,15 @@
-"""How Triton kernels are launched, and how PyTorch differentiates them."""
+"""How Triton kernels are launched, and how PyTorch differentiates steps that are made of them."""
 
 from __future__ import annotations
 
+from itertools import chain, islice
 from typing import Any
 
 import torch
 import triton
 from torch import Tensor
+
+Gradients = tuple[Tensor | None, ...]
 
 
 class TritonKernel:
@@ -41,18 +44,31 @@ class TritonKernel:
         compiled[(*grid, 1, 1)[:3]](*tensors, *numbers, *in_order)
 
 
-def function(forward: Any, keep: Any, backward: Any) -> Any:
-    """An autograd function in the old style: the new one inspects a signature at every call, which is slow."""
+class _Operation(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, step: Any, *tensors: Tensor | None) -> Any:
+        output, kept = step.forward(*tensors, keeps=True)
+        ctx.step, ctx.kinds = step, [*map(type, kept)]
+        ctx.save_for_backward(*chain.from_iterable(kept))
+        ctx.set_materialize_grads(False)
+        return output
 
-    class Function(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, *inputs: Any) -> Any:
-            output = forward(*inputs)
-            keep(ctx, inputs, output)
-            return output
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> Gradients:
+        if all(gradient is None for gradient in gradients):  # not `count`, which compares tensors
+            return (None,) * len(ctx.needs_input_grad)
+        saved = iter(ctx.saved_tensors)
+        kept = [kind(*islice(saved, len(kind._fields))) for kind in ctx.kinds]
+        whole = [None if gradient is None else gradient.contiguous() for gradient in gradients]
+        return None, *ctx.step.backward(kept, ctx.needs_input_grad[1:], *whole)
 
-        @staticmethod
-        def backward(ctx: Any, *gradients: Any) -> Any:
-            return backward(ctx, *gradients)
 
-    return Function.apply
+def run(step: Any, *tensors: Tensor | None) -> Any:
+    """The output of a step; through autograd only if something learns, which saves the host time.
+
+    A step has `forward(*tensors, keeps)`, which returns its output, and named tuples of tensors for backward if it
+    `keeps` any; and `backward(kept, needs, *gradients)`, which returns the gradients of `tensors`. Whatever needs no
+    gradient is a part of the step itself.
+    """
+    learns = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
+    return _Operation.apply(step, *tensors) if learns else step.forward(*tensors, keeps=False)[0]

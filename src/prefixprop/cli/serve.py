@@ -1,0 +1,86 @@
+"""`prefixprop serve`: answers over HTTP."""
+
+from __future__ import annotations
+
+import ipaddress
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from prefixprop.choices import DEFAULT_BATCH_TOKENS
+from prefixprop.cli.messages import clean_errors, printable
+from prefixprop.cli.predict import names_of
+from prefixprop.optional_packages import import_optional
+from prefixprop.runs.directory import RunDirectory
+
+
+def serve(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="RUN...", help="Directories of finished runs; those on the same encoder share it in memory."
+        ),
+    ],
+    host: Annotated[str, typer.Option(help="Address to listen at; 0.0.0.0 for all of this machine.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at; 0 takes a free one.")] = 8000,
+    api_key_file: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Answer only requests with the key in this file, as a bearer token."),
+    ] = None,
+    max_body_mb: Annotated[float, typer.Option(min=0.001, help="Megabytes of a request, at most.")] = 4,
+    max_texts: Annotated[int, typer.Option(min=1, help="Texts of a request, at most.")] = 256,
+    queue: Annotated[
+        int, typer.Option(min=1, help="Documents that wait or are computed, at most; beyond them, status 503.")
+    ] = 1024,
+    timeout: Annotated[
+        float, typer.Option(min=0.1, help="Seconds for a request to arrive, and for its answer.")
+    ] = 60,
+    wait_ms: Annotated[
+        float, typer.Option(min=0, help="Milliseconds that a document waits for others to share its batch.")
+    ] = 5,
+    batch_tokens: Annotated[
+        int, typer.Option(min=1, help="Tokens in a batch; lower it if memory runs out.")
+    ] = DEFAULT_BATCH_TOKENS,
+) -> None:
+    """Answer for new documents over HTTP, with the models of any number of runs, and show a page to try them.
+
+    Requests of all clients are computed together. Runs of readers on one encoder share its pass over a document.
+
+    Example: prefixprop serve runs/letters runs/tone --port 8000
+    """
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    with clean_errors():
+        for package in ("fastapi", "fastapi_offline", "prometheus_client", "uvicorn"):
+            import_optional(package, "Services", extra="serve")
+        for run in runs:
+            RunDirectory(run).check_finished()
+        names = names_of(runs)
+        api_key = None if api_key_file is None else _read_key(api_key_file)
+        with console.status("loading the models"):
+            from prefixprop.predict.loading import load_runs
+            from prefixprop.predict.trained_model import PredictionOptions, predict_with_each
+            from prefixprop.serve.app import Limits, create_app
+            from prefixprop.serve.server import bound_socket, new_server
+
+            limits = Limits(max_body_mb, max_texts, queue, timeout)
+            bound = bound_socket(host, port)
+            models = dict(zip(names, load_runs(runs), strict=True))
+            for model in models.values():
+                model.check_reads_documents()
+            predict_with_each(list(models.values()), [""], PredictionOptions())  # the first call takes seconds
+        server = new_server(create_app(models, limits, api_key, batch_tokens, wait_ms / 1000), timeout)
+        address, number = bound.getsockname()[:2]
+        shown = f"[{address}]" if ":" in address else address
+        console.print(printable(f"{', '.join(names)} at http://{shown}:{number} (Ctrl-C ends it)"), markup=False)
+        if api_key is None and not ipaddress.ip_address(address).is_loopback:
+            console.print("Warning: anyone who reaches this address is answered; --api-key-file asks for a key.")
+        server.run(sockets=[bound])
+
+
+def _read_key(path: Path) -> str:
+    key = path.read_text(encoding="utf-8").strip()
+    if not key or not key.isascii() or any(character.isspace() for character in key):
+        raise ValueError(f"{path}: the file of --api-key-file has one key of ASCII letters, without spaces.")
+    return key

@@ -1,0 +1,1 @@
+"""Serving: the runs on one frozen encoder, answered over HTTP."""

@@ -1,0 +1,268 @@
+"""The HTTP interface: what a request may ask, what it is answered, and every limit in the order in which it is met.
+
+Answers never have a path, a stack trace or a piece of a document; nor do logs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.resources
+import math
+import secrets
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from fastapi import Depends, FastAPI, HTTPException, Request, Response
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from fastapi_offline import FastAPIOffline  # its /docs loads nothing from elsewhere
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from prefixprop import __version__
+from prefixprop.choices import DEFAULT_BATCH_TOKENS
+from prefixprop.predict import Prediction, TrainedModel
+from prefixprop.serve.batching import BatchingQueue, QueuedDocument
+from prefixprop.serve.monitoring import Metrics, Monitored
+
+_PAGE = {"page.html": "text/html", "page.css": "text/css", "page.js": "text/javascript"}
+_BEARER = HTTPBearer(auto_error=False, description="The key in the file of --api-key-file.")
+_HUNG_UP = 499  # nginx's status for a client that is gone; only the metrics see it
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Megabytes of a body, texts of a request, documents that wait or are computed, seconds of an answer; at most."""
+
+    body_mb: float = 4
+    texts: int = 256
+    queue: int = 1024
+    seconds: float = 60
+
+    def __post_init__(self) -> None:
+        if self.queue < self.texts:
+            raise ValueError(
+                f"--queue {self.queue} is shorter than a request of --max-texts {self.texts}, which would never be "
+                "answered; raise --queue, or lower --max-texts."
+            )
+
+
+class PredictRequest(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    texts: Annotated[list[str], Field(min_length=1, description="The documents.")]
+    runs: Annotated[list[str] | None, Field(min_length=1, description="Names of runs; all if left out.")] = None
+    long: Annotated[
+        Literal["truncate", "chunk-average"],
+        Field(description="A document over the limit is cut, or read on in chunks whose probabilities are averaged."),
+    ] = "truncate"
+
+
+class PredictResponse(BaseModel):
+    predictions: Annotated[
+        list[dict[str, Prediction]],
+        Field(description="For each text, in order, the prediction of each run, by name."),
+    ]
+
+
+class RunDescription(BaseModel):
+    name: str
+    method: str
+    labels: tuple[str, ...]
+    several_labels: bool
+    max_length: Annotated[int, Field(description="The longest text that is read whole, in tokens.")]
+    target_precision: Annotated[float | None, Field(description="The share of accepted answers to be right.")]
+    accept_from: Annotated[float | None, Field(description="The lowest confidence that is accepted.")]
+
+
+class RunsResponse(BaseModel):
+    runs: list[RunDescription]
+    limits: Limits
+
+
+class Problem(BaseModel):
+    detail: str
+
+
+def create_app(
+    runs: Mapping[str, TrainedModel],
+    limits: Limits | None = None,
+    api_key: str | None = None,
+    batch_tokens: int = DEFAULT_BATCH_TOKENS,
+    wait_seconds: float = 0.005,
+) -> Monitored:
+    """An ASGI application that answers with these runs, by name."""
+    limits, metrics = limits or Limits(), Metrics()
+    queue = BatchingQueue(runs, batch_tokens, wait_seconds, metrics.observe_batch)
+    service = _Service(queue, limits, metrics)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        queue.close()
+
+    app: FastAPI = FastAPIOffline(title="prefixprop", version=__version__, lifespan=lifespan, redoc_url=None)
+    known = [Depends(_key_check(api_key))] if api_key else []
+    problems: dict[int | str, dict[str, Any]] = {
+        status: {"model": Problem} for status in (400, 408, 413, 415, 422, 503, 504)
+    }
+    body = {"content": {"application/json": {"schema": PredictRequest.model_json_schema()}}, "required": True}
+
+    @app.post(
+        "/v1/predict",
+        dependencies=known,
+        responses=problems,
+        openapi_extra={"requestBody": body},
+        response_model_exclude_none=True,
+    )
+    async def predict(request: Request) -> PredictResponse:
+        """What runs predict of texts, as `prefixprop predict` does."""
+        return await service.predict(request)
+
+    @app.get("/v1/runs", dependencies=known)
+    async def list_runs() -> RunsResponse:
+        """The runs that answer, and the limits of a request."""
+        return RunsResponse(runs=[_described(name, run) for name, run in runs.items()], limits=limits)
+
+    @app.get("/healthz")
+    async def health() -> dict[str, str]:
+        """Whether the process works; restart it if not."""
+        if not queue.is_working:
+            raise HTTPException(503, "the encoder has stopped")
+        return {"status": "ok"}
+
+    @app.get("/readyz")
+    async def readiness() -> dict[str, str]:
+        """Whether a request would be taken now."""
+        if not queue.is_working or service.documents >= limits.queue:
+            raise HTTPException(503, "the queue is full" if queue.is_working else "the encoder has stopped")
+        return {"status": "ok"}
+
+    @app.get("/metrics", dependencies=known)
+    async def prometheus() -> Response:
+        """Prometheus metrics."""
+        return Response(*metrics.exposition())
+
+    for name, media_type in _PAGE.items():
+        content = importlib.resources.files(__package__).joinpath("page", name).read_bytes()
+        path = "/" if name == "page.html" else f"/{name}"
+        app.get(path, include_in_schema=False)(_constant(content, media_type))
+    return Monitored(app, metrics, paths={getattr(route, "path", "") for route in app.routes})
+
+
+class _Service:
+    """`/v1/predict`; `documents` counts those that wait or are computed."""
+
+    def __init__(self, queue: BatchingQueue, limits: Limits, metrics: Metrics) -> None:
+        self.queue, self.limits, self.metrics = queue, limits, metrics
+        self.documents = 0
+
+    async def predict(self, request: Request) -> PredictResponse:
+        asked = _parsed(await self._body(request))
+        names = list(dict.fromkeys(asked.runs)) if asked.runs is not None else list(self.queue.runs)
+        if any(name not in self.queue.runs for name in names):
+            raise HTTPException(422, f"runs: one is unknown; choose among {', '.join(self.queue.runs)}.")
+        count = len(asked.texts)
+        if count > self.limits.texts:
+            raise HTTPException(413, f"{count:,} texts; a request has at most {self.limits.texts:,}.")
+        if self.documents + count > self.limits.queue:
+            retry = {"Retry-After": str(math.ceil(self.metrics.seconds_for(self.documents)))}
+            raise HTTPException(503, f"The queue is full ({self.limits.queue:,} documents); try again later.", retry)
+        self._count(count)
+        queued = [self.queue.add(text, names, asked.long) for text in asked.texts]
+        parts = [part for document in queued for part in document]
+        try:
+            await self._answered(request, parts)
+        finally:
+            self.queue.withdraw(parts)
+            self._count(-count)
+        self.metrics.observe_documents(names, count)
+        found = [
+            {name: one for part in document for name, one in part.answer.result().items()} for document in queued
+        ]
+        return PredictResponse(predictions=[{name: own[name] for name in names} for own in found])
+
+    def _count(self, change: int) -> None:
+        self.documents += change
+        self.metrics.documents_under_way.set(self.documents)
+
+    async def _body(self, request: Request) -> bytes:
+        if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+            raise HTTPException(415, "Send JSON, with the header Content-Type: application/json.")
+        most = int(self.limits.body_mb * 1_000_000)
+        too_large = HTTPException(413, f"The body is too large; a request has at most {self.limits.body_mb:g} MB.")
+        if int(request.headers.get("content-length") or 0) > most:
+            raise too_large
+        body = bytearray()
+        try:
+            async with asyncio.timeout(self.limits.seconds):
+                async for chunk in request.stream():
+                    body += chunk
+                    if len(body) > most:
+                        raise too_large
+        except TimeoutError:
+            told = f"The body did not arrive within {self.limits.seconds:g} seconds."
+            raise HTTPException(408, told, {"Connection": "close"}) from None
+        return bytes(body)
+
+    async def _answered(self, request: Request, parts: Sequence[QueuedDocument]) -> None:
+        """Wait for the answers, as long as the client does and no longer than the limit."""
+        answers: asyncio.Future[Any] = asyncio.gather(*(part.answer for part in parts))
+        hung_up: asyncio.Future[Any] = asyncio.create_task(_hung_up(request))
+        try:
+            await asyncio.wait({answers, hung_up}, timeout=self.limits.seconds, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            hung_up.cancel()
+        if not answers.done():
+            answers.cancel()
+            if hung_up.done():
+                raise HTTPException(_HUNG_UP)
+            raise HTTPException(504, f"There was no answer within {self.limits.seconds:g} seconds; send fewer texts.")
+        if answers.exception() is not None:
+            raise HTTPException(500, "The documents could not be computed; the log of the service says where.")
+
+
+async def _hung_up(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _parsed(body: bytes) -> PredictRequest:
+    try:
+        return PredictRequest.model_validate_json(body)
+    except ValidationError as error:
+        problem = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        status = 400 if problem["type"] == "json_invalid" else 422
+        # Names of fields and numbers alone: any other part of a place is the client's own words.
+        place = ".".join(
+            str(part) for part in problem["loc"] if part in PredictRequest.model_fields or type(part) is int
+        )
+        raise HTTPException(status, f"{place}: {problem['msg']}" if place else problem["msg"]) from None
+
+
+def _key_check(api_key: str) -> Any:
+    def check(given: Annotated[HTTPAuthorizationCredentials | None, Depends(_BEARER)]) -> None:
+        if given is None or not secrets.compare_digest(given.credentials.encode(), api_key.encode()):
+            told = "The API key is missing or wrong; send the header Authorization: Bearer KEY."
+            raise HTTPException(401, told, {"WWW-Authenticate": "Bearer"})
+
+    return check
+
+
+def _described(name: str, run: TrainedModel) -> RunDescription:
+    return RunDescription(
+        name=name,
+        method=run.settings.method_row.name,
+        labels=run.label_names,
+        several_labels=run.thresholds is not None,
+        max_length=run.max_length,
+        target_precision=None if run.trust is None else run.trust.target,
+        accept_from=None if run.trust is None else run.trust.threshold,
+    )
+
+
+def _constant(content: bytes, media_type: str) -> Any:
+    async def answer() -> Response:
+        return Response(content, media_type=media_type)
+
+    return answer

@@ -1,0 +1,96 @@
+"""`prefixprop serve` as a process: killed, started again, without its folders, and ended while it works."""
+
+from __future__ import annotations
+
+import multiprocessing
+import shutil
+import signal
+import socket
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from command_line import call
+from prefixprop.cli import main
+
+from serving import make_runs, wait_until
+from tiny_runs import make_results
+
+
+def start(folder: Path, runs: list[Path], *options: object) -> Any:
+    """A process that is forked, which saves it the imports."""
+
+    def work() -> None:
+        sys.stderr = (folder / "log").open("a", encoding="utf-8")
+        sys.argv = ["prefixprop", "serve", *map(str, runs), *map(str, options)]
+        main()
+
+    process = multiprocessing.get_context("fork").Process(target=work)
+    process.start()
+    return process
+
+
+def is_ready(service: Any, client: httpx.Client) -> bool:
+    assert service.is_alive()
+    try:
+        return client.get("/readyz").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def test_a_service_is_killed_started_again_loses_its_folders_and_finishes_its_work(tmp_path: Path) -> None:
+    runs = list(make_runs(tmp_path / "runs").values())
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    (tmp_path / "key").write_text("a-key\n", encoding="utf-8")
+    options = ("--port", port, "--api-key-file", tmp_path / "key", "--wait-ms", 700)
+    question = {"texts": ["w4 w5", "w6"]}
+    headers = {"Authorization": "Bearer a-key"}
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60, headers=headers) as client:
+        service = start(tmp_path, runs, *options)
+        wait_until(lambda: is_ready(service, client), 120)
+        before = client.post("/v1/predict", json=question).json()
+        assert list(before["predictions"][0]) == ["tone", "topic", "tuned"]
+        service.kill()
+        service.join(30)
+        assert service.exitcode == -signal.SIGKILL
+
+        service = start(tmp_path, runs, *options)
+        wait_until(lambda: is_ready(service, client), 120)
+        shutil.rmtree(tmp_path / "runs")
+        with ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(client.post, "/v1/predict", json=question)  # which waits for others
+            wait_until(lambda: "documents_under_way 2.0" in client.get("/metrics").text)
+            service.terminate()
+            assert answer.result().status_code == 200
+        assert answer.result().json()["predictions"] == before["predictions"]
+        service.join(30)
+        assert service.exitcode in (0, -signal.SIGTERM)
+    log = (tmp_path / "log").read_text(encoding="utf-8")
+    assert log.splitlines() == [f"tone, topic, tuned at http://127.0.0.1:{port} (Ctrl-C ends it)"] * 2
+
+
+def test_mistakes_are_told_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_results(tmp_path / "run")
+    empty = tmp_path / "key"
+    empty.write_text(" \n", encoding="utf-8")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        for arguments, words in [
+            ((tmp_path / "none",), "none"),
+            ((run, run), "this run is given twice"),
+            ((run, "--api-key-file", tmp_path / "none"), "No such file"),
+            ((run, "--api-key-file", empty), "has one key"),
+            ((run, "--queue", "3"), "raise --queue"),
+            ((run, "--port", taken.getsockname()[1]), "Address already in use"),
+            ((run, "--host", "no.such.host.invalid"), "--host no.such.host.invalid"),
+        ]:
+            assert words in call("serve", *arguments, status=1)[1]
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    assert "pip install 'prefixprop[serve]'" in call("serve", run, status=1)[1]
