@@ -5,7 +5,7 @@ and ask runs of one model. Readers of any runs on an encoder share a pass, so a 
 documents asks for. Other runs share a pass only if the documents ask for the same ones.
 
 The thread takes the kind whose first document came first. It waits a moment for more of that kind, and takes as many
-as fill a batch. A thread is enough: PyTorch computes without Python's lock.
+as fill a batch. It runs beside the event loop in the same process: PyTorch computes without Python's lock.
 """
 
 from __future__ import annotations
