@@ -13,6 +13,17 @@ DEFAULT_MODEL = "longformer-mini-4096"
 EMBEDDED_MODELS = (DEFAULT_MODEL, "longformer-mini-4096-mlm", "roberta-mini-512")
 LONG_DOCUMENTS = ("truncate", "chunk-average")  # what `predict` does with those over the limit
 EXPLANATION_WAYS = ("occlusion", "reading")  # of doing without a passage
+SHOWN_METRICS = (  # of `metrics.json`, which has more
+    "average_precision",
+    "accuracy",
+    "micro_f1",
+    "macro_f1",
+    "macro_precision",
+    "macro_recall",
+    "binary_f1",
+    "ece",
+    "nll",
+)
 PREDICTION_FORMATS = ("jsonl", "csv")
 DEFAULT_BATCH_TOKENS = 16_384  # of a batch of `predict` and `evaluate`
 MOST_ROWS = 65_536  # of a prefix, and of other trained matrices

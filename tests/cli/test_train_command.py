@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from command_line import call
-from prefixprop.cli.train import SHOWN
+from prefixprop.choices import SHOWN_METRICS
 from prefixprop.settings.run_settings import SETTINGS, RunSettings, flag_of
 from prefixprop.train import override, read_settings, settings_to_yaml
 
@@ -72,7 +72,7 @@ def test_several_labels_of_a_text_column(tmp_path: Path, recipe: Path) -> None:
 def test_a_better_baseline_and_a_temperature_that_says_nothing_are_told(
     tmp_path: Path, recipe: Path, monkeypatch: pytest.MonkeyPatch, better: bool
 ) -> None:
-    metrics_of_it = dict.fromkeys(SHOWN, 0.987 if better else 0.0)
+    metrics_of_it = dict.fromkeys(SHOWN_METRICS, 0.987 if better else 0.0)
     baseline = {"model": "TF-IDF of a test", "dev": metrics_of_it, "test": metrics_of_it}
     monkeypatch.setattr("prefixprop.train.documents.measure_baseline", lambda task, weight: baseline)
     monkeypatch.setattr("prefixprop.evaluate.calibration.is_bound", lambda temperature: better)

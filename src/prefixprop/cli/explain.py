@@ -17,6 +17,7 @@ from rich.text import Text
 from prefixprop.atomic_files import write_text
 from prefixprop.choices import DEFAULT_BATCH_TOKENS, EXPLANATION_WAYS, LONG_DOCUMENTS
 from prefixprop.cli.messages import clean_errors, printable
+from prefixprop.cli.predict import BatchTokensOption, IdOption, LongOption, TextOption
 from prefixprop.data.files import Columns
 from prefixprop.optional_packages import import_optional
 from prefixprop.predict.inputs import STANDARD_INPUT, InputDocument, read_inputs, read_standard_input, windows
@@ -46,25 +47,14 @@ def explain(
         str | None,
         typer.Option(
             metavar="|".join(EXPLANATION_WAYS),
-            help="Leave each passage out and answer again, or hide it from the virtual tokens of readers, which is "
-            "many times cheaper. If not set: reading for readers, occlusion for the rest.",
+            help="Leave each passage out and answer again, or hide it from the virtual tokens of readers, which read "
+            "the document once. If not set: reading for readers, occlusion for the rest.",
         ),
     ] = None,
-    text_column: Annotated[str, typer.Option(help="Column of a table with the documents.")] = "text",
-    id_column: Annotated[
-        str | None,
-        typer.Option(help="Column with their ids; id if there is one, otherwise documents are numbered from 1."),
-    ] = None,
-    long: Annotated[
-        str,
-        typer.Option(
-            metavar="|".join(LONG_DOCUMENTS),
-            help="A document over the limit is cut, or read in chunks whose probabilities are averaged.",
-        ),
-    ] = LONG_DOCUMENTS[0],
-    batch_tokens: Annotated[
-        int, typer.Option(min=1, help="Tokens in a batch; lower it if memory runs out.")
-    ] = DEFAULT_BATCH_TOKENS,
+    text_column: TextOption = "text",
+    id_column: IdOption = None,
+    long: LongOption = LONG_DOCUMENTS[0],
+    batch_tokens: BatchTokensOption = DEFAULT_BATCH_TOKENS,
 ) -> None:
     """Show which passages of documents speak for the label that a run gives them, and which against it.
 

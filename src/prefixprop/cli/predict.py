@@ -33,6 +33,22 @@ if TYPE_CHECKING:
     from prefixprop.predict import Prediction, PredictionOptions, TrainedModel
 
 
+# Options that other commands on documents have too.
+TextOption = Annotated[str, typer.Option(help="Column of a table with the documents.")]
+IdOption = Annotated[
+    str | None,
+    typer.Option(help="Column with their ids; id if there is one, otherwise documents are numbered from 1."),
+]
+LongOption = Annotated[
+    str,
+    typer.Option(
+        metavar="|".join(LONG_DOCUMENTS),
+        help="A document over the limit is cut, or read in chunks whose probabilities are averaged.",
+    ),
+]
+BatchTokensOption = Annotated[int, typer.Option(min=1, help="Tokens in a batch; lower it if memory runs out.")]
+
+
 def predict(
     runs: Annotated[
         list[Path],
@@ -61,21 +77,10 @@ def predict(
             help="By default what the name of the output ends in, and jsonl for standard output.",
         ),
     ] = None,
-    text_column: Annotated[str, typer.Option(help="Column of a table with the documents.")] = "text",
-    id_column: Annotated[
-        str | None,
-        typer.Option(help="Column with their ids; id if there is one, otherwise documents are numbered from 1."),
-    ] = None,
-    long: Annotated[
-        str,
-        typer.Option(
-            metavar="|".join(LONG_DOCUMENTS),
-            help="A document over the limit is cut, or read in chunks whose probabilities are averaged.",
-        ),
-    ] = LONG_DOCUMENTS[0],
-    batch_tokens: Annotated[
-        int, typer.Option(min=1, help="Tokens in a batch; lower it if memory runs out.")
-    ] = DEFAULT_BATCH_TOKENS,
+    text_column: TextOption = "text",
+    id_column: IdOption = None,
+    long: LongOption = LONG_DOCUMENTS[0],
+    batch_tokens: BatchTokensOption = DEFAULT_BATCH_TOKENS,
     resume: Annotated[
         bool,
         typer.Option("--resume", help="Continue where the output (.jsonl) ends; the input may have grown since."),

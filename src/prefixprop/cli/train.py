@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from prefixprop.choices import SHOWN_METRICS
 from prefixprop.cli.messages import clean_errors, printable
 from prefixprop.cli.progress import TerminalProgress
 from prefixprop.cli.settings_options import with_settings_options
@@ -27,18 +28,6 @@ if TYPE_CHECKING:
     from prefixprop.train.plan import RunPlan
     from prefixprop.train.results import RunResult
 
-# Of `metrics.json`, which has more.
-SHOWN = (
-    "average_precision",
-    "accuracy",
-    "micro_f1",
-    "macro_f1",
-    "macro_precision",
-    "macro_recall",
-    "binary_f1",
-    "ece",
-    "nll",
-)
 OF_MIXES = {"accuracy": "accuracy", "ece": "ECE", "nll": "log-loss"}
 OF_SEVERAL_LABELS = {
     "average_precision": "average precision",
@@ -150,7 +139,7 @@ def _show_result(console: Console, result: RunResult, settings: RunSettings, sec
     table.add_column("metric")
     for name in shown:
         table.add_column(name.replace("_", ", "), justify="right")
-    for metric in SHOWN:
+    for metric in SHOWN_METRICS:
         # Where it is the same number as micro-F1.
         is_shown = metric == "accuracy" and "micro_f1" in metrics["dev"] and "thresholds" not in metrics
         if metric in metrics["dev"] and not is_shown:

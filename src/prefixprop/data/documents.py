@@ -234,6 +234,14 @@ def checked_texts(texts: Iterable[object]) -> Iterator[str]:
     return checked()
 
 
+def multi_hot(labels: Sequence[Any], count: int) -> NDArray[np.int64]:
+    """Label sets as scikit-learn has them: [documents, labels] of 0 and 1."""
+    found = np.zeros((len(labels), count), dtype=np.int64)
+    for row, several in zip(found, labels, strict=True):
+        row[list(several)] = 1
+    return found
+
+
 @dataclass(frozen=True)
 class ClassificationTask:
     """A data set of classification, checked when it is made; a split may be empty.
@@ -272,10 +280,7 @@ class ClassificationTask:
         labels = labels_of(documents)
         if not self.several_labels:
             return np.array(labels, dtype=np.int64)
-        found = np.zeros((len(labels), self.num_labels), dtype=np.int64)
-        for row, several in zip(found, labels, strict=True):
-            row[list(several)] = 1  # type: ignore[arg-type]
-        return found
+        return multi_hot(labels, self.num_labels)
 
     def notes(self) -> list[str]:
         """What a user should know: the loader's remarks, empty documents, copies, and labels that a split lacks."""

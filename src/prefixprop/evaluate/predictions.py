@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from prefixprop.atomic_files import write_text
-from prefixprop.data.documents import ClassificationTask, Label, Split, ids_of, labels_of
+from prefixprop.data.documents import ClassificationTask, Label, Split, ids_of, labels_of, multi_hot
 from prefixprop.data.rows import iterate_json_lines
 from prefixprop.data.wikihop import Question
 from prefixprop.evaluate.calibration import Temperature
@@ -131,10 +131,7 @@ class PredictionSet:
             raise ValueError(f"Document {document_id!r} has no label, so its prediction cannot be evaluated.")
         if not self.several_labels:
             return np.array(self.labels, dtype=np.int64)
-        known = np.zeros(self.logits.shape, dtype=np.int64)
-        for row, labels in zip(known, self.labels, strict=True):
-            row[list(labels)] = 1  # type: ignore[arg-type]
-        return known
+        return multi_hot(self.labels, self.logits.shape[1])
 
     def class_names(self, row: int) -> tuple[str, ...]:
         """The names of the classes of the document in this row."""

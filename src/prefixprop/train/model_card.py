@@ -7,24 +7,14 @@ from typing import Any
 
 import yaml
 
+from prefixprop.choices import SHOWN_METRICS
 from prefixprop.evaluate import Trust
 from prefixprop.settings.methods import ADAPTER
 from prefixprop.settings.run_settings import RunSettings
 from prefixprop.tuners.counting import ParameterCount
 
 _PARTS = ("prefix", "gates", "alpha", "lora", "head")
-_METRICS = (
-    "average_precision",
-    "accuracy",
-    "micro_f1",
-    "macro_f1",
-    "macro_precision",
-    "macro_recall",
-    "binary_f1",
-    "ece",
-    "nll",
-    "documents",
-)
+_METRICS = (*SHOWN_METRICS, "documents")
 
 
 def model_card(
