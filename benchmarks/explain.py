@@ -1,6 +1,8 @@
 """How faithful reasons are, and what they cost: comprehensiveness and sufficiency (ERASER, DeYoung et al. 2020).
 
-    python benchmarks/explain.py RUN... [--documents 200] [--output explain.jsonl]
+    prefixprop train --task hyperpartisan --method readers --run-dir runs/readers
+    prefixprop train --task elife --data-dir DATA --method prefix-propagation --run-dir runs/propagation
+    python benchmarks/explain.py runs/readers runs/propagation [--documents 200] [--output explain.jsonl]
 
 Test documents of each run's task, cut to what the run reads, are explained in several ways:
 
@@ -13,7 +15,7 @@ Test documents of each run's task, cut to what the run reads, are explained in s
 Attention and gradient do not see the TF-IDF part of a mix. The strongest passages that have at least 10 %, 20 % and
 50 % of the tokens are then removed, or all others are. Comprehensiveness is the mean drop of the label's probability
 when they are removed (more is better), sufficiency the drop when only they are kept (less is better). The cost is the
-processor time of all threads as a multiple of that of plain answers to the same documents.
+processor time of all threads, on a GPU the time, as a multiple of that of plain answers to the same documents.
 """
 
 from __future__ import annotations
@@ -160,31 +162,33 @@ def encoder_scores(documents: Documents, with_gradient: bool) -> Scores:
     run, of_tokens = documents.run, []
     reads = isinstance(run.model, ReadingEncoder)
     backbone = run.model.backbone if reads else find_backbone(run.model.get_base_model())
+    device = next(backbone.module.parameters()).device
     if reads:
-        bank = ReaderBank(backbone, [run.model._readers[number] for number in run.readers]).eval()
+        bank = ReaderBank(backbone, [run.model._readers[number] for number in run.readers]).to(device).eval()
     for ids, label in zip(documents.input_ids, documents.labels.tolist(), strict=True):
-        inputs = torch.from_numpy(ids).long()[None]
+        inputs = torch.from_numpy(ids).long()[None].to(device)
         seen: list[Tensor] = []
         embedded: list[Tensor] = []
-        with torch.set_grad_enabled(with_gradient):
+        precision = torch.autocast(device.type, torch.bfloat16, enabled=run.uses_bf16)
+        with torch.set_grad_enabled(with_gradient), precision:
             if reads:
                 with plain_reading(seen), leaf_embeddings(backbone, embedded):
                     states = backbone.module(inputs, output_hidden_states=True).hidden_states[:-1]
                     logits = bank(text_of(states, None))[:, 0]
             else:
-                with recorded_layers(backbone, seen), leaf_embeddings(backbone, embedded):
+                with recorded_layers(backbone, virtual_tokens(run), seen), leaf_embeddings(backbone, embedded):
                     logits = run.model(input_ids=inputs).logits
-            probabilities = logits.softmax(dim=-1).mean(dim=0)
+            probabilities = logits.float().softmax(dim=-1).mean(dim=0)
             if with_gradient:
                 probabilities[label].logit().backward()
-                of_tokens.append((embedded[0].grad * embedded[0]).sum(dim=-1)[0].detach().numpy())
+                of_tokens.append((embedded[0].grad * embedded[0]).sum(dim=-1)[0].detach().float().cpu().numpy())
             else:
-                of_tokens.append(torch.stack(seen).sum(dim=0)[-len(ids) :].numpy())
+                of_tokens.append(torch.stack(seen).sum(dim=0)[-len(ids) :].float().cpu().numpy())
     return documents.per_passage(of_tokens)
 
 
 @contextmanager
-def recorded_layers(backbone: Any, seen: list[Tensor]) -> Iterator[None]:
+def recorded_layers(backbone: Any, virtual: int, seen: list[Tensor]) -> Iterator[None]:
     """What virtual tokens in front of a text attend to in every layer of a Longformer."""
 
     def hook(layer: Any, args: Any, kwargs: Any) -> None:
@@ -192,7 +196,7 @@ def recorded_layers(backbone: Any, seen: list[Tensor]) -> Iterator[None]:
         attention = layer.attention.self
         projections = (attention.query_global, attention.key_global, attention.value_global)
         with torch.no_grad():
-            seen.append(attended(states[:, :VIRTUAL_TOKENS], states, projections, attention.num_heads))
+            seen.append(attended(states[:, :virtual], states, projections, attention.num_heads))
 
     handles = [layer.register_forward_pre_hook(hook, with_kwargs=True) for layer in backbone.layers]
     try:
@@ -202,7 +206,9 @@ def recorded_layers(backbone: Any, seen: list[Tensor]) -> Iterator[None]:
             handle.remove()
 
 
-VIRTUAL_TOKENS = 8
+def virtual_tokens(run: TrainedModel) -> int:
+    """How many stand in front of a text."""
+    return int(run.model.peft_config[run.adapter or run.model.active_adapter].num_virtual_tokens)
 
 
 # --- the table ----------------------------------------------------------------------------------------------------
@@ -216,8 +222,9 @@ def explained(documents: Documents, way: str) -> Scores:
 
 
 def timed(work: Callable[[], Any]) -> tuple[Any, float]:
-    started = time.process_time()
-    return work(), time.process_time() - started
+    clock = time.perf_counter if torch.cuda.is_available() else time.process_time
+    started = clock()
+    return work(), clock() - started
 
 
 def faithfulness(documents: Documents, scores: Scores) -> dict[str, float]:
@@ -240,6 +247,7 @@ def faithfulness(documents: Documents, scores: Scores) -> dict[str, float]:
 def measure(run: TrainedModel, count: int) -> Iterator[dict[str, Any]]:
     task = load_data(**run.settings.source)
     documents = Documents(run, [document.text for document in draw_sample(task.test, 2 * count, seed=1)], count)
+    run.predict(documents.texts)  # the first pass compiles and records
     _, plain = timed(lambda: run.predict(documents.texts))
     generator = np.random.default_rng(1)
     ways: dict[str, Callable[[], Scores]] = {
@@ -251,10 +259,13 @@ def measure(run: TrainedModel, count: int) -> Iterator[dict[str, Any]]:
     }
     if not isinstance(run.model, ReadingEncoder):
         del ways[READING]
+        if "propagation" not in run.settings.method:
+            del ways["attention"]
     for way, work in ways.items():
         scores, seconds = timed(work)
         yield {
-            "run": run.run_dir.name,
+            "task": task.name,
+            "method": run.settings.method,
             "documents": len(documents.texts),
             "passages": round(float(np.mean([len(own) for own in scores])), 1),
             "way": way,
@@ -270,7 +281,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("explain.jsonl"))
     given = parser.parse_args()
     for run in given.runs:
-        for line in measure(load_run(run, "cpu"), given.documents):
+        for line in measure(load_run(run), given.documents):
             print(json.dumps(line), flush=True)
             with given.output.open("a") as file:
                 file.write(json.dumps(line) + "\n")

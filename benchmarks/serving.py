@@ -1,15 +1,20 @@
 """How many documents a second `prefixprop serve` answers, and how long a client waits.
 
-    python benchmarks/serving.py --length 512 --clients 1 8 64 --runs 1 20
+    python benchmarks/serving.py --size base --runs 1 20 200 --json serving.json
+    python benchmarks/serving.py --lengths 512 --clients 8 64 --one-process     # the encoder in a thread too
+    python benchmarks/serving.py --clients 8 --lengths 512 --runs 1 --reasons   # beside a client that wants reasons
+    python benchmarks/serving.py --requests 100000                              # does its memory grow?
 
-Every client sends one document a request, and the next one when it is answered. Clients are a process of their own.
-Three ways take turns on the same documents, so that whatever else the machine does affects them alike:
+Every client sends one document a request, and the next one when it is answered. Clients and services are processes of
+their own. The ways take turns on the same documents:
 
 - `served`: over HTTP, in batches of all clients' documents;
 - `one by one`: the same number of threads, with a lock around `predict` of one document, without HTTP;
-- `predict`: one call with all documents, which no service can pass.
+- `pipeline`: transformers' text classification pipeline behind FastAPI, one request after the other, for one run;
+- `predict`: one call with many documents;
+- `forward`: the same documents as tokens, through the model alone.
 
-The runs are of one reader each, on the default encoder; what they answer does not change how long it takes.
+The runs are of one reader each, on one Longformer with random weights; how long they take does not depend on those.
 """
 
 from __future__ import annotations
@@ -18,6 +23,7 @@ import argparse
 import asyncio
 import json
 import multiprocessing
+import os
 import random
 import shutil
 import subprocess
@@ -25,144 +31,299 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Any
 
-import httpx
 import numpy as np
 import torch
+import transformers
+from fastapi import FastAPI, Request
+from fastapi.concurrency import run_in_threadpool
+from transformers import AutoModel, pipeline
 
+from prefixprop.data import encode_documents
+from prefixprop.models.embedded import load_tokenizer
 from prefixprop.predict import PredictionOptions, TrainedModel
 from prefixprop.predict.loading import load_runs
-from prefixprop.predict.trained_model import predict_with_each
-from prefixprop.serve.app import Limits, create_app
-from prefixprop.serve.server import bound_socket, new_server
+from prefixprop.predict.trained_model import logits_of_each, predict_with_each
 
-from measuring import show
+import measuring
+from measuring import DEVICE, DTYPE, ON_GPU, show
 
 WORDS = ("time", "people", "way", "water", "day", "part", "sound", "work", "place", "year", "name", "form", "line")
-MOST_SECONDS = 600
+LONGEST, MOST_SECONDS = 4096, 600
+SPAWN = multiprocessing.get_context("spawn")
+Measured = tuple[float, list[float]]  # seconds in all, and of every request
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--length", type=int, default=512, help="tokens of a document")
+    parser.add_argument("--size", choices=("tiny", "mini", "base"), default="mini", help="tiny tries the script out")
+    parser.add_argument("--lengths", type=int, nargs="+", default=[512, LONGEST], help="tokens of a document")
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 64])
     parser.add_argument("--runs", type=int, nargs="+", default=[1, 20])
-    parser.add_argument("--documents", type=int, default=128, help="of a measurement; at most 16 for each client")
-    parser.add_argument("--batch-tokens", type=int, default=16_384)
-    parser.add_argument("--repeats", type=int, default=3, help="measurements; their median is shown")
+    parser.add_argument("--seconds", type=float, default=2, help="of a measurement; requests under way are finished")
+    parser.add_argument("--batch-tokens", type=int, default=65_536 if ON_GPU else 16_384)
+    parser.add_argument("--load-processes", type=int, default=max(1, (os.cpu_count() or 1) // 4), help="for clients")
+    parser.add_argument("--only", nargs="+", metavar="WAY", help="only these ways, beside predict and forward")
+    parser.add_argument("--one-process", action="store_true", help="also serve with the encoder in a thread")
+    parser.add_argument("--reasons", action="store_true", help="also serve beside a client that wants reasons")
+    parser.add_argument("--requests", type=int, help="send so many short requests, and show the memory instead")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers to this file")
     options = parser.parse_args()
-    results = []
-    with tempfile.TemporaryDirectory() as folder:
-        trained = load_runs(reader_runs(Path(folder), max(options.runs)))
-    for count in options.runs:
-        runs = {f"run{place}": replace(run, max_length=options.length) for place, run in enumerate(trained[:count])}
-        results += measure(runs, options)
-    rows = []
-    for row in results:
-        cells = {name: str(row[name]) for name in ("runs", "clients", "way")}
-        cells["documents/s"] = f"{row['documents_per_s']:.2f}"
-        for share in (50, 95, 99):
-            cells[f"p{share} ms"] = f"{1000 * row[f'p{share}_s']:,.0f}" if f"p{share}_s" in row else ""
-        rows.append(cells | {"of predict": f"{row['of_predict']:.0%}"})
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {torch.get_num_threads()} threads"
-    show(f"serving: documents of {options.length} tokens, {device}", rows)
+    with tempfile.TemporaryDirectory() as folder, SPAWN.Pool(options.load_processes) as pool:
+        folders = reader_runs(Path(folder), 1 if options.requests else max(options.runs), options.size)
+        if options.requests:
+            show("memory of the service", list(endurance(folders, pool, options)))
+            return
+        results = []
+        for count in options.runs:
+            results += measure(folders[:count], Path(folder, "base"), pool, options)
+    device = torch.cuda.get_device_name() if ON_GPU else f"CPU, {torch.get_num_threads()} threads"
+    show(f"serving: {options.size} size, {device}", [shown(row) for row in results])
     if options.json is not None:
         given = {name: value for name, value in vars(options).items() if name != "json"}
         record = {"benchmark": "serving", "device": device, "torch": torch.__version__, **given, "results": results}
         options.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
-def reader_runs(folder: Path, count: int) -> list[Path]:
-    """So many copies of a run, on a few short documents."""
+def shown(row: dict[str, Any]) -> dict[str, str]:
+    cells = {name: str(row[name]) for name in ("length", "runs", "clients", "way")}
+    cells["documents/s"] = f"{row['documents_per_s']:.2f}"
+    for share in (50, 95, 99):
+        cells[f"p{share} ms"] = f"{row[f'p{share}_ms']:,.0f}" if f"p{share}_ms" in row else ""
+    return cells | {f"of {way}": f"{row[f'of_{way}']:.0%}" for way in ("predict", "forward")}
+
+
+def reader_runs(folder: Path, count: int, size: str) -> list[Path]:
+    """So many runs of one reader, all alike, on an encoder of this size in `folder`/base."""
+    tokenizer = load_tokenizer(LONGEST)
+    config = measuring.encoder_config("longformer", size, LONGEST)
+    config.pad_token_id = tokenizer.pad_token_id
+    AutoModel.from_config(config).save_pretrained(folder / "base")
+    tokenizer.save_pretrained(folder / "base")
     rows = [{"text": document(20, seed), "label": "ab"[seed % 2]} for seed in range(24)]
     (folder / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    few = ("--method", "prefix-reading", "--max-length", "32", "--epochs", "1", "--no-baseline")
-    command = ("prefixprop", "train", "--train-files", str(folder / "data.jsonl"), "--run-dir", str(folder / "0"))
-    subprocess.run([sys.executable, "-m", *command, *few], check=True, stdout=subprocess.DEVNULL)
-    return [folder / "0", *(shutil.copytree(folder / "0", folder / str(number)) for number in range(1, count))]
+    few = ("--method", "prefix-reading", "--max-length", str(LONGEST), "--epochs", "1", "--no-baseline")
+    where = ("--model", str(folder / "base"), "--run-dir", str(folder / "run0"))
+    command = ("prefixprop", "train", "--train-files", str(folder / "data.jsonl"), *where, *few)
+    subprocess.run([sys.executable, "-m", *command], check=True, stdout=subprocess.DEVNULL)
+    first, *others = (folder / f"run{number}" for number in range(count))
+    return [first, *(shutil.copytree(first, other, copy_function=os.link) for other in others)]
 
 
 def document(words: int, seed: int) -> str:
     return " ".join(random.Random(seed).choices(WORDS, k=words))
 
 
-def measure(runs: dict[str, TrainedModel], options: argparse.Namespace) -> list[dict[str, Any]]:
-    bound = bound_socket("127.0.0.1", 0)
-    app = create_app(runs, Limits(seconds=MOST_SECONDS), batch_tokens=options.batch_tokens)
-    server = new_server(app, finish_seconds=1)
-    threading.Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True).start()
-    address = f"http://127.0.0.1:{bound.getsockname()[1]}"
-    results = []
-    with multiprocessing.get_context("spawn").Pool(1) as clients:
-        for count in options.clients:
-            texts = [document(options.length, seed) for seed in range(min(options.documents, 16 * count))]
-            ways: dict[str, Callable[[], tuple[float, list[float]]]] = {
-                "served": lambda texts=texts, count=count: clients.apply(ask_all, (address, texts, count)),
-                "one by one": lambda texts=texts, count=count: one_by_one(list(runs.values()), texts, count),
-                "predict": lambda texts=texts: together(list(runs.values()), texts, options.batch_tokens),
-            }
-            for way in ways.values() if count == options.clients[0] else ():  # once without being counted
-                way()
-            rounds = [{name: way() for name, way in ways.items()} for _ in range(options.repeats)]
-            for name in ways:
-                rates = [len(texts) / each[name][0] for each in rounds]
-                shares = [len(texts) / each[name][0] / (len(texts) / each["predict"][0]) for each in rounds]
-                waited = np.concatenate([each[name][1] for each in rounds])
-                row = {"runs": len(runs), "clients": count, "way": name, "documents": len(texts)}
-                row |= {"documents_per_s": median(rates), "of_predict": median(shares), "of_predict_each": shares}
-                row |= {f"p{share}_s": float(np.percentile(waited, share)) for share in (50, 95, 99) if len(waited)}
-                results.append(row)
-    server.should_exit = True
-    return results
+# --- services, each in a process of its own -----------------------------------------------------------------------
 
 
-def ask_all(address: str, texts: Sequence[str], clients: int) -> tuple[float, list[float]]:
-    """Seconds for all documents, and for each."""
-
-    async def run() -> tuple[float, list[float]]:
-        limits = httpx.Limits(max_connections=clients)
-        async with httpx.AsyncClient(base_url=address, timeout=MOST_SECONDS, limits=limits) as client:
-            left, waited = iter(texts), []
-
-            async def one_client() -> None:
-                for text in left:
-                    started = time.perf_counter()
-                    (await client.post("/v1/predict", json={"texts": [text]})).raise_for_status()
-                    waited.append(time.perf_counter() - started)
-
-            started = time.perf_counter()
-            await asyncio.gather(*(one_client() for _ in range(clients)))
-            return time.perf_counter() - started, waited
-
-    return asyncio.run(run())
+@contextmanager
+def service(work: Callable[..., None], *given: Any) -> Iterator[tuple[int, int]]:
+    """A process that does this work, which is told how to say its port; its id and port."""
+    ours, theirs = SPAWN.Pipe()
+    process = SPAWN.Process(target=work, args=(theirs, *given))
+    process.start()
+    theirs.close()
+    try:
+        yield process.pid or 0, ours.recv()
+    finally:
+        process.terminate()
+        process.join()
 
 
-def one_by_one(runs: list[TrainedModel], texts: Sequence[str], clients: int) -> tuple[float, list[float]]:
-    lock, options = threading.Lock(), PredictionOptions()
+def serve(told: Any, folders: Sequence[Path], batch_tokens: int, one_process: bool) -> None:
+    from prefixprop.serve.app import Limits, create_app
+    from prefixprop.serve.encoder import Encoder, EncoderProcess
 
-    def one(text: str) -> float:
-        started = time.perf_counter()
+    named = {folder.name: folder for folder in folders}
+    if one_process:
+        encoder: Any = Encoder(dict(zip(named, load_runs(folders), strict=True)), batch_tokens)
+    else:
+        encoder = EncoderProcess(named, batch_tokens)
+    listen(told, create_app(encoder, Limits(seconds=MOST_SECONDS), batch_tokens=batch_tokens))
+
+
+def serve_pipeline(told: Any, folder: Path) -> None:
+    transformers.logging.set_verbosity_error()
+    settings = {"tokenizer": str(folder), "device": DEVICE, "dtype": DTYPE}
+    classify = pipeline("text-classification", model=str(folder), **settings)
+    app, lock = FastAPI(), threading.Lock()
+
+    def answer(texts: list[str]) -> Any:
         with lock:
-            predict_with_each(runs, [text], options)
-        return time.perf_counter() - started
+            return classify(texts, truncation=True, max_length=LONGEST)
 
-    with ThreadPoolExecutor(clients) as pool:
-        started = time.perf_counter()
-        waited = list(pool.map(one, texts))
-        return time.perf_counter() - started, waited
+    @app.post("/v1/predict")
+    async def predict(request: Request) -> Any:
+        return await run_in_threadpool(answer, (await request.json())["texts"])
+
+    listen(told, app)
 
 
-def together(runs: list[TrainedModel], texts: list[str], batch_tokens: int) -> tuple[float, list[float]]:
+def listen(told: Any, app: Any) -> None:
+    from prefixprop.serve.server import bound_socket, new_server
+
+    bound = bound_socket("127.0.0.1", 0)
+    bound.listen()
+    told.send(bound.getsockname()[1])
+    new_server(app, finish_seconds=1).run(sockets=[bound])
+
+
+# --- clients ------------------------------------------------------------------------------------------------------
+
+
+def ask_for(port: int, texts: Sequence[str], clients: int, end: float, requests: int, reasons: bool) -> list[float]:
+    """Ask with so many clients until a time, or for so many requests; the seconds of each."""
+    head = "POST /v1/predict HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n"
+    fields: dict[str, Any] = {"reasons": True, "runs": ["run0"]} if reasons else {}  # many runs would be refused
+    bodies = [json.dumps({"texts": [text], **fields}).encode() for text in texts]
+    questions = [head.format(len(body)).encode() + body for body in bodies]
+    waited: list[float] = []
+    left = iter(range(requests))
+
+    async def one_client(number: int) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        while time.time() < end and (place := next(left, None)) is not None:
+            started = time.perf_counter()
+            writer.write(questions[(number + place) % len(questions)])
+            answered = await reader.readuntil(b"\r\n\r\n")
+            assert answered.startswith(b"HTTP/1.1 200"), answered
+            size = int(answered.lower().partition(b"content-length:")[2].split(b"\r\n")[0])
+            await reader.readexactly(size)
+            waited.append(time.perf_counter() - started)
+        writer.close()
+
+    async def all_clients() -> None:
+        await asyncio.gather(*map(one_client, range(clients)))
+
+    asyncio.run(all_clients())
+    return waited
+
+
+def over_http(
+    port: int, pool: Any, texts: Sequence[str], clients: int, seconds: float, requests: int = 10**9
+) -> Measured:
+    count = min(clients, pool._processes)
+    shares = [clients // count + (number < clients % count) for number in range(count)]
+    started = time.time()
+    work = [
+        (port, texts[number::count] or texts, own, started + seconds, requests // count, False)
+        for number, own in enumerate(shares)
+    ]
+    waited = [one for each in pool.starmap(ask_for, work, chunksize=1) for one in each]
+    return time.time() - started, waited
+
+
+def beside_reasons(port: int, *given: Any) -> Measured:
+    """With one more client, in a process of its own, that wants reasons all the time."""
+    other = SPAWN.Process(target=ask_for, args=(port, given[1], 1, time.time() + MOST_SECONDS, 10**9, True))
+    other.start()
+    time.sleep(2)  # in which it starts
+    try:
+        return over_http(port, *given)
+    finally:
+        other.kill()
+        other.join()
+
+
+def one_by_one(runs: list[TrainedModel], texts: Sequence[str], clients: int, seconds: float) -> Measured:
+    lock, options, waited = threading.Lock(), PredictionOptions(), []
     started = time.perf_counter()
-    predict_with_each(runs, texts, PredictionOptions(batch_tokens=batch_tokens))
-    return time.perf_counter() - started, []
+
+    def client(number: int) -> None:
+        while time.perf_counter() < started + seconds:
+            asked = time.perf_counter()
+            with lock:
+                predict_with_each(runs, [texts[number % len(texts)]], options)
+            waited.append(time.perf_counter() - asked)
+
+    with ThreadPoolExecutor(clients) as threads:
+        list(threads.map(client, range(clients)))
+    return time.perf_counter() - started, waited
+
+
+# --- measurements -------------------------------------------------------------------------------------------------
+
+
+def measure(folders: Sequence[Path], base: Path, pool: Any, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    runs = load_runs(folders)
+    with ExitStack() as stack:
+        start = partial(service, serve, folders, options.batch_tokens)
+        (_, port) = stack.enter_context(start(False))
+        ways: dict[str, Callable[..., Measured]] = {"served": partial(over_http, port, pool)}
+        if options.reasons:
+            ways["served beside reasons"] = partial(beside_reasons, port, pool)
+        if options.one_process:
+            ways["served in one process"] = partial(over_http, stack.enter_context(start(True))[1], pool)
+        ways["one by one"] = partial(one_by_one, runs)
+        if len(folders) == 1:
+            ways["pipeline"] = partial(over_http, stack.enter_context(service(serve_pipeline, base))[1], pool)
+        ways = {name: way for name, way in ways.items() if not options.only or name in options.only}
+        for length in options.lengths:
+            texts = [document(length - 2, seed) for seed in range(64)]
+            rates = own_rates(runs, texts, options)
+            for clients in options.clients:
+                measured = {}
+                for way in ways.values():  # once without being counted
+                    way(texts[:8], min(clients, 8), options.seconds / 4)
+                for name, way in ways.items():
+                    seconds, waited = way(texts, clients, options.seconds)
+                    quantiles = {f"p{share}_ms": 1000 * float(np.percentile(waited, share)) for share in (50, 95, 99)}
+                    measured[name] = {"documents_per_s": len(waited) / seconds, **quantiles}
+                for name, found in (
+                    measured | {way: {"documents_per_s": rate} for way, rate in rates.items()}
+                ).items():
+                    shares = {f"of_{way}": found["documents_per_s"] / rate for way, rate in rates.items()}
+                    yield {"length": length, "runs": len(runs), "clients": clients, "way": name, **found, **shares}
+                    print(length, len(runs), clients, name, found, flush=True)
+
+
+def own_rates(runs: list[TrainedModel], texts: list[str], options: argparse.Namespace) -> dict[str, float]:
+    """Documents a second of `predict`, and of the model alone."""
+    how = PredictionOptions(batch_tokens=options.batch_tokens)
+    pieces = encode_documents(texts, runs[0].tokenizer, runs[0].max_length)
+    ways = {
+        "predict": lambda: predict_with_each(runs, texts, how),
+        "forward": lambda: logits_of_each(runs, pieces, how),
+    }
+    rates = {}
+    for name, way in ways.items():
+        if ON_GPU:
+            way()
+        started, count = time.perf_counter(), 0
+        while not count or time.perf_counter() < started + options.seconds:
+            way()
+            count += len(texts)
+        rates[name] = count / (time.perf_counter() - started)
+    return rates
+
+
+def endurance(folders: Sequence[Path], pool: Any, options: argparse.Namespace) -> Iterator[dict[str, str]]:
+    """Megabytes of the service's processes after each tenth of the requests."""
+    with service(serve, folders, options.batch_tokens, options.one_process) as (pid, port):
+        for tenth in range(11):
+            if tenth:
+                over_http(port, pool, [document(10, 1)], 16, MOST_SECONDS * 10, options.requests // 10)
+            row = {"requests": f"{tenth * options.requests // 10:,}"}
+            yield row | {name: f"{resident_mb(process):.0f} MB" for name, process in processes_of(pid).items()}
+
+
+def processes_of(pid: int) -> dict[str, int]:
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    sizes = sorted(map(int, children), key=resident_mb)
+    return {"service": pid} | ({"encoder": sizes[-1]} if sizes else {})
+
+
+def resident_mb(pid: int) -> float:
+    with suppress(FileNotFoundError):
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE") / 1e6
+    return 0.0
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the site shows besides the pages of this folder: settings, notebooks, the changes, and equations as MathML."""
+"""Pages that are made from other files: settings, commands, notebooks, changes. Equations become MathML."""
 
 from __future__ import annotations
 
@@ -10,24 +10,42 @@ from typing import Any
 from latex2mathml.converter import convert
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
-from mkdocs.structure.pages import Page
+from typer.main import get_command
 
+from prefixprop.cli.app import app
 from prefixprop.cli.settings_options import help_of
 from prefixprop.settings.run_settings import SETTINGS
 
-CHANGES = Path(__file__).parents[1] / "CHANGELOG.md"
+ROOT = Path(__file__).parents[1]
 EQUATION = re.compile(r"\$\$(.+?)\$\$", re.DOTALL)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """A page for each notebook, which is the only source of both, one for the changes, and one for the settings."""
+    """A page for each notebook, for two files of the repository, for the settings and for the commands."""
     for notebook in [file for file in files if file.src_uri.endswith(".ipynb")]:
         page = as_markdown(json.loads(notebook.content_string), notebook.name)
         files.append(File.generated(config, notebook.src_uri.replace(".ipynb", ".md"), content=page))
-    changes = CHANGES.read_text(encoding="utf-8").replace("](docs/", "](")
-    files.append(File.generated(config, "changelog.md", content=changes))
-    files.append(File.generated(config, "reference/settings.md", content=settings_page()))
+    pages = {"reference/settings.md": settings_page(), "reference/cli.md": commands_page()}
+    for name in ("CHANGELOG.md", "CONTRIBUTING.md"):
+        text = (ROOT / name).read_text(encoding="utf-8").replace("](docs/", "](")
+        pages[name.lower()] = text.replace("](CHANGELOG.md)", "](changelog.md)")
+    for path, text in pages.items():
+        files.append(File.generated(config, path, content=text))
     return files
+
+
+def commands_page() -> str:
+    """Every command with its help, arguments and options; the settings of `train` have their own page."""
+    parts = ["# Command line", "The flags of `train` that are settings are [on their own page](settings.md)."]
+    for name, command in get_command(app).commands.items():  # type: ignore[attr-defined]
+        text, _, example = (command.help or "").replace("\b", "").partition("Example: ")
+        parts += [f"## prefixprop {name}", text, f"```sh\n{' '.join(example.split())}\n```"]
+        shown = [parameter for parameter in command.params if getattr(parameter, "help", None)]
+        names = [one.opts[0] if one.param_type_name == "option" else one.metavar for one in shown]
+        rows = [f"| `{name}` | {one.help} |" for name, one in zip(names, shown, strict=True)]
+        if rows:
+            parts.append("\n".join(["| option | meaning |", "| --- | --- |", *rows]))
+    return "\n\n".join(parts)
 
 
 def settings_page() -> str:
@@ -55,9 +73,7 @@ def as_markdown(notebook: dict[str, Any], name: str) -> str:
     return "\n\n".join(parts)
 
 
-def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
+def on_page_markdown(markdown: str, **_: Any) -> str:
     """Links to notebooks lead to their pages. Browsers draw MathML themselves, without a script or a font."""
-    if page.parent is None:
-        page.meta["hide"] = ["navigation"]  # a list of one page; its tables need the room
     markdown = markdown.replace(".ipynb)", ".md)")
     return EQUATION.sub(lambda found: f'<div class="equation">{convert(found[1], display="block")}</div>', markdown)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import httpx
 
+from prefixprop.predict import TrainedModel
 from prefixprop.serve.app import create_app
+from prefixprop.serve.encoder import Encoder
 from prefixprop.serve.server import bound_socket, new_server
 
 from tiny_runs import make_run
@@ -30,10 +32,10 @@ def make_runs(folder: Path) -> dict[str, Path]:
 
 
 @contextlib.contextmanager
-def served(*arguments: Any, **options: Any) -> Iterator[httpx.Client]:
-    """A client of an application that is made of these arguments."""
+def served(runs: Mapping[str, TrainedModel], *arguments: Any, **options: Any) -> Iterator[httpx.Client]:
+    """A client of an application with these runs, in this process, and these further arguments."""
     bound = bound_socket("127.0.0.1", 0)
-    server = new_server(create_app(*arguments, **options), finish_seconds=5)
+    server = new_server(create_app(Encoder(runs), *arguments, **options), finish_seconds=5)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]})
     thread.start()
     wait_until(lambda: server.started)

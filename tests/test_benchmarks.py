@@ -178,7 +178,7 @@ def test_the_table_of_trust() -> None:
 
 
 def test_the_readme_has_the_table_of_defaults() -> None:
-    assert documented(README, "documents") == documented(ROOT / "docs" / "training.md", "documents")
+    assert documented(README, "documents") == documented(ROOT / "docs" / "defaults.md", "documents")
 
 
 def test_the_attention_benchmark() -> None:

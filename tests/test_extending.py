@@ -221,7 +221,7 @@ def test_a_kernel(package: Callable[[str], None], tmp_path: Path) -> None:
     method = ("--method", "prefix-propagation+lora")
     flags = [*data_flags(tmp_path), *method, "--epochs", 1, "--run-dir", "run", "--kernel", "overlap"]
     assert "--kernel: 'overlap' is unknown" in call("train", *flags, package=None, status=1).stderr
-    assert "One of exp, rbf, poly, linear, overlap." in call("train", "--help").stdout
+    assert "One of exp, rbf, poly, linear, overlap." in " ".join(call("train", "--help-all").stdout.split())
     assert "Relu of the product." in call("methods").stdout
     call("train", *flags)
     assert len(predicted(Path("run"), "w4 w5", "w7")) == 2
@@ -235,7 +235,7 @@ def test_a_method(package: Callable[[str], None], tmp_path: Path) -> None:
     package(METHOD)
     flags = [*data_flags(tmp_path), "--method", "keys-alone", "--num-virtual-tokens", 2]
     assert "--method: 'keys-alone' is unknown" in call("train", *flags, package=None, status=1).stderr
-    printed = call("train", "--help").stdout
+    printed = " ".join(call("train", "--help-all").stdout.split()).replace("- ", "-")
     assert "lora, keys-alone." in printed and "0.0321 for keys-alone" in printed
     listed = next(line for line in call("methods").stdout.splitlines() if " keys-alone " in line)
     assert "KeysAloneConfig" in listed and "KEYS_ALONE" in listed and "take attention away" in listed
@@ -287,7 +287,7 @@ def test_a_task(package: Callable[[str], None], tmp_path: Path) -> None:
     model = tiny_settings(tmp_path, "roberta").model
     flags = ["--task", "letters", "--data-dir", tmp_path, "--model", model, *BATCHES]
     assert "--task: 'letters' is unknown" in call("train", *flags, package=None, status=1).stderr
-    printed = call("train", "--help").stdout
+    printed = " ".join(call("train", "--help-all").stdout.split()).replace("- ", "-")
     assert "hybridqa, letters." in printed and "2 for letters" in printed and "3 for letters" in printed
     listed = next(line for line in call("tasks").stdout.splitlines() if " letters " in line)
     assert "Letters to the editor" in listed and "micro_f1" in listed

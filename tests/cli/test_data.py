@@ -16,7 +16,7 @@ from tiny_articles import write_article
 
 
 def test_lists_every_task() -> None:
-    printed = call("tasks")[0]
+    printed = call("tasks", columns=400)[0]
     for source in TASKS.values():
         row = next(line for line in printed.splitlines() if f" {source.name} " in line)
         for cell in (source.summary, source.origin, source.metric):

@@ -35,7 +35,7 @@ def test_json_lines_a_page_and_the_terminal(folder: Path) -> None:
     assert all(row["text"] in page for row in rows)
     out, _ = call("explain", run, new)
     for line in lines:
-        assert f"{line['id']}: {line['label']} {line['confidence']:.3f}" in out
+        assert f"{line['id']}: {line['label']} {line['confidence']:.4f}" in out
         assert f"{line['passages'][0]['score']:+.2f} {line['passages'][0]['text'][:20]}" in out
     out, _ = call("explain", run, "-", "--output", "-", stdin=new.read_bytes())
     piped = [json.loads(line) for line in out.splitlines()]

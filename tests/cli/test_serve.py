@@ -7,6 +7,7 @@ import shutil
 import signal
 import socket
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,9 @@ import pytest
 
 from command_line import call
 from prefixprop.cli import main
+from prefixprop.serve.app import create_app
+from prefixprop.serve.encoder import EncoderProcess
+from prefixprop.serve.server import bound_socket, new_server
 
 from serving import make_runs, wait_until
 from tiny_runs import make_results
@@ -32,6 +36,13 @@ def start(folder: Path, runs: list[Path], *options: object) -> Any:
     process = multiprocessing.get_context("fork").Process(target=work)
     process.start()
     return process
+
+
+def is_running(pid: str) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def is_ready(service: Any, client: httpx.Client) -> bool:
@@ -56,13 +67,17 @@ def test_a_service_is_killed_started_again_loses_its_folders_and_finishes_its_wo
         wait_until(lambda: is_ready(service, client), 120)
         before = client.post("/v1/predict", json=question).json()
         assert list(before["predictions"][0]) == ["tone", "topic", "tuned"]
+        encoders = Path(f"/proc/{service.pid}/task/{service.pid}/children").read_text().split()
         service.kill()
         service.join(30)
+        wait_until(lambda: not any(map(is_running, encoders)))  # none is left over
         assert service.exitcode == -signal.SIGKILL
 
         service = start(tmp_path, runs, *options)
         wait_until(lambda: is_ready(service, client), 120)
         shutil.rmtree(tmp_path / "runs")
+        explained = client.post("/v1/predict", json=question | {"runs": ["tuned"], "reasons": True}).json()
+        assert explained["predictions"][0]["tuned"]["reasons"][0]["passages"][0]["text"] == "w4 w5"
         with ThreadPoolExecutor(1) as pool:
             answer = pool.submit(client.post, "/v1/predict", json=question)  # which waits for others
             wait_until(lambda: "documents_under_way 2.0" in client.get("/metrics").text)
@@ -73,6 +88,32 @@ def test_a_service_is_killed_started_again_loses_its_folders_and_finishes_its_wo
         assert service.exitcode in (0, -signal.SIGTERM)
     log = (tmp_path / "log").read_text(encoding="utf-8")
     assert log.splitlines() == [f"tone, topic, tuned at http://127.0.0.1:{port} (Ctrl-C ends it)"] * 2
+
+
+def test_an_encoder_that_is_killed_or_has_no_run_is_told(tmp_path: Path) -> None:
+    folders = make_runs(tmp_path / "runs")
+    encoder = EncoderProcess({"tone": folders["tone"]})
+    (process,) = [child for child in multiprocessing.active_children() if child.name == "encoder"]
+    bound = bound_socket("127.0.0.1", 0)
+    server = new_server(create_app(encoder), finish_seconds=5)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]})
+    thread.start()
+    with httpx.Client(base_url=f"http://127.0.0.1:{bound.getsockname()[1]}", timeout=60) as client:
+        wait_until(lambda: server.started)
+        assert client.post("/v1/predict", json={"texts": ["w4"]}).status_code == 200
+        process.kill()
+        process.join(30)
+        for answer in (
+            client.get("/healthz"),
+            client.get("/readyz"),
+            client.post("/v1/predict", json={"texts": ["w4"]}),
+        ):
+            assert answer.status_code == 503 and "encoder has stopped" in answer.json()["detail"]
+    server.should_exit = True
+    thread.join(30)
+    assert not thread.is_alive()
+    with pytest.raises(ValueError, match="none"):
+        EncoderProcess({"none": tmp_path / "none"})
 
 
 def test_mistakes_are_told_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

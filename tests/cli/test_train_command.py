@@ -10,6 +10,7 @@ import yaml
 
 from command_line import call
 from prefixprop.choices import SHOWN_METRICS
+from prefixprop.evaluate import Temperature
 from prefixprop.settings.run_settings import SETTINGS, RunSettings, flag_of
 from prefixprop.train import override, read_settings, settings_to_yaml
 
@@ -38,7 +39,8 @@ def test_what_is_told_before_meanwhile_and_at_the_end(
     options = ("--config", recipe, "--run-dir", folder)
     shown, told = call("train", *options, "--batch-size", 3, "--device-batch-size", 16)
     for words in (
-        "24 documents of up to 128 tokens, 1 × 8 steps of 3 documents, learning rate 0.01, seed 1",
+        "24 documents of up to 128 tokens, 1 × 8 steps of 3 documents, learning rate 0.01, ",
+        " trained parameters (",
         "Note: the run has 8 steps, too few to learn much",
         "Note: 1 of 11 dev documents is empty",
         "training: 2 of 8, 0 minutes so far",
@@ -46,8 +48,17 @@ def test_what_is_told_before_meanwhile_and_at_the_end(
     ):
         assert words in told
     metrics = json.loads((folder / "metrics.json").read_text())
-    loss, path = f"{metrics['test']['nll']:.4f}", rf"Run directory: {tmp_path}/[b] \x1b[31mred"
-    for words in ("dev, calibrated", "test, calibrated", "micro_f1", "ece", "Temperature", loss, path):
+    loss, path = f"{metrics['test_calibrated']['nll']:.4f}", rf"Run directory: {tmp_path}/[b] \x1b[31mred"
+    for words in (
+        "8 test documents",
+        "accuracy",
+        "TF-IDF",
+        "ECE",
+        "temperature",
+        loss,
+        path,
+        "Next: prefixprop predict",
+    ):
         assert words in shown
     problem, evaluated = refused(*options), call("evaluate", folder)[0]
     assert "has a finished run" in problem and "--overwrite" in problem and "[b]" in evaluated
@@ -75,19 +86,20 @@ def test_a_better_baseline_and_a_temperature_that_says_nothing_are_told(
     metrics_of_it = dict.fromkeys(SHOWN_METRICS, 0.987 if better else 0.0)
     baseline = {"model": "TF-IDF of a test", "dev": metrics_of_it, "test": metrics_of_it}
     monkeypatch.setattr("prefixprop.train.documents.measure_baseline", lambda task, weight: baseline)
-    monkeypatch.setattr("prefixprop.evaluate.calibration.is_bound", lambda temperature: better)
+    fitted = Temperature(5.1 if better else 4.9)
+    monkeypatch.setattr("prefixprop.train.single_run.fit_temperature", lambda logits, labels: fitted)
     shown, _ = call("train", "--config", recipe, "--run-dir", tmp_path / "run")
-    for words in ("dev, TF-IDF", "test, TF-IDF", "TF-IDF of a test", "0.9870" if better else "0.0000"):
-        assert words in shown
-    metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
-    sentence = f"The TF-IDF baseline is better here: 0.987 against {metrics['dev']['micro_f1']:.3f} on the dev set."
-    assert (sentence in shown) == ("Do not trust calibrated probabilities" in shown) == better
+    assert ("0.9870" if better else "0.0000") in shown
+    reached = json.loads((tmp_path / "run" / "metrics.json").read_text())["test"]["accuracy"]
+    worse = f"TF-IDF is better: accuracy {reached:.3f} against 0.987 on 8 test documents."
+    assert (worse in shown) == ("Warning: the temperature is 5.1" in shown) == better
+    assert (f"Better than TF-IDF: accuracy {reached:.3f} against 0.000" in shown) != better
 
 
 def test_the_last_checkpoint_of_a_fold_without_a_baseline(tmp_path: Path, recipe: Path) -> None:
     options = ("--folds", 3, "--fold", 0, "--keep", "last", "--no-baseline")
     shown = call("train", "--config", recipe, "-o", tmp_path / "run", *options)[0].partition("Run directory")[0]
-    assert "Last epoch: 1 (best on the dev set: 1)" in shown and "dev, calibrated" in shown
+    assert "Last epoch: 1 (best on the dev set: 1)" in shown and "dev documents" in shown
     assert "test" not in shown and "TF-IDF" not in shown
 
 
@@ -105,9 +117,10 @@ def test_a_dry_run_is_a_recipe_in_which_flags_win(tmp_path: Path, recipe: Path) 
 
 
 def test_every_setting_is_a_flag() -> None:
-    printed, _ = call("train", "--help")
-    missing = [name for name in SETTINGS if flag_of(name) not in printed]
-    assert not missing and "--lr" in printed and "--config" in printed
+    everyday, everything = (call("train", flag, columns=80)[0] for flag in ("--help", "--help-all"))
+    missing = [name for name in SETTINGS if flag_of(name) not in everything]
+    assert not missing and "--lr" in everyday and "--config" in everyday and "--lora-rank" not in everyday
+    assert "…" not in everything and max(map(len, everything.splitlines())) <= 80
 
 
 def test_resume_takes_the_settings_of_the_run(tmp_path: Path, recipe: Path) -> None:

@@ -29,5 +29,5 @@ def test_contracts_with_clauses_that_are_not_too_rare(tmp_path: Path) -> None:
     ("folder", "complaint"), [(None, r"have to be built: pass --data-dir"), (".", "there are no contracts")]
 )
 def test_without_the_file_the_error_says_how_to_make_it(tmp_path: Path, folder: str | None, complaint: str) -> None:
-    with pytest.raises((ValueError, FileNotFoundError), match=rf"{complaint}.*recipes/build_cuad\.py"):
+    with pytest.raises((ValueError, FileNotFoundError), match=f"{complaint}.*the site says how"):
         load_task("cuad", None if folder is None else tmp_path)

@@ -118,7 +118,7 @@ def test_bootstrap_is_scipys() -> None:
     )
     assert ours.interval == pytest.approx(tuple(theirs.confidence_interval), abs=0.006)
     share = (theirs.bootstrap_distribution <= 0).mean()
-    assert ours.p_value == pytest.approx(share, abs=0.01) and 0.001 < share < 0.5
+    assert ours.p_value == pytest.approx(2 * share, abs=0.02) and 0.001 < share < 0.5
     assert ours.difference == pytest.approx(first.mean() - second.mean())
 
 
@@ -138,7 +138,7 @@ def test_bootstrap_p_values(pairs: list[tuple[int, int]]) -> None:
     assert ahead.p_value is not None and behind.p_value is not None
     assert 0 < ahead.p_value <= 1 and 0 < behind.p_value <= 1
     # Ties count on both sides.
-    assert ahead.p_value + behind.p_value >= 1 - 0.2
+    assert ahead.p_value == pytest.approx(behind.p_value, abs=0.3)
     assert ahead.interval is not None and ahead.interval[0] <= ahead.interval[1]
 
 
@@ -147,9 +147,9 @@ def test_bootstrap_of_seeds_and_documents() -> None:
     one_document = np.concatenate([np.ones((2, 1)), np.zeros((2, 9))], axis=1)
     one_seed = np.concatenate([np.ones((1, 10)), np.zeros((1, 10))])
     # Not ahead where the one document, or the one seed, is not drawn.
-    assert paired_bootstrap(one_document, nothing).p_value == pytest.approx(0.9**10, abs=0.01)
-    assert paired_bootstrap(one_seed, nothing).p_value == pytest.approx(0.5**2, abs=0.01)
-    assert paired_bootstrap(nothing, one_seed).p_value == 1
+    assert paired_bootstrap(one_document, nothing).p_value == pytest.approx(2 * 0.9**10, abs=0.02)
+    assert paired_bootstrap(one_seed, nothing).p_value == pytest.approx(2 * 0.5**2, abs=0.02)
+    assert paired_bootstrap(nothing, one_seed).p_value == pytest.approx(2 * 0.5**2, abs=0.02)
     assert paired_bootstrap(np.ones((2, 10)), nothing).p_value < 0.001  # type: ignore[operator]
     same = paired_bootstrap([1, 0, 1], [1, 0, 1], resamples=100)
     assert same.p_value == 1 and same.interval == (0, 0)

@@ -173,3 +173,13 @@ def test_reading_ahead_keeps_order_ends_and_is_bounded(monkeypatch: pytest.Monke
     assert len(taken) <= 5  # one given, three waiting, one in the thread's hand
     assert list(reading) == list(range(1, 100))
     assert list(reading) == []
+
+
+def test_a_bounded_read_ahead_that_is_closed() -> None:
+    taken: list[int] = []
+    reading = ReadAhead((number for number in range(100) if taken.append(number) is None), ahead=1)
+    assert [next(reading) for _ in range(3)] == [0, 1, 2]
+    time.sleep(0.1)
+    assert taken == [0, 1, 2, 3, 4]  # one waits in the queue, one with the thread
+    reading.close()
+    assert len(taken) <= 6 and not reading._thread.is_alive()

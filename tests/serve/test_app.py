@@ -7,14 +7,20 @@ import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 
+from prefixprop.evaluate import Mix
+from prefixprop.evaluate.mixing import READERS, WORDS
+from prefixprop.evaluate.tfidf import fit_tfidf
 from prefixprop.predict import TrainedModel
 from prefixprop.predict.loading import load_runs
-from prefixprop.serve import batching
+from prefixprop.serve import encoder
 from prefixprop.serve.app import Limits
 
 from serving import make_runs, served, wait_until
@@ -41,8 +47,8 @@ class Gate:
     """Holds every batch until it is opened, and records which runs and how many texts each has."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.open, self.batches, self.original = threading.Event(), [], batching.predict_with_each
-        monkeypatch.setattr(batching, "predict_with_each", self)
+        self.open, self.batches, self.original = threading.Event(), [], encoder.predict_with_each
+        monkeypatch.setattr(encoder, "predict_with_each", self)
 
     def __call__(self, runs: Any, texts: list[str], options: Any) -> Any:
         self.batches.append(({run.run_dir.name for run in runs}, texts))
@@ -59,6 +65,14 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
 
 def ask(client: httpx.Client, texts: list[str], **options: Any) -> httpx.Response:
     return client.post("/v1/predict", json={"texts": texts, **options})
+
+
+def alike(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether they are equal but for the last digits of numbers."""
+    return one.keys() == other.keys() and all(
+        value == (pytest.approx(other[name], abs=1e-4) if isinstance(value, float | dict) else other[name])
+        for name, value in one.items()
+    )
 
 
 def under_way(client: httpx.Client) -> float:
@@ -87,6 +101,65 @@ def test_answers_are_those_of_predict_whoever_asks_beside(client: httpx.Client, 
                 assert {key: value for key, value in one.items() if key not in numbers} == {
                     key: value for key, value in own.items() if key not in numbers and value is not None
                 }
+
+
+def test_reasons_are_those_of_explain_for_every_method(runs: Runs) -> None:
+    text = " ".join(f"w{4 + number % 20}." for number in range(200))
+    (words,) = fit_tfidf(texts(60, seed=9), np.arange(60) % 3, 3, [1.0])
+    tfidf = replace(runs["tone"], model=None, mix=Mix({WORDS: 0}, {WORDS: 0.7}), words=words)
+    mix = replace(runs["tone"], mix=Mix({READERS: 0, WORDS: 0}, {READERS: 0.5, WORDS: 0.8}), words=words)
+    every = {**runs, "tfidf": tfidf, "mix": mix}
+    with served(every) as client:
+        for (name, run), long in product(every.items(), ("truncate", "chunk-average")):
+            answer = ask(client, [text], runs=[name], long=long, reasons=True).json()["predictions"][0][name]
+            plain = ask(client, [text], runs=[name], long=long).json()["predictions"][0][name]
+            (reason,), ((expected,)) = answer.pop("reasons"), run.explain([text], long=long)[0]
+            assert reason["label"] == expected.label and alike(answer, plain)
+            assert len(reason["passages"]) == len(expected.passages) > 0
+            for found, passage in zip(reason["passages"], expected.passages, strict=True):
+                assert alike(found, vars(passage))
+        assert ask(client, [""], runs=["mix"], reasons=True).json()["predictions"][0]["mix"]["reasons"]
+
+
+def test_what_reasons_may_cost(runs: Runs) -> None:
+    with served(runs, Limits(texts=2, queue=3)) as client:
+        assert ask(client, ["w4 w5"], runs=["tone"], reasons=True).status_code == 200
+        refused = ask(client, ["w4", "w5"], runs=["tone"], reasons=True)
+        assert refused.status_code == 413 and "at most 1 texts times runs" in refused.json()["detail"]
+        refused = ask(client, ["w4 " * 70_000], runs=["tone"], reasons=True)
+        assert refused.status_code == 413 and "at most 200,000 characters" in refused.json()["detail"]
+
+
+def test_predictions_do_not_wait_for_reasons(client: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened, original = threading.Event(), encoder.explain
+
+    def slow(*arguments: Any, **options: Any) -> Any:
+        assert opened.wait(30)
+        return original(*arguments, **options)
+
+    monkeypatch.setattr(encoder, "explain", slow)
+    with ThreadPoolExecutor(1) as pool:
+        explained = pool.submit(ask, client, ["w4 w5"], runs=["tone"], reasons=True)
+        wait_until(lambda: under_way(client) > 1)
+        assert ask(client, DOCUMENTS).status_code == 200 and not explained.done()
+        opened.set()
+        assert explained.result().json()["predictions"][0]["tone"]["reasons"]
+
+
+def test_a_document_that_fails_fails_alone(client: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = encoder.predict_with_each
+
+    def fail(runs: Any, texts: list[str], options: Any) -> Any:
+        if SECRET in texts:
+            raise RuntimeError(SECRET)
+        return original(runs, texts, options)
+
+    monkeypatch.setattr(encoder, "predict_with_each", fail)
+    *others, failed = ask(client, ["w4", "w5 w6", "w7", SECRET], runs=["tone"]).json()["predictions"]
+    assert "could not be computed" in failed["tone"]["error"] and SECRET not in str(failed)
+    assert [one["tone"]["label"] for one in others] == [
+        one["tone"]["label"] for one in ask(client, ["w4", "w5 w6", "w7"], runs=["tone"]).json()["predictions"]
+    ]
 
 
 def test_readers_of_all_clients_share_a_pass(client: httpx.Client, gate: Gate) -> None:
@@ -196,10 +269,10 @@ def test_a_failed_batch_is_told_without_a_word_of_the_document(
         raise RuntimeError(texts[0])
 
     with monkeypatch.context() as patch:
-        patch.setattr(batching, "predict_with_each", fail)
+        patch.setattr(encoder, "predict_with_each", fail)
         answer = ask(client, [SECRET])
     assert answer.status_code == 500 and "could not be computed" in answer.json()["detail"]
-    assert "A batch failed: RuntimeError in test_app.py, line" in caplog.text
+    assert "A document failed: RuntimeError in test_app.py, line" in caplog.text
     told = answer.text + caplog.text + "".join(capfd.readouterr())
     assert SECRET not in told and "Traceback" not in told and __file__ not in told
     assert ask(client, ["w4"]).status_code == 200
@@ -235,7 +308,7 @@ def test_runs_metrics_and_docs(client: httpx.Client, runs: Runs) -> None:
     assert answered() == before + 2
     schema = client.get("/openapi.json").json()["paths"]["/v1/predict"]["post"]
     assert set(schema["requestBody"]["content"]["application/json"]["schema"]["properties"]) == {
-        "texts", "runs", "long",
+        "texts", "runs", "long", "reasons",
     }  # fmt: skip
     assert "//" not in client.get("/docs").text.replace("window.location.origin", "").replace("http://", "")
     assert client.get("/nowhere").status_code == 404

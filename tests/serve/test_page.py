@@ -107,15 +107,18 @@ def test_from_a_document_to_its_predictions(page: tuple[Browser, httpx.Client]) 
     wait_until(lambda: "Paste or drop a document first" in browser.text("#status"))
 
     browser.drop("letter.txt", f"w4 {MARKUP} {'w5 ' * 60}")
+    reasons = "[...document.querySelectorAll('.reasons')]"
     wait_until(lambda: browser.text("#status") == "letter.txt is in the field.")
     browser.press(KEY_CONTROL, KEY_ENTER)
     wait_until(lambda: browser.text("#status") == "3 predictions.")
     cards = browser.run("return [...document.querySelectorAll('article')].map(card => card.innerText)")
-    expected = client.post(
-        "/v1/predict",
-        json={"texts": [browser.run("return document.getElementById('text').value")]},
-        headers={"Authorization": "Bearer a-key"},
-    ).json()["predictions"][0]
+    question = {"texts": [browser.run("return document.getElementById('text').value")]}
+    expected, explained = (
+        client.post("/v1/predict", json=question | own, headers={"Authorization": "Bearer a-key"}).json()[
+            "predictions"
+        ][0]
+        for own in ({}, {"runs": ["tone"], "reasons": True})
+    )
     for card, (name, one) in zip(cards, expected.items(), strict=True):
         assert card.startswith(name) and f"{one['label']} · {100 * one['confidence']:.1f} %" in card
         assert all(f"{100 * share:.1f} %" in card for share in one["probabilities"].values())
@@ -123,6 +126,13 @@ def test_from_a_document_to_its_predictions(page: tuple[Browser, httpx.Client]) 
         assert read in card
     assert ["review" in card for card in cards] == [True, False, False]
     assert ["accept" in card for card in cards] == [False, True, False]
+    wait_until(lambda: browser.run(f"return {reasons}.every(place => place.querySelector('.text'))"))
+    read = [passage["text"] for passage in explained["tone"]["reasons"][0]["passages"]]
+    shown = browser.run("return document.querySelector('.text').innerText")
+    assert all(passage in shown for passage in read) and MARKUP in shown
+    assert browser.run("return [...document.querySelectorAll('h4')].map(each => each.textContent)") == [
+        f"Why {one['label']}?" for one in expected.values()
+    ]
     picture(browser)
 
     # By keyboard alone: one run fewer, read on, ask with the button.
@@ -132,7 +142,8 @@ def test_from_a_document_to_its_predictions(page: tuple[Browser, httpx.Client]) 
     for _ in range(3):
         browser.press(KEY_TAB)
     browser.press(KEY_SPACE)
-    browser.press(KEY_TAB)
+    for _ in range(2):
+        browser.press(KEY_TAB)
     browser.press(KEY_ENTER)
     wait_until(lambda: browser.text("#status") == "2 predictions.")
     assert "Read the whole document" in browser.text("article") and " chunks." in browser.text("article")

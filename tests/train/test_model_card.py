@@ -54,3 +54,7 @@ def test_the_code_loads_the_model(
         inputs = tokenizer(text, truncation=True, max_length=40, return_tensors="pt")
         with torch.no_grad():
             assert names["model"](**inputs).logits[0].tolist() == pytest.approx(stored.logits[row].tolist(), abs=1e-3)
+    monkeypatch.chdir("adapter")  # which may be published alone
+    (code,) = CODE.findall(Path("README.md").read_text(encoding="utf-8"))
+    exec(compile(code, "README.md", "exec"), alone := {})
+    assert alone["model"].config.id2label == names["model"].config.id2label

@@ -105,7 +105,7 @@ def test_killed_while_results_are_written(
 ) -> None:
     settings = tiny_settings(documents, **changes)
     with monkeypatch.context() as patched:
-        patched.setattr(results, name, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        patched.setattr(results, name, lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL))
         killed(lambda: train(settings, tmp_path / "killed"))
     assert_same_end(train(settings, tmp_path / "killed", resume=True), whole(settings))
 

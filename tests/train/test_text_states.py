@@ -13,7 +13,7 @@ import torch
 from prefixprop.backbones import find_backbone
 from prefixprop.progress import Progress
 from prefixprop.train import text_states
-from prefixprop.train.text_states import TextStates, free_memory
+from prefixprop.train.text_states import TextStates, free_memory, place_for
 
 from tiny import every_family, tiny_model
 
@@ -102,3 +102,23 @@ def test_a_container_limits_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: An
         assert free <= 2**30 + 2**28
     else:
         assert 0 < free <= text_states.psutil.virtual_memory().total
+
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+
+
+@pytest.mark.parametrize(
+    ("free", "expected"),
+    [
+        ({GPU: 200, CPU: 0}, GPU),
+        ({GPU: 199, CPU: 200}, CPU),
+        ({GPU: 199, CPU: 199}, None),
+        ({GPU: 900, CPU: 900}, GPU),
+    ],
+)
+def test_states_stay_on_the_device_then_on_the_host(
+    monkeypatch: pytest.MonkeyPatch, free: dict[torch.device, int], expected: torch.device | None
+) -> None:
+    monkeypatch.setattr(text_states, "free_memory", free.__getitem__)
+    assert place_for(100, GPU) == expected
+    assert place_for(100, CPU) == (CPU if free[CPU] >= 200 else None)

@@ -3,43 +3,35 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from prefixprop import __version__
-from prefixprop.cli import (
-    data,
-    evaluate,
-    explain,
-    lengthen,
-    methods,
-    predict,
-    report,
-    serve,
-    sweep,
-    train,
-)
+from prefixprop.cli import data, evaluate, explain, lengthen, methods, predict, report, serve, sweep, train
 from prefixprop.cli.settings_options import settings_command
 from prefixprop.lengthen.settings import LengthenSettings
 from prefixprop.settings.run_settings import RunSettings
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-app.command("train", cls=settings_command(RunSettings))(train.train)
-app.command("evaluate")(evaluate.evaluate)
-app.command("predict")(predict.predict)
-app.command("explain")(explain.explain)
-app.command("serve")(serve.serve)
-app.command("sweep")(sweep.sweep)
-app.command("report")(report.report)
-app.command("lengthen", cls=settings_command(LengthenSettings))(lengthen.lengthen)
-app.command("archive")(report.archive)
-app.command("tasks")(data.tasks)
-app.command("build-elife")(data.build_elife)
-app.command("methods")(methods.methods)
-app.command("cache")(data.cache)
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # tables of rich cut long names at 80 columns
+    context_settings={"max_content_width": 400},
+)
+COMMANDS: tuple[Any, ...] = (
+    train.train, evaluate.evaluate, predict.predict, explain.explain, serve.serve, sweep.sweep, report.report,
+    lengthen.lengthen, report.archive, data.tasks, data.build_elife, methods.methods, data.cache,
+)  # fmt: skip
+SETTINGS_OF = {"train": RunSettings, "lengthen": LengthenSettings}
+for command in COMMANDS:
+    name = command.__name__.replace("_", "-")
+    text = (inspect.getdoc(command) or "").replace("Example:", "\b\nExample:")  # click wraps no text after \b
+    app.command(name, help=text, cls=settings_command(SETTINGS_OF[name]) if name in SETTINGS_OF else None)(command)
 
 
 def _show_version(wanted: bool) -> None:
@@ -62,7 +54,7 @@ def prefixprop(
         bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Prefix methods for long-document encoders."""
+    """Classify long documents with a few trained vectors and a frozen encoder."""
     if modules:
         sys.path.insert(0, str(Path.cwd()))
     for module in modules or []:

@@ -11,24 +11,20 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from prefixprop.cli.messages import clean_errors
+from prefixprop.cli.messages import clean_errors, print_rows
 from prefixprop.data.cache import cache_folder, clear, entries
 from prefixprop.data.registry import TASKS
 from prefixprop.data.rows import KINDS
 
 
 def tasks() -> None:
-    """List the named data sets: what they are, where they come from, and their metric.
+    """List the named data sets.
 
     Example: prefixprop tasks
     """
     console = Console()
-    table = Table(title="Tasks", title_justify="left")
-    for column in ("task", "what it is (training / dev / test set)", "where it comes from", "metric"):
-        table.add_column(column)
-    for source in TASKS.values():
-        table.add_row(source.name, source.summary, source.origin, source.metric)
-    console.print(table)
+    rows = {one.name: f"{one.summary}; metric {one.metric}; from {one.origin}" for one in TASKS.values()}
+    print_rows(console, "Tasks (training / dev / test set)", rows)
     console.print("Every task can be read from a local copy (--data-dir).")
     console.print(f"Your documents: {KINDS} files, a folder per label, or a data set of the hub.", highlight=False)
 
@@ -38,7 +34,7 @@ def cache(
         bool, typer.Option("--clear", help="Remove everything; runs that need it make it again.")
     ] = False,
 ) -> None:
-    """Show or clear the folder of documents and tokens that the next run can use.
+    """Show or clear cached documents and tokens.
 
     Example: prefixprop cache --clear
     """
@@ -68,7 +64,7 @@ def build_elife(
         typer.Argument(metavar="FOLDER", help="Where the three files go; existing ones are replaced."),
     ],
 ) -> None:
-    """Build the files of the task elife from a clone of its public repository.
+    """Build the files of the task elife from a clone.
 
     The newest version of each article is read. A newer clone may have newer texts, but the splits stay the same.
 

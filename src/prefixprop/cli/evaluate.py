@@ -107,9 +107,9 @@ def evaluate(
         Path | None, typer.Option(metavar="FILE", help="Draw the confusion matrix (png, pdf, svg).")
     ] = None,
 ) -> None:
-    """Show how accurate a run is and how well its probabilities are calibrated, before and after temperature scaling.
+    """Show how accurate and how well calibrated a run is.
 
-    On a split of its task, on your labelled file, or on stored predictions.
+    On a split of its task, on your labelled file or on stored predictions; before and after temperature scaling.
 
     Example: prefixprop evaluate runs/letters --input more-letters.csv
     """
@@ -202,8 +202,8 @@ def _print(evaluated: _Evaluated, as_json: bool) -> None:
             record["accepted"] = evaluated.accepted
         typer.echo(json.dumps(record, ensure_ascii=False, indent=2, allow_nan=False))
         return
-    table = Table(title=Text(what), title_justify="left")
-    table.add_column("metric")
+    Console().print(what, highlight=False, markup=False, soft_wrap=True)
+    table = Table("metric")
     table.add_column("before scaling" if after else "value", justify="right")
     if after is not None:
         table.add_column(f"after scaling (T = {evaluated.temperature:.3f})", justify="right")

@@ -56,7 +56,7 @@ def explain(
     long: LongOption = LONG_DOCUMENTS[0],
     batch_tokens: BatchTokensOption = DEFAULT_BATCH_TOKENS,
 ) -> None:
-    """Show which passages of documents speak for the label that a run gives them, and which against it.
+    """Show which passages speak for and against a label.
 
     Without --output and --html the strongest passages are shown in the terminal.
 
@@ -124,7 +124,7 @@ def _record(name: str, explanation: Explanation) -> dict[str, Any]:
 def _show(terminal: Console, name: str, explanation: Explanation, top: int) -> None:
     """The passages with the largest scores, for or against the label, the largest first."""
     label = Text(printable(explanation.label), "bold")
-    terminal.print(Text.assemble(f"{printable(name)}: ", label, f" {explanation.confidence:.3f}"))
+    terminal.print(Text.assemble(f"{printable(name)}: ", label, f" {explanation.confidence:.4f}"))
     for passage in sorted(explanation.passages, key=lambda passage: -abs(passage.score))[:top]:
         text = " ".join(passage.text.split())
         text = text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"

@@ -30,7 +30,7 @@ def lengthen(
     *,
     settings: dict[str, Any],
 ) -> None:
-    """Make a long encoder of a RoBERTa or BERT: repeat its positions, then train it on long text.
+    """Turn a RoBERTa or BERT into an encoder of long text.
 
     Example: prefixprop lengthen roberta-base --text articles.jsonl --output roberta-base-4096
     """

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 
 import typer
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 # What readers, models, settings and files raise with a message for the user (TrainingError, among others, is a
@@ -37,6 +38,16 @@ def clean_errors(resumable: bool = False) -> Iterator[None]:
     except KeyboardInterrupt:
         console.print(f"[bold red]Stopped.[/]{' Continue with --resume.' if resumable else ''}", highlight=False)
         raise typer.Exit(130) from None
+
+
+def print_rows(console: Console, title: str, rows: Mapping[str, str]) -> None:
+    """A list of names, each with what there is to say of it; no name is cut, however narrow the terminal is."""
+    table = Table(title=title, title_justify="left", box=None, show_header=False)
+    table.add_column(no_wrap=True, style="bold")
+    table.add_column()
+    for name, text in rows.items():
+        table.add_row(f" {name}", Text(text))
+    console.print(table, "")
 
 
 def refuse(options: Mapping[str, object], reason: str) -> None:

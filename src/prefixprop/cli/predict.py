@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -31,8 +32,10 @@ from prefixprop.runs.directory import RunDirectory
 
 if TYPE_CHECKING:
     from prefixprop.predict import Prediction, PredictionOptions, TrainedModel
+    from prefixprop.predict.trained_model import EncodedForEach
 
 
+_LONG_NUMBER = re.compile(r"(?<=[ ,])[01]\.\d{5,}(?:e-\d+)?(?=[,}]|$)|(?<=[ ,])\d(?:\.\d+)?e-\d+(?=[,}]|$)")
 # Options that other commands on documents have too.
 TextOption = Annotated[str, typer.Option(help="Column of a table with the documents.")]
 IdOption = Annotated[
@@ -86,10 +89,10 @@ def predict(
         typer.Option("--resume", help="Continue where the output (.jsonl) ends; the input may have grown since."),
     ] = False,
 ) -> None:
-    """Label documents with the model of a run, or of several: label, calibrated confidence and all probabilities.
+    """Label documents with one run or several.
 
-    It keeps the order, writes every few seconds, and answers standard input as it arrives. With several runs, each
-    line has the predictions of all, by the name of the run.
+    An answer has the label, a calibrated confidence and all probabilities. Answers keep the order of the input and
+    are written every few seconds. With several runs, each line has the answers of all, by the name of the run.
 
     Example: prefixprop predict runs/letters new-letters.jsonl --output labels.jsonl
     """
@@ -154,7 +157,7 @@ class _Job:
         self.console = Console(stderr=True, highlight=False, soft_wrap=True)
         self.summaries = {name: PredictionSummary(run) for name, run in runs.items()}
         self.documents = 0
-        self.tokens_read = 0
+        self.answered = self.tokens_read = 0  # by this call
 
     def run(
         self,
@@ -168,26 +171,41 @@ class _Job:
                 for document, predictions in self.resumable.answered(documents):
                     self._count(document, predictions)
                 documents = itertools.chain(self.resumable.unanswered, documents)
-            with self._opened_output() as file, self._progress() as progress:
-                bar = progress.add_task("predicting", total=total, completed=self.documents)
-                for window in windows(documents, lambda document: document.text, is_waiting):
-                    self._predict(window, file)
-                    progress.advance(bar, len(window))
+            with self._opened_output() as file, self._progress() as progress, contextlib.ExitStack() as stack:
+                bar = progress.add_task("predicting", total=total, completed=self.documents, speed="")
+                began = time.perf_counter()
+                encoded = ReadAhead(self._encoded(windows(documents, lambda document: document.text, is_waiting)), 1)
+                stack.callback(encoded.close)
+                for window, tokens in encoded:
+                    self._predict(window, tokens, file)
+                    seconds = time.perf_counter() - began
+                    speed = f"{self.answered / seconds:,.1f} documents/s, "
+                    speed += f"{self.tokens_read / seconds:,.0f} tokens/s"
+                    progress.update(bar, advance=len(window), speed=speed)
         except BrokenPipeError:
             # The reader has gone, as `head` does. Python would complain again when it closes standard output.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return
         self._print_summary(time.perf_counter() - started)
 
-    def _predict(self, window: list[InputDocument], file: BinaryIO) -> None:
-        from prefixprop.predict.trained_model import predict_with_each
+    def _encoded(self, found: Iterator[list[InputDocument]]) -> Iterator[tuple[list[InputDocument], EncodedForEach]]:
+        """Windows and their tokens, made in a thread: tokenizers in Rust let the models compute meanwhile."""
+        from prefixprop.predict.trained_model import encode_for_each
 
-        answers = predict_with_each(list(self.runs.values()), [document.text for document in window], self.options)
+        for window in found:
+            texts = [document.text for document in window]
+            yield window, encode_for_each(list(self.runs.values()), texts, self.options)
+
+    def _predict(self, window: list[InputDocument], encoded: EncodedForEach, file: BinaryIO) -> None:
+        from prefixprop.predict.trained_model import predict_encoded
+
+        answers = predict_encoded(list(self.runs.values()), encoded, self.options)
         lines = [self.form.line(document.id, found) for document, found in zip(window, answers, strict=True)]
         _write(file, lines)
         if self.resumable is not None:
             self.resumable.record(window)
         for document, found in zip(window, answers, strict=True):
+            self.answered += 1
             self.tokens_read += max(prediction.tokens_read for prediction in found)
             self._count(document, found)
 
@@ -216,7 +234,9 @@ class _Job:
 
     def _progress(self) -> Progress:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        return Progress(*columns, console=self.console, disable=not self.console.is_terminal)
+        # Predictions on the same terminal would share a line with the bar.
+        hidden = not self.console.is_terminal or (self.output is None and sys.stdout.isatty())
+        return Progress(*columns, TextColumn("{task.fields[speed]}"), console=self.console, disable=hidden)
 
     def _print_summary(self, seconds: float) -> None:
         for run, summary in self.summaries.items():
@@ -227,16 +247,17 @@ class _Job:
                 self._print(name + ", ".join(f"{what} {count:,}" for what, count in summary.decisions.most_common()))
         for warning in dict.fromkeys(text for summary in self.summaries.values() for text in summary.warnings()):
             self._print(f"Warning: {warning}")
-        speed = self.tokens_read / seconds
-        self._print(f"{self.tokens_read:,} tokens in {seconds:.1f} s, {speed:,.0f} tokens/s")
+        speed = f"{self.answered / seconds:,.1f} documents/s, {self.tokens_read / seconds:,.0f} tokens/s"
+        self._print(f"{self.tokens_read:,} tokens in {seconds:.1f} s, {speed}")
 
     def _print(self, text: str) -> None:
         self.console.print(printable(text), markup=False)
 
 
 def _write(file: BinaryIO, lines: Sequence[bytes]) -> None:
-    if file.isatty():
-        lines = [printable(line.decode().removesuffix("\n")).encode() + b"\n" for line in lines if line]
+    if file.isatty():  # a person reads: four digits are enough
+        texts = [printable(line.decode().removesuffix("\n")) for line in lines if line]
+        lines = [_LONG_NUMBER.sub(lambda found: f"{float(found[0]):.4f}", text).encode() + b"\n" for text in texts]
     file.write(b"".join(lines))
     file.flush()
 

@@ -38,7 +38,7 @@ def report(
         str, typer.Option(metavar="METHOD", help="The method that the others are tested against.")
     ] = BASELINE,
 ) -> None:
-    """Compare finished runs: what they found, and a table of methods for each task.
+    """Compare finished runs in tables, figures and a page.
 
     Tests, all metrics and figures come with --output. Every seed counts once, at the learning rate that dev or
     cross-validation chose.
@@ -134,7 +134,7 @@ def archive(
     ],
     output: Annotated[Path, typer.Option(metavar="FOLDER", help="Where the archive goes; it must not have one yet.")],
 ) -> None:
-    """Pack finished runs without their weights into two files, to keep or to publish.
+    """Pack finished runs without weights, to keep or publish.
 
     report makes the same tables of them, and sweep does not repeat them. Settings and commands are kept as they are,
     with the paths of this machine.

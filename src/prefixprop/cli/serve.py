@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
@@ -44,14 +45,14 @@ def serve(
         int, typer.Option(min=1, help="Tokens in a batch; lower it if memory runs out.")
     ] = DEFAULT_BATCH_TOKENS,
 ) -> None:
-    """Answer for new documents over HTTP, with the models of any number of runs, and show a page to try them.
+    """Answer over HTTP with any number of runs, and show a page.
 
     Requests of all clients are computed together. Runs of readers on one encoder share its pass over a document.
 
     Example: prefixprop serve runs/letters runs/tone --port 8000
     """
     console = Console(stderr=True, highlight=False, soft_wrap=True)
-    with clean_errors():
+    with clean_errors(), ExitStack() as stack:
         for package in ("fastapi", "fastapi_offline", "prometheus_client", "uvicorn"):
             import_optional(package, "Services", extra="serve")
         for run in runs:
@@ -59,18 +60,15 @@ def serve(
         names = names_of(runs)
         api_key = None if api_key_file is None else _read_key(api_key_file)
         with console.status("loading the models"):
-            from prefixprop.predict.loading import load_runs
-            from prefixprop.predict.trained_model import PredictionOptions, predict_with_each
             from prefixprop.serve.app import Limits, create_app
+            from prefixprop.serve.encoder import EncoderProcess
             from prefixprop.serve.server import bound_socket, new_server
 
             limits = Limits(max_body_mb, max_texts, queue, timeout)
             bound = bound_socket(host, port)
-            models = dict(zip(names, load_runs(runs), strict=True))
-            for model in models.values():
-                model.check_reads_documents()
-            predict_with_each(list(models.values()), [""], PredictionOptions())  # the first call takes seconds
-        server = new_server(create_app(models, limits, api_key, batch_tokens, wait_ms / 1000), timeout)
+            encoder = EncoderProcess(dict(zip(names, runs, strict=True)), batch_tokens)
+            stack.callback(encoder.close)
+        server = new_server(create_app(encoder, limits, api_key, batch_tokens, wait_ms / 1000), timeout)
         address, number = bound.getsockname()[:2]
         shown = f"[{address}]" if ":" in address else address
         console.print(printable(f"{', '.join(names)} at http://{shown}:{number} (Ctrl-C ends it)"), markup=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -12,11 +12,13 @@ from typer.core import TyperCommand
 from prefixprop.settings.declaration import TEXTS, Setting, declared
 
 
-def with_settings_options(settings: type) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def with_settings_options(
+    settings: type, everyday: Sequence[str] = ()
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command a flag for every setting of a class; it gets those that were given as `settings`, a dict.
 
     The command's own parameters come first, and its last must be `settings`. A setting that is one of its own
-    parameters gets no flag.
+    parameters gets no flag. Where some settings are `everyday`, `--help` shows these and `--help-all` all of them.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -30,10 +32,14 @@ def with_settings_options(settings: type) -> Callable[[Callable[..., None]], Cal
         flags = [setting for setting in declared(settings).values() if setting.name not in names]
 
         def wrapped(**values: Any) -> None:
+            values.pop("help_all", None)
             given = {setting.name: values.pop(setting.name) for setting in flags}
             command(**values, settings={name: value for name, value in given.items() if value is not None})
 
-        parameters = [*own, *map(_parameter, flags)]
+        hidden = {setting.name for setting in flags if setting.name not in everyday} if everyday else set()
+        parameters = [*own, *(_parameter(setting, setting.name in hidden) for setting in flags)]
+        if hidden:
+            parameters.append(_HELP_ALL)
         wrapped.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         wrapped.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         wrapped.__doc__, wrapped.__name__ = command.__doc__, command.__name__
@@ -53,6 +59,15 @@ def settings_command(settings: type) -> type[TyperCommand]:
                     parameter.help = help_of(declared(settings)[parameter.name])
             return parameters
 
+        def format_options(self, ctx: Any, formatter: Any) -> None:
+            groups: dict[str, list[Any]] = {}
+            for parameter in self.get_params(ctx):
+                if row := parameter.get_help_record(ctx):
+                    groups.setdefault(getattr(parameter, "rich_help_panel", None) or "Options", []).append(row)
+            for heading, rows in groups.items():
+                with formatter.section(heading):
+                    formatter.write_dl(rows)
+
     return SettingsCommand
 
 
@@ -67,13 +82,32 @@ def help_of(setting: Setting) -> str:
     return text
 
 
-def _parameter(setting: Setting) -> inspect.Parameter:
+def _show_all(context: typer.Context, wanted: bool) -> None:
+    if wanted:
+        for parameter in context.command.params:
+            parameter.hidden = False  # type: ignore[attr-defined]
+        print(context.get_help())
+        raise typer.Exit
+
+
+_HELP_ALL = inspect.Parameter(
+    "help_all",
+    inspect.Parameter.KEYWORD_ONLY,
+    default=False,
+    annotation=Annotated[
+        bool, typer.Option("--help-all", help="Show every setting and exit.", callback=_show_all, is_eager=True)
+    ],
+)
+
+
+def _parameter(setting: Setting, hidden: bool) -> inspect.Parameter:
     flags = [setting.flag]
     if setting.kind is bool:
         flags = [f"{setting.flag}/--no-{setting.flag[2:]}"]
     if setting.alias:
         flags.append(f"--{setting.alias}")
-    option = typer.Option(*flags, rich_help_panel=setting.group, show_default=False)
+    metavar = None if setting.kind is bool else "N" if setting.kind in (int, float) else "TEXT"
+    option = typer.Option(*flags, metavar=metavar, rich_help_panel=setting.group, show_default=False, hidden=hidden)
     kind: Any = list[str] if setting.kind == TEXTS else setting.kind
     return inspect.Parameter(
         setting.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]

@@ -24,7 +24,7 @@ _MOST_ROWS = 30  # of the table that is refreshed
 
 def sweep(
     context: typer.Context,
-    plan: Annotated[Path, typer.Argument(help="The plan, as YAML, such as recipes/sweeps/table2.yaml.")],
+    plan: Annotated[Path, typer.Argument(help="The plan, as YAML.")],
     runs_dir: Annotated[
         Path | None,
         typer.Option("--runs-dir", "-o", help="Folder of the run directories. Default: runs/NAME-OF-PLAN."),
@@ -49,11 +49,11 @@ def sweep(
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and its size, and run nothing.")] = False,
 ) -> None:
-    """Run a grid of runs from one YAML file: choose what is searched on the dev set, then run the seeds.
+    """Train a grid of runs from one YAML file.
 
-    The same command continues where it stopped.
+    What is searched is chosen on the dev set; then the seeds run. The same command continues where it stopped.
 
-    Example: prefixprop sweep recipes/sweeps/table2.yaml --data-dir arxiv=data/arxiv
+    Example: prefixprop sweep plan.yaml --data-dir arxiv=data/arxiv
     """
     console, messages = Console(), Console(stderr=True)
     with clean_errors():

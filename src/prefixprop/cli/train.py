@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import time
 import warnings
 from dataclasses import replace
@@ -13,8 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
-from prefixprop.choices import SHOWN_METRICS
+from prefixprop.choices import MOST_TEMPERATURE
 from prefixprop.cli.messages import clean_errors, printable
 from prefixprop.cli.progress import TerminalProgress
 from prefixprop.cli.settings_options import with_settings_options
@@ -28,16 +30,17 @@ if TYPE_CHECKING:
     from prefixprop.train.plan import RunPlan
     from prefixprop.train.results import RunResult
 
-OF_MIXES = {"accuracy": "accuracy", "ece": "ECE", "nll": "log-loss"}
-OF_SEVERAL_LABELS = {
-    "average_precision": "average precision",
-    "micro_f1": "micro-F1",
-    "macro_f1": "macro-F1",
-    "ece": "ECE",
-}
+EVERYDAY = (
+    "task", "train_files", "test_files", "text_column", "label_column", "model", "max_length", "method",
+    "target_precision", "learning_rate", "epochs", "seed",
+)  # fmt: skip
+COLUMNS = {
+    "average_precision": "average precision", "accuracy": "accuracy", "micro_f1": "micro-F1", "macro_f1": "macro-F1",
+    "ece": "ECE", "nll": "log-loss",
+}  # fmt: skip
 
 
-@with_settings_options(RunSettings)
+@with_settings_options(RunSettings, EVERYDAY)
 def train(
     config: Annotated[
         Path | None, typer.Option("--config", "-c", help="A recipe, as YAML; flags override it.")
@@ -53,11 +56,11 @@ def train(
     *,
     settings: dict[str, Any],
 ) -> None:
-    """Train a model on your documents or a task, then evaluate and calibrate it: one run.
+    """Train a model on documents; evaluate and calibrate it.
 
     Every setting is a flag here and a key of a recipe (--config).
 
-    Example: prefixprop train --train-files letters.csv --text-column body --run-dir runs/letters
+    Example: prefixprop train --train-files letters.csv --run-dir runs/letters
     """
     # Progress bars and notes go to standard error, apart from the results on standard output.
     messages = Console(stderr=True, quiet=not is_main_process())
@@ -90,10 +93,7 @@ def train(
             _show_plan(console, planned)
             return
         for result in results:
-            show = _show_mix if wanted.is_mix else _show_result
-            show(console, result, wanted, time.monotonic() - started)
-            if trust := RunDirectory(result.run_dir).read_trust():
-                console.print(str(trust), highlight=False, soft_wrap=True)
+            _show_result(console, result, time.monotonic() - started)
 
 
 def _settings(config: Path | None, flags: dict[str, Any], resumed: Path | None) -> RunSettings:
@@ -123,89 +123,87 @@ def _show_plan(console: Console, run: RunPlan) -> None:
         console.print(f"# Note: {printable(note)}", highlight=False, markup=False, soft_wrap=True)
 
 
-def _show_result(console: Console, result: RunResult, settings: RunSettings, seconds: float) -> None:
-    from prefixprop.evaluate.calibration import is_bound
-
-    metrics = result.metrics
-    title = f"Best epoch: {metrics['best_epoch']} of {metrics['epochs']}"
-    if settings.keep == "last":
-        title = f"Last epoch: {metrics['epochs']} (best on the dev set: {metrics['best_epoch']})"
-    baseline = metrics.get("baseline", {})
-    columns = {name: metrics.get(name) for name in ("dev", "dev_calibrated", "test", "test_calibrated")}
+def _show_result(console: Console, result: RunResult, seconds: float) -> None:
+    """The run above the baseline, which of them is better, and what to do next."""
+    directory, metrics = RunDirectory(result.run_dir), result.metrics
+    settings = directory.read_settings()
+    split = "test" if metrics.get("test") else "dev"
     simple = "BM25" if settings.answers_questions else "TF-IDF"
-    columns |= {f"{split}_{simple}": baseline.get(split) for split in ("dev", "test")}
-    shown = {name: values for name, values in columns.items() if values}
-    table = Table(title=title, title_justify="left")
-    table.add_column("metric")
-    for name in shown:
-        table.add_column(name.replace("_", ", "), justify="right")
-    for metric in SHOWN_METRICS:
-        # Where it is the same number as micro-F1.
-        is_shown = metric == "accuracy" and "micro_f1" in metrics["dev"] and "thresholds" not in metrics
-        if metric in metrics["dev"] and not is_shown:
-            table.add_row(metric, *(f"{values[metric]:.4f}" for values in shown.values()))
-    console.print(table)
-    if baseline:
-        console.print(f"{simple} baseline: {baseline['model']}; whole documents.", highlight=False, soft_wrap=True)
-    parameters = metrics["parameters"]
-    console.print(
-        f"Temperature {metrics['temperature']:.4g}; {parameters['trainable']:,} parameters trained "
-        f"({parameters['trainable_percent']:.3f} % of the encoder); {seconds:.0f} s.",
-        highlight=False,
+    has_baseline = "baseline" in metrics and settings.method != "tfidf"
+    readers, baseline = (
+        metrics.get("readers", {}).get(split),
+        metrics["baseline"].get(split) if has_baseline else None,
     )
-    if is_bound(metrics["temperature"]):
-        console.print(
-            "This temperature is at the limit of the search: the dev set has too few documents or mistakes to "
-            "calibrate on. Do not trust calibrated probabilities.",
-            highlight=False,
-            soft_wrap=True,
-        )
-    metric = RunDirectory(result.run_dir).read_settings().metric  # which the documents may have decided
-    if baseline and baseline["dev"][metric] > metrics["dev"][metric]:
-        console.print(
-            f"The {simple} baseline is better here: {baseline['dev'][metric]:.3f} against "
-            f"{metrics['dev'][metric]:.3f} on the dev set. More epochs, another --learning-rate or "
-            "longer documents may help; see docs/training.md.",
-            highlight=False,
-            soft_wrap=True,
-        )
-    console.print(f"Run directory: {printable(str(result.run_dir))}", highlight=False, markup=False, soft_wrap=True)
-
-
-def _show_mix(console: Console, result: RunResult, settings: RunSettings, seconds: float) -> None:
-    """The table and the verdict of a run that chose everything on left-out documents."""
-    metrics = result.metrics
-    rows = {"TF-IDF": metrics.get("baseline"), "readers": metrics.get("readers"), "mix": metrics}
-    judged = "dev" if metrics["judged_on"] == "dev" else "left out"
-    splits = {split: name for split, name in (("dev", judged), ("test", "test")) if split in metrics}
+    found = metrics.get(f"{split}_calibrated") or metrics[split]
+    rows = {f"{settings.method}, with {simple}" if readers else str(settings.method): found}
+    rows |= {name: row for name, row in {"readers alone": readers, simple: baseline}.items() if row}
     several_labels = "thresholds" in metrics
-    shown = OF_SEVERAL_LABELS if several_labels else OF_MIXES
-    # The columns of two splits would not fit beside each other with several labels.
-    for group in [[split] for split in splits] if several_labels else [[*splits]]:
-        table = Table()
-        table.add_column("")
-        for split in group:
-            for metric in shown.values():
-                table.add_column(f"{splits[split]}, {metric}", justify="right")
-        for row, found in rows.items():
-            if found and (row != "mix" or metrics.get("readers")):
-                table.add_row(row, *(f"{found[split][metric]:.4f}" for split in group for metric in shown))
-        console.print(table)
+    twice = "accuracy" if several_labels else "micro_f1"  # which is the accuracy where a document has one label
+    shown = [metric for metric in COLUMNS if metric in found and metric != twice]
+    judged = split if metrics.get("judged_on", "dev") == "dev" or split == "test" else "left-out"
+    where = f"{found['documents']:,} {judged} {'questions' if settings.answers_questions else 'documents'}"
+    table = Table(title=where, title_justify="left", box=None)
+    table.add_column("")
+    for metric in shown:
+        table.add_column(COLUMNS[metric], justify="right")
+    for name, row in rows.items():
+        table.add_row(name, *(f"{row[metric]:.4f}" if metric in row else "" for metric in shown))
+    console.print(table)
     headline = "average_precision" if several_labels else "accuracy"
-    expected = metrics[f"expected_{headline}"]
+    if baseline:
+        _show_verdict(console, headline, found, baseline, simple, where)
+    for text in (*_details(metrics, settings, headline, seconds), directory.read_trust()):
+        if text:
+            console.print(str(text), highlight=False, markup=False, soft_wrap=True)
+    temperature = metrics["temperature"]
+    if not 1 / MOST_TEMPERATURE <= temperature <= MOST_TEMPERATURE:
+        console.print(
+            f"[bold yellow]Warning:[/] the temperature is {temperature:.4g}: the dev set has too few documents or "
+            "mistakes to calibrate on. Do not trust calibrated probabilities.",
+            highlight=False,
+            soft_wrap=True,
+        )
+    folder = printable(str(result.run_dir))
+    lines = [f"Run directory: {folder}"]
+    if settings.keep_weights and not settings.answers_questions:
+        column = settings.text_column[0]
+        lines.append(f"Next: prefixprop predict {folder} FILE{f' --text-column {column}' * (column != 'text')}")
+    console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
+
+
+def _show_verdict(
+    console: Console, metric: str, found: dict[str, Any], baseline: dict[str, Any], simple: str, where: str
+) -> None:
+    reached, other = found[metric], baseline[metric]
+    numbers = f"{COLUMNS[metric]} {reached:.3f} against {other:.3f} on {where}"
+    error = math.sqrt((reached * (1 - reached) + other * (1 - other)) / found["documents"])
+    if metric == "accuracy" and abs(reached - other) <= error:
+        verdict = Text(f"About level with {simple}: {numbers}, within a standard error.", "bold yellow")
+    elif reached >= other:
+        verdict = Text(f"Better than {simple}: {numbers}.", "bold green")
+    else:
+        advice = "More --epochs, another --learning-rate, a larger --max-length or --method readers may help."
+        verdict = Text.assemble((f"{simple} is better: {numbers}. ", "bold red"), advice)
+    console.print(verdict, soft_wrap=True)
+
+
+def _details(metrics: dict[str, Any], settings: RunSettings, headline: str, seconds: float) -> list[str]:
+    """What was expected and chosen, or which epoch was kept."""
+    if not settings.is_mix:
+        kept = f"Best epoch: {metrics['best_epoch']} of {metrics['epochs']}"
+        if settings.keep == "last":
+            kept = f"Last epoch: {metrics['epochs']} (best on the dev set: {metrics['best_epoch']})"
+        return [f"{kept}; temperature {metrics['temperature']:.4g}; {seconds:.0f} s."]
+    expected, mix = metrics[f"expected_{headline}"], metrics["mix"]
     where = "the dev set" if metrics["judged_on"] == "dev" else metrics["judged_on"]
-    chosen = ", ".join(
-        f"{'learning rate' if part == 'readers' else 'C'} {value:g}"
-        for part, value in metrics["mix"]["chosen"].items()
-    )
-    weights = ", ".join(f"{part} {weight:.3g}" for part, weight in metrics["mix"]["weights"].items())
-    for text in (
-        f"Expected {headline.replace('_', ' ')}: {expected[headline]:.3f} (95 % interval {expected['low']:.3f} to "
-        f"{expected['high']:.3f}), cross-fitted on {where}.",
+    names = {"readers": "learning rate"}
+    chosen = ", ".join(f"{names.get(part, 'C')} {value:g}" for part, value in mix["chosen"].items())
+    weights = ", ".join(f"{part} {weight:.3g}" for part, weight in mix["weights"].items())
+    interval = f"(95 % interval {expected['low']:.3f} to {expected['high']:.3f})"
+    return [
+        f"Expected {COLUMNS[headline]}: {expected[headline]:.3f} {interval}, cross-fitted on {where}.",
         f"Chosen: {chosen}; weights of the mix: {weights}. {seconds:.0f} s.",
-        f"Run directory: {printable(str(result.run_dir))}",
-    ):
-        console.print(text, highlight=False, markup=False, soft_wrap=True)
+    ]
 
 
 def silence_libraries() -> None:

@@ -17,7 +17,7 @@ from prefixprop.data.rows import check_folder, find_split_files, read_rows
 
 RAREST = 0.05  # of the contracts have a clause, or it is left out: with five folds, one would have four contracts
 
-_FOLDER_MUST_HOLD = "contracts.jsonl.xz, which `python recipes/build_cuad.py CUAD_v1 FOLDER` makes"
+_FOLDER_MUST_HOLD = "contracts.jsonl.xz; the site says how to build it (Several labels)"
 
 
 def load_cuad(data_dir: Path | None = None) -> ClassificationTask:

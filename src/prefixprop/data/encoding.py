@@ -9,8 +9,10 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -44,6 +46,8 @@ WORD = re.compile(rf"[{_WITHOUT_SPACES}]{{1,2}}|[{_SIGNS}]+|[^\s{_WITHOUT_SPACES
 _COUNTED_CHARACTERS = 1024
 # Texts of the data sets here take 1.1 to 1.4 tokens a word, other languages with the same tokenizer 1.9 to 8.5.
 _MOST_TOKENS_PER_WORD, _FEWEST_WORDS = 1.8, 20
+
+_ONE_AT_A_TIME = threading.Lock()  # a tokenizer that is set up and one that encodes must not be in two threads
 
 _LAYOUT = 3  # of stored tokens; another number makes all entries anew
 _SILENT_SECONDS = 5
@@ -110,8 +114,9 @@ class Frame:
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Frame:
         # Seen on an example, because only some tokenizers have a method that adds the special tokens to ids.
-        for text in ("a", *tokenizer.get_vocab()):
-            example = tokenizer(text, return_special_tokens_mask=True)
+        for text in chain(["a"], _words_of(tokenizer)):
+            with _ONE_AT_A_TIME:
+                example = tokenizer(text, return_special_tokens_mask=True)
             content = [index for index, special in enumerate(example["special_tokens_mask"]) if not special]
             if content:
                 break
@@ -133,6 +138,10 @@ class Frame:
 
     def around(self, content: TokenIds) -> TokenIds:
         return np.concatenate([self.before, content, self.after])
+
+
+def _words_of(tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
+    yield from tokenizer.get_vocab()  # not before it is needed: it takes longer than a short text
 
 
 def readable(text: str) -> str:
@@ -223,15 +232,17 @@ def _word_end(text: str, limit: int) -> int:
 def _encoded(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
     texts = list(map(readable, texts))
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None:
-        # Quiet, because it warns of long texts, which are cut or chunked here.
-        encoded = tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)
-        return encoded["input_ids"]
-    # As the tokenizer itself calls it, but without the place of every token in its text: half as fast again.
-    backend.no_truncation()
-    backend.no_padding()
-    backend.encode_special_tokens = bool(getattr(tokenizer, "split_special_tokens", False))
-    return [encoding.ids for encoding in backend.encode_batch_fast(texts, add_special_tokens=False)]
+    with _ONE_AT_A_TIME:
+        if backend is None:
+            # Quiet, because it warns of long texts, which are cut or chunked here.
+            encoded = tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)
+            return encoded["input_ids"]
+        # As the tokenizer itself calls it, but without the place of every token in its text: half as fast again.
+        backend.no_truncation()
+        backend.no_padding()
+        backend.encode_special_tokens = bool(getattr(tokenizer, "split_special_tokens", False))
+        encodings = backend.encode_batch_fast(texts, add_special_tokens=False)
+    return [encoding.ids for encoding in encodings]
 
 
 def _batches(texts: Iterable[str]) -> Iterator[list[str]]:

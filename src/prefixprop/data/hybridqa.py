@@ -17,8 +17,8 @@ from pathlib import Path
 from prefixprop.data.wikihop import QuestionTask, load_questions
 
 _SOURCE = (
-    "build the files with `python recipes/build_hybridqa.py HybridQA WikiTables-WithLinks FOLDER`, from clones of "
-    "github.com/wenhuchen/HybridQA and github.com/wenhuchen/WikiTables-WithLinks"
+    "build the files from clones of github.com/wenhuchen/HybridQA and github.com/wenhuchen/WikiTables-WithLinks; the "
+    "site says how (Several labels)"
 )
 
 

@@ -121,7 +121,7 @@ _SOURCES = (
     TaskSource(
         name="cuad",
         summary="Clauses of commercial contracts: 29 labels, several each; 510 contracts without a split",
-        origin="recipes/build_cuad.py, as a data directory",
+        origin="public files, as a data directory (how: the site, Several labels)",
         metric="average_precision",
         load=load_cuad,
         method="readers",
@@ -139,7 +139,7 @@ _SOURCES = (
     TaskSource(
         name="hybridqa",
         summary="Which row of a table holds the answer (HybridQA): 1,520 / 187 / 395 questions, 16 rows each",
-        origin="recipes/build_hybridqa.py, as a data directory",
+        origin="public files, as a data directory (how: the site, Several labels)",
         metric="accuracy",
         load=load_hybridqa,
         num_virtual_tokens=32,
@@ -153,7 +153,7 @@ def _own_documents(data_dir: Path | None) -> Task:
     raise ValueError("Your documents have files, not a name; see load_files and load_hub.")
 
 
-# The user's documents, from files or the hub. Their defaults were chosen on folds (docs/training.md): few documents
+# The user's documents, from files or the hub. Their defaults were chosen on folds (docs/defaults.md): few documents
 # need ten epochs, many are learnt in five.
 EPOCHS_OF_FEW, EPOCHS_OF_MANY, MANY_DOCUMENTS = 10, 5, 1000
 OWN_DOCUMENTS = TaskSource(

@@ -24,11 +24,6 @@ HIGHEST_TEMPERATURE = 100.0
 _LOWEST_SHIFTED = -1e290
 
 
-def is_bound(temperature: float) -> bool:
-    """Whether it is the lowest or the highest temperature that a fit can return: the dev set could not say more."""
-    return temperature in (LOWEST_TEMPERATURE, HIGHEST_TEMPERATURE)
-
-
 @dataclass(frozen=True)
 class Temperature:
     """A fitted temperature."""

@@ -101,7 +101,7 @@ def t_test(
 ) -> SignificanceTest:
     """Student's t-test of two methods' seeds; with unequal variances Welch's.
 
-    One-tailed ("the first is greater") it is the paper's test of prefix-propagation against prefix-tuning on
+    One-sided ("the first is greater") it is the paper's test of prefix-propagation against prefix-tuning on
     Hyperpartisan (Results and Discussion).
 
     >>> t_test([0.84, 0.82, 0.83], [0.80, 0.79, 0.81]).p_value < 0.05
@@ -182,13 +182,13 @@ def _f1_of_documents(decisions: NDArray[np.bool_], labels: NDArray[np.int64]) ->
 def paired_bootstrap(
     first: ArrayLike, second: ArrayLike, *, resamples: int = 20_000, seed: int = 0
 ) -> SignificanceTest:
-    """Resample seeds and documents, and count how often the first method's lead disappears.
+    """Resample seeds and documents, and count how often the lead of one method disappears.
 
     `first` and `second` are [seeds, documents], or [documents] of one run each: one number per document, such as
     whether the run gets it right (then the means are accuracies, and micro-F1s where every document has one label).
     A sample has seeds of each method, and the same documents for both: its spread is what other seeds and other
-    documents would change. The one-tailed p-value is the share of samples in which the first is not ahead; the
-    data itself counts as one of them, so that the p-value is never 0.
+    documents would change. The two-sided p-value is twice the share of samples in which the method that leads is not
+    ahead; the data itself counts as one of them, so that the p-value is never 0.
     """
     one, other = (np.atleast_2d(np.asarray(values, dtype=np.float64)) for values in (first, second))
     is_paired = one.ndim == other.ndim == 2 and one.size and other.size and one.shape[1] == other.shape[1]
@@ -198,7 +198,8 @@ def paired_bootstrap(
             f"got numbers of shapes {one.shape} and {other.shape}."
         )
     differences = _resampled_differences(one, other, resamples, np.random.default_rng(seed))
-    p_value = (1 + int((differences <= 0).sum())) / (1 + resamples)
+    behind = min(int((differences <= 0).sum()), int((differences >= 0).sum()))
+    p_value = min(1.0, 2 * (1 + behind) / (1 + resamples))
     low, high = np.quantile(differences, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
     return SignificanceTest(float(one.mean() - other.mean()), p_value, interval=(float(low), float(high)))
 

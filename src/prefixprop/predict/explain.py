@@ -32,7 +32,7 @@ from prefixprop.predict.trained_model import PredictionOptions, TrainedModel, lo
 
 OCCLUSION, READING = EXPLANATION_WAYS
 _WORDS = 60  # of a passage, about
-_MOST_PASSAGES = 200  # of a document, about: those of a book are longer
+MOST_PASSAGES = 200  # of a document, about: those of a book are longer
 _SENTENCE_END = re.compile(r"[.!?\u2026][\"'\u201d\u2019)\]]*(?=\s)|[\u3002\uff01\uff1f]|\S(?=\s*\n\s*\n)")
 
 Span = tuple[int, int]
@@ -68,11 +68,16 @@ class Explanation:
 
 
 def explain(
-    run: TrainedModel, texts: Sequence[str], options: PredictionOptions, way: str | None = None
+    run: TrainedModel,
+    texts: Sequence[str],
+    options: PredictionOptions,
+    way: str | None = None,
+    most_passages: int = MOST_PASSAGES,
 ) -> list[tuple[Explanation, ...]]:
     """Explain the label of every text; where a document can have several, each that it gets, most probable first.
 
-    Where it gets none, the most probable one is explained. `TrainedModel.explain` describes the rest.
+    Where it gets none, the most probable one is explained. `most_passages` is about how many passages what is read of
+    a text has at most. `TrainedModel.explain` describes the rest.
     """
     way = _way(run, way)
     documents = [readable(run.prepare(text)) for text in texts]
@@ -81,9 +86,11 @@ def explain(
     encode = encode_documents if options.long == "truncate" else chunk_documents
     pieces = encode(documents, run.tokenizer, run.max_length)
     content = [read - pieces.special_tokens for read in pieces.tokens_read]
-    tiles = [passages_of(document) for document in documents]
+    # TF-IDF reads the whole document.
+    read = np.ones(len(documents)) if run.words else np.array(pieces.tokens_read) / np.maximum(1, pieces.tokens)
+    tiles = [passages_of(*each, most_passages) for each in zip(documents, read.tolist(), strict=True)]
     tokens = [list(_token_spans(run, *each)) for each in zip(documents, tiles, content, strict=True)]
-    if run.words is None:  # TF-IDF reads the whole document
+    if run.words is None:
         tiles = [own[: len(spans)] for own, spans in zip(tiles, tokens, strict=True)]
     answers = _answers(run, documents, tiles, tokens, pieces, options, way)
     return [_explanations(run, *each) for each in zip(documents, tiles, answers, strict=True)]
@@ -115,8 +122,10 @@ def explanations_page(title: str, explanations: Sequence[tuple[str, Explanation]
 # --- passages -----------------------------------------------------------------------------------------------------
 
 
-def passages_of(text: str) -> list[Span]:
+def passages_of(text: str, read: float = 1.0, most: int = MOST_PASSAGES) -> list[Span]:
     """The passages of a text, each with the space in front of it, so that together they are the text.
+
+    There are about `most` passages, at most, in the share of the text that is `read`.
 
     A tokenizer makes the same tokens of a text and of its tiles, because a tile begins where a word has ended.
     """
@@ -124,7 +133,7 @@ def passages_of(text: str) -> list[Span]:
     if not words:
         return []
     sentences = {found.end() for found in _SENTENCE_END.finditer(text)}
-    size = max(_WORDS, len(words) // _MOST_PASSAGES)
+    size = max(_WORDS, int(read * len(words)) // most)
     cuts, since = [0], 0
     for number, end in enumerate(words, start=1):
         since += 1

@@ -10,6 +10,7 @@ Where there is no id column, documents are numbered from 1.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import queue
 import threading
@@ -29,6 +30,7 @@ WINDOW_SECONDS = 2.0
 MAX_DOCUMENTS = 512  # in a window
 MAX_CHARACTERS = 8_000_000
 _READ_AHEAD = 256
+_SECONDS_TO_CLOSE = 2.0  # a thread that waits for standard input does not end
 
 Item = TypeVar("Item")
 
@@ -100,11 +102,13 @@ def _read_folder(folder: Path) -> Iterator[InputDocument]:
 
 
 class ReadAhead(Generic[Item]):
-    """Reads items ahead in a thread, so that those that have arrived can be used while more are awaited."""
+    """Makes items in a thread, at most `ahead` and one more of them ahead of those that were taken."""
 
-    def __init__(self, items: Iterator[Item]) -> None:
-        self._arrived: queue.Queue[Item | Exception] = queue.Queue(_READ_AHEAD)
-        threading.Thread(target=self._read, args=(items,), daemon=True).start()
+    def __init__(self, items: Iterator[Item], ahead: int | None = None) -> None:
+        self._arrived: queue.Queue[Item | Exception] = queue.Queue(ahead or _READ_AHEAD)
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._read, args=(items,), daemon=True)
+        self._thread.start()
 
     def __iter__(self) -> Iterator[Item]:
         return self
@@ -120,8 +124,16 @@ class ReadAhead(Generic[Item]):
         """Whether the next item has not arrived yet."""
         return self._arrived.empty()
 
+    def close(self) -> None:
+        """Make no further items, and wait a little for the one under way."""
+        self._stopped.set()
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._arrived.get_nowait()
+        self._thread.join(_SECONDS_TO_CLOSE)
+
     def _read(self, items: Iterator[Item]) -> None:
-        while True:
+        while not self._stopped.is_set():
             try:
                 self._arrived.put(next(items))
             except Exception as error:  # including the end, a StopIteration

@@ -82,8 +82,9 @@ def _load(
 ) -> TrainedModel:
     directory = RunDirectory(run_dir)
     temperature = directory.read_temperature()
-    alike = [run for run in others if _tokenizer_checksums(run.run_dir) == _tokenizer_checksums(run_dir)]
-    tokenizer = alike[0].tokenizer if alike else load_pretrained(AutoTokenizer, str(directory.tokenizer))
+    own = _tokenizer_checksums(run_dir)
+    alike = next((run for run in others if _tokenizer_checksums(run.run_dir) == own), None)
+    tokenizer = load_pretrained(AutoTokenizer, str(directory.tokenizer)) if alike is None else alike.tokenizer
     label_names = None if settings.answers_questions else directory.read_labels()
     assert settings.max_length is not None
     if settings.method_row.is_read_only or settings.is_mix:

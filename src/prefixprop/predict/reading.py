@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from prefixprop.backbones import find_backbone
 from prefixprop.backbones.base import Text
 from prefixprop.data.batches import pad_documents
 from prefixprop.data.encoding import TokenIds
-from prefixprop.predict.token_batches import batches_by_length, inference
+from prefixprop.predict.token_batches import batches_by_length, inference, to_device
 from prefixprop.tuners.reader_bank import ReaderBank, ReaderWeights
 from prefixprop.tuners.reading import text_to_read
 
@@ -63,14 +64,16 @@ class ReadingEncoder:
             hidden_in[index].append(place)
         for indices in batches_by_length([max(1, len(ids)) for ids in input_ids], batch_tokens):
             padded = pad_documents([input_ids[index] for index in indices], pad_token_id)
-            with inference(device, bf16, lower="batch_tokens (--batch-tokens)"):
-                text = text_to_read(self.backbone, {name: tensor.to(device) for name, tensor in padded.items()})
+            a_pass = partial(inference, device, bf16, lower="batch_tokens (--batch-tokens)")
+            with a_pass():
+                text = text_to_read(self.backbone, to_device(padded, device))
                 self._read(text, indices, found)
-                for row, index in enumerate(indices):
-                    at_once = max(1, batch_tokens // padded["input_ids"].shape[1])
-                    for start in range(0, len(hidden_in[index]), at_once):
-                        places = hidden_in[index][start : start + at_once]
-                        spans = [hidden[place][1:] for place in places]
+            for row, index in enumerate(indices):
+                at_once = max(1, batch_tokens // padded["input_ids"].shape[1])
+                for start in range(0, len(hidden_in[index]), at_once):
+                    places = hidden_in[index][start : start + at_once]
+                    spans = [hidden[place][1:] for place in places]
+                    with a_pass():
                         self._read(_without(text, row, spans), [len(input_ids) + place for place in places], found)
         return [np.stack([found[number] for number in run]) for run in runs]
 

@@ -1,8 +1,13 @@
-"""Running a model over texts of all lengths: similar lengths together, in batches of about equally many tokens."""
+"""Running a model over texts of all lengths: similar lengths together, in batches of about equally many tokens.
+
+Any number of threads may do so: on a device their batches take turns, in the order in which they come.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import threading
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -38,17 +43,26 @@ def classify(
     if can_use_cuda_graphs(model):
         lengths = [padded_length(length, max_length) for length in lengths]
         run = partial(_replayed_logits, model)
-    logits: dict[tuple[int, int], NDArray[np.float64]] = {}
+    answers: list[tuple[list[int], Sequence[Tensor]]] = []
     for indices in batches_by_length(lengths, batch_tokens):
         rows = [input_ids[index] for index in indices]
         padded = pad_documents(rows, pad_token_id, length=lengths[indices[0]])
-        batch = {name: tensor.to(device) for name, tensor in padded.items()}
         with inference(device, bf16, lower="batch_tokens (--batch-tokens)"):
-            outputs = _with_each(run, batch, adapters, batch_tokens)
+            answers.append((indices, _with_each(run, to_device(padded, device), adapters, batch_tokens)))
+    # Fetched only now: the host prepares a batch while the GPU computes those before it.
+    logits: dict[tuple[int, int], NDArray[np.float64]] = {}
+    for indices, outputs in answers:
         for place, output in enumerate(outputs):
             numbers = output.double().cpu().numpy()
             logits.update({(place, index): row for index, row in zip(indices, numbers, strict=True)})
     return [np.stack([logits[place, index] for index in range(len(input_ids))]) for place in range(len(adapters))]
+
+
+def to_device(batch: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+    """The batch on the device; the host does not wait until it is copied to a GPU."""
+    if device.type != "cuda":
+        return batch
+    return {name: tensor.pin_memory().to(device, non_blocking=True) for name, tensor in batch.items()}
 
 
 def _with_each(
@@ -87,13 +101,38 @@ def _replayed_logits(model: Any, **given: Any) -> Tensor:
     return _REPLAYED[model](given, variant)
 
 
+class _Turns:
+    """A lock that threads get in the order in which they ask for it."""
+
+    def __init__(self) -> None:
+        self._change, self._line = threading.Lock(), deque[threading.Lock]()
+
+    def __enter__(self) -> None:
+        my_turn = threading.Lock()
+        my_turn.acquire()
+        with self._change:
+            self._line.append(my_turn)
+            if len(self._line) == 1:
+                my_turn.release()
+        my_turn.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        with self._change:
+            self._line.popleft()
+            if self._line:
+                self._line[0].release()
+
+
+_TURNS: defaultdict[torch.device, _Turns] = defaultdict(_Turns)
+
+
 @contextlib.contextmanager
 def inference(device: torch.device, bf16: bool, lower: str) -> Iterator[None]:
     """Without gradients, in bf16 where that is faster; `lower` is the setting to lower if memory is short."""
     # On the CPU bf16 is far slower than float32.
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=bf16 and device.type == "cuda")
     try:
-        with torch.inference_mode(), autocast, without_cudnn():
+        with _TURNS[device], torch.inference_mode(), autocast, without_cudnn():
             yield
     except torch.OutOfMemoryError as error:
         raise RuntimeError(

@@ -262,11 +262,21 @@ class ModelOutput:
         return predictions
 
 
+EncodedForEach = dict[Hashable, tuple[list[str], EncodedDocuments]]  # cleaned and encoded, by `TrainedModel.reading`
+
+
 def predict_with_each(
     runs: Sequence[TrainedModel], texts: list[str], options: PredictionOptions
 ) -> list[tuple[Prediction, ...]]:
     """What each run predicts of texts, of which there is at least one."""
-    outputs = read_with_each(runs, texts, options)
+    return predict_encoded(runs, encode_for_each(runs, texts, options), options)
+
+
+def predict_encoded(
+    runs: Sequence[TrainedModel], encoded: EncodedForEach, options: PredictionOptions
+) -> list[tuple[Prediction, ...]]:
+    """What each run predicts of texts that `encode_for_each` has encoded."""
+    outputs = _outputs(runs, encoded, options)
     predictions = [
         output.predictions(run.label_names, run.temperature.value, run.trust, run.thresholds)
         for run, output in zip(runs, outputs, strict=True)
@@ -281,20 +291,31 @@ def read_with_each(
 
     `prepared` texts have been cleaned as the task cleans its own.
     """
-    cleaned: dict[Hashable, list[str]] = {}
-    read: dict[Hashable, EncodedDocuments] = {}
+    return _outputs(runs, encode_for_each(runs, texts, options, prepared), options)
+
+
+def encode_for_each(
+    runs: Sequence[TrainedModel], texts: list[str], options: PredictionOptions, prepared: bool = False
+) -> EncodedForEach:
+    """The texts as the runs read them; no model takes part, so a thread can do it while models compute."""
+    encode = encode_documents if options.long == "truncate" else chunk_documents
+    encoded: EncodedForEach = {}
+    for run in runs:
+        if run.reading not in encoded:
+            cleaned = texts if prepared else [run.prepare(text) for text in texts]
+            encoded[run.reading] = cleaned, encode(cleaned, run.tokenizer, run.max_length)
+    return encoded
+
+
+def _outputs(runs: Sequence[TrainedModel], encoded: EncodedForEach, options: PredictionOptions) -> list[ModelOutput]:
     sharing: dict[tuple[int, Hashable], list[TrainedModel]] = {}
     for run in runs:
-        if run.reading not in read:
-            cleaned[run.reading] = texts if prepared else [run.prepare(text) for text in texts]
-            encode = encode_documents if options.long == "truncate" else chunk_documents
-            read[run.reading] = encode(cleaned[run.reading], run.tokenizer, run.max_length)
         sharing.setdefault((id(run.model), run.reading), []).append(run)
     outputs: dict[Path, ModelOutput] = {}
     for (_, reading), sharers in sharing.items():
-        pieces = read[reading]
+        cleaned, pieces = encoded[reading]
         for run, logits in zip(sharers, logits_of_each(sharers, pieces, options), strict=True):
-            outputs[run.run_dir] = output_of(run, logits, pieces, cleaned[reading])
+            outputs[run.run_dir] = output_of(run, logits, pieces, cleaned)
     return [outputs[run.run_dir] for run in runs]
 
 

@@ -10,7 +10,7 @@ import contextlib
 import importlib.resources
 import math
 import secrets
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -18,15 +18,19 @@ from fastapi import Depends, FastAPI, HTTPException, Request, Response
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from fastapi_offline import FastAPIOffline  # its /docs loads nothing from elsewhere
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import to_json
 
 from prefixprop import __version__
 from prefixprop.choices import DEFAULT_BATCH_TOKENS
-from prefixprop.predict import Prediction, TrainedModel
+from prefixprop.predict import Prediction
 from prefixprop.serve.batching import BatchingQueue, QueuedDocument
+from prefixprop.serve.encoder import MOST_PASSAGES, Encoder, EncoderProcess, Reason, RunDescription
 from prefixprop.serve.monitoring import Metrics, Monitored
 
 _PAGE = {"page.html": "text/html", "page.css": "text/css", "page.js": "text/javascript"}
 _BEARER = HTTPBearer(auto_error=False, description="The key in the file of --api-key-file.")
+_CHARACTERS_WITH_REASONS = 200_000  # TF-IDF reads all of a text, without each of its passages
+_FAILED = "This document could not be computed; the log of the service says where."
 _HUNG_UP = 499  # nginx's status for a client that is gone; only the metrics see it
 
 
@@ -56,23 +60,25 @@ class PredictRequest(BaseModel):
         Literal["truncate", "chunk-average"],
         Field(description="A document over the limit is cut, or read on in chunks whose probabilities are averaged."),
     ] = "truncate"
+    reasons: Annotated[
+        bool, Field(description="Whether to say how much each passage of a document speaks for its label.")
+    ] = False
+
+
+@dataclass(frozen=True)
+class PredictionWithReasons(Prediction):
+    reasons: tuple[Reason, ...] | None = None
+
+
+class Failure(BaseModel):
+    error: Annotated[str, Field(description="Why this document has no answer.")]
 
 
 class PredictResponse(BaseModel):
     predictions: Annotated[
-        list[dict[str, Prediction]],
+        list[dict[str, PredictionWithReasons | Failure]],
         Field(description="For each text, in order, the prediction of each run, by name."),
     ]
-
-
-class RunDescription(BaseModel):
-    name: str
-    method: str
-    labels: tuple[str, ...]
-    several_labels: bool
-    max_length: Annotated[int, Field(description="The longest text that is read whole, in tokens.")]
-    target_precision: Annotated[float | None, Field(description="The share of accepted answers to be right.")]
-    accept_from: Annotated[float | None, Field(description="The lowest confidence that is accepted.")]
 
 
 class RunsResponse(BaseModel):
@@ -85,15 +91,15 @@ class Problem(BaseModel):
 
 
 def create_app(
-    runs: Mapping[str, TrainedModel],
+    encoder: Encoder | EncoderProcess,
     limits: Limits | None = None,
     api_key: str | None = None,
     batch_tokens: int = DEFAULT_BATCH_TOKENS,
     wait_seconds: float = 0.005,
 ) -> Monitored:
-    """An ASGI application that answers with these runs, by name."""
+    """An ASGI application that answers with the runs of an encoder, which it closes at its end."""
     limits, metrics = limits or Limits(), Metrics()
-    queue = BatchingQueue(runs, batch_tokens, wait_seconds, metrics.observe_batch)
+    queue = BatchingQueue(encoder, batch_tokens, wait_seconds, metrics.observe_batch)
     service = _Service(queue, limits, metrics)
 
     @contextlib.asynccontextmanager
@@ -113,16 +119,16 @@ def create_app(
         dependencies=known,
         responses=problems,
         openapi_extra={"requestBody": body},
-        response_model_exclude_none=True,
+        response_model=PredictResponse,
     )
-    async def predict(request: Request) -> PredictResponse:
+    async def predict(request: Request) -> Response:
         """What runs predict of texts, as `prefixprop predict` does."""
         return await service.predict(request)
 
     @app.get("/v1/runs", dependencies=known)
     async def list_runs() -> RunsResponse:
         """The runs that answer, and the limits of a request."""
-        return RunsResponse(runs=[_described(name, run) for name, run in runs.items()], limits=limits)
+        return RunsResponse(runs=[run.description for run in encoder.runs.values()], limits=limits)
 
     @app.get("/healthz")
     async def health() -> dict[str, str]:
@@ -157,30 +163,50 @@ class _Service:
         self.queue, self.limits, self.metrics = queue, limits, metrics
         self.documents = 0
 
-    async def predict(self, request: Request) -> PredictResponse:
+    async def predict(self, request: Request) -> Response:
         asked = _parsed(await self._body(request))
-        names = list(dict.fromkeys(asked.runs)) if asked.runs is not None else list(self.queue.runs)
-        if any(name not in self.queue.runs for name in names):
-            raise HTTPException(422, f"runs: one is unknown; choose among {', '.join(self.queue.runs)}.")
-        count = len(asked.texts)
-        if count > self.limits.texts:
-            raise HTTPException(413, f"{count:,} texts; a request has at most {self.limits.texts:,}.")
+        known = self.queue.encoder.runs
+        names = list(dict.fromkeys(known if asked.runs is None else asked.runs))
+        if any(name not in known for name in names):
+            raise HTTPException(422, f"runs: one is unknown; choose among {', '.join(known)}.")
+        count = self._documents_of(asked, len(names))
+        if not self.queue.is_working:
+            raise HTTPException(503, "The encoder has stopped; the service must be started again.")
         if self.documents + count > self.limits.queue:
             retry = {"Retry-After": str(math.ceil(self.metrics.seconds_for(self.documents)))}
             raise HTTPException(503, f"The queue is full ({self.limits.queue:,} documents); try again later.", retry)
         self._count(count)
         queued = [self.queue.add(text, names, asked.long) for text in asked.texts]
-        parts = [part for document in queued for part in document]
+        explained = [self.queue.add_reasons(text, names, asked.long) for text in asked.texts if asked.reasons]
+        parts = [part for document in (*queued, *explained) for part in document]
         try:
             await self._answered(request, parts)
         finally:
             self.queue.withdraw(parts)
             self._count(-count)
-        self.metrics.observe_documents(names, count)
-        found = [
-            {name: one for part in document for name, one in part.answer.result().items()} for document in queued
+        self.metrics.observe_documents(names, len(queued))
+        predictions, reasons = ([_joined(document) for document in each] for each in (queued, explained))
+        answers = [
+            _answer(names, prediction, own)
+            for prediction, own in zip(predictions, reasons or [{} for _ in predictions], strict=True)
         ]
-        return PredictResponse(predictions=[{name: own[name] for name in names} for own in found])
+        if all("error" in one for answer in answers for one in answer.values()):
+            raise HTTPException(500, _FAILED)
+        return Response(to_json({"predictions": answers}), media_type="application/json")
+
+    def _documents_of(self, asked: PredictRequest, runs: int) -> int:
+        """What a request costs, in documents; it is refused if that is too much for any request."""
+        count, reasons = len(asked.texts), len(asked.texts) * runs * asked.reasons
+        if count > self.limits.texts:
+            raise HTTPException(413, f"{count:,} texts; a request has at most {self.limits.texts:,}.")
+        if reasons > (most := max(1, self.limits.texts // MOST_PASSAGES)):
+            raise HTTPException(
+                413, f"Reasons of {count:,} texts and {runs:,} runs; a request has at most {most:,} texts times runs."
+            )
+        if reasons and max(map(len, asked.texts)) > _CHARACTERS_WITH_REASONS:
+            told = f"A text with reasons has at most {_CHARACTERS_WITH_REASONS:,} characters; ask without reasons."
+            raise HTTPException(413, told)
+        return min(count + reasons * MOST_PASSAGES, self.limits.queue)
 
     def _count(self, change: int) -> None:
         self.documents += change
@@ -219,7 +245,23 @@ class _Service:
                 raise HTTPException(_HUNG_UP)
             raise HTTPException(504, f"There was no answer within {self.limits.seconds:g} seconds; send fewer texts.")
         if answers.exception() is not None:
-            raise HTTPException(500, "The documents could not be computed; the log of the service says where.")
+            raise HTTPException(503, "The encoder has stopped; the service must be started again.")
+
+
+def _joined(parts: Sequence[QueuedDocument]) -> dict[str, Any]:
+    """The answers of all runs to a document; None of those that failed."""
+    answers = [(part, part.answer.result()) for part in parts]
+    return {name: answer[name] if answer else None for part, answer in answers for name in part.runs}
+
+
+def _answer(names: Sequence[str], predictions: dict[str, Any], reasons: dict[str, Any]) -> dict[str, Any]:
+    """What a document is answered, by run; one that failed with a run is told so there."""
+    has_failed = {name for found in (predictions, reasons) for name, one in found.items() if one is None}
+    answers = {}
+    for name in names:
+        found = {"error": _FAILED} if name in has_failed else vars(predictions[name]) | {"reasons": reasons.get(name)}
+        answers[name] = {field: value for field, value in found.items() if value is not None}
+    return answers
 
 
 async def _hung_up(request: Request) -> None:
@@ -247,18 +289,6 @@ def _key_check(api_key: str) -> Any:
             raise HTTPException(401, told, {"WWW-Authenticate": "Bearer"})
 
     return check
-
-
-def _described(name: str, run: TrainedModel) -> RunDescription:
-    return RunDescription(
-        name=name,
-        method=run.settings.method_row.name,
-        labels=run.label_names,
-        several_labels=run.thresholds is not None,
-        max_length=run.max_length,
-        target_precision=None if run.trust is None else run.trust.target,
-        accept_from=None if run.trust is None else run.trust.threshold,
-    )
 
 
 def _constant(content: bytes, media_type: str) -> Any:

@@ -1,40 +1,36 @@
-"""The documents of all clients, computed together: a queue in front of the encoder, and the thread that empties it.
+"""The documents of all clients, computed together: a queue in front of the encoder, and the threads that empty it.
 
 Documents that can share a pass are of one kind: they are read alike, are of similar length (within a factor of √2),
 and ask runs of one model. Readers of any runs on an encoder share a pass, so a batch has the readers that any of its
 documents asks for. Other runs share a pass only if the documents ask for the same ones.
 
-The thread takes the kind whose first document came first. It waits a moment for more of that kind, and takes as many
-as fill a batch. It runs beside the event loop in the same process: PyTorch computes without Python's lock.
+A thread takes the kind whose first document came first. It waits a moment for more of that kind, and takes as many as
+fill a batch. A second thread takes a full batch meanwhile, so that it is tokenized when the encoder is free. Reasons
+are a kind of their own, which a third thread takes one document at a time.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 import threading
 import time
-import traceback
 from collections import deque
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from prefixprop.choices import DEFAULT_BATCH_TOKENS
-from prefixprop.predict.reading import ReadingEncoder
-from prefixprop.predict.trained_model import Prediction, PredictionOptions, TrainedModel, predict_with_each
+from prefixprop.serve.encoder import LANES, REASONS_LANE, Answer, Encoder, EncoderProcess, EncoderStoppedError, Job
 
 CHARACTERS_PER_TOKEN = 4  # about: what a batch holds is counted exactly where it is padded
-_log = logging.getLogger(__name__)
 
 Kind = tuple[Hashable, ...]
-Answer = dict[str, Prediction]  # by the name of the run
+_REASONS: Kind = ("reasons",)
 
 
 @dataclass(eq=False)
 class QueuedDocument:
-    """A document and the runs, of one model, that are asked about it."""
+    """A document and the runs, of one model, that are asked about it; its answer is None if it fails."""
 
     kind: Kind
     text: str
@@ -42,54 +38,61 @@ class QueuedDocument:
     long: str
     tokens: int
     since: float
-    answer: asyncio.Future[Answer]
+    answer: asyncio.Future[Answer | None]
 
 
 class BatchingQueue:
-    """Answers with `runs`, by name; `wait_seconds` is how long a document waits for others to share its batch.
+    """Answers with an encoder's runs; `wait_seconds` is how long a document waits for others to share its batch.
 
     `observe` is told the documents, tokens and seconds of every batch.
     """
 
     def __init__(
         self,
-        runs: Mapping[str, TrainedModel],
+        encoder: Encoder | EncoderProcess,
         batch_tokens: int = DEFAULT_BATCH_TOKENS,
         wait_seconds: float = 0.005,
         observe: Callable[[int, int, float], None] = lambda documents, tokens, seconds: None,
     ) -> None:
-        self.runs, self.batch_tokens, self.wait_seconds, self.observe = runs, batch_tokens, wait_seconds, observe
+        self.encoder, self.batch_tokens, self.wait_seconds, self.observe = (
+            encoder,
+            batch_tokens,
+            wait_seconds,
+            observe,
+        )
         self._waiting: dict[Kind, deque[QueuedDocument]] = {}
         self._changed = threading.Condition()
         self._closed = False
-        self._thread = threading.Thread(target=self._work, name="encoder", daemon=True)
-        self._thread.start()
+        self._batches_under_way = 0
+        self._threads = [
+            threading.Thread(target=self._work, args=(lane,), name=f"lane {lane}", daemon=True)
+            for lane in range(LANES)
+        ]
+        for thread in self._threads:
+            thread.start()
 
     @property
     def is_working(self) -> bool:
-        return self._thread.is_alive() and not self._closed
+        return self.encoder.is_alive and not self._closed and all(thread.is_alive() for thread in self._threads)
 
     def add(self, text: str, runs: Sequence[str], long: str) -> list[QueuedDocument]:
         """Queue a text for each model that these runs have; called in the event loop that awaits the answers."""
-        by_model: dict[Hashable, list[str]] = {}
+        by_model: dict[int, list[str]] = {}
         for name in runs:
-            run = self.runs[name]
-            by_model.setdefault((id(run.model) if run.model is not None else name, run.reading), []).append(name)
+            by_model.setdefault(self.encoder.runs[name].model, []).append(name)
         added = []
         for model, names in by_model.items():
-            run = self.runs[names[0]]
+            run = self.encoder.runs[names[0]]
             tokens = max(1, len(text) // CHARACTERS_PER_TOKEN)
-            length = min(tokens, run.max_length)
-            asked = () if isinstance(run.model, ReadingEncoder) else tuple(names)
+            length = min(tokens, run.description.max_length)
+            asked = () if run.reads else tuple(names)
             kind = (model, asked, long, round(2 * math.log2(length)))
-            answer = asyncio.get_running_loop().create_future()
-            total = length if long == "truncate" else tokens
-            added.append(QueuedDocument(kind, text, tuple(names), long, total, time.monotonic(), answer))
-        with self._changed:
-            for document in added:
-                self._waiting.setdefault(document.kind, deque()).append(document)
-            self._changed.notify()
-        return added
+            added.append(_queued(kind, text, names, long, length if long == "truncate" else tokens))
+        return self._queue(added)
+
+    def add_reasons(self, text: str, runs: Sequence[str], long: str) -> list[QueuedDocument]:
+        """Queue a text for its reasons, with each of these runs."""
+        return self._queue([_queued(_REASONS, text, [name], long, 0) for name in runs])
 
     def withdraw(self, documents: Sequence[QueuedDocument]) -> None:
         """Take out documents whose answers nobody awaits any more; those that are being computed are left."""
@@ -103,64 +106,79 @@ class BatchingQueue:
                         del self._waiting[document.kind]
 
     def close(self) -> None:
-        """End the thread after what is waiting is answered."""
+        """End the threads after what is waiting is answered, and then the encoder."""
         with self._changed:
             self._closed = True
-            self._changed.notify()
-        self._thread.join()
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()
+        self.encoder.close()
 
-    def _work(self) -> None:
-        while batch := self._next_batch():
-            started = time.perf_counter()
-            outcome = self._computed(batch)
-            self.observe(len(batch), sum(document.tokens for document in batch), time.perf_counter() - started)
-            batch[0].answer.get_loop().call_soon_threadsafe(_deliver, batch, outcome)
-
-    def _next_batch(self) -> list[QueuedDocument]:
-        """The documents to compute next; none: the queue is closed and empty."""
+    def _queue(self, added: list[QueuedDocument]) -> list[QueuedDocument]:
         with self._changed:
-            while self._waiting or not self._closed:
-                if not self._waiting:
+            for document in added:
+                self._waiting.setdefault(document.kind, deque()).append(document)
+            self._changed.notify_all()
+        return added
+
+    def _work(self, lane: int) -> None:
+        while batch := self._next_batch(lane):
+            started = time.perf_counter()
+            answers: list[Answer | None] | EncoderStoppedError
+            try:
+                texts, runs = [each.text for each in batch], [each.runs for each in batch]
+                answers = self.encoder.compute(lane, Job(texts, runs, batch[0].long, lane == REASONS_LANE))
+            except EncoderStoppedError as error:
+                answers = error
+            if lane != REASONS_LANE:
+                self.observe(len(batch), sum(document.tokens for document in batch), time.perf_counter() - started)
+                with self._changed:
+                    self._batches_under_way -= 1
+                    self._changed.notify_all()
+            batch[0].answer.get_loop().call_soon_threadsafe(_deliver, batch, answers)
+
+    def _next_batch(self, lane: int) -> list[QueuedDocument]:
+        """The documents to compute next; none: the queue is closed and empty."""
+        explains = lane == REASONS_LANE
+        with self._changed:
+            while True:
+                lines = [line for kind, line in self._waiting.items() if (kind is _REASONS) == explains]
+                if not lines and self._closed:
+                    return []
+                if not lines:
                     self._changed.wait()
                     continue
-                line = min(self._waiting.values(), key=lambda line: line[0].since)
+                line = min(lines, key=lambda line: line[0].since)
+                if explains:
+                    return self._take(line, most=1)
                 missing = line[0].since + self.wait_seconds - time.monotonic()
-                if missing <= 0 or sum(document.tokens for document in line) >= self.batch_tokens or self._closed:
+                is_full = sum(document.tokens for document in line) >= self.batch_tokens
+                if is_full or (not self._batches_under_way and (missing <= 0 or self._closed)):
+                    self._batches_under_way += 1
                     return self._take(line)
-                self._changed.wait(missing)
-        return []
+                self._changed.wait(None if self._batches_under_way else missing)
 
-    def _take(self, line: deque[QueuedDocument]) -> list[QueuedDocument]:
+    def _take(self, line: deque[QueuedDocument], most: int | None = None) -> list[QueuedDocument]:
         batch = [line.popleft()]
         room = self.batch_tokens - batch[0].tokens
-        while line and line[0].tokens <= room:
+        while line and line[0].tokens <= room and len(batch) != most:
             batch.append(line.popleft())
             room -= batch[-1].tokens
         if not line:
             del self._waiting[batch[0].kind]
         return batch
 
-    def _computed(self, batch: Sequence[QueuedDocument]) -> list[Answer] | Exception:
-        names = list(dict.fromkeys(name for document in batch for name in document.runs))
-        options = PredictionOptions(batch[0].long, self.batch_tokens)
-        try:
-            found = predict_with_each([self.runs[name] for name in names], [each.text for each in batch], options)
-        except Exception as error:  # the clients of this batch are told, and the thread goes on
-            # Neither its message nor a traceback, which may have a piece of a document, or a path.
-            place = traceback.extract_tb(error.__traceback__)[-1]
-            _log.error(
-                "A batch failed: %s in %s, line %s.", type(error).__name__, Path(place.filename).name, place.lineno
-            )
-            return error
-        by_name = (dict(zip(names, predictions, strict=True)) for predictions in found)
-        return [{name: own[name] for name in each.runs} for each, own in zip(batch, by_name, strict=True)]
+
+def _queued(kind: Kind, text: str, runs: Sequence[str], long: str, tokens: int) -> QueuedDocument:
+    answer = asyncio.get_running_loop().create_future()
+    return QueuedDocument(kind, text, tuple(runs), long, tokens, time.monotonic(), answer)
 
 
-def _deliver(batch: Sequence[QueuedDocument], outcome: list[Answer] | Exception) -> None:
+def _deliver(batch: Sequence[QueuedDocument], answers: list[Answer | None] | EncoderStoppedError) -> None:
     for number, document in enumerate(batch):
         if document.answer.done():  # withdrawn meanwhile
             continue
-        if isinstance(outcome, Exception):
-            document.answer.set_exception(outcome)
+        if isinstance(answers, EncoderStoppedError):
+            document.answer.set_exception(answers)
         else:
-            document.answer.set_result(outcome[number])
+            document.answer.set_result(answers[number])

@@ -281,7 +281,8 @@ class RunSettings(Settings):
     keep_states: str = setting(
         "auto",
         MACHINE,
-        "Keep what readers read in memory between epochs: 'auto' does where half of the free memory is enough.",
+        "Keep what readers read between epochs: 'auto' does where half of the free memory of the GPU, or else of the "
+        "host, is enough.",
         choices=AUTO_OR_NO,
         resumable=True,
     )

@@ -1,8 +1,9 @@
-"""The model card of a run: its README.md."""
+"""The model card of a run: its README.md, and that of its adapter."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -18,16 +19,23 @@ _METRICS = (*SHOWN_METRICS, "documents")
 
 
 def model_card(
-    settings: RunSettings, metrics: Mapping[str, Any], count: ParameterCount, label_names: tuple[str, ...] | None
+    settings: RunSettings,
+    metrics: Mapping[str, Any],
+    count: ParameterCount,
+    label_names: tuple[str, ...] | None,
+    of_adapter: bool = False,
 ) -> str:
-    """Markdown with a YAML head, as the Hugging Face hub reads it."""
+    """Markdown with a YAML head, as the Hugging Face hub reads it; of the run, or of an adapter's folder in it."""
     method = settings.method_row
+    data = settings.task or settings.hub_dataset
     head = {
-        "library_name": "peft" if method.trains == ADAPTER else "transformers",
-        "base_model": settings.model,
+        "library_name": "peft" if of_adapter or method.trains == ADAPTER else "transformers",
+        "pipeline_tag": None if label_names is None else "text-classification",
+        "base_model": None if Path(settings.model).is_absolute() else settings.model,
         "tags": ["prefixprop", settings.method],
-        "datasets": [settings.data_name],
+        "datasets": [data] if data else None,
     }
+    head = {name: value for name, value in head.items() if value}  # the hub refuses paths and empty values
     kernel = (
         f", kernel {settings.kernel} with alpha {settings.alpha:g} ({settings.alpha_mode})" if settings.kernel else ""
     )
@@ -54,7 +62,7 @@ def model_card(
 
 {_table(metrics)}
 
-{_use(settings, label_names)}
+{_use(settings, label_names, of_adapter)}
 """
 
 
@@ -119,7 +127,10 @@ def _table(metrics: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _use(settings: RunSettings, label_names: tuple[str, ...] | None) -> str:
+def _use(settings: RunSettings, label_names: tuple[str, ...] | None, of_adapter: bool) -> str:
+    if of_adapter:
+        run = "This adapter is a part of a run of prefixprop, which has the tokenizer and the calibration too."
+        return run + ("" if label_names is None else _with_peft(label_names, "."))
     if not settings.keep_weights:
         return """## Weights
 
@@ -136,12 +147,11 @@ run = load_run(".")  # this folder
 print(run.predict(["A long document ..."]))
 ```
 
-`prefixprop predict` and `prefixprop evaluate` take this folder too.{_with_peft(settings, label_names)}"""
+`prefixprop predict` and `prefixprop evaluate` take this folder too.\
+{_with_peft(label_names, f"./{ADAPTER}") if settings.method_row.trains == ADAPTER else ""}"""
 
 
-def _with_peft(settings: RunSettings, label_names: tuple[str, ...]) -> str:
-    if settings.method_row.trains != ADAPTER:
-        return ""
+def _with_peft(label_names: tuple[str, ...], folder: str) -> str:
     # With the dot the adapter is a folder and nothing else: without, peft would look for it on the hub too.
     return f"""
 
@@ -152,5 +162,5 @@ import prefixprop
 from peft import AutoPeftModelForSequenceClassification
 
 labels = {list(label_names)!r}
-model = AutoPeftModelForSequenceClassification.from_pretrained("./{ADAPTER}", id2label=dict(enumerate(labels)))
+model = AutoPeftModelForSequenceClassification.from_pretrained("{folder}", id2label=dict(enumerate(labels)))
 ```"""

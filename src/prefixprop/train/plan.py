@@ -76,6 +76,11 @@ class RunPlan:
             parts.append(f"{settings.epochs} × {self.steps_per_epoch:,} steps of {settings.batch_size} documents")
         if settings.learning_rate is not None:
             parts.append(f"learning rate {settings.learning_rate:g}")
+        if not settings.is_mix:  # which decides only later how much it keeps
+            trained = self.parameters.trainable
+            parts.append(
+                f"{trained:,} trained parameters ({self.parameters.percent('trainable'):.2f} % of the encoder)"
+            )
         return f"{settings.method} on {self.base.name}: {', '.join(parts)}, seed {settings.seed}"
 
 

@@ -185,7 +185,12 @@ class Readers:
         ]
         if len(self.judged) > 1:
             parts.insert(0, f"{len(self.judged)} label columns")
-        kept = "kept in memory" if self.text.are_kept else "computed in every epoch, to keep them would take"
+        place = self.text.place
+        kept = (
+            f"kept in memory of the {place.type.upper()}"
+            if place
+            else "computed in every epoch, to keep them would take"
+        )
         states = f"the text's states are {kept} ({self.text.bytes / 1e9:.1f} GB)"
         tokens = f"{plan.length} virtual token{'s' if plan.length > 1 else ''}"
         return f"{readers} readers of {tokens} ({'; '.join(parts)}); {states}"

@@ -43,6 +43,7 @@ def begin_run(
     told: Collection[str] = (),
 ) -> None:
     """Write the beginning of a run directory; notes that were `told` before are not repeated."""
+    progress.line(str(run))
     for note in run.notes:
         if note not in told:
             progress.note(note)
@@ -53,7 +54,6 @@ def begin_run(
     write_text(directory.lengths, json.dumps(list(lengths)) + "\n")  # a long list, on one line
     environment = describe_environment(run.settings.seed, device, process_count())
     write_json(directory.environment, environment | {DOCUMENTS: run.documents})
-    progress.line(str(run))
 
 
 def last_metrics(count: ParameterCount) -> dict[str, Any]:
@@ -82,17 +82,20 @@ def write_results(
         )
     for name, split in predictions.items():
         write_predictions(directory.predictions(name), split)
+    described = (settings, metrics, run.parameters, run.data.label_names)
     weights = directory.path / settings.method_row.trains
     if settings.keep_weights:
         with replacing_folder(weights) as folder:
             save(folder)
+            for blank in folder.rglob("README.md"):  # of peft
+                write_text(blank, model_card(*described, of_adapter=True))
         with replacing_folder(directory.tokenizer) as folder:
             _save_tokenizer(run, folder)
     else:
         # A run that was to keep them may have been killed here, and resumed with other wishes.
         for folder in (weights, directory.tokenizer):
             shutil.rmtree(folder, ignore_errors=True)
-    write_text(directory.model_card, model_card(settings, metrics, run.parameters, run.data.label_names))
+    write_text(directory.model_card, model_card(*described))
     directory.finish(metrics)
     tidy_up(directory)
 

@@ -1,7 +1,8 @@
 """What readers read: documents as the frozen encoder sees them, computed once and kept where there is room.
 
 The states at the entry of every layer do not depend on what is trained, so they are the same in every epoch. They are
-kept on the device that computes.
+kept on the device that computes, or else in pinned memory of the host: copying a document's states to an H200 takes
+0.6 to 0.8 times as long as computing them.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class TextStates:
 
     Attributes:
         lengths: The tokens of each document.
-        are_kept: Whether the states stay in memory.
+        place: Where the states stay between epochs; None if they are computed anew.
     """
 
     def __init__(
@@ -49,8 +50,12 @@ class TextStates:
         self.lengths = [max(1, len(ids)) for ids in documents]
         self.device = next(backbone.module.parameters()).device
         self.bytes = sum(self.lengths) * self._bytes_per_token()
-        self.are_kept = keep and self.bytes <= _SHARE * free_memory(self.device)
+        self.place = place_for(self.bytes, self.device) if keep else None
         self._kept: dict[int, Tensor] = {}  # [layers, tokens, hidden]
+
+    @property
+    def are_kept(self) -> bool:
+        return self.place is not None
 
     @property
     def _dtype(self) -> torch.dtype:
@@ -70,9 +75,14 @@ class TextStates:
             text = self.text(self._tokens(indices))
             for place, index in enumerate(indices):
                 states = [state[place, : self.lengths[index]] for state in text.states]
-                self._kept[index] = torch.stack(states).to(self._dtype)
+                self._kept[index] = self._stored(torch.stack(states).to(self._dtype))
             done += len(indices)
             progress.advance("reading documents", done, len(self.documents))
+
+    def _stored(self, states: Tensor) -> Tensor:
+        if self.place == self.device:
+            return states
+        return torch.empty_like(states, device=self.place, pin_memory=self.device.type == "cuda").copy_(states)
 
     def batches(self, indices: Sequence[int]) -> Iterator[list[int]]:
         """Documents of similar length together, the longest first."""
@@ -90,13 +100,13 @@ class TextStates:
         kept = [self._kept[index] for index in indices]
         longest = self._padded(max(state.shape[1] for state in kept))
         layers, _, hidden = kept[0].shape
-        states = kept[0].new_zeros(layers, len(kept), longest, hidden)
+        states = kept[0].new_zeros(layers, len(kept), longest, hidden, device=self.device)
         found = {"states": states}
         if any(state.shape[1] < longest for state in kept):
             lengths = torch.tensor([state.shape[1] for state in kept])
             found["attention_mask"] = (torch.arange(longest) < lengths[:, None]).to(self.device)
         for place, state in enumerate(kept):
-            states[:, place, : state.shape[1]] = state
+            states[:, place, : state.shape[1]].copy_(state, non_blocking=True)
         return found
 
     def text(self, inputs: Mapping[str, Tensor]) -> Text:
@@ -113,6 +123,12 @@ class TextStates:
 
     def _padded(self, longest: int) -> int:
         return padded_length(longest, self.max_length) if self.device.type == "cuda" else longest
+
+
+def place_for(size: int, device: torch.device) -> torch.device | None:
+    """The first of the device and the host that has room for so many bytes in half of its free memory."""
+    places = dict.fromkeys((device, torch.device("cpu")))
+    return next((place for place in places if size <= _SHARE * free_memory(place)), None)
 
 
 def free_memory(device: torch.device) -> int:

@@ -3,8 +3,11 @@
 
 const find = (id) => document.getElementById(id);
 const percent = (share) => (100 * share).toFixed(1) + " %";
+const signed = (score) => (score < 0 ? "−" : "+") + Math.abs(score).toFixed(2);
 const MOST_LABELS = 10; // in a table, the most probable first
+const STRONGEST = 3; // passages in front of the whole text
 let limits = null;
+let asked = 0; // questions so far: what comes late for an earlier one is not shown
 
 function element(name, content = "", className = "") {
   const made = document.createElement(name);
@@ -73,7 +76,68 @@ function howMuchWasRead(prediction) {
   return `Read the whole document: ${tokens} tokens` + (chunks > 1 ? `, in ${chunks} chunks.` : ".");
 }
 
-function card(name, prediction) {
+function strongest(passages) {
+  const best = passages.filter((each) => each.score > 0).sort((one, other) => other.score - one.score).slice(0, STRONGEST);
+  if (!best.length) return element("p", "No passage speaks for it by itself.", "hint");
+  return element("ol", best.map((each) => element("li", [
+    element("span", signed(each.score), "score"),
+    element("span", each.text.length > 200 ? each.text.slice(0, 200) + " …" : each.text),
+  ])), "passages");
+}
+
+// All that was read. The stronger a passage, the stronger its mark; a screen reader hears the score in front of it.
+function markedText(passages) {
+  const largest = Math.max(...passages.map((each) => Math.abs(each.score))) || 1;
+  const marks = passages.flatMap((each) => {
+    const share = Math.abs(each.score) / largest;
+    const mark = element(share < 0.1 ? "span" : "mark", [], each.score > 0 ? "for" : "against");
+    mark.style.setProperty("--share", `${Math.round(share * 70)}%`);
+    mark.title = signed(each.score);
+    if (share >= 0.1) mark.append(element("span", `[${each.score > 0 ? "for" : "against"}, ${signed(each.score)}] `, "visually-hidden"));
+    mark.append(each.text);
+    return [mark, " "];
+  });
+  const text = element("div", marks, "text");
+  text.tabIndex = 0; // it scrolls, also by keyboard
+  text.setAttribute("role", "region");
+  text.setAttribute("aria-label", "Document with marked passages");
+  const legend = element("p", [element("mark", "for", "for"), " and ", element("mark", "against", "against"), " the label"], "hint");
+  const details = element("details", [element("summary", "In the document"), legend, text]);
+  details.open = true;
+  details.setAttribute("aria-label", "Marked passages");
+  return details;
+}
+
+function reasonsOf(reasons) {
+  return reasons.flatMap(({ label, passages }) => {
+    if (!passages.length) return [element("p", "There is nothing to read.", "hint")];
+    return [element("h4", `Why ${label}?`), strongest(passages), markedText(passages)];
+  });
+}
+
+// One run at a time, after all answers are shown: reasons take longer.
+async function showReasons(question, cards) {
+  const current = asked;
+  for (const [name, place] of cards) {
+    place.textContent = "Looking for the passages …";
+    try {
+      const { predictions } = await predict({ ...question, runs: [name], reasons: true });
+      if (current !== asked) return;
+      place.replaceChildren(...reasonsOf(predictions[0][name].reasons ?? []));
+    } catch (problem) {
+      if (current !== asked) return;
+      place.textContent = `No passages: ${problem.message}`;
+    }
+  }
+}
+
+function predict(question) {
+  const headers = { "Content-Type": "application/json" };
+  return request("v1/predict", { method: "POST", headers, body: JSON.stringify(question) });
+}
+
+function card(name, prediction, reasons) {
+  if (prediction.error) return element("article", [element("h3", name), element("p", prediction.error, "review")], "card");
   const severalLabels = prediction.labels !== undefined;
   const labels = severalLabels ? prediction.labels.join(", ") || "no label" : prediction.label;
   const shown = severalLabels ? labels : `${labels} · ${percent(prediction.confidence)}`;
@@ -82,12 +146,12 @@ function card(name, prediction) {
     const words = { accept: "✓ accept", review: "⚠ review" };
     head.push(element("span", words[prediction.decision] ?? prediction.decision, `decision ${prediction.decision}`));
   }
-  // The passages that an answer rests on belong below the table, when the service tells them.
   return element("article", [
     element("div", head, "head"),
     element("p", shown, "answer"),
     ...probabilities(prediction),
     element("p", howMuchWasRead(prediction), "hint"),
+    reasons,
   ], "card");
 }
 
@@ -101,12 +165,14 @@ async function ask() {
     if (!text.trim()) throw new Error("Paste or drop a document first.");
     if (!runs.length) throw new Error("Choose at least one run.");
     tell("Reading …");
-    const body = JSON.stringify({ texts: [text], runs, long: find("long").checked ? "chunk-average" : "truncate" });
-    const headers = { "Content-Type": "application/json" };
-    const { predictions } = await request("v1/predict", { method: "POST", headers, body });
+    const question = { texts: [text], long: find("long").checked ? "chunk-average" : "truncate" };
+    const { predictions } = await predict({ ...question, runs });
+    asked += 1;
     const found = Object.entries(predictions[0]);
-    find("answers").replaceChildren(...found.map(([name, prediction]) => card(name, prediction)));
+    const places = new Map(found.map(([name]) => [name, element("div", "", "reasons")]));
+    find("answers").replaceChildren(...found.map(([name, prediction]) => card(name, prediction, places.get(name))));
     tell(found.length === 1 ? "1 prediction." : `${found.length} predictions.`);
+    if (find("reasons").checked) showReasons(question, [...places].filter(([name]) => !predictions[0][name].error));
   } catch (problem) {
     find("answers").replaceChildren();
     tell(problem.message, true);
