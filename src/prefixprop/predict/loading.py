@@ -31,10 +31,12 @@ from transformers.utils import logging
 from prefixprop.atomic_files import checksums
 from prefixprop.attention import install
 from prefixprop.backbones import family_in
+from prefixprop.choices import EMBEDDED_MODELS
 from prefixprop.evaluate import Mix, TfidfModel
 from prefixprop.evaluate.mixing import READERS, WORDS
 from prefixprop.models import CandidateScorer
 from prefixprop.models.base_model import load_base_model, load_pretrained
+from prefixprop.models.embedded import load_embedded
 from prefixprop.models.gpu import hold_frozen_in_bfloat16
 from prefixprop.predict.reading import ReadingEncoder
 from prefixprop.predict.trained_model import TrainedModel
@@ -83,8 +85,13 @@ def _load(
     directory = RunDirectory(run_dir)
     temperature = directory.read_temperature()
     own = _tokenizer_checksums(run_dir)
-    alike = next((run for run in others if _tokenizer_checksums(run.run_dir) == own), None)
-    tokenizer = load_pretrained(AutoTokenizer, str(directory.tokenizer)) if alike is None else alike.tokenizer
+    alike = next((run for run in others if own and _tokenizer_checksums(run.run_dir) == own), None)
+    if alike is not None:
+        tokenizer = alike.tokenizer
+    elif own or settings.model not in EMBEDDED_MODELS:
+        tokenizer = load_pretrained(AutoTokenizer, str(directory.tokenizer))
+    else:  # a small copy of a run, whose encoder is in the package
+        tokenizer = load_embedded(settings.model)[1]
     label_names = None if settings.answers_questions else directory.read_labels()
     assert settings.max_length is not None
     if settings.method_row.is_read_only or settings.is_mix:
