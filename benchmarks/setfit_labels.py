@@ -3,9 +3,9 @@
     pip install setfit
     python benchmarks/setfit_labels.py --data-dir elife-2400 --json setfit.json
 
-The encoder is roberta-mini-512, from which the long ones of the package were made. A draw has the training articles of a
-run of `prefixprop train` with this --seed and --max-train-documents. SetFit has its own defaults, but for the number of
-steps, which would grow with the square of the labels.
+The encoder is roberta-mini-512, from which the long ones of the package were made. A draw has the training articles
+of a run of `prefixprop train` with this --seed and --max-train-documents. SetFit has its own defaults, but for the
+number of steps, which would grow with the square of the labels.
 """
 
 from __future__ import annotations
