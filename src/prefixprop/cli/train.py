@@ -133,10 +133,8 @@ def _show_result(console: Console, result: RunResult, seconds: float) -> None:
     split = "test" if metrics.get("test") else "dev"
     simple = "BM25" if settings.answers_questions else "TF-IDF"
     has_baseline = "baseline" in metrics and settings.method != "tfidf"
-    readers, baseline = (
-        metrics.get("readers", {}).get(split),
-        metrics["baseline"].get(split) if has_baseline else None,
-    )
+    baseline = metrics["baseline"].get(split) if has_baseline else None
+    readers = metrics.get("readers", {}).get(split) if settings.mix_baseline == "auto" else None
     found = metrics.get(f"{split}_calibrated") or metrics[split]
     rows = {f"{settings.method}, with {simple}" if readers else str(settings.method): found}
     rows |= {name: row for name, row in {"readers alone": readers, simple: baseline}.items() if row}
@@ -185,7 +183,7 @@ def _show_verdict(
     elif reached >= other:
         verdict = Text(f"Better than {simple}: {numbers}.", "bold green")
     else:
-        advice = "More --epochs, another --learning-rate, a larger --max-length or --method readers may help."
+        advice = "More --epochs, another --learning-rate, a larger --max-length or a mix (--method readers) may help."
         verdict = Text.assemble((f"{simple} is better: {numbers}. ", "bold red"), advice)
     console.print(verdict, soft_wrap=True)
 
