@@ -14,6 +14,8 @@ from typer.main import get_command
 
 from prefixprop.cli.app import app
 from prefixprop.cli.settings_options import help_of
+from prefixprop.lengthen.settings import LengthenSettings
+from prefixprop.settings.declaration import declared
 from prefixprop.settings.run_settings import SETTINGS
 
 ROOT = Path(__file__).parents[1]
@@ -43,6 +45,9 @@ def commands_page() -> str:
         shown = [parameter for parameter in command.params if getattr(parameter, "help", None)]
         names = [one.opts[0] if one.param_type_name == "option" else one.metavar for one in shown]
         rows = [f"| `{name}` | {one.help} |" for name, one in zip(names, shown, strict=True)]
+        if name == "lengthen":
+            settings, own = declared(LengthenSettings), {one.name for one in shown}
+            rows += [f"| `{one.flag}` | {help_of(one)} |" for one in settings.values() if one.name not in own]
         if rows:
             parts.append("\n".join(["| option | meaning |", "| --- | --- |", *rows]))
     return "\n\n".join(parts)
