@@ -42,12 +42,8 @@ def _fields(cls: Class) -> Iterator[tuple[str, str]]:
 
 
 def _help(declared: ast.expr) -> str | None:
-    """What a field's declaration says of it: in its metadata, or as the third argument of a setting."""
+    """What the metadata of a field says of it."""
     match declared:
         case ast.Call(func=ast.Name("field"), keywords=[*_, ast.keyword("metadata", ast.Dict(values=[text]))]):
             return ast.literal_eval(text)
-        case ast.Call(func=ast.Name("_option"), args=[_, _, ast.Constant(text), *_]):
-            return text
-        case ast.Call(args=[_, _, ast.Lambda(body=ast.JoinedStr([ast.Constant(text), *_])), *_]):
-            return text.rpartition("; ")[0] + "."  # defaults follow, which are known when the command runs
     return None

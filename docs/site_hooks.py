@@ -1,4 +1,4 @@
-"""Pages that are made from other files: settings, commands, notebooks, changes. Equations become MathML."""
+"""Pages that are made from other files: settings, commands, notebooks, changes, protocol. Equations become MathML."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from typer.main import get_command
 
 from prefixprop.cli.app import app
 from prefixprop.cli.settings_options import help_of
+from prefixprop.lengthen.settings import LengthenSettings
+from prefixprop.settings.declaration import declared
 from prefixprop.settings.run_settings import SETTINGS
 
 ROOT = Path(__file__).parents[1]
@@ -21,14 +23,14 @@ EQUATION = re.compile(r"\$\$(.+?)\$\$", re.DOTALL)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """A page for each notebook, for two files of the repository, for the settings and for the commands."""
+    """A page for each notebook, for three files of the repository, for the settings and for the commands."""
     for notebook in [file for file in files if file.src_uri.endswith(".ipynb")]:
         page = as_markdown(json.loads(notebook.content_string), notebook.name)
         files.append(File.generated(config, notebook.src_uri.replace(".ipynb", ".md"), content=page))
     pages = {"reference/settings.md": settings_page(), "reference/cli.md": commands_page()}
-    for name in ("CHANGELOG.md", "CONTRIBUTING.md"):
-        text = (ROOT / name).read_text(encoding="utf-8").replace("](docs/", "](")
-        pages[name.lower()] = text.replace("](CHANGELOG.md)", "](changelog.md)")
+    for source in (ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", ROOT / "results" / "PROTOCOL.md"):
+        text = source.read_text(encoding="utf-8").replace("](docs/", "](")
+        pages[source.name.lower()] = text.replace("](CHANGELOG.md)", "](changelog.md)")
     for path, text in pages.items():
         files.append(File.generated(config, path, content=text))
     return files
@@ -43,6 +45,9 @@ def commands_page() -> str:
         shown = [parameter for parameter in command.params if getattr(parameter, "help", None)]
         names = [one.opts[0] if one.param_type_name == "option" else one.metavar for one in shown]
         rows = [f"| `{name}` | {one.help} |" for name, one in zip(names, shown, strict=True)]
+        if name == "lengthen":
+            settings, own = declared(LengthenSettings), {one.name for one in shown}
+            rows += [f"| `{one.flag}` | {help_of(one)} |" for one in settings.values() if one.name not in own]
         if rows:
             parts.append("\n".join(["| option | meaning |", "| --- | --- |", *rows]))
     return "\n\n".join(parts)

@@ -177,8 +177,9 @@ def test_the_table_of_trust() -> None:
         assert row["documents"].startswith(f"{line['documents']:,} of ") and shown.items() <= row.items()
 
 
-def test_the_readme_has_the_table_of_defaults() -> None:
-    assert documented(README, "documents") == documented(ROOT / "docs" / "defaults.md", "documents")
+def test_the_readme_has_columns_of_the_table_of_defaults() -> None:
+    shorter, whole = documented(README, "documents"), documented(ROOT / "docs" / "defaults.md", "documents")
+    assert all(short.items() <= row.items() for short, row in zip(shorter, whole, strict=True))
 
 
 def test_the_attention_benchmark() -> None:
@@ -229,36 +230,19 @@ def test_whatever_is_trained(family: str, file: str) -> None:
 
 
 def test_every_step() -> None:
-    def shown(timing: dict[str, Any] | float | None) -> str:
+    def shown(timing: dict[str, Any] | None) -> str:
         if timing is None:
             return ""
-        value = timing if isinstance(timing, float) else 1000 * timing["median_s"]
+        value = 1000 * timing["median_s"]
         return f"{value:.0f} ms" if value >= 100 else f"{value:.1f} ms"
 
     rows = documented(PERFORMANCE, "step of")
     results = recorded("all-steps.json")["results"]
     for row, result in zip(rows, results, strict=True):
         of_gpu = 1000 * result["step"]["median_s"] / result["gpu_ms"]
-        timings = [result["hugging_face"], result["step"], result["gpu_ms"], result["launched"]]
+        timings = [result["hugging_face"], result["step"], result["launched"]]
         assert list(row.values()) == [result["row"], *map(shown, timings), f"{result['gib']:.1f}"]
         assert of_gpu <= 1.1, row
-
-
-def test_where_the_time_goes() -> None:
-    files = {
-        "Longformer, inference": "runtime.json",
-        "Longformer, step": "steps.json",
-        "ModernBERT, step": "steps-modernbert.json",
-    }
-    for column, file in files.items():
-        record = recorded(file)
-        times = record["profile"]["prefix-propagation"]["by_kind"]
-        (measured,) = (each["median_s"] for each in record["results"] if each["method"] == "prefix-propagation")
-        times |= {"all kernels": sum(times.values()), "measured": 1000 * measured}
-        for row in documented(PERFORMANCE, "prefix-propagation, ms"):
-            found = times.pop(row["prefix-propagation, ms"])
-            assert row[column] == (f"{found:.1f}" if found >= 0.05 else ""), (column, row)
-        assert not times
 
 
 def test_the_run_time_table() -> None:
@@ -282,7 +266,6 @@ def test_the_table_of_methods() -> None:
         "prefix-tuning+lora": "prefix-tuning and LoRA",
         "fine-tuning": "whole model",
     }
-    steps = {each["method"]: each for each in recorded("methods.json")["results"] if each["pass"] == "step"}
     rows = [row for row in documented(METHODS, "method") if row["method"] != "head-only"]
     assert len(rows) == 8
     for row in rows:
@@ -290,4 +273,3 @@ def test_the_table_of_methods() -> None:
         count = methods.count(method, "longformer", "base")
         assert row["trained parameters"] == f"{count.trainable:,}"
         assert row["of the backbone"] == f"{100 * count.trainable / count.backbone:.4f} %"
-        assert row["a step"] == f"{milliseconds(steps[method], 'prefixprop')} ms"

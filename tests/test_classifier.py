@@ -204,7 +204,7 @@ def test_progress_and_notes(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err == ""
     shortened.set_params(verbose=True).fit(table["text"], table["label"])
     told = capsys.readouterr().err
-    assert "longer than 8 tokens" in told and "of left-out documents are right" in told
+    assert "longer than 8 tokens" in told and "on held-out documents" in told
     with pytest.warns(UserWarning, match="cut there: .* of all tokens are not read; --long chunk-average reads on"):
         details = shortened.predict_details(table["text"])
     assert [one.tokens for one in details] == [len(text.split()) for text in table["text"]]

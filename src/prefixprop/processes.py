@@ -21,7 +21,7 @@ def is_main_process() -> bool:
 
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-STOPPING = "Stopping, with a checkpoint of every run that is under way. Once more, and it stops at once."
+STOPPING = "Stopping, with a checkpoint of every run that is under way. Press Ctrl-C again to stop at once."
 SECONDS_TO_STOP = 60  # in which a run ends its step and writes a checkpoint
 
 

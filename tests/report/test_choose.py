@@ -117,9 +117,9 @@ def test_left_out_documents_are_no_dev_set_and_stand_beside_others_on_the_test_s
     a_run(tmp_path)
     (comparison,) = compare(find_runs([tmp_path]).runs)
     assert {row.method for row in comparison.rows} == {"readers", PLAIN}
-    assert list(comparison.documents) == (["dev", "left-out", "test"] if judged_on != "dev" else ["dev", "test"])
+    assert list(comparison.documents) == (["dev", "held-out", "test"] if judged_on != "dev" else ["dev", "test"])
     readers = next(row for row in comparison.rows if row.method == "readers")
-    assert bool(readers.values("left-out", "ece")) == (judged_on != "dev") != bool(readers.values("dev", "ece"))
+    assert bool(readers.values("held-out", "ece")) == (judged_on != "dev") != bool(readers.values("dev", "ece"))
 
 
 def test_models_in_folders_go_by_the_folder_unless_that_is_ambiguous(tmp_path: Path) -> None:

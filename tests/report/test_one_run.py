@@ -99,15 +99,15 @@ def test_readers_are_judged_on_left_out_documents_and_not_on_a_dev_set(readers: 
     expected, documents = metrics["expected_accuracy"], metrics["dev"]["documents"]
     assert list(section.findings)[1] == (
         f"Expected accuracy: {percent(expected['accuracy'])} % (95 % interval {percent(expected['low'])} to "
-        f"{percent(expected['high'])}), from {documents} left-out documents."
+        f"{percent(expected['high'])}), from {documents} held-out documents."
     )
-    assert f"{documents} left-out" in section.facts["Documents"] and "dev" not in section.facts["Documents"]
+    assert f"{documents} held-out" in section.facts["Documents"] and "dev" not in section.facts["Documents"]
     rates = named(section, "-learning-rates")
     assert list(rates.cells["Learning rate"]) == [f"{one['learning_rate']:g}" for one in metrics["learning_rates"]]
     assert list(rates.cells["Accuracy, %"]) == [percent(one["accuracy"]) for one in metrics["learning_rates"]]
     chosen = rates.cells["Learning rate"][rates.cells["Outcome"] == "chosen"]
-    assert list(chosen) == [f"{metrics['mix']['chosen']['readers']:g}"] and "left-out" in rates.notes[0]
-    assert "left-out" in named(section, "-metrics").cells and "dev" not in named(section, "-metrics").cells
+    assert list(chosen) == [f"{metrics['mix']['chosen']['readers']:g}"] and "held-out" in rates.notes[0]
+    assert "held-out" in named(section, "-metrics").cells and "dev" not in named(section, "-metrics").cells
     baseline, own = metrics["baseline"]["test"], metrics["test"]
     assert baseline["documents"] == own["documents"]
     assert list(named(section, "-results").cells["F1 micro, % ↑"]) == [
@@ -162,7 +162,7 @@ def test_mistakes_on_left_out_documents_are_training_documents(tmp_path: Path) -
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     run = train(settings, tmp_path / "run", progress=Notes()).run_dir
     section = section_of(run)
-    assert f"of {len(rows)} left-out documents right" in next(iter(section.findings))
+    assert f"of {len(rows)} held-out documents right" in next(iter(section.findings))
     table, texts = named(section, "-mistakes"), {row["id"]: row["text"] for row in rows}
     assert list(table.cells["Text"]) == [texts[one] for one in table.cells["Document"]] != []
     assert "Model" not in section.facts and list(named(section, "-results").cells["Method"]) == ["tfidf"]

@@ -159,7 +159,7 @@ def test_a_baseline_on_left_out_documents_is_not_one_on_the_dev_set(tmp_path: Pa
     readers = add(tmp_path, 0.8, method="readers")
     finish_again(readers, judged_on="5 folds")
     tables = tables_of(tmp_path)
-    for split, method, baseline in (("dev", "prefix-tuning", "60.0"), ("left-out", "readers", "80.0")):
+    for split, method, baseline in (("dev", "prefix-tuning", "60.0"), ("held-out", "readers", "80.0")):
         table = tables[f"hyperpartisan, {split}: quality"]
         assert column(table, "Method") == [method, TFIDF] and column(table, "F1 micro, % ↑")[1] == baseline
     assert len(tables["hyperpartisan, test: quality"].cells) == 3

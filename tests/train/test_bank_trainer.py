@@ -253,7 +253,7 @@ def test_goes_on_with_less_at_a_time(
     fail_above(monkeypatch, most, error, first)
     trainer = train(trainer_of(at_once=tried[0], progress=notes), until=2)
     expected = [f"{documents} documents and {readers} readers at a time" for documents, readers in tried[1:]]
-    assert [note.partition("goes on with ")[2] for note in notes.notes] == expected
+    assert [note.partition("continues with ")[2] for note in notes.notes] == expected
     assert trainer.at_once == tried[-1]
     for index in range(len(PLANS)):
         assert_close(numbers(trainer, index), numbers(usual, index))
@@ -264,9 +264,7 @@ def test_memory_for_nothing_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
     fail_above(monkeypatch, 0, torch.OutOfMemoryError)
     trainer = trainer_of(progress=Notes())
     before = numbers(trainer, 0)
-    with pytest.raises(
-        StepTooLarge, match=r"^The device's memory is used up \(.*memory\): choose .* --max-length\.$"
-    ):
+    with pytest.raises(StepTooLarge, match=r"^The device is out of memory \(.*memory\): choose .* --max-length\.$"):
         train(trainer)
     assert trainer.at_once == (1, 1) and trainer.step == 0 and numbers(trainer, 0).equal(before)
 

@@ -166,7 +166,7 @@ def test_a_stopped_run_goes_on_where_it_was(step: int, documents: Path, whole: R
     stop = GracefulStop(Notes(told))
     with pytest.raises(KeyboardInterrupt), handling_signals(stop.ask):
         train(settings, tmp_path / "run", callbacks=[AskAt(step), stop])
-    assert told == ["Stopping after this step, with a checkpoint. Once more, and it stops at once."]
+    assert told == ["Stopping after this step, with a checkpoint. Press Ctrl-C again to stop at once."]
     assert [path.name for path in checkpoints_of(tmp_path / "run")] == [f"step-{step:08}"]
     assert len(history(tmp_path / "run")) == step // 3
     assert_same_end(train(settings, tmp_path / "run", resume=True), whole)

@@ -112,7 +112,7 @@ def test_a_model_that_does_not_fit_names_what_to_lower(
         raise error
 
     monkeypatch.setattr(PLAN_MODULE, "build_trainable", build)
-    with pytest.raises(TrainingError, match=re.escape(f"used up before training starts: {words}")):
+    with pytest.raises(TrainingError, match=re.escape(f"out of memory before training starts: {words}")):
         plan(tiny_settings(tmp_path, **changes))
 
 
@@ -143,8 +143,8 @@ def test_out_of_memory_goes_on_with_fewer_documents_at_once(tmp_path: Path) -> N
     told: list[str] = []
     with failing_steps(GPU_IS_FULL, lambda step, documents: step >= 4 and documents > 1):
         metrics = train(settings, run_dir, overwrite=True, progress=Notes(told)).metrics
-    assert [note for note in told if "used up" in note] == [
-        f"the device's memory is used up; the run goes on with --device-batch-size {count}" for count in (2, 1)
+    assert [note for note in told if "out of memory" in note] == [
+        f"the device is out of memory; the run continues with --device-batch-size {count}" for count in (2, 1)
     ]
     assert metrics["test"]["nll"] == pytest.approx(expected["test"]["nll"], abs=1e-5)
     found = RunDirectory(run_dir).read_settings()

@@ -165,7 +165,7 @@ def test_a_class_that_is_never_predicted_is_told(tmp_path: Path) -> None:
     assert metrics["never_predicted"] == ["art"]
     told = next(note for note in notes if "never predicted" in note)
     assert "although documents have it: art; --class-weights balanced or --choose-by macro_f1 may help" in told
-    assert "**Never predicted on the dev set or left-out documents:** art." in RunDirectory(
+    assert "**Never predicted on the dev set or held-out documents:** art." in RunDirectory(
         tmp_path / "run"
     ).model_card.read_text(encoding="utf-8")
 

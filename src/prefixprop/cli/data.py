@@ -64,7 +64,7 @@ def build_elife(
         typer.Argument(metavar="FOLDER", help="Where the three files go; existing ones are replaced."),
     ],
 ) -> None:
-    """Build the files of the task elife from a clone.
+    """Build the files of the task elife from its public articles.
 
     The newest version of each article is read. A newer clone may have newer texts, but the splits stay the same.
 

@@ -46,15 +46,13 @@ class _Evaluated:
 def evaluate(
     run: Annotated[
         Path | None,
-        typer.Argument(
-            metavar="[RUN]", help="Directory of a finished run; not needed with --predictions, then uncalibrated."
-        ),
+        typer.Argument(metavar="RUN", help="Directory of a finished run; optional with --predictions."),
     ] = None,
     split: Annotated[
         str | None,
-        typer.Option(metavar="|".join(SPLITS), help="Which split of the run's task to predict; test if left out."),
+        typer.Option(metavar="|".join(SPLITS), help="Which split of the run's task to predict. Default: test."),
     ] = None,
-    data_dir: Annotated[Path | None, typer.Option(help="A local copy of the task's data.")] = None,
+    data_dir: Annotated[Path | None, typer.Option(metavar="FOLDER", help="A local copy of the task's data.")] = None,
     input_file: Annotated[
         Path | None,
         typer.Option(
@@ -72,31 +70,33 @@ def evaluate(
         ),
     ] = None,
     text_column: Annotated[
-        str | None, typer.Option(help="Column of --input with the documents; text if left out.")
+        str | None, typer.Option(metavar="NAME", help="Column of --input with the documents. Default: text.")
     ] = None,
     label_column: Annotated[
-        str | None, typer.Option(help="Column of --input with the names of the labels; label if left out.")
+        str | None, typer.Option(metavar="NAME", help="Column of --input with the labels. Default: label.")
     ] = None,
     label_separator: Annotated[
         str | None,
-        typer.Option(help="What stands between a document's labels in --label-column, such as ';'; lists need none."),
+        typer.Option(metavar="TEXT", help="What separates the labels of a document, such as ';'. Lists need none."),
     ] = None,
     id_column: Annotated[
         str | None,
-        typer.Option(help="Column of --input with the ids; if left out, id if there is one, otherwise numbers."),
+        typer.Option(metavar="NAME", help="Column of --input with the ids. Default: id if there is one."),
     ] = None,
     long: Annotated[
         str | None,
         typer.Option(
             metavar="|".join(LONG_DOCUMENTS),
-            help="As in predict: a document over the limit is cut, which is the default, or read in chunks whose "
-            "probabilities are averaged.",
+            help="Cut a document over the limit, or read it in chunks whose probabilities are averaged. Default: "
+            "truncate.",
         ),
     ] = None,
     batch_tokens: Annotated[
         int | None,
         typer.Option(
-            min=1, help=f"Tokens in a batch; lower it if memory runs out. {DEFAULT_BATCH_TOKENS} if left out."
+            min=1,
+            metavar="N",
+            help=f"Tokens in a batch; lower it if memory runs out. Default: {DEFAULT_BATCH_TOKENS}.",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,

@@ -42,7 +42,7 @@ def explain(
     html: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write a page here: the documents with marked passages.")
     ] = None,
-    top: Annotated[int, typer.Option(min=1, help="Passages of a document that the terminal shows.")] = 3,
+    top: Annotated[int, typer.Option(min=1, metavar="N", help="Passages per document in the terminal.")] = 3,
     way: Annotated[
         str | None,
         typer.Option(

@@ -18,13 +18,13 @@ from prefixprop.processes import handling_signals, is_main_process, process_coun
 @with_settings_options(LengthenSettings)
 def lengthen(
     model: Annotated[
-        str, typer.Argument(help="A RoBERTa or BERT encoder: a model of the hub, a folder, or roberta-mini-512.")
+        str, typer.Argument(metavar="MODEL", help="A RoBERTa or BERT: a hub model, a folder, or roberta-mini-512.")
     ],
     text: Annotated[
         list[str],
-        typer.Option(help="Long documents: .jsonl, .csv, .tsv, .parquet, .txt; may be given several times."),
+        typer.Option(metavar="FILE", help="Long documents: .jsonl, .csv, .tsv, .parquet, .txt; can be repeated."),
     ],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The folder of the new encoder.")],
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FOLDER", help="The folder of the new encoder.")],
     resume: Annotated[bool, typer.Option("--resume", help="Continue in --output, if training began there.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the encoder in --output.")] = False,
     *,
@@ -61,7 +61,7 @@ class _StopRequest:
         if self.is_asked or process_count() > 1:
             raise KeyboardInterrupt
         self.is_asked = True
-        self.progress.note("Stopping after this step, with a checkpoint. Press again to stop at once.")
+        self.progress.note("Stopping after this step, with a checkpoint. Press Ctrl-C again to stop at once.")
 
 
 def _show_result(console: Console, record: dict[str, Any], output: Path) -> None:

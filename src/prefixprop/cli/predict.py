@@ -37,26 +37,28 @@ if TYPE_CHECKING:
 
 _LONG_NUMBER = re.compile(r"(?<=[ ,])[01]\.\d{5,}(?:e-\d+)?(?=[,}]|$)|(?<=[ ,])\d(?:\.\d+)?e-\d+(?=[,}]|$)")
 # Options that other commands on documents have too.
-TextOption = Annotated[str, typer.Option(help="Column of a table with the documents.")]
+TextOption = Annotated[str, typer.Option(metavar="NAME", help="Column of a table with the documents.")]
 IdOption = Annotated[
     str | None,
-    typer.Option(help="Column with their ids; id if there is one, otherwise documents are numbered from 1."),
+    typer.Option(metavar="NAME", help="Column with the ids. Default: id if there is one, otherwise numbers from 1."),
 ]
 LongOption = Annotated[
     str,
     typer.Option(
         metavar="|".join(LONG_DOCUMENTS),
-        help="A document over the limit is cut, or read in chunks whose probabilities are averaged.",
+        help="Cut a document over the limit, or read it in chunks whose probabilities are averaged.",
     ),
 ]
-BatchTokensOption = Annotated[int, typer.Option(min=1, help="Tokens in a batch; lower it if memory runs out.")]
+BatchTokensOption = Annotated[
+    int, typer.Option(min=1, metavar="N", help="Tokens in a batch; lower it if memory runs out.")
+]
 
 
 def predict(
     runs: Annotated[
         list[Path],
         typer.Argument(
-            metavar="RUN...",
+            metavar="RUN",
             help="Directory of a finished run, or several: each document is read once and predicted by all.",
         ),
     ],
@@ -70,14 +72,14 @@ def predict(
     ],
     output: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Where the predictions go, .jsonl or .csv; standard output if left out."),
+        typer.Option(metavar="FILE", help="Where the predictions go, .jsonl or .csv. Default: standard output."),
     ] = None,
     output_format: Annotated[
         str | None,
         typer.Option(
             "--format",
             metavar="|".join(PREDICTION_FORMATS),
-            help="By default what the name of the output ends in, and jsonl for standard output.",
+            help="Default: by the ending of --output; jsonl for standard output.",
         ),
     ] = None,
     text_column: TextOption = "text",

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUNS…", help="Run directories, or folders of them.")],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run directories, or folders of them.")],
     output: Annotated[
         Path | None,
         typer.Option(metavar="FOLDER", help="Write report.html, and the tables and figures as files, here."),
@@ -40,7 +40,7 @@ def report(
 ) -> None:
     """Compare finished runs in tables, figures and a page.
 
-    Tests, all metrics and figures come with --output. Every seed counts once, at the learning rate that dev or
+    --output adds tests, all metrics and figures. Every seed counts once, at the learning rate that the dev set or
     cross-validation chose.
 
     Example: prefixprop report runs --output report
@@ -129,9 +129,7 @@ _FORMATS: dict[str, Callable[[Report], None]] = {
 
 
 def archive(
-    runs: Annotated[
-        list[Path], typer.Argument(metavar="RUNS…", help="Run directories, archives, or folders of them.")
-    ],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run directories, archives, or folders of them.")],
     output: Annotated[Path, typer.Option(metavar="FOLDER", help="Where the archive goes; it must not have one yet.")],
 ) -> None:
     """Pack finished runs without weights, to keep or publish.

@@ -21,28 +21,28 @@ def serve(
     runs: Annotated[
         list[Path],
         typer.Argument(
-            metavar="RUN...", help="Directories of finished runs; those on the same encoder share it in memory."
+            metavar="RUN", help="Directories of finished runs; those on the same encoder share it in memory."
         ),
     ],
-    host: Annotated[str, typer.Option(help="Address to listen at; 0.0.0.0 for all of this machine.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at; 0 takes a free one.")] = 8000,
+    host: Annotated[str, typer.Option(metavar="ADDRESS", help="Address; 0.0.0.0 for all.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, metavar="N", help="Port; 0 takes a free one.")] = 8000,
     api_key_file: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Answer only requests with the key in this file, as a bearer token."),
     ] = None,
-    max_body_mb: Annotated[float, typer.Option(min=0.001, help="Megabytes of a request, at most.")] = 4,
-    max_texts: Annotated[int, typer.Option(min=1, help="Texts of a request, at most.")] = 256,
+    max_body_mb: Annotated[float, typer.Option(min=0.001, metavar="N", help="Largest request, in megabytes.")] = 4,
+    max_texts: Annotated[int, typer.Option(min=1, metavar="N", help="Most texts in a request.")] = 256,
     queue: Annotated[
-        int, typer.Option(min=1, help="Documents that wait or are computed, at most; beyond them, status 503.")
+        int, typer.Option(min=1, metavar="N", help="Most documents waiting or computed; beyond, status 503.")
     ] = 1024,
     timeout: Annotated[
-        float, typer.Option(min=0.1, help="Seconds for a request to arrive, and for its answer.")
+        float, typer.Option(min=0.1, metavar="N", help="Seconds for a request to arrive, and for its answer.")
     ] = 60,
     wait_ms: Annotated[
-        float, typer.Option(min=0, help="Milliseconds that a document waits for others to share its batch.")
+        float, typer.Option(min=0, metavar="N", help="Milliseconds a document waits for others to share its batch.")
     ] = 5,
     batch_tokens: Annotated[
-        int, typer.Option(min=1, help="Tokens in a batch; lower it if memory runs out.")
+        int, typer.Option(min=1, metavar="N", help="Tokens in a batch; lower it if memory runs out.")
     ] = DEFAULT_BATCH_TOKENS,
 ) -> None:
     """Answer over HTTP with any number of runs, and show a page.

@@ -24,25 +24,27 @@ _MOST_ROWS = 30  # of the table that is refreshed
 
 def sweep(
     context: typer.Context,
-    plan: Annotated[Path, typer.Argument(help="The plan, as YAML.")],
+    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="The plan, as YAML.")],
     runs_dir: Annotated[
         Path | None,
-        typer.Option("--runs-dir", "-o", help="Folder of the run directories. Default: runs/NAME-OF-PLAN."),
+        typer.Option(
+            "--runs-dir", "-o", metavar="FOLDER", help="Folder of the run directories. Default: runs/NAME-OF-PLAN."
+        ),
     ] = None,
     engine: Annotated[
         Literal["local", "ray"], typer.Option(help="Processes on this machine, or the nodes of a Ray cluster.")
     ] = "local",
     processes: Annotated[
-        int | None, typer.Option(help="local: runs at once; on a GPU they share it, if they fit. Default: 1.")
+        int | None, typer.Option(metavar="N", help="local: runs at once, sharing a GPU if they fit. Default: 1.")
     ] = None,
     ray_address: Annotated[
         str | None,
         typer.Option(metavar="HOST:PORT", help="ray: the cluster, or auto. Default: start one on this machine."),
     ] = None,
-    cpus_per_run: Annotated[int | None, typer.Option(help="ray: CPUs, and threads, of a run. Default: 1.")] = None,
+    cpus_per_run: Annotated[int | None, typer.Option(metavar="N", help="ray: CPUs of a run. Default: 1.")] = None,
     gpus_per_run: Annotated[
         float | None,
-        typer.Option(help="ray: GPUs of a run; with 0.5 two share one. Default: 1 if the cluster has any, else 0."),
+        typer.Option(metavar="N", help="ray: GPUs of a run; with 0.5 two share one. Default: 1 if there is any."),
     ] = None,
     data_dir: Annotated[
         list[str] | None, typer.Option(metavar="TASK=FOLDER", help="A local copy of a task's data.")

@@ -43,10 +43,13 @@ COLUMNS = {
 @with_settings_options(RunSettings, EVERYDAY)
 def train(
     config: Annotated[
-        Path | None, typer.Option("--config", "-c", help="A recipe, as YAML; flags override it.")
+        Path | None, typer.Option("--config", "-c", metavar="FILE", help="A recipe, as YAML; flags override it.")
     ] = None,
     run_dir: Annotated[
-        Path | None, typer.Option("--run-dir", "-o", help="Where the run is written. Default: runs/TASK-METHOD-SEED.")
+        Path | None,
+        typer.Option(
+            "--run-dir", "-o", metavar="FOLDER", help="Where the run is written. Default: runs/TASK-METHOD-SEED."
+        ),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --run-dir, if there is one.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in --run-dir.")] = False,
@@ -130,17 +133,15 @@ def _show_result(console: Console, result: RunResult, seconds: float) -> None:
     split = "test" if metrics.get("test") else "dev"
     simple = "BM25" if settings.answers_questions else "TF-IDF"
     has_baseline = "baseline" in metrics and settings.method != "tfidf"
-    readers, baseline = (
-        metrics.get("readers", {}).get(split),
-        metrics["baseline"].get(split) if has_baseline else None,
-    )
+    baseline = metrics["baseline"].get(split) if has_baseline else None
+    readers = metrics.get("readers", {}).get(split) if settings.mix_baseline == "auto" else None
     found = metrics.get(f"{split}_calibrated") or metrics[split]
     rows = {f"{settings.method}, with {simple}" if readers else str(settings.method): found}
     rows |= {name: row for name, row in {"readers alone": readers, simple: baseline}.items() if row}
     several_labels = "thresholds" in metrics
     twice = "accuracy" if several_labels else "micro_f1"  # which is the accuracy where a document has one label
     shown = [metric for metric in COLUMNS if metric in found and metric != twice]
-    judged = split if metrics.get("judged_on", "dev") == "dev" or split == "test" else "left-out"
+    judged = split if metrics.get("judged_on", "dev") == "dev" or split == "test" else "held-out"
     where = f"{found['documents']:,} {judged} {'questions' if settings.answers_questions else 'documents'}"
     table = Table(title=where, title_justify="left", box=None)
     table.add_column("")
@@ -182,7 +183,7 @@ def _show_verdict(
     elif reached >= other:
         verdict = Text(f"Better than {simple}: {numbers}.", "bold green")
     else:
-        advice = "More --epochs, another --learning-rate, a larger --max-length or --method readers may help."
+        advice = "More --epochs, another --learning-rate, a larger --max-length or a mix (--method readers) may help."
         verdict = Text.assemble((f"{simple} is better: {numbers}. ", "bold red"), advice)
     console.print(verdict, soft_wrap=True)
 

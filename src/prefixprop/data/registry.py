@@ -21,7 +21,7 @@ from prefixprop.data.rows import KINDS
 from prefixprop.data.wikihop import QuestionTask, load_wikihop
 
 Task = ClassificationTask | QuestionTask
-SHIPPED = "shipped with the package"
+SHIPPED = "the package"
 DOCUMENTS, QUESTIONS = "documents", "questions"  # kinds of tasks
 
 _ARXIV_CHARACTERS = 30_000

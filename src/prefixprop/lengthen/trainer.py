@@ -343,7 +343,7 @@ class Pretraining:
             except OSError as error:
                 raise TrainingError(
                     f"{error.filename}: the checkpoint of step {self.state.step} cannot be written "
-                    f"({error.strerror}). Earlier ones are untouched: make room, then go on with --resume."
+                    f"({error.strerror}). Earlier ones are untouched: make room, then continue with --resume."
                 ) from error
             remove_old(self.checkpoints, folder)
 

@@ -109,7 +109,7 @@ def _load_split(
     has_dev = given and settings.max_dev_documents != 0
     if settings.is_mix and split == "dev" and not has_dev:
         raise ValueError(
-            f"{trained.run_dir}: the run has no dev set; its answers to left-out training documents are stored: "
+            f"{trained.run_dir}: the run has no dev set; its answers to held-out training documents are stored: "
             f"`prefixprop evaluate --predictions {RunDirectory(trained.run_dir).predictions('dev')}`."
         )
     if settings.task is None and data_dir is not None:

@@ -12,7 +12,7 @@ from prefixprop.runs.run import DECISIVE_SETTINGS, Run
 from prefixprop.settings.resolve import resolve
 from prefixprop.settings.run_settings import SETTINGS, RunSettings
 
-LEFT_OUT = "left-out"  # the documents of folds that a run was judged on; its files call them dev
+LEFT_OUT = "held-out"  # the documents of folds that a run was judged on; its files call them dev
 # These make no other method: the first two are searched before the seeds are run (Section 4 and Appendix A of the
 # paper), the next are shown anyway, and the last are how a run was judged.
 _OPEN = "learning_rate alpha task hub_dataset hub_config model method kernel seed fold folds keep"
@@ -30,7 +30,7 @@ def grouped(items: Iterable[Item], key: Callable[[Item], Any]) -> dict[Any, list
 
 def set_name(split: str) -> str:
     """A split as a noun: `the test set`, or `left-out documents`."""
-    return "left-out documents" if split == LEFT_OUT else f"the {split} set"
+    return "held-out documents" if split == LEFT_OUT else f"the {split} set"
 
 
 def stored_name(split: str) -> str:

@@ -76,8 +76,8 @@ def _check(runs: Sequence[Run], folder: Path) -> None:
         raise ValueError(f"--output {folder} is a file; give a folder.")
     if (folder / ARCHIVE_TABLE).exists():
         raise ValueError(
-            f"--output {folder} already has an archive; choose another folder. Give the archive as one of RUNS to "
-            "pack its runs again together with others."
+            f"--output {folder} already has an archive; choose another folder. To pack its runs again together "
+            "with others, give the archive as a RUN."
         )
     if not runs:
         raise ValueError("There are no finished runs to archive.")

@@ -122,13 +122,13 @@ class RunSettings(Settings):
     max_dev_documents: int | None = setting(
         None,
         DATA,
-        "Evaluate on at most this many documents of the dev set, drawn with the seed; with readers and tfidf, 0 "
-        "leaves the dev set alone.",
+        "Evaluate on at most this many documents of the dev set, drawn with the seed; 0, for readers and "
+        "tfidf: do not use it.",
         ge=0,
         le=BILLION,
     )
     max_test_documents: int | None = setting(
-        None, DATA, "The same for the test set; 0 leaves the test set alone.", ge=0, le=BILLION
+        None, DATA, "The same for the test set; 0: do not use it.", ge=0, le=BILLION
     )
     folds: int | None = setting(
         None, DATA, "Divide the training set into this many folds, and evaluate on one of them.", ge=2, le=MANY
@@ -186,7 +186,7 @@ class RunSettings(Settings):
     mix_baseline: str = setting(
         "auto",
         METHOD,
-        "Mix the TF-IDF baseline into the answers of readers: 'auto' does where left-out documents gain by it.",
+        "Mix the TF-IDF baseline into the answers of readers: 'auto' mixes if held-out documents gain by it.",
         choices=AUTO_OR_NO,
     )
 
@@ -247,7 +247,7 @@ class RunSettings(Settings):
     choose_by: str | None = setting(
         None,
         OPTIMISATION,
-        "The metric on the dev set, or on left-out documents, that chooses epoch, learning rate and C. If not set: "
+        "The metric on the dev set, or on held-out documents, that chooses epoch, learning rate and C. If not set: "
         "average_precision with several labels; otherwise the log-loss for readers and tfidf, and the task's metric.",
         choices=CHOOSE_BY,
     )
@@ -281,8 +281,7 @@ class RunSettings(Settings):
     keep_states: str = setting(
         "auto",
         MACHINE,
-        "Keep what readers read between epochs: 'auto' does where half of the free memory of the GPU, or else of the "
-        "host, is enough.",
+        "Readers: keep the states of the text between epochs. 'auto' does if they fit into half of the free memory.",
         choices=AUTO_OR_NO,
         resumable=True,
     )

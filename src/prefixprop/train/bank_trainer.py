@@ -150,10 +150,10 @@ class BankTrainer:
             self._passes.clear()
             at_once, readers = self.at_once
             if at_once == readers == 1:
-                raise StepTooLarge(f"The device's memory is used up ({problem}): choose a smaller --max-length.")
+                raise StepTooLarge(f"The device is out of memory ({problem}): choose a smaller --max-length.")
             self.at_once = (max(1, at_once // 2), readers) if at_once > 1 else (1, -(-readers // 2))
             self.progress.note(
-                f"the device's memory is used up; the run goes on with {self.at_once[0]} documents and "
+                f"the device is out of memory; the run continues with {self.at_once[0]} documents and "
                 f"{self.at_once[1]} readers at a time"
             )
             if torch.accelerator.is_available():

@@ -192,7 +192,7 @@ class GracefulStop(TrainerCallback):
         if self.is_asked or not self.is_training:
             raise KeyboardInterrupt
         self.is_asked = True
-        self.progress.note("Stopping after this step, with a checkpoint. Once more, and it stops at once.")
+        self.progress.note("Stopping after this step, with a checkpoint. Press Ctrl-C again to stop at once.")
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self.is_training = True

@@ -35,7 +35,7 @@ def explained_memory_errors(remedy: str, kind: type[TrainingError] = TrainingErr
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
-        raise kind(f"The device's memory is used up{remedy}.") from error
+        raise kind(f"The device is out of memory{remedy}.") from error
 
 
 def building_remedy(settings: RunSettings) -> str:
@@ -63,7 +63,7 @@ def training_remedy(settings: _SizeOfStep, at_once: int) -> str:
     if not settings.gradient_checkpointing:
         remedies.append("--gradient-checkpointing")
     # A shorter document is another experiment, so only the first two can go on from the checkpoints.
-    resumable = f"go on with --resume and {' or '.join(remedies)}, or " if remedies else ""
+    resumable = f"continue with --resume and {' or '.join(remedies)}, or " if remedies else ""
     return (
         f" (--device-batch-size {at_once}, --max-length {length}): {resumable}start again with a --max-length below "
         f"{length}"

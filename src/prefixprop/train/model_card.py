@@ -74,7 +74,7 @@ def _labels(metrics: Mapping[str, Any]) -> str:
             "- **Labels:** a document gets every label whose probability reaches its threshold (`metrics.json`).\n"
         )
     if never := metrics.get("never_predicted"):
-        found += f"- **Never predicted on the dev set or left-out documents:** {', '.join(never)}.\n"
+        found += f"- **Never predicted on the dev set or held-out documents:** {', '.join(never)}.\n"
     return found
 
 

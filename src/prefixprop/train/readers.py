@@ -78,10 +78,8 @@ class Judged:
         return score(answers, self.labels, "average_precision" if self.several_labels else "micro_f1")
 
     def in_words(self, found: float) -> str:
-        what = "the dev set" if self.is_dev else "left-out documents"
-        return (
-            f"average precision {found:.3f} on {what}" if self.several_labels else f"{found:.3f} of {what} are right"
-        )
+        what = "the dev set" if self.is_dev else "held-out documents"
+        return f"{self.headline.replace('_', ' ')} {found:.3f} on {what}"
 
 
 def _stacked_labels(runs: Sequence[RunPlan]) -> tuple[NDArray[np.int64], NDArray[np.float32] | None]:
@@ -186,11 +184,7 @@ class Readers:
         if len(self.judged) > 1:
             parts.insert(0, f"{len(self.judged)} label columns")
         place = self.text.place
-        kept = (
-            f"kept in memory of the {place.type.upper()}"
-            if place
-            else "computed in every epoch, to keep them would take"
-        )
+        kept = f"kept in {place.type.upper()} memory" if place else "computed in every epoch, to keep them would take"
         states = f"the text's states are {kept} ({self.text.bytes / 1e9:.1f} GB)"
         tokens = f"{plan.length} virtual token{'s' if plan.length > 1 else ''}"
         return f"{readers} readers of {tokens} ({'; '.join(parts)}); {states}"
@@ -268,7 +262,7 @@ class Readers:
         except OSError as error:
             raise TrainingError(
                 f"{error.filename}: the checkpoint of step {self.trainer.step} cannot be written ({error.strerror}). "
-                "Earlier checkpoints are untouched: make room or fix the folder, then go on with --resume."
+                "Earlier checkpoints are untouched: make room or fix the folder, then continue with --resume."
             ) from error
 
     def _restore(self, checkpoint: Path) -> None:

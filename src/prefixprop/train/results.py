@@ -106,7 +106,7 @@ def explained_writing() -> Iterator[None]:
         yield
     except (OSError, SafetensorError) as error:
         raise TrainingError(
-            f"The results cannot be written ({error}); make room, then go on with --resume."
+            f"The results cannot be written ({error}); make room, then continue with --resume."
         ) from error
 
 

@@ -78,7 +78,7 @@ def _train(
         fewer = _fewer_at_once(run)
         if fewer is None:
             raise StepTooLarge(problem)
-        progress.note(f"the device's memory is used up; the run goes on with --device-batch-size {fewer}")
+        progress.note(f"the device is out of memory; the run continues with --device-batch-size {fewer}")
         settings = replace(run.settings, device_batch_size=fewer)
         run = replace(run, settings=settings, at_once=fewer)
         write_text(directory.config, settings_to_yaml(settings))

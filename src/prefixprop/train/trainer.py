@@ -245,8 +245,8 @@ class RunTrainer(Trainer):
             except OSError as error:
                 raise TrainingError(
                     f"{error.filename}: the checkpoint of step {self.state.global_step} cannot be written "
-                    f"({error.strerror}). Earlier checkpoints are untouched: make room or fix the folder, then go "
-                    "on with --resume."
+                    f"({error.strerror}). Earlier checkpoints are untouched: make room or fix the folder, then "
+                    "continue with --resume."
                 ) from error
             remove_old(self.checkpoints, folder)
         self.args.distributed_state.wait_for_everyone()
