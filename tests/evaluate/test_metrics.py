@@ -142,16 +142,9 @@ def test_bad_predictions_are_refused(function: Any, probabilities: Any, labels: 
         function(probabilities, labels)
 
 
-@pytest.mark.parametrize("bins", [0, -3, 2.5])
-@pytest.mark.parametrize("function", [evaluate_predictions, reliability])
-def test_bins_must_be_a_positive_whole_number(function: Any, bins: float) -> None:
-    with pytest.raises(ValueError, match=f"whole number of at least 1, got {bins}"):
-        function([[0.5, 0.5]], [0], bins=bins)
-
-
-@given(predictions(), st.integers(1, 30))
-def test_bounds(given_predictions: Predictions, bins: int) -> None:
-    found = evaluate_predictions(*given_predictions, bins=bins)
+@given(predictions())
+def test_bounds(given_predictions: Predictions) -> None:
+    found = evaluate_predictions(*given_predictions)
     assert 0 <= found["ece"] <= found["mce"] + 1e-12
     assert 0 <= found["adaptive_ece"] <= 1
     assert 0 <= found["mce"] <= 1
@@ -160,10 +153,8 @@ def test_bounds(given_predictions: Predictions, bins: int) -> None:
     assert all(isinstance(value, float) for name, value in found.items() if name != "documents")
 
 
-@given(predictions(), st.booleans(), st.integers(1, 30), st.randoms(use_true_random=False))
-def test_nothing_depends_on_the_order_of_documents(
-    given_predictions: Predictions, rounded: bool, bins: int, random
-) -> None:
+@given(predictions(), st.booleans(), st.randoms(use_true_random=False))
+def test_nothing_depends_on_the_order_of_documents(given_predictions: Predictions, rounded: bool, random) -> None:
     probabilities, labels = given_predictions
     if rounded:  # many ties
         probabilities = (
@@ -171,8 +162,8 @@ def test_nothing_depends_on_the_order_of_documents(
         )
     order = list(range(len(labels)))
     random.shuffle(order)
-    shuffled = evaluate_predictions(probabilities[order], labels[order], bins=bins)
-    assert shuffled == evaluate_predictions(probabilities, labels, bins=bins)
+    shuffled = evaluate_predictions(probabilities[order], labels[order])
+    assert shuffled == evaluate_predictions(probabilities, labels)
 
 
 # --- reliability ----------------------------------------------------------------------------------------------------
@@ -224,7 +215,9 @@ def test_adaptive_bins_by_hand() -> None:
     np.testing.assert_allclose(found.accuracy, [0.5, 0, 1])
     np.testing.assert_allclose(found.confidence, [0.55, 0.75, 0.95])
     expected = pytest.approx((0.05 + 0.75 + 0.05) / 3)
-    assert found.expected_error == evaluate_predictions(probabilities, labels, bins=3)["adaptive_ece"] == expected
+    assert found.expected_error == expected
+    usual = reliability(probabilities, labels, adaptive=True).expected_error
+    assert evaluate_predictions(probabilities, labels)["adaptive_ece"] == usual
 
 
 @pytest.mark.parametrize(

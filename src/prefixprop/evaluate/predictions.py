@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -242,7 +243,7 @@ class _Line(NamedTuple):
     names: tuple[str, ...]
     logits: list[float]
     is_question: bool
-    decisions: tuple[int, ...] | None  # where there can be several labels
+    decided: Label | None  # where there can be several labels
 
 
 def _read(path: Path) -> PredictionSet:
@@ -265,11 +266,7 @@ def _read(path: Path) -> PredictionSet:
     labels, names, logits, _, decided = zip(*lines.values(), strict=True)
     if first.is_question:
         return PredictionSet.of_candidates((*lines,), labels, logits, names)
-    decisions = None
-    if first.decisions is not None:
-        decisions = np.zeros((len(lines), len(first.names)), dtype=bool)
-        for row, chosen in zip(decisions, decided, strict=True):
-            row[list(chosen)] = True
+    decisions = None if first.decided is None else multi_hot(decided, len(first.names)).astype(bool)
     return PredictionSet((*lines,), labels, np.array(logits), label_names=first.names, decisions=decisions)
 
 
@@ -293,20 +290,69 @@ def _parsed(record: dict[str, Any], first: _Line | None) -> _Line:
     if not is_question and first is not None and names != [*first.names]:
         raise ValueError(f"the classes are {names}, not those of the first line")
     several = isinstance(record.get("predicted"), list)
-    if first is not None and several != (first.decisions is not None):
+    if first is not None and several != (first.decided is not None):
         raise ValueError("lines with one label and with several are mixed")
     number = None if label is None else _numbered(label, names, several)
     predicted = _numbered(record["predicted"], names, several) if several else None
     if not isinstance(logits, list) or len(logits) != len(names) or not any(value is not None for value in logits):
         raise ValueError(f"logits must be a list of {len(names)} numbers, null for minus infinity, got {logits!r}")
-    numbers = [-math.inf if value is None else _number(value) for value in logits]
-    return _Line(number, tuple(names), numbers, is_question, predicted if isinstance(predicted, tuple) else None)
+    for value in logits:
+        if value is not None and not (type(value) in (int, float) and abs(value) <= sys.float_info.max):
+            raise ValueError(f"logits must be finite numbers, got {value!r}")
+    numbers = [-math.inf if value is None else float(value) for value in logits]
+    return _Line(number, tuple(names), numbers, is_question, predicted)
 
 
-def _number(value: Any) -> float:
-    try:
-        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
-            return float(value)
-    except OverflowError:  # a whole number beyond floats
-        pass
-    raise ValueError(f"logits must be finite numbers, got {value!r}")
+@dataclass(frozen=True)
+class LabelRow:
+    """One label: how many documents have it (`support`) and get it (`predicted`), and how well that agrees.
+
+    Precision is 0 for a label that is never predicted. The average precision is None for one that no document has.
+    """
+
+    label: str
+    support: int
+    predicted: int
+    precision: float
+    recall: float
+    f1: float
+    average_precision: float | None
+
+
+def label_table(predictions: PredictionSet) -> list[LabelRow]:
+    """A row for every label, computed from a run's predictions alone; not for questions, whose candidates differ."""
+    from sklearn.metrics import average_precision_score, precision_recall_fscore_support
+
+    assert predictions.label_names is not None
+    labels, decisions = _has_and_gets(predictions)
+    precision, recall, f1, _ = precision_recall_fscore_support(labels, decisions, average=None, zero_division=0)
+    return [
+        LabelRow(
+            name,
+            int(labels[:, place].sum()),
+            int(decisions[:, place].sum()),
+            float(precision[place]),
+            float(recall[place]),
+            float(f1[place]),
+            float(average_precision_score(labels[:, place], scores)) if labels[:, place].any() else None,
+        )
+        for place, (name, scores) in enumerate(zip(predictions.label_names, predictions.probabilities.T, strict=True))
+    ]
+
+
+def never_predicted(predictions: PredictionSet) -> list[str]:
+    """The labels that documents have and no document gets; none for questions."""
+    if predictions.label_names is None:
+        return []
+    labels, decisions = _has_and_gets(predictions)
+    missing = np.flatnonzero(labels.any(axis=0) & ~decisions.any(axis=0))
+    return [predictions.label_names[place] for place in missing]
+
+
+def _has_and_gets(predictions: PredictionSet) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Which labels each document has, and which it gets: [documents, labels]."""
+    labels = predictions.known_labels
+    if predictions.decisions is not None:
+        return labels.astype(bool), predictions.decisions
+    each = np.arange(predictions.logits.shape[1])
+    return labels[:, None] == each, predictions.logits.argmax(axis=1)[:, None] == each

@@ -87,35 +87,15 @@ class TfidfModel:
             with safe_open(path, framework="numpy") as file:
                 numbers = json.loads((file.metadata() or {})["numbers"])
                 arrays = {name: file.get_tensor(name) for name in _ARRAYS}
-            model = cls(**arrays, **{name: numbers[name] for name in _NUMBERS})
-            model._check(numbers["columns"])
+            if numbers["columns"] != _COLUMNS:
+                raise ValueError(f"its terms are hashed to {numbers['columns']} columns, not {_COLUMNS}")
+            return cls(**arrays, **{name: numbers[name] for name in _NUMBERS})
         except FileNotFoundError:
             raise
         except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
             raise ValueError(
                 f"{path} is damaged or no TF-IDF model ({error}); restore it from a copy, or train again."
             ) from error
-        return model
-
-    def _check(self, columns: int) -> None:
-        """Raise `ValueError` unless the arrays belong together, so that nothing is answered from a damaged file."""
-        if columns != _COLUMNS:
-            raise ValueError(f"its terms are hashed to {columns} columns, not {_COLUMNS}")
-        labels, terms = len(self.labels), len(self.terms)
-        for name, kind, shape in (
-            ("terms", "i", (terms,)),
-            ("labels", "i", (labels,)),
-            ("idf", "f", (terms,)),
-            ("coefficients", "f", (labels, terms)),
-            ("intercepts", "f", (labels,)),
-        ):
-            array = getattr(self, name)
-            if array.dtype.kind != kind or array.shape != shape or not np.isfinite(array).all():
-                raise ValueError(f"{name} of shape {array.shape} and type {array.dtype} do not fit or are not finite")
-        for name, fewest, end in (("terms", 1, 2 * _COLUMNS), ("labels", 2, self.num_labels)):
-            array = getattr(self, name)
-            if len(array) < fewest or array[0] < 0 or array[-1] >= end or (np.diff(array) <= 0).any():
-                raise ValueError(f"{name} are not ascending numbers from 0 to {end - 1}")
 
 
 _ARRAYS = ("terms", "idf", "labels", "coefficients", "intercepts")
