@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +10,8 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from prefixprop.data import ClassificationTask, Document, Row, load_files, read_rows, select_documents
-from prefixprop.data.cache import entries
-from prefixprop.data.files import Columns, build_task, label_documents
+from prefixprop.data import ClassificationTask, Document, Row, load_files, select_documents
+from prefixprop.data.files import Columns, label_documents
 
 TRAIN = [{"text": f"letter {number}", "label": "ham" if number % 2 else "spam"} for number in range(6)]
 
@@ -193,22 +191,3 @@ def test_documents_with_given_labels() -> None:
     rows = [Row("a.jsonl:1", {"text": "A", "label": "tax"}), Row("a.jsonl:2", {"text": "B", "label": 1})]
     found = label_documents(rows, Columns(), ["1", "tax"], prepare=str.lower)
     assert found == (Document("1", "a", 1), Document("2", "b", 0))
-
-
-def loud(text: str) -> str:
-    return text.upper()
-
-
-def test_what_cannot_be_told_apart_by_its_name_is_not_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PREFIXPROP_CACHE", str(tmp_path / "cache"))
-    (tmp_path / "a.csv").write_text("text,label\nOne,a\nTwo,b\n")
-
-    def build(prepare: Callable[[str], str]) -> list[str]:
-        files = {split: read_rows([tmp_path / "a.csv"]) for split in ("train", "dev")}
-        return [document.text for document in build_task("mine", files, Columns(), prepare).train]
-
-    for number in (1, 2):
-        assert build(lambda text: f"{text} {number}") == [f"One {number}", f"Two {number}"]  # noqa: B023
-    assert build(str.lower) == ["one", "two"] and entries() == []
-    assert build(loud) == build(loud) == ["ONE", "TWO"] and len(entries()) == 1
-    assert build(str) == ["One", "Two"] and len(entries()) == 2

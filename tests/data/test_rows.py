@@ -15,7 +15,7 @@ import pyarrow.parquet
 import pytest
 
 from prefixprop.data import iterate_json_lines, read_json_lines, read_rows
-from prefixprop.data.rows import check_folder, find_split_files, read_text
+from prefixprop.data.rows import find_split_files, read_text
 
 RECORDS: list[dict[str, Any]] = [
     {"text": 'one, with a comma\nand a "quoted" line; really', "label": "a"},
@@ -226,8 +226,8 @@ def test_the_files_of_a_split(tmp_path: Path, names: list[str], split: tuple[str
 
 
 def test_a_missing_folder(tmp_path: Path) -> None:
-    check_folder(tmp_path)
+    assert find_split_files(tmp_path, "train") == []
     (tmp_path / "file").touch()
     for name in ("absent", "file"):
         with pytest.raises(FileNotFoundError, match=f"{name}: there is no such folder"):
-            check_folder(tmp_path / name)
+            find_split_files(tmp_path / name, "train")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from prefixprop.data.encoding import TokenIds
+from prefixprop.data.tokens import TokenIds
 from prefixprop.data.wikihop import QuestionInput
 
 if TYPE_CHECKING:

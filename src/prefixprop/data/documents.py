@@ -17,7 +17,7 @@ from prefixprop.data.cache import RaggedArray, Stored, Writer, in_memory, stored
 from prefixprop.data.rows import no_text
 
 if TYPE_CHECKING:
-    from prefixprop.data.registry import Task
+    from prefixprop.data.tasks import Task
 
 SPLIT_NAMES = ("train", "dev", "test")
 CALIBRATION = "calibration"  # documents of the dev set that were set aside, see `ClassificationTask`

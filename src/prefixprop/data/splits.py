@@ -30,7 +30,7 @@ from prefixprop.data.documents import (
 from prefixprop.data.wikihop import QuestionTask
 
 if TYPE_CHECKING:
-    from prefixprop.data.registry import Task
+    from prefixprop.data.tasks import Task
 
 Item = TypeVar("Item")
 

@@ -14,7 +14,7 @@ import pandas as pd
 
 from prefixprop.data import Document, Question, QuestionTask, fingerprint, load_data, select_documents
 from prefixprop.data.documents import ids_of
-from prefixprop.data.registry import SHIPPED, TASKS
+from prefixprop.data.tasks import SHIPPED, TASKS
 from prefixprop.evaluate import PredictionSet, Trust, accuracy_interval
 from prefixprop.evaluate.mixing import READERS, WORDS
 from prefixprop.evaluate.predictions import label_table as label_rows
