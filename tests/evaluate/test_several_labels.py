@@ -180,8 +180,6 @@ def test_predictions_survive_their_file(tmp_path: Path) -> None:
         (tmp_path / "y.jsonl").write_text("\n".join([*lines[:3], changed, *lines[4:]]))
         with pytest.raises(ValueError, match=rf"y\.jsonl:4: {complaint}"):
             read_predictions(tmp_path / "y.jsonl")
-    with pytest.raises(ValueError, match="must have several labels, as decisions say"):
-        replace(before, labels=(1,) * 20)
 
 
 def test_paired_scores_are_the_f1_of_documents() -> None:

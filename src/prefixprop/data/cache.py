@@ -27,7 +27,6 @@ from numpy.typing import NDArray
 from prefixprop.atomic_files import is_temporary, replacing_folder
 
 FOLDER, LIMIT = "PREFIXPROP_CACHE", "PREFIXPROP_CACHE_GB"  # environment variables
-_USUAL_LIMIT = "50"
 _FACTS = "facts.json"
 # How much of a memory map stays in the process's memory: the system counts every page that was ever read until it is
 # given back. It also maps pages around the one that is read.
@@ -117,7 +116,11 @@ def stored(kind: str, key: str, fill: Callable[[Writer], None], can_refill: bool
                 with replacing_folder(path) as folder:
                     has_begun = True
                     _write(folder, fill)
-                _make_room(limit, newest=path)
+                total = 0
+                for entry in entries():
+                    total += entry.size
+                    if total > limit and entry.path != path:
+                        shutil.rmtree(entry.path, ignore_errors=True)
                 found = _opened(path)
         if found is not None:
             return found
@@ -208,16 +211,8 @@ def _folders() -> Iterator[Path]:
                 yield path
 
 
-def _make_room(limit: float, newest: Path) -> None:
-    total = 0
-    for entry in entries():
-        total += entry.size
-        if total > limit and entry.path != newest:
-            shutil.rmtree(entry.path, ignore_errors=True)
-
-
 def _limit() -> float:
-    gigabytes = os.environ.get(LIMIT, _USUAL_LIMIT)
+    gigabytes = os.environ.get(LIMIT, "50")
     try:
         return float(gigabytes) * 1e9
     except ValueError:

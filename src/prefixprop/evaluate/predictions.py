@@ -16,7 +16,6 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -39,7 +38,7 @@ _NUDGE = 1e-6
 
 @dataclass(frozen=True, eq=False)
 class PredictionSet:
-    """Predictions of one split, checked on creation; probabilities are the softmax of the logits.
+    """Predictions of one split; probabilities are the softmax of the logits. Their shapes are checked on creation.
 
     `logits` is [documents, classes]; a class of probability 0 has minus infinity. `labels` are indices of classes, or
     None where a document has no label. The classes have either `label_names`, the same for every document, or
@@ -62,23 +61,13 @@ class PredictionSet:
         documents, classes = self.logits.shape
         if (self.label_names is None) == (self.candidates is None):
             raise ValueError("Predictions have either label_names or candidates; pass one of the two.")
-        if self.decisions is not None and (self.decisions.shape != self.logits.shape or self.candidates is not None):
+        if self.decisions is not None and self.decisions.shape != self.logits.shape:
             raise ValueError(f"Decisions of shape {self.decisions.shape} do not fit logits of {self.logits.shape}.")
         for name, values in {"ids": self.ids, "labels": self.labels, "candidates": self.candidates}.items():
             if values is not None and len(values) != documents:
                 raise ValueError(f"There are {len(values)} {name}, but logits of {documents} documents.")
-        if not all(isinstance(document_id, str) for document_id in self.ids):
-            raise ValueError("Document ids must be strings.")
-        document_id, count = Counter(self.ids).most_common(1)[0]
-        if count > 1:
-            raise ValueError(f"Document id {document_id!r} occurs more than once among the predictions.")
-        if self.label_names is not None:
-            if len(self.label_names) != classes:
-                raise ValueError(f"There are {len(self.label_names)} label names, but logits of {classes} classes.")
-            if len(set(self.label_names)) < classes:
-                raise ValueError(f"Label names must differ from each other, got {list(self.label_names)}.")
-        for row in range(documents):
-            self._check_document(row)
+        if self.label_names is not None and len(self.label_names) != classes:
+            raise ValueError(f"There are {len(self.label_names)} label names, but logits of {classes} classes.")
 
     @classmethod
     def of_candidates(
@@ -153,25 +142,6 @@ class PredictionSet:
         if self.decisions is not None:
             return evaluate_several_labels(self.probabilities, labels, self.decisions)
         return evaluate_predictions(self.probabilities, labels, questions=self.candidates is not None)
-
-    def _check_document(self, row: int) -> None:
-        names, label, document = self.class_names(row), self.labels[row], f"Document {self.ids[row]!r}"
-        if not 1 <= len(names) <= self.logits.shape[1] or not np.isneginf(self.logits[row, len(names) :]).all():
-            raise ValueError(
-                f"{document} has {len(names)} candidates, but its logits are {self.logits[row].tolist()}; there must "
-                "be one for each candidate, and minus infinity after them."
-            )
-        if label is None:
-            return
-        if isinstance(label, tuple) != self.several_labels:
-            kind = "several labels" if self.several_labels else "one label"
-            raise ValueError(f"{document} must have {kind}, as decisions say, got {label}.")
-        for one in label if isinstance(label, tuple) else (label,):
-            if not 0 <= one < len(names):
-                raise ValueError(f"{document} has label {one}, but labels run from 0 to {len(names) - 1}.")
-        # In the file the label is a name.
-        if not isinstance(label, tuple) and names.index(names[label]) != label:
-            raise ValueError(f"{document} has the label {names[label]!r}, which an earlier candidate has too.")
 
 
 def question_predictions(questions: Sequence[Question], logits: Mapping[str, NDArray[np.float64]]) -> PredictionSet:
