@@ -56,15 +56,10 @@ class RaggedArray(Sequence[NDArray[Any]]):
         piece = np.array(self.values[self.offsets[place] : self.offsets[place + 1]])
         self._touched += piece.nbytes + _BYTES_AROUND
         if self._touched > _HELD_BYTES:
-            self._release()
+            pages, self._touched = self.values.base, 0
+            if isinstance(pages, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+                pages.madvise(mmap.MADV_DONTNEED)  # gives what was read back to the system
         return piece
-
-    def _release(self) -> None:
-        """Give the pages that were read back to the system."""
-        pages = self.values.base
-        if isinstance(pages, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
-            pages.madvise(mmap.MADV_DONTNEED)
-        self._touched = 0
 
 
 @dataclass(frozen=True)

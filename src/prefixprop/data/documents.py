@@ -8,7 +8,7 @@ import operator
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -132,13 +132,7 @@ class StoredDocuments(Sequence[Document]):
     def __len__(self) -> int:
         return len(self.places)
 
-    @overload
-    def __getitem__(self, index: int) -> Document: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> StoredDocuments: ...
-
-    def __getitem__(self, index: int | slice) -> Document | StoredDocuments:
+    def __getitem__(self, index: int | slice) -> Any:  # a document, or those of a slice
         if isinstance(index, slice):
             return replace(self, places=self.places[index])
         place = int(self.places[index])
