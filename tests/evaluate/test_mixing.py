@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -181,38 +178,27 @@ def test_candidates_are_dropped_that_no_fold_needs() -> None:
     assert may_be_dropped(Part("readers", (1, 2), logits[:2]), labels, folds) == []
 
 
-def test_documents_that_are_all_alike() -> None:
-    labels = np.array([0, 0, 0, 1])
-    parts = [Part("readers", (1.0, 2.0), np.ones((2, 4, 2))), Part("words", (1.0,), np.zeros((1, 4, 2)))]
-    found = cross_fit(parts, labels, [0, 1, 0, 1])
-    np.testing.assert_allclose(np.exp(found.log_probabilities), 0.5)
-    assert found.final.chosen == {"readers": 0, "words": 0}
+FEW, SIXTY = noisy(np.array([0, 0, 1, 1]), [0.5], 1), many_labels(60)
+HUGE = np.array([[[1e308, -1e308], [-1e308, 1e308], [1e308, -1e308]]])
 
 
-def test_labels_that_are_missing_in_all_other_folds() -> None:
-    logits = noisy(np.array([0, 0, 1, 1]), [0.5], 1)
-    found = cross_fit([Part("readers", (1.0,), logits), Part("words", (1.0,), -logits)], [0, 0, 1, 1], [0, 0, 1, 1])
-    assert np.isfinite(found.log_probabilities).all()
-    found = cross_fit([Part("readers", (1.0,), logits[:, 1:3])], [0, 1], [3, 8])
-    assert np.isfinite(found.log_probabilities).all()
-
-
-def test_parts_that_are_worse_than_chance_still_answer() -> None:
-    labels = many_labels(60)
-    parts = [Part("readers", (1.0,), -noisy(labels, [1.0], 1)), Part("words", (1.0,), -noisy(labels, [1.0], 2))]
-    answers = cross_fit(parts, labels, np.arange(60) % 2).log_probabilities
-    np.testing.assert_allclose(np.exp(answers), 1 / 3, atol=0.02)
-
-
-def test_huge_logits() -> None:
-    logits = np.array([[[1e308, -1e308], [-1e308, 1e308], [1e308, -1e308]]])
-    found = cross_fit([Part("a", (1.0,), logits), Part("b", (1.0,), -logits)], [0, 1, 1], [0, 1, 0])
-    assert np.isfinite(found.log_probabilities).all()
-
-
-def test_a_mix_survives_json() -> None:
-    mix = Mix({"readers": 2, "words": 0}, {"readers": 0.75, "words": 0.0})
-    assert Mix(**json.loads(json.dumps(asdict(mix)))) == mix
+@pytest.mark.parametrize(
+    ("logits", "labels", "folds", "expected"),
+    [
+        ([np.ones((2, 4, 2)), np.zeros((1, 4, 2))], [0, 0, 0, 1], [0, 1, 0, 1], 0.5),  # documents are all alike
+        ([FEW, -FEW], [0, 0, 1, 1], [0, 0, 1, 1], None),  # labels are missing in all other folds
+        ([FEW[:, 1:3]], [0, 1], [3, 8], None),
+        ([-noisy(SIXTY, [1.0], 1), -noisy(SIXTY, [1.0], 2)], SIXTY, np.arange(60) % 2, 1 / 3),  # worse than chance
+        ([HUGE, -HUGE], [0, 1, 1], [0, 1, 0], None),
+    ],
+)
+def test_there_is_an_answer_whatever_the_parts_say(logits, labels, folds, expected: float | None) -> None:
+    parts = [Part(f"part {index}", tuple(range(len(one))), one) for index, one in enumerate(logits)]
+    found = cross_fit(parts, labels, folds)
+    answers = np.exp(found.log_probabilities)
+    np.testing.assert_allclose(answers.sum(axis=1), 1)
+    assert expected is None or np.abs(answers - expected).max() < 0.02
+    assert set(found.final.chosen.values()) == {0}
 
 
 GOOD = Part("readers", (1.0,), np.zeros((1, 3, 2)))
@@ -241,10 +227,10 @@ def test_a_part_needs_answers_of_every_candidate(shape: tuple[int, ...]) -> None
         Part("readers", (1.0,) * (shape[0] == 1), np.zeros(shape))
 
 
-def test_a_mix_needs_a_weight_for_every_part() -> None:
-    with pytest.raises(ValueError, match="a weight for each"):
-        Mix({"readers": 0}, {})
-    with pytest.raises(ValueError, match="not negative"):
-        Mix({"readers": 0}, {"readers": -1.0})
-    with pytest.raises(ValueError, match="not all 0"):
-        Mix({"readers": 0}, {"readers": 0.0})
+@pytest.mark.parametrize(
+    ("weights", "complaint"),
+    [({}, "a weight for each"), ({"readers": -1.0}, "not negative"), ({"readers": 0.0}, "not all 0")],
+)
+def test_weights_that_make_no_mix(weights: dict[str, float], complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        Mix({"readers": 0}, weights)
