@@ -41,29 +41,20 @@ def load_hyperpartisan(data_dir: Path | None = None) -> ClassificationTask:
 
     `data_dir` is a folder with the files of the shipped one: `train.jsonl.gz`, `test.jsonl.gz`, `hp-splits.json`.
     """
-    if data_dir is None:
-        return _load(_ASSETS)
+    folder = _ASSETS if data_dir is None else data_dir
     try:
-        return _load(data_dir)
+        published, official_test = _read_articles(folder / "train.jsonl.gz"), _read_articles(folder / "test.jsonl.gz")
+        split_ids = json.loads((folder / "hp-splits.json").read_text(encoding="utf-8"))
+        by_number = {int(article.id): article for article in published}
+        train, dev = (tuple(by_number[number] for number in split_ids[split]) for split in ("train", "dev"))
+        return ClassificationTask(
+            "hyperpartisan", LABEL_NAMES, train, dev, without_texts_of(published, official_test)
+        )
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise ValueError(
-            f"{data_dir}: Hyperpartisan cannot be read from this folder ({type(error).__name__}: {error}). It must "
+            f"{folder}: Hyperpartisan cannot be read from this folder ({type(error).__name__}: {error}). It must "
             "hold train.jsonl.gz, test.jsonl.gz and hp-splits.json; without --data-dir the shipped data is used."
         ) from error
-
-
-def _load(folder: Path | Traversable) -> ClassificationTask:
-    published = _read_articles(folder / "train.jsonl.gz")
-    official_test = _read_articles(folder / "test.jsonl.gz")
-    split_ids = json.loads((folder / "hp-splits.json").read_text(encoding="utf-8"))
-    by_number = {int(article.id): article for article in published}
-    return ClassificationTask(
-        name="hyperpartisan",
-        label_names=LABEL_NAMES,
-        train=tuple(by_number[number] for number in split_ids["train"]),
-        dev=tuple(by_number[number] for number in split_ids["dev"]),
-        test=without_texts_of(published, official_test),
-    )
 
 
 def clean_text(text: str) -> str:
