@@ -90,7 +90,9 @@ def test_a_folder_has_a_folder_per_label(tmp_path: Path) -> None:
     before = read_rows([tmp_path]).digest()
     (tmp_path / "tax/2.txt").rename(tmp_path / "art/2.txt")
     assert read_rows([tmp_path]).digest() != before
+    moved = read_rows([tmp_path]).digest()
     write(tmp_path / "art" / "2.txt", b"fine\n\xe4")
+    assert read_rows([tmp_path]).digest() != moved
     with pytest.raises(ValueError, match=r"art/2\.txt:2: the text is not UTF-8"):
         values(tmp_path)
     with pytest.raises(ValueError, match=r"tax: a folder of documents needs a folder per label with \.txt files"):
