@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from sklearn.model_selection import StratifiedKFold, train_test_split
 
@@ -48,6 +48,8 @@ def test_halves_are_those_of_scikit_learn_in_the_old_order() -> None:
     assert split_off(documents(labels), 0.1, seed=1) != split_off(documents(labels), 0.1, seed=2)
 
 
+@example(labels=[0, 0, 0, 0, 1, 1], fraction=0.5, copies=3)  # two of three texts have copies of another label
+@example(labels=[0, 0, 0, 1, 0, 0, 1, 1], fraction=0.5, copies=4)
 @given(
     labels=st.lists(st.integers(0, 4), min_size=1, max_size=60),
     fraction=st.sampled_from([0.1, 0.5]),
