@@ -201,36 +201,10 @@ def test_there_is_an_answer_whatever_the_parts_say(logits, labels, folds, expect
     assert set(found.final.chosen.values()) == {0}
 
 
-GOOD = Part("readers", (1.0,), np.zeros((1, 3, 2)))
-
-
 @pytest.mark.parametrize(
-    ("parts", "labels", "folds", "complaint"),
-    [
-        ([GOOD], [1, 1, 1], [0, 1, 2], "all documents have the same label"),
-        ([GOOD], [0, 1, 1], [0, 0, 0], "two different ones at least"),
-        ([GOOD], [0, 1, 1], [0, 1], "Folds must be one whole number"),
-        ([GOOD], [0, 1, 2], [0, 1, 0], "Label 2 in row 2 is outside"),
-        ([GOOD, GOOD], [0, 1, 1], [0, 1, 0], "different names"),
-        ([GOOD, Part("words", (1.0,), np.zeros((1, 4, 2)))], [0, 1, 1], [0, 1, 0], "the same documents"),
-        ([], [0, 1, 1], [0, 1, 0], "Parts must"),
-    ],
+    ("labels", "complaint"),
+    [([1, 1, 1], "all documents have the same label"), ([0, 1, 2], "Label 2 in row 2"), ([0, 1], "one integer per")],
 )
-def test_bad_input(parts: list[Part], labels: list[int], folds: list[int], complaint: str) -> None:
+def test_labels_to_choose_by(labels: list[int], complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
-        cross_fit(parts, labels, folds)
-
-
-@pytest.mark.parametrize("shape", [(2, 3, 2), (0, 3, 2), (1, 0, 2), (1, 3, 1), (3, 2)])
-def test_a_part_needs_answers_of_every_candidate(shape: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match="'readers' needs logits of shape"):
-        Part("readers", (1.0,) * (shape[0] == 1), np.zeros(shape))
-
-
-@pytest.mark.parametrize(
-    ("weights", "complaint"),
-    [({}, "a weight for each"), ({"readers": -1.0}, "not negative"), ({"readers": 0.0}, "not all 0")],
-)
-def test_weights_that_make_no_mix(weights: dict[str, float], complaint: str) -> None:
-    with pytest.raises(ValueError, match=complaint):
-        Mix({"readers": 0}, weights)
+        cross_fit([Part("readers", (1.0,), np.zeros((1, 3, 2)))], labels, [0, 1, 0])

@@ -67,9 +67,6 @@ def test_holm_by_hand() -> None:
     assert holm_correction([]) == [] and holm_correction([None]) == [None]
     # A test without a p-value is not counted.
     assert holm_correction([0.01, None, 0.02]) == [0.02, None, 0.02]
-    for wrong in (1.5, float("nan")):
-        with pytest.raises(ValueError, match=f"between 0 and 1, got {wrong}"):
-            holm_correction([0.5, wrong])
 
 
 @given(P_VALUES)
