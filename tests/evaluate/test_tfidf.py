@@ -94,7 +94,6 @@ def test_reads_pairs_of_words_and_words_alone_where_there_is_much_text(monkeypat
         (TEXTS[:6], LABELS[:6], "at least two labels"),
         ([], [], "at least two labels"),
         (["iron", "pears"], [0, 1], "a word that occurs in two"),
-        (["iron", "iron"], [0, 3], "Label 3 in row 1"),
     ],
 )
 def test_nothing_to_learn(texts: list[str], labels: list[int], complaint: str) -> None:

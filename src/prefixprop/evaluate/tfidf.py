@@ -22,7 +22,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from prefixprop.atomic_files import replacing_file
-from prefixprop.evaluate.metrics import checked_labels
 
 # Candidates for the SVM's C, and the one that is best on average if there is no choice. On folds of eLife,
 # 20-newsgroups and Hyperpartisan, 200 to 11,314 documents, 0.3 or 1 was the best.
@@ -113,7 +112,7 @@ def fit_tfidf(
 
     `class_weight` is scikit-learn's.
     """
-    label_array = _checked(labels, texts, num_labels)
+    label_array = np.asarray(labels, dtype=np.int64)
     drawn = _drawn(texts, label_array)
     with_pairs, counts = _count(texts, drawn)
     return _fitted(counts, label_array[drawn], num_labels, c_values, with_pairs, class_weight)
@@ -132,7 +131,7 @@ def left_out_scores(
     `folds` has the number of every text's fold. Hashing learns nothing, so that the folds share it: a text is read
     twice, once to learn from and once to answer, and not once for every fold.
     """
-    label_array, fold_array = _checked(labels, texts, num_labels), np.asarray(folds)
+    label_array, fold_array = np.asarray(labels, dtype=np.int64), np.asarray(folds)
     drawn = _drawn(texts, label_array)
     with_pairs, counts = _count(texts, drawn)
     scores = np.empty((len(c_values), len(texts), num_labels))
@@ -232,13 +231,6 @@ def _counts(texts: Iterable[str], with_pairs: bool) -> Iterator[Any]:
     iterator = iter(texts)
     while batch := list(islice(iterator, _READ_AT_ONCE)):
         yield hstack([vectorizer.transform(batch) for vectorizer in vectorizers], format="csr")
-
-
-def _checked(labels: ArrayLike, texts: Sequence[str], num_labels: int) -> NDArray[np.int64]:
-    array = np.asarray(labels, dtype=np.int64)
-    if array.shape == (len(texts), num_labels):
-        return checked_labels(array.ravel(), array.size, 2).reshape(array.shape)
-    return checked_labels(array, len(texts), num_labels)
 
 
 def _drawn(texts: Sequence[str], labels: NDArray[np.int64]) -> NDArray[np.int64]:
