@@ -11,7 +11,7 @@ import argparse
 from pathlib import Path
 
 from prefixprop.data import load_task
-from prefixprop.evaluate.bm25 import row_scores
+from prefixprop.evaluate.baseline import bm25
 
 
 def main() -> None:
@@ -21,7 +21,9 @@ def main() -> None:
     splits = {name: task.split(name) for name in ("train", "dev", "test")}
     splits["all"] = tuple(question for questions in splits.values() for question in questions)
     for name, questions in splits.items():
-        right = sum(int(row_scores(question).argmax()) == question.answer for question in questions)
+        right = sum(
+            int(bm25(question.query, question.supports).argmax()) == question.answer for question in questions
+        )
         chance = sum(1 / len(question.candidates) for question in questions)
         total = len(questions)
         print(f"{name}: {right / total:.3f} of {total:,} questions (chance {chance / total:.3f})")

@@ -25,8 +25,8 @@ from prefixprop.backbones import find_backbone
 from prefixprop.data import ClassificationTask, load_task
 from prefixprop.data.batches import pad_documents
 from prefixprop.data.documents import labels_of, texts_of
-from prefixprop.data.encoding import encode_documents
 from prefixprop.data.splits import draw_sample, fold_numbers
+from prefixprop.data.tokens import encode_documents
 from prefixprop.evaluate import Part, cross_fit
 from prefixprop.models.base_model import load_base_model
 from prefixprop.progress import PrintedProgress
@@ -120,7 +120,10 @@ def judge_probe(task: ClassificationTask, model: str) -> dict[str, float]:
                 states[folds == fold]
             )
     fitted = cross_fit([Part(PROBE, C_VALUES, logits)], labels, folds)
-    return {"accuracy": fitted.accuracy(labels), "seconds": time.monotonic() - started}
+    return {
+        "accuracy": float((fitted.log_probabilities.argmax(axis=-1) == labels).mean()),
+        "seconds": time.monotonic() - started,
+    }
 
 
 def main() -> None:

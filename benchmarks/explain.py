@@ -39,8 +39,8 @@ from prefixprop.attention.pattern import as_bias
 from prefixprop.attention.sliding_window import split_heads
 from prefixprop.backbones import find_backbone
 from prefixprop.data import load_data
-from prefixprop.data.encoding import EncodedDocuments, Frame, contents, encode_documents
 from prefixprop.data.splits import draw_sample
+from prefixprop.data.tokens import EncodedDocuments, Frame, contents, encode_documents
 from prefixprop.predict import PredictionOptions, TrainedModel
 from prefixprop.predict.explain import OCCLUSION, READING, passages_of
 from prefixprop.predict.reading import ReadingEncoder

@@ -24,8 +24,8 @@ from transformers.utils import logging
 
 from prefixprop.attention import install
 from prefixprop.data.cache import RaggedArray
-from prefixprop.data.encoding import contents
 from prefixprop.data.rows import read_rows, text_of
+from prefixprop.data.tokens import contents
 from prefixprop.lengthen.objective import Objective
 from prefixprop.lengthen.text import PackedRows, mask
 from prefixprop.models.embedded import DIFFERENCES, GROUP, add_difference, lengthened_original, load_tokenizer

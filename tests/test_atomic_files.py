@@ -80,22 +80,6 @@ def test_full_disk_leaves_the_old_file_and_no_litter(
     assert old is None or path.read_text() == old
 
 
-@posix_only
-def test_killed_between_write_and_rename(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.json"
-    path.write_text("old")
-
-    def work() -> None:
-        die_at_rename(1)
-        write_text(path, "new")
-
-    killed(work)
-    assert path.read_text() == "old"
-    assert len(names(tmp_path)) == 2  # a killed process cannot tidy up
-    clear_leftovers(tmp_path)
-    assert path.read_text() == "old" and names(tmp_path) == ["metrics.json"]
-
-
 def test_errors_of_the_caller_pass_through_untouched(tmp_path: Path) -> None:
     path = tmp_path / "kept.txt"
     path.write_text("old")
@@ -181,21 +165,25 @@ def test_a_folder_that_fails_leaves_the_old_one(
 
 
 @posix_only
-@pytest.mark.parametrize(("killed_at", "visible"), [(1, True), (2, False)])
-def test_killed_while_a_folder_moves_into_place(tmp_path: Path, killed_at: int, visible: bool) -> None:
-    adapter = tmp_path / "run" / "adapter"
-    adapter.mkdir(parents=True)
-    (adapter / "weights").write_text("old")
+@pytest.mark.parametrize(("is_folder", "killed_at", "visible"), [(False, 1, True), (True, 1, True), (True, 2, False)])
+def test_killed_while_it_moves_into_place(tmp_path: Path, is_folder: bool, killed_at: int, visible: bool) -> None:
+    target = tmp_path / "run" / "adapter"
+    file = target / "weights" if is_folder else target
+    file.parent.mkdir(parents=True)
+    file.write_text("old")
 
     def work() -> None:
         die_at_rename(killed_at)
-        with replacing_folder(adapter) as temporary:
+        if not is_folder:
+            write_text(target, "new")
+        with replacing_folder(target) as temporary:
             (temporary / "weights").write_text("new")
 
     killed(work)
-    assert adapter.exists() == visible
+    assert target.exists() == visible
+    assert len(names(target.parent)) == 2  # a killed process cannot tidy up
     clear_leftovers(tmp_path)
-    assert (adapter / "weights").read_text() == "old" and names(adapter.parent) == ["adapter"]
+    assert file.read_text() == "old" and names(target.parent) == ["adapter"]
 
 
 def test_a_folder_moved_aside_by_a_killed_process_goes_when_the_next_is_in_place(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ import contextlib
 import errno
 import gzip
 import hashlib
-import io
 import json
 import os
 import secrets
@@ -31,7 +30,7 @@ def write_text(path: str | Path, text: str) -> None:
     # stop the writing, and inside JSON that escape is the very same character again.
     content = text.encode("utf-8", errors="backslashreplace")
     if Path(path).suffix == ".gz":
-        content = _gzipped(content)
+        content = gzip.compress(content, mtime=0)  # the same bytes for the same content
     with replacing_file(path) as temporary:
         temporary.write_bytes(content)
 
@@ -48,7 +47,7 @@ def write_json(path: str | Path, value: Any) -> None:
 @contextlib.contextmanager
 def replacing_file(path: str | Path) -> Iterator[Path]:
     """Yield a temporary path with the same ending to write to; it becomes `path` if the block raises no error."""
-    target = _real_target(path)
+    target = Path(os.path.realpath(path))  # a link must still point to the file, not be replaced by it
     if target.exists() and not target.is_file():
         raise ValueError(f"{path} is not a regular file, so it cannot be replaced by one; choose another path.")
     temporary = _temporary_beside(target)
@@ -72,7 +71,7 @@ def replacing_folder(path: str | Path) -> Iterator[Path]:
     No system renames over a folder with files in it, so an old one is moved aside for an instant. A process killed in
     that instant leaves it aside, and `clear_leftovers` moves it back.
     """
-    target = _real_target(path)
+    target = Path(os.path.realpath(path))
     if target.exists() and not target.is_dir():
         raise ValueError(f"{path} is a file, so it cannot be replaced by a folder; choose another path.")
     temporary, replaced = _temporary_beside(target), target.with_name(_REPLACED_PREFIX + target.name)
@@ -105,24 +104,11 @@ def is_temporary(name: str) -> bool:
     return name.startswith((_TEMPORARY_PREFIX, _REPLACED_PREFIX))
 
 
-def _gzipped(content: bytes) -> bytes:
-    """The same bytes for the same content: no time, no name, and no operating system, unlike `gzip.compress`."""
-    compressed = io.BytesIO()
-    with gzip.GzipFile(filename="", mode="wb", compresslevel=9, fileobj=compressed, mtime=0) as file:
-        file.write(content)
-    return compressed.getvalue()
-
-
 def _make_parent(target: Path) -> None:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OSError(error.errno, f"the folder cannot be made ({error.strerror})", str(target.parent)) from error
-
-
-def _real_target(path: str | Path) -> Path:
-    # A link must still point to the file, not be replaced by it.
-    return Path(os.path.realpath(path))
 
 
 def _temporary_beside(target: Path) -> Path:

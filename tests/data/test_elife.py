@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from prefixprop.data import iterate_json_lines, load_task
+from prefixprop.data import iterate_json_lines
 from prefixprop.data.elife import Article, articles, is_for_evaluation, split_numbers, write_split
 
 from tiny_articles import write_article
@@ -81,10 +81,3 @@ def test_the_file_of_a_split(tmp_path: Path) -> None:
     assert write_split(path, [long, *others]) == 1
     record = {"id": "elife-00007", "year": "2021", "label": "Ecology", "title": "Tïtle", "text": "é" * 20_000}
     assert list(iterate_json_lines(path)) == [(1, record)]
-
-
-def test_without_files_the_error_names_the_command_that_builds_them(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"--data-dir FOLDER with train\.jsonl\.xz.*`prefixprop build-elife CLONE"):
-        load_task("elife")
-    with pytest.raises(FileNotFoundError, match=r"there is no train\. .*`prefixprop build-elife CLONE FOLDER`"):
-        load_task("elife", tmp_path)

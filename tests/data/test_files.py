@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +10,8 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from prefixprop.data import ClassificationTask, Document, Row, load_files, read_rows, select_documents
-from prefixprop.data.cache import entries
-from prefixprop.data.files import Columns, build_task, label_documents
+from prefixprop.data import ClassificationTask, Document, Row, load_files
+from prefixprop.data.files import Columns, label_documents
 
 TRAIN = [{"text": f"letter {number}", "label": "ham" if number % 2 else "spam"} for number in range(6)]
 
@@ -81,41 +79,6 @@ def test_labels_are_sorted_as_numbers_or_names(tmp_path: Path, labels: list[Any]
         f"{label:g}" if type(label) is float else str(label).strip() for label in labels
     ]
     assert task.dev[0].label == task.train[0].label
-
-
-COPIES = [
-    f"{count} of {total} {split} documents are the same as another one"
-    for count, total, split in ((90, 180, "training"), (10, 20, "dev"))
-]
-
-
-@pytest.mark.parametrize(("texts", "notes"), [(200, []), (100, COPIES)])
-def test_without_dev_files_a_stratified_tenth_is_the_dev_set(tmp_path: Path, texts: int, notes: list[str]) -> None:
-    records = [{"text": f"letter {n % texts}", "label": "rare" if n % 4 == 0 else "common"} for n in range(200)]
-    path = write_json(tmp_path / "x.jsonl", records)
-    whole = load_files([path])
-    assert len(whole.train) == 200 and whole.dev == () and load_files([path]) == whole
-    task = select_documents(whole)
-    assert isinstance(task, ClassificationTask)
-    assert len(task.dev) == 20 and 4 <= labels_of(task, "dev").count("rare") <= 6
-    assert not {document.text for document in task.dev} & {document.text for document in task.train}
-    assert task.notes() == [
-        "no dev documents were given: 20 of 200 training documents, drawn with seed 10 and stratified by label, are "
-        "the dev set",
-        *notes,
-    ]
-
-
-def test_a_folder_per_label(tmp_path: Path, dev: Path) -> None:
-    for number in range(6):
-        path = tmp_path / "mail" / ("spam", "ham")[number % 2] / f"{number}.txt"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(f"letter {number}")
-    task = load_files([tmp_path / "mail"], [dev])
-    assert task.label_names == ("ham", "spam") and len(task.train) == 6
-    assert task.train[0] == Document("ham/1.txt", "letter 1", 0)
-    (tmp_path / "mail" / "ham" / "1.txt").write_text("changed")
-    assert load_files([tmp_path / "mail"], [dev]).train[0].text == "changed"
 
 
 def test_a_label_that_the_training_set_lacks(tmp_path: Path) -> None:
@@ -193,22 +156,3 @@ def test_documents_with_given_labels() -> None:
     rows = [Row("a.jsonl:1", {"text": "A", "label": "tax"}), Row("a.jsonl:2", {"text": "B", "label": 1})]
     found = label_documents(rows, Columns(), ["1", "tax"], prepare=str.lower)
     assert found == (Document("1", "a", 1), Document("2", "b", 0))
-
-
-def loud(text: str) -> str:
-    return text.upper()
-
-
-def test_what_cannot_be_told_apart_by_its_name_is_not_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PREFIXPROP_CACHE", str(tmp_path / "cache"))
-    (tmp_path / "a.csv").write_text("text,label\nOne,a\nTwo,b\n")
-
-    def build(prepare: Callable[[str], str]) -> list[str]:
-        files = {split: read_rows([tmp_path / "a.csv"]) for split in ("train", "dev")}
-        return [document.text for document in build_task("mine", files, Columns(), prepare).train]
-
-    for number in (1, 2):
-        assert build(lambda text: f"{text} {number}") == [f"One {number}", f"Two {number}"]  # noqa: B023
-    assert build(str.lower) == ["one", "two"] and entries() == []
-    assert build(loud) == build(loud) == ["ONE", "TWO"] and len(entries()) == 1
-    assert build(str) == ["One", "Two"] and len(entries()) == 2

@@ -15,7 +15,7 @@ import pyarrow.parquet
 import pytest
 
 from prefixprop.data import iterate_json_lines, read_json_lines, read_rows
-from prefixprop.data.rows import check_folder, find_split_files, read_text
+from prefixprop.data.rows import find_split_files, read_text
 
 RECORDS: list[dict[str, Any]] = [
     {"text": 'one, with a comma\nand a "quoted" line; really', "label": "a"},
@@ -90,7 +90,9 @@ def test_a_folder_has_a_folder_per_label(tmp_path: Path) -> None:
     before = read_rows([tmp_path]).digest()
     (tmp_path / "tax/2.txt").rename(tmp_path / "art/2.txt")
     assert read_rows([tmp_path]).digest() != before
+    moved = read_rows([tmp_path]).digest()
     write(tmp_path / "art" / "2.txt", b"fine\n\xe4")
+    assert read_rows([tmp_path]).digest() != moved
     with pytest.raises(ValueError, match=r"art/2\.txt:2: the text is not UTF-8"):
         values(tmp_path)
     with pytest.raises(ValueError, match=r"tax: a folder of documents needs a folder per label with \.txt files"):
@@ -226,8 +228,8 @@ def test_the_files_of_a_split(tmp_path: Path, names: list[str], split: tuple[str
 
 
 def test_a_missing_folder(tmp_path: Path) -> None:
-    check_folder(tmp_path)
+    assert find_split_files(tmp_path, "train") == []
     (tmp_path / "file").touch()
     for name in ("absent", "file"):
         with pytest.raises(FileNotFoundError, match=f"{name}: there is no such folder"):
-            check_folder(tmp_path / name)
+            find_split_files(tmp_path / name, "train")

@@ -106,14 +106,6 @@ def test_without_a_test_file_dev_is_halved(tmp_path: Path) -> None:
     assert ids_of(task.dev) == published and ids_of(task.split("test")) == ["WH_train_7"]
 
 
-def test_a_missing_folder_and_a_folder_without_dev(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"WikiHop is not on a hub: download QAngaroo .*--data-dir"):
-        load_wikihop()
-    write(tmp_path / "train.json", [record()])
-    with pytest.raises(FileNotFoundError, match=r"there is no dev\.json or dev\.jsonl here; download QAngaroo"):
-        load_wikihop(tmp_path)
-
-
 def encode(question: Question, max_length: int, max_chunks: int | None = None) -> QuestionInput:
     return split_into_chunks(tokenize_question(question, TOKENIZER), max_length, max_chunks)
 

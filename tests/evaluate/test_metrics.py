@@ -142,28 +142,8 @@ def test_bad_predictions_are_refused(function: Any, probabilities: Any, labels: 
         function(probabilities, labels)
 
 
-@pytest.mark.parametrize("bins", [0, -3, 2.5])
-@pytest.mark.parametrize("function", [evaluate_predictions, reliability])
-def test_bins_must_be_a_positive_whole_number(function: Any, bins: float) -> None:
-    with pytest.raises(ValueError, match=f"whole number of at least 1, got {bins}"):
-        function([[0.5, 0.5]], [0], bins=bins)
-
-
-@given(predictions(), st.integers(1, 30))
-def test_bounds(given_predictions: Predictions, bins: int) -> None:
-    found = evaluate_predictions(*given_predictions, bins=bins)
-    assert 0 <= found["ece"] <= found["mce"] + 1e-12
-    assert 0 <= found["adaptive_ece"] <= 1
-    assert 0 <= found["mce"] <= 1
-    assert 0 <= found["brier"] <= 2
-    assert 0 <= found["nll"] <= 36.1
-    assert all(isinstance(value, float) for name, value in found.items() if name != "documents")
-
-
-@given(predictions(), st.booleans(), st.integers(1, 30), st.randoms(use_true_random=False))
-def test_nothing_depends_on_the_order_of_documents(
-    given_predictions: Predictions, rounded: bool, bins: int, random
-) -> None:
+@given(predictions(), st.booleans(), st.randoms(use_true_random=False))
+def test_nothing_depends_on_the_order_of_documents(given_predictions: Predictions, rounded: bool, random) -> None:
     probabilities, labels = given_predictions
     if rounded:  # many ties
         probabilities = (
@@ -171,8 +151,8 @@ def test_nothing_depends_on_the_order_of_documents(
         )
     order = list(range(len(labels)))
     random.shuffle(order)
-    shuffled = evaluate_predictions(probabilities[order], labels[order], bins=bins)
-    assert shuffled == evaluate_predictions(probabilities, labels, bins=bins)
+    shuffled = evaluate_predictions(probabilities[order], labels[order])
+    assert shuffled == evaluate_predictions(probabilities, labels)
 
 
 # --- reliability ----------------------------------------------------------------------------------------------------
@@ -185,20 +165,6 @@ def test_bins_are_closed_on_the_right(edge: float) -> None:
     assert below == pytest.approx(abs(1 - (2 * edge - 0.05)) / 2)
     above = ece(two_classes([edge, edge + 0.05]), [0, 1], bins=10)
     assert above == pytest.approx((edge + 1 - (edge + 0.05)) / 2)
-
-
-@pytest.mark.parametrize(
-    ("probabilities", "labels", "expected"),
-    [
-        (two_classes([1.0, 1.0]), [1, 1], 0),
-        (two_classes([1.0, 1.0]), [0, 0], 1),
-        (two_classes([1.0, 1.0]), [1, 0], 0.5),
-        # Confidence 0.5 is in (7/15, 8/15], wrong; confidence 0.6 is on the edge of (8/15, 9/15], right.
-        ([[0.5, 0.3, 0.2], [0.2, 0.2, 0.6]], [1, 2], (0.5 + 0.4) / 2),
-    ],
-)
-def test_ece_by_hand(probabilities: Any, labels: list[int], expected: float) -> None:
-    assert ece(probabilities, labels) == pytest.approx(expected)
 
 
 def test_reliability_by_hand() -> None:
@@ -224,7 +190,9 @@ def test_adaptive_bins_by_hand() -> None:
     np.testing.assert_allclose(found.accuracy, [0.5, 0, 1])
     np.testing.assert_allclose(found.confidence, [0.55, 0.75, 0.95])
     expected = pytest.approx((0.05 + 0.75 + 0.05) / 3)
-    assert found.expected_error == evaluate_predictions(probabilities, labels, bins=3)["adaptive_ece"] == expected
+    assert found.expected_error == expected
+    usual = reliability(probabilities, labels, adaptive=True).expected_error
+    assert evaluate_predictions(probabilities, labels)["adaptive_ece"] == usual
 
 
 @pytest.mark.parametrize(
@@ -265,28 +233,6 @@ def test_every_document_is_in_the_bin_of_its_confidence(
         if inside.any():
             assert found.accuracy[index] == pytest.approx(right[inside].mean())
             assert found.confidence[index] == pytest.approx(confidence[inside].mean())
-
-
-@given(predictions())
-def test_one_bin_is_accuracy_against_mean_confidence(given_predictions: Predictions) -> None:
-    probabilities, labels = given_predictions
-    accuracy = (probabilities.argmax(axis=1) == labels).mean()
-    confidence = probabilities.max(axis=1).mean()
-    assert ece(probabilities, labels, bins=1) == pytest.approx(abs(accuracy - confidence))
-
-
-@given(st.lists(st.integers(11, 20), min_size=1, max_size=8), st.integers(1, 30))
-def test_ece_is_zero_when_confidence_is_the_share_of_right_answers(twentieths: list[int], bins: int) -> None:
-    # Every group of 20 documents has confidence k/20 and exactly k right answers.
-    confidences = [right / 20 for right in twentieths for _ in range(20)]
-    labels = [int(position < right) for right in twentieths for position in range(20)]
-    assert ece(two_classes(confidences), labels, bins=bins) == pytest.approx(0, abs=1e-12)
-
-
-@given(predictions())
-def test_finer_bins_never_lower_the_error(given_predictions: Predictions) -> None:
-    coarse, fine = (ece(*given_predictions, bins=bins) for bins in (5, 15))
-    assert coarse <= fine + 1e-12
 
 
 # --- softmax --------------------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from itertools import pairwise
 
 import numpy as np
@@ -28,20 +27,15 @@ P_VALUES = st.lists(st.floats(0, 1), min_size=1, max_size=12)
 PAIRS = st.lists(st.tuples(st.integers(0, 1), st.integers(0, 1)), min_size=1, max_size=60)
 
 
-def test_summary_by_hand() -> None:
-    summary = summarise_seeds([1.0, 2.0, 3.0])
-    # t of 2 degrees of freedom at 97.5 % is 4.30265.
-    reach = 4.30265 / math.sqrt(3)
-    assert (summary.count, summary.mean, summary.deviation) == (3, 2.0, 1.0)
-    assert summary.interval == pytest.approx((2 - reach, 2 + reach), abs=1e-5)
-    assert summarise_seeds([0.8]) == SeedSummary(1, 0.8, None, None)
-
-
 @given(SEEDS)
 def test_interval_is_scipys(values: list[float]) -> None:
     assume(len(set(values)) > 1)
     expected = stats.t.interval(0.95, len(values) - 1, np.mean(values), stats.sem(values))
-    assert summarise_seeds(values).interval == pytest.approx(expected)
+    summary = summarise_seeds(values)
+    assert summary.interval == pytest.approx(expected)
+    found = summary.count, summary.mean, summary.deviation
+    assert found == pytest.approx((len(values), np.mean(values), np.std(values, ddof=1)))
+    assert summarise_seeds([0.8]) == SeedSummary(1, 0.8, None, None)
 
 
 @pytest.mark.parametrize("values", [[], [0.8, float("nan")], [[0.8], [0.9]]])
@@ -51,25 +45,13 @@ def test_what_is_no_seeds(values: list[float]) -> None:
             function(values)
 
 
-@pytest.mark.parametrize("equal_variances", [True, False])
 @pytest.mark.parametrize("alternative", ["greater", "two-sided"])
 @pytest.mark.parametrize(
     ("first", "second"), [(PROPAGATION, TUNING), ([0.80, 0.81, 0.80], [0.6, 0.9, 0.7, 0.5, 0.95])]
 )
-def test_t_tests_are_scipys(first: list[float], second: list[float], alternative, equal_variances: bool) -> None:
-    expected = stats.ttest_ind(first, second, equal_var=equal_variances, alternative=alternative).pvalue
-    assert t_test(first, second, alternative, equal_variances=equal_variances).p_value == pytest.approx(expected)
-
-
-@given(first=SEEDS, second=SEEDS, equal_variances=st.booleans())
-def test_p_values_mirror_each_other(first: list[float], second: list[float], equal_variances: bool) -> None:
-    assume(len(set(first)) > 1 and len(set(second)) > 1)
-    ahead, behind = (t_test(*pair, equal_variances=equal_variances) for pair in ((first, second), (second, first)))
-    assert ahead.p_value is not None and behind.p_value is not None
-    assert 0 <= ahead.p_value <= 1 and ahead.p_value + behind.p_value == pytest.approx(1)
-    assert ahead.difference == pytest.approx(-behind.difference)
-    forth, back = (t_test(*pair, "two-sided").p_value for pair in ((first, second), (second, first)))
-    assert forth == pytest.approx(back)
+def test_t_tests_are_scipys(first: list[float], second: list[float], alternative) -> None:
+    expected = stats.ttest_ind(first, second, alternative=alternative).pvalue
+    assert t_test(first, second, alternative).p_value == pytest.approx(expected)
 
 
 def test_too_few_seeds_have_a_reason_and_no_p_value() -> None:
@@ -85,9 +67,6 @@ def test_holm_by_hand() -> None:
     assert holm_correction([]) == [] and holm_correction([None]) == [None]
     # A test without a p-value is not counted.
     assert holm_correction([0.01, None, 0.02]) == [0.02, None, 0.02]
-    for wrong in (1.5, float("nan")):
-        with pytest.raises(ValueError, match=f"between 0 and 1, got {wrong}"):
-            holm_correction([0.5, wrong])
 
 
 @given(P_VALUES)
@@ -96,14 +75,6 @@ def test_holm_keeps_the_order_and_never_lowers(p_values: list[float]) -> None:
     assert all(p <= new <= min(1, p * len(p_values)) for p, new in zip(p_values, corrected, strict=True))
     by_size = [corrected[index] for index in np.argsort(p_values, kind="stable")]
     assert all(smaller <= larger for smaller, larger in pairwise(by_size))
-
-
-@given(P_VALUES, st.randoms())
-def test_holm_does_not_hang_on_the_order(p_values: list[float], generator) -> None:
-    indices = list(range(len(p_values)))
-    generator.shuffle(indices)
-    corrected = holm_correction(p_values)
-    assert holm_correction([p_values[index] for index in indices]) == [corrected[index] for index in indices]
 
 
 # --- paired bootstrap -----------------------------------------------------------------------------------------------
@@ -131,17 +102,6 @@ def test_bootstrap_of_other_metrics_than_right_or_wrong() -> None:
     assert ours.interval == pytest.approx(expected, abs=0.05 * spread * 2)
 
 
-@given(PAIRS)
-def test_bootstrap_p_values(pairs: list[tuple[int, int]]) -> None:
-    first, second = zip(*pairs, strict=True)
-    ahead, behind = (paired_bootstrap(*both, resamples=200) for both in ((first, second), (second, first)))
-    assert ahead.p_value is not None and behind.p_value is not None
-    assert 0 < ahead.p_value <= 1 and 0 < behind.p_value <= 1
-    # Ties count on both sides.
-    assert ahead.p_value == pytest.approx(behind.p_value, abs=0.3)
-    assert ahead.interval is not None and ahead.interval[0] <= ahead.interval[1]
-
-
 def test_bootstrap_of_seeds_and_documents() -> None:
     nothing = np.zeros((2, 10))
     one_document = np.concatenate([np.ones((2, 1)), np.zeros((2, 9))], axis=1)
@@ -150,7 +110,7 @@ def test_bootstrap_of_seeds_and_documents() -> None:
     assert paired_bootstrap(one_document, nothing).p_value == pytest.approx(2 * 0.9**10, abs=0.02)
     assert paired_bootstrap(one_seed, nothing).p_value == pytest.approx(2 * 0.5**2, abs=0.02)
     assert paired_bootstrap(nothing, one_seed).p_value == pytest.approx(2 * 0.5**2, abs=0.02)
-    assert paired_bootstrap(np.ones((2, 10)), nothing).p_value < 0.001  # type: ignore[operator]
+    assert paired_bootstrap(np.ones((2, 10)), nothing).p_value == pytest.approx(2 / 20_001)  # never 0
     same = paired_bootstrap([1, 0, 1], [1, 0, 1], resamples=100)
     assert same.p_value == 1 and same.interval == (0, 0)
     # Seeds that differ widen the interval of the same means.

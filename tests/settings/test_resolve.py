@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from prefixprop.cli.settings_options import help_of
-from prefixprop.data.registry import TASKS, readers_schedule
+from prefixprop.data.tasks import TASKS, readers_schedule
 from prefixprop.settings.declaration import SettingsError
 from prefixprop.settings.methods import METHODS
 from prefixprop.settings.resolve import check_settings, documents_at_once, refuse_unused, resolve, unused_notes

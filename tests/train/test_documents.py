@@ -96,7 +96,7 @@ def test_the_second_start_neither_parses_nor_encodes(tmp_path: Path, monkeypatch
     tokenizer, settings = bert(), tiny_settings(tmp_path, max_length=16)
     first = DocumentClassification().encode(load_data(**settings.source), tokenizer, settings)
     monkeypatch.setattr("prefixprop.data.rows.parse_object", None)
-    monkeypatch.setattr("prefixprop.data.encoding.contents", None)
+    monkeypatch.setattr("prefixprop.data.tokens.contents", None)
     second = DocumentClassification().encode(load_data(**settings.source), tokenizer, settings)
     assert read(second.train) == read(first.train)
 

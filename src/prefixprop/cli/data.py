@@ -13,8 +13,8 @@ from rich.table import Table
 
 from prefixprop.cli.messages import clean_errors, print_rows
 from prefixprop.data.cache import cache_folder, clear, entries
-from prefixprop.data.registry import TASKS
 from prefixprop.data.rows import KINDS
+from prefixprop.data.tasks import TASKS
 
 
 def tasks() -> None:

@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from prefixprop.data.encoding import TokenIds
+import numpy as np
+
+from prefixprop.data.tokens import TokenIds
 from prefixprop.data.wikihop import QuestionInput
 
 if TYPE_CHECKING:
@@ -93,31 +95,27 @@ class CandidateCollator:
     def __call__(self, questions: Sequence[QuestionInput]) -> dict[str, Tensor]:
         import torch
 
-        rows = [(index, chunk) for index, question in enumerate(questions) for chunk in question.chunks]
-        length = max(len(questions[index].candidate_part) + len(chunk) for index, chunk in rows)
+        question_of_chunk = [index for index, question in enumerate(questions) for _ in question.chunks]
+        rows = [np.concatenate([one.candidate_part, chunk]) for one in questions for chunk in one.chunks]
+        padded = pad_documents(rows, self.pad_token_id, self.padding_side)
+        input_ids = padded["input_ids"]
+        global_mask = torch.zeros_like(input_ids)
         width = max(len(question.candidate_positions) for question in questions)
-        input_ids = torch.full((len(rows), length), self.pad_token_id)
-        attention_mask, global_mask = (torch.zeros(len(rows), length, dtype=torch.long) for _ in range(2))
         positions = torch.zeros(len(rows), width, dtype=torch.long)
         candidate_mask = torch.zeros(len(questions), width, dtype=torch.bool)
-        for row, (index, chunk) in enumerate(rows):
-            question = questions[index]
-            part, candidates = len(question.candidate_part), len(question.candidate_positions)
-            start = 0 if self.padding_side == "right" else length - part - len(chunk)
-            middle, end = start + part, start + part + len(chunk)
-            input_ids[row, start:middle] = torch.from_numpy(question.candidate_part)
-            input_ids[row, middle:end] = torch.from_numpy(chunk)
-            attention_mask[row, start:end] = 1
-            global_mask[row, start:middle] = 1
-            positions[row, :candidates] = torch.from_numpy(question.candidate_positions) + start
-            candidate_mask[index, :candidates] = True
+        for row, index in enumerate(question_of_chunk):
+            part, candidates = questions[index].candidate_part, questions[index].candidate_positions
+            start = 0 if self.padding_side == "right" else input_ids.shape[1] - len(rows[row])
+            global_mask[row, start : start + len(part)] = 1
+            positions[row, : len(candidates)] = torch.from_numpy(candidates) + start
+            candidate_mask[index, : len(candidates)] = True
         return {
             # First, because Trainer and accelerate take the first tensor's length for the size of the batch.
             "labels": torch.tensor([question.answer for question in questions]),
             "input_ids": input_ids,
-            "attention_mask": attention_mask,
+            "attention_mask": padded.get("attention_mask", torch.ones_like(input_ids)),
             "global_attention_mask": global_mask,
-            "question_of_chunk": torch.tensor([index for index, _ in rows]),
+            "question_of_chunk": torch.tensor(question_of_chunk),
             "candidate_positions": positions,
             "candidate_mask": candidate_mask,
         }

@@ -27,7 +27,6 @@ from numpy.typing import NDArray
 from prefixprop.atomic_files import is_temporary, replacing_folder
 
 FOLDER, LIMIT = "PREFIXPROP_CACHE", "PREFIXPROP_CACHE_GB"  # environment variables
-_USUAL_LIMIT = "50"
 _FACTS = "facts.json"
 # How much of a memory map stays in the process's memory: the system counts every page that was ever read until it is
 # given back. It also maps pages around the one that is read.
@@ -57,15 +56,10 @@ class RaggedArray(Sequence[NDArray[Any]]):
         piece = np.array(self.values[self.offsets[place] : self.offsets[place + 1]])
         self._touched += piece.nbytes + _BYTES_AROUND
         if self._touched > _HELD_BYTES:
-            self._release()
+            pages, self._touched = self.values.base, 0
+            if isinstance(pages, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+                pages.madvise(mmap.MADV_DONTNEED)  # gives what was read back to the system
         return piece
-
-    def _release(self) -> None:
-        """Give the pages that were read back to the system."""
-        pages = self.values.base
-        if isinstance(pages, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
-            pages.madvise(mmap.MADV_DONTNEED)
-        self._touched = 0
 
 
 @dataclass(frozen=True)
@@ -117,7 +111,11 @@ def stored(kind: str, key: str, fill: Callable[[Writer], None], can_refill: bool
                 with replacing_folder(path) as folder:
                     has_begun = True
                     _write(folder, fill)
-                _make_room(limit, newest=path)
+                total = 0
+                for entry in entries():
+                    total += entry.size
+                    if total > limit and entry.path != path:
+                        shutil.rmtree(entry.path, ignore_errors=True)
                 found = _opened(path)
         if found is not None:
             return found
@@ -208,16 +206,8 @@ def _folders() -> Iterator[Path]:
                 yield path
 
 
-def _make_room(limit: float, newest: Path) -> None:
-    total = 0
-    for entry in entries():
-        total += entry.size
-        if total > limit and entry.path != newest:
-            shutil.rmtree(entry.path, ignore_errors=True)
-
-
 def _limit() -> float:
-    gigabytes = os.environ.get(LIMIT, _USUAL_LIMIT)
+    gigabytes = os.environ.get(LIMIT, "50")
     try:
         return float(gigabytes) * 1e9
     except ValueError:

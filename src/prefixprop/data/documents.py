@@ -8,7 +8,7 @@ import operator
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,21 +17,21 @@ from prefixprop.data.cache import RaggedArray, Stored, Writer, in_memory, stored
 from prefixprop.data.rows import no_text
 
 if TYPE_CHECKING:
-    from prefixprop.data.registry import Task
+    from prefixprop.data.tasks import Task
 
 SPLIT_NAMES = ("train", "dev", "test")
 CALIBRATION = "calibration"  # documents of the dev set that were set aside, see `ClassificationTask`
-IN_WORDS = {
-    "train": "training",
-    "dev": "dev",
-    "test": "test",
-    CALIBRATION: "calibration",
-}  # the names in "training set", "training documents"
+# The names in "training set", "training documents".
+IN_WORDS = {"train": "training", "dev": "dev", "test": "test", CALIBRATION: "calibration"}
 _EMPTY = 0  # the digest of a text that has nothing but white space
 _WHITE_SPACE = b" \t\n\r\v\f"
 
 
 Label = int | tuple[int, ...]  # an index into the task's `label_names`, or several, ascending
+
+
+def as_set(label: Label) -> tuple[int, ...]:
+    return label if isinstance(label, tuple) else (label,)
 
 
 @dataclass(frozen=True)
@@ -132,13 +132,7 @@ class StoredDocuments(Sequence[Document]):
     def __len__(self) -> int:
         return len(self.places)
 
-    @overload
-    def __getitem__(self, index: int) -> Document: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> StoredDocuments: ...
-
-    def __getitem__(self, index: int | slice) -> Document | StoredDocuments:
+    def __getitem__(self, index: int | slice) -> Any:  # a document, or those of a slice
         if isinstance(index, slice):
             return replace(self, places=self.places[index])
         place = int(self.places[index])
@@ -297,7 +291,7 @@ class ClassificationTask:
                 what = f"also in the {IN_WORDS[other]} set: metrics are too good; remove them from one of the two"
                 notes += _counted(int(shared.sum()), len(shared), name, what)
         for name, documents in splits.items():
-            there = (label if isinstance(label, tuple) else (label,) for label in labels_of(documents))
+            there = map(as_set, labels_of(documents))
             if missing := set(range(self.num_labels)).difference(*there):
                 names = ", ".join(self.label_names[label] for label in sorted(missing))
                 notes.append(f"no {IN_WORDS[name]} document has the label {names}")
@@ -310,17 +304,16 @@ class ClassificationTask:
             if isinstance(given, tuple) != self.several_labels:
                 one, other = ("several labels", "one") if self.several_labels else ("one label", "several")
                 raise ValueError(f"Document {document_id!r} in {where} must have {one}, not {other}: {given}.")
-            for label in given if isinstance(given, tuple) else (given,):
+            for label in as_set(given):
                 if not 0 <= label < self.num_labels:
                     raise ValueError(
                         f"Document {document_id!r} in {where} has label {label}, "
                         f"but labels run from 0 to {self.num_labels - 1}."
                     )
         # Predictions are stored by id, so two documents of one split must not share one.
-        counts = Counter(ids_of(documents))
-        repeated = [document_id for document_id, count in counts.items() if count > 1]
-        if repeated:
-            raise ValueError(f"Document id {repeated[0]!r} occurs more than once in {where}.")
+        for document_id, count in Counter(ids_of(documents)).most_common(1):
+            if count > 1:
+                raise ValueError(f"Document id {document_id!r} occurs more than once in {where}.")
 
 
 def _counted(count: int, total: int, split: str, what: str) -> Iterator[str]:
@@ -331,24 +324,22 @@ def _counted(count: int, total: int, split: str, what: str) -> Iterator[str]:
 
 def fingerprint(task: Task) -> str:
     """Identifies a data set: the same for the same documents, wherever they are stored."""
-    splits = [task.split(name) for name in SPLIT_NAMES]
-    if not all(isinstance(split, StoredDocuments) or not split for split in splits):
-        return _fingerprint(task)
+    splits = {name: task.split(name) for name in SPLIT_NAMES}
 
     def fill(writer: Writer) -> None:
-        writer.facts["fingerprint"] = _fingerprint(task)
+        digest = hashlib.sha256()
+        for name, documents in splits.items():
+            digest.update(f"{name}:".encode())
+            for document in documents:
+                digest.update(repr(document).encode("utf-8", "surrogatepass"))
+        writer.facts["fingerprint"] = digest.hexdigest()[:16]
 
-    # Kept in the cache, so that documents on the disk are not read at every start.
-    identities = [split.identity if isinstance(split, StoredDocuments) else "" for split in splits]
-    key = f"{identities} {Document('', '', 0)}"  # a document with another field would have another fingerprint
-    known: str = stored("fingerprint", key, fill).facts["fingerprint"]
+    if all(isinstance(split, StoredDocuments) or not split for split in splits.values()):
+        # Kept in the cache, so that documents on the disk are not read at every start.
+        identities = [getattr(split, "identity", "") for split in splits.values()]
+        key = f"{identities} {Document('', '', 0)}"  # a document with another field would have another fingerprint
+        entry = stored("fingerprint", key, fill)
+    else:
+        entry = in_memory(fill)
+    known: str = entry.facts["fingerprint"]
     return known
-
-
-def _fingerprint(task: Task) -> str:
-    digest = hashlib.sha256()
-    for split in SPLIT_NAMES:
-        digest.update(f"{split}:".encode())
-        for document in task.split(split):
-            digest.update(repr(document).encode("utf-8", "surrogatepass"))
-    return digest.hexdigest()[:16]

@@ -30,7 +30,6 @@ from prefixprop.data.documents import (
 from prefixprop.data.rows import (
     FileRows,
     Row,
-    check_folder,
     default_id_column,
     described,
     find_split_files,
@@ -61,6 +60,7 @@ class Columns:
         label_name: The name of the label, which is then used instead; a table may lack this column.
         label_names: The names of the labels, where the labels are numbers from 0.
         separator: What stands between the labels of a document, where they are one text; then it can have several.
+        max_characters: How many characters of a text are read; None: all of them.
     """
 
     text: str = "text"
@@ -69,6 +69,7 @@ class Columns:
     label_name: str | None = None
     label_names: tuple[str, ...] | None = None
     separator: str | None = None
+    max_characters: int | None = None
 
 
 def load_files(
@@ -92,7 +93,12 @@ def load_files(
             raise TypeError(f"{split} must be a list of files, got {given!r}; write [{str(given)!r}].")
     if not train:
         raise ValueError("Give at least one file of training documents.")
-    _check_given_once(paths)
+    splits: dict[Path, str] = {}
+    for split, given in paths.items():
+        for path in given:
+            known = splits.setdefault(Path(path).resolve(), split)
+            if known != split:
+                raise ValueError(f"{path}: given for both {known} and {split}; give a file for one of them.")
     columns = Columns(text=text_column, label=label_column, id=id_column, separator=label_separator)
     return build_task(name, {split: read_rows(given) for split, given in paths.items() if given}, columns)
 
@@ -114,42 +120,21 @@ def load_hub(
     return load_hub_task(dataset, dataset, config, columns, instead="download its files and give those")
 
 
-def load_folder(
-    name: str, folder: Path, columns: Columns, must_hold: str, prepare: Callable[[str], str] = str
-) -> ClassificationTask:
+def load_folder(name: str, folder: Path, columns: Columns, must_hold: str) -> ClassificationTask:
     """Load a task from the files train, dev (or validation) and, if it exists, test of a folder.
 
     `must_hold` tells the user what belongs in the folder if train or dev is missing.
     """
-    check_folder(folder)
+    must_hold = f"The folder must hold {must_hold}."
     files = {
-        "train": find_split_files(folder, "train"),
-        "dev": find_split_files(folder, "dev", "validation"),
+        "train": find_split_files(folder, "train", missing=f"there is no train. {must_hold}"),
+        "dev": find_split_files(folder, "dev", "validation", missing=f"there is no dev. {must_hold}"),
         "test": find_split_files(folder, "test"),
     }
-    for split in ("train", "dev"):
-        if not files[split]:
-            raise FileNotFoundError(f"{folder}: there is no {split}. The folder must hold {must_hold}.")
-    return build_task(name, {split: read_rows(paths) for split, paths in files.items() if paths}, columns, prepare)
+    return build_task(name, {split: read_rows(paths) for split, paths in files.items() if paths}, columns)
 
 
-def _check_given_once(paths: dict[str, Paths]) -> None:
-    splits: dict[Path, str] = {}
-    for split, given in paths.items():
-        for path in given:
-            known = splits.setdefault(Path(path).resolve(), split)
-            if known != split:
-                raise ValueError(f"{path}: given for both {known} and {split}; give a file for one of them.")
-
-
-def load_hub_task(
-    name: str,
-    dataset: str,
-    config: str | None,
-    columns: Columns,
-    instead: str,
-    prepare: Callable[[str], str] = str,
-) -> ClassificationTask:
+def load_hub_task(name: str, dataset: str, config: str | None, columns: Columns, instead: str) -> ClassificationTask:
     """Load a task from the hub, or from the cache of an earlier download; `instead` is what to do if that fails.
 
     Label numbers become names where the hub has names for them. A test set with secret labels is left out.
@@ -182,7 +167,7 @@ def load_hub_task(
         splits[split_name] = _rows(table, f"{full_name}, {hub_name}")
     if "train" not in splits:
         raise ValueError(f"The data set {full_name} has no split 'train'; its splits are {', '.join(loaded)}.")
-    return build_task(name, splits, columns, prepare, remarks)
+    return build_task(name, splits, columns, remarks)
 
 
 def _rows(table: Any, location: str) -> Iterator[Row]:
@@ -191,16 +176,11 @@ def _rows(table: Any, location: str) -> Iterator[Row]:
 
 
 def build_task(
-    name: str,
-    splits: Mapping[str, Iterable[Row]],
-    columns: Columns,
-    prepare: Callable[[str], str] = str,
-    remarks: tuple[str, ...] = (),
+    name: str, splits: Mapping[str, Iterable[Row]], columns: Columns, remarks: tuple[str, ...] = ()
 ) -> ClassificationTask:
     """Make a task of the rows of its splits: "train", and "dev" and "test" if there are any.
 
     The labels are those of the training set, sorted as numbers if all of them are numbers, by name otherwise.
-    `prepare` is applied to every text.
 
     Rows of files are read once and kept in the cache; a later call does not parse them again.
     """
@@ -209,45 +189,27 @@ def build_task(
         several: bool | None = None  # the first row decides
         for split in (name for name in SPLIT_NAMES if name in splits):
             documents = SplitWriter(writer, split)
-            ids, rows, several = _read_rows(splits[split], columns, prepare, documents.add_text, several)
+            ids, rows, several = _read_rows(splits[split], columns, documents.add_text, several)
             if split == "train":  # comes first
                 writer.facts["label_names"] = _label_names(rows, columns, bool(several))
                 writer.facts["several_labels"] = bool(several)
             names = writer.facts["label_names"]
             documents.finish(ids, _indices(rows, names, "is not in the training set", bool(several)))
 
-    key = _key(splits, columns, prepare)
-    entry = in_memory(fill) if key is None else stored("documents", key, fill)
+    digests = {split: rows.digest() for split, rows in sorted(splits.items()) if isinstance(rows, FileRows)}
+    if len(digests) < len(splits):
+        entry = in_memory(fill)
+    else:
+        code = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py"))))
+        entry = stored("documents", f"{digests} {columns} {code.hexdigest()}", fill)
     documents: dict[str, Split] = {split: StoredDocuments.of(entry, split) for split in splits}
     splits_or_none = {"dev": (), "test": (), **documents}
     names, several = tuple(entry.facts["label_names"]), entry.facts["several_labels"]
     return ClassificationTask(name, names, **splits_or_none, remarks=remarks, several_labels=several)
 
 
-def _key(splits: Mapping[str, Iterable[Row]], columns: Columns, prepare: Callable[[str], str]) -> str | None:
-    """Identifies what is made of the files and the code that makes it; None if rows or `prepare` have no identity."""
-    files = {split: rows for split, rows in splits.items() if isinstance(rows, FileRows)}
-    if len(files) < len(splits):
-        return None
-    code = set(Path(__file__).parent.glob("*.py"))
-    module_name, name = getattr(prepare, "__module__", None), getattr(prepare, "__qualname__", "")
-    if prepare is not str:
-        module = sys.modules.get(str(module_name))
-        file = getattr(module, "__file__", None)
-        if file is None or getattr(module, name, None) is not prepare:
-            return None  # a lambda, say, or a method
-        code.add(Path(file))
-    digest = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(code)))
-    digests = {split: rows.digest() for split, rows in sorted(files.items())}
-    return f"{digests} {columns} {module_name}.{name} {digest.hexdigest()}"
-
-
 def _read_rows(
-    rows: Iterable[Row],
-    columns: Columns,
-    prepare: Callable[[str], str],
-    add_text: Callable[[str], None],
-    several: bool | None,
+    rows: Iterable[Row], columns: Columns, add_text: Callable[[str], None], several: bool | None
 ) -> tuple[list[str], list[_LabelledRow], bool | None]:
     """Pass on every text, and return ids and labels, which are only known when all rows have been read.
 
@@ -266,7 +228,7 @@ def _read_rows(
                 if columns.id is not None:
                     raise
                 id_column = None  # the user did not say that it has an id for every document
-        add_text(prepare(text_of(row, columns.text)))
+        add_text(text_of(row, columns.text)[: columns.max_characters])
         if several is None:
             several = columns.separator is not None or isinstance(value_of(row, columns.label), list)
         labelled.append(_LabelledRow(row.location, tuple(map(sys.intern, _labels(row, columns, several)))))
@@ -281,9 +243,12 @@ def label_documents(
     prepare: Callable[[str], str] = str,
     several_labels: bool = False,
 ) -> Split:
-    """Make documents of rows; a label that is not one of `label_names`, such as a model's labels, is refused."""
+    """Make documents of rows; a label that is not one of `label_names`, such as a model's labels, is refused.
+
+    `prepare` is applied to every text.
+    """
     texts: list[str] = []
-    ids, labelled, _ = _read_rows(rows, columns, prepare, texts.append, several_labels)
+    ids, labelled, _ = _read_rows(rows, columns, lambda text: texts.append(prepare(text)), several_labels)
     return tuple(map(Document, ids, texts, _indices(labelled, label_names, "is unknown", several_labels)))
 
 
@@ -308,23 +273,19 @@ def _label_names(train: list[_LabelledRow], columns: Columns, several: bool) -> 
     if columns.label_names is not None:
         return [name for name in columns.label_names if name in found]
     try:
-        names = sorted(found, key=lambda name: (_finite(name), name))
+        numbers = {name: float(name) for name in found}
     except ValueError:
         return sorted(found)
-    if fractions := [name for name in names if not _finite(name).is_integer()]:
+    if not all(map(math.isfinite, numbers.values())):
+        return sorted(found)
+    names = sorted(found, key=lambda name: (numbers[name], name))
+    if fractions := [name for name in names if not numbers[name].is_integer()]:
         where = next(row.location for row in train if fractions[0] in row.labels)
         raise ValueError(
             f"{where}: the label {fractions[0]} is a quantity, and this package learns classes, not regression; if "
             f"these are classes, give them names, such as 'v{fractions[0]}'."
         )
     return names
-
-
-def _finite(name: str) -> float:
-    number = float(name)
-    if not math.isfinite(number):
-        raise ValueError(name)
-    return number
 
 
 def _indices(rows: list[_LabelledRow], names: Sequence[str], problem: str, several: bool) -> list[Label]:

@@ -13,10 +13,10 @@ import re
 from collections.abc import Iterable
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from prefixprop.data.documents import ClassificationTask, Document, Split
-from prefixprop.data.rows import check_folder, read_json_lines
+from prefixprop.data.rows import read_json_lines
 
 if TYPE_CHECKING:
     from prefixprop.data.rows import Traversable
@@ -41,30 +41,20 @@ def load_hyperpartisan(data_dir: Path | None = None) -> ClassificationTask:
 
     `data_dir` is a folder with the files of the shipped one: `train.jsonl.gz`, `test.jsonl.gz`, `hp-splits.json`.
     """
-    if data_dir is None:
-        return _load(_ASSETS)
-    check_folder(data_dir)
+    folder = _ASSETS if data_dir is None else data_dir
     try:
-        return _load(data_dir)
+        published, official_test = _read_articles(folder / "train.jsonl.gz"), _read_articles(folder / "test.jsonl.gz")
+        split_ids = json.loads((folder / "hp-splits.json").read_text(encoding="utf-8"))
+        by_number = {int(article.id): article for article in published}
+        train, dev = (tuple(by_number[number] for number in split_ids[split]) for split in ("train", "dev"))
+        return ClassificationTask(
+            "hyperpartisan", LABEL_NAMES, train, dev, without_texts_of(published, official_test)
+        )
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise ValueError(
-            f"{data_dir}: Hyperpartisan cannot be read from this folder ({type(error).__name__}: {error}). It must "
+            f"{folder}: Hyperpartisan cannot be read from this folder ({type(error).__name__}: {error}). It must "
             "hold train.jsonl.gz, test.jsonl.gz and hp-splits.json; without --data-dir the shipped data is used."
         ) from error
-
-
-def _load(folder: Path | Traversable) -> ClassificationTask:
-    published = _read_articles(folder / "train.jsonl.gz")
-    official_test = _read_articles(folder / "test.jsonl.gz")
-    split_ids = json.loads((folder / "hp-splits.json").read_text(encoding="utf-8"))
-    by_number = {int(article.id): article for article in published}
-    return ClassificationTask(
-        name="hyperpartisan",
-        label_names=LABEL_NAMES,
-        train=tuple(by_number[number] for number in split_ids["train"]),
-        dev=tuple(by_number[number] for number in split_ids["dev"]),
-        test=without_texts_of(published, official_test),
-    )
 
 
 def clean_text(text: str) -> str:
@@ -75,8 +65,10 @@ def clean_text(text: str) -> str:
     """
     # URLs go first: decoding would turn parameters such as "&copy=1" into symbols in the middle of them.
     text = _URL_WITH_PARENTHESES.sub(" ", text)
-    text = _TAG.sub(" ", _unescape_fully(text))
-    text = _INVISIBLE.sub("", text)
+    # Some articles were escaped up to three times ("&amp;amp;lt;" for "<").
+    while (unescaped := html.unescape(text)) != text:
+        text = unescaped
+    text = _INVISIBLE.sub("", _TAG.sub(" ", text))
     text = _REPEATED_PUNCTUATION.sub(r"\1", text)
     return _WHITE_SPACE.sub(" ", text).strip()
 
@@ -87,25 +79,12 @@ def without_texts_of(known: Iterable[Document], documents: Iterable[Document]) -
     return tuple(document for document in documents if _words_of(document) not in known_texts)
 
 
-def _unescape_fully(text: str) -> str:
-    # Some articles were escaped up to three times ("&amp;amp;lt;" for "<").
-    while (unescaped := html.unescape(text)) != text:
-        text = unescaped
-    return text
-
-
 def _words_of(document: Document) -> str:
     return _NOT_A_WORD.sub(" ", document.text.casefold()).strip()
 
 
 def _read_articles(path: Path | Traversable) -> list[Document]:
-    return [_article(record) for record in read_json_lines(path)]
-
-
-def _article(record: dict[str, Any]) -> Document:
-    return Document(
-        id=record["id"],
-        text=clean_text(record["text"]),
-        label=record["label"],
-        title=clean_text(record["title"]),
-    )
+    return [
+        Document(record["id"], clean_text(record["text"]), record["label"], clean_text(record["title"]))
+        for record in read_json_lines(path)
+    ]

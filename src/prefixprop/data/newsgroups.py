@@ -8,13 +8,13 @@ quotes stay, as empty texts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from prefixprop.data.documents import ClassificationTask, Split, ids_of
 from prefixprop.data.files import Columns, build_task
-from prefixprop.data.rows import Row, check_folder, find_split_files, read_rows
+from prefixprop.data.rows import Row, find_split_files, read_rows, text_of
 from prefixprop.data.splits import select, split_off
 
 TRAIN_FOLDER, TEST_FOLDER = "20news-bydate-train", "20news-bydate-test"
@@ -28,7 +28,7 @@ def load_newsgroups(data_dir: Path | None = None) -> ClassificationTask:
     """Load the posts from a folder, or by scikit-learn's `fetch_20newsgroups`, which downloads them once."""
     rows = _fetched_rows() if data_dir is None else _folder_rows(data_dir)
     columns = Columns(id="id", label_name="label_name")
-    by_date = build_task("newsgroups", {**rows, "dev": ()}, columns, prepare=_remover())
+    by_date = build_task("newsgroups", {split: map(_stripped, posts) for split, posts in rows.items()}, columns)
     # The halves are those of the paper, which did not look for copies.
     dev, test = split_off(_in_order(by_date.test), fraction=0.5, copies_together=False)
     return replace(by_date, train=_in_order(by_date.train), dev=dev, test=test)
@@ -39,24 +39,22 @@ def _in_order(documents: Split) -> Split:
     return select(documents, sorted(range(len(ids)), key=ids.__getitem__))
 
 
-def _remover() -> Callable[[str], str]:
+def _stripped(row: Row) -> Row:
     """What `fetch_20newsgroups(remove=("headers", "footers", "quotes"))` does to a post."""
     from sklearn.datasets import _twenty_newsgroups as posts
 
+    text = text_of(row, "text")
     # In this order, which is scikit-learn's: another gives other texts.
-    return lambda text: posts.strip_newsgroup_quoting(
-        posts.strip_newsgroup_footer(posts.strip_newsgroup_header(text))
-    )
+    for strip in (posts.strip_newsgroup_header, posts.strip_newsgroup_footer, posts.strip_newsgroup_quoting):
+        text = strip(text)
+    return Row(row.location, {**row.values, "text": text})
 
 
 def _folder_rows(folder: Path) -> Mapping[str, Iterable[Row]]:
-    check_folder(folder)
     if (folder / TRAIN_FOLDER).is_dir() and (folder / TEST_FOLDER).is_dir():
         return {"train": _posts(folder / TRAIN_FOLDER), "test": _posts(folder / TEST_FOLDER)}
-    files = {split: find_split_files(folder, split) for split in ("train", "test")}
-    if not all(files.values()):
-        raise FileNotFoundError(f"{folder}: 20-newsgroups is not here. The folder must hold {_FOLDER_MUST_HOLD}.")
-    return {split: read_rows(paths) for split, paths in files.items()}
+    missing = f"20-newsgroups is not here. The folder must hold {_FOLDER_MUST_HOLD}."
+    return {split: read_rows(find_split_files(folder, split, missing=missing)) for split in ("train", "test")}
 
 
 def _posts(folder: Path) -> Iterator[Row]:

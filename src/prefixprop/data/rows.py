@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import functools
 import gzip
 import hashlib
 import itertools
@@ -50,11 +51,10 @@ class FileRows(Iterable[Row]):
 
     def __iter__(self) -> Iterator[Row]:
         for path, _, reader in self._readers:
-            has_rows = False
+            row = None
             for row in reader(path):
-                has_rows = True
                 yield row
-            if not has_rows:
+            if row is None:
                 raise ValueError(f"{path}: the file is empty: it has no documents.")
 
     def digest(self) -> str:
@@ -129,8 +129,7 @@ def parse_object(line: bytes, location: str) -> dict[str, Any]:
     # Without its line end: for an object that breaks off, Python would report a column in the next line.
     text = decode_line(line, location).rstrip(" \t\r\n")
     with _json_errors(location):
-        record = json.loads(text)
-    return _checked_object(record, location)
+        return _checked_object(json.loads(text), location)
 
 
 def _lines(path: Path | Traversable) -> Iterator[tuple[int, bytes]]:
@@ -213,16 +212,10 @@ def _after_white_space(text: str, position: int) -> int:
     return match.end()
 
 
-def _read_csv(path: Path) -> Iterator[Row]:
-    header = _first_line(path)
-    return _read_separated(path, separator=";" if b";" in header and b"," not in header else ",")
-
-
-def _read_tsv(path: Path) -> Iterator[Row]:
-    return _read_separated(path, separator="\t")
-
-
-def _read_separated(path: Path, separator: str) -> Iterator[Row]:
+def _read_separated(path: Path, separator: str | None = None) -> Iterator[Row]:
+    if separator is None:
+        header = _first_line(path)
+        separator = ";" if b";" in header and b"," not in header else ","
     csv.field_size_limit(_LONGEST_CSV_FIELD)
     # Decoded line by line, so that an error names the line of a wrong byte.
     lines = (decode_line(line, f"{path}:{number}") for number, line in _lines(path))
@@ -284,8 +277,8 @@ def _read_folder(folder: Path) -> Iterator[Row]:
 _TEXT_READERS: dict[str, Callable[[Path], Iterator[Row]]] = {
     ".jsonl": _read_json_lines,
     ".json": _read_json,
-    ".csv": _read_csv,
-    ".tsv": _read_tsv,
+    ".csv": _read_separated,
+    ".tsv": functools.partial(_read_separated, separator="\t"),
     ".txt": _read_text_file,
 }
 _READERS = {".parquet": _read_parquet} | {
@@ -299,24 +292,22 @@ _PART = r"(?:-(?P<part>\d+)-of-(?P<parts>\d+))?"
 _ENDING = "|".join(re.escape(ending) for ending in _READERS if not ending.startswith(".txt"))
 
 
-def check_folder(folder: Path) -> None:
-    """Raise an error unless the folder of a data set exists."""
+def find_split_files(folder: Path, *split_names: str, missing: str | None = None) -> list[Path]:
+    """The files of one split, which may have several names ("dev", "validation").
+
+    If there are none, the list is empty, or, with `missing`, an error says so. All of them must have the same name
+    and ending except for the number of a part: only the user knows whether `train.csv` or `train.jsonl` is meant.
+    """
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder}: there is no such folder (data directory).")
-
-
-def find_split_files(folder: Path, *split_names: str) -> list[Path]:
-    """The files of one split, which may have several names ("dev", "validation"); an empty list if there are none.
-
-    All of them must have the same name and ending except for the number of a part: only the user knows whether
-    `train.csv` or `train.jsonl` is meant.
-    """
     names = "|".join(map(re.escape, split_names))
     pattern = re.compile(rf"(?P<name>{names}){_PART}(?P<ending>{_ENDING})")
     matches = [match for path in sorted(folder.iterdir()) if (match := pattern.fullmatch(path.name))]
     found = ", ".join(match[0] for match in matches)
     if len({(match["name"], match["ending"], match["parts"]) for match in matches}) > 1:
         raise ValueError(f"{folder}: several files could be {split_names[0]}: {found}; keep one of them.")
+    if missing is not None and not matches:
+        raise FileNotFoundError(f"{folder}: {missing}")
     parts = matches[0]["parts"] if matches else None
     if parts is not None and len(matches) != int(parts):
         raise ValueError(f"{folder}: {split_names[0]} has {int(parts)} parts, but there are only {found}.")

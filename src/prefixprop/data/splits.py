@@ -24,13 +24,14 @@ from prefixprop.data.documents import (
     Label,
     Split,
     StoredDocuments,
+    as_set,
     first_copies,
     labels_of,
 )
 from prefixprop.data.wikihop import QuestionTask
 
 if TYPE_CHECKING:
-    from prefixprop.data.registry import Task
+    from prefixprop.data.tasks import Task
 
 Item = TypeVar("Item")
 
@@ -50,23 +51,26 @@ def split_off(
     """
     from sklearn.model_selection import train_test_split
 
-    found = labels_of(documents)
+    labels = labels_of(documents)
     first = first_copies(documents) if copies_together else np.arange(len(documents))
-    if found and isinstance(found[0], tuple):
-        return _divided(documents, np.isin(first, _split_off_sets(found, first, fraction, seed)))
-    all_labels = np.array(found)
-    ambiguous = first[all_labels != all_labels[first]]
-    texts = np.setdiff1d(first, ambiguous)
-    counts = Counter(all_labels[texts].tolist())
-    indices = [index for index in texts.tolist() if counts[all_labels[index]] > 1]
-    if not indices:
+    texts, sets = np.unique(first), _sets_of_texts(labels, first)
+    several = bool(labels) and isinstance(labels[0], tuple)
+    # A text whose copies have different labels, where there should be one, stays and does not count.
+    counted = np.array([several or len(one) == 1 for one in sets], dtype=bool)
+    counts = Counter(label for one, counts in zip(sets, counted, strict=True) if counts for label in one)
+    may_go = counted & [all(counts[label] > 1 for label in one) for one in sets]
+    if may_go.sum() < 2:
         raise ValueError(
             f"{len(documents)} documents cannot be split in two: no label has two different texts. Give both parts "
             "as files."
         )
-    labels = all_labels[indices].tolist()
-    size = max(math.ceil(fraction * len(indices)), len(set(labels)))
-    _, chosen = train_test_split(indices, test_size=size, stratify=labels, random_state=seed)
+    if several:
+        numbers = _fold_of_each_set(sets, min(round(1 / fraction), len(sets)), seed)
+        chosen = texts[may_go & (numbers == numbers[may_go].min())]
+    else:
+        strata = [one[0] for one, goes in zip(sets, may_go, strict=True) if goes]
+        size = max(math.ceil(fraction * len(strata)), len(set(strata)))
+        _, chosen = train_test_split(texts[may_go], test_size=size, stratify=strata, random_state=seed)
     return _divided(documents, np.isin(first, chosen))
 
 
@@ -149,7 +153,7 @@ def leave_out_fold(task: Task, folds: int, fold: int) -> Task:
     train, dev = _divided(task.train, _fold_of_each(task.name, first, labels, folds) == fold)
     unused = f"; the {len(task.dev):,} dev documents are not used" if task.dev else ""
     remarks = [f"fold {fold} of {folds}, {len(dev):,} training documents, is the dev set of this run{unused}"]
-    of_texts = Counter(label for index in set(first.tolist()) for label in _as_set(labels[index]))
+    of_texts = Counter(label for index in set(first.tolist()) for label in as_set(labels[index]))
     remarks += _rare_labels(task.label_names, of_texts, folds)
     return replace(task, train=train, dev=dev, test=(), remarks=(*task.remarks, *remarks))
 
@@ -229,34 +233,12 @@ def _fold_of_each_set(sets: Sequence[tuple[int, ...]], folds: int, seed: int) ->
     return numbers
 
 
-def _split_off_sets(
-    labels: Sequence[Label], first: NDArray[np.int64], fraction: float, seed: int
-) -> NDArray[np.int64]:
-    """Those of the texts that are split off: a fold, without the only texts of a label."""
-    sets = _sets_of_texts(labels, first)
-    counts = Counter(label for one in sets for label in one)
-    may_go = np.array([all(counts[label] > 1 for label in one) for one in sets])
-    folds = round(1 / fraction)
-    if may_go.sum() < 2:
-        raise ValueError(
-            f"{len(labels)} documents cannot be split in two: no label has two different texts. Give both parts as "
-            "files."
-        )
-    numbers = _fold_of_each_set(sets, min(folds, len(sets)), seed)
-    chosen: NDArray[np.int64] = np.unique(first)[may_go & (numbers == numbers[may_go].min())]
-    return chosen
-
-
 def _sets_of_texts(labels: Sequence[Label], first: NDArray[np.int64]) -> list[tuple[int, ...]]:
     """The labels of every text, in the order of `np.unique(first)`: all that its copies have."""
     found: dict[int, set[int]] = {}
     for place, label in zip(first.tolist(), labels, strict=True):
-        found.setdefault(place, set()).update(_as_set(label))
+        found.setdefault(place, set()).update(as_set(label))
     return [tuple(sorted(found[place])) for place in sorted(found)]
-
-
-def _as_set(label: Label) -> tuple[int, ...]:
-    return label if isinstance(label, tuple) else (label,)
 
 
 def _divided(items: Sequence[Item], left_out: NDArray[np.bool_]) -> tuple[Sequence[Item], Sequence[Item]]:

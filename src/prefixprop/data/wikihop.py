@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from math import ceil
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -25,8 +24,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from prefixprop.data.documents import SPLIT_NAMES
-from prefixprop.data.encoding import TokenIds, readable
-from prefixprop.data.rows import Row, check_folder, find_split_files, read_rows
+from prefixprop.data.rows import Row, find_split_files, read_rows
+from prefixprop.data.tokens import TokenIds, readable
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -88,20 +87,13 @@ def load_wikihop(folder: str | Path | None = None) -> QuestionTask:
 
 def load_questions(name: str, folder: Path, source: str) -> QuestionTask:
     """Read the files `train` and `dev` of a folder, and `test` if there is one; `source` says where to get them."""
-    check_folder(folder)
-    files = {split: find_split_files(folder, split) for split in SPLIT_NAMES}
-    for split in ("train", "dev"):
-        if not files[split]:
-            raise FileNotFoundError(f"{folder}: there is no {split}.json or {split}.jsonl here; {source}.")
-    return QuestionTask(name, *(_read_files(files[split]) for split in SPLIT_NAMES))
+    missing = {split: f"there is no {split}.json or {split}.jsonl here; {source}." for split in ("train", "dev")}
+    files = [find_split_files(folder, split, missing=missing.get(split)) for split in SPLIT_NAMES]
+    return QuestionTask(name, *(read_questions(*paths) for paths in files))
 
 
-def read_questions(path: str | Path) -> tuple[Question, ...]:
-    """Read one file of questions; a bad record raises a `ValueError` that begins with its `file:line`."""
-    return _read_files([path])
-
-
-def _read_files(paths: Sequence[str | Path]) -> tuple[Question, ...]:
+def read_questions(*paths: str | Path) -> tuple[Question, ...]:
+    """Read files of questions; a bad record raises a `ValueError` that begins with its `file:line`."""
     questions: list[Question] = []
     locations: dict[str, str] = {}
     for row in read_rows(paths):
@@ -147,10 +139,6 @@ class TokenizedQuestion:
     @property
     def candidate_part_length(self) -> int:
         return len(self.query) + sum(map(len, self.candidates))
-
-    @property
-    def supports_length(self) -> int:
-        return sum(map(len, self.supports))
 
 
 @dataclass(frozen=True)
@@ -219,7 +207,7 @@ def has_room(question: TokenizedQuestion, max_length: int) -> bool:
     Candidates are never dropped or cut: that could remove the right one, or make the question easier.
     """
     room = max_length - question.candidate_part_length
-    return room >= min(MIN_SUPPORT_TOKENS, question.supports_length)
+    return room >= min(MIN_SUPPORT_TOKENS, sum(map(len, question.supports)))
 
 
 def split_into_chunks(question: TokenizedQuestion, max_length: int, max_chunks: int | None = None) -> QuestionInput:
@@ -306,12 +294,10 @@ class WikiHopDataset:
             raise ValueError(f"No question's candidates fit into max_length={max_length} tokens; raise it.")
         lengths, cut = [], []
         for tokenized in self._tokenized:
-            part, supports = tokenized.candidate_part_length, tokenized.supports_length
-            room = max(1, max_length - part)
-            chunks = max(1, ceil(supports / room))
-            read = min(chunks, max_chunks or chunks)
-            lengths.append(read * part + min(supports, read * room))
-            cut += [tokenized.id] if read < chunks else []
+            chunks = split_into_chunks(tokenized, max_length).chunks
+            read = chunks[:max_chunks]
+            lengths.append(len(read) * tokenized.candidate_part_length + sum(map(len, read)))
+            cut += [tokenized.id] if len(read) < len(chunks) else []
         self.lengths, self.cut = tuple(lengths), tuple(cut)
 
     def set_epoch(self, epoch: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from prefixprop.evaluate.baseline import measure_baseline
-from prefixprop.evaluate.calibration import Temperature, fit_temperature
+from prefixprop.evaluate.calibration import Temperature, decide, fit_temperature, fit_thresholds
 from prefixprop.evaluate.metrics import (
     Reliability,
     confusion_counts,
@@ -13,8 +13,15 @@ from prefixprop.evaluate.metrics import (
     softmax,
 )
 from prefixprop.evaluate.mixing import CrossFitted, Mix, Part, cross_fit, fit_mix, may_be_dropped
-from prefixprop.evaluate.per_label import LabelRow, label_table, never_predicted
-from prefixprop.evaluate.predictions import PredictionSet, question_predictions, read_predictions, write_predictions
+from prefixprop.evaluate.predictions import (
+    LabelRow,
+    PredictionSet,
+    label_table,
+    never_predicted,
+    question_predictions,
+    read_predictions,
+    write_predictions,
+)
 from prefixprop.evaluate.significance import (
     SeedSummary,
     SignificanceTest,
@@ -27,7 +34,6 @@ from prefixprop.evaluate.significance import (
     t_test,
 )
 from prefixprop.evaluate.tfidf import C_VALUES, TfidfModel, fit_tfidf, left_out_scores
-from prefixprop.evaluate.thresholds import decide, fit_thresholds
 from prefixprop.evaluate.trust import Trust, fit_trust, measure_trust
 
 __all__ = [

@@ -15,9 +15,7 @@ DEFAULT_BINS = 15  # the number in Guo et al. (2017)
 _TOLERANCE = 1e-3  # wide enough for probabilities that were computed or stored in half precision
 
 
-def evaluate_predictions(
-    probabilities: ArrayLike, labels: ArrayLike, *, questions: bool = False, bins: int = DEFAULT_BINS
-) -> dict[str, float]:
+def evaluate_predictions(probabilities: ArrayLike, labels: ArrayLike, *, questions: bool = False) -> dict[str, float]:
     """Return all metrics of probabilities [documents, classes] by name, all finite, ready for JSON.
 
     | metric | what it is |
@@ -41,23 +39,19 @@ def evaluate_predictions(
     # Sums of floats depend on their order; sorted, they are the same to the last bit for any order of documents.
     order = np.lexsort((label_array, *probability_array.T))
     probability_array, label_array = probability_array[order], label_array[order]
-    classes, predicted = range(probability_array.shape[1]), probability_array.argmax(axis=1)
+    predicted = probability_array.argmax(axis=1)
     found = {"accuracy": metrics.accuracy_score(label_array, predicted)}
     if not questions:
-        averaged = {"average": "macro", "zero_division": 0}
-        found["micro_f1"] = found["accuracy"]
-        found["macro_f1"] = metrics.f1_score(label_array, predicted, **averaged)
-        found["macro_precision"] = metrics.precision_score(label_array, predicted, **averaged)
-        found["macro_recall"] = metrics.recall_score(label_array, predicted, **averaged)
-    if not questions and len(classes) == 2:
-        found["binary_f1"] = metrics.f1_score(label_array, predicted, zero_division=0)
-    found |= _calibration(probability_array, label_array, bins)
+        of_classes = metrics.precision_recall_fscore_support(label_array, predicted, average="macro", zero_division=0)
+        found |= {"micro_f1": found["accuracy"], "macro_f1": of_classes[2]}
+        found |= {"macro_precision": of_classes[0], "macro_recall": of_classes[1]}
+        if probability_array.shape[1] == 2:
+            found["binary_f1"] = metrics.f1_score(label_array, predicted, zero_division=0)
+    found |= _calibration(probability_array, label_array)
     return {name: float(value) for name, value in found.items()} | {"documents": len(label_array)}
 
 
-def evaluate_several_labels(
-    probabilities: ArrayLike, labels: ArrayLike, decisions: ArrayLike, *, bins: int = DEFAULT_BINS
-) -> dict[str, float]:
+def evaluate_several_labels(probabilities: ArrayLike, labels: ArrayLike, decisions: ArrayLike) -> dict[str, float]:
     """The same where a document can have several labels: all three are [documents, labels].
 
     | metric | what it is |
@@ -87,7 +81,7 @@ def evaluate_several_labels(
         found[f"macro_{name}"] = of_labels[place][counted].mean() if counted.any() else 0.0
     found["accuracy"] = metrics.accuracy_score(label_array, decided)
     order = np.lexsort((answers, pairs[:, 1]))
-    found |= _calibration(pairs[order], answers[order], bins)
+    found |= _calibration(pairs[order], answers[order])
     return {name: float(value) for name, value in found.items()} | {"documents": len(label_array)}
 
 
@@ -101,16 +95,16 @@ def average_precision(scores: NDArray[np.float64], labels: NDArray[np.int64]) ->
     return float(np.mean(of_labels)) if of_labels else 0.0
 
 
-def _calibration(probabilities: NDArray[np.float64], labels: NDArray[np.int64], bins: int) -> dict[str, float]:
+def _calibration(probabilities: NDArray[np.float64], labels: NDArray[np.int64]) -> dict[str, float]:
     from sklearn import metrics
 
-    equal_width, classes = reliability(probabilities, labels, bins), range(probabilities.shape[1])
+    equal_width, classes = reliability(probabilities, labels), range(probabilities.shape[1])
     # scikit-learn refuses rounding errors.
     exact = probabilities.clip(min=0)
     exact /= exact.sum(axis=1, keepdims=True)
     return {
         "ece": equal_width.expected_error,
-        "adaptive_ece": reliability(probabilities, labels, bins, adaptive=True).expected_error,
+        "adaptive_ece": reliability(probabilities, labels, adaptive=True).expected_error,
         "mce": equal_width.maximum_error,
         "brier": metrics.brier_score_loss(labels, exact, labels=classes, scale_by_half=False),
         "nll": metrics.log_loss(labels, exact, labels=classes),
@@ -179,8 +173,6 @@ def reliability(
     documents falls into bin ⌊(i - ½) · bins / n⌋. Documents of equal confidence stay together, in the bin of the
     middle one, so that the bins do not depend on the order of documents; empty bins are dropped.
     """
-    if not isinstance(bins, int | np.integer) or bins < 1:
-        raise ValueError(f"The number of bins must be a whole number of at least 1, got {bins!r}.")
     probability_array, label_array = checked_predictions(probabilities, labels)
     confidence = probability_array.max(axis=1).clip(max=1.0)
     correct = probability_array.argmax(axis=1) == label_array

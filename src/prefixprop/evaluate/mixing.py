@@ -25,9 +25,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from prefixprop.evaluate.calibration import LOWEST_TEMPERATURE, fit_temperature
+from prefixprop.evaluate.calibration import LOWEST_TEMPERATURE, fit_temperature, fit_thresholds
 from prefixprop.evaluate.metrics import average_precision, checked_labels, log_odds
-from prefixprop.evaluate.thresholds import fit_thresholds
 
 READERS, WORDS = "readers", "words"  # the parts of a run's mix
 _MOST_WEIGHT = 1 / LOWEST_TEMPERATURE
@@ -50,14 +49,6 @@ class Part:
     candidates: tuple[float, ...]
     logits: Array
 
-    def __post_init__(self) -> None:
-        shape = np.shape(self.logits)
-        if len(shape) not in (3, 4) or 0 in shape or shape[0] != len(self.candidates) or shape[-1] < 2:
-            raise ValueError(
-                f"Part {self.name!r} needs logits of shape (candidates, documents, classes) for its "
-                f"{len(self.candidates)} candidates, with a document and two classes at least, got {shape}."
-            )
-
     @cached_property
     def log_probabilities(self) -> Array:
         return _log_softmax(self.logits)
@@ -75,12 +66,6 @@ class Mix:
     chosen: dict[str, int]
     weights: dict[str, float]
 
-    def __post_init__(self) -> None:
-        if not self.chosen or self.chosen.keys() != self.weights.keys():
-            raise ValueError(f"A mix needs a weight for each of its parts {[*self.chosen]}, got {self.weights}.")
-        if not all(0 <= weight < math.inf for weight in self.weights.values()) or not self.used:
-            raise ValueError(f"The weights of a mix must be finite, not negative and not all 0, got {self.weights}.")
-
     @property
     def used(self) -> tuple[str, ...]:
         """The parts that have a weight above 0: only these need to be asked."""
@@ -96,19 +81,14 @@ class CrossFitted:
     """Answers to every document by a mix that comes from the other folds, and the mix of all documents.
 
     `log_probabilities` [documents, classes] or [documents, labels, 2] are the mix's; `alone` has those of each part
-    by itself, with the candidate and the weight of the other folds; `mixes` has the mix that answered each fold.
-    `final` is the mix of all documents, and `final_alone` has what each part comes to by itself there.
+    by itself, with the candidate and the weight of the other folds. `final` is the mix of all documents, and
+    `final_alone` has what each part comes to by itself there.
     """
 
     log_probabilities: Array
     alone: dict[str, Array]
-    mixes: dict[int, Mix]
     final: Mix
     final_alone: dict[str, Mix]
-
-    def accuracy(self, labels: ArrayLike) -> float:
-        """The share of documents that the mix gets right: what to expect of it on documents like these."""
-        return float((self.log_probabilities.argmax(axis=-1) == np.asarray(labels)).mean())
 
 
 def fit_mix(parts: Sequence[Part], labels: ArrayLike, choose_by: str | None = None) -> Mix:
@@ -119,9 +99,7 @@ def fit_mix(parts: Sequence[Part], labels: ArrayLike, choose_by: str | None = No
     differences.
     """
     label_array = _checked_labels(parts, labels)
-    documents = np.ones(len(label_array), dtype=bool)
-    alone = [_alone(part, label_array, documents, choose_by) for part in parts]
-    return _mixed(parts, alone, label_array, documents)
+    return _fitted(parts, label_array, np.ones(len(label_array), dtype=bool), choose_by)[0]
 
 
 def cross_fit(
@@ -129,17 +107,16 @@ def cross_fit(
 ) -> CrossFitted:
     """Fit a mix without every fold in turn, and answer that fold by it; `folds` has the fold of every document."""
     label_array = _checked_labels(parts, labels)
-    answers, mixes = np.empty(parts[0].logits.shape[1:]), {}
+    answers = np.empty(parts[0].logits.shape[1:])
     alone = {part.name: np.empty_like(answers) for part in parts}
-    for fold, others in _leave_out(folds, len(label_array)):
-        found = [_alone(part, label_array, others, choose_by) for part in parts]
-        mixes[fold] = _mixed(parts, found, label_array, others)
-        for part, choice in zip(parts, found, strict=True):
-            alone[part.name][~others] = _answers([part], choice, ~others)
-        answers[~others] = _answers(parts, mixes[fold], ~others)
-    everything = np.ones(len(label_array), dtype=bool)
-    final_alone = {part.name: _alone(part, label_array, everything, choose_by) for part in parts}
-    return CrossFitted(answers, alone, mixes, fit_mix(parts, labels, choose_by), final_alone)
+    for others in _leave_out(folds):
+        mix, mixes_alone = _fitted(parts, label_array, others, choose_by)
+        logits = {part.name: part.logits[mix.chosen[part.name], ~others] for part in parts}
+        answers[~others] = mix.log_probabilities(logits)
+        for name, found in alone.items():
+            found[~others] = mixes_alone[name].log_probabilities(logits)
+    final = _fitted(parts, label_array, np.ones(len(label_array), dtype=bool), choose_by)
+    return CrossFitted(answers, alone, *final)
 
 
 def mean_answer(logits: ArrayLike) -> Array:
@@ -184,27 +161,19 @@ def ranked(part: Part, labels: NDArray[np.int64], documents: Documents, choose_b
 def may_be_dropped(part: Part, labels: ArrayLike, folds: ArrayLike, choose_by: str | None = None) -> list[int]:
     """The candidates that are never among the best two, whichever fold is left out: they need no further training."""
     label_array = _checked_labels([part], labels)
-    kept = {
-        index
-        for _, others in _leave_out(folds, len(label_array))
-        for index in ranked(part, label_array, others, choose_by)[:2]
-    }
+    kept = {index for others in _leave_out(folds) for index in ranked(part, label_array, others, choose_by)[:2]}
     return [index for index in range(len(part.candidates)) if index not in kept]
 
 
-def _alone(part: Part, labels: NDArray[np.int64], documents: Documents, choose_by: str | None) -> Mix:
-    best = ranked(part, labels, documents, choose_by)[0]
-    weight, _ = _weight_and_losses(part.log_probabilities[best, documents], labels[documents])
-    return Mix({part.name: best}, {part.name: weight})
-
-
-def _mixed(parts: Sequence[Part], alone: Sequence[Mix], labels: NDArray[np.int64], documents: Documents) -> Mix:
-    """The mix of the candidates that the parts have chosen alone."""
-    names, of_documents = [part.name for part in parts], labels[documents]
-    chosen = {name: mix.chosen[name] for name, mix in zip(names, alone, strict=True)}
+def _fitted(
+    parts: Sequence[Part], labels: NDArray[np.int64], documents: Documents, choose_by: str | None
+) -> tuple[Mix, dict[str, Mix]]:
+    """The mix of the candidates that the parts choose on these documents, and what each part comes to by itself."""
+    of_documents = labels[documents]
+    chosen = {part.name: ranked(part, labels, documents, choose_by)[0] for part in parts}
     answers = np.stack([part.log_probabilities[chosen[part.name], documents] for part in parts])
-    weights_alone = np.array([mix.weights[name] for name, mix in zip(names, alone, strict=True)])
-    losses = [_losses(weight * answer, of_documents) for weight, answer in zip(weights_alone, answers, strict=True)]
+    found, losses = zip(*(_weight_and_losses(answer, of_documents) for answer in answers), strict=True)
+    weights_alone = np.array(found)
     best = int(np.argmin([loss.mean() for loss in losses]))
     weights = np.where(np.arange(len(parts)) == best, weights_alone, 0.0)
     if len(parts) > 1 and len(of_documents) > 1:
@@ -213,7 +182,8 @@ def _mixed(parts: Sequence[Part], alone: Sequence[Mix], labels: NDArray[np.int64
         # Without any weight there would be no answer: then the best part keeps its own, which is as low as may be.
         if together.any() and gains.mean() > gains.std(ddof=1) / math.sqrt(len(gains)) + _ROUNDING:
             weights = together
-    return Mix(chosen, dict(zip(names, weights.tolist(), strict=True)))
+    alone = {name: Mix({name: chosen[name]}, {name: weight}) for name, weight in zip(chosen, found, strict=True)}
+    return Mix(chosen, dict(zip(chosen, weights.tolist(), strict=True))), alone
 
 
 def _weights_together(answers: Array, labels: NDArray[np.int64], alone: Array) -> Array:
@@ -256,10 +226,6 @@ def _losses(logits: Array, labels: NDArray[np.int64]) -> Array:
     return losses.reshape(len(labels), -1).mean(axis=1)  # of a document's questions
 
 
-def _answers(parts: Sequence[Part], mix: Mix, documents: Documents) -> Array:
-    return mix.log_probabilities({part.name: part.logits[mix.chosen[part.name], documents] for part in parts})
-
-
 def _log_softmax(logits: ArrayLike) -> Array:
     """Log-probabilities over the last axis; where a logit is not a finite number, all classes are equally likely."""
     from scipy.special import log_softmax
@@ -272,26 +238,14 @@ def _log_softmax(logits: ArrayLike) -> Array:
 
 
 def _checked_labels(parts: Sequence[Part], labels: ArrayLike) -> NDArray[np.int64]:
-    shapes = {part.logits.shape[1:] for part in parts}
-    if len(shapes) != 1 or len({part.name for part in parts}) < len(parts):
-        raise ValueError(
-            "Parts must have different names and answer the same documents and classes, got "
-            f"{[(part.name, part.logits.shape[1:]) for part in parts]}."
-        )
-    *answers, classes = shapes.pop()
+    *answers, classes = parts[0].logits.shape[1:]
     found = checked_labels(np.ravel(labels), math.prod(answers), classes).reshape(answers)
     if len(np.unique(found)) < 2:
         raise ValueError("Nothing can be chosen: all documents have the same label; give documents of two labels.")
     return found
 
 
-def _leave_out(folds: ArrayLike, documents: int) -> Iterator[tuple[int, Documents]]:
-    """Every fold's number, and which documents are in the others."""
-    array = np.asarray(folds)
-    if array.shape != (documents,) or array.dtype.kind not in "iu" or len(np.unique(array)) < 2:
-        raise ValueError(
-            f"Folds must be one whole number for each of the {documents} documents, and two different ones at least, "
-            f"got shape {array.shape}, type {array.dtype} and {len(np.unique(array))} different ones."
-        )
-    for fold in np.unique(array).tolist():
-        yield fold, array != fold
+def _leave_out(folds: ArrayLike) -> Iterator[Documents]:
+    """For every fold, which documents are in the others."""
+    for fold in np.unique(folds):
+        yield np.asarray(folds) != fold

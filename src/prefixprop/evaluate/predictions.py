@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -38,7 +38,7 @@ _NUDGE = 1e-6
 
 @dataclass(frozen=True, eq=False)
 class PredictionSet:
-    """Predictions of one split, checked on creation; probabilities are the softmax of the logits.
+    """Predictions of one split; probabilities are the softmax of the logits. Their shapes are checked on creation.
 
     `logits` is [documents, classes]; a class of probability 0 has minus infinity. `labels` are indices of classes, or
     None where a document has no label. The classes have either `label_names`, the same for every document, or
@@ -61,23 +61,13 @@ class PredictionSet:
         documents, classes = self.logits.shape
         if (self.label_names is None) == (self.candidates is None):
             raise ValueError("Predictions have either label_names or candidates; pass one of the two.")
-        if self.decisions is not None and (self.decisions.shape != self.logits.shape or self.candidates is not None):
+        if self.decisions is not None and self.decisions.shape != self.logits.shape:
             raise ValueError(f"Decisions of shape {self.decisions.shape} do not fit logits of {self.logits.shape}.")
         for name, values in {"ids": self.ids, "labels": self.labels, "candidates": self.candidates}.items():
             if values is not None and len(values) != documents:
                 raise ValueError(f"There are {len(values)} {name}, but logits of {documents} documents.")
-        if not all(isinstance(document_id, str) for document_id in self.ids):
-            raise ValueError("Document ids must be strings.")
-        document_id, count = Counter(self.ids).most_common(1)[0]
-        if count > 1:
-            raise ValueError(f"Document id {document_id!r} occurs more than once among the predictions.")
-        if self.label_names is not None:
-            if len(self.label_names) != classes:
-                raise ValueError(f"There are {len(self.label_names)} label names, but logits of {classes} classes.")
-            if len(set(self.label_names)) < classes:
-                raise ValueError(f"Label names must differ from each other, got {list(self.label_names)}.")
-        for row in range(documents):
-            self._check_document(row)
+        if self.label_names is not None and len(self.label_names) != classes:
+            raise ValueError(f"There are {len(self.label_names)} label names, but logits of {classes} classes.")
 
     @classmethod
     def of_candidates(
@@ -153,25 +143,6 @@ class PredictionSet:
             return evaluate_several_labels(self.probabilities, labels, self.decisions)
         return evaluate_predictions(self.probabilities, labels, questions=self.candidates is not None)
 
-    def _check_document(self, row: int) -> None:
-        names, label, document = self.class_names(row), self.labels[row], f"Document {self.ids[row]!r}"
-        if not 1 <= len(names) <= self.logits.shape[1] or not np.isneginf(self.logits[row, len(names) :]).all():
-            raise ValueError(
-                f"{document} has {len(names)} candidates, but its logits are {self.logits[row].tolist()}; there must "
-                "be one for each candidate, and minus infinity after them."
-            )
-        if label is None:
-            return
-        if isinstance(label, tuple) != self.several_labels:
-            kind = "several labels" if self.several_labels else "one label"
-            raise ValueError(f"{document} must have {kind}, as decisions say, got {label}.")
-        for one in label if isinstance(label, tuple) else (label,):
-            if not 0 <= one < len(names):
-                raise ValueError(f"{document} has label {one}, but labels run from 0 to {len(names) - 1}.")
-        # In the file the label is a name.
-        if not isinstance(label, tuple) and names.index(names[label]) != label:
-            raise ValueError(f"{document} has the label {names[label]!r}, which an earlier candidate has too.")
-
 
 def question_predictions(questions: Sequence[Question], logits: Mapping[str, NDArray[np.float64]]) -> PredictionSet:
     """From logits by question id, at least one per candidate; a question without (too long to read) is wrong."""
@@ -242,7 +213,7 @@ class _Line(NamedTuple):
     names: tuple[str, ...]
     logits: list[float]
     is_question: bool
-    decisions: tuple[int, ...] | None  # where there can be several labels
+    decided: Label | None  # where there can be several labels
 
 
 def _read(path: Path) -> PredictionSet:
@@ -265,11 +236,7 @@ def _read(path: Path) -> PredictionSet:
     labels, names, logits, _, decided = zip(*lines.values(), strict=True)
     if first.is_question:
         return PredictionSet.of_candidates((*lines,), labels, logits, names)
-    decisions = None
-    if first.decisions is not None:
-        decisions = np.zeros((len(lines), len(first.names)), dtype=bool)
-        for row, chosen in zip(decisions, decided, strict=True):
-            row[list(chosen)] = True
+    decisions = None if first.decided is None else multi_hot(decided, len(first.names)).astype(bool)
     return PredictionSet((*lines,), labels, np.array(logits), label_names=first.names, decisions=decisions)
 
 
@@ -293,20 +260,69 @@ def _parsed(record: dict[str, Any], first: _Line | None) -> _Line:
     if not is_question and first is not None and names != [*first.names]:
         raise ValueError(f"the classes are {names}, not those of the first line")
     several = isinstance(record.get("predicted"), list)
-    if first is not None and several != (first.decisions is not None):
+    if first is not None and several != (first.decided is not None):
         raise ValueError("lines with one label and with several are mixed")
     number = None if label is None else _numbered(label, names, several)
     predicted = _numbered(record["predicted"], names, several) if several else None
     if not isinstance(logits, list) or len(logits) != len(names) or not any(value is not None for value in logits):
         raise ValueError(f"logits must be a list of {len(names)} numbers, null for minus infinity, got {logits!r}")
-    numbers = [-math.inf if value is None else _number(value) for value in logits]
-    return _Line(number, tuple(names), numbers, is_question, predicted if isinstance(predicted, tuple) else None)
+    for value in logits:
+        if value is not None and not (type(value) in (int, float) and abs(value) <= sys.float_info.max):
+            raise ValueError(f"logits must be finite numbers, got {value!r}")
+    numbers = [-math.inf if value is None else float(value) for value in logits]
+    return _Line(number, tuple(names), numbers, is_question, predicted)
 
 
-def _number(value: Any) -> float:
-    try:
-        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
-            return float(value)
-    except OverflowError:  # a whole number beyond floats
-        pass
-    raise ValueError(f"logits must be finite numbers, got {value!r}")
+@dataclass(frozen=True)
+class LabelRow:
+    """One label: how many documents have it (`support`) and get it (`predicted`), and how well that agrees.
+
+    Precision is 0 for a label that is never predicted. The average precision is None for one that no document has.
+    """
+
+    label: str
+    support: int
+    predicted: int
+    precision: float
+    recall: float
+    f1: float
+    average_precision: float | None
+
+
+def label_table(predictions: PredictionSet) -> list[LabelRow]:
+    """A row for every label, computed from a run's predictions alone; not for questions, whose candidates differ."""
+    from sklearn.metrics import average_precision_score, precision_recall_fscore_support
+
+    assert predictions.label_names is not None
+    labels, decisions = _has_and_gets(predictions)
+    precision, recall, f1, _ = precision_recall_fscore_support(labels, decisions, average=None, zero_division=0)
+    return [
+        LabelRow(
+            name,
+            int(labels[:, place].sum()),
+            int(decisions[:, place].sum()),
+            float(precision[place]),
+            float(recall[place]),
+            float(f1[place]),
+            float(average_precision_score(labels[:, place], scores)) if labels[:, place].any() else None,
+        )
+        for place, (name, scores) in enumerate(zip(predictions.label_names, predictions.probabilities.T, strict=True))
+    ]
+
+
+def never_predicted(predictions: PredictionSet) -> list[str]:
+    """The labels that documents have and no document gets; none for questions."""
+    if predictions.label_names is None:
+        return []
+    labels, decisions = _has_and_gets(predictions)
+    missing = np.flatnonzero(labels.any(axis=0) & ~decisions.any(axis=0))
+    return [predictions.label_names[place] for place in missing]
+
+
+def _has_and_gets(predictions: PredictionSet) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Which labels each document has, and which it gets: [documents, labels]."""
+    labels = predictions.known_labels
+    if predictions.decisions is not None:
+        return labels.astype(bool), predictions.decisions
+    each = np.arange(predictions.logits.shape[1])
+    return labels[:, None] == each, predictions.logits.argmax(axis=1)[:, None] == each

@@ -22,7 +22,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from prefixprop.atomic_files import replacing_file
-from prefixprop.evaluate.metrics import checked_labels
 
 # Candidates for the SVM's C, and the one that is best on average if there is no choice. On folds of eLife,
 # 20-newsgroups and Hyperpartisan, 200 to 11,314 documents, 0.3 or 1 was the best.
@@ -87,35 +86,15 @@ class TfidfModel:
             with safe_open(path, framework="numpy") as file:
                 numbers = json.loads((file.metadata() or {})["numbers"])
                 arrays = {name: file.get_tensor(name) for name in _ARRAYS}
-            model = cls(**arrays, **{name: numbers[name] for name in _NUMBERS})
-            model._check(numbers["columns"])
+            if numbers["columns"] != _COLUMNS:
+                raise ValueError(f"its terms are hashed to {numbers['columns']} columns, not {_COLUMNS}")
+            return cls(**arrays, **{name: numbers[name] for name in _NUMBERS})
         except FileNotFoundError:
             raise
         except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
             raise ValueError(
                 f"{path} is damaged or no TF-IDF model ({error}); restore it from a copy, or train again."
             ) from error
-        return model
-
-    def _check(self, columns: int) -> None:
-        """Raise `ValueError` unless the arrays belong together, so that nothing is answered from a damaged file."""
-        if columns != _COLUMNS:
-            raise ValueError(f"its terms are hashed to {columns} columns, not {_COLUMNS}")
-        labels, terms = len(self.labels), len(self.terms)
-        for name, kind, shape in (
-            ("terms", "i", (terms,)),
-            ("labels", "i", (labels,)),
-            ("idf", "f", (terms,)),
-            ("coefficients", "f", (labels, terms)),
-            ("intercepts", "f", (labels,)),
-        ):
-            array = getattr(self, name)
-            if array.dtype.kind != kind or array.shape != shape or not np.isfinite(array).all():
-                raise ValueError(f"{name} of shape {array.shape} and type {array.dtype} do not fit or are not finite")
-        for name, fewest, end in (("terms", 1, 2 * _COLUMNS), ("labels", 2, self.num_labels)):
-            array = getattr(self, name)
-            if len(array) < fewest or array[0] < 0 or array[-1] >= end or (np.diff(array) <= 0).any():
-                raise ValueError(f"{name} are not ascending numbers from 0 to {end - 1}")
 
 
 _ARRAYS = ("terms", "idf", "labels", "coefficients", "intercepts")
@@ -133,7 +112,7 @@ def fit_tfidf(
 
     `class_weight` is scikit-learn's.
     """
-    label_array = _checked(labels, texts, num_labels)
+    label_array = np.asarray(labels, dtype=np.int64)
     drawn = _drawn(texts, label_array)
     with_pairs, counts = _count(texts, drawn)
     return _fitted(counts, label_array[drawn], num_labels, c_values, with_pairs, class_weight)
@@ -152,7 +131,7 @@ def left_out_scores(
     `folds` has the number of every text's fold. Hashing learns nothing, so that the folds share it: a text is read
     twice, once to learn from and once to answer, and not once for every fold.
     """
-    label_array, fold_array = _checked(labels, texts, num_labels), np.asarray(folds)
+    label_array, fold_array = np.asarray(labels, dtype=np.int64), np.asarray(folds)
     drawn = _drawn(texts, label_array)
     with_pairs, counts = _count(texts, drawn)
     scores = np.empty((len(c_values), len(texts), num_labels))
@@ -252,13 +231,6 @@ def _counts(texts: Iterable[str], with_pairs: bool) -> Iterator[Any]:
     iterator = iter(texts)
     while batch := list(islice(iterator, _READ_AT_ONCE)):
         yield hstack([vectorizer.transform(batch) for vectorizer in vectorizers], format="csr")
-
-
-def _checked(labels: ArrayLike, texts: Sequence[str], num_labels: int) -> NDArray[np.int64]:
-    array = np.asarray(labels, dtype=np.int64)
-    if array.shape == (len(texts), num_labels):
-        return checked_labels(array.ravel(), array.size, 2).reshape(array.shape)
-    return checked_labels(array, len(texts), num_labels)
 
 
 def _drawn(texts: Sequence[str], labels: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prefixprop.data.cache import RaggedArray
-from prefixprop.data.encoding import stored_tokens
 from prefixprop.data.rows import Row, read_rows, text_of
+from prefixprop.data.tokens import stored_tokens
 from prefixprop.lengthen.settings import LengthenSettings
 
 _HELD_OUT_SHARE, _MOST_HELD_OUT = 0.02, 64

@@ -24,7 +24,7 @@ from scipy.special import logsumexp
 
 from prefixprop.choices import EXPLANATION_WAYS
 from prefixprop.data import chunk_documents, encode_documents
-from prefixprop.data.encoding import WORD, EncodedDocuments, Frame, contents, readable
+from prefixprop.data.tokens import WORD, EncodedDocuments, Frame, contents, readable
 from prefixprop.evaluate.metrics import log_odds
 from prefixprop.optional_packages import import_optional
 from prefixprop.predict.reading import ReadingEncoder

@@ -16,7 +16,7 @@ from prefixprop.attention.pattern import AttentionPattern
 from prefixprop.backbones import find_backbone
 from prefixprop.backbones.base import Text
 from prefixprop.data.batches import pad_documents
-from prefixprop.data.encoding import TokenIds
+from prefixprop.data.tokens import TokenIds
 from prefixprop.predict.token_batches import batches_by_length, inference, to_device
 from prefixprop.tuners.reader_bank import ReaderBank, ReaderWeights
 from prefixprop.tuners.reading import text_to_read

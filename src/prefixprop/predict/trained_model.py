@@ -25,7 +25,7 @@ from transformers import PreTrainedTokenizerBase
 from prefixprop.choices import DEFAULT_BATCH_TOKENS, LONG_DOCUMENTS
 from prefixprop.data import chunk_documents, encode_documents
 from prefixprop.data.documents import checked_texts
-from prefixprop.data.encoding import EncodedDocuments, count_words, shredded
+from prefixprop.data.tokens import EncodedDocuments, count_words, shredded
 from prefixprop.evaluate import Mix, Temperature, TfidfModel, Trust
 from prefixprop.evaluate.metrics import yes_or_no
 from prefixprop.evaluate.mixing import READERS, WORDS, mean_answer

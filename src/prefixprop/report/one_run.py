@@ -14,10 +14,10 @@ import pandas as pd
 
 from prefixprop.data import Document, Question, QuestionTask, fingerprint, load_data, select_documents
 from prefixprop.data.documents import ids_of
-from prefixprop.data.registry import SHIPPED, TASKS
+from prefixprop.data.tasks import SHIPPED, TASKS
 from prefixprop.evaluate import PredictionSet, Trust, accuracy_interval
 from prefixprop.evaluate.mixing import READERS, WORDS
-from prefixprop.evaluate.per_label import label_table as label_rows
+from prefixprop.evaluate.predictions import label_table as label_rows
 from prefixprop.report.choose import LEFT_OUT, Comparison, documents_of, method_name, stored_name
 from prefixprop.report.results import ALL_METRICS, ECE, NLL, baseline_name, quality_of
 from prefixprop.report.table import ABSENT, Table, capitalised, frame, interval_cell, number

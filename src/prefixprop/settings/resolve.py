@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from prefixprop.data.registry import default_epochs, readers_schedule
+from prefixprop.data.tasks import default_epochs, readers_schedule
 from prefixprop.settings.declaration import SettingsError
 from prefixprop.settings.methods import owners
 from prefixprop.settings.run_settings import SETTINGS, RunSettings, flag_of

@@ -22,7 +22,7 @@ from prefixprop.choices import (
     POOLINGS,
 )
 from prefixprop.data.documents import SPLIT_NAMES
-from prefixprop.data.registry import (
+from prefixprop.data.tasks import (
     EPOCHS_OF_FEW,
     EPOCHS_OF_MANY,
     MANY_DOCUMENTS,

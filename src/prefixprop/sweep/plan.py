@@ -20,7 +20,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from prefixprop.data.registry import TASKS
+from prefixprop.data.tasks import TASKS
 from prefixprop.settings.declaration import TEXTS, SettingsError, as_declared, problem_of
 from prefixprop.settings.recipe import (
     YamlEntry,

@@ -14,8 +14,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from prefixprop.data import SPLIT_NAMES, ClassificationTask, DocumentCollator, Task
 from prefixprop.data.documents import CALIBRATION, IN_WORDS, Split, StoredDocuments, texts_of
-from prefixprop.data.encoding import Frame, StoredTokens, TokenIds, count_words, shredded, stored_tokens
 from prefixprop.data.splits import dev_folds
+from prefixprop.data.tokens import Frame, StoredTokens, TokenIds, count_words, shredded, stored_tokens
 from prefixprop.evaluate import PredictionSet, Temperature, decide, measure_baseline
 from prefixprop.models.base_model import BaseModel
 from prefixprop.settings.run_settings import RunSettings

@@ -19,8 +19,8 @@ from torch.utils.data import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from prefixprop.data import Task
-from prefixprop.data.encoding import TokenIds
-from prefixprop.data.registry import DOCUMENTS, QUESTIONS
+from prefixprop.data.tasks import DOCUMENTS, QUESTIONS
+from prefixprop.data.tokens import TokenIds
 from prefixprop.evaluate import PredictionSet
 from prefixprop.models.base_model import BaseModel
 from prefixprop.settings.run_settings import RunSettings

@@ -20,7 +20,7 @@ from prefixprop.data import (
 )
 from prefixprop.data.documents import IN_WORDS
 from prefixprop.evaluate import PredictionSet, question_predictions
-from prefixprop.evaluate.bm25 import measure_bm25
+from prefixprop.evaluate.baseline import measure_bm25
 from prefixprop.models import adapt_candidate_scorer
 from prefixprop.models.base_model import BaseModel
 from prefixprop.settings.run_settings import RunSettings

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from prefixprop.data import chunk_documents, encode_documents, encoding
+from prefixprop.data import chunk_documents, encode_documents
+from prefixprop.data import tokens as module
 from prefixprop.data.cache import RaggedArray, entries
-from prefixprop.data.encoding import Frame, readable, stored_tokens
+from prefixprop.data.tokens import Frame, readable, stored_tokens
 from prefixprop.models import load_default
 
 from tiny_questions import tiny_tokenizer
@@ -116,11 +117,11 @@ def test_the_first_tokens_are_those_of_the_whole_text(
     whole = tokenizer([readable(text) for text in texts], add_special_tokens=False)["input_ids"] if texts else []
     frame = Frame.of(tokenizer, 100)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(encoding, "_CHARACTERS_PER_TOKEN", 1)
-        patch.setattr(encoding, "_MARGIN", 100)
+        patch.setattr(module, "_CHARACTERS_PER_TOKEN", 1)
+        patch.setattr(module, "_MARGIN", 100)
         encoded = encode_documents(texts, tokenizer, room + frame.size)
-        patch.setattr(encoding, "_PIECE", 5000)
-        stored = list(encoding.contents(texts, tokenizer))
+        patch.setattr(module, "_PIECE", 5000)
+        stored = list(module.contents(texts, tokenizer))
     expected = [frame.around(np.array(ids[:room], dtype=np.int32)).tolist() for ids in whole]
     assert [ids.tolist() for ids in encoded.input_ids] == expected
     is_cut = [read < total for read, total in zip(encoded.tokens_read, encoded.tokens, strict=True)]
@@ -137,13 +138,13 @@ def test_a_huge_text_is_never_encoded_at_once(
     text = "Some words, and 12 more of them. " * 40_000
     whole = tokenizer(text, add_special_tokens=False)["input_ids"]
     given_sizes: list[int] = []
-    encode = encoding._encoded
+    encode = module._encoded
 
     def counted(texts: list[str], tokenizer: PreTrainedTokenizerFast) -> list[list[int]]:
         given_sizes.extend(map(len, texts))
         return encode(texts, tokenizer)
 
-    monkeypatch.setattr(encoding, "_encoded", counted)
+    monkeypatch.setattr(module, "_encoded", counted)
     encoded = encode_documents([text], tokenizer, 4096)
     assert encoded.input_ids[0][1:-1].tolist() == whole[:4094] and encoded.tokens_read == [4096]
     assert encoded.tokens[0] == pytest.approx(len(whole), rel=0.01)  # by its characters
@@ -178,12 +179,12 @@ def test_texts_that_the_tokenizer_shreds(
     tokenizer: PreTrainedTokenizerFast, text: str, words: int, is_told: bool
 ) -> None:
     tokens = len(tokenizer(text, add_special_tokens=False)["input_ids"])
-    assert encoding.count_words(text) == words
-    told = encoding.shredded(tokens, words)
+    assert module.count_words(text) == words
+    told = module.shredded(tokens, words)
     assert (told is not None) == is_told
     assert told is None or f"{tokens / words:.1f} tokens per word" in told
     longer = "\n".join([text] * 100)  # whose words are counted in its beginning
-    assert encoding.count_words(longer) == pytest.approx(100 * words, rel=0.1)
+    assert module.count_words(longer) == pytest.approx(100 * words, rel=0.1)
 
 
 def test_texts_without_any_token(tokenizer: PreTrainedTokenizerFast) -> None:
@@ -224,7 +225,7 @@ def test_stored_tokens_are_those_of_the_tokenizer_without_special_tokens(folder:
 def test_no_texts_and_more_texts_than_are_encoded_at_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = tiny_tokenizer()
     assert len(stored_tokens([], tokenizer, "none")) == 0
-    monkeypatch.setattr(encoding, "_CHARACTERS_AT_ONCE", 40)
+    monkeypatch.setattr(module, "_CHARACTERS_AT_ONCE", 40)
     texts = [f"w{number % 5} " * (number % 9) for number in range(600)]
     found = stored_tokens((text for text in texts), tokenizer, "many")
     assert [ids.tolist() for ids in found] == tokenizer(texts, add_special_tokens=False)["input_ids"]

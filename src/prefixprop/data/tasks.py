@@ -1,33 +1,37 @@
-"""The data sets that have a name, one row each: `load_task("newsgroups")`.
+"""The data sets that have a name, one row each: `load_task("newsgroups")`. Short loaders are here, too.
 
 A new task is a loader and a row here; from another package, `TASKS[row.name] = row`.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from prefixprop.data.cuad import load_cuad
 from prefixprop.data.documents import ClassificationTask
 from prefixprop.data.elife import load_elife
-from prefixprop.data.files import Columns, load_files, load_folder, load_hub, load_hub_task
-from prefixprop.data.hybridqa import load_hybridqa
+from prefixprop.data.files import Columns, build_task, load_files, load_folder, load_hub, load_hub_task
 from prefixprop.data.hyperpartisan import clean_text, load_hyperpartisan
 from prefixprop.data.newsgroups import load_newsgroups
-from prefixprop.data.rows import KINDS
-from prefixprop.data.wikihop import QuestionTask, load_wikihop
+from prefixprop.data.rows import KINDS, find_split_files, read_rows
+from prefixprop.data.wikihop import QuestionTask, load_questions, load_wikihop
 
 Task = ClassificationTask | QuestionTask
 SHIPPED = "the package"
 DOCUMENTS, QUESTIONS = "documents", "questions"  # kinds of tasks
 
-_ARXIV_CHARACTERS = 30_000
 _ARXIV_FOLDER_MUST_HOLD = (
     "train, dev (or validation) and, if you have it, test, as files that end in one of "
     f"{KINDS}, with the columns text and label and, if you have them, label_name and id"
+)
+_CUAD_FOLDER_MUST_HOLD = "contracts.jsonl.xz; the site says how to build it (Several labels)"
+_RAREST_CLAUSE = 0.05  # of the contracts have it, or it is left out: with five folds, one would have four contracts
+_HYBRIDQA_SOURCE = (
+    "build the files from clones of github.com/wenhuchen/HybridQA and github.com/wenhuchen/WikiTables-WithLinks; the "
+    "site says how (Several labels)"
 )
 
 
@@ -37,16 +41,58 @@ def load_arxiv(data_dir: Path | None = None) -> ClassificationTask:
     As in the paper, the configuration is `no_ref`, which removes the subject where the text gives it away, and the
     first 30,000 characters of a paper are read.
     """
+    columns = Columns(max_characters=30_000)
     if data_dir is not None:
-        columns = Columns(label_name="label_name")
-        return load_folder("arxiv", data_dir, columns, _ARXIV_FOLDER_MUST_HOLD, prepare=beginning)
+        return load_folder("arxiv", data_dir, replace(columns, label_name="label_name"), _ARXIV_FOLDER_MUST_HOLD)
     instead = f"pass --data-dir FOLDER with {_ARXIV_FOLDER_MUST_HOLD}"
-    return load_hub_task("arxiv", "ccdv/arxiv-classification", "no_ref", Columns(), instead, prepare=beginning)
+    return load_hub_task("arxiv", "ccdv/arxiv-classification", "no_ref", columns, instead)
 
 
-def beginning(text: str) -> str:
-    """The part of an arXiv paper that is read."""
-    return text[:_ARXIV_CHARACTERS]
+def load_cuad(data_dir: Path | None = None) -> ClassificationTask:
+    """Load CUAD (Hendrycks et al., 2021): commercial contracts, and which clauses each has that are not too rare.
+
+    The Contract Understanding Atticus Dataset v1, by The Atticus Project, CC BY 4.0: 510 contracts that companies
+    filed with the SEC, each with a yes or no for 33 kinds of clauses. `recipes/build_cuad.py` makes the task's file
+    from it. There is no split, all are the training set: runs are compared on folds.
+    """
+    if data_dir is None:
+        raise ValueError(
+            f"The contracts of CUAD have to be built: pass --data-dir FOLDER with {_CUAD_FOLDER_MUST_HOLD}."
+        )
+    missing = f"there are no contracts. The folder must hold {_CUAD_FOLDER_MUST_HOLD}."
+    files = find_split_files(data_dir, "contracts", missing=missing)
+    rows = [row for row in read_rows(files) if isinstance(row.values.get("labels"), list)]
+    counts = Counter(label for row in rows for label in row.values["labels"])
+    kept = {label for label, count in counts.items() if count >= _RAREST_CLAUSE * len(rows)}
+    rows = [
+        replace(row, values={**row.values, "labels": [label for label in row.values["labels"] if label in kept]})
+        for row in rows
+    ]
+    return build_task("cuad", {"train": rows}, Columns(label="labels", id="id"))
+
+
+def load_hybridqa(data_dir: Path | None = None) -> QuestionTask:
+    """Load HybridQA (Chen et al., 2020) as a choice among rows: which row of a table holds the answer to a question.
+
+    People wrote the questions about a Wikipedia table whose cells link to other articles, so that table and articles
+    have to be read together. The candidates are the rows of the table, and each has one support: its cells and the
+    beginnings of the articles that they link to. This is row selection, not the original task, which asks for the
+    answer's words, and not WikiHop, whose candidates are entities and have no supports of their own.
+
+    The questions are those of HybridQA's dev set whose answer lies in exactly one row by the authors' tracing, which
+    is a string match. `recipes/build_hybridqa.py` makes the files `train`, `dev` and `test`; questions are under the
+    MIT licence, passages are Wikipedia's (CC BY-SA).
+    """
+    if data_dir is None:
+        raise ValueError(f"HybridQA's rows are not on a hub: {_HYBRIDQA_SOURCE}, and give --data-dir FOLDER.")
+    task = load_questions("hybridqa", data_dir, _HYBRIDQA_SOURCE)
+    for question in (*task.train, *task.dev, *task.test):
+        if len(question.supports) != len(question.candidates):
+            raise ValueError(
+                f"{data_dir}: question {question.id!r} has {len(question.candidates)} candidates and "
+                f"{len(question.supports)} supports, but every row has one support; {_HYBRIDQA_SOURCE}."
+            )
+    return task
 
 
 @dataclass(frozen=True)
@@ -149,10 +195,6 @@ _SOURCES = (
 TASKS: dict[str, TaskSource] = {source.name: source for source in _SOURCES}
 
 
-def _own_documents(data_dir: Path | None) -> Task:
-    raise ValueError("Your documents have files, not a name; see load_files and load_hub.")
-
-
 # The user's documents, from files or the hub. Their defaults were chosen on folds (docs/defaults.md): few documents
 # need ten epochs, many are learnt in five.
 EPOCHS_OF_FEW, EPOCHS_OF_MANY, MANY_DOCUMENTS = 10, 5, 1000
@@ -161,7 +203,7 @@ OWN_DOCUMENTS = TaskSource(
     summary="Your documents",
     origin="files, or a data set of the hub",
     metric="micro_f1",
-    load=_own_documents,
+    load=lambda _: load_files(()),  # which says that it needs files
     max_length=None,
     method="prefix-propagation+lora",
     batch_size=8,

@@ -80,12 +80,7 @@ class EncodedDocuments:
 
 def encode_documents(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, max_length: int) -> EncodedDocuments:
     """Encode every text as the tokenizer does with `truncation=True`; an empty text is its special tokens only."""
-    frame = Frame.of(tokenizer, max_length)
-    input_ids, tokens = [], []
-    for content, total in contents(texts, tokenizer, frame.room):
-        input_ids.append(frame.around(content[: frame.room]))
-        tokens.append(total + frame.size)
-    return EncodedDocuments(tuple(input_ids), tuple(range(len(texts))), tuple(tokens), frame.size)
+    return _in_pieces(texts, tokenizer, max_length, most=1)
 
 
 def chunk_documents(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, max_length: int) -> EncodedDocuments:
@@ -93,11 +88,17 @@ def chunk_documents(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, ma
 
     Every token of a text is in exactly one chunk, all chunks but the last are full, and an empty text is one chunk.
     """
+    return _in_pieces(texts, tokenizer, max_length)
+
+
+def _in_pieces(
+    texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, max_length: int, most: int | None = None
+) -> EncodedDocuments:
     frame = Frame.of(tokenizer, max_length)
     input_ids, documents, tokens = [], [], []
-    for index, (content, total) in enumerate(contents(texts, tokenizer)):
+    for index, (content, total) in enumerate(contents(texts, tokenizer, most and frame.room)):
         tokens.append(total + frame.size)
-        for start in range(0, max(len(content), 1), frame.room):
+        for start in range(0, max(len(content), 1), frame.room)[:most]:
             input_ids.append(frame.around(content[start : start + frame.room]))
             documents.append(index)
     return EncodedDocuments(tuple(input_ids), tuple(documents), tuple(tokens), frame.size)
@@ -167,13 +168,8 @@ def contents(
             elif len(text) <= size:
                 yield np.array(ids, dtype=np.int32), len(ids)
             else:
-                whole = np.concatenate(
-                    [
-                        np.array(piece, dtype=np.int32)
-                        for pieces in _batches(_pieces(text))
-                        for piece in _encoded(pieces, tokenizer)
-                    ]
-                )
+                pieces = chain.from_iterable(_encoded(some, tokenizer) for some in _batches(_pieces(text)))
+                whole = np.fromiter(chain.from_iterable(pieces), dtype=np.int32)
                 yield whole, len(whole)
 
 
