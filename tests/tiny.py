@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from peft import get_peft_model
+from peft import LoraConfig, get_peft_model
 from torch import Tensor
 from transformers import AutoConfig, AutoModel, PreTrainedModel
 from transformers import AutoModelForQuestionAnswering as ForQuestionAnswering
@@ -85,12 +85,18 @@ def for_all_rows(inputs: dict[str, Tensor], count: int = 1) -> dict[str, Tensor]
 
 
 both_methods = pytest.mark.parametrize("method", METHODS)
+every_method = pytest.mark.parametrize("method", CONFIGS)
 every_family = pytest.mark.parametrize("family", FAMILIES)
 
 
 def adapt(model: Any, method: str, task: str | None = "SEQ_CLS", length: int = 4, **options: Any) -> Any:
     """The model with a new adapter, in evaluation mode."""
     return get_peft_model(model, CONFIGS[method](task_type=task, num_virtual_tokens=length, **options)).eval()
+
+
+def random_lora(**options: Any) -> LoraConfig:
+    """LoRA that starts at random, so that it has an effect."""
+    return LoraConfig(**{"r": 2, "init_lora_weights": False} | options)
 
 
 def randomised(model: Any, scale: float = 0.2) -> Any:
