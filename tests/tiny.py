@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from functools import partial
 from typing import Any
 
@@ -27,6 +28,13 @@ HEADS: dict[str, Any] = {
 METHODS: dict[str, Any] = {"propagation": PrefixPropagationConfig, "tuning": PrefixTuningConfig}
 CONFIGS: dict[str, Any] = METHODS | {"reading": partial(PrefixPropagationConfig, read_only=True)}
 VOCABULARY = 97
+# Overrides for Triton's interpreter, which is slow.
+SMALL: dict[str, Any] = {
+    "num_hidden_layers": 2,
+    "attention_window": [8, 4],
+    "num_attention_heads": 1,
+    "hidden_size": 16,
+}
 ROBERTA_LIKE = ("longformer", "roberta", "xlm-roberta", "camembert", "data2vec-text", "roberta-prelayernorm")
 
 
@@ -86,6 +94,7 @@ def for_all_rows(inputs: dict[str, Tensor], count: int = 1) -> dict[str, Tensor]
 
 both_methods = pytest.mark.parametrize("method", METHODS)
 every_method = pytest.mark.parametrize("method", CONFIGS)
+with_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
 every_family = pytest.mark.parametrize("family", FAMILIES)
 
 

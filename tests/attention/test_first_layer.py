@@ -12,11 +12,9 @@ from prefixprop.attention import longformer as forwards
 from prefixprop.attention.longformer import LongformerPatch, grad_rows
 
 from one_layer import assert_same_gradients, trained_gradients
-from tiny import adapt, batch, both_methods, tiny_model
+from tiny import SMALL, adapt, batch, both_methods, tiny_model
 
 pytest.importorskip("triton")
-
-NARROW = {"num_attention_heads": 1, "hidden_size": 16}  # Triton's interpreter is slow
 
 
 def dropping(model: Any) -> Any:
@@ -40,7 +38,7 @@ def dropping(model: Any) -> Any:
 def test_same_gradients(
     method: str, lengths: list[int], left: bool, further: int, prefix: int, training: bool
 ) -> None:
-    model = adapt(tiny_model(num_hidden_layers=1, attention_window=[8], **NARROW), method, length=prefix)
+    model = adapt(tiny_model(**SMALL | {"num_hidden_layers": 1, "attention_window": [8]}), method, length=prefix)
     attention.install(model, "triton")
     if training:
         dropping(model)
@@ -62,7 +60,7 @@ def test_what_the_sequence_would_get_is_not_computed(method: str, monkeypatch: p
     started = []
     for name in ("_window_keys_backward", "_local_rows", "_global_rows", "_row_deltas"):
         monkeypatch.setattr(launch_attention, name, counted(name, getattr(launch_attention, name), started))
-    model = adapt(tiny_model(num_hidden_layers=2, attention_window=[8, 8], **NARROW), method)
+    model = adapt(tiny_model(**SMALL), method)
     attention.install(model, "triton")
     inputs = batch(model, [9, 5])
     inputs["global_attention_mask"] = torch.zeros_like(inputs["input_ids"])  # somebody's own: all rows of all layers
@@ -83,7 +81,7 @@ def counted(name: str, start: Any, started: list[str]) -> Any:
 @pytest.mark.parametrize("backend", ["sdpa", "triton"])
 @both_methods
 def test_embeddings_that_learn_get_their_gradient(method: str, backend: str) -> None:
-    model = adapt(tiny_model(num_hidden_layers=2, attention_window=[8, 8], **NARROW), method, prefix_dropout=0.0)
+    model = adapt(tiny_model(**SMALL), method, prefix_dropout=0.0)
     inputs = batch(model, [9, 5])
     words = model.get_base_model().get_input_embeddings()(inputs.pop("input_ids")).detach()
     found = []

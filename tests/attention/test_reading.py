@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -23,9 +22,7 @@ from prefixprop.tuners.reader_bank import ReaderBank, new_reader
 from prefixprop.tuners.reading import text_to_read
 
 from one_layer import assert_close
-from tiny import batch, every_family, tiny_model
-
-with_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
+from tiny import batch, every_family, tiny_model, with_triton
 
 
 class Case(NamedTuple):

@@ -12,8 +12,6 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from prefixprop import attention
-
 from tiny import (
     FAMILIES,
     METHODS,
@@ -69,36 +67,6 @@ def test_with_alpha_at_zero_it_is_lora_alone(family: str, method: str) -> None:
     alone.load_state_dict(weights, strict=False)
     assert_equal(states(both, inputs), states(alone, inputs))
     assert (states(alone, inputs) - without).abs().max() > 1e-2
-
-
-@pytest.mark.parametrize(
-    ("family", "backend", "targets"),
-    [
-        ("longformer", "sdpa", ["query", "key_global", "value_global", "dense"]),
-        ("longformer", "triton", ["query", "key_global", "value_global"]),
-        ("modernbert", "triton", ["Wqkv", "Wi", "Wo"]),
-    ],
-)
-@pytest.mark.parametrize(("method", "options"), [("propagation", {"kernel": "exp", "alpha": 0.5}), ("tuning", {})])
-def test_the_fast_attention_does_not_pass_it_by(
-    method: str, options: dict[str, Any], family: str, backend: str, targets: list[str]
-) -> None:
-    """As if LoRA's product were in the weights, where frozen layers are computed in one piece."""
-    small: dict[str, Any] = {"num_hidden_layers": 2, "num_attention_heads": 1, "hidden_size": 16}
-    small |= {"attention_window": [8, 4]} if family == "longformer" else {}
-    model = adapt(tiny_model(family, **small), method, lora=random_lora(target_modules=targets), **options)
-    attention.install(model, backend)
-    inputs, labels = batch(model, [13, 6]), torch.tensor([0, 2])
-    found = model(**inputs, labels=labels)
-    found.loss.backward()
-    gradient = model.get_prefix().grad.clone()
-    model.zero_grad()
-    with pytest.warns(UserWarning, match="the prefix stays"):
-        model.merge_and_unload()
-    expected = model(**inputs, labels=labels)
-    expected.loss.backward()
-    torch.testing.assert_close(found.logits, expected.logits, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(gradient, model.get_prefix().grad, atol=1e-5, rtol=1e-4)
 
 
 # --- one adapter ----------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ import oracle
 from tiny import (
     CONFIGS,
     RELATIVES,
+    SMALL,
     adapt,
     assert_same_bits,
     batch,
@@ -28,7 +29,6 @@ from tiny import (
 )
 
 LENGTHS = [23, 11, 1]
-SMALL = {"num_attention_heads": 1, "hidden_size": 16, "num_hidden_layers": 2}  # for Triton's interpreter
 
 
 def reader(model: Any, length: int = 3, **options: Any) -> Any:
@@ -171,7 +171,7 @@ def test_attention_dropout_is_that_of_the_layer(family: str, length: int) -> Non
 )
 def test_every_attention_gives_the_same(family: str, backend: str | None) -> None:
     """None is Hugging Face's, which Longformer and ModernBERT have where attention weights are asked for."""
-    model = tiny_model(family, **SMALL, attention_window=[8, 8])
+    model = tiny_model(family, **SMALL)
     adapted = reader(model)
     inputs = batch(model, [19, 7])
     expected = adapted(**inputs).logits
