@@ -77,16 +77,6 @@ def test_a_kernel_over_trained_keys_goes_in_parts(monkeypatch: pytest.MonkeyPatc
     assert_same_as_in_parts(model, "Leave", monkeypatch)
 
 
-@pytest.mark.parametrize("method", ["propagation", "tuning"])
-def test_alpha_zero_is_no_prefix_in_the_softmax(method: str) -> None:
-    model = adapt(one_layer(False, **SMALLER), method, kernel="exp", alpha=0.0)
-    inputs = for_all_rows(batch(model, [13, 6]))
-    with torch.no_grad():
-        expected = model(**inputs).logits
-        attention.install(model, "triton")
-        torch.testing.assert_close(model(**inputs).logits, expected, atol=1e-5, rtol=1e-5)
-
-
 def test_layers_that_are_trained_or_uneven_go_in_parts() -> None:
     from prefixprop.attention.triton.block import plan_for
     from prefixprop.attention.triton.longformer import plan_of
