@@ -151,7 +151,8 @@ def test_is_a_softmax_over_own_keys_and_the_text(
 def test_only_the_first_of_each_reader_asks(case: Case, dropout: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Dropout drops single probabilities of the text and of own keys, the same in backward."""
     from prefixprop.attention.triton import reading
-    from prefixprop.attention.triton.tiles import levels
+
+    from known_masks import is_kept
 
     drawn: list[list[Tensor]] = []
     draw = reading.draw_dropout_seeds
@@ -160,11 +161,9 @@ def test_only_the_first_of_each_reader_asks(case: Case, dropout: float, monkeypa
     for first_only in (True, False):
         found = results(partial(by_triton, dropout=dropout, first_only=first_only), inputs, case.readers)
         if dropout:
-            keep_threshold, keep_scale = levels(dropout)
             rows, text, own = (seeds.view(len(case.kept), -1) for seeds in drawn.pop())
             columns = torch.cat([own, text], dim=1)[:, None, None]
-            kept = (rows.unflatten(1, (case.heads, -1))[..., None] ^ columns) * -1640531535 >= keep_threshold
-            mask = kept * keep_scale
+            mask = is_kept(rows.unflatten(1, (case.heads, -1))[..., None], columns, dropout)
         written_out = partial(dense, step=case.length if first_only else 1, dropped=mask)
         assert_close(found, results(written_out, inputs, case.readers))
 
