@@ -48,6 +48,14 @@ ADAPTERS: dict[str, dict[str, Any]] = SHARED | {
 }
 
 
+READERS: dict[str, dict[str, Any]] = {
+    "reader": {"read_only": True},
+    "reader too": {"read_only": True},
+    "gated reader": {"read_only": True, "gate": True},
+    "longer reader": {"read_only": True, "num_virtual_tokens": 6},
+}
+
+
 def with_adapters(
     model: Any, method: str, adapters: dict[str, dict[str, Any]] = ADAPTERS, task: str | None = "SEQ_CLS"
 ) -> Any:
@@ -118,8 +126,9 @@ def assert_as_alone(
 @pytest.mark.parametrize(("method", "left"), [("propagation", False), ("tuning", True)])
 @every_family
 def test_each_document_is_as_in_a_pass_of_its_own_adapter(family: str, method: str, left: bool) -> None:
-    model = with_adapters(tiny_model(family), method)
-    names = [*ADAPTERS, BASE]
+    adapters = ADAPTERS | (READERS if method == "propagation" else {})
+    model = with_adapters(tiny_model(family), method, adapters)
+    names = [*adapters, BASE]
     inputs = batch(model, [LENGTHS[place % len(LENGTHS)] for place in range(len(names))], left=left)
     assert_as_alone(model, names, inputs)
     # Few numbers, after all layers; with nobody to read the states, the last layer is shorter on Longformer.

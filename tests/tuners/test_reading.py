@@ -12,15 +12,13 @@ from peft import LoraConfig
 from torch import Tensor
 
 from prefixprop import PrefixPropagationConfig, attention, count_parameters
-from prefixprop.backbones import FAMILIES, find_backbone
+from prefixprop.backbones import FAMILIES
 
 import oracle
 from tiny import (
-    CONFIGS,
     RELATIVES,
     SMALL,
     adapt,
-    assert_same_bits,
     batch,
     every_family,
     for_all_rows,
@@ -185,49 +183,6 @@ def test_every_attention_gives_the_same(family: str, backend: str | None) -> Non
 
 
 # --- adapters -------------------------------------------------------------------------------------------------------
-
-
-@torch.no_grad()
-@every_family
-def test_several_adapters(family: str) -> None:
-    """Beside each other, in one batch, disabled, deleted and taken off; one of them is propagated."""
-    model = tiny_model(family)
-    inputs = batch(model, [25, 14, 9, 21, 6])
-    base = model(**inputs)
-    adapted = adapt(model, "reading")
-    kinds: dict[str, dict[str, Any]] = {"gated": {"gate": True}, "long": {"num_virtual_tokens": 6}, "old": {}}
-    for name, options in kinds.items():
-        config = CONFIGS["propagation" if name == "old" else "reading"]
-        adapted.add_adapter(name, config(**{"task_type": "SEQ_CLS", "num_virtual_tokens": 4} | options))
-    alone = {}
-    for name in ("default", *kinds):
-        adapted.set_adapter(name)
-        alone[name] = randomised(adapted, 0.5)(**inputs).logits
-    names = ["gated", "default", "old", "default", "long"]
-    for mixed in (names, ["gated", "default", "default", "gated", "default"], [*names[:4], "__base__"]):
-        logits = adapted(**inputs, adapter_names=mixed).logits
-        expected = [{**alone, "__base__": base.logits}[name][place] for place, name in enumerate(mixed)]
-        torch.testing.assert_close(logits, torch.stack(expected), atol=2e-6, rtol=1e-5)
-    with adapted.disable_adapter():
-        assert_same_bits(adapted(**inputs), base)
-
-    adapted.set_adapter("old")
-    for name in ("default", "gated", "long"):
-        adapted.delete_adapter(name)
-    assert adapted(**inputs).logits.equal(alone["old"])
-    adapted.add_adapter("again", CONFIGS["reading"](task_type="SEQ_CLS", num_virtual_tokens=4))
-    adapted.set_adapter("again")
-    torch.testing.assert_close(adapted(**inputs).logits, reader_of(adapted)(**inputs).logits, atol=1e-6, rtol=0)
-    assert "forward" not in vars(find_backbone(adapted.unload()).module)
-    assert_same_bits(model(**inputs), base)
-
-
-def reader_of(adapted: Any) -> Any:
-    """A new model with the active adapter's prefix and head."""
-    other = adapt(tiny_model(adapted.config.model_type), "reading")
-    other.set_prefix(adapted.get_prefix())
-    find_head(other).load_state_dict(find_head(adapted).state_dict())
-    return other
 
 
 # --- what is refused ------------------------------------------------------------------------------------------------
