@@ -53,9 +53,6 @@ KERNELS_AND_MODES = [
     for shift, family in enumerate(FAMILIES)
     for place, kernel in enumerate(DEFINITIONS)
 ]
-one_kernel_per_family = pytest.mark.parametrize(
-    ("family", "kernel", "mode"), list(zip(FAMILIES, DEFINITIONS, MODES, strict=True))
-)
 
 
 def split_by(kernel: str, alpha: Any) -> oracle.Split:
@@ -152,21 +149,6 @@ def test_with_the_softmax_share_for_alpha_it_is_the_unsplit_method(
     real = inputs["attention_mask"].bool()
     output = adapted(**inputs).last_hidden_state
     torch.testing.assert_close(output[real].double(), expected[real], atol=3e-5, rtol=3e-5)
-
-
-@one_kernel_per_family
-@both_methods
-def test_gradients_are_finite_in_bf16(family: str, method: str, kernel: str, mode: str) -> None:
-    model = tiny_model(family, num_labels=2).to(torch.bfloat16)
-    adapted = adapt(model, method, kernel=kernel, alpha=0.5, alpha_mode=mode).train()
-    adapted.set_prefix(5 * torch.randn(adapted.get_prefix().shape))
-    inputs = batch(model, [20, 9])
-    loss = adapted(**inputs, labels=torch.tensor([0, 1])).loss
-    loss.backward()
-    gradients = [p.grad for p in adapted.parameters() if p.requires_grad]
-    assert all(gradient is not None and torch.isfinite(gradient).all() for gradient in gradients)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.isfinite(adapt(tiny_model(family), method, kernel=kernel)(**inputs).logits).all()
 
 
 @pytest.mark.parametrize(

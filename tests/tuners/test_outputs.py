@@ -93,16 +93,22 @@ def test_pooling_reads_the_first_prefix_row(family: str, task: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "task", "options", "message"),
+    ("method", "options", "remedy"),
+    [("propagation", {"pooling": "prefix"}, "use pooling='cls'"), ("reading", {"task": None}, "use a")],
+)
+@pytest.mark.parametrize(
+    ("family", "task", "config", "message"),
     [
         ("longformer", "TOKEN_CLS", {}, "LongformerForTokenClassification does not"),
         ("modernbert", "SEQ_CLS", {"classifier_pooling": "mean"}, r"does not \(its classifier_pooling is mean\)"),
         ("modernbert", "FEATURE_EXTRACTION", {}, "ModernBertModel does not"),
     ],
 )
-def test_pooling_prefix_needs_a_pooling_model(family: str, task: str, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=f"{message}; use pooling='cls'"):
-        adapt(tiny_model(family, task, **options), "propagation", task, pooling="prefix")
+def test_a_pooled_prefix_needs_a_model_that_pools_one_row(
+    family: str, task: str, config: dict, message: str, method: str, options: dict[str, Any], remedy: str
+) -> None:
+    with pytest.raises(ValueError, match=f"needs a model that pools one row, and .*{message}; {remedy}"):
+        adapt(tiny_model(family, task, **config), method, **{"task": task} | options)
 
 
 TARGETS: dict[str, dict[str, Tensor]] = {

@@ -206,22 +206,6 @@ def test_what_cannot_be_read_only(options: dict[str, Any], problem: str) -> None
     assert PrefixPropagationConfig(read_only=True, pooling="prefix") == PrefixPropagationConfig(read_only=True)
 
 
-@pytest.mark.parametrize(
-    ("model", "problem"),
-    [
-        (("longformer", "TOKEN_CLS", {}), "LongformerForTokenClassification does not; use a sequence"),
-        (
-            ("modernbert", "SEQ_CLS", {"classifier_pooling": "mean"}),
-            r"\(its classifier_pooling is mean\); use a",
-        ),
-    ],
-)
-def test_models_without_a_pooled_row(model: tuple[str, str, dict[str, Any]], problem: str) -> None:
-    family, task, options = model
-    with pytest.raises(ValueError, match=f"^read_only=True needs a model that pools one row, and .*{problem}"):
-        adapt(tiny_model(family, task, **options), "reading", task=None)
-
-
 def test_masks_of_more_than_padding() -> None:
     adapted = reader(tiny_model("roberta"))
     mask = torch.ones(2, 1, 6, 6, dtype=torch.bool)

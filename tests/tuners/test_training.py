@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from prefixprop.backbones import find_backbone
 
 import tiny
 from one_layer import assert_same_gradients, outcome, trained_gradients
-from tiny import batch, both_methods, every_family, every_method, tiny_model
+from tiny import CONFIGS, METHODS, batch, both_methods, every_family, every_method, tiny_model
 
 
 def adapt(model: Any, method: str, **options: Any) -> Any:
@@ -40,11 +41,18 @@ def test_gradient_checkpointing_changes_no_gradient(
     assert_same_gradients(checkpointed, plain, 1e-6)
 
 
-@every_method
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        *((method, {}) for method in CONFIGS),
+        ("propagation", {"kernel": "rbf", "alpha_mode": "layer", "alpha": 0.5}),
+        ("tuning", {"kernel": "linear", "alpha_mode": "query", "alpha": 0.5}),
+    ],
+)
 @every_family
-def test_bf16_autocast_trains(family: str, method: str) -> None:
+def test_bf16_autocast_trains(family: str, method: str, options: dict[str, Any]) -> None:
     own = {"bert": ["pooler"], "modernbert": ["head"]}.get(family)  # the others' whole head is trained anyway
-    model = adapt(tiny_model(family), method, modules_to_save=own)
+    model = adapt(tiny_model(family), method, modules_to_save=own, **options)
     inputs = batch(model, [18, 11])
     exact = outcome(model, inputs)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -56,18 +64,30 @@ def test_bf16_autocast_trains(family: str, method: str) -> None:
         assert torch.cosine_similarity(rough[name].flatten(), exact[name].flatten(), dim=0) > 0.98, name
 
 
+KERNELS = [("exp", "fixed"), ("rbf", "layer"), ("poly", "head"), ("linear", "query")]
+
+
 @pytest.mark.parametrize(
-    ("method", "dtype"), [("propagation", torch.bfloat16), ("tuning", torch.float16), ("reading", torch.bfloat16)]
+    ("method", "dtype", "options"),
+    [
+        ("propagation", torch.bfloat16, {}),
+        ("tuning", torch.float16, {}),
+        ("reading", torch.bfloat16, {}),
+        *(
+            (method, torch.bfloat16, {"kernel": kernel, "alpha_mode": mode, "alpha": 0.5})
+            for method, (kernel, mode) in product(METHODS, KERNELS)
+        ),
+    ],
 )
 @every_family
-def test_models_in_half_precision(family: str, method: str, dtype: torch.dtype) -> None:
+def test_models_in_half_precision(family: str, method: str, dtype: torch.dtype, options: dict[str, Any]) -> None:
     """The prefix stays in float32, as peft keeps adapters, and is cast where it meets the model."""
-    model = adapt(tiny_model(family).to(dtype), method)
-    inputs = batch(model, [18, 11])
-    output = model(**inputs, labels=torch.tensor([0, 1]))
+    model = adapt(tiny_model(family).to(dtype), method, **options)
+    model.set_prefix((5 if options else 1) * torch.randn(model.get_prefix().shape))
+    output = model(**batch(model, [18, 11]), labels=torch.tensor([0, 1]))
     output.loss.backward()
-    assert model.get_prefix().dtype == torch.float32
-    assert torch.isfinite(output.logits).all() and torch.isfinite(model.get_prefix().grad).all()
+    assert model.get_prefix().dtype == torch.float32 and torch.isfinite(output.logits).all()
+    assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.requires_grad)
 
 
 class Parity(Dataset):
