@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from transformers import Trainer, TrainingArguments
 
 from prefixprop import PrefixPropagationConfig, PrefixTuningConfig, count_parameters
 from prefixprop.data import CandidateCollator, Question, WikiHopDataset, add_special_tokens
@@ -269,3 +270,15 @@ def test_prefix_propagation_learns_four_questions() -> None:
         optimizer.step()
     assert losses[-1] < 0.1 * losses[0] and accuracies[-1] == 1.0 > accuracies[0]
     assert all(torch.equal(p, frozen[name]) for name, p in model.named_parameters() if name in frozen)
+
+
+def test_a_trainer_has_the_mean_over_questions(tmp_path: Path) -> None:
+    """Not over chunks or over the batches of a step, whose learning rate is too small to change the loss."""
+    dataset = WikiHopDataset(QUESTIONS, TOKENIZER, 80)
+    arguments = TrainingArguments(
+        tmp_path, num_train_epochs=1, per_device_train_batch_size=2, gradient_accumulation_steps=3, learning_rate=0.0,
+        use_cpu=True, report_to="none", save_strategy="no", disable_tqdm=True, gradient_checkpointing=True,
+    )  # fmt: skip
+    model = adapt_candidate_scorer(scorer(), PrefixPropagationConfig(num_virtual_tokens=4, prefix_dropout=0.0))
+    result = Trainer(model, arguments, data_collator=CandidateCollator(1), train_dataset=dataset).train()
+    assert result.training_loss == pytest.approx(model.eval()(**make_batch()).loss.item(), abs=1e-4)
