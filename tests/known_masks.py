@@ -9,11 +9,15 @@ from torch import Tensor, nn
 from prefixprop.attention.triton.tiles import levels
 
 
+def is_kept(rows: Tensor, columns: Tensor, dropout: float) -> Tensor:
+    """What is multiplied by, from the words of rows and of columns: 0, or what makes up for it."""
+    keep_threshold, keep_scale = levels(dropout)
+    return ((rows ^ columns) * -1640531535 >= keep_threshold).float() * keep_scale
+
+
 def mask_of(seeds: Sequence[Tensor], piece: int, width: int, dropout: float) -> Tensor:
     """What rows are multiplied by, where each of several pieces has columns of its own."""
-    keep_threshold, keep_scale = levels(dropout)
-    columns = seeds[1][piece * width : (piece + 1) * width]
-    return ((seeds[0][:, None] ^ columns[None, :]) * -1640531535 >= keep_threshold).float() * keep_scale
+    return is_kept(seeds[0][:, None], seeds[1][None, piece * width : (piece + 1) * width], dropout)
 
 
 class Masked(nn.Module):

@@ -6,17 +6,15 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import yaml
 from peft import PeftModel
 from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING, PEFT_TYPE_TO_PREFIX_MAPPING, PEFT_TYPE_TO_TUNER_MAPPING
-from typer.testing import CliRunner
 
+import command_line
 from prefixprop.backbones import FAMILIES, SUPPORTED_MODEL_TYPES, family_of, find_backbone
-from prefixprop.cli.app import app
 from prefixprop.data import TASKS
 from prefixprop.kernels import KERNELS
 from prefixprop.settings.methods import METHODS
@@ -129,13 +127,10 @@ TASKS["letters"] = TaskSource(
 BATCHES = ["--batch-size", "8", "--device-batch-size", "4"]
 
 
-def call(*arguments: object, status: int = 0, package: str | None = "mine") -> Any:
-    """A command, after the import of the package of one's own."""
+def call(*arguments: object, status: int = 0, package: str | None = "mine") -> tuple[str, str]:
+    """What a command prints, and its errors, after the import of the package of one's own."""
     before = [] if package is None else ["--import", package]
-    result = CliRunner(env={"COLUMNS": "400", "NO_COLOR": "1"}).invoke(app, [*before, *map(str, arguments)])
-    assert result.exit_code == status, result.output
-    assert "Traceback" not in result.output
-    return result
+    return command_line.call(*before, *arguments, status=status, columns=400)
 
 
 @pytest.fixture
@@ -171,7 +166,7 @@ def data_flags(folder: Path) -> list[str]:
 
 def predicted(run: Path, *texts: str) -> list[dict]:
     Path("new.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
-    return [json.loads(line) for line in call("predict", run, "new.jsonl").stdout.splitlines()]
+    return [json.loads(line) for line in call("predict", run, "new.jsonl")[0].splitlines()]
 
 
 # --- a backbone ---------------------------------------------------------------------------------------------------
@@ -184,7 +179,7 @@ def test_a_backbone(package: Callable[[str], None], method: str, layout: str) ->
     with pytest.raises(ValueError, match="cannot put prefixes on a 'megatron-bert' model"):
         find_backbone(model)
     package(BACKBONE)
-    assert "megatron-bert" in call("methods").stdout.rpartition("Models:")[2]
+    assert "megatron-bert" in call("methods")[0].rpartition("Models:")[2]
     assert "megatron-bert" in SUPPORTED_MODEL_TYPES
     assert type(find_backbone(model)) is family_of("megatron-bert")
 
@@ -220,12 +215,12 @@ def test_a_kernel(package: Callable[[str], None], tmp_path: Path) -> None:
     package(KERNEL)
     method = ("--method", "prefix-propagation+lora")
     flags = [*data_flags(tmp_path), *method, "--epochs", 1, "--run-dir", "run", "--kernel", "overlap"]
-    assert "--kernel: 'overlap' is unknown" in call("train", *flags, package=None, status=1).stderr
-    assert "One of exp, rbf, poly, linear, overlap." in " ".join(call("train", "--help-all").stdout.split())
-    assert "Relu of the product." in call("methods").stdout
+    assert "--kernel: 'overlap' is unknown" in call("train", *flags, package=None, status=1)[1]
+    assert "One of exp, rbf, poly, linear, overlap." in " ".join(call("train", "--help-all")[0].split())
+    assert "Relu of the product." in call("methods")[0]
     call("train", *flags)
     assert len(predicted(Path("run"), "w4 w5", "w7")) == 2
-    assert "prefix-propagation+lora, overlap kernel" in call("report", "run").stdout.lower()
+    assert "prefix-propagation+lora, overlap kernel" in call("report", "run")[0].lower()
 
 
 # --- a method -----------------------------------------------------------------------------------------------------
@@ -234,20 +229,20 @@ def test_a_kernel(package: Callable[[str], None], tmp_path: Path) -> None:
 def test_a_method(package: Callable[[str], None], tmp_path: Path) -> None:
     package(METHOD)
     flags = [*data_flags(tmp_path), "--method", "keys-alone", "--num-virtual-tokens", 2]
-    assert "--method: 'keys-alone' is unknown" in call("train", *flags, package=None, status=1).stderr
-    printed = " ".join(call("train", "--help-all").stdout.split()).replace("- ", "-")
+    assert "--method: 'keys-alone' is unknown" in call("train", *flags, package=None, status=1)[1]
+    printed = " ".join(call("train", "--help-all")[0].split()).replace("- ", "-")
     assert "lora, keys-alone." in printed and "0.0321 for keys-alone" in printed
-    listed = next(line for line in call("methods").stdout.splitlines() if " keys-alone " in line)
+    listed = next(line for line in call("methods")[0].splitlines() if " keys-alone " in line)
     assert "KeysAloneConfig" in listed and "KEYS_ALONE" in listed and "take attention away" in listed
-    assert "did you mean 'keys-alone'" in call("train", "--method", "key-alone", status=1).stderr
-    idle = call("train", *flags, "--layout", "reference", "--lora-rank", 2, status=1).stderr
+    assert "did you mean 'keys-alone'" in call("train", "--method", "key-alone", status=1)[1]
+    idle = call("train", *flags, "--layout", "reference", "--lora-rank", 2, status=1)[1]
     assert "--layout: belongs to --method prefix-propagation, prefix-tuning, " in idle and "--lora-rank" in idle
-    other = call("train", *flags, "--method", "lora", status=1).stderr
+    other = call("train", *flags, "--method", "lora", status=1)[1]
     owners = "prefix-propagation, prefix-tuning, prefix-reading, readers, prefix-propagation+lora"
     assert f"--num-virtual-tokens: belongs to --method {owners}, prefix-tuning+lora and keys-alone" in other
 
     plan = write_plan(tmp_path, variants={"own": {"method": "keys-alone"}, "usual": {"method": "prefix-tuning"}})
-    assert "2 runs in" in call("sweep", plan, "--dry-run").stdout
+    assert "2 runs in" in call("sweep", plan, "--dry-run")[0]
 
     run = tmp_path / "runs" / "own"
     call("train", *flags, "--epochs", 1, "--run-dir", run)
@@ -261,15 +256,15 @@ def test_a_method(package: Callable[[str], None], tmp_path: Path) -> None:
     assert len(predicted(run, "w4 w5", "w7")) == 2
 
     call("train", *data_flags(tmp_path), "--epochs", 1, "--method", "prefix-tuning", "--run-dir", "runs/tuning")
-    report = call("report", "runs", "--baseline", "keys-alone").stdout
+    report = call("report", "runs", "--baseline", "keys-alone")[0]
     assert "keys-alone" in report and "prefix-tuning" in report
     call("report", "runs", "--output", "report")
     assert "keys-alone" in Path("report/report.html").read_text(encoding="utf-8")
 
     package(METHOD)  # forgotten again: whoever lacks the package is told, not shown a traceback
-    assert "'keys-alone' is unknown" in call("predict", run, "new.jsonl", package=None, status=1).stderr
-    left_out = call("report", "runs", package=None)
-    assert "Left out" in left_out.output and "'keys-alone' is unknown" in left_out.output
+    assert "'keys-alone' is unknown" in call("predict", run, "new.jsonl", package=None, status=1)[1]
+    left_out = "".join(call("report", "runs", package=None))
+    assert "Left out" in left_out and "'keys-alone' is unknown" in left_out
 
 
 def test_a_method_that_peft_has_needs_a_row_alone(package: Callable[[str], None], tmp_path: Path) -> None:
@@ -286,10 +281,10 @@ def test_a_task(package: Callable[[str], None], tmp_path: Path) -> None:
     package(TASK)
     model = tiny_settings(tmp_path, "roberta").model
     flags = ["--task", "letters", "--data-dir", tmp_path, "--model", model, *BATCHES]
-    assert "--task: 'letters' is unknown" in call("train", *flags, package=None, status=1).stderr
-    printed = " ".join(call("train", "--help-all").stdout.split()).replace("- ", "-")
+    assert "--task: 'letters' is unknown" in call("train", *flags, package=None, status=1)[1]
+    printed = " ".join(call("train", "--help-all")[0].split()).replace("- ", "-")
     assert "hybridqa, letters." in printed and "2 for letters" in printed and "3 for letters" in printed
-    listed = next(line for line in call("tasks").stdout.splitlines() if " letters " in line)
+    listed = next(line for line in call("tasks")[0].splitlines() if " letters " in line)
     assert "Letters to the editor" in listed and "micro_f1" in listed
 
     call("train", *flags)
@@ -298,5 +293,5 @@ def test_a_task(package: Callable[[str], None], tmp_path: Path) -> None:
     assert (settings["epochs"], settings["num_virtual_tokens"], settings["max_length"]) == (2, 3, 48)
     shouted, said = predicted(run, "W4 W5 W4", "w4 w5 w4")
     assert shouted["probabilities"] == said["probabilities"]  # `prepare` of the task
-    assert "micro_f1" in call("evaluate", run).stdout
-    assert "letters, test: results" in call("report", run).stdout
+    assert "micro_f1" in call("evaluate", run)[0]
+    assert "letters, test: results" in call("report", run)[0]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from peft import get_peft_model
+from peft import LoraConfig, get_peft_model
 from torch import Tensor
 from transformers import AutoConfig, AutoModel, PreTrainedModel
 from transformers import AutoModelForQuestionAnswering as ForQuestionAnswering
@@ -27,6 +28,13 @@ HEADS: dict[str, Any] = {
 METHODS: dict[str, Any] = {"propagation": PrefixPropagationConfig, "tuning": PrefixTuningConfig}
 CONFIGS: dict[str, Any] = METHODS | {"reading": partial(PrefixPropagationConfig, read_only=True)}
 VOCABULARY = 97
+# Overrides for Triton's interpreter, which is slow.
+SMALL: dict[str, Any] = {
+    "num_hidden_layers": 2,
+    "attention_window": [8, 4],
+    "num_attention_heads": 1,
+    "hidden_size": 16,
+}
 ROBERTA_LIKE = ("longformer", "roberta", "xlm-roberta", "camembert", "data2vec-text", "roberta-prelayernorm")
 
 
@@ -85,12 +93,19 @@ def for_all_rows(inputs: dict[str, Tensor], count: int = 1) -> dict[str, Tensor]
 
 
 both_methods = pytest.mark.parametrize("method", METHODS)
+every_method = pytest.mark.parametrize("method", CONFIGS)
+with_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
 every_family = pytest.mark.parametrize("family", FAMILIES)
 
 
 def adapt(model: Any, method: str, task: str | None = "SEQ_CLS", length: int = 4, **options: Any) -> Any:
     """The model with a new adapter, in evaluation mode."""
     return get_peft_model(model, CONFIGS[method](task_type=task, num_virtual_tokens=length, **options)).eval()
+
+
+def random_lora(**options: Any) -> LoraConfig:
+    """LoRA that starts at random, so that it has an effect."""
+    return LoraConfig(**{"r": 2, "init_lora_weights": False} | options)
 
 
 def randomised(model: Any, scale: float = 0.2) -> Any:

@@ -10,7 +10,7 @@ import torch
 from prefixprop import attention
 from prefixprop.attention import backends
 
-from tiny import batch, tiny_model
+from tiny import batch, tiny_model, with_triton
 
 CPU = torch.device("cpu")
 
@@ -62,24 +62,22 @@ def test_model_that_left_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         model(**inputs)
 
 
-@pytest.mark.parametrize("name", [None, "auto"])
-def test_plain_pytorch_serves_the_cpu(name: str | None) -> None:
-    """Even where Triton could, in its interpreter, which is for tests."""
-    pytest.importorskip("triton")
-    assert backends.choose(name, CPU) == backends.choose("sdpa", CPU) != backends.choose("triton", CPU)
-
-
-@pytest.mark.parametrize(("capability", "served"), [((7, 5), False), ((8, 0), True), ((12, 0), True)])
-def test_older_gpus_are_served_by_plain_pytorch(
-    capability: tuple[int, int], served: bool, monkeypatch: pytest.MonkeyPatch
+@with_triton
+@pytest.mark.parametrize(
+    ("device", "capability", "served"),
+    [("cpu", (9, 0), False), ("cuda", (7, 5), False), ("cuda", (8, 0), True), ("cuda", (12, 0), True)],
+)
+def test_what_auto_chooses(
+    device: str, capability: tuple[int, int], served: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("triton")
-    monkeypatch.setattr(backends, "INTERPRETED", False)
+    """Plain PyTorch for the CPU, even where Triton's interpreter could serve, and for old GPUs."""
+    monkeypatch.setattr(backends, "INTERPRETED", device == "cpu")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
-    gpu = torch.device("cuda", 0)
-    assert backends.is_modern_gpu() == backends.is_modern_gpu(gpu) == served
-    assert (backends.choose("auto", gpu) != backends.choose("sdpa", gpu)) == served
-    if not served:
+    for name in ("auto", None):
+        assert (backends.choose(name, torch.device(device)) != backends.choose("sdpa", CPU)) == served
+    if device == "cuda":
+        assert backends.is_modern_gpu() == served
+    if capability == (7, 5):
         with pytest.raises(ValueError, match=r"needs an NVIDIA GPU of compute capability 8.0 or later"):
             attention.install(tiny_model(), backend="triton")

@@ -12,12 +12,13 @@ import torch
 from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 from transformers import LongformerForSequenceClassification
+from transformers.modeling_outputs import SequenceClassifierOutput
 
 from prefixprop import attention
 from prefixprop.attention import longformer as forwards
 
 from one_layer import assert_same_gradients, outcome
-from tiny import adapt, batch, for_all_rows, tiny_model
+from tiny import SMALL, adapt, batch, for_all_rows, tiny_model, with_triton
 
 LORA = {"target_modules": ["query", "value", "value_global"], "lora_dropout": 0.0, "init_lora_weights": False}
 METHODS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -57,45 +58,27 @@ def model_of(name: str, **config: Any) -> Any:
     return adapt(model, method, prefix_dropout=0.0, **options)
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_same_logits_and_gradients(name: str, read: list[int]) -> None:
-    model = model_of(name)
-    attention.install(model, "sdpa")
-    inputs = batch(model, [29, 17])
+PLAIN = [(name, {}, "") for name in METHODS]
+# Hugging Face's head reads the first row even if it is padding, which attends to nothing.
+LEFT = [(name, {}, "left") for name in ("fine-tuning", "propagation", "tuning")]
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "how"),
+    [*PLAIN, *LEFT, ("propagation", {}, "checkpointed"), pytest.param("propagation", SMALL, "", marks=with_triton)],
+)
+def test_same_logits_and_gradients(name: str, config: dict[str, Any], how: str, read: list[int]) -> None:
+    """On plain PyTorch, and behind a small layer on Triton."""
+    model = model_of(name, **config)
+    attention.install(model, "triton" if config else "sdpa")
+    inputs = batch(model, [6, 4] if config else [29, 17], left=how == "left")
     expected = outcome(model, for_all_rows(inputs))
     assert read == []
+    if how == "checkpointed":
+        model.train().gradient_checkpointing_enable()
     assert_same_gradients(outcome(model, inputs), expected)
-    assert read == [4 if METHODS[name][0] == "propagation" and name != "pooling prefix" else 0]
-
-
-def test_behind_a_layer_of_the_other_backend(read: list[int]) -> None:
-    model = model_of(
-        "propagation", num_hidden_layers=2, attention_window=[8, 8], num_attention_heads=1, hidden_size=16
-    )
-    attention.install(model, "triton")
-    inputs = batch(model, [6, 4])
-    expected = outcome(model, for_all_rows(inputs))
-    assert_same_gradients(outcome(model, inputs), expected)
-    assert read == [4]
-
-
-@pytest.mark.parametrize("name", ["fine-tuning", "propagation", "tuning"])
-def test_padding_in_front_of_the_row(name: str, read: list[int]) -> None:
-    """Hugging Face's head reads the first row even if it is padding, which attends to nothing."""
-    model = model_of(name)
-    attention.install(model)
-    inputs = batch(model, [29, 17], left=True)
-    assert_same_gradients(outcome(model, inputs), outcome(model, for_all_rows(inputs)))
-    assert len(read) == 1
-
-
-def test_checkpointed_layers(read: list[int]) -> None:
-    model = model_of("propagation").train()
-    inputs = batch(model, [29, 17])
-    expected = outcome(model, for_all_rows(inputs))
-    model.gradient_checkpointing_enable()
-    assert_same_gradients(outcome(model, inputs), expected)
-    assert read == [4, 4]  # forward, and again for backward
+    row = 4 if METHODS[name][0] == "propagation" and name != "pooling prefix" else 0
+    assert read == [row] * (2 if how == "checkpointed" else 1)  # forward, and again for backward
 
 
 def test_dropout_of_the_attention(read: list[int]) -> None:
@@ -151,7 +134,7 @@ def test_all_rows_for_whoever_reads_them(name: str, read: list[int]) -> None:
         layer,
         layer.intermediate,
         layer.attention.self.query_global,
-        bare.classifier,
+        bare.classifier.modules_to_save["default"] if name == "propagation" else bare.classifier,
     ]
     for module in watched:
         handle = module.register_forward_hook(lambda *given: seen.append(given))
@@ -169,36 +152,29 @@ def test_all_rows_for_whoever_reads_them(name: str, read: list[int]) -> None:
     assert len(read) == 1
 
 
-def test_a_head_of_ones_own(read: list[int]) -> None:
-    class Mean(nn.Module):
-        def forward(self, states: Tensor) -> Tensor:
-            return states.mean(dim=1)[:, :3]
-
-    model = tiny_model()
-    inputs = batch(model, [29, 29])
-    model.classifier = Mean()
-    expected = model(**inputs).logits
-    attention.install(model)
-    torch.testing.assert_close(model(**inputs).logits, expected, atol=1e-5, rtol=1e-5)
-    assert read == []
+class Mean(nn.Module):
+    def forward(self, states: Tensor) -> Tensor:
+        return states.mean(dim=1)[:, :3]
 
 
 class MeanPooled(LongformerForSequenceClassification):
     """Reads all rows, and makes no token global."""
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor, **_: Any) -> Tensor:
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, **_: Any) -> Any:
         states = self.longformer(input_ids, attention_mask=attention_mask)[0]
-        return self.classifier((states * attention_mask[..., None]).mean(dim=1, keepdim=True))
+        return SequenceClassifierOutput(logits=self.classifier(states.mean(dim=1, keepdim=True)))
 
 
-def test_a_class_with_a_forward_of_its_own() -> None:
-    base = tiny_model("longformer")
-    model = MeanPooled(base.config).eval()
-    model.load_state_dict(base.state_dict())
-    inputs = batch(model, [31, 20])
-    expected = model(**inputs)
+@pytest.mark.parametrize("own", ["head", "forward"])
+def test_heads_and_classes_of_ones_own_read_all_rows(own: str, read: list[int]) -> None:
+    model = tiny_model() if own == "head" else MeanPooled(tiny_model().config).eval()
+    if own == "head":
+        model.classifier = Mean()
+    inputs = batch(model, [29, 29])
+    expected = model(**inputs).logits
     attention.install(model)
-    torch.testing.assert_close(model(**inputs), expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(model(**inputs).logits, expected, atol=1e-5, rtol=1e-5)
+    assert read == []
 
 
 def test_a_head_whose_forward_is_wrapped(read: list[int]) -> None:
@@ -209,15 +185,6 @@ def test_a_head_whose_forward_is_wrapped(read: list[int]) -> None:
     model.forward = functools.wraps(forward)(lambda *args, **kwargs: forward(*args, **kwargs))
     model(**batch(model, [31, 20]))
     assert read == [0]
-
-
-def test_a_hook_on_the_copy_that_peft_trains() -> None:
-    model = adapt(tiny_model("longformer"), "propagation")
-    seen: list[Tensor] = []
-    copy_of_head = model.base_model.model.classifier.modules_to_save["default"]
-    copy_of_head.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
-    model(**batch(model, [31, 31]))
-    assert (seen[0].abs().sum(dim=-1) > 0).all()
 
 
 def test_after_a_head_that_failed_all_rows_are_computed(read: list[int]) -> None:

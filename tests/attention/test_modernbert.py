@@ -14,9 +14,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from prefixprop import attention
-from prefixprop.attention.modernbert import ModernBertPatch
+from prefixprop.attention.rope import rotary_attention
 
-from one_layer import assert_same_gradients, assert_same_states, states_and_gradients, trained_gradients
+from one_layer import assert_same_states, states_and_gradients
 from tiny import adapt, assert_same_bits, batch, both_methods, tiny_model
 
 
@@ -120,46 +120,19 @@ def test_weights_that_are_asked_for_are_hugging_faces() -> None:
     assert all(map(torch.equal, found.attentions, expected.attentions)) and len(found.attentions) == 3
 
 
-def test_gradient_checkpointing_draws_the_same_dropout() -> None:
-    model = modernbert("SEQ_CLS", attention_dropout=0.3).train()
-    inputs = batch(model, [29, 17])
-    attention.install(model)
-    expected = trained_gradients(model, inputs)
-    model.gradient_checkpointing_enable({"use_reentrant": False})
-    assert_same_gradients(trained_gradients(model, inputs), expected, 1e-6)
-    model.gradient_checkpointing_disable()
-    model.eval()
-    assert not torch.allclose(trained_gradients(model, inputs)["classifier.weight"], expected["classifier.weight"])
-
-
-def test_dropout_acts_on_the_probabilities() -> None:
+@pytest.mark.parametrize("reach", [None, 4])
+def test_dropout_acts_on_the_probabilities(reach: int | None) -> None:
     """Kept probabilities grow by 1 / (1 - p), so the mean over masks is the output without dropout."""
-    model = modernbert(
-        attention_dropout=0.2, num_hidden_layers=2, layer_types=["full_attention", "sliding_attention"]
-    )
-    attention.install(model)
-    patch = ModernBertPatch.of(model)
-    for index, layer in enumerate(model.layers):
-        seen = []
-        # What attention gives before its own dropout.
-        hook = layer.attn.Wo.register_forward_pre_hook(lambda _, args, seen=seen: seen.append(args[0]))
-        inputs = {
-            "position_embeddings": model.rotary_emb(torch.ones(1), torch.arange(40)[None], layer.attention_type)
-        }
-        states = torch.randn(1, 40, 32)
-        with torch.no_grad():
-            for count in (1, 600):
-                masked = torch.zeros(count, 40, dtype=torch.bool)
-                pattern = attention.AttentionPattern.with_rows_in_front(masked, 3)
-                pattern.backend = patch.start(states)
-                layer.attn.train(count > 1)
-                with patch.computing(index, states, pattern):
-                    layer.attn(states.expand(count, -1, -1), **inputs)
-        hook.remove()
-        (expected,), drawn = seen
-        assert (drawn.std(dim=0) > 0).all()
-        error = (drawn.mean(dim=0) - expected).abs() / (drawn.std(dim=0) / 600**0.5)
-        assert error.mean() < 1.1 and error.max() < 6
+    projected, angles = torch.randn(1, 40, 96), torch.randn(2, 1, 40, 8)
+
+    def attend(count: int, dropout: float) -> Tensor:
+        pattern = attention.AttentionPattern.with_rows_in_front(torch.zeros(count, 40, dtype=torch.bool), 3)
+        return rotary_attention(projected.expand(count, -1, -1), angles, 4, reach, pattern, dropout=dropout)
+
+    drawn, (expected,) = attend(600, 0.2), attend(1, 0.0)
+    assert (drawn.std(dim=0) > 0).all()
+    error = (drawn.mean(dim=0) - expected).abs() / (drawn.std(dim=0) / 600**0.5)
+    assert error.mean() < 1.1 and error.max() < 6
 
 
 def test_half_precision_is_no_worse_than_hugging_face() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import pytest
@@ -11,12 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from prefixprop.attention import AttentionPattern
+from prefixprop import attention
+from prefixprop.attention import AttentionPattern, backends
 from prefixprop.attention.prefix import PrefixedKeys
 from prefixprop.attention.reading import read_keys, read_states
 from prefixprop.attention.sliding_window import split_heads
+from prefixprop.backbones import find_backbone
+from prefixprop.tuners.reader_bank import ReaderBank, new_reader
+from prefixprop.tuners.reading import text_to_read
 
 from one_layer import assert_close
+from tiny import batch, every_family, tiny_model, with_triton
 
 
 class Case(NamedTuple):
@@ -47,6 +53,7 @@ CASES = [
     Case(5, 3, (19, 6, 0)),
     Case(40, 1, (70, 3)),
     Case(1, 20, (33, 17)),
+    Case(9, 7, (21,)),
 ]
 
 
@@ -65,15 +72,17 @@ def inputs_of(case: Case, dtype: torch.dtype = torch.float64) -> Inputs:
     return Inputs(states, projections, pattern, (query, key, value), direction)
 
 
-def dense(inputs: Inputs, query: Tensor, own: PrefixedKeys, readers: int) -> Tensor:
-    """softmax(q · cat(k', k) / √d) · cat(v', v), with what a row does not see masked."""
+def dense(
+    inputs: Inputs, query: Tensor, own: PrefixedKeys, readers: int, step: int = 1, dropped: Tensor | float = 1.0
+) -> Tensor:
+    """softmax(q · cat(k', k) / √d) · cat(v', v), with what a row does not see masked; of every `step`-th row."""
     key, value = (split_heads(project(inputs.states), query.shape[1]) for project in inputs.projections)
     reader = torch.arange(query.shape[2]) // (query.shape[2] // readers)
     among = (reader[:, None] == reader).expand(len(query), 1, -1, -1)
     text = ~inputs.pattern.is_masked[:, None, None].expand(-1, -1, query.shape[2], -1)
     scores = query @ torch.cat([own.keys, key], dim=2).mT / query.shape[-1] ** 0.5
     weights = scores.masked_fill(~torch.cat([among, text], dim=-1), -torch.inf).softmax(dim=-1)
-    return weights @ torch.cat([own.values, value], dim=2)
+    return (weights[:, :, ::step] * dropped) @ torch.cat([own.values, value], dim=2)
 
 
 def by_states(inputs: Inputs, query: Tensor, own: PrefixedKeys, readers: int, dropout: float = 0.0) -> Tensor:
@@ -85,11 +94,22 @@ def by_keys(inputs: Inputs, query: Tensor, own: PrefixedKeys, readers: int, drop
     return read_keys(query, key, value, inputs.pattern, own, readers, dropout)
 
 
+def by_triton(
+    inputs: Inputs, query: Tensor, own: PrefixedKeys, readers: int, dropout: float = 0.0, first_only: bool = False
+) -> Tensor:
+    from prefixprop.attention.triton.reading import attend_to_text
+
+    qkv = torch.cat([rows.transpose(1, 2).flatten(2) for rows in (query, *own)], dim=-1)
+    kv = torch.cat([project(inputs.states) for project in inputs.projections], dim=-1)
+    found = attend_to_text(qkv, kv, inputs.pattern, query.shape[1], readers, first_only, dropout)
+    return split_heads(found, query.shape[1])
+
+
 def results(function: Any, inputs: Inputs, readers: int) -> dict[str, Tensor]:
     """The output, and the gradients of queries, own keys and own values."""
     query, *own = (rows.clone().requires_grad_() for rows in inputs.rows)
     output = function(inputs, query, PrefixedKeys(*own), readers)
-    gradients = torch.autograd.grad((output * inputs.direction).sum(), [query, *own])
+    gradients = torch.autograd.grad((output * inputs.direction[:, :, : output.shape[2]]).sum(), [query, *own])
     return dict(zip(("output", "query", "key", "value"), (output.detach(), *gradients), strict=True))
 
 
@@ -105,13 +125,17 @@ def cast(inputs: Inputs, dtype: torch.dtype) -> Inputs:
 
 
 both = pytest.mark.parametrize("function", [by_states, by_keys])
+TYPES = [(torch.float64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 0.05)]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize(
-    ("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 0.05)]
+    ("function", "dtype", "tolerance"),
+    [
+        *((function, *kind) for function in (by_states, by_keys) for kind in TYPES),
+        pytest.param(by_triton, torch.float32, 1e-5, marks=with_triton),
+    ],
 )
-@both
 def test_is_a_softmax_over_own_keys_and_the_text(
     function: Any, case: Case, dtype: torch.dtype, tolerance: float
 ) -> None:
@@ -119,6 +143,29 @@ def test_is_a_softmax_over_own_keys_and_the_text(
     found = results(function, rounded, case.readers)
     assert all(tensor.dtype == dtype for tensor in found.values())
     assert_close(found, results(dense, cast(rounded, torch.float64), case.readers), tolerance)
+
+
+@with_triton
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
+@pytest.mark.parametrize("case", [Case(3, 2, (19, 7)), *CASES[1:3], CASES[5]], ids=str)
+def test_only_the_first_of_each_reader_asks(case: Case, dropout: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dropout drops single probabilities of the text and of own keys, the same in backward."""
+    from prefixprop.attention.triton import reading
+
+    from known_masks import is_kept
+
+    drawn: list[list[Tensor]] = []
+    draw = reading.draw_dropout_seeds
+    monkeypatch.setattr(reading, "draw_dropout_seeds", lambda *given: drawn.append(draw(*given)) or drawn[-1])
+    inputs, mask = inputs_of(case, torch.float32), 1.0
+    for first_only in (True, False):
+        found = results(partial(by_triton, dropout=dropout, first_only=first_only), inputs, case.readers)
+        if dropout:
+            rows, text, own = (seeds.view(len(case.kept), -1) for seeds in drawn.pop())
+            columns = torch.cat([own, text], dim=1)[:, None, None]
+            mask = is_kept(rows.unflatten(1, (case.heads, -1))[..., None], columns, dropout)
+        written_out = partial(dense, step=case.length if first_only else 1, dropped=mask)
+        assert_close(found, results(written_out, inputs, case.readers))
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -130,12 +177,13 @@ def test_few_rows_need_no_projected_text(monkeypatch: pytest.MonkeyPatch, case: 
 
 
 @pytest.mark.parametrize("case", [Case(1, 1, (9, 4, 2)), Case(5, 3, (19, 6, 1))], ids=["few rows", "many rows"])
-@both
+@pytest.mark.parametrize("function", [by_states, by_keys, pytest.param(by_triton, marks=with_triton)])
 def test_a_batch_may_read_one_text(function: Any, case: Case) -> None:
-    inputs = inputs_of(case)
+    inputs = inputs_of(case, torch.float32 if function is by_triton else torch.float64)
     alike = inputs._replace(states=inputs.states[:1].expand(len(case.kept), -1, -1))
     once = inputs._replace(states=inputs.states[:1])
-    assert_close(results(function, once, case.readers), results(dense, alike, case.readers), 1e-11)
+    tolerance = 1e-5 if function is by_triton else 1e-11
+    assert_close(results(function, once, case.readers), results(dense, alike, case.readers), tolerance)
 
 
 @given(
@@ -196,3 +244,38 @@ def test_dropout_is_right_on_average(function: Any, readers: int) -> None:
     assert not drawn[0].allclose(drawn[1])
     error = (drawn.mean(dim=0) - expected) / (drawn.std(dim=0) / 3000**0.5)
     assert error.abs().max() < 5
+
+
+@with_triton
+@pytest.mark.parametrize("is_frozen", [True, False], ids=["frozen", "trained"])
+@every_family
+def test_a_bank_computes_the_same(family: str, is_frozen: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With frozen layers in one piece, and layer by layer where the encoder is trained too."""
+    from prefixprop.attention.triton.reading import Reading
+
+    model = tiny_model(family).requires_grad_(not is_frozen).eval()
+    backbone = find_backbone(model)
+    bank = ReaderBank(backbone, [new_reader(backbone, 3, 3, seed) for seed in range(4)])
+    with torch.no_grad():
+        bank.prefix.normal_(std=0.5)
+    text = text_to_read(backbone, batch(model, [23, 11, 1]))
+
+    def outcome(backend: str) -> list[Any]:
+        monkeypatch.setattr(type(backbone), "backend", lambda self, device: backends.choose(backend, device))
+        logits = bank(text)
+        return [logits, *torch.autograd.grad(logits.square().sum(), [bank.prefix, *bank.heads])]
+
+    called, forward = [], Reading.forward
+    monkeypatch.setattr(Reading, "forward", lambda *given, **more: called.append(1) or forward(*given, **more))
+    for found, expected in zip(outcome("triton"), outcome("sdpa"), strict=True):
+        torch.testing.assert_close(found, expected, atol=2e-5 * float(expected.detach().abs().max() + 1), rtol=0)
+    assert len(called) == len(backbone.layers)
+
+
+@with_triton
+def test_installed_backend_is_used() -> None:
+    model = tiny_model("longformer")
+    backbone, device = find_backbone(model), torch.device("cpu")
+    assert backbone.backend(device).attend_to_text is None
+    attention.install(model, "triton")
+    assert backbone.backend(device).attend_to_text is not None

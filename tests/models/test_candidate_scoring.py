@@ -46,10 +46,8 @@ def tuned(method: str, family: str = "longformer") -> Any:
     return adapt_candidate_scorer(model, ADAPTERS[method]()) if method in ADAPTERS else model
 
 
-def make_batch(
-    asked: list[Question] | WikiHopDataset = QUESTIONS, side: str = "right", max_length: int = 80
-) -> dict[str, Tensor]:
-    dataset = asked if isinstance(asked, WikiHopDataset) else WikiHopDataset(asked, TOKENIZER, max_length)
+def make_batch(asked: list[Question] = QUESTIONS, side: str = "right", max_length: int = 80) -> dict[str, Tensor]:
+    dataset = WikiHopDataset(asked, TOKENIZER, max_length)
     return CandidateCollator(1, side)([dataset[index] for index in range(len(dataset))])
 
 
@@ -256,25 +254,14 @@ def test_an_adapter_that_leaves_the_scores_frozen_is_refused() -> None:
     get_peft_model(scorer(), config).train()(**batch).loss.backward()
 
 
-# --- training -----------------------------------------------------------------------------------------------------
-
-
-def learner() -> Any:
-    model = candidate_scorer(tiny_model(task="FEATURE_EXTRACTION"), FIRST_SPECIAL_TOKEN)
-    return adapt_candidate_scorer(model, PrefixPropagationConfig(num_virtual_tokens=4, prefix_dropout=0.0))
-
-
-def data(shuffle: bool) -> WikiHopDataset:
-    return WikiHopDataset(invented(4, seed=2), TOKENIZER, 80, shuffle=shuffle)
-
-
 def test_prefix_propagation_learns_four_questions() -> None:
-    model, batch = learner(), make_batch(data(shuffle=False))
+    config = PrefixPropagationConfig(num_virtual_tokens=4, prefix_dropout=0.0)
+    model, batch = adapt_candidate_scorer(scorer(), config), make_batch(invented(4, seed=2))
     assert len(batch["input_ids"]) > 4
     frozen = {name: p.clone() for name, p in model.named_parameters() if not p.requires_grad}
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=2e-2)
     losses, accuracies = [], []
-    for _ in range(60):
+    for _ in range(30):
         output = model.train()(**batch)
         losses.append(output.loss.item())
         accuracies.append((output.logits.argmax(dim=1) == batch["labels"]).float().mean().item())
@@ -285,41 +272,13 @@ def test_prefix_propagation_learns_four_questions() -> None:
     assert all(torch.equal(p, frozen[name]) for name, p in model.named_parameters() if name in frozen)
 
 
-def test_trainer_runs_it(tmp_path: Path) -> None:
-    dataset, model = data(shuffle=True), learner()
-    trainer = Trainer(
-        model,
-        TrainingArguments(
-            tmp_path,
-            num_train_epochs=2,
-            per_device_train_batch_size=1,
-            per_device_eval_batch_size=3,
-            gradient_accumulation_steps=4,
-            learning_rate=1e-4,
-            use_cpu=True,
-            report_to="none",
-            save_strategy="no",
-            disable_tqdm=True,
-            gradient_checkpointing=True,
-        ),
-        data_collator=CandidateCollator(1),
-        train_dataset=dataset,
-        eval_dataset=data(shuffle=False),
-        compute_metrics=lambda result: {
-            "accuracy": float((result.predictions.argmax(axis=1) == result.label_ids).mean())
-        },
-    )
-    with torch.no_grad():
-        fixed, shuffled = (model.eval()(**make_batch(data(shuffle))) for shuffle in (False, True))
-    labels = make_batch(data(shuffle=False))["labels"]
-    before = trainer.evaluate()
-    assert before["eval_loss"] == pytest.approx(fixed.loss.item(), abs=1e-5)
-    assert before["eval_accuracy"] == (fixed.logits.argmax(dim=1) == labels).float().mean().item()
-    prefix = model.get_prefix().detach().clone()
-    result = trainer.train()
-    # The steps are too small to change the loss much, so this is the mean over questions, not over chunks.
-    assert result.training_loss == pytest.approx(shuffled.loss.item(), abs=0.02)
-    assert not torch.equal(model.get_prefix(), prefix)
-    predicted = trainer.predict(data(shuffle=False))
-    assert predicted.predictions.shape == fixed.logits.shape and predicted.label_ids.tolist() == labels.tolist()
-    assert dataset[0].candidate_part.tolist() != data(shuffle=True)[0].candidate_part.tolist()  # of epoch 0
+def test_a_trainer_has_the_mean_over_questions(tmp_path: Path) -> None:
+    """Not over chunks or over the batches of a step, whose learning rate is too small to change the loss."""
+    dataset = WikiHopDataset(QUESTIONS, TOKENIZER, 80)
+    arguments = TrainingArguments(
+        tmp_path, num_train_epochs=1, per_device_train_batch_size=2, gradient_accumulation_steps=3, learning_rate=0.0,
+        use_cpu=True, report_to="none", save_strategy="no", disable_tqdm=True, gradient_checkpointing=True,
+    )  # fmt: skip
+    model = adapt_candidate_scorer(scorer(), PrefixPropagationConfig(num_virtual_tokens=4, prefix_dropout=0.0))
+    result = Trainer(model, arguments, data_collator=CandidateCollator(1), train_dataset=dataset).train()
+    assert result.training_loss == pytest.approx(model.eval()(**make_batch()).loss.item(), abs=1e-4)

@@ -72,15 +72,30 @@ def test_builds_every_task_ready_to_use(task: str, long: bool, tokenizer: PreTra
 
 
 @pytest.mark.parametrize(("long", "name", "length"), [(True, DEFAULT_MODEL, 4096), (False, "roberta-mini-512", 512)])
-def test_factories_have_names_and_lengths_and_travel(long: bool, name: str, length: int) -> None:
+def test_factories_open_no_socket_and_their_models_are_independent(
+    long: bool, name: str, length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for opens in ("socket", "create_connection"):
+        monkeypatch.setattr(socket, opens, lambda *_, **__: pytest.fail("the embedded model opens a socket"))
+    start = time.process_time()  # which does not depend on what else the machine does
     factory, tokenizer = load_default(long)
+    one, other = factory(TaskType.SEQ_CLS), factory()
+    tokenizer("No network here.")
+    assert time.process_time() - start < 10
     assert (factory.name, factory.max_length, tokenizer.model_max_length) == (name, length, length)
-    config = factory().config
-    assert config.max_position_embeddings == length + 2
-    assert getattr(config, "attention_window", None) == ([512] * 6 if long else None)
+    assert one.config.max_position_embeddings == length + 2
+    assert getattr(one.config, "attention_window", None) == ([512] * 6 if long else None)
     with pytest.raises(dataclasses.FrozenInstanceError):
         factory.name = "another"
     assert pickle.loads(pickle.dumps(factory)) == factory
+
+    storages = [weight.untyped_storage() for model in (one, other) for weight in model.state_dict().values()]
+    assert len({storage.data_ptr() for storage in storages}) == len(storages)
+    assert all(  # nothing keeps the whole file in memory
+        weight.untyped_storage().nbytes() == weight.nbytes for weight in one.state_dict().values()
+    )
+    one.config.num_labels = 7
+    assert other.config.num_labels == 2
 
 
 @torch.no_grad()
@@ -160,46 +175,20 @@ def test_heads_are_initialised_as_transformers_does_from_the_seed(task: str, lon
             assert weight.std().item() == pytest.approx(0.02, rel=0.15)
 
 
-@pytest.mark.parametrize("long", [True, False])
-def test_calls_are_independent(long: bool) -> None:
-    factory, _ = load_default(long)
-    one, other = factory(), factory()
-    storages = [weight.untyped_storage() for model in (one, other) for weight in model.state_dict().values()]
-    assert len({storage.data_ptr() for storage in storages}) == len(storages)
-    assert all(  # nothing keeps the whole file in memory
-        weight.untyped_storage().nbytes() == weight.nbytes for weight in one.state_dict().values()
-    )
-    with torch.no_grad():
-        one.get_input_embeddings().weight.zero_()
-    one.config.num_labels = 7
-    assert other.get_input_embeddings().weight.any()
-    assert other.config.num_labels == 2
+LABELS = {0: "no", 1: "yes", 2: "maybe"}
+IDS = {"no": 0, "yes": 1, "maybe": 2}
 
 
-@pytest.mark.parametrize("long", [True, False])
-def test_overrides_reach_the_model(long: bool) -> None:
-    model = load_default(long)[0](
-        "TOKEN_CLS", num_labels=5, hidden_dropout_prob=0.25, attention_probs_dropout_prob=0.0, initializer_range=0.5
-    )
+@pytest.mark.parametrize("labels", [{"id2label": LABELS}, {"label2id": IDS}, {"num_labels": 3, "id2label": LABELS}])
+def test_overrides_reach_the_model(labels: dict[str, Any]) -> None:
+    """Where labels are told in one direction, the other follows."""
+    options = {"hidden_dropout_prob": 0.25, "attention_probs_dropout_prob": 0.0, "initializer_range": 0.5}
+    model = load_default(long="num_labels" in labels)[0]("TOKEN_CLS", **labels, **options)
     assert model.classifier.weight.std().item() == pytest.approx(0.5, rel=0.1)
-    assert model.classifier.out_features == model.num_labels == model.config.num_labels == 5
+    assert model.classifier.out_features == model.num_labels == model.config.num_labels == 3
+    assert (model.config.id2label, model.config.label2id) == (LABELS, IDS)
     assert model.dropout.p == model.base_model.embeddings.dropout.p == 0.25
     assert model.config.attention_probs_dropout_prob == 0.0
-
-
-@pytest.mark.parametrize(
-    "labels",
-    [
-        {"id2label": {0: "no", 1: "yes", 2: "maybe"}},
-        {"label2id": {"no": 0, "yes": 1, "maybe": 2}},
-        {"num_labels": 3, "id2label": {0: "no", 1: "yes", 2: "maybe"}},
-    ],
-)
-def test_one_direction_of_the_labels_gives_the_other(labels: dict[str, Any]) -> None:
-    config = load_default()[0](**labels).config
-    assert config.id2label == {0: "no", 1: "yes", 2: "maybe"}
-    assert config.label2id == {"no": 0, "yes": 1, "maybe": 2}
-    assert config.num_labels == 3
 
 
 @pytest.mark.parametrize(
@@ -216,33 +205,12 @@ def test_bad_overrides_and_tasks(task: str, overrides: dict[str, Any], error: ty
         load_default()[0](task, **overrides)
 
 
-@pytest.mark.parametrize("long", [True, False])
-def test_no_network_and_five_seconds_of_computing(long: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("socket", "create_connection"):
-        monkeypatch.setattr(socket, name, lambda *_, **__: pytest.fail("the embedded model opens a socket"))
-    start = time.process_time()  # which does not depend on what else the machine does
-    factory, tokenizer = load_default(long)
-    factory(TaskType.SEQ_CLS)
-    tokenizer("No network here.")
-    assert time.process_time() - start < 5
-
-
-def test_dequantisation_by_hand(short_encoder: PreTrainedModel) -> None:
-    matrix = torch.tensor([[1, -2, 3, 127], [-128, 0, 5, 6]], dtype=torch.int8)
-    scales = torch.tensor([[0.5, 2.0], [0.25, -1.0]])
-    expected = torch.tensor([[0.5, -1.0, 6.0, 254.0], [-32.0, 0.0, -5.0, -6.0]])
-    actual = embedded.dequantise(matrix, scales)
-    assert actual.dtype == torch.float32 and torch.equal(actual, expected)
-
+def test_weights_are_the_stored_ones_times_their_scales(short_encoder: PreTrainedModel) -> None:
     stored = load_file(embedded.ASSETS / embedded.WEIGHTS)
-    name = "encoder.layer.3.output.dense.weight"
-    weight = short_encoder.get_parameter(name)
-    for row, column in [(0, 0), (7, 63), (7, 64), (200, 1000), (383, 1535)]:
-        value = stored[name][row, column].item() * stored[f"{name}_scale"][row, column // 64]
-        assert weight[row, column] == value
-    assert torch.equal(
-        short_encoder.get_parameter("embeddings.LayerNorm.weight"), stored["embeddings.LayerNorm.weight"]
-    )
+    name, norm = "encoder.layer.3.output.dense.weight", "embeddings.LayerNorm.weight"
+    scales = stored[f"{name}_scale"].repeat_interleave(64, dim=1)
+    assert torch.equal(short_encoder.get_parameter(name), stored[name].float() * scales)
+    assert torch.equal(short_encoder.get_parameter(norm), stored[norm])
 
 
 @pytest.fixture

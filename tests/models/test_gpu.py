@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -80,50 +81,34 @@ def tokens(*shape: int) -> dict[str, Tensor]:
     return {"input_ids": torch.randint(5, 50, shape)}
 
 
-def test_the_second_of_a_shape_is_recorded_and_further_ones_are_played(played: list) -> None:
-    replayed = CudaGraph(lambda inputs: inputs["input_ids"].sum(dim=1))
-    for shape in ((2, 8), (3, 8), (2, 8), (2, 8), (3, 8)):
-        inputs = tokens(*shape)
-        assert torch.equal(replayed(inputs), inputs["input_ids"].sum(dim=1))
-    assert played == [(2, 8), (3, 8)]
-
-
-def test_what_a_call_returned_stays_as_it_was(played: list) -> None:
+@pytest.mark.parametrize(
+    ("shapes", "most", "needed", "recorded"),
+    [
+        ([(2, 8), (3, 8), (2, 8), (2, 8), (3, 8)], 9, [8, 8], [(2, 8), (3, 8)]),  # the second of a shape
+        ([(2, 9), (2, 8), (1, 8)] * 3, 1, [9, 8, 8], [(2, 8)]),  # one without room, and one too many
+    ],
+)
+def test_recorded_or_not_each_call_returns_its_own_numbers(
+    shapes: list, most: int, needed: list[int], recorded: list, played: list, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu, "MOST_RECORDINGS", most)
+    of_shapes = iter(needed)  # in their order
+    monkeypatch.setattr(gpu, "peak_of", lambda run: (run(), next(of_shapes)))
     replayed = CudaGraph(lambda inputs: (inputs["input_ids"] * 2, None))
-    several = [tokens(2, 4) for _ in range(4)]
+    several = [tokens(*shape) for shape in shapes]
     outputs = [replayed(inputs) for inputs in several]
     assert all(torch.equal(out[0], inputs["input_ids"] * 2) for out, inputs in zip(outputs, several, strict=True))
+    assert played == recorded
 
 
-def test_too_many_shapes_and_those_without_room_are_computed_as_ever(
-    played: list, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(gpu, "MOST_RECORDINGS", 1)
-    needed = iter((9, 8, 8))  # of the shapes in their order
-    monkeypatch.setattr(gpu, "peak_of", lambda run: (run(), next(needed)))
-    replayed = CudaGraph(lambda inputs: inputs["input_ids"] + 1)
-    for shape in ((2, 9), (2, 8), (1, 8)) * 3:
-        inputs = tokens(*shape)
-        assert torch.equal(replayed(inputs), inputs["input_ids"] + 1)
-    assert played == [(2, 8)]
-
-
-def test_without_memory_for_it_nothing_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    tried = []
-
-    def record(self: CudaGraph, inputs: dict[str, Tensor]) -> Any:
-        tried.append(inputs)
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    monkeypatch.setattr(CudaGraph, "_record", record)
-    monkeypatch.setattr(gpu, "peak_of", lambda run: (run(), 8))
-    monkeypatch.setattr(gpu, "free_bytes", lambda: 8)
+def test_without_memory_for_it_nothing_is_recorded(played: list, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = Mock(side_effect=torch.OutOfMemoryError("CUDA out of memory"))
+    monkeypatch.setattr(CudaGraph, "_record", tried)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     replayed = CudaGraph(lambda inputs: inputs["input_ids"] + 1)
-    for _ in range(4):
-        inputs = tokens(2, 8)
+    for inputs in (tokens(2, 8) for _ in range(4)):
         assert torch.equal(replayed(inputs), inputs["input_ids"] + 1)
-    assert len(tried) == 1
+    assert tried.call_count == 1
 
 
 def test_lengths_come_again_and_waste_little() -> None:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import warnings
+from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +16,6 @@ from transformers import (
     DistilBertModel,
     LongformerConfig,
     LongformerForMaskedLM,
-    LongformerForSequenceClassification,
     LongformerModel,
     PreTrainedModel,
     RobertaForCausalLM,
@@ -72,53 +73,47 @@ def batch(model: PreTrainedModel, lengths: tuple[int, ...] = (WITHIN_WINDOW, 5))
 
 @torch.no_grad()
 def assert_equal_outputs(original: PreTrainedModel, longformer: PreTrainedModel, **inputs: torch.Tensor) -> None:
-    global_attention = torch.zeros_like(inputs["input_ids"])
-    global_attention[..., 0] = 1
+    """With [CLS] as a global token, and without."""
     expected = original(**inputs, output_hidden_states=True)
-    actual = longformer(**inputs, global_attention_mask=global_attention, output_hidden_states=True)
     real = inputs["attention_mask"].flatten(0, -2).bool()
-    compared = 0
-    for name in OUTPUTS:
-        if expected.get(name) is None:
-            assert actual.get(name) is None
-            continue
-        one, other = expected[name], actual[name]
-        if one.shape[:2] == real.shape:
-            one, other = one[real], other[real]
-        torch.testing.assert_close(other, one, atol=1e-5, rtol=0)
-        compared += 1
-    for one, other in zip(expected.hidden_states, actual.hidden_states, strict=True):
-        torch.testing.assert_close(other[real], one[real], atol=1e-5, rtol=0)
-    assert compared
+    for is_global in (True, False):
+        first = is_global * (torch.arange(real.shape[1]) == 0).expand_as(inputs["input_ids"]).long()
+        actual = longformer(**inputs, global_attention_mask=first, output_hidden_states=True)
+        compared = [(expected[name], actual[name]) for name in OUTPUTS if expected.get(name) is not None]
+        assert compared and all(actual.get(name) is None for name in OUTPUTS if expected.get(name) is None)
+        compared += zip(expected.hidden_states, actual.hidden_states, strict=True)
+        for one, other in compared:
+            kept = real if one.shape[:2] == real.shape else slice(None)
+            torch.testing.assert_close(other[kept], one[kept], atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("head", HEADS)
-@pytest.mark.parametrize("family", FAMILIES)
-def test_equals_the_original_within_the_window(family: str, head: str) -> None:
-    original = tiny(family, head)
-    longformer = lengthen(original, max_length=64, attention_window=WINDOW)
+CASES: list[tuple[str, str, dict[str, Any], Any, tuple[int, ...]]] = [
+    *((family, head, {}, WINDOW, (WITHIN_WINDOW, 5)) for family, head in product(FAMILIES, HEADS)),
+    *((family, "Model", {}, WINDOW, (WITHIN_WINDOW, WITHIN_WINDOW)) for family in FAMILIES),
+    *((family, "Model", {}, 40, (20, 13)) for family in ("Roberta", "Bert")),  # every position of the original
+    *((family, "Model", {"type_vocab_size": 2}, WINDOW, (WITHIN_WINDOW,)) for family in ("Roberta", "Bert")),
+    ("Roberta", "ForMaskedLM", {"hidden_act": "relu"}, WINDOW, (WITHIN_WINDOW, 5)),
+    ("Roberta", "ForTokenClassification", {}, [WINDOW, 2 * WINDOW], (WITHIN_WINDOW, 5)),
+]
 
+
+@pytest.mark.parametrize(("family", "head", "config", "window", "lengths"), CASES)
+def test_equals_the_original_within_the_window(
+    family: str, head: str, config: dict[str, Any], window: Any, lengths: tuple[int, ...], tmp_path: Path
+) -> None:
+    original = tiny(family, head, **config)
+    longformer = lengthen(original, max_length=64, attention_window=window)
     assert type(longformer).__name__ == f"Longformer{head}"
-    assert_equal_outputs(original, longformer, **batch(original))
-    assert_equal_outputs(original, longformer, **batch(original, (WITHIN_WINDOW, WITHIN_WINDOW)))
-
-
-@pytest.mark.parametrize("family", ["Roberta", "Bert"])
-def test_every_original_position_keeps_its_meaning(family: str) -> None:
-    original = tiny(family, "Model")
-    longformer = lengthen(original, max_length=50, attention_window=40)
-    assert_equal_outputs(original, longformer, **batch(original, (20, 13)))
-
-
-@pytest.mark.parametrize("family", ["Roberta", "Bert"])
-def test_token_types_and_local_attention_alone_agree_too(family: str) -> None:
-    original = tiny(family, "Model", type_vocab_size=2)
-    longformer = lengthen(original, max_length=32, attention_window=WINDOW)
-    inputs = batch(original, (WITHIN_WINDOW,))
-    inputs["token_type_ids"] = torch.arange(WITHIN_WINDOW)[None] % 2
-    with torch.no_grad():
-        expected, actual = original(**inputs), longformer(**inputs)
-    torch.testing.assert_close(actual.last_hidden_state, expected.last_hidden_state, atol=1e-5, rtol=0)
+    layers = longformer.base_model.encoder.layer
+    windows = window if isinstance(window, list) else [window] * 2
+    assert longformer.config.attention_window == windows
+    assert [2 * layer.attention.self.one_sided_attn_window_size for layer in layers] == windows
+    inputs = batch(original, lengths)
+    if "type_vocab_size" in config:
+        inputs["token_type_ids"] = torch.arange(WITHIN_WINDOW)[None] % 2
+    longformer.save_pretrained(tmp_path)
+    for each in (longformer, type(longformer).from_pretrained(tmp_path)):
+        assert_equal_outputs(original, each, **inputs)
 
 
 def test_reads_texts_of_max_length_and_no_more() -> None:
@@ -137,15 +132,6 @@ def test_positions_are_repeated_after_those_of_padding(family: str, pad: int, fi
     longer = longformer.embeddings.position_embeddings.weight
     assert torch.equal(longer, torch.cat([torch.zeros(filler, 24), padding, own, own, own[:10]]))
     assert longformer.config.max_position_embeddings == len(longer) == 50 + pad + 1
-    assert_equal_outputs(original, longformer, **batch(original))
-
-
-def test_one_window_for_each_layer() -> None:
-    original = tiny("Roberta", "ForTokenClassification")
-    longformer = lengthen(original, max_length=64, attention_window=[WINDOW, 2 * WINDOW])
-    assert longformer.config.attention_window == [WINDOW, 2 * WINDOW]
-    windows = [layer.attention.self.one_sided_attn_window_size for layer in longformer.longformer.encoder.layer]
-    assert windows == [WINDOW // 2, WINDOW]
     assert_equal_outputs(original, longformer, **batch(original))
 
 
@@ -182,11 +168,10 @@ def test_output_embeddings_stay_as_tied_as_they_were(family: str, tied: bool) ->
     assert_equal_outputs(original, longformer, **batch(original))
 
 
-def test_language_models_with_weights_untied_by_hand_or_another_activation() -> None:
-    untied, other = tiny("Roberta", "ForMaskedLM"), tiny("Roberta", "ForMaskedLM", hidden_act="relu")
-    untied.lm_head.decoder.weight = torch.nn.Parameter(torch.randn(60, 24))
-    for original in (untied, other):
-        assert_equal_outputs(original, lengthen(original, 64, WINDOW), **batch(original))
+def test_language_models_with_weights_untied_by_hand() -> None:
+    original = tiny("Roberta", "ForMaskedLM")
+    original.lm_head.decoder.weight = torch.nn.Parameter(torch.randn(60, 24))
+    assert_equal_outputs(original, lengthen(original, 64, WINDOW), **batch(original))
 
 
 @pytest.mark.parametrize("pooler", [True, False])
@@ -239,13 +224,6 @@ def test_config_carries_over() -> None:
     assert config.attention_window == [WINDOW, WINDOW]
     for separator in (None, 7):  # BERT names none unless its config does
         assert lengthen(tiny("Bert", "Model", sep_token_id=separator), 64, WINDOW).config.sep_token_id == separator
-
-
-def test_saves_and_loads(tmp_path: Any) -> None:
-    original = tiny("Bert", "ForSequenceClassification")
-    lengthen(original, max_length=64, attention_window=WINDOW).save_pretrained(tmp_path)
-    reloaded = LongformerForSequenceClassification.from_pretrained(tmp_path)
-    assert_equal_outputs(original, reloaded, **batch(original))
 
 
 def test_classifier_dropout_is_not_lost_silently() -> None:

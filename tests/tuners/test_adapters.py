@@ -18,29 +18,38 @@ from peft import (
 
 from prefixprop import PrefixPropagationConfig
 
-from tiny import METHODS, adapt, assert_same_bits, batch, both_methods, every_family, tiny_model, trained_names
+from tiny import (
+    METHODS,
+    adapt,
+    assert_same_bits,
+    batch,
+    both_methods,
+    every_family,
+    random_lora,
+    tiny_model,
+    trained_names,
+)
+
+PARTS = [("propagation", False), ("propagation", True), ("tuning", False), ("tuning", True), ("reading", False)]
+prefix_with_and_without_lora = pytest.mark.parametrize(("method", "lora"), PARTS)
 
 
-def test_only_one_adapter_is_active() -> None:
-    model = adapt(tiny_model(), "propagation")
-    model.add_adapter("second", PrefixPropagationConfig(task_type="SEQ_CLS", num_virtual_tokens=2))
-    with pytest.raises(ValueError, match="Only one prefix adapter"):
-        model.base_model.set_adapter(["default", "second"])
-
-
-@pytest.mark.parametrize(("frozen", "lora"), [(False, False), (True, False), (False, True)])
-@both_methods
+@pytest.mark.parametrize("frozen", [False, True])
+@prefix_with_and_without_lora
 @every_family
-def test_disabled_is_the_base_model_to_the_bit(family: str, method: str, frozen: bool, lora: bool) -> None:
+def test_disabled_is_the_base_model_to_the_bit(family: str, method: str, lora: bool, frozen: bool) -> None:
     model = tiny_model(family).requires_grad_(not frozen)
     inputs = batch(model, [25, 14])
     expected = model(**inputs, output_hidden_states=True)
-    adapted = adapt(model, method, lora=LoraConfig(r=2, init_lora_weights=False) if lora else None)
+    adapted = adapt(model, method, lora=random_lora() if lora else None)
     assert not torch.allclose(adapted(**inputs).logits, expected.logits)
     with adapted.disable_adapter():
         output = adapted(**inputs, output_hidden_states=True)
         assert_same_bits(output, expected)
         assert all(map(torch.equal, output.hidden_states, expected.hidden_states))
+    base = adapted.unload()
+    assert not any("forward" in vars(module) for module in base.modules())
+    assert_same_bits(base(**inputs), expected)
 
 
 def pristine(module: Any) -> tuple:
@@ -53,14 +62,13 @@ def pristine(module: Any) -> tuple:
     return hooks, state, trainable
 
 
-@pytest.mark.parametrize("lora", [None, LoraConfig(r=2, init_lora_weights=False)])
-@both_methods
+@pytest.mark.parametrize(("method", "lora"), PARTS[:4])
 @every_family
-def test_unload_gives_the_untouched_model_back(family: str, method: str, lora: LoraConfig | None) -> None:
+def test_unload_gives_the_untouched_model_back(family: str, method: str, lora: bool) -> None:
     model = tiny_model(family)
     inputs = batch(model, [25, 14])
     before, expected = pristine(model), model(**inputs)
-    adapted = adapt(model, method, lora=copy.deepcopy(lora))
+    adapted = adapt(model, method, lora=random_lora() if lora else None)
     adapted(**inputs)
     base = adapted.unload()
     assert base is model
@@ -106,10 +114,7 @@ def test_a_copy_is_independent(family: str, method: str, duplicate: Any) -> None
 def test_injection_without_a_peft_model(lora: bool) -> None:
     """By peft's `inject_adapter_in_model`, and by `add_adapter` of transformers."""
     inputs = batch(tiny_model(), [12])
-    configs = [
-        PrefixPropagationConfig(num_virtual_tokens=4, lora=LoraConfig(r=2, init_lora_weights=False) if lora else None)
-        for _ in range(2)
-    ]
+    configs = [PrefixPropagationConfig(num_virtual_tokens=4, lora=random_lora() if lora else None) for _ in range(2)]
     injected = inject_adapter_in_model(configs[0], tiny_model()).eval()
     state = get_peft_model_state_dict(injected)
     assert [value.shape for name, value in state.items() if "lora" not in name] == [(3, 4, 32)]
@@ -122,11 +127,10 @@ def test_injection_without_a_peft_model(lora: bool) -> None:
     assert_same_bits(model(**inputs), tiny_model()(**inputs))
 
 
-@pytest.mark.parametrize("lora", [False, True])
-@both_methods
+@prefix_with_and_without_lora
 @every_family
 def test_prefix_lora_and_head_are_trained_and_nothing_else(family: str, method: str, lora: bool) -> None:
-    model = adapt(tiny_model(family), method, lora=LoraConfig(r=2, init_lora_weights=False) if lora else None)
+    model = adapt(tiny_model(family), method, lora=random_lora() if lora else None)
     trained = trained_names(model)
     parts = [{name for name in trained if part in name} for part in ("prefixes", ".lora_", "classifier.modules_to_")]
     assert set.union(*parts) == trained and [bool(part) for part in parts] == [True, lora, True]
@@ -175,3 +179,5 @@ def test_without_a_name_it_is_the_active_adapter(method: str) -> None:
     assert model.get_prefix().shape[-2] == 9 and model.get_alpha() == 0.3
     model.set_prefix(torch.zeros_like(model.get_prefix()))
     assert not model.get_prefix("longer").any() and model.get_prefix("default").any()
+    with pytest.raises(ValueError, match="Only one prefix adapter"):
+        model.base_model.set_adapter(["default", "longer"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +11,11 @@ import pytest
 import torch
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
-from tiny import HEADS, adapt, batch, both_methods, tiny_model
+from tiny import HEADS, adapt, batch, both_methods, random_lora, tiny_model
+
+WEIGHTS = "adapter_model.safetensors"
 
 
 def test_unsupported_family_is_named() -> None:
@@ -74,35 +79,41 @@ def test_adapter_of_another_model(method: str, other: dict, message: str, tmp_pa
         PeftModel.from_pretrained(tiny_model(**other), tmp_path)
 
 
+def tampered(part: str, change: Callable[[Tensor], Tensor | None]) -> Callable[[Path], None]:
+    """Changes the first tensor of this name in an adapter's file, or takes it out."""
+
+    def rewrite(folder: Path) -> None:
+        saved = load_file(folder / WEIGHTS)
+        name = next(name for name in saved if part in name)
+        changed = change(saved.pop(name))
+        save_file(saved if changed is None else saved | {name: changed}, folder / WEIGHTS)
+
+    return rewrite
+
+
+def truncated(kept: int) -> Callable[[Path], Any]:
+    return lambda folder: os.truncate(folder / WEIGHTS, kept)
+
+
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("damage", "message"),
     [
-        (lambda saved, name: saved.update({name: saved[name][:2].clone()}), r"shape \[2, .*need \[3, "),
-        (lambda saved, name: saved.pop(name), "has no tensor"),
-        (lambda saved, name: saved.update({name: saved[name] * float("nan")}), "not finite floats"),
-        (lambda saved, name: saved.update({name: saved[name].to(torch.int8)}), "not finite floats"),
+        (tampered("prefixes", lambda prefix: prefix[:2].clone()), r"shape \[2, .*need \[3, "),
+        (tampered("prefixes", lambda _: None), "has no tensor"),
+        (tampered("layer.1.attention.self.value.lora_B", lambda _: None), "has no tensor '.*layer.1.*lora_B"),
+        (tampered("prefixes", lambda prefix: prefix * float("nan")), "not finite floats"),
+        (tampered("prefixes", lambda prefix: prefix.to(torch.int8)), "not finite floats"),
+        *((truncated(kept), "adapter_model.safetensors is damaged") for kept in (0, 5, 100, 2000)),
     ],
 )
 @both_methods
-def test_tampered_adapter_file(method: str, change: Any, message: str, tmp_path: Path) -> None:
-    adapt(tiny_model(), method).save_pretrained(tmp_path)
-    saved = load_file(tmp_path / "adapter_model.safetensors")
-    change(saved, next(name for name in saved if "prefixes" in name))
-    save_file(saved, tmp_path / "adapter_model.safetensors")
+def test_damaged_adapter_file(method: str, damage: Callable[[Path], Any], message: str, tmp_path: Path) -> None:
+    adapt(tiny_model(), method, lora=random_lora()).save_pretrained(tmp_path)
+    damage(tmp_path)
     with pytest.raises(ValueError, match=f"{message}.*save the adapter again"):
         PeftModel.from_pretrained(tiny_model(), tmp_path)
-
-
-@pytest.mark.parametrize("kept", [0, 5, 100, 2000])
-def test_truncated_adapter_file(kept: int, tmp_path: Path) -> None:
-    adapt(tiny_model(), "propagation").save_pretrained(tmp_path)
-    file = tmp_path / "adapter_model.safetensors"
-    file.write_bytes(file.read_bytes()[:kept])
-    with pytest.raises(ValueError, match=r"adapter_model.safetensors is damaged.*save the adapter again"):
-        PeftModel.from_pretrained(tiny_model(), tmp_path)
-    model = adapt(tiny_model(), "propagation")
-    with pytest.raises(ValueError, match="damaged or incomplete"):
-        model.load_adapter(tmp_path, "second")
+    with pytest.raises(ValueError, match=message):
+        adapt(tiny_model(), method).load_adapter(tmp_path, "second")
 
 
 def test_pickled_adapters_are_refused(tmp_path: Path) -> None:

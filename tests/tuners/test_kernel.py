@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,8 +11,6 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
-from peft import PeftModel
-from safetensors.torch import load_file
 from torch import Tensor
 
 from prefixprop import PrefixPropagationConfig, count_parameters
@@ -25,7 +22,6 @@ from tiny import (
     FAMILIES,
     METHODS,
     adapt,
-    assert_same_bits,
     batch,
     both_methods,
     for_all_rows,
@@ -57,9 +53,6 @@ KERNELS_AND_MODES = [
     for shift, family in enumerate(FAMILIES)
     for place, kernel in enumerate(DEFINITIONS)
 ]
-one_kernel_per_family = pytest.mark.parametrize(
-    ("family", "kernel", "mode"), list(zip(FAMILIES, DEFINITIONS, MODES, strict=True))
-)
 
 
 def split_by(kernel: str, alpha: Any) -> oracle.Split:
@@ -158,34 +151,6 @@ def test_with_the_softmax_share_for_alpha_it_is_the_unsplit_method(
     torch.testing.assert_close(output[real].double(), expected[real], atol=3e-5, rtol=3e-5)
 
 
-@one_kernel_per_family
-@both_methods
-def test_alpha_zero_cannot_see_the_prefix(family: str, method: str, kernel: str, mode: str) -> None:
-    mode = "fixed" if mode == "query" else mode  # whose alpha is times what is trained
-    plain, adapted, inputs = prepared(family, method, kernel=kernel, alpha=0.0, alpha_mode=mode)
-    real = inputs["attention_mask"].bool()
-    output = adapted(**inputs).last_hidden_state
-    expected = plain(**inputs).last_hidden_state
-    torch.testing.assert_close(output[real], expected[real], atol=2e-5, rtol=2e-5)
-    adapted.set_prefix(torch.randn(adapted.get_prefix().shape))
-    torch.testing.assert_close(adapted(**inputs).last_hidden_state[real], output[real], atol=1e-6, rtol=1e-6)
-
-
-@one_kernel_per_family
-@both_methods
-def test_gradients_are_finite_in_bf16(family: str, method: str, kernel: str, mode: str) -> None:
-    model = tiny_model(family, num_labels=2).to(torch.bfloat16)
-    adapted = adapt(model, method, kernel=kernel, alpha=0.5, alpha_mode=mode).train()
-    adapted.set_prefix(5 * torch.randn(adapted.get_prefix().shape))
-    inputs = batch(model, [20, 9])
-    loss = adapted(**inputs, labels=torch.tensor([0, 1])).loss
-    loss.backward()
-    gradients = [p.grad for p in adapted.parameters() if p.requires_grad]
-    assert all(gradient is not None and torch.isfinite(gradient).all() for gradient in gradients)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.isfinite(adapt(tiny_model(family), method, kernel=kernel)(**inputs).logits).all()
-
-
 @pytest.mark.parametrize(
     ("family", "mode", "shape"),
     [
@@ -196,33 +161,16 @@ def test_gradients_are_finite_in_bf16(family: str, method: str, kernel: str, mod
     ],
 )
 @both_methods
-def test_alpha_is_counted_saved_and_loaded(
-    family: str, method: str, mode: str, shape: tuple[int, ...], tmp_path: Path
-) -> None:
-    model = adapt(tiny_model(family), method, kernel="rbf", alpha=0.25, alpha_mode=mode, kernel_length_scale=2.0)
+def test_alpha_starts_as_asked_and_is_counted(family: str, method: str, mode: str, shape: tuple[int, ...]) -> None:
+    model = adapt(tiny_model(family), method, kernel="rbf", alpha=0.25, alpha_mode=mode)
     alpha, is_trained = model.get_alpha(), mode != "fixed"
     count = count_parameters(model)
     assert count.alpha == math.prod(shape) * is_trained
     assert count.trainable == count.prefix + count.alpha + trained_head(model)
     if is_trained:
         assert alpha.requires_grad and torch.equal(alpha, torch.full(shape, 0.0 if mode == "query" else 0.25))
-        torch.nn.init.normal_(alpha)
     else:
         assert alpha == 0.25
-    inputs = batch(model, [17, 12])
-    model.save_pretrained(tmp_path)
-    assert sum("alpha" in name for name in load_file(tmp_path / "adapter_model.safetensors")) == is_trained
-    again = PeftModel.from_pretrained(tiny_model(family), tmp_path)
-    assert torch.equal(torch.as_tensor(again.get_alpha()), torch.as_tensor(alpha))
-    assert_same_bits(again(**inputs), model(**inputs))
-    again.load_adapter(tmp_path, "second")
-    again.set_adapter("second")
-    assert_same_bits(again(**inputs), model(**inputs))
-
-
-def test_without_a_kernel_there_is_no_alpha() -> None:
-    with pytest.raises(ValueError, match="'default' has no kernel, so no alpha; set kernel"):
-        adapt(tiny_model(), "propagation").get_alpha()
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.4])

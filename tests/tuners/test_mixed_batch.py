@@ -20,6 +20,7 @@ from prefixprop import attention
 from tiny import (
     HEADS,
     METHODS,
+    SMALL,
     assert_same_bits,
     batch,
     both_methods,
@@ -45,8 +46,14 @@ ADAPTERS: dict[str, dict[str, Any]] = SHARED | {
     "query": {"kernel": "linear", "alpha_mode": "query", "alpha": 0.6},
     "query too": {"kernel": "linear", "alpha_mode": "query", "alpha": 0.6},
 }
-# The small one, for Triton's interpreter.
-SMALL: dict[str, Any] = {"num_hidden_layers": 2, "num_attention_heads": 1, "hidden_size": 16}
+
+
+READERS: dict[str, dict[str, Any]] = {
+    "reader": {"read_only": True},
+    "reader too": {"read_only": True},
+    "gated reader": {"read_only": True, "gate": True},
+    "longer reader": {"read_only": True, "num_virtual_tokens": 6},
+}
 
 
 def with_adapters(
@@ -119,8 +126,9 @@ def assert_as_alone(
 @pytest.mark.parametrize(("method", "left"), [("propagation", False), ("tuning", True)])
 @every_family
 def test_each_document_is_as_in_a_pass_of_its_own_adapter(family: str, method: str, left: bool) -> None:
-    model = with_adapters(tiny_model(family), method)
-    names = [*ADAPTERS, BASE]
+    adapters = ADAPTERS | (READERS if method == "propagation" else {})
+    model = with_adapters(tiny_model(family), method, adapters)
+    names = [*adapters, BASE]
     inputs = batch(model, [LENGTHS[place % len(LENGTHS)] for place in range(len(names))], left=left)
     assert_as_alone(model, names, inputs)
     # Few numbers, after all layers; with nobody to read the states, the last layer is shorter on Longformer.
@@ -145,12 +153,12 @@ def test_whichever_row_is_pooled(family: str, pooling: str) -> None:
 )
 @both_methods
 def test_on_every_backend(family: str, backend: str, method: str) -> None:
-    overrides = SMALL | ({"num_hidden_layers": 1, "attention_window": [8]} if family == "longformer" else {})
+    overrides = SMALL | {"num_hidden_layers": 1, "attention_window": [8]}
     groups: list[tuple[str, ...]] = [("one", "lora", "lora too"), ("head too", "head")]
     model = with_adapters(tiny_model(family, **overrides), method, {name: ADAPTERS[name] for name in sum(groups, ())})
     attention.install(model, backend)
     for names in groups:
-        assert_as_alone(model, list(names), batch(model, [9, 6, 4][: len(names)]))
+        assert_as_alone(model, list(names), batch(model, [6, 5, 3][: len(names)]))
 
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from prefixprop.backbones import find_backbone
 from prefixprop.tuners import propagation
@@ -92,42 +93,46 @@ def test_pooling_reads_the_first_prefix_row(family: str, task: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "task", "options", "message"),
+    ("method", "options", "remedy"),
+    [("propagation", {"pooling": "prefix"}, "use pooling='cls'"), ("reading", {"task": None}, "use a")],
+)
+@pytest.mark.parametrize(
+    ("family", "task", "config", "message"),
     [
         ("longformer", "TOKEN_CLS", {}, "LongformerForTokenClassification does not"),
         ("modernbert", "SEQ_CLS", {"classifier_pooling": "mean"}, r"does not \(its classifier_pooling is mean\)"),
         ("modernbert", "FEATURE_EXTRACTION", {}, "ModernBertModel does not"),
     ],
 )
-def test_pooling_prefix_needs_a_pooling_model(family: str, task: str, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=f"{message}; use pooling='cls'"):
-        adapt(tiny_model(family, task, **options), "propagation", task, pooling="prefix")
+def test_a_pooled_prefix_needs_a_model_that_pools_one_row(
+    family: str, task: str, config: dict, message: str, method: str, options: dict[str, Any], remedy: str
+) -> None:
+    with pytest.raises(ValueError, match=f"needs a model that pools one row, and .*{message}; {remedy}"):
+        adapt(tiny_model(family, task, **config), method, **{"task": task} | options)
+
+
+TARGETS: dict[str, dict[str, Tensor]] = {
+    "SEQ_CLS": {"labels": torch.tensor([0, 1])},
+    "TOKEN_CLS": {"labels": torch.arange(32).view(2, 16) % 3},
+    "QUESTION_ANS": {"start_positions": torch.tensor([3, 1]), "end_positions": torch.tensor([4, 5])},
+    "FEATURE_EXTRACTION": {},
+}
+SHAPES = {"SEQ_CLS": (2, 3), "TOKEN_CLS": (2, 16, 3), "QUESTION_ANS": (2, 16), "FEATURE_EXTRACTION": (2, 16, 32)}
 
 
 @pytest.mark.parametrize("task", HEADS)
 @both_methods
 @every_family
 def test_every_task_runs_and_learns(family: str, method: str, task: str) -> None:
-    model = tiny_model(family, task)
-    adapted = adapt(model, method, task)
+    model = adapt(tiny_model(family, task), method, task)
     inputs = batch(model, [16, 16])
-    if task == "QUESTION_ANS":
-        if family == "longformer":  # Hugging Face finds the question by three separators
-            inputs["input_ids"][:, [5, 6, 15]] = model.config.sep_token_id
-        output = adapted(**inputs, start_positions=torch.tensor([3, 1]), end_positions=torch.tensor([4, 5]))
-        assert output.start_logits.shape == (2, 16)
-    elif task == "TOKEN_CLS":
-        output = adapted(**inputs, labels=torch.randint(0, 3, (2, 16)))
-        assert output.logits.shape == (2, 16, 3)
-    elif task == "SEQ_CLS":
-        output = adapted(**inputs, labels=torch.tensor([0, 1]))
-        assert output.logits.shape == (2, 3)
-    else:
-        output = adapted(**inputs)
-        assert output.last_hidden_state.shape == (2, 16, 32)
-        output.loss = output.last_hidden_state.square().sum()
-    output.loss.backward()
-    assert adapted.get_prefix().grad.abs().sum() > 0
+    if task == "QUESTION_ANS" and family == "longformer":  # Hugging Face finds the question by three separators
+        inputs["input_ids"][:, [5, 6, 15]] = model.config.sep_token_id
+    output = model(**inputs, **TARGETS[task])
+    rows = output[1 if TARGETS[task] else 0]
+    assert rows.shape == SHAPES[task]
+    (output.loss if TARGETS[task] else rows.square().sum()).backward()
+    assert model.get_prefix().grad.abs().sum() > 0
 
 
 @both_methods

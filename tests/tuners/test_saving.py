@@ -30,11 +30,12 @@ from tiny import (
     adapt,
     assert_same_bits,
     batch,
-    both_methods,
     every_family,
+    random_lora,
     randomised,
     tensors,
     tiny_model,
+    trained_names,
 )
 
 NAMED: dict[str, type[Any]] = {
@@ -75,26 +76,93 @@ def test_a_fresh_process_loads_the_same_bits(tmp_path: Path) -> None:
         assert all(torch.equal(found[name], outputs[name]) for name in outputs), folder
 
 
-@both_methods
+PEFT_TYPES = {"propagation": "PREFIX_PROPAGATION", "tuning": "LONG_PREFIX_TUNING", "reading": "PREFIX_PROPAGATION"}
+DORA: dict[str, Any] = {"use_dora": True, "lora_alpha": 3}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "gates": {"gate": True},
+    "alpha": {"kernel": "rbf", "alpha": 0.25, "kernel_length_scale": 2.0},
+    "alpha of layers, gates, DoRA": {"kernel": "rbf", "alpha_mode": "layer", "gate": True, "lora": DORA},
+    "alpha of heads": {"kernel": "poly", "alpha_mode": "head", "kernel_degree": 4},
+    "alpha of queries": {"kernel": "linear", "alpha_mode": "query"},
+}
+
+
+@pytest.mark.parametrize(
+    ("method", "options"), [*product(METHODS, OPTIONS), ("reading", "plain"), ("reading", "gates")]
+)
 @every_family
-def test_the_file_holds_the_prefix_and_the_head(family: str, method: str, tmp_path: Path) -> None:
-    model = adapt(tiny_model(family), method)
+def test_what_was_trained_comes_back(family: str, method: str, options: str, tmp_path: Path) -> None:
+    given = OPTIONS[options]
+    lora = {"lora": random_lora(**given["lora"])} if "lora" in given else {}
+    model = randomised(adapt(tiny_model(family), method, **given | lora))
     model.save_pretrained(tmp_path)
     assert not list(tmp_path.glob("*.bin"))
     saved = load_file(tmp_path / "adapter_model.safetensors")
-    (prefix,) = [name for name in saved if "prefixes" in name]
-    assert torch.equal(saved[prefix], model.get_prefix())
-    assert all("classifier" in name for name in saved if name != prefix)
+    assert any(torch.equal(tensor, model.get_prefix()) for tensor in saved.values())
+    trained = trained_names(model)
+    assert len(saved) == len(trained)
+    assert sum(tensor.numel() for tensor in saved.values()) == model.get_nb_trainable_parameters()[0]
     config = json.loads((tmp_path / "adapter_config.json").read_text())
-    assert config["peft_type"] == ("PREFIX_PROPAGATION" if method == "propagation" else "LONG_PREFIX_TUNING")
-    assert (config["model_type"], config["num_layers"], config["token_dim"]) == (family, 3, 32)
+    assert (config["peft_type"], config["model_type"]) == (PEFT_TYPES[method], family)
+    assert (config["num_layers"], config["token_dim"]) == (3, 32)
+    assert (config.get("read_only", False), config["pooling"] == "prefix") == (method == "reading",) * 2
 
-    again = PeftModel.from_pretrained(tiny_model(family), tmp_path)
-    inputs = batch(model, [13])
+    inputs = batch(model, [20, 11])
+    again = PeftModel.from_pretrained(tiny_model(family), tmp_path, is_trainable=True).eval()
+    assert trained_names(again) == trained
     assert_same_bits(again(**inputs), model(**inputs))
-    assert not any(parameter.requires_grad for parameter in again.parameters())
-    trainable = PeftModel.from_pretrained(tiny_model(family), tmp_path, is_trainable=True)
-    assert trainable.get_prefix().requires_grad
+    frozen, other = PeftModel.from_pretrained(tiny_model(family), tmp_path), adapt(tiny_model(family), method)
+    assert not trained_names(frozen)
+    other.load_adapter(tmp_path, "second")
+    other.set_adapter("second")
+    for loaded in (frozen, other):  # on the CPU, PyTorch rounds some products otherwise where a weight is frozen
+        torch.testing.assert_close(loaded(**inputs).logits, model(**inputs).logits, atol=1e-5, rtol=1e-5)
+    for own, get in (("kernel", "get_alpha"), ("gate", "get_gates")):
+        if own in given:
+            assert torch.equal(*(torch.as_tensor(getattr(each, get)()) for each in (other, model)))
+            with pytest.raises(ValueError, match=r"'default' has no (kernel, so no alpha|gates); set "):
+                getattr(other, get)("default")
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "DoRA": {"use_dora": True},
+    "rsLoRA": {"use_rslora": True, "lora_alpha": 3},
+    "every linear layer": {"target_modules": "all-linear"},
+    "one layer": {"layers_to_transform": [1], "target_modules": ["query"]},
+    "ranks": {"rank_pattern": {"value": 5}},
+    "biases": {"bias": "lora_only"},
+    "tokens": {"trainable_token_indices": {"word_embeddings": [5, 6]}},
+}
+
+
+@pytest.mark.parametrize(("variant", "method"), list(zip(VARIANTS, [*METHODS] * 4, strict=True)))
+def test_one_folder_holds_a_prefix_and_lora_to_the_bit(variant: str, method: str, tmp_path: Path) -> None:
+    tiny_model("roberta").save_pretrained(tmp_path / "base")
+    lora = LoraConfig(**{"r": 2, "target_modules": ["query", "value"]} | VARIANTS[variant])
+    base = type(tiny_model("roberta")).from_pretrained(tmp_path / "base")
+    model = randomised(adapt(base, method, lora=lora))
+    model.save_pretrained(tmp_path / "adapter")
+    assert sorted(path.name for path in (tmp_path / "adapter").iterdir()) == [
+        "README.md", "adapter_config.json", "adapter_model.safetensors",
+    ]  # fmt: skip
+    trained = trained_names(model)
+    assert len(load_file(tmp_path / "adapter" / "adapter_model.safetensors")) == len(trained)  # each once, heads too
+    config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    assert config["lora"]["r"] == 2 and config["lora"]["peft_type"] == "LORA"
+
+    inputs = batch(model, [20, 11])
+    inputs["input_ids"][0, 3] = 5
+    for loaded in (
+        PeftModel.from_pretrained(tiny_model("roberta"), tmp_path / "adapter"),
+        PeftModel.from_pretrained(tiny_model("roberta"), tmp_path / "adapter", low_cpu_mem_usage=True),
+        AutoPeftModelForSequenceClassification.from_pretrained(tmp_path / "adapter", num_labels=3),
+    ):
+        assert_same_bits(loaded(**inputs), model(**inputs))
+        assert not trained_names(loaded) or variant == "biases"  # which peft leaves trainable
+    again = PeftModel.from_pretrained(tiny_model("roberta"), tmp_path / "adapter", is_trainable=True)
+    assert trained_names(again) == trained
 
 
 def embedded_with_adapter(name: str, method: str, task: str = "SEQ_CLS") -> Any:

@@ -107,8 +107,12 @@ def main() -> None:
             None,
         ):
             step(family, config, dtype, heads=2, size=size)
-    for kernel, mode in (("rbf", "layer"), ("poly", "query")):
-        step("longformer", propagation(kernel=kernel, alpha_mode=mode), dtype, heads=2, size=size)
+    for options in (
+        {"kernel": "rbf", "alpha_mode": "layer"},
+        {"kernel": "poly", "alpha_mode": "query"},
+        {"read_only": True},
+    ):
+        step("longformer", propagation(**options), dtype, heads=2, size=size)
     print("\n".join(f"{kernel}: {compiled[kernel]}" for kernel in sorted(compiled)))
 
 

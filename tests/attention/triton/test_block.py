@@ -78,20 +78,8 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return plans
 
 
-def set_data(linear: Any) -> None:
-    linear.weight.data = linear.weight.data * 1.5
-
-
-def replace_parameter(linear: Any) -> None:
-    linear.weight = nn.Parameter(linear.weight * 1.5, requires_grad=False)
-
-
-def load(linear: Any) -> None:
-    linear.load_state_dict({name: tensor * 1.5 for name, tensor in linear.state_dict().items()})
-
-
-def assign(linear: Any) -> None:
-    linear.load_state_dict({name: tensor * 1.5 for name, tensor in linear.state_dict().items()}, assign=True)
+def grown(linear: Any) -> dict[str, Tensor]:
+    return {name: tensor * 1.5 for name, tensor in linear.state_dict().items()}
 
 
 def edit(linear: Any) -> None:
@@ -99,16 +87,24 @@ def edit(linear: Any) -> None:
         linear.weight.mul_(1.5)
 
 
+WEIGHT_CHANGES: dict[str, Callable[[Any], Any]] = {
+    "data": lambda linear: setattr(linear.weight, "data", linear.weight.data * 1.5),
+    "a parameter": lambda linear: setattr(linear, "weight", nn.Parameter(grown(linear)["weight"], False)),
+    "loaded": lambda linear: linear.load_state_dict(grown(linear)),
+    "assigned": lambda linear: linear.load_state_dict(grown(linear), assign=True),
+    "edited": edit,
+}
+
+
 @pytest.mark.parametrize(
-    ("family", "change"),
-    [*itertools.product(["longformer"], [set_data, replace_parameter, load, assign, edit]), ("modernbert", edit)],
+    ("family", "what"), [*itertools.product(["longformer"], WEIGHT_CHANGES), ("modernbert", "edited")]
 )
-def test_weights(family: str, change: Callable[[Any], None], made: list[Any]) -> None:
+def test_weights(family: str, what: str, made: list[Any]) -> None:
     model = encoder(family)
     before = outcome(model)
     assert torch.equal(outcome(model), before) and len(made) == 1
     for part in (LINEAR, NORM):
-        change(layer_of(model).get_submodule(part[family]))
+        WEIGHT_CHANGES[what](layer_of(model).get_submodule(part[family]))
         after = outcome(model)
         assert not torch.allclose(after, before)
         assert torch.equal(after, without_a_plan(model))

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from prefixprop import attention
+from prefixprop.tuners import kernel as kernel_module
 
 from one_layer import assert_same_gradients, outcome
 from tiny import adapt, batch, for_all_rows, tiny_model
+
+pytest.importorskip("triton")
+from prefixprop.attention.triton import launch_attention
+from prefixprop.attention.triton.prefix_part import fits
+
+from known_masks import is_kept
 
 SMALLER = {"num_attention_heads": 1, "hidden_size": 16}
 
@@ -43,9 +52,10 @@ def assert_same_as_in_parts(model: Any, name: str, monkeypatch: pytest.MonkeyPat
     # Somebody who waits for a part to be called gets what it is called with.
     seen = []
     (layer,) = model.base_model.model.longformer.encoder.layer
-    layer.intermediate.register_forward_hook(lambda *_: seen.append(1))
+    for part in (layer.attention.self, layer.intermediate):
+        part.register_forward_hook(lambda *_: seen.append(1))
     expected = outcome(model, inputs)
-    assert not any(map(is_whole, pieces)) and len(seen) == 1
+    assert not any(map(is_whole, pieces)) and len(seen) == 2
     torch.testing.assert_close(found.pop("logits"), expected.pop("logits"), atol=1e-5, rtol=1e-5)
     assert_same_gradients(found, expected)
 
@@ -57,34 +67,50 @@ def test_in_one_piece_and_in_parts(method: str, training: bool, monkeypatch: pyt
 
 
 @pytest.mark.parametrize(
-    ("kernel", "mode", "options"),
+    ("kernel", "mode", "length", "options"),
     [
-        ("rbf", "head", {"kernel_length_scale": 1.5}),
-        ("poly", "query", {"kernel_degree": 4}),
+        ("exp", "fixed", 3, {}),
+        ("exp", "query", 3, {}),
+        ("rbf", "head", 3, {"kernel_length_scale": 1.5}),
+        ("poly", "query", 3, {"kernel_degree": 4, "kernel_offset": 0.5}),
+        ("linear", "head", 19, {}),
     ],
 )
-def test_kernels_and_trained_alpha(
-    kernel: str, mode: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+def test_kernels_and_alpha(
+    kernel: str, mode: str, length: int, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = adapt(one_layer(False, **SMALLER), "propagation", kernel=kernel, alpha=0.7, alpha_mode=mode, **options)
-    with torch.no_grad():
-        model.get_alpha().add_(torch.randn(model.get_alpha().shape))
+    """Eq. 3 within the layer, against plain PyTorch with the same dropout mask."""
+    model = adapt(
+        one_layer(True, num_attention_heads=2, hidden_size=16), "propagation", length=length,
+        kernel=kernel, alpha=0.7, alpha_mode=mode, prefix_dropout=0.0, **options,
+    ).train()  # fmt: skip
+    if mode != "fixed":
+        torch.nn.init.normal_(model.get_alpha())
+    drawn: list[list[Tensor]] = []
+    draw = launch_attention.draw_dropout_seeds
+    monkeypatch.setattr(
+        launch_attention, "draw_dropout_seeds", lambda *given: drawn.append(draw(*given)) or drawn[-1]
+    )
+
+    def dropped(weights: Tensor, dropout: float) -> Tensor:
+        """Of weights [batch, heads, rows, virtual tokens]."""
+        rows, columns = drawn[-1][0].view(weights.shape[:3]), drawn[-1][1].view(len(weights), -1)[:, :length]
+        return weights * is_kept(rows[..., None], columns[:, None, None], dropout)
+
+    monkeypatch.setattr(kernel_module, "F", SimpleNamespace(dropout=dropped))
     assert_same_as_in_parts(model, "Block", monkeypatch)
+    assert len(drawn) == 2
+
+
+def test_prefixes_that_a_program_cannot_hold() -> None:
+    half, single = torch.empty(0, dtype=torch.bfloat16), torch.empty(0)
+    assert fits(8, 64, half) and fits(128, 64, half) and fits(64, 64, single)
+    assert not fits(129, 64, half) and not fits(128, 64, single) and not fits(0, 64, half)
 
 
 def test_a_kernel_over_trained_keys_goes_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     model = adapt(one_layer(False, **SMALLER), "tuning", kernel="exp", alpha_mode="layer")
     assert_same_as_in_parts(model, "Leave", monkeypatch)
-
-
-@pytest.mark.parametrize("method", ["propagation", "tuning"])
-def test_alpha_zero_is_no_prefix_in_the_softmax(method: str) -> None:
-    model = adapt(one_layer(False, **SMALLER), method, kernel="exp", alpha=0.0)
-    inputs = for_all_rows(batch(model, [13, 6]))
-    with torch.no_grad():
-        expected = model(**inputs).logits
-        attention.install(model, "triton")
-        torch.testing.assert_close(model(**inputs).logits, expected, atol=1e-5, rtol=1e-5)
 
 
 def test_layers_that_are_trained_or_uneven_go_in_parts() -> None:

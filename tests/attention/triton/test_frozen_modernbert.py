@@ -1,4 +1,4 @@
-"""The two ends of a ModernBERT layer with frozen weights, in Triton's interpreter, against Hugging Face's parts."""
+"""The two ends of a ModernBERT layer in Triton's interpreter, against Hugging Face's parts."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from peft import LoraConfig, inject_adapter_in_model
 from torch import Tensor, nn
 from transformers import ModernBertConfig
@@ -17,24 +19,27 @@ from one_layer import assert_close
 pytest.importorskip("triton")
 from prefixprop.attention.triton import block, lora, modernbert
 from prefixprop.attention.triton.block import BlockPlan, compute_type, plan_for
+from prefixprop.attention.triton.geglu import geglu
 from prefixprop.attention.triton.tiles import draw_dropout_seeds
 
 from known_masks import Masked, mask_of
 
-WIDTH, INNER = 8, 20
+WIDTH = 8
 LINEARS = ["attn.Wqkv", "attn.Wo", "mlp.Wi", "mlp.Wo"]
 
 
-def layer_of(index: int = 1, targets: list[str] | None = None, lora_dropout: float = 0.0, **options: Any) -> Any:
+def layer_of(
+    index: int = 1, targets: list[str] | None = None, lora_dropout: float = 0.0, inner: int = 20, **options: Any
+) -> Any:
     """The first layer, or another, frozen but for LoRA around `targets`."""
     torch.manual_seed(3)
-    config = ModernBertConfig(hidden_size=WIDTH, num_attention_heads=1, intermediate_size=INNER, **options)
+    config = ModernBertConfig(hidden_size=WIDTH, num_attention_heads=1, intermediate_size=inner, **options)
     layer = ModernBertEncoderLayer(config, layer_idx=index).requires_grad_(False)
     for name, parameter in layer.named_parameters():
         nn.init.normal_(parameter, mean=float("norm" in name), std=0.3)
     if targets:
-        settings = {"r": 3, "lora_alpha": 2, "init_lora_weights": False, "target_modules": targets}
-        layer = inject_adapter_in_model(LoraConfig(**settings, lora_dropout=lora_dropout), layer)
+        config = {"r": 3, "lora_alpha": 2, "init_lora_weights": False, "target_modules": targets}
+        layer = inject_adapter_in_model(LoraConfig(**config, lora_dropout=lora_dropout), layer)
     return layer
 
 
@@ -61,11 +66,12 @@ def in_one_piece(layer: Any, states: Tensor, attend: Any = attend) -> Tensor:
     return modernbert.in_parts(layer, plan, states.to(dtype), attend)
 
 
-def results(layer: Any, run: Any, states: Tensor) -> dict[str, Tensor]:
-    """The output, and the gradients of the states and of all that learns."""
-    states = states.clone().requires_grad_()
-    leaves = {"states": states} | {name: p for name, p in layer.named_parameters() if p.requires_grad}
-    output = run(layer, states)
+def results(layer: Any, run: Any, *given: Tensor) -> dict[str, Tensor]:
+    """The output, and the gradients of what is given (the states, for one) and of all that learns."""
+    given = tuple(rows.clone().requires_grad_() for rows in given)
+    leaves = dict(zip(("states", "attended"), given, strict=False))
+    leaves |= {name: p for name, p in layer.named_parameters() if p.requires_grad}
+    output = run(layer, *given)
     direction = torch.randn(output.shape, generator=torch.Generator().manual_seed(1)).to(output.dtype)
     found = torch.autograd.grad((output * direction).sum(), list(leaves.values()))
     return {"output": output.detach()} | dict(zip(leaves, found, strict=True))
@@ -156,12 +162,60 @@ def test_the_way_in_may_learn_or_be_watched(part: str, why: str) -> None:
     assert_close(found, results(copy.deepcopy(layer).double(), in_parts, states.double()))
 
 
-@pytest.mark.parametrize(
-    "options", [{"hidden_activation": "silu"}, {"mlp_bias": True}, {"norm_bias": True}, {"mlp_dropout": 0.1}]
-)
+OTHERS: list[dict[str, Any]] = [{"hidden_activation": "silu"}, {"mlp_bias": True}, {"norm_bias": True}]
+
+
+@pytest.mark.parametrize("options", [*OTHERS, {"mlp_dropout": 0.1}])
 def test_layers_of_another_make_go_in_parts(options: dict[str, Any]) -> None:
     layer = layer_of(**options).train()
     assert plan_of(layer).leave is None
     trained = layer_of()
     trained.mlp.Wi.requires_grad_(True)
     assert plan_of(trained).leave is None
+
+
+# --- the second half by itself, where its weights learn or it is of another make ------------------------------------
+
+
+def half(layer: Any, states: Tensor, attended: Tensor) -> Tensor:
+    """As Hugging Face computes it."""
+    states = states + attended
+    return states + layer.mlp(layer.mlp_norm(states))
+
+
+def assert_same_half(layer: Any, states: Tensor) -> None:
+    given = states, torch.randn_like(states)
+    layer.mlp_norm.requires_grad_()
+    layer.mlp.requires_grad_()
+    found = results(layer, geglu, *given)
+    assert_close(found, results(copy.deepcopy(layer).double(), half, *(rows.double() for rows in given)))
+    before = states.clone()
+    with torch.no_grad():
+        assert torch.equal(geglu(layer, *given), found["output"])
+    assert torch.equal(states, before)
+
+
+@settings(max_examples=6)
+@given(rows=st.integers(1, 20), inner=st.integers(1, 40), scale=st.sampled_from([0.1, 1.0, 20.0]))
+def test_second_half(rows: int, inner: int, scale: float) -> None:
+    assert_same_half(layer_of(inner=inner), scale * torch.randn(2, rows, WIDTH))
+
+
+@pytest.mark.parametrize("options", OTHERS)
+def test_second_half_of_another_make(options: dict[str, Any]) -> None:
+    assert_same_half(layer_of(**options), torch.randn(2, 5, WIDTH))
+
+
+@pytest.mark.parametrize("part", ["mlp_norm", "mlp", "mlp.Wi", "mlp.act", "mlp.drop", "mlp.Wo"])
+def test_hooks_on_any_part_of_the_second_half_fire(part: str) -> None:
+    layer, states, calls = layer_of(), torch.randn(2, 2, 5, WIDTH), []
+    expected = geglu(layer, *states)
+    layer.get_submodule(part).register_forward_hook(lambda *_: calls.append(1))
+    torch.testing.assert_close(geglu(layer, *states), expected, atol=1e-5, rtol=1e-5)
+    assert calls == [1]
+
+
+def test_dropout_of_the_second_half_is_not_left_out() -> None:
+    layer, states = layer_of(mlp_dropout=0.5).train(), torch.randn(2, 2, 5, WIDTH)
+    dropped = geglu(layer, *states)
+    assert not torch.allclose(dropped, geglu(layer.eval(), *states))

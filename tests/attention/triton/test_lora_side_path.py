@@ -16,7 +16,7 @@ from tiny import adapt, batch, for_all_rows, tiny_model
 
 pytest.importorskip("triton")
 from prefixprop.attention.triton import longformer, lora
-from prefixprop.attention.triton.tiles import LEVELS, draw_dropout_seeds
+from prefixprop.attention.triton.tiles import draw_dropout_seeds
 
 from known_masks import Masked, mask_of
 
@@ -106,7 +106,7 @@ def test_around_what_follows_attention_alone(pieces: list[int]) -> None:
 
 def test_dropout(pieces: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Each layer has a mask of its own, the same in backward."""
-    model = composed(EVERYTHING, lora_dropout=0.4)
+    model = composed(EVERYTHING, lora_dropout=0.4, rank_pattern={"value": 20})
     layer = layer_of(model)
     by_path = [
         [getattr(layer.attention.self, name) for name in PROJECTIONS],
@@ -132,50 +132,17 @@ def test_dropout(pieces: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     assert pieces == [9]
 
 
-@pytest.mark.parametrize(("rank", "width"), [(16, 24), (48, 40)])
-def test_dropped_products(rank: int, width: int) -> None:
-    count, number, dropout = 37, 2, 0.3
-    rows, down = torch.randn(count, width, requires_grad=True), torch.randn(number, rank, width, requires_grad=True)
-    seeds = draw_dropout_seeds((count, number * width), rows, dropout)
-    masks = [mask_of(seeds, piece, width, dropout) for piece in range(number)]
-    expected = torch.cat([(rows * mask) @ matrix.t() for mask, matrix in zip(masks, down, strict=True)], dim=1)
-    upstream, already = torch.randn_like(expected), torch.randn_like(rows)
-    expected.backward(upstream)
-    plain = (rows.detach(), down.detach(), *seeds, dropout)
-    torch.testing.assert_close(lora.lora_down_with_dropout(*plain), expected.detach(), atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(lora.lora_down_gradient(upstream, *plain), down.grad, atol=1e-5, rtol=1e-4)
-    result = already.clone()
-    lora.add_lora_gradient(upstream, *plain[1:], result)
-    assert rows.grad is not None
-    torch.testing.assert_close(result - already, rows.grad, atol=1e-5, rtol=1e-4)
-
-
-def test_masks_of_pieces_are_independent() -> None:
-    seeds = draw_dropout_seeds((500, 2 * 200), torch.empty(0), 0.5)
-    one, other = (mask_of(seeds, piece, 200, 0.5) > 0 for piece in (0, 1))
-    assert abs((one == other).float().mean() - 0.5) < 0.02 and LEVELS == 2**32
-
-
-def test_adapters_that_are_active_disabled_and_merged(pieces: list[int]) -> None:
+def test_several_adapters_and_none(pieces: list[int]) -> None:
     model = composed(["query", "dense"], method=None)
     model.add_adapter("other", LoraConfig(r=2, target_modules=["query", "key"], init_lora_weights=False))
     attention.install(model, "triton")
     assert_same_states(outcome(model), in_parts(model))
     model.base_model.set_adapter(["default", "other"])
     assert_same_states(outcome(model), in_parts(model))
-    model.base_model.set_adapter("default")
-    with torch.no_grad():
-        inputs = for_all_rows(batch(model, [9, 9]))
-        active = model(**inputs)[0]
-        with model.disable_adapter():
-            disabled = model(**inputs)[0]
-            torch.testing.assert_close(disabled, small_model()(**inputs)[0])
-        model.merge_adapter()
-        torch.testing.assert_close(model(**inputs)[0], active, atol=1e-5, rtol=1e-5)
-        assert pieces == [4, 6, 4, 0, 0]
-        with model.disable_adapter():  # peft takes out of the weights what was merged
-            torch.testing.assert_close(model(**inputs)[0], disabled, atol=1e-5, rtol=1e-5)
-    assert len(pieces) == 5
+    inputs = for_all_rows(batch(model, [9, 9]))
+    with torch.no_grad(), model.disable_adapter():
+        torch.testing.assert_close(model(**inputs)[0], small_model()(**inputs)[0], atol=1e-5, rtol=1e-5)
+    assert pieces == [4, 6, 0]
 
 
 @pytest.mark.parametrize(

@@ -257,12 +257,3 @@ def test_whole_models(method: str | None, options: dict[str, Any]) -> None:
     assert_same_gradients(trained_gradients(model, inputs), expected)
     with torch.autocast("cpu", torch.float16):
         assert_same_gradients(trained_gradients(model, inputs), expected, 0.02)
-
-
-def test_gradient_checkpointing_with_dropout() -> None:
-    model = adapt(tiny_model("modernbert", attention_dropout=0.2, **SMALL), "propagation", length=3).train()
-    attention.install(model, backend="triton")
-    inputs = batch(model, [13, 6])
-    plain = trained_gradients(model, inputs)
-    model.gradient_checkpointing_enable({"use_reentrant": False})
-    assert_same_gradients(trained_gradients(model, inputs), plain)
