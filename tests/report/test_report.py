@@ -112,7 +112,7 @@ def test_one_run_shows_a_verdict_facts_one_table_figures_labels_and_mistakes(tmp
         page.outline,
         [
             "files: prefix-propagation", "Model", "Documents", "Seed", "Test: results", "Which label is taken",
-            "How often it is right", "Accuracy if only", "Test: labels", "Test: most confident mistakes",
+            "How often it is right", "Test: labels", "Test: most confident mistakes",
             "All metrics", "Settings", "Command that reproduces it",
         ],
     ), page.outline  # fmt: skip

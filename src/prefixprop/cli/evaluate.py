@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from prefixprop.choices import DEFAULT_BATCH_TOKENS, LONG_DOCUMENTS
-from prefixprop.cli.messages import clean_errors, printable, refuse
+from prefixprop.cli.messages import clean_errors, need_report_packages, printable, refuse
 from prefixprop.data.files import Columns
 from prefixprop.runs.directory import RunDirectory
 
@@ -232,11 +232,11 @@ def _print_labels(rows: Sequence[LabelRow]) -> None:
 
 def _check_figures(*paths: Path | None) -> None:
     """Fail before the work, not after it."""
-    from prefixprop.report.canvas import check_ending
+    for path in filter(None, paths):
+        need_report_packages("Figures")
+        from prefixprop.report.figures import check_ending
 
-    for path in paths:
-        if path is not None:
-            check_ending(path)
+        check_ending(path)
 
 
 def _draw_reliability(evaluated: _Evaluated, path: Path) -> None:

@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from prefixprop.optional_packages import import_optional
+
 # What readers, models, settings and files raise with a message for the user (TrainingError, among others, is a
 # RuntimeError). Anything else is a bug, and its traceback is wanted.
 EXPECTED = (ValueError, OSError, ImportError, RuntimeError)
@@ -55,6 +57,12 @@ def refuse(options: Mapping[str, object], reason: str) -> None:
     for name, value in options.items():
         if value is not None:
             raise ValueError(f"{name} would change nothing here: {reason}. Leave it out.")
+
+
+def need_report_packages(purpose: str) -> None:
+    """Raise if the packages of the extra `report` are not installed."""
+    for package in ("pandas", "jinja2", "matplotlib"):
+        import_optional(package, purpose, extra="report")
 
 
 def describe(error: BaseException) -> str:

@@ -13,8 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from prefixprop.cli.messages import clean_errors, printable
-from prefixprop.optional_packages import import_optional
+from prefixprop.cli.messages import clean_errors, need_report_packages, printable
 from prefixprop.settings.methods import BASELINE
 
 if TYPE_CHECKING:
@@ -52,8 +51,7 @@ def report(
             raise ValueError(f"--output {output} is a file; give a folder.")
         messages = Console(stderr=True, highlight=False, soft_wrap=True)
         with messages.status("reading runs"):
-            for package in ("pandas", "jinja2", "matplotlib"):
-                import_optional(package, "Reports", extra="report")
+            need_report_packages("Reports")
             from prefixprop.report import make_report
 
             found = make_report(runs, paper, baseline=baseline)

@@ -8,14 +8,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
+from matplotlib.figure import Figure
 
-from prefixprop.report.canvas import BLUE, VERMILION, new_axes, new_figure, saved
-from prefixprop.tuners.layer import PrefixLayer
+from prefixprop.report.figures import BLUE, VERMILION, new_axes, new_figure, saved
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+if TYPE_CHECKING:  # a report of runs needs no PyTorch
+    from torch import Tensor
 
 LOGGED = re.compile(r"(?P<name>alpha|alpha_query|gate)/layer_(?P<layer>\d+)(?:/head_(?P<head>\d+))?")
 _AXES = {"alpha": "α", "alpha_query": "length of the query vector", "gate": "gate"}
@@ -61,13 +59,16 @@ def plot_alpha(history: Iterable[Mapping[str, Any]], path: str | Path | None = N
     return saved(figure, path)
 
 
-@torch.no_grad()
 def prefix_share(model: Any, inputs: dict[str, Tensor]) -> Tensor:
     """The share of the active prefix in the attention of one document, [layers, heads, real tokens].
 
     `inputs` is one tokenized document, a batch of one. Each value is what softmax gives to all prefix keys together,
     the λ of the paper's appendix; the attentions that a model returns leave it out, so it is what they lack to one.
     """
+    import torch
+
+    from prefixprop.tuners.layer import PrefixLayer
+
     layer = next((module for module in model.modules() if isinstance(module, PrefixLayer)), None)
     active = None if layer is None else layer.active_prefix()
     if active is None:
@@ -82,7 +83,8 @@ def prefix_share(model: Any, inputs: dict[str, Tensor]) -> Tensor:
     base.set_attn_implementation("eager")  # the others return no attentions
     model.eval()
     try:
-        output = model(**inputs, output_attentions=True)
+        with torch.no_grad():
+            output = model(**inputs, output_attentions=True)
     finally:
         base.set_attn_implementation(implementation)
         model.train(was_training)
