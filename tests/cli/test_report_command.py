@@ -74,7 +74,6 @@ def test_files_are_written_and_what_was_left_out_is_told(runs: Path, tmp_path: P
     ("arguments", "told"),
     [
         (["nowhere"], "nowhere: there is no such folder"),
-        ([".", "--format", "word"], "--format 'word' is unknown; choose one of terminal, markdown, latex, html"),
         (["."], "There is no finished run at or below ."),
     ],
 )

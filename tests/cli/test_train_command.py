@@ -32,7 +32,7 @@ def refused(*arguments: object) -> str:
 def test_what_is_told_before_meanwhile_and_at_the_end(
     tmp_path: Path, recipe: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("prefixprop.cli.progress._SECONDS_BETWEEN_LINES", -1.0)
+    monkeypatch.setattr("prefixprop.cli.messages._SECONDS_BETWEEN_LINES", -1.0)
     with (tmp_path / "dev.jsonl").open("a") as file:
         file.write('{"id": "empty", "text": "  ", "label": "law"}\n')
     folder = tmp_path / "[b] \x1b[31mred"

@@ -65,8 +65,6 @@ def sweep(
         else:
             of_ray = {"--ray-address": ray_address, "--cpus-per-run": cpus_per_run, "--gpus-per-run": gpus_per_run}
             refuse(of_ray, "it is for --engine ray")
-        for note in wanted.notes:
-            messages.print(f"Note: {note}", highlight=False, markup=False, soft_wrap=True)
         folder = runs_dir or Path("runs", wanted.name)
 
         with messages.status("loading PyTorch"):

@@ -17,8 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from prefixprop.choices import MOST_TEMPERATURE
-from prefixprop.cli.messages import clean_errors, printable
-from prefixprop.cli.progress import TerminalProgress
+from prefixprop.cli.messages import TerminalProgress, clean_errors, printable
 from prefixprop.cli.settings_options import with_settings_options
 from prefixprop.processes import handling_signals, is_main_process, process_count
 from prefixprop.runs.directory import RunDirectory

@@ -63,6 +63,12 @@ class Report:
     def tables(self) -> list[Table]:
         return [table for section in self.sections for table in section.tables]
 
+    def markdown(self) -> str:
+        return "\n".join(section.markdown() for section in self.sections)
+
+    def latex(self) -> str:
+        return "\n".join(map(to_latex, self.tables))
+
     def page(self) -> str:
         """The report as one HTML page that needs nothing else. Texts from runs and documents are always escaped."""
         loader = PackageLoader("prefixprop.report")

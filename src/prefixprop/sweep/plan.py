@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from prefixprop.data.registry import TASKS
 from prefixprop.settings.declaration import TEXTS, SettingsError, as_declared, problem_of
@@ -46,7 +46,6 @@ class SweepPlan:
 
     name: str
     cells: tuple[Cell, ...]
-    notes: tuple[str, ...] = ()  # for the user: settings that no run uses
 
     @property
     def size(self) -> int:
@@ -66,11 +65,10 @@ def read_plan(path: str | Path, data_dirs: Mapping[str, str] | None = None) -> S
     cells = reader.cells(data_dirs or {})
     if reader.problems:
         raise SettingsError(list(dict.fromkeys(reader.problems)))
-    return SweepPlan(Path(path).stem, cells, tuple(reader.notes))
+    return SweepPlan(Path(path).stem, cells)
 
 
-@dataclass(frozen=True)
-class _Variant:
+class _Variant(NamedTuple):
     name: str | None
     line: int
     axes: dict[str, Axis]
@@ -82,9 +80,6 @@ class _Reader:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.problems: list[str] = []
-        self.notes: list[str] = []
-        self._lines: dict[str, int] = {}  # where a setting first has a value that is not the default
-        self._used: set[str] = set()  # settings that change something in some cell
 
     def cells(self, data_dirs: Mapping[str, str]) -> tuple[Cell, ...]:
         entries = read_entries(self.path)
@@ -92,7 +87,7 @@ class _Reader:
             self.problems.append(f"{self.path}: the file is empty, so there is nothing to run; name at least a task.")
         special = {entry.key: entry for entry in entries if entry.key in _SPECIAL}
         shared = self._axes(entries, allowed=_SPECIAL)
-        variants = [replace(variant, axes=shared | variant.axes) for variant in self._variants(special.get(VARIANTS))]
+        variants = [variant._replace(axes=shared | variant.axes) for variant in self._variants(special.get(VARIANTS))]
         searched = self._searched(special.get(SEARCH), variants)
         folds, judging_seeds = self._cross_validation(special, variants)
         for task in data_dirs:
@@ -104,7 +99,6 @@ class _Reader:
             return ()
         cells = tuple(cell for variant in variants for cell in self._cells_of(variant, searched, data_dirs))
         self._check_distinct(cells)
-        self._note_unused(cells)
         if folds is None:
             return cells
         return tuple(_judged(cell, folds, judging_seeds or cell.seeds[:1]) for cell in cells)
@@ -127,8 +121,6 @@ class _Reader:
                 self._problem(entry.line, f"{entry.key!r} is set twice; keep one of the lines.")
             elif name is not None:
                 axes[name] = self._axis(name, entry, str(entry.key))
-                if axes[name].values != (SETTINGS[name].default,):
-                    self._lines.setdefault(name, entry.line)
             seen.add(known)
         return axes
 
@@ -185,9 +177,9 @@ class _Reader:
         self, special: Mapping[str, YamlEntry], variants: Sequence[_Variant]
     ) -> tuple[int | None, tuple[int, ...]]:
         """The number of folds, None without cross-validation, and the seeds that every fold is run with."""
-        if CROSS_VALIDATION not in special:
+        entry = special.get(CROSS_VALIDATION)
+        if entry is None:
             return None, ()
-        entry = special[CROSS_VALIDATION]
         before = len(self.problems)
         if SEARCH not in special:
             self._problem(entry.line, f"{CROSS_VALIDATION}: without {SEARCH} there is nothing to choose; add it.")
@@ -202,12 +194,12 @@ class _Reader:
                 )
             else:
                 axes[name] = self._axis(name, part, f"{CROSS_VALIDATION}: {part.key}")
-        folds = axes.get("folds", Axis("folds", ())).values
-        if len(folds) != 1 or folds[0] is None:
-            if len(self.problems) == before:
-                self._problem(entry.line, f"{CROSS_VALIDATION}: give the number of folds, such as {{folds: 5}}.")
-            return None, ()
-        return folds[0], axes.get("seed", Axis("seed", ())).values
+        folds, seeds = (axes[name].values if name in axes else () for name in ("folds", "seed"))
+        if len(folds) == 1 and folds[0] is not None:
+            return folds[0], seeds
+        if len(self.problems) == before:
+            self._problem(entry.line, f"{CROSS_VALIDATION}: give the number of folds, such as {{folds: 5}}.")
+        return None, ()
 
     # --- from axes to cells ---------------------------------------------------------------------------------------
 
@@ -239,7 +231,6 @@ class _Reader:
             chosen = {axis.name: value for axis, value in zip(compared, values, strict=True)}
             settings = override(RunSettings(), {**chosen, "seed": seeds[0]})
             unused = _always_unused(settings, deciding)
-            self._used |= set(axes) - unused
             settings = with_defaults(settings, unused)
             own = tuple(axes[name] for name in searched if name in axes and name not in unused)
             first = {axis.name: axis.values[0] for axis in own}
@@ -275,13 +266,6 @@ class _Reader:
                     f"{self.path}: {same.name!r} and {cell.name!r} would be the same runs: they differ only in how "
                     "runs are computed, not in their results; keep one of them."
                 )
-
-    def _note_unused(self, cells: Sequence[Cell]) -> None:
-        """Note the settings that no cell uses; a setting that only some cells use is fine."""
-        owners = {name: owner for cell in cells for name, owner in unused_settings(cell.settings).items()}
-        for name, line in self._lines.items():
-            if name in owners and name not in self._used:
-                self.notes.append(f"{self.path}:{line}: {name} belongs to {owners[name]}, which no run here has.")
 
 
 def _judged(cell: Cell, folds: int, seeds: Sequence[int]) -> Cell:
