@@ -166,10 +166,7 @@ def compare(case: Case, dtype: torch.dtype) -> tuple[dict[str, dict[str, float]]
     errors: dict[str, dict[str, float]] = {name: {} for name in exact}
     for who, backend in (("Hugging Face", None), ("sdpa", "sdpa"), ("triton", "triton")):
         for name, tensor in results(model, inputs, direction, backend).items():
-            if dtype == torch.float32:
-                errors[name][who] = float((tensor - exact[name]).abs().max() / exact[name].abs().max())
-            else:
-                errors[name][who] = float((tensor - exact[name]).norm() / exact[name].norm())
+            errors[name][who] = distance(tensor, exact[name], dtype)
     return errors, all(is_close_enough(error, dtype) for error in errors.values())
 
 

@@ -90,20 +90,10 @@ def of_method(model: str, method: str, options: Any, batch: int, length: int) ->
         own = (own if method == FROZEN else methods.with_method(method, own)).train()
         if who == measuring.OURS:
             install(own, backend=options.backend)
-        runs[who] = partial(step, own, inputs, method == FROZEN)
+        is_frozen = method == FROZEN
+        step = measuring.step_to_embeddings if is_frozen else partial(measuring.step, in_place=True)
+        runs[who] = partial(step, own, inputs)
     return runs
-
-
-def step(model: Any, inputs: measuring.Inputs, is_frozen: bool) -> None:
-    if is_frozen:
-        masks = {name: tensor for name, tensor in inputs.items() if name != "input_ids"}
-        embedded = model.get_input_embeddings()(inputs["input_ids"]).requires_grad_()
-        model(inputs_embeds=embedded, **masks).last_hidden_state.sum().backward()
-    else:
-        model(**inputs).last_hidden_state.sum().backward()
-        for parameter in model.parameters():  # gradients stay where they are, as a recorded step needs it
-            if parameter.grad is not None:
-                parameter.grad.zero_()
 
 
 def precision() -> Any:
