@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from prefixprop.sweep import Axis, Cell, cell_progress, run_name
+from prefixprop.sweep import Cell, cell_progress, run_name
 from prefixprop.train import RunSettings, override
 
 BASE = RunSettings(task="hyperpartisan", kernel="exp", learning_rate=1e-2, alpha=5e-3)
-CELL = Cell("kernel", BASE, (Axis("learning_rate", (1e-2, 1e-3, 5e-4)), Axis("alpha", (5e-3, 1e-2))), seeds=(1, 2, 3))
+CELL = Cell("kernel", BASE, {"learning_rate": (1e-2, 1e-3, 5e-4), "alpha": (5e-3, 1e-2)}, seeds=(1, 2, 3))
 JUDGES = tuple({"seed": seed, "folds": 2, "fold": fold} for seed in (1, 2) for fold in (0, 1))
 JUDGED = replace(CELL, judges=JUDGES)
 
@@ -60,8 +60,8 @@ def test_what_is_chosen(found: tuple[float | str | None, ...], stage: str, chose
         assert list(progress.requested.values())[-1].learning_rate == chosen
 
 
-@pytest.mark.parametrize("searched", [(), (Axis("learning_rate", (1e-2,)),)])
-def test_without_values_to_choose_from_the_seeds_are_run(searched: tuple[Axis, ...]) -> None:
+@pytest.mark.parametrize("searched", [{}, {"learning_rate": (1e-2,)}])
+def test_without_values_to_choose_from_the_seeds_are_run(searched: dict[str, tuple[float]]) -> None:
     cell = replace(JUDGED, searched=searched, seeds=(4, 5))
     progress = cell_progress(cell, {})
     assert [run.seed for run in progress.final.values()] == [4, 5]

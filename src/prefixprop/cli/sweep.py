@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -16,7 +16,7 @@ from prefixprop.cli.messages import clean_errors, refuse
 from prefixprop.processes import handling_signals, interrupt
 
 if TYPE_CHECKING:
-    from prefixprop.sweep import Axis, Cell, Engine, Outcome, SweepState
+    from prefixprop.sweep import Cell, Engine, Outcome, SweepState
 
 _WIDEST_WORD = 30  # characters; longer words of a cell's name are broken in a terminal of 80 columns
 _MOST_ROWS = 30  # of the table that is refreshed
@@ -33,16 +33,22 @@ def sweep(
         Literal["local", "ray"], typer.Option(help="Processes on this machine, or the nodes of a Ray cluster.")
     ] = "local",
     processes: Annotated[
-        int | None, typer.Option(help="local: runs at once; on a GPU they share it, if they fit. Default: 1.")
+        int | None, typer.Option(min=1, help="local: runs at once; on a GPU they share it, if they fit. Default: 1.")
     ] = None,
     ray_address: Annotated[
         str | None,
         typer.Option(metavar="HOST:PORT", help="ray: the cluster, or auto. Default: start one on this machine."),
     ] = None,
-    cpus_per_run: Annotated[int | None, typer.Option(help="ray: CPUs, and threads, of a run. Default: 1.")] = None,
+    cpus_per_run: Annotated[
+        int | None, typer.Option(min=1, help="ray: CPUs, and threads, of a run. Default: 1.")
+    ] = None,
     gpus_per_run: Annotated[
         float | None,
-        typer.Option(help="ray: GPUs of a run; with 0.5 two share one. Default: 1 if the cluster has any, else 0."),
+        typer.Option(
+            min=0,
+            max=1,
+            help="ray: GPUs of a run; with 0.5 two share one. Default: 1 if the cluster has any, else 0.",
+        ),
     ] = None,
     data_dir: Annotated[
         list[str] | None, typer.Option(metavar="TASK=FOLDER", help="A local copy of a task's data.")
@@ -82,10 +88,9 @@ def sweep(
         modules = list((context.parent.params.get("modules") if context.parent else None) or [])
         computing: Engine
         if engine == "ray":
-            cpus = 1 if cpus_per_run is None else cpus_per_run
-            computing = RayEngine(ray_address, cpus, gpus_per_run, modules, tell=messages.print)
+            computing = RayEngine(ray_address, cpus_per_run or 1, gpus_per_run, modules, tell=messages.print)
         else:
-            computing = LocalEngine(1 if processes is None else processes, modules, messages.print)
+            computing = LocalEngine(processes or 1, modules, messages.print)
         try:
             with handling_signals(interrupt), Live(console=messages, auto_refresh=False, transient=True) as live:
                 state = run_sweep(wanted, folder, computing, _Watch(live, computing))
@@ -140,7 +145,7 @@ def plan_table(state: SweepState) -> Table:
     table.add_column("done", justify="right", no_wrap=True)
     for cell in state.plan.cells:
         judged = f" (each by the mean of {len(cell.judges)} runs)" if len(cell.judges) > 1 else ""
-        searched = "\n".join(f"{axis.name}: {_values(axis)}{judged}" for axis in cell.searched) or "-"
+        searched = "\n".join(f"{name}: {_texts(values)}{judged}" for name, values in cell.searched.items()) or "-"
         # Without the owner or folder of the model, to fit a narrow terminal.
         named = f"{cell.name}\n{Path(cell.settings.model).name}"
         done = f"{cell.size - state.remaining(cell)}/{cell.size}"
@@ -195,7 +200,7 @@ def _chosen(state: SweepState, cell: Cell) -> str:
     progress = state.progress(cell)
     chosen = "nothing"
     for settings in progress.final.values():
-        chosen = "\n".join(f"{axis.name} {getattr(settings, axis.name)}" for axis in cell.searched) or "-"
+        chosen = "\n".join(f"{name} {getattr(settings, name)}" for name in cell.searched) or "-"
     out = [f"{candidate.axis}={candidate.value}" for candidate in progress.candidates if candidate.score is None]
     return f"{chosen}\nfailed: {' '.join(out)}" if out else chosen
 
@@ -221,5 +226,5 @@ def _table(title: str, *columns: str) -> Table:
     return table
 
 
-def _values(axis: Axis) -> str:
-    return " ".join(f"{value:g}" if isinstance(value, float) else str(value) for value in axis.values)
+def _texts(values: tuple[Any, ...]) -> str:
+    return " ".join(f"{value:g}" if isinstance(value, float) else str(value) for value in values)

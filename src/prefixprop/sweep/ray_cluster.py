@@ -26,7 +26,6 @@ from prefixprop.sweep.engine import Job, JobEnd, run_in_worker, write_output_to
 
 _SECONDS_TO_ANSWER = 10
 _SECONDS_TO_END = 30  # a killed worker ends at once, one whose node lost its connection when it notices
-_SMALLEST_SHARE = 0.01
 _RETRIES = 3  # how often a run is started again after its worker or node died
 # Results go through files, so Ray has next to nothing to store; by default it reserves a third of the memory.
 _OBJECT_STORE_BYTES = 100 * 2**20
@@ -122,13 +121,6 @@ class RayEngine:
         modules: Sequence[str] = (),
         tell: Callable[[str], None] = lambda note: None,
     ) -> None:
-        if cpus_per_run < 1:
-            raise ValueError(f"--cpus-per-run: must be at least 1, got {cpus_per_run}.")
-        if gpus_per_run and not _SMALLEST_SHARE <= gpus_per_run <= 1:
-            raise ValueError(
-                f"--gpus-per-run: must be 0, or from {_SMALLEST_SHARE:g} to 1, got {gpus_per_run:g}; with 0.5 two "
-                "runs share a GPU."
-            )
         self._ray = _connect(address)
         try:
             if gpus_per_run is None:
