@@ -184,7 +184,13 @@ def _pretrained_encoder(config_overrides: dict[str, Any]) -> PreTrainedModel:
     with init_empty_weights(include_buffers=False):
         encoder = RobertaModel(config, add_pooling_layer=False)
     with _asset(WEIGHTS) as path:
-        weights = read_int8_weights(path)
+        stored = load_file(path)
+    weights = {
+        # cloned, so that no parameter is a view into the mapped file
+        name: dequantise(tensor, stored[f"{name}_scale"]) if tensor.dtype == torch.int8 else tensor.clone()
+        for name, tensor in stored.items()
+        if not name.endswith("_scale")
+    }
     encoder.load_state_dict(weights, strict=True, assign=True)
     return encoder
 
@@ -209,17 +215,6 @@ def _checked(config_overrides: dict[str, Any]) -> dict[str, Any]:
         )
     label2id = label2id or {label: index for index, label in id2label.items()}
     return {**config_overrides, "id2label": id2label, "label2id": label2id}
-
-
-def read_int8_weights(path: Path) -> dict[str, torch.Tensor]:
-    """Read a safetensors file whose matrices `X` may be int8 with scales in `X_scale`, all as float32."""
-    stored = load_file(path)
-    return {
-        # cloned, so that no parameter is a view into the mapped file
-        name: dequantise(tensor, stored[f"{name}_scale"]) if tensor.dtype == torch.int8 else tensor.clone()
-        for name, tensor in stored.items()
-        if not name.endswith("_scale")
-    }
 
 
 def dequantise(matrix: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:

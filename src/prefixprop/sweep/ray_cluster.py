@@ -54,7 +54,8 @@ def _connect(address: str | None) -> Any:
     start: dict[str, Any] = {"address": address}
     if address is None:
         start = {"address": "local", "include_dashboard": False, "object_store_memory": _OBJECT_STORE_BYTES}
-    _let_ray_print(ray, False)
+    # Ray prints pages about every dead node into the progress table, and only this private switch stops it.
+    ray._private.worker._worker_logs_enabled = False
     try:
         ray.init(log_to_driver=False, logging_level=logging.ERROR, **start)
     except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
@@ -66,7 +67,7 @@ def _connect(address: str | None) -> Any:
 
 def _disconnect(ray: Any) -> None:
     ray.shutdown()
-    _let_ray_print(ray, True)
+    ray._private.worker._worker_logs_enabled = True
 
 
 def _check_answers(address: str) -> None:
@@ -84,11 +85,6 @@ def _check_answers(address: str) -> None:
             f"--ray-address: there is no Ray cluster at {address} ({error.strerror or error}); start one with "
             "`ray start --head`, or leave the option out to use this machine alone."
         ) from error
-
-
-def _let_ray_print(ray: Any, allowed: bool) -> None:
-    """Ray prints pages about every dead node into the progress table, and only this private switch stops it."""
-    ray._private.worker._worker_logs_enabled = allowed
 
 
 @dataclass(frozen=True)
@@ -126,7 +122,13 @@ class RayEngine:
             if gpus_per_run is None:
                 gpus_per_run = 1.0 if any(node.get("GPU", 0) for node in self._nodes()) else 0.0
             self._cpus, self._gpus = cpus_per_run, gpus_per_run
-            self._check_room()
+            nodes = self._nodes()
+            if not room(nodes, cpus_per_run, gpus_per_run):  # it would wait forever
+                has = ", ".join(f"{node.get('CPU', 0):g} CPUs and {node.get('GPU', 0):g} GPUs" for node in nodes)
+                raise ValueError(
+                    f"--cpus-per-run, --gpus-per-run: no node has {cpus_per_run} CPUs and {gpus_per_run:g} GPUs, "
+                    f"which a run needs. The nodes of the cluster have: {has or 'nothing'}."
+                )
         except BaseException:
             _disconnect(self._ray)
             raise
@@ -168,7 +170,10 @@ class RayEngine:
         except errors.RayError as problem:
             last_line = (str(problem).strip() or type(problem).__name__).splitlines()[-1]
             error = f"Ray could not compute the run ({last_line}); see {job.log}."
-        if error is None and not _has_results(job):
+        # Listing a folder makes network file systems forget that a file was missing before.
+        with contextlib.suppress(OSError):
+            os.listdir(job.run_dir)
+        if error is None and not RunDirectory(job.run_dir).is_finished():
             error = (
                 f"The run has ended, but {job.run_dir} has no results here: put --runs-dir on a file system that all "
                 "nodes share, under the same path."
@@ -198,26 +203,9 @@ class RayEngine:
             self._ray.cancel(answer, force=force)
         self._ray.wait(answers, num_returns=len(answers), timeout=seconds)
 
-    def _check_room(self) -> None:
-        """Raise if no node has what a run needs: it would wait forever."""
-        nodes = self._nodes()
-        if not room(nodes, self._cpus, self._gpus):
-            has = ", ".join(f"{node.get('CPU', 0):g} CPUs and {node.get('GPU', 0):g} GPUs" for node in nodes)
-            raise ValueError(
-                f"--cpus-per-run, --gpus-per-run: no node has {self._cpus} CPUs and {self._gpus:g} GPUs, which a run "
-                f"needs. The nodes of the cluster have: {has or 'nothing'}."
-            )
-
     def _nodes(self) -> list[Node]:
         """The resources of each live node."""
         return [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
-
-
-def _has_results(job: Job) -> bool:
-    # Listing a folder makes network file systems forget that a file was missing before.
-    with contextlib.suppress(OSError):
-        os.listdir(job.run_dir)
-    return RunDirectory(job.run_dir).is_finished()
 
 
 def _work(job: Job, folder: str, modules: Sequence[str], threads: int, attempt: int) -> str | None:
