@@ -34,7 +34,6 @@ def test_it_shows_the_held_out_loss_and_where_the_encoder_is(arguments: list[str
 @pytest.mark.parametrize(
     ("model", "changes", "said"),
     [
-        (None, ["--steps", "0"], "--steps: must be greater than or equal to 1, got 0"),
         (None, ["--text", "absent.jsonl"], "--text: absent.jsonl is not a file"),
         (None, ["--text-column", "body"], "there is no column 'body'"),
         ("./absent", [], "roberta-mini-512"),

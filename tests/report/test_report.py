@@ -143,9 +143,8 @@ def test_folds_alone_have_a_report(tmp_path: Path) -> None:
 
 
 def test_bad_input_is_told(tmp_path: Path) -> None:
-    run = make_results(tmp_path / "run")
     with pytest.raises(ValueError, match="--baseline 'prefix' is unknown; choose one of prefix-propagation"):
         make_report([tmp_path], baseline="prefix")
-    (run / "metrics.json").unlink()
+    (make_results(tmp_path / "run") / "metrics.json").unlink()
     with pytest.raises(ValueError, match=r"no finished run at or below .*\n.*has no metrics\.json"):
         make_report([tmp_path])
