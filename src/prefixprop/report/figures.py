@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
@@ -22,7 +22,6 @@ from prefixprop.evaluate.significance import summarise_seeds
 from prefixprop.report.choose import Comparison, Row, set_name
 from prefixprop.report.one_run import JudgedRun
 from prefixprop.report.results import headline
-from prefixprop.runs.run import as_number
 
 # Of the palette of Okabe & Ito (2008), which colour-blind readers can tell apart; the markers are for print in grey.
 BLUE, VERMILION, GREEN, PINK, ORANGE, SKY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"
@@ -223,24 +222,21 @@ def plot_calibration_course(comparison: Comparison) -> Figure:
     height = 3.2 + 0.17 * len(comparison.rows)
     figure, axis = new_axes("epoch", "ECE on the dev set (lower is better)", width=5.2, height=height)
     for place, row in enumerate(comparison.rows):
-        if course := _ece_by_epoch(row):
-            style, name = style_of(place), plain(comparison.name(row))
-            means = [statistics.fmean(values) for values in course.values()]
-            axis.plot(list(course), means, linewidth=1.6, markersize=3, label=name, **style)
-            ends = [[choose(values) for values in course.values()] for choose in (min, max)]
-            axis.fill_between(list(course), *ends, color=style["color"], alpha=0.15, linewidth=0)
+        course, style = _ece_by_epoch(row), style_of(place)
+        if len(course):
+            name, colour = plain(comparison.name(row)), style["color"]
+            axis.plot(course.index, course["mean"], linewidth=1.6, markersize=3, label=name, **style)
+            axis.fill_between(course.index, course["min"], course["max"], color=colour, alpha=0.15, linewidth=0)
     axis.set_ylim(bottom=0)
     axis.locator_params(axis="x", integer=True)
     figure.legend(fontsize=8, loc="outside lower center", frameon=False)
     return figure
 
 
-def _ece_by_epoch(row: Row) -> dict[int, list[float]]:
-    course: dict[int, list[float]] = {}
-    for line in (line for run in row.runs for line in run.history):
-        if (ece := as_number(line.get("dev_ece"))) is not None:
-            course.setdefault(int(line["epoch"]), []).append(ece)
-    return dict(sorted(course.items()))
+def _ece_by_epoch(row: Row) -> pd.DataFrame:
+    """The mean, the least and the most of all seeds; empty where no run judged its epochs."""
+    lines = pd.DataFrame([line for run in row.runs for line in run.history], columns=["epoch", "dev_ece"])
+    return lines.dropna().groupby("epoch")["dev_ece"].agg(["mean", "min", "max"])
 
 
 def plot_lengths(comparison: Comparison) -> Figure:

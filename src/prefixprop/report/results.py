@@ -5,7 +5,6 @@ The paper's own values can stand beside measured ones.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -214,10 +213,10 @@ def different_circumstances(runs: Sequence[Run]) -> list[str]:
         commit = f"{git.get('commit') or 'unknown':.7}{' with changes' if git.get('changed') else ''}"
         versions = {"Python": run.environment.get("python"), **(run.environment.get("packages") or {})}
         facts.append({"commit": commit, "device": run.device, **versions})
-    counts = {name: Counter(one.get(name) or "unknown" for one in facts) for name in dict.fromkeys(chain(*facts))}
+    counts = [pd.DataFrame(facts)[name].fillna("unknown").value_counts() for name in dict.fromkeys(chain(*facts))]
     differing = [
-        f"{name} ({', '.join(f'{value}: {count}' for value, count in found.most_common())})"
-        for name, found in counts.items()
+        f"{found.index.name} ({', '.join(f'{value}: {count}' for value, count in found.items())})"
+        for found in counts
         if len(found) > 1
     ]
     return [f"Not all runs were made alike: {'; '.join(differing)}."] if differing else []
