@@ -37,15 +37,9 @@ from measuring import DEVICE, ON_GPU, Run
 
 FROZEN = "frozen encoder"
 OF_LONGFORMER = (
-    "propagation",
-    "prefix-tuning",
-    "kernel exp",
-    "kernel rbf, α per head",
-    methods.LORA,
-    "propagation and LoRA",
-    methods.WHOLE_MODEL,
-    FROZEN,
-)
+    "propagation", "prefix-tuning", "kernel exp", "kernel rbf, α per head", methods.LORA, "propagation and LoRA",
+    methods.WHOLE_MODEL, FROZEN,
+)  # fmt: skip
 OF_MODERNBERT = ("propagation", "prefix-tuning", methods.LORA, methods.WHOLE_MODEL)
 BY_HUGGING_FACE = (methods.LORA, methods.WHOLE_MODEL, FROZEN)
 READERS, READER_LENGTH, CLASSES = (1, 64, 256), 8, 18
