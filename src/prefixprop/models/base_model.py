@@ -52,16 +52,16 @@ class BaseModel:
         if isinstance(self.source, EmbeddedModel):
             return self.source("SEQ_CLS", **labels, **self.overrides)
         # A checkpoint that has a head for other labels gets a new one.
-        options = self._weights | {"ignore_mismatched_sizes": True}
+        options = self.loading | {"ignore_mismatched_sizes": True}
         return load_pretrained(AutoModelForSequenceClassification, self.source, **options, **labels, **self.overrides)
 
     def candidate_scorer(self, first_special_token: int, chunk_reduction: str) -> PreTrainedModel:
         """A model that scores the candidates of questions (WikiHop)."""
-        options = {} if isinstance(self.source, EmbeddedModel) else self._weights
+        options = {} if isinstance(self.source, EmbeddedModel) else self.loading
         return candidate_scorer(self.source, first_special_token, chunk_reduction, **self.overrides, **options)
 
     @property
-    def _weights(self) -> dict[str, Any]:
+    def loading(self) -> dict[str, Any]:
         """Which weights are read: never pickled ones, and of a hub model those of its revision."""
         return {"use_safetensors": True, "revision": None if Path(self.name).is_dir() else self.revision}
 
