@@ -16,7 +16,7 @@ import pytest
 from rich.console import Console
 
 from command_line import call
-from prefixprop.cli.sweep import plan_table, progress_table, result_table
+from prefixprop.cli.sweep import plan_table, result_table
 from prefixprop.sweep import LocalEngine, Outcome, SweepState, read_plan, run_sweep
 from prefixprop.train import RunDirectory, train
 from prefixprop.train.checkpoints import list_checkpoints
@@ -53,7 +53,6 @@ def test_no_word_is_broken_in_80_columns(recipe: str, tmp_path: Path) -> None:
     searched = {name for cell in plan.cells for name in cell.searched}
     for table, words in (
         (plan_table(planned), names | searched),
-        (progress_table(settled, slots=1), names),
         (result_table(settled), names | searched),
     ):
         console = Console(width=80, file=io.StringIO())

@@ -1,4 +1,4 @@
-"""`prefixprop sweep`: a grid of runs from one YAML file, with tables of its plan, progress and results."""
+"""`prefixprop sweep`: a grid of runs from one YAML file, with tables of its plan and its results."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
-from rich.live import Live
+from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from prefixprop.sweep import Cell, Engine, Outcome, SweepState
 
 _WIDEST_WORD = 30  # characters; longer words of a cell's name are broken in a terminal of 80 columns
-_MOST_ROWS = 30  # of the table that is refreshed
 
 
 def sweep(
@@ -92,8 +91,8 @@ def sweep(
         else:
             computing = LocalEngine(processes or 1, modules, messages.print)
         try:
-            with handling_signals(interrupt), Live(console=messages, auto_refresh=False, transient=True) as live:
-                state = run_sweep(wanted, folder, computing, _Watch(live, computing))
+            with handling_signals(interrupt), messages.status("looking for finished runs") as status:
+                state = run_sweep(wanted, folder, computing, _Watch(status, computing))
         except KeyboardInterrupt:
             messages.print("[bold red]Stopped.[/] The same command continues from here.", highlight=False)
             raise typer.Exit(130) from None
@@ -116,19 +115,19 @@ def _folders(options: list[str]) -> dict[str, str]:
 
 
 class _Watch:
-    """Refreshes the table, and prints a line above it for every run that has ended."""
+    """Prints a line for every run that has ended, and below them how far the sweep is."""
 
-    def __init__(self, live: Live, engine: Engine) -> None:
-        self.live, self.engine = live, engine
-        self.shown: set[str] = set()
+    def __init__(self, status: Status, engine: Engine) -> None:
+        self.status, self.engine = status, engine
+        self.shown = 0
 
     def __call__(self, state: SweepState) -> None:
-        for name, outcome in state.outcomes.items():
-            if name not in self.shown:
-                self.shown.add(name)
-                self.live.console.print(Text(_line(outcome, name)), soft_wrap=True)
-        if self.live.console.is_terminal:
-            self.live.update(progress_table(state, self.engine.slots), refresh=True)
+        for name, outcome in list(state.outcomes.items())[self.shown :]:
+            self.status.console.print(Text(_line(outcome, name)), soft_wrap=True)
+        self.shown = len(state.outcomes)
+        seconds = state.seconds_left(self.engine.slots)
+        time_left = "time unknown" if seconds is None else f"about {timedelta(seconds=round(seconds))} left"
+        self.status.update(f"{self.shown} of {state.plan.size} done, {len(state.running)} running, {time_left}")
 
 
 def _line(outcome: Outcome, name: str) -> str:
@@ -150,34 +149,6 @@ def plan_table(state: SweepState) -> Table:
         named = f"{cell.name}\n{Path(cell.settings.model).name}"
         done = f"{cell.size - state.remaining(cell)}/{cell.size}"
         table.add_row(Text(named), Text(searched), " ".join(map(str, cell.seeds)), done)
-    return table
-
-
-def progress_table(state: SweepState, slots: int) -> Table:
-    """A row per cell with its stage and counts, and the time left in the title; of many cells, those that run.
-
-    "best" is the best candidate of what is searched, by the mean of the runs that judge it; without a search it is
-    the best run.
-    """
-    seconds = state.seconds_left(slots)
-    time_left = "time unknown" if seconds is None else f"about {timedelta(seconds=round(seconds))} left"
-    cells = state.plan.cells
-    if len(cells) > _MOST_ROWS:
-        cells = tuple(cell for cell in cells if not state.running.keys().isdisjoint(state.progress(cell).requested))
-    counts = f"{len(state.outcomes)} of {state.plan.size} done, {len(state.running)} running"
-    table = _table(f"{counts}, {time_left}", "cell", "stage")
-    for column in ("done", "running", "failed", "best"):
-        table.add_column(column, justify="right")
-    for cell in cells[:_MOST_ROWS]:
-        progress = state.progress(cell)
-        settled = state.outcomes_of(progress.requested)
-        running = sum(name in progress.requested for name in state.running)
-        failed = sum(outcome.error is not None for outcome in settled)
-        stage = "all failed" if progress.stuck else progress.stage if state.remaining(cell) else "finished"
-        judged = progress.candidates or settled
-        best = max((one.score for one in judged if one.score is not None), default=None)
-        numbers = f"{len(settled)}/{cell.size}", str(running), str(failed), "-" if best is None else f"{best:.4f}"
-        table.add_row(Text(cell.name), stage, *numbers)
     return table
 
 
