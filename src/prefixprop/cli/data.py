@@ -80,16 +80,14 @@ def cache(
         size = sum(entry.size for entry in found)
         if remove:
             clear()
-        console = Console()
         if found and not remove:
             table = Table("entry", "MB", "last used")
             for entry in found:
                 used = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.used))
                 table.add_row(entry.path.name, f"{entry.size / 1e6:,.1f}", used)
-            console.print(table)
+            Console().print(table)
         count = f"{len(found)} {'entry' if len(found) == 1 else 'entries'}"
-        what = f"{count}, {size / 1e6:,.1f} MB{' removed' if remove else ''}"
-        console.print(f"{cache_folder()}: {what}", highlight=False, markup=False, soft_wrap=True)
+        typer.echo(f"{cache_folder()}: {count}, {size / 1e6:,.1f} MB{' removed' if remove else ''}")
 
 
 def build_elife(

@@ -192,7 +192,7 @@ def _print(evaluated: _Evaluated, as_json: bool) -> None:
         record |= {"accepted": evaluated.accepted} if evaluated.accepted else {}
         typer.echo(json.dumps(record, ensure_ascii=False, indent=2, allow_nan=False))
         return
-    Console().print(what, highlight=False, markup=False, soft_wrap=True)
+    typer.echo(what)
     table = Table("metric")
     table.add_column("before scaling" if after else "value", justify="right")
     if after is not None:

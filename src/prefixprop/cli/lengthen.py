@@ -49,10 +49,11 @@ def lengthen(
             stop.is_training = process_count() == 1
             with handling_signals(stop.ask):
                 record = lengthen_and_train(wanted, output, resume, overwrite, progress, lambda: stop.is_asked)
-        _show_result(Console(quiet=not is_main_process()), record, output)
+        if is_main_process():
+            _show_result(record, output)
 
 
-def _show_result(console: Console, record: dict[str, Any], output: Path) -> None:
+def _show_result(record: dict[str, Any], output: Path) -> None:
     before, after = record["history"][0]["held_out_bits"], record["history"][-1]["held_out_bits"]
     lines = [
         f"Held-out text, {length} tokens at once: {bits:.3f} bits per token before, {after[length]:.3f} after."
@@ -61,4 +62,4 @@ def _show_result(console: Console, record: dict[str, Any], output: Path) -> None
     speed = record["tokens_seen"] / max(record["seconds"], 1e-9)
     spent = f"{record['tokens_seen']:,} tokens, {record['seconds']:.0f} s ({speed:,.0f} tokens/s)"
     lines += [f"{record['steps']:,} steps, {spent}.", f"Encoder: {output}  (prefixprop train --model {output} …)"]
-    console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
+    typer.echo("\n".join(lines))

@@ -80,8 +80,7 @@ def sweep(
             settle_finished(state)
             console.print(plan_table(state))
             finished = sum(cell.size - state.remaining(cell) for cell in wanted.cells)
-            summary = f"{wanted.size} runs in {folder}, {finished} of them finished."
-            console.print(summary, highlight=False, markup=False)
+            typer.echo(f"{wanted.size} runs in {folder}, {finished} of them finished.")
             return
         # The modules of --import, which every process of the sweep must import too.
         modules = list((context.parent.params.get("modules") if context.parent else None) or [])
@@ -97,7 +96,7 @@ def sweep(
             messages.print("[bold red]Stopped.[/] The same command continues from here.", highlight=False)
             raise typer.Exit(130) from None
         console.print(result_table(state))
-        console.print(f"Run directories: {folder}", highlight=False, markup=False, soft_wrap=True)
+        typer.echo(f"Run directories: {folder}")
     if state.failures:
         failed = f"{len(state.failures)} of the runs failed."
         messages.print(f"[bold red]{failed}[/] The same command tries them again.", highlight=False)

@@ -90,7 +90,7 @@ def metric_tables(comparison: Comparison, name: str, with_paper: bool) -> list[T
     metric, judged_on = headline(comparison.settings.metric), comparison.judged_on
     seeds: Extra = {"Seeds": lambda row: str(len(row.runs))}
     brief: Extra = {
-        "95 % interval": lambda row: _interval(row.values(judged_on, metric.name)),
+        "95 % interval": lambda row: interval_cell(summarise_seeds(row.values(judged_on, metric.name)).interval),
         "Trained": lambda row: number(row.runs[0].metric("parameters", "trainable"), ",.0f"),
         _TIME: lambda row: (_recorded(row, "seconds", 0) or "").partition(" ")[0] or None,
         **(seeds if len({len(row.runs) for row in comparison.rows}) > 1 else {}),
@@ -146,10 +146,6 @@ def overview_tables(comparisons: Sequence[Comparison]) -> list[Table]:
         note = f"Mean ± standard deviation over seeds; {_MARKS}. {sets}."
         tables.append(Table(name, title, found, [note], marks=ranked(found, len(found))))
     return tables
-
-
-def _interval(values: Sequence[float], sign: str = "") -> str | None:
-    return interval_cell(summarise_seeds(values).interval, sign) if values else None
 
 
 def _recorded(row: Row, name: str, decimals: int) -> str | None:
