@@ -172,7 +172,7 @@ class Pretraining:
             self._report(progress)
             stops = should_stop()
             is_due = time.monotonic() - last_checkpoint >= self.settings.checkpoint_seconds
-            if (stops or is_due) and self._share() < 1:
+            if self._share() < 1 and (stops or is_due):  # asked in every process, whose clocks differ
                 self._save()
                 last_checkpoint = time.monotonic()
                 if stops:
