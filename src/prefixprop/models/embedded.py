@@ -97,8 +97,7 @@ class EmbeddedModel:
         if self.trained:
             with _asset(f"{self.name}/{DIFFERENCES}") as path:
                 add_difference(encoder, path)
-        family = "Roberta" if self.attention_window is None else "Longformer"
-        model_class = getattr(transformers, f"{family}{_HEADS[task]}")
+        model_class = getattr(transformers, f"{self.model_type.capitalize()}{_HEADS[task]}")
         model = encoder if isinstance(encoder, model_class) else _with_new_head(encoder, model_class)
         model.name_or_path = model.config.name_or_path = self.noted
         return model.eval()
