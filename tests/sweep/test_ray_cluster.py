@@ -127,7 +127,7 @@ def test_a_killed_node_loses_nothing(
     printed = capfd.readouterr()
     assert killer.hit is not None, "the node was to be killed in the middle"
     assert not state.failures and len(state.outcomes) == plan.size == 2
-    assert not printed.out and "raylet" not in printed.err, "Ray keeps out of the progress table"
+    assert not printed.out and "raylet" not in printed.err, "Ray keeps out of what the sweep prints"
 
     first, _, second = killer.hit.log.read_text().partition("Attempt 2, ")
     assert second_node.node_id in first and "goes on from None" in first

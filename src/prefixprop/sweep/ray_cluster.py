@@ -54,7 +54,7 @@ def _connect(address: str | None) -> Any:
     start: dict[str, Any] = {"address": address}
     if address is None:
         start = {"address": "local", "include_dashboard": False, "object_store_memory": _OBJECT_STORE_BYTES}
-    # Ray prints pages about every dead node into the progress table, and only this private switch stops it.
+    # Ray prints pages about every dead node into what the sweep prints, and only this private switch stops it.
     ray._private.worker._worker_logs_enabled = False
     try:
         ray.init(log_to_driver=False, logging_level=logging.ERROR, **start)
