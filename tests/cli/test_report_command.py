@@ -1,7 +1,8 @@
-"""`prefixprop report`."""
+"""`prefixprop report` and `archive`."""
 
 from __future__ import annotations
 
+import re
 import sys
 from io import StringIO
 from pathlib import Path
@@ -77,3 +78,20 @@ def test_a_missing_package_is_told(runs: Path, package: str, monkeypatch: pytest
     monkeypatch.setitem(sys.modules, package, None)
     told = call("report", runs, status=1)[1]
     assert f"Reports need the package {package}: pip install 'prefixprop[report]'" in told
+
+
+def test_archive_then_report(tmp_path: Path) -> None:
+    for seed in (1, 2):
+        make_results(tmp_path / "runs" / f"run{seed}", seed=seed)
+    (make_results(tmp_path / "runs" / "unfinished", seed=3) / "metrics.json").unlink()
+    shown, told = call("archive", tmp_path / "runs", "--output", tmp_path / "archive")
+    assert re.search(r"archive: 2 runs, 0\.\d\d MB\.", shown)
+    assert f"Left out: {tmp_path / 'runs' / 'unfinished'}: the run is not finished" in told
+    assert "hyperpartisan, test: methods" in call("report", tmp_path / "archive")[0]
+    for arguments, problem in (
+        (("evaluate", tmp_path / "archive" / "run1"), "this is a run of an archive"),
+        (("archive", tmp_path / "runs", "--output", tmp_path / "archive"), "already has an archive"),
+        (("archive", tmp_path / "nowhere", "--output", tmp_path / "other"), "nowhere: there is no such folder"),
+        (("archive", tmp_path / "runs" / "unfinished", "--output", tmp_path / "other"), "no finished runs"),
+    ):
+        assert problem in call(*arguments, status=1)[1]
