@@ -67,14 +67,8 @@ def measure(case: Case, options: Any) -> list[dict[str, Any]]:
     install(models[OURS], backend=options.backend)
     inputs = measuring.random_inputs(case.batch, case.length, case.global_tokens)
     facts = {"batch": case.batch, "length": case.length, "global": case.global_tokens, "dropout": case.dropout}
-    compared = measuring.compare_passes(models, inputs, step, options.repeats, case.recorded)
+    compared = measuring.compare_passes(models, inputs, measuring.step_to_embeddings, options.repeats, case.recorded)
     return [facts | {"recorded": case.recorded} | result for result in compared]
-
-
-def step(model: Any, inputs: measuring.Inputs) -> None:
-    masks = {name: tensor for name, tensor in inputs.items() if name != "input_ids"}
-    embedded = model.get_input_embeddings()(inputs["input_ids"]).requires_grad_()
-    model(inputs_embeds=embedded, **masks).last_hidden_state.sum().backward()
 
 
 def shown(result: Mapping[str, Any]) -> dict[str, str]:

@@ -13,14 +13,287 @@ plain PyTorch in Hugging Face's place, or with the type's own rounding if that i
 from __future__ import annotations
 
 import argparse
+import json
 import sys
+import tempfile
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any
 
 import torch
+from peft import get_peft_model
 from rich.console import Console
+from torch import Tensor
+from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, TrainerCallback
 from transformers.utils import logging
 
-from gpu_behaviour import check_behaviour
-from gpu_numbers import check_numbers
+from prefixprop import PrefixPropagationConfig, PrefixTuningConfig, attention
+from prefixprop.models import gpu, load_default
+from prefixprop.predict.token_batches import classify
+from prefixprop.progress import Progress
+from prefixprop.train import RunSettings, train
+
+from gpu_numbers import OF_FAMILY, check_numbers, lora
+
+
+class Quiet(Progress):
+    """Drops all notes."""
+
+    def note(self, text: str) -> None:
+        pass
+
+
+PREFIXES = {
+    "prefix-propagation": PrefixPropagationConfig,
+    "prefix-tuning": PrefixTuningConfig,
+    "kernel prefix-propagation": partial(PrefixPropagationConfig, kernel="exp", alpha=0.5),
+    "rbf, α per head": partial(PrefixPropagationConfig, kernel="rbf", alpha=0.5, alpha_mode="head"),
+    "prefix-propagation + LoRA": lambda **given: PrefixPropagationConfig(lora=lora(), **given),
+}
+
+
+def build_classifiers() -> dict[str, Any]:
+    """The same model without a prefix and with each, on the Triton backend, in bfloat16."""
+    models: dict[str, Any] = {}
+    for family, (name, config) in product(OF_FAMILY, (("no PEFT", None), *PREFIXES.items())):
+        torch.manual_seed(0)
+        shape = AutoConfig.for_model(
+            family, num_hidden_layers=2, hidden_size=256, num_attention_heads=4, intermediate_size=1024,
+            vocab_size=100, max_position_embeddings=4098, **({"pad_token_id": 1} | OF_FAMILY[family](256)),
+        )  # fmt: skip
+        model = AutoModelForSequenceClassification.from_config(shape)
+        if config is not None:
+            model = get_peft_model(model, config(task_type="SEQ_CLS", num_virtual_tokens=8))
+        model = model.cuda().to(torch.bfloat16).eval()
+        attention.install(model, backend="triton")
+        models[f"{family}, {name}"] = model
+    return models
+
+
+def step(model: Any, length: int) -> Tensor:
+    """A training step on a batch that was made before it is looked at; returns the logits."""
+    generator = torch.Generator().manual_seed(length)
+    tokens = torch.randint(5, 100, (2, length), generator=generator).cuda()
+    labels = torch.zeros(2, dtype=torch.long, device="cuda")
+    return run_step(model, tokens, labels)
+
+
+def run_step(model: Any, tokens: Tensor, labels: Tensor) -> Tensor:
+    output = model(input_ids=tokens, labels=labels)
+    output.loss.backward()
+    return output.logits.detach()
+
+
+def check_no_sync(model: Any) -> str | None:
+    """None, or what waited for the device."""
+    tokens = torch.randint(5, 100, (2, 700), device="cuda")
+    labels = torch.zeros(2, dtype=torch.long, device="cuda")
+    run_step(model, tokens, labels)  # compiles the kernels, which waits
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        run_step(model, tokens, labels)
+    except RuntimeError as error:
+        return str(error).splitlines()[0]
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    return None
+
+
+def compiled_kernels() -> int:
+    from prefixprop.attention.triton import geglu, launch_attention, lora, prefix_part, residual_norm, rope
+    from prefixprop.attention.triton.triton_kernel import TritonKernel
+
+    modules = (launch_attention, residual_norm, prefix_part, lora, rope, geglu)
+    found = [value for module in modules for value in vars(module).values() if isinstance(value, TritonKernel)]
+    return sum(len(kernel._compiled) for kernel in found)
+
+
+def check_no_recompilation(model: Any) -> str | None:
+    step(model, 700)
+    before = compiled_kernels()
+    for length in (512, 511, 33, 1337, 2048):
+        step(model, length)
+    more = compiled_kernels() - before
+    if not before:
+        return "no kernel was counted"
+    return f"{more} more kernels for other lengths" if more else None
+
+
+def gradients_of_step(model: Any, length: int = 700) -> list[Tensor]:
+    """The logits of a step, and the gradients of all that learns."""
+    model.zero_grad()
+    logits = step(model, length)
+    trained = [parameter.grad for parameter in model.parameters() if parameter.requires_grad]
+    return [logits, *(gradient.clone() for gradient in trained if gradient is not None)]
+
+
+def difference(found: list[Tensor], expected: list[Tensor]) -> str | None:
+    """None, or how far a step is from another, where that is further than bfloat16 rounds."""
+    # Of the biases of keys, which move all scores of a row alike, the gradient is zero but for rounding.
+    least = 1e-3 * max(float(gradient.float().norm()) for gradient in expected[1:])
+    errors = [
+        float((one - other).float().norm() / other.float().norm().clamp(min=least))
+        for one, other in zip(found, expected, strict=True)
+    ]
+    return f"differs by {max(errors):.1e}" if not max(errors) <= 0.05 else None
+
+
+def check_whole_layer(model: Any) -> str | None:
+    """Compare with the layers computed part by part, which a hook on one of them asks for."""
+    parts = ("LongformerIntermediate", "ModernBertMLP")
+    layers = [module for module in model.modules() if type(module).__name__ in parts]
+    found = gradients_of_step(model)
+    hooks = [layer.register_forward_hook(lambda *_: None) for layer in layers]
+    expected = gradients_of_step(model)
+    for hook in hooks:
+        hook.remove()
+    return difference(found, expected)
+
+
+def check_plain(model: Any) -> str | None:
+    """Compare with the plain PyTorch backend, at lengths that ModernBERT computes in different ways."""
+    lengths = (700, 704)
+    found = [gradients_of_step(model, length) for length in lengths]
+    attention.install(model, backend="sdpa")
+    expected = [gradients_of_step(model, length) for length in lengths]
+    attention.install(model, backend="triton")
+    problems = [difference(*pair) for pair in zip(found, expected, strict=True)]
+    return next((problem for problem in problems if problem is not None), None)
+
+
+def check_compile(model: Any) -> str | None:
+    expected = step(model, 700)
+    torch.compiler.reset()
+    try:
+        found = step(torch.compile(model, dynamic=True), 700)
+    except Exception as error:  # whatever the compiler raises is the finding
+        return f"{type(error).__name__}: {str(error).splitlines()[0]}"
+    error = float((found - expected).abs().max() / expected.abs().max())
+    return f"differs by {error:.1e}" if error > 0.05 else None
+
+
+class SyncWatch(TrainerCallback):
+    """Lets PyTorch warn of every wait for the device, from the third step of a run to the last but one."""
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step == 2:
+            torch.cuda.set_sync_debug_mode("warn")
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step == state.max_steps - 1:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+RUN = RunSettings(
+    task="hyperpartisan", epochs=2, learning_rate=1e-3, batch_size=8, device_batch_size=4,
+    max_train_documents=64, max_dev_documents=8, max_test_documents=8, max_length=512, keep_weights=False,
+)  # fmt: skip
+
+
+def check_run() -> str | None:
+    """None, or what a run of `prefixprop train` waits for between the steps of an epoch.
+
+    Recording a step waits, so here none is.
+    """
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(record=True) as told, unrecorded():
+        warnings.simplefilter("always")
+        settings = replace(RUN, epochs=1)
+        train(settings, Path(folder) / "run", callbacks=[SyncWatch()], progress=Quiet())
+    waits = Counter(f"{one.filename}:{one.lineno}" for one in told if "synchronizing CUDA" in str(one.message))
+    return ", ".join(f"{count} times at {place}" for place, count in waits.items()) or None
+
+
+@contextmanager
+def unrecorded() -> Iterator[None]:
+    usual, gpu.MOST_RECORDINGS = gpu.MOST_RECORDINGS, 0
+    try:
+        yield
+    finally:
+        gpu.MOST_RECORDINGS = usual
+
+
+def check_recorded_run() -> str | None:
+    """None, or how far a run of recorded steps is from the same run without."""
+    recordings: list[Any] = []
+    record = gpu.CudaGraph._record
+    gpu.CudaGraph._record = lambda *given: recordings.append(record(*given)) or recordings[-1]
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            found = train(RUN, Path(folder) / "recorded", progress=Quiet()).metrics["dev"]
+            with unrecorded():
+                expected = train(RUN, Path(folder) / "plain", progress=Quiet()).metrics["dev"]
+    finally:
+        gpu.CudaGraph._record = record
+    if len(recordings) < 2:
+        return f"{len(recordings)} steps were recorded"
+    apart = {name: value - expected[name] for name, value in found.items() if abs(value - expected[name]) > 1e-3}
+    return str(apart) if apart else None
+
+
+def check_modernbert_run() -> str | None:
+    """None, or how far a run on a ModernBERT, under autocast, is from the same run on plain PyTorch."""
+    _, tokenizer = load_default()
+    shape = AutoConfig.for_model(
+        "modernbert", num_hidden_layers=3, hidden_size=128, num_attention_heads=2, intermediate_size=192,
+        vocab_size=len(tokenizer), max_position_embeddings=1024, pad_token_id=tokenizer.pad_token_id,
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        torch.manual_seed(0)
+        AutoModel.from_config(shape).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        losses = []
+        for backend in ("triton", "sdpa"):
+            settings = replace(RUN, model=folder, attention_backend=backend, dropout=0.0, prefix_dropout=0.0)
+            run = train(settings, Path(folder) / backend, progress=Quiet()).run_dir
+            lines = (run / "history.jsonl").read_text(encoding="utf-8").splitlines()
+            losses.append([json.loads(line)["loss"] for line in lines])
+    apart = max(abs(one - two) for one, two in zip(*losses, strict=True))
+    return f"losses differ by {apart:.1e}" if not apart < 2e-2 else None
+
+
+def check_recorded_predictions() -> str | None:
+    """None, or how far recorded passes are from those that were not."""
+    model = next(iter(build_classifiers().values()))
+    ids = [torch.randint(5, 100, (length,)).numpy() for length in (30, 300, 310, 45, 50, 305)]
+    found = [classify(model, ids, 1, 700, False, 4096)[0] for _ in range(3)]
+    with unrecorded():
+        expected = classify(model, ids, 1, 700, False, 4096)[0]
+    apart = max(float(abs(each - expected).max()) for each in found)
+    return f"differs by {apart:.1e}" if apart > 1e-6 else None
+
+
+def check_behaviour(console: Console) -> bool:
+    checks = {
+        "no waiting for the device": check_no_sync,
+        "no recompilation for new lengths": check_no_recompilation,
+        "a frozen layer in one piece is its parts": check_whole_layer,
+        "gradients as in plain PyTorch": check_plain,
+        "torch.compile": check_compile,
+    }
+    all_fine = True
+    for name, model in build_classifiers().items():
+        for what, check in checks.items():  # told at once: compiling takes minutes
+            problem = check(model)
+            all_fine &= problem is None
+            console.print(f"training step, bfloat16, {name}: {what}: {problem or 'ok'}")
+    of_runs = {
+        "prefixprop train: no waiting within an epoch": check_run,
+        "prefixprop train: recorded steps change nothing": check_recorded_run,
+        "prefixprop train: a ModernBERT learns as on plain PyTorch": check_modernbert_run,
+        "prefixprop predict: recorded passes change nothing": check_recorded_predictions,
+    }
+    for what, check in of_runs.items():
+        problem = check()
+        all_fine &= problem is None
+        console.print(f"{what}: {problem or 'ok'}")
+    return all_fine
+
 
 PARTS = {"numbers": check_numbers, "behaviour": check_behaviour}
 

@@ -33,6 +33,8 @@ from prefixprop.progress import PrintedProgress
 from prefixprop.settings.run_settings import RunSettings
 from prefixprop.train import train
 
+from measuring import add_line
+
 CELLS = {
     f"{task}-{count or 'all'}": (task, count)
     for task, counts in {
@@ -150,17 +152,9 @@ def main() -> None:
                 found = judge_probe(task, given.model)
             else:
                 found = judge_folds(path, given.model, folder, method, given.folds)
-            line = {
-                "cell": cell,
-                "draw": given.draw,
-                "method": method,
-                "model": given.model,
-                "documents": len(task.train),
-                **found,
-            }
-            print(json.dumps(line), flush=True)
-            with (given.output / "table.jsonl").open("a") as file:
-                file.write(json.dumps(line) + "\n")
+            line = {"cell": cell, "draw": given.draw, "method": method, "model": given.model}
+            line |= {"documents": len(task.train)} | found
+            add_line(given.output / "table.jsonl", line)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import gc
 import json
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -119,27 +120,26 @@ def measure_in_turns(runs: Mapping[str, Run], repeats: int, calls: int = 1) -> d
     A measurement is the mean of `calls` calls that do not wait for each other's results. What runs out of the
     device's memory is left out from then on; the others continue.
     """
-    seconds: dict[str, list[float]] = {name: [] for name in runs}
-    peaks: dict[str, list[float]] = {name: [] for name in runs}
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in runs}  # seconds and peaks
     names = list(runs)
     for turn in range(WARM_UP + repeats):
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
-            if name not in seconds:
+            if name not in found:
                 continue
             try:
-                took, peak = _timed(runs[name], calls)
+                measured = _timed(runs[name], calls)
             except torch.OutOfMemoryError:
-                del seconds[name]
+                del found[name]
                 gc.collect()  # the error's traceback holds tensors in cycles
                 torch.cuda.empty_cache()
                 continue
             if turn >= WARM_UP:
-                seconds[name].append(took)
-                peaks[name].append(peak)
-    return {
-        name: Timing(tuple(seconds.get(name, ())), max(peaks[name]) if ON_GPU and name in seconds else None)
-        for name in names
-    }
+                found[name].append(measured)
+    timings = dict.fromkeys(names, Timing((), None))
+    for name, measurements in found.items():
+        seconds, peaks = zip(*measurements, strict=True)
+        timings[name] = Timing(seconds, max(peaks) if ON_GPU else None)
+    return timings
 
 
 def _timed(run: Run, calls: int) -> tuple[float, float]:
@@ -159,6 +159,19 @@ def _timed(run: Run, calls: int) -> tuple[float, float]:
 def forward(model: Any, inputs: Inputs) -> None:
     with torch.no_grad():
         model(**inputs)
+
+
+def step(model: Any, inputs: Inputs, in_place: bool = False) -> None:
+    """Forward and backward of all that is trained; `in_place` leaves gradients where they are, for a CUDA graph."""
+    model(**inputs).last_hidden_state.sum().backward()
+    model.zero_grad(set_to_none=not in_place)
+
+
+def step_to_embeddings(model: Any, inputs: Inputs) -> None:
+    """Forward and backward through a frozen encoder, as with a prefix."""
+    masks = {name: tensor for name, tensor in inputs.items() if name != "input_ids"}
+    embedded = model.get_input_embeddings()(inputs["input_ids"]).requires_grad_()
+    model(inputs_embeds=embedded, **masks).last_hidden_state.sum().backward()
 
 
 def compare_passes(
@@ -244,17 +257,12 @@ def profile_of(run: Run) -> dict[str, Any]:
             run()
         torch.cuda.synchronize()
     kernels = [event for event in profiler.events() if event.device_type == torch.autograd.DeviceType.CUDA]
-    by_kind = dict.fromkeys(_KINDS, 0.0)
+    by_kind, longest = dict.fromkeys(_KINDS, 0.0), Counter[str]()
     for kernel in kernels:
         by_kind[kind_of(kernel.name)] += kernel.self_device_time_total / 1000 / PROFILED_CALLS
-    longest: dict[str, float] = {}
-    for kernel in kernels:
-        longest[kernel.name[:80]] = longest.get(kernel.name[:80], 0.0) + kernel.self_device_time_total
-    longest = {
-        name: total / 1000 / PROFILED_CALLS for name, total in sorted(longest.items(), key=lambda one: -one[1])[:24]
-    }
+        longest[kernel.name[:80]] += kernel.self_device_time_total / 1000 / PROFILED_CALLS
     count = round(len(kernels) / PROFILED_CALLS)
-    return {"by_kind": by_kind, "longest": longest, "kernels": count, "host": 1000 * host}
+    return {"by_kind": by_kind, "longest": dict(longest.most_common(24)), "kernels": count, "host": 1000 * host}
 
 
 def make_parser(
@@ -295,3 +303,11 @@ def publish(options: argparse.Namespace, benchmark: str, rows: Sequence[Mapping[
         given = {name: value for name, value in vars(options).items() if name != "json" and value is not None}
         text = json.dumps(record | given | numbers, indent=2, default=lambda timing: timing.record)
         options.json.write_text(text + "\n", encoding="utf-8")
+
+
+def add_line(path: Path, line: Mapping[str, Any]) -> None:
+    """Print a result, and append it to a file of JSON lines."""
+    text = json.dumps(line)
+    print(text, flush=True)
+    with path.open("a", encoding="utf-8") as file:
+        file.write(text + "\n")

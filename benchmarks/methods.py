@@ -67,7 +67,8 @@ def measure(method: str, options: Any) -> list[dict[str, Any]]:
     models[OURS] = with_method(method, base).train(options.dropout > 0)
     install(models[OURS], backend=options.backend)
     inputs = measuring.random_inputs(options.batch, options.length, 9 if options.model == "longformer" else 0)
-    return [{"method": method, **each} for each in measuring.compare_passes(models, inputs, step, options.repeats)]
+    compared = measuring.compare_passes(models, inputs, measuring.step, options.repeats)
+    return [{"method": method, **each} for each in compared]
 
 
 def with_method(method: str, model: Any) -> Any:
@@ -83,11 +84,6 @@ def adapter(method: str, model: Any, **options: Any) -> Any:
     config, given = PREFIXES[method]
     options |= {name: lora if value == LORA else value for name, value in given.items()}
     return config(num_virtual_tokens=8, **options)
-
-
-def step(model: Any, inputs: measuring.Inputs) -> None:
-    model(**inputs).last_hidden_state.sum().backward()
-    model.zero_grad()
 
 
 def count(method: str, model: str, size: str) -> ParameterCount:

@@ -37,15 +37,9 @@ from measuring import DEVICE, ON_GPU, Run
 
 FROZEN = "frozen encoder"
 OF_LONGFORMER = (
-    "propagation",
-    "prefix-tuning",
-    "kernel exp",
-    "kernel rbf, α per head",
-    methods.LORA,
-    "propagation and LoRA",
-    methods.WHOLE_MODEL,
-    FROZEN,
-)
+    "propagation", "prefix-tuning", "kernel exp", "kernel rbf, α per head", methods.LORA, "propagation and LoRA",
+    methods.WHOLE_MODEL, FROZEN,
+)  # fmt: skip
 OF_MODERNBERT = ("propagation", "prefix-tuning", methods.LORA, methods.WHOLE_MODEL)
 BY_HUGGING_FACE = (methods.LORA, methods.WHOLE_MODEL, FROZEN)
 READERS, READER_LENGTH, CLASSES = (1, 64, 256), 8, 18
@@ -90,20 +84,10 @@ def of_method(model: str, method: str, options: Any, batch: int, length: int) ->
         own = (own if method == FROZEN else methods.with_method(method, own)).train()
         if who == measuring.OURS:
             install(own, backend=options.backend)
-        runs[who] = partial(step, own, inputs, method == FROZEN)
+        is_frozen = method == FROZEN
+        step = measuring.step_to_embeddings if is_frozen else partial(measuring.step, in_place=True)
+        runs[who] = partial(step, own, inputs)
     return runs
-
-
-def step(model: Any, inputs: measuring.Inputs, is_frozen: bool) -> None:
-    if is_frozen:
-        masks = {name: tensor for name, tensor in inputs.items() if name != "input_ids"}
-        embedded = model.get_input_embeddings()(inputs["input_ids"]).requires_grad_()
-        model(inputs_embeds=embedded, **masks).last_hidden_state.sum().backward()
-    else:
-        model(**inputs).last_hidden_state.sum().backward()
-        for parameter in model.parameters():  # gradients stay where they are, as a recorded step needs it
-            if parameter.grad is not None:
-                parameter.grad.zero_()
 
 
 def precision() -> Any:

@@ -18,7 +18,6 @@ variant.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -33,6 +32,8 @@ from prefixprop.evaluate import PredictionSet, Trust, fit_trust, read_prediction
 from prefixprop.progress import PrintedProgress
 from prefixprop.settings.run_settings import RunSettings
 from prefixprop.train import RunDirectory, train
+
+from measuring import add_line
 
 TASKS = ("elife", "newsgroups", "hyperpartisan")
 TARGETS = (0.9, 0.95)
@@ -104,9 +105,7 @@ def main() -> None:
         for target in TARGETS:
             for row in measure(pool, target):
                 line = {"task": task, "documents": len(pool.ids), "accuracy_of_all": round(accuracy, 4), **row}
-                print(json.dumps(line), flush=True)
-                with (given.output / "table.jsonl").open("a") as file:
-                    file.write(json.dumps(line) + "\n")
+                add_line(given.output / "table.jsonl", line)
 
 
 if __name__ == "__main__":

@@ -208,7 +208,7 @@ class DocumentClassifier(ClassifierMixin, BaseEstimator):
             return contextlib.nullcontext(Progress())
         from rich.console import Console
 
-        from prefixprop.cli.progress import TerminalProgress
+        from prefixprop.cli.messages import TerminalProgress
 
         return TerminalProgress(Console(stderr=True))
 

@@ -8,7 +8,7 @@ import warnings
 class Progress:
     """Receives the messages of a run. This one turns notes into warnings and shows nothing else.
 
-    The command line passes one that draws bars, see `prefixprop.cli.progress`.
+    The command line passes one that draws bars, see `prefixprop.cli.messages`.
     """
 
     def note(self, text: str) -> None:

@@ -1,8 +1,9 @@
-"""`prefixprop tasks`, `cache` and `build-elife`."""
+"""`prefixprop tasks`, `methods`, `cache` and `build-elife`."""
 
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -52,3 +53,24 @@ def test_a_wrong_folder_is_answered_in_a_sentence(tmp_path: Path) -> None:
     told = call("build-elife", tmp_path, tmp_path / "data", status=1)[1]
     assert re.search(r"no articles of eLife here .* `git clone", told)
     assert not (tmp_path / "data").exists()
+
+
+def test_lists_methods_options_kernels_and_models() -> None:
+    shown = call("methods")[0]
+    for word in ("PrefixPropagationConfig", "PREFIX_PROPAGATION", "PrefixTuningConfig", "num_virtual_tokens"):
+        assert word in shown
+    for word in ("exp", "kernel_length_scale", "kernel_degree", "linear", "longformer", "xlm-roberta"):
+        assert word in shown
+    assert "token_dim" not in shown  # what peft and we record is no option
+
+
+@pytest.mark.parametrize(("content", "cause"), [(None, "ModuleNotFoundError"), ("1 / 0", "ZeroDivisionError")])
+def test_modules_that_cannot_be_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str | None, cause: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    if content is not None:
+        Path("broken_module.py").write_text(content)
+    told = call("--import", "broken_module", "methods", status=2)[1]
+    assert "cannot be imported" in told and cause in told

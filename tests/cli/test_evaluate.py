@@ -164,8 +164,6 @@ def test_long_documents_are_read_as_predict_reads_them(run: Path, tmp_path: Path
     ("kind", "arguments", "message"),
     [
         (None, (), "Give the directory of a run, or stored predictions"),
-        ("run", ("--split", "train"), "--split 'train' is unknown; choose one of dev, test"),
-        ("run", ("--long", "cut"), "--long 'cut' is unknown; choose one of truncate, chunk-average"),
         ("run", ("--input", "x.jsonl", "--split", "dev"), "--split would change nothing here: --input has"),
         ("run", ("--input", "x.jsonl", "--predictions", "x.jsonl"), "give one of the two"),
         ("run", ("--predictions", "x.jsonl", "--batch-tokens", "9"), "--batch-tokens would change nothing here"),

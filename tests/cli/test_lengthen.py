@@ -34,10 +34,9 @@ def test_it_shows_the_held_out_loss_and_where_the_encoder_is(arguments: list[str
 @pytest.mark.parametrize(
     ("model", "changes", "said"),
     [
-        (None, ["--steps", "0"], "--steps: must be greater than or equal to 1, got 0"),
         (None, ["--text", "absent.jsonl"], "--text: absent.jsonl is not a file"),
         (None, ["--text-column", "body"], "there is no column 'body'"),
-        ("./absent", [], "roberta-mini-512"),
+        ("./absent", [], "--model: there is no folder ./absent"),
     ],
 )
 def test_what_is_wrong_is_one_line(arguments: list[str], model: str | None, changes: list[str], said: str) -> None:

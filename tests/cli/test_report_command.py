@@ -1,7 +1,8 @@
-"""`prefixprop report`."""
+"""`prefixprop report` and `archive`."""
 
 from __future__ import annotations
 
+import re
 import sys
 from io import StringIO
 from pathlib import Path
@@ -38,11 +39,8 @@ def test_a_terminal_cuts_no_numbers_and_gets_no_control_characters(width: int) -
 @pytest.mark.parametrize("columns", [200, 60])
 def test_tables_are_printed(runs: Path, columns: int) -> None:
     shown, told = call("report", runs, columns=columns)
-    assert shown.startswith("hyperpartisan\nBest on the test set: prefix-propagation")
-    assert "hyperpartisan, test: methods\n" in shown
-    assert "prefix-tuning" in shown
-    assert "(paper)" not in shown
-    assert "…" not in shown
+    assert shown.startswith("hyperpartisan\nBest on the test set: prefix-propagation") and "prefix-tuning" in shown
+    assert "hyperpartisan, test: methods\n" in shown and "(paper)" not in shown and "…" not in shown
     assert "quality" not in shown and "5 more tables" in told, "details are for files"
 
 
@@ -70,17 +68,9 @@ def test_files_are_written_and_what_was_left_out_is_told(runs: Path, tmp_path: P
     )
 
 
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        (["nowhere"], "nowhere: there is no such folder"),
-        ([".", "--format", "word"], "--format 'word' is unknown; choose one of terminal, markdown, latex, html"),
-        (["."], "There is no finished run at or below ."),
-    ],
-)
-def test_bad_input(arguments: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert told in call("report", *arguments, status=1)[1]
+def test_bad_input(tmp_path: Path) -> None:
+    assert "nowhere: there is no such folder" in call("report", tmp_path / "nowhere", status=1)[1]
+    assert f"There is no finished run at or below {tmp_path}" in call("report", tmp_path, status=1)[1]
 
 
 @pytest.mark.parametrize("package", ["pandas", "jinja2", "matplotlib"])
@@ -88,3 +78,20 @@ def test_a_missing_package_is_told(runs: Path, package: str, monkeypatch: pytest
     monkeypatch.setitem(sys.modules, package, None)
     told = call("report", runs, status=1)[1]
     assert f"Reports need the package {package}: pip install 'prefixprop[report]'" in told
+
+
+def test_archive_then_report(tmp_path: Path) -> None:
+    for seed in (1, 2):
+        make_results(tmp_path / "runs" / f"run{seed}", seed=seed)
+    (make_results(tmp_path / "runs" / "unfinished", seed=3) / "metrics.json").unlink()
+    shown, told = call("archive", tmp_path / "runs", "--output", tmp_path / "archive")
+    assert re.search(r"archive: 2 runs, 0\.\d\d MB\.", shown)
+    assert f"Left out: {tmp_path / 'runs' / 'unfinished'}: the run is not finished" in told
+    assert "hyperpartisan, test: methods" in call("report", tmp_path / "archive")[0]
+    for arguments, problem in (
+        (("evaluate", tmp_path / "archive" / "run1"), "this is a run of an archive"),
+        (("archive", tmp_path / "runs", "--output", tmp_path / "archive"), "already has an archive"),
+        (("archive", tmp_path / "nowhere", "--output", tmp_path / "other"), "nowhere: there is no such folder"),
+        (("archive", tmp_path / "runs" / "unfinished", "--output", tmp_path / "other"), "no finished runs"),
+    ):
+        assert problem in call(*arguments, status=1)[1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -32,7 +33,7 @@ def refused(*arguments: object) -> str:
 def test_what_is_told_before_meanwhile_and_at_the_end(
     tmp_path: Path, recipe: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("prefixprop.cli.progress._SECONDS_BETWEEN_LINES", -1.0)
+    monkeypatch.setattr("prefixprop.cli.messages._SECONDS_BETWEEN_LINES", -1.0)
     with (tmp_path / "dev.jsonl").open("a") as file:
         file.write('{"id": "empty", "text": "  ", "label": "law"}\n')
     folder = tmp_path / "[b] \x1b[31mred"
@@ -49,16 +50,7 @@ def test_what_is_told_before_meanwhile_and_at_the_end(
         assert words in told
     metrics = json.loads((folder / "metrics.json").read_text())
     loss, path = f"{metrics['test_calibrated']['nll']:.4f}", rf"Run directory: {tmp_path}/[b] \x1b[31mred"
-    for words in (
-        "8 test documents",
-        "accuracy",
-        "TF-IDF",
-        "ECE",
-        "temperature",
-        loss,
-        path,
-        "Next: prefixprop predict",
-    ):
+    for words in ("8 test documents", "accuracy", "TF-IDF", "ECE", "temperature", loss, path, "Next: prefixprop"):
         assert words in shown
     problem, evaluated = refused(*options), call("evaluate", folder)[0]
     assert "has a finished run" in problem and "--overwrite" in problem and "[b]" in evaluated
@@ -108,7 +100,7 @@ def test_a_dry_run_is_a_recipe_in_which_flags_win(tmp_path: Path, recipe: Path) 
     shown, _ = call("train", "--config", recipe, *flags, "--dry-run")
     printed = yaml.safe_load(shown)
     assert printed["learning_rate"] == 3e-4 and printed["seed"] == 7 and printed["reparameterize"] is True
-    assert printed["num_virtual_tokens"] == 2  # of the recipe
+    assert printed["num_virtual_tokens"] == 2 and printed["label_column"] == ["label"]  # of the recipe
     for words in ("Steps: 3 (3 per epoch)", "Documents: training 24, dev 10, test 8", "Note: the run has 3 steps"):
         assert f"# {words}" in shown
     (tmp_path / "again.yaml").write_text(shown)
@@ -130,50 +122,46 @@ def test_resume_takes_the_settings_of_the_run(tmp_path: Path, recipe: Path) -> N
     assert "other settings: --epochs (was 1, now 4)" in told
 
 
-def test_all_wrong_settings_are_told_at_once() -> None:
-    told = refused("--task", "hyperpartizan", "--epochs", 0, "--kernel", "foo")
-    for words in ("did you mean 'hyperpartisan'?", "--epochs: must be greater than", "--kernel: 'foo' is unknown"):
-        assert words in told
-    assert told.count("Error:") == 3
-
-
-def test_one_or_several_label_columns(tmp_path: Path, recipe: Path) -> None:
-    options = ("--config", recipe, "--method", "lora", "--dry-run")
-    shown = yaml.safe_load(call("train", *options, "--label-column", "label")[0])
-    assert shown["label_column"] == ["label"]
-    assert "there is no column 'topic'" in refused(*options, "--label-column", "topic")
-    several = ("--label-column", "topic", "--label-column", "tone")
-    assert "--label-column: lora trains for one column; choose one, or --method readers." in refused(
-        *options, *several
-    )
-    twice = ("--method", "readers", "--label-column", "tone", "--label-column", "tone")
-    assert "--label-column: name each column once" in refused("--config", recipe, *twice)
-    pair = ("--text-column", "premise", "--text-column", "hypothesis")
-    told = "--text-column: give one; a document is one text, so join the texts of a pair into one column first."
-    assert told in refused("--config", recipe, *pair)
-
-
-def test_a_broken_recipe(tmp_path: Path) -> None:
-    path = tmp_path / "r.yaml"
-    path.write_text("task: hyperpartisan\nepoch: 3\n")
-    assert f"{path}:2: there is no setting 'epoch' (did you mean 'epochs'?)" in refused("--config", path)
-    assert "none.yaml: the file cannot be read" in refused("--config", tmp_path / "none.yaml")
+CONFIG = ("--config", "recipe.yaml")
+DUPLICATES = b'{"id": "a", "text": "w5", "label": "law"}\n' * 2
 
 
 @pytest.mark.parametrize(
-    ("content", "words"),
+    ("arguments", "told"),
     [
-        (b'{"id": "a", "text": "w5", "label": "law"}\n{"id": "b", "text": ', ":2: broken JSON"),
-        (b'{"id": "a", "text": "w5", "label": "law"}\n' * 2, ":2: the id 'a' is also that of"),
+        (
+            ("--task", "hyperpartizan", "--epochs", 0, "--kernel", "foo"),
+            ("did you mean 'hyperpartisan'?", "--epochs: must be greater than", "--kernel: 'foo' is unknown"),
+        ),
+        ((*CONFIG, "--method", "lora", "--label-column", "topic"), ["there is no column 'topic'"]),
+        (
+            (*CONFIG, "--method", "lora", "--label-column", "topic", "--label-column", "tone"),
+            ["--label-column: lora trains for one column; choose one, or --method readers."],
+        ),
+        (
+            (*CONFIG, "--method", "readers", "--label-column", "tone", "--label-column", "tone"),
+            ["--label-column: name each column once"],
+        ),
+        (
+            (*CONFIG, "--text-column", "premise", "--text-column", "hypothesis"),
+            ["--text-column: give one; a document is one text, so join the texts of a pair into one column first."],
+        ),
+        (("--config", "none.yaml"), ["none.yaml: the file cannot be read"]),
+        (("--config", "wrong.yaml"), ["wrong.yaml:2: there is no setting 'epoch' (did you mean 'epochs'?)"]),
+        ((*CONFIG, "--dev-files", "broken.jsonl"), ["broken.jsonl:2: broken JSON"]),
+        ((*CONFIG, "--dev-files", "twice.jsonl"), ["twice.jsonl:2: the id 'a' is also that of"]),
     ],
 )
-def test_bad_documents_are_one_line_with_their_place(
-    tmp_path: Path, recipe: Path, content: bytes, words: str
+def test_what_is_wrong_is_a_line_each(
+    tmp_path: Path, recipe: Path, arguments: tuple[object, ...], told: Sequence[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "dev.jsonl").write_bytes(content)
-    told = refused("--config", recipe, "--run-dir", tmp_path / "run")
-    assert f"{tmp_path / 'dev.jsonl'}{words}" in told
-    assert told.count("Error:") == 1 and not (tmp_path / "run").exists()
+    monkeypatch.chdir(tmp_path)
+    Path("wrong.yaml").write_text("task: hyperpartisan\nepoch: 3\n")
+    Path("twice.jsonl").write_bytes(DUPLICATES)
+    Path("broken.jsonl").write_bytes(DUPLICATES[:-20])
+    problems = refused(*arguments, "--run-dir", "run")
+    assert all(words in problems for words in told) and problems.count("Error:") == len(told)
+    assert not Path("run").exists()
 
 
 def test_settings_that_would_change_nothing(tmp_path: Path, recipe: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoTokenizer
 
-from prefixprop.lengthen import lengthen_and_train
+from launching import launch_two
+from prefixprop.lengthen import LengthenSettings, lengthen_and_train
 from prefixprop.models import lengthen
 from prefixprop.train import RunSettings, SettingsError, TrainingError, train
 from tiny_pretraining import MAX_LENGTH, ORIGINAL_LENGTH, tiny_settings, write_original, write_text
@@ -206,3 +207,22 @@ def test_text_that_cannot_be_used(tmp_path: Path, original: Path, lines: str, me
     (tmp_path / "text.jsonl").write_text(lines)
     with pytest.raises(ValueError, match=message):
         run(tiny_settings(original, tmp_path / "text.jsonl"), tmp_path / "long")
+
+
+def test_two_processes_end_like_one(tmp_path: Path, original: Path, text: Path) -> None:
+    settings, usual = tiny_settings(original, text, steps=3), LengthenSettings()
+    changed = {name: value for name, value in asdict(settings).items() if value != getattr(usual, name)}
+    flags = [
+        f"--{name.replace('_', '-')}={value}" for name, value in changed.items() if name not in ("model", "text")
+    ]
+    given = settings.model, "--text", settings.text[0], "--output", str(tmp_path / "two")
+    printed = launch_two(tmp_path, "lengthen", *given, *flags)
+    assert printed.count("Encoder:") == 1, "only the main process speaks"
+    one = run(settings, tmp_path / "one")
+    two = json.loads((tmp_path / "two" / "lengthen.json").read_text())
+    assert two["environment"]["processes"] == 2 and two["tokens_seen"] == one["tokens_seen"]
+    for line, other in zip(one["history"], two["history"], strict=True):
+        assert line["held_out_bits"] == pytest.approx(other["held_out_bits"], abs=1e-3)
+    ends = [weights(tmp_path / name) for name in ("one", "two")]
+    # Sums are formed in another order, and AdamW's first steps divide by gradients that are nearly zero.
+    assert all(torch.allclose(ends[0][name], ends[1][name], atol=1e-3) for name in ends[0])

@@ -13,9 +13,10 @@ import pytest
 import torch
 
 from prefixprop.backbones import find_backbone
-from prefixprop.models.base_model import load_base_model
+from prefixprop.models.base_model import BaseModel, load_base_model
 
 from tiny import batch, every_family
+from tiny_runs import framing_tokenizer
 from tiny_training import LABELS, save_tiny_model
 
 
@@ -112,3 +113,21 @@ def test_code_beside_a_model_is_never_run(
     with pytest.raises(ValueError, match="contains custom code"):
         build(load_base_model(str(folder)))
     assert not (tmp_path / "code-ran").exists()
+
+
+def test_a_model_of_the_hub_is_read_at_its_revision(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, str]] = []
+
+    def ask(name: str, revision: str, **_: object) -> None:
+        asked.append((name, revision))
+        raise OSError("there is no network")
+
+    base = BaseModel("someone/encoder", "0123abc", framing_tokenizer(), 512, "someone/encoder")
+    for auto_class, build in (
+        ("AutoModelForSequenceClassification", lambda: base.classifier(("no", "yes"))),
+        ("AutoModel", lambda: base.candidate_scorer(90, "mean")),
+    ):
+        monkeypatch.setattr(f"transformers.{auto_class}.from_pretrained", ask)
+        with pytest.raises(ValueError, match="there is no network"):
+            build()
+    assert asked == [("someone/encoder", "0123abc")] * 2

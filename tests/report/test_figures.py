@@ -9,16 +9,15 @@ import numpy as np
 import pytest
 from matplotlib.collections import PathCollection
 
-from prefixprop.evaluate import PredictionSet, Reliability, reliability
+from prefixprop.evaluate import Reliability, reliability
 from prefixprop.report import plot_confusion, plot_reliability
 from prefixprop.report.choose import compare
 from prefixprop.report.figures import (
-    COMPARISON_FIGURES,
-    RUN_FIGURES,
+    comparison_figures,
     plot_calibration_course,
     plot_seeds,
     plot_training,
-    selective_accuracy,
+    run_figures,
 )
 from prefixprop.report.one_run import JudgedRun
 from prefixprop.runs.find import read_run
@@ -90,21 +89,6 @@ def test_the_same_figure_is_the_same_file(tmp_path: Path, ending: str, start: by
         plot_reliability(BEFORE, path=tmp_path / "diagram")
 
 
-@pytest.mark.parametrize(
-    ("confidences", "right", "shares", "accuracies"),
-    [
-        ([0.9, 0.6, 0.8, 0.7], [1, 0, 0, 1], [0.25, 0.5, 0.75, 1], [1, 1 / 2, 2 / 3, 1 / 2]),
-        ([0.9, 0.6, 0.9, 0.6], [1, 0, 0, 1], [0.5, 1], [0.5, 0.5]),  # equals are accepted together
-        ([0.8], [1], [1], [1]),
-    ],
-)
-def test_accuracy_against_coverage(confidences: list, right: list, shares: list, accuracies: list) -> None:
-    logits = np.log([[confidence, 1 - confidence] for confidence in confidences])
-    ids, labels = tuple(map(str, range(len(right)))), tuple(1 - one for one in right)
-    found = selective_accuracy(PredictionSet(ids, labels, logits, label_names=("a", "b")))
-    np.testing.assert_allclose(found, [shares, accuracies])
-
-
 def test_loss_and_dev_metric_over_training(tmp_path: Path) -> None:
     history = tuple({"epoch": epoch, "loss": 1 / epoch, "dev_micro_f1": 0.1 * epoch} for epoch in (1, 2, 3))
     run = Run(tmp_path, RunSettings(task="arxiv"), {}, history=history)
@@ -125,11 +109,9 @@ def test_every_seed_is_a_point_even_of_methods_with_one(tmp_path: Path) -> None:
 
 def test_figures_are_drawn_where_a_run_has_the_data(tmp_path: Path) -> None:
     run = a_run(tmp_path)
-    for one, drawn in (
-        (run, {"confusion", "reliability", "coverage"}),
-        (Run(run.path, run.settings, run.metrics), set()),
+    for one, of_run, compared in (
+        (run, ["x-confusion", "x-reliability"], ["x-ece-over-training", "x-lengths"]),
+        (Run(run.path, run.settings, run.metrics), [], []),
     ):
-        judged = JudgedRun(one, "test", "documents")
-        assert {kind.name for kind in RUN_FIGURES if kind.applies(judged)} == drawn
-        compared = {kind.name for kind in COMPARISON_FIGURES if kind.applies(compare([one])[0])}
-        assert compared == ({"ece-over-training", "lengths"} if drawn else set())
+        assert [figure.name for figure in run_figures(JudgedRun(one, "test", "documents"), "x")] == of_run
+        assert [figure.name for figure in comparison_figures(compare([one])[0], "x")] == compared

@@ -12,7 +12,7 @@ import pytest
 from command_line import call
 from prefixprop.evaluate import accuracy_interval
 from prefixprop.report import make_report
-from prefixprop.report.one_run import JudgedRun, label_table
+from prefixprop.report.one_run import JudgedRun
 from prefixprop.report.report import Section
 from prefixprop.report.table import Table
 from prefixprop.runs.find import read_run
@@ -131,7 +131,6 @@ def test_how_every_label_fares(run: Path) -> None:
     found = read_run(run).predictions("test")
     labels, guesses = found.known_labels, found.logits.argmax(axis=1)
     cells = named(section_of(run), "-labels").cells
-    assert cells.equals(label_table(JudgedRun(read_run(run), "test", "documents").answered, "", "").cells)
     assert list(cells["Label"]) == list(found.label_names or ())
     assert list(cells["Documents"]) == [str((labels == label).sum()) for label in range(3)]
     assert list(cells["Predicted"]) == [str((guesses == label).sum()) for label in range(3)]
@@ -207,7 +206,7 @@ def test_several_labels_have_average_precision_and_no_confusion(tmp_path: Path, 
     assert next(iter(named(section, "-results").cells["AP macro, % ↑"])) == score
     labels = named(section, "-labels").cells
     assert list(labels["Label"]) == ["art", "law", "new"] and "AP, %" in labels
-    assert not any(name in {figure.kind.name for figure in section.figures} for name in ("confusion", "coverage"))
+    assert not any(figure.name.endswith("-confusion") for figure in section.figures)
     assert "average precision" in report.page()
 
 

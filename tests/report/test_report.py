@@ -112,7 +112,7 @@ def test_one_run_shows_a_verdict_facts_one_table_figures_labels_and_mistakes(tmp
         page.outline,
         [
             "files: prefix-propagation", "Model", "Documents", "Seed", "Test: results", "Which label is taken",
-            "How often it is right", "Accuracy if only", "Test: labels", "Test: most confident mistakes",
+            "How often it is right", "Test: labels", "Test: most confident mistakes",
             "All metrics", "Settings", "Command that reproduces it",
         ],
     ), page.outline  # fmt: skip
@@ -143,9 +143,8 @@ def test_folds_alone_have_a_report(tmp_path: Path) -> None:
 
 
 def test_bad_input_is_told(tmp_path: Path) -> None:
-    run = make_results(tmp_path / "run")
     with pytest.raises(ValueError, match="--baseline 'prefix' is unknown; choose one of prefix-propagation"):
         make_report([tmp_path], baseline="prefix")
-    (run / "metrics.json").unlink()
+    (make_results(tmp_path / "run") / "metrics.json").unlink()
     with pytest.raises(ValueError, match=r"no finished run at or below .*\n.*has no metrics\.json"):
         make_report([tmp_path])

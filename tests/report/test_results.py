@@ -13,8 +13,7 @@ from scipy import stats
 
 from prefixprop.report import archive_runs, find_runs, make_report
 from prefixprop.report.choose import compare
-from prefixprop.report.paper import paper_value
-from prefixprop.report.results import fold_tables
+from prefixprop.report.results import fold_tables, paper_value
 from prefixprop.report.table import BOLD, UNDERLINE, Table, to_markdown
 from prefixprop.runs.run import Run
 from prefixprop.settings.resolve import resolve
@@ -67,7 +66,7 @@ def test_means_over_seeds_in_brief_and_in_full(runs: Path) -> None:
         assert column(table, "Method") == ["prefix-propagation", "prefix-tuning"]
         cell = f"{statistics.fmean(values):.1f} ± {statistics.stdev(values):.1f}"
         assert column(table, "F1 micro, % ↑")[0] == cell
-        assert table.marks is not None and list(table.marks["F1 micro, % ↑"]) == [BOLD, UNDERLINE]
+        assert list(table.all_marks["F1 micro, % ↑"]) == [BOLD, UNDERLINE]
     low, high = stats.t.interval(0.95, 2, loc=statistics.fmean(values), scale=stats.sem(values))
     assert column(tables["hyperpartisan, test: methods"], "95 % interval")[0] == f"{low:.1f} to {high:.1f}"
     quality = tables["hyperpartisan, test: quality"]
@@ -95,11 +94,11 @@ def test_times_of_one_machine_are_ranked_and_of_several_are_not(tmp_path: Path) 
     add(tmp_path)
     other = add(tmp_path, method="lora", skill=0.3)
     table = tables_of(tmp_path)["hyperpartisan, test: methods"]
-    assert table.marks is not None and BOLD in set(table.marks["Time, s ↓"])
+    assert BOLD in set(table.all_marks["Time, s ↓"])
     (other / "environment.json").write_text('{"device": "H200", "packages": {"prefixprop": "0.1.0"}}')
     finish_again(other)
     table = tables_of(tmp_path)["hyperpartisan, test: methods"]
-    assert table.marks is not None and set(table.marks["Time, s ↓"]) == {""}
+    assert set(table.all_marks["Time, s ↓"]) == {""}
     assert table.notes[-1] == "Not all runs were made alike: device (cpu: 1, H200: 1)."
 
 
@@ -119,7 +118,7 @@ def test_a_note_says_what_the_dev_set_chose(tmp_path: Path, keep: str, with_fold
         add(tmp_path, keep=keep, fold=0, folds=2)
     title = "hyperpartisan" + (", last epoch" if keep == "last" else "")
     tables = tables_of(tmp_path)
-    assert f"The dev set, which the paper reports, {note}" in tables[f"{title}, dev: quality"].notes
+    assert f"The dev set {note}" in tables[f"{title}, dev: quality"].notes
     assert not any("chose" in one for one in tables[f"{title}, test: quality"].notes)
 
 
@@ -135,7 +134,7 @@ def test_the_baseline_is_the_last_row_and_takes_part_in_nothing(tmp_path: Path) 
         table = tables[f"hyperpartisan, test: {kind}"]
         assert column(table, "Method") == ["prefix-propagation", "prefix-tuning", TFIDF]
         assert column(table, "F1 micro, % ↑")[-1] == "99.9"
-        assert table.marks is not None and list(table.marks["F1 micro, % ↑"]) == [BOLD, UNDERLINE, ""]
+        assert list(table.all_marks["F1 micro, % ↑"]) == [BOLD, UNDERLINE, ""]
         assert any(note.startswith("The baseline") for note in table.notes)
     assert column(tables["hyperpartisan, test: calibration"], "ECE ↓")[-1] == "0.010"
     assert TFIDF not in to_markdown(tables["hyperpartisan: better than prefix-tuning?"])
@@ -196,7 +195,7 @@ def test_the_papers_values_stand_beside_on_its_split_only(runs: Path) -> None:
     tables = tables_of(runs, with_paper=True)
     dev = tables["hyperpartisan, dev: quality"]
     assert column(dev, "F1 binary, % (paper)") == ["81.8", "75.3"]
-    assert dev.marks is not None and set(dev.marks["F1 binary, % (paper)"]) == {""}
+    assert set(dev.all_marks["F1 binary, % (paper)"]) == {""}
     assert column(tables["hyperpartisan, dev: calibration"], "ECE (paper)") == ["0.093", "0.153"]
     assert any("not measured here" in note for note in dev.notes)
     without = [table for title, table in tables.items() if "dev" not in title and "wikihop" not in title]
@@ -205,8 +204,6 @@ def test_the_papers_values_stand_beside_on_its_split_only(runs: Path) -> None:
 
 
 # --- folds ----------------------------------------------------------------------------------------------------------
-
-DIFFERENCE = "Difference (95 % interval)"
 
 
 def a_run(score: float, fold: int | None = None, **settings: Any) -> Run:
@@ -226,7 +223,6 @@ def fold_table(runs: Sequence[Run], results: Sequence[Run] = ()) -> Table:
 
 
 def bold(table: Table) -> list[str]:
-    assert table.marks is not None
     return [table.cells["Learning rate"][at] for at in table.marks.index[(table.marks == BOLD).any(axis=1)]]
 
 
@@ -249,38 +245,6 @@ def test_every_candidate_has_its_mean_over_the_folds() -> None:
     assert bold(table) == ["0.01"]
     assert bold(fold_table(runs, [a_run(0.7, learning_rate=5e-4)])) == ["0.0005"], "what was run on all documents"
     assert bold(fold_table(runs, [a_run(0.7, learning_rate=5e-4, keep="best")])) == ["0.01"]
-
-
-def test_settings_are_compared_with_the_defaults_by_fold_and_seed() -> None:
-    default, other = [0.70, 0.80, 0.90], [0.73, 0.81, 0.92]
-    runs = [
-        *on_folds(other, layout="reference"),
-        *on_folds(default),
-        a_run(0.1, 0, seed=2, layout="reference"),  # without a partner: the others are of seed 1
-        *on_folds([0.5, 0.5, 0.5], num_virtual_tokens=16),
-        *on_folds([0.4, 0.4, 0.4], num_virtual_tokens=4),
-        *on_folds([0.6, 0.6, 0.6], method="lora"),
-    ]
-    table = fold_table(runs)
-    assert column(table, "Method") == [
-        "lora", "prefix-propagation", "prefix-propagation, layout reference",
-        "prefix-propagation, num virtual tokens 4", "prefix-propagation, num virtual tokens 16",
-    ]  # fmt: skip
-    found = column(table, DIFFERENCE)
-    low, high = stats.ttest_rel([100 * x for x in other], [100 * x for x in default]).confidence_interval(0.95)
-    assert found[:3] == ["—", "reference", f"+2.0 ({low:+.1f} to {high:+.1f})"]
-    assert found[3].startswith("-40.0 (") and found[4].startswith("-30.0 (")
-    assert bold(table) == []
-
-
-def test_the_reference_is_the_default_at_its_chosen_rate() -> None:
-    runs = [
-        *on_folds([0.6, 0.6, 0.6], learning_rate=5e-3),
-        *on_folds([0.8, 0.8, 0.8], learning_rate=1e-2),
-        *on_folds([0.7, 0.7, 0.7], learning_rate=5e-3, pooling="prefix"),
-    ]
-    cells = column(fold_table(runs), DIFFERENCE)
-    assert cells == ["-20.0 (-20.0 to -20.0)", "reference", "-10.0 (-10.0 to -10.0)"]
 
 
 def test_the_baseline_of_a_cross_validation_is_the_mean_over_folds(tmp_path: Path) -> None:

@@ -38,9 +38,9 @@ def outcome(folder: Path, baseline: str = "prefix-tuning") -> tuple[Table | None
 
 
 def rows_of(table: Table | None) -> dict[tuple[str, str], dict[str, Any]]:
-    assert table is not None and table.marks is not None
+    assert table is not None
     cells = table.cells.to_dict("records")
-    marks = table.marks.to_dict("records")
+    marks = table.all_marks.to_dict("records")
     return {
         (row["Method"], row["Set"]): row | {"bold": {heading for heading, mark in of_row.items() if mark == BOLD}}
         for row, of_row in zip(cells, marks, strict=True)

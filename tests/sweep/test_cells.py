@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from prefixprop.sweep import Axis, Cell, cell_progress, run_name
+from prefixprop.sweep import Cell, cell_progress, run_name
 from prefixprop.train import RunSettings, override
 
 BASE = RunSettings(task="hyperpartisan", kernel="exp", learning_rate=1e-2, alpha=5e-3)
-CELL = Cell("kernel", BASE, (Axis("learning_rate", (1e-2, 1e-3, 5e-4)), Axis("alpha", (5e-3, 1e-2))), seeds=(1, 2, 3))
+CELL = Cell("kernel", BASE, {"learning_rate": (1e-2, 1e-3, 5e-4), "alpha": (5e-3, 1e-2)}, seeds=(1, 2, 3))
 JUDGES = tuple({"seed": seed, "folds": 2, "fold": fold} for seed in (1, 2) for fold in (0, 1))
 JUDGED = replace(CELL, judges=JUDGES)
 
-Scores = dict[str, float | None]
+RATES = (1e-2, 1e-3, 5e-4)
 
 
 def at(learning_rate: float, alpha: float = 5e-3, seed: int = 1) -> str:
@@ -27,20 +27,16 @@ def judge_names(learning_rate: float, alpha: float = 5e-3) -> list[str]:
 
 
 def test_the_papers_order() -> None:
-    scores: Scores = {}
-    first = cell_progress(CELL, scores)
-    assert list(first.requested) == [at(1e-2), at(1e-3), at(5e-4)]
-    assert first.stage == "learning_rate" and not first.final
-
-    scores |= {at(1e-2): 0.7, at(1e-3): 0.9, at(5e-4): 0.8}
-    second = cell_progress(CELL, scores)
-    # The first alpha at the chosen learning rate has been run already.
-    assert second.requested.keys() - scores.keys() == {at(1e-3, 1e-2)} and second.stage == "alpha"
-
-    scores[at(1e-3, 1e-2)] = 0.95
-    last = cell_progress(CELL, scores)
-    assert list(last.final) == [at(1e-3, 1e-2, seed) for seed in (1, 2, 3)]
-    assert last.stage == "seeds" and len(last.requested) == CELL.size == 6
+    scores: dict[str, float | None] = {}
+    for stage, asked, found in (
+        ("learning_rate", [at(rate) for rate in RATES], (0.7, 0.9, 0.8)),
+        ("alpha", [at(1e-3, 1e-2)], (0.95,)),  # the first alpha at the chosen learning rate has been run already
+        ("seeds", [at(1e-3, 1e-2, seed) for seed in (2, 3)], (0.9, 0.9)),
+    ):
+        progress = cell_progress(CELL, scores)
+        assert progress.stage == stage and [name for name in progress.requested if name not in scores] == asked
+        scores |= dict(zip(asked, found, strict=True))
+    assert list(progress.final) == [at(1e-3, 1e-2, seed) for seed in (1, 2, 3)] and len(scores) == CELL.size == 6
 
 
 @pytest.mark.parametrize(
@@ -53,15 +49,15 @@ def test_the_papers_order() -> None:
     ],
 )
 def test_what_is_chosen(found: tuple[float | str | None, ...], stage: str, chosen: float | None) -> None:
-    scores = {at(rate): score for rate, score in zip((1e-2, 1e-3, 5e-4), found, strict=True) if score != "missing"}
-    progress = cell_progress(CELL, scores)
+    progress = cell_progress(
+        CELL, {at(rate): one for rate, one in zip(RATES, found, strict=True) if one != "missing"}
+    )
     assert progress.stage == stage and progress.stuck == (set(found) == {None}) and not progress.final
-    if chosen is not None:
-        assert list(progress.requested.values())[-1].learning_rate == chosen
+    assert chosen is None or list(progress.requested.values())[-1].learning_rate == chosen
 
 
-@pytest.mark.parametrize("searched", [(), (Axis("learning_rate", (1e-2,)),)])
-def test_without_values_to_choose_from_the_seeds_are_run(searched: tuple[Axis, ...]) -> None:
+@pytest.mark.parametrize("searched", [{}, {"learning_rate": (1e-2,)}])
+def test_without_values_to_choose_from_the_seeds_are_run(searched: dict[str, tuple[float]]) -> None:
     cell = replace(JUDGED, searched=searched, seeds=(4, 5))
     progress = cell_progress(cell, {})
     assert [run.seed for run in progress.final.values()] == [4, 5]
@@ -69,25 +65,18 @@ def test_without_values_to_choose_from_the_seeds_are_run(searched: tuple[Axis, .
 
 
 def test_candidates_are_judged_by_the_mean_of_their_judges() -> None:
-    scores: Scores = {}
-    first = cell_progress(JUDGED, scores)
-    assert list(first.requested) == [name for rate in (1e-2, 1e-3, 5e-4) for name in judge_names(rate)]
-    # The best single run is not the one of the best mean.
-    scores |= dict(zip(judge_names(1e-2), (1.0, 0.1, 0.1, 0.1), strict=True))
-    scores |= dict(zip(judge_names(1e-3), (0.6, 0.7, 0.6, 0.7), strict=True))
-    scores |= dict(zip(judge_names(5e-4)[:3], (0.9, 0.9, 0.9), strict=True))
-    waiting = cell_progress(JUDGED, scores)
-    assert waiting.stage == "learning_rate"
-    assert [candidate.score for candidate in waiting.candidates] == [pytest.approx(0.325), pytest.approx(0.65), None]
-
-    scores[judge_names(5e-4)[3]] = None  # it failed, so the whole candidate is out
+    # The best single run is not the one of the best mean, and a failed judge puts a candidate out.
+    judged = {1e-2: (1.0, 0.1, 0.1, 0.1), 1e-3: (0.6, 0.7, 0.6, 0.7), 5e-4: (0.9, 0.9, 0.9, None)}
+    assert list(cell_progress(JUDGED, {}).requested) == [name for rate in RATES for name in judge_names(rate)]
+    scores = {name: one for rate in RATES for name, one in zip(judge_names(rate), judged[rate], strict=True)}
     second = cell_progress(JUDGED, scores)
     assert second.stage == "alpha"
     assert [name for name in second.requested if name not in scores] == judge_names(1e-3, 1e-2)
-    assert [(one.axis, one.value) for one in second.candidates[3:]] == [("alpha", 5e-3), ("alpha", 1e-2)]
-
-    scores |= dict.fromkeys(judge_names(1e-3, 1e-2), 0.2)
-    last = cell_progress(JUDGED, scores)
+    assert [(one.axis, one.value, one.score) for one in second.candidates] == [
+        ("learning_rate", 1e-2, pytest.approx(0.325)), ("learning_rate", 1e-3, pytest.approx(0.65)),
+        ("learning_rate", 5e-4, None), ("alpha", 5e-3, pytest.approx(0.65)), ("alpha", 1e-2, None),
+    ]  # fmt: skip
+    last = cell_progress(JUDGED, scores | dict.fromkeys(judge_names(1e-3, 1e-2), 0.2))
     # The seeds are run anew, on the whole training set.
     assert list(last.final) == [at(1e-3, 5e-3, seed) for seed in (1, 2, 3)]
     assert all(run.folds is None and run.fold is None for run in last.final.values())

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from prefixprop.sweep import Axis, SweepPlan, read_plan
+from prefixprop.sweep import SweepPlan, read_plan
 from prefixprop.train import SettingsError
 
 RECIPES = Path(__file__).parents[2] / "recipes" / "sweeps"
@@ -35,8 +35,8 @@ def test_variants_win_and_searches_are_theirs(tmp_path: Path) -> None:
     variants = "variants:\n  plain:\n  kernel: {kernel: exp, learning_rate: [1e-2, 1e-3]}\n"
     plain, kernel = plan_of(tmp_path, text + variants).cells
     # Without a kernel there is no alpha to choose.
-    assert [axis.name for axis in plain.searched] == ["learning_rate"] and plain.size == 1
-    assert kernel.searched == (Axis("learning_rate", (1e-2, 1e-3)), Axis("alpha", (5e-3, 1e-2)))
+    assert list(plain.searched) == ["learning_rate"] and plain.size == 1
+    assert kernel.searched == {"learning_rate": (1e-2, 1e-3), "alpha": (5e-3, 1e-2)}
     assert kernel.size == 3 and kernel.name == "hyperpartisan kernel"
 
 
@@ -194,7 +194,7 @@ def test_recipes_have_the_papers_grids(name: str, size: int, cells: int) -> None
         is_fine_tuning = cell.settings.method == "fine-tuning"
         rates = {3e-5, 5e-5} if is_fine_tuning else {1e-2, 5e-2, 1e-3, 5e-3, 5e-4}
         alphas = {"alpha": {1e-2, 4e-2, 1e-3, 3e-3, 5e-3, 7e-3}} if cell.settings.kernel else {}
-        assert {axis.name: set(axis.values) for axis in cell.searched} == {"learning_rate": rates, **alphas}
+        assert {name: set(values) for name, values in cell.searched.items()} == {"learning_rate": rates, **alphas}
         assert cell.settings.batch_size == 32 and cell.settings.early_stopping > 0
         assert cell.seeds == ((1, 2, 3, 4, 5) if name == "hyperpartisan-seeds" else (1,))
 

@@ -127,7 +127,7 @@ def test_a_killed_node_loses_nothing(
     printed = capfd.readouterr()
     assert killer.hit is not None, "the node was to be killed in the middle"
     assert not state.failures and len(state.outcomes) == plan.size == 2
-    assert not printed.out and "raylet" not in printed.err, "Ray keeps out of the progress table"
+    assert not printed.out and "raylet" not in printed.err, "Ray keeps out of what the sweep prints"
 
     first, _, second = killer.hit.log.read_text().partition("Attempt 2, ")
     assert second_node.node_id in first and "goes on from None" in first
@@ -212,17 +212,10 @@ def test_room(cpus: int, gpus: float, nodes: list[dict[str, float]], room: int) 
     assert ray_cluster.room(nodes, cpus, gpus) == room
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"cpus_per_run": 0}, "--cpus-per-run: must be at least 1, got 0"),
-        *[({"gpus_per_run": gpus}, f"--gpus-per-run: must be 0, or from 0.01 to 1, got {gpus}") for gpus in (2, -1)],
-        *[({"address": address}, "--ray-address: expected HOST:PORT") for address in ("ray://head:1", "head", ":0")],
-    ],
-)
-def test_options_that_make_no_sense(options: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        RayEngine(**options)
+@pytest.mark.parametrize("address", ["ray://head:1", "head", ":0"])
+def test_addresses_that_are_none(address: str) -> None:
+    with pytest.raises(ValueError, match="--ray-address: expected HOST:PORT"):
+        RayEngine(address)
 
 
 def test_nobody_at_the_address() -> None:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from prefixprop import __version__
-from prefixprop.cli import data, evaluate, explain, lengthen, methods, predict, report, serve, sweep, train
+from prefixprop.cli import data, evaluate, explain, lengthen, predict, report, serve, sweep, train
 from prefixprop.cli.settings_options import settings_command
 from prefixprop.lengthen.settings import LengthenSettings
 from prefixprop.settings.run_settings import RunSettings
@@ -25,7 +25,7 @@ app = typer.Typer(
 )
 COMMANDS: tuple[Any, ...] = (
     train.train, evaluate.evaluate, predict.predict, explain.explain, serve.serve, sweep.sweep, report.report,
-    lengthen.lengthen, report.archive, data.tasks, data.build_elife, methods.methods, data.cache,
+    lengthen.lengthen, report.archive, data.tasks, data.build_elife, data.methods, data.cache,
 )  # fmt: skip
 SETTINGS_OF = {"train": RunSettings, "lengthen": LengthenSettings}
 for command in COMMANDS:

@@ -1,8 +1,9 @@
-"""`prefixprop tasks`, `cache` and `build-elife`: the data sets, and what is kept of them."""
+"""`prefixprop tasks`, `methods`, `cache` and `build-elife`: what there is to train on and with."""
 
 from __future__ import annotations
 
 import time
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Annotated
 
@@ -15,6 +16,8 @@ from prefixprop.cli.messages import clean_errors, print_rows
 from prefixprop.data.cache import cache_folder, clear, entries
 from prefixprop.data.rows import KINDS
 from prefixprop.data.tasks import TASKS
+from prefixprop.kernels import KERNELS
+from prefixprop.settings.methods import METHODS
 
 
 def tasks() -> None:
@@ -27,6 +30,40 @@ def tasks() -> None:
     print_rows(console, "Tasks (training / dev / test set)", rows)
     console.print("Every task can be read from a local copy (--data-dir).")
     console.print(f"Your documents: {KINDS} files, a folder per label, or a data set of the hub.", highlight=False)
+
+
+def methods() -> None:
+    """List methods, their options, kernels and models.
+
+    Example: prefixprop methods
+    """
+    with Console(stderr=True).status("loading peft"):
+        from peft import PeftConfig
+
+        from prefixprop.backbones import FAMILIES
+        from prefixprop.config import PrefixPropagationConfig
+
+    console = Console()
+    rows = {}
+    for method in METHODS.values():
+        config = None if method.config is None else method.config_class
+        peft = "" if config is None else f" ({config.__name__}, {config().peft_type.value})"
+        rows[method.name] = f"{method.summary}{peft}"
+    print_rows(console, "Methods, and what each trains", rows)
+    inherited = {option.name for option in fields(PeftConfig)}
+    rows = {}
+    for option in fields(PrefixPropagationConfig):
+        meaning = option.metadata.get("help", "")
+        if option.name not in inherited and not meaning.startswith("Recorded"):
+            rows[option.name] = meaning + f" Default: {option.default!r}." * (option.default is not MISSING)
+    print_rows(console, "Options of the prefix methods", rows)
+    rows = {}
+    for name, kernel in sorted(KERNELS.items()):
+        parameters = ", ".join(f"kernel_{parameter.name}" for parameter in fields(kernel))
+        summary = (kernel.__doc__ or "").strip().splitlines()[0]
+        rows[name] = f"{summary}{f' Options: {parameters}.' * bool(parameters)}"
+    print_rows(console, "Kernels (option kernel)", rows)
+    console.print(f"Models: {', '.join(sorted(FAMILIES))}")
 
 
 def cache(
@@ -43,16 +80,14 @@ def cache(
         size = sum(entry.size for entry in found)
         if remove:
             clear()
-        console = Console()
         if found and not remove:
             table = Table("entry", "MB", "last used")
             for entry in found:
                 used = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.used))
                 table.add_row(entry.path.name, f"{entry.size / 1e6:,.1f}", used)
-            console.print(table)
+            Console().print(table)
         count = f"{len(found)} {'entry' if len(found) == 1 else 'entries'}"
-        what = f"{count}, {size / 1e6:,.1f} MB{' removed' if remove else ''}"
-        console.print(f"{cache_folder()}: {what}", highlight=False, markup=False, soft_wrap=True)
+        typer.echo(f"{cache_folder()}: {count}, {size / 1e6:,.1f} MB{' removed' if remove else ''}")
 
 
 def build_elife(

@@ -6,22 +6,21 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from prefixprop.choices import DEFAULT_BATCH_TOKENS, LONG_DOCUMENTS
-from prefixprop.cli.messages import clean_errors, printable, refuse
+from prefixprop.choices import DEFAULT_BATCH_TOKENS
+from prefixprop.cli.messages import clean_errors, need_report_packages, printable, refuse
 from prefixprop.data.files import Columns
 from prefixprop.runs.directory import RunDirectory
 
 if TYPE_CHECKING:
     from prefixprop.evaluate import LabelRow, PredictionSet, Trust
 
-SPLITS = ("dev", "test")
 _NO_CONFUSION = "--confusion needs labels that all documents share; the candidates of questions are not shared."
 
 
@@ -49,8 +48,7 @@ def evaluate(
         typer.Argument(metavar="RUN", help="Directory of a finished run; optional with --predictions."),
     ] = None,
     split: Annotated[
-        str | None,
-        typer.Option(metavar="|".join(SPLITS), help="Which split of the run's task to predict. Default: test."),
+        Literal["dev", "test"] | None, typer.Option(help="Which split of the run's task to predict. Default: test.")
     ] = None,
     data_dir: Annotated[Path | None, typer.Option(metavar="FOLDER", help="A local copy of the task's data.")] = None,
     input_file: Annotated[
@@ -84,9 +82,8 @@ def evaluate(
         typer.Option(metavar="NAME", help="Column of --input with the ids. Default: id if there is one."),
     ] = None,
     long: Annotated[
-        str | None,
+        Literal["truncate", "chunk-average"] | None,
         typer.Option(
-            metavar="|".join(LONG_DOCUMENTS),
             help="Cut a document over the limit, or read it in chunks whose probabilities are averaged. Default: "
             "truncate.",
         ),
@@ -114,9 +111,6 @@ def evaluate(
     Example: prefixprop evaluate runs/letters --input more-letters.csv
     """
     with clean_errors():
-        for option, value, choices in (("--split", split, SPLITS), ("--long", long, LONG_DOCUMENTS)):
-            if value is not None and value not in choices:
-                raise ValueError(f"{option} {value!r} is unknown; choose one of {', '.join(choices)}.")
         if input_file is not None and predictions is not None:
             raise ValueError("--input is predicted, but --predictions are stored already; give one of the two.")
         of_split: dict[str, object] = {"--split": split, "--data-dir": data_dir}
@@ -151,7 +145,7 @@ def evaluate(
                     if confusion is not None:
                         raise ValueError(_NO_CONFUSION)
                 status.update("predicting")
-                options = PredictionOptions(long or LONG_DOCUMENTS[0], batch_tokens or DEFAULT_BATCH_TOKENS)
+                options = PredictionOptions(long or "truncate", batch_tokens or DEFAULT_BATCH_TOKENS)
                 if input_file is None:
                     what = f"{split or 'test'} of {run}"
                     before, after = predict_split(trained, split or "test", options, data_dir)
@@ -163,10 +157,7 @@ def evaluate(
                     before, after = predict_file(trained, input_file, columns, options)
             evaluated = _Evaluated(what, before, after, trained.temperature.value, trained.trust)
         _print(evaluated, as_json)
-        if figure is not None:
-            _draw_reliability(evaluated, figure)
-        if confusion is not None:
-            _draw_confusion(evaluated, confusion)
+        _draw(evaluated, figure, confusion)
 
 
 def _stored(path: Path, run: Path | None) -> _Evaluated:
@@ -196,13 +187,11 @@ def _print(evaluated: _Evaluated, as_json: bool) -> None:
     what = printable(evaluated.what)
     if as_json:
         record: dict[str, object] = {"evaluated": what, "before": before, "after": after}
-        record["temperature"] = evaluated.temperature
-        record["labels"] = [asdict(row) for row in rows]
-        if evaluated.accepted:
-            record["accepted"] = evaluated.accepted
+        record |= {"temperature": evaluated.temperature, "labels": [asdict(row) for row in rows]}
+        record |= {"accepted": evaluated.accepted} if evaluated.accepted else {}
         typer.echo(json.dumps(record, ensure_ascii=False, indent=2, allow_nan=False))
         return
-    Console().print(what, highlight=False, markup=False, soft_wrap=True)
+    typer.echo(what)
     table = Table("metric")
     table.add_column("before scaling" if after else "value", justify="right")
     if after is not None:
@@ -232,31 +221,29 @@ def _print_labels(rows: Sequence[LabelRow]) -> None:
 
 def _check_figures(*paths: Path | None) -> None:
     """Fail before the work, not after it."""
-    from prefixprop.report.canvas import check_ending
+    for path in filter(None, paths):
+        need_report_packages("Figures")
+        from prefixprop.report.figures import check_ending
 
-    for path in paths:
-        if path is not None:
-            check_ending(path)
-
-
-def _draw_reliability(evaluated: _Evaluated, path: Path) -> None:
-    from prefixprop.evaluate import reliability
-    from prefixprop.report import plot_reliability
-
-    labels = evaluated.before.known_labels
-    after = None if evaluated.after is None else reliability(evaluated.after.probabilities, labels)
-    before = reliability(evaluated.before.probabilities, labels)
-    plot_reliability(before, after, path, temperature=evaluated.temperature, title=printable(evaluated.what))
+        check_ending(path)
 
 
-def _draw_confusion(evaluated: _Evaluated, path: Path) -> None:
-    from prefixprop.evaluate import confusion_counts
-    from prefixprop.report import plot_confusion
+def _draw(evaluated: _Evaluated, figure: Path | None, confusion: Path | None) -> None:
+    from prefixprop.evaluate import confusion_counts, reliability
 
-    names = evaluated.before.label_names
-    if names is None:
+    if confusion is not None and evaluated.before.label_names is None:
         raise ValueError(_NO_CONFUSION)
-    if evaluated.before.several_labels:
+    if confusion is not None and evaluated.before.several_labels:
         raise ValueError("--confusion needs documents with one label each; these can have several.")
-    counts = confusion_counts(evaluated.before.probabilities, evaluated.before.known_labels)
-    plot_confusion(counts, names, path, title=printable(evaluated.what))
+    labels, title = evaluated.before.known_labels, printable(evaluated.what)
+    if figure is not None:
+        from prefixprop.report import plot_reliability
+
+        after = None if evaluated.after is None else reliability(evaluated.after.probabilities, labels)
+        before = reliability(evaluated.before.probabilities, labels)
+        plot_reliability(before, after, figure, temperature=evaluated.temperature, title=title)
+    if confusion is not None:
+        from prefixprop.report import plot_confusion
+
+        counts = confusion_counts(evaluated.before.probabilities, labels)
+        plot_confusion(counts, evaluated.before.label_names or (), confusion, title=title)

@@ -8,8 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from prefixprop.cli.messages import clean_errors
-from prefixprop.cli.progress import TerminalProgress
+from prefixprop.cli.messages import TerminalProgress, clean_errors
 from prefixprop.cli.settings_options import with_settings_options
 from prefixprop.lengthen.settings import LengthenSettings
 from prefixprop.processes import handling_signals, is_main_process, process_count
@@ -42,29 +41,19 @@ def lengthen(
         with messages.status("loading PyTorch"):
             from prefixprop.cli.train import silence_libraries
             from prefixprop.lengthen import lengthen_and_train
+            from prefixprop.train.callbacks import GracefulStop
 
             silence_libraries()
         with TerminalProgress(messages) as progress:
-            stop = _StopRequest(progress)
+            stop = GracefulStop(progress)
+            stop.is_training = process_count() == 1
             with handling_signals(stop.ask):
                 record = lengthen_and_train(wanted, output, resume, overwrite, progress, lambda: stop.is_asked)
-        _show_result(Console(quiet=not is_main_process()), record, output)
+        if is_main_process():
+            _show_result(record, output)
 
 
-class _StopRequest:
-    """A first signal asks for a checkpoint and the end, a second one ends at once."""
-
-    def __init__(self, progress: TerminalProgress) -> None:
-        self.progress, self.is_asked = progress, False
-
-    def ask(self, *_: Any) -> None:
-        if self.is_asked or process_count() > 1:
-            raise KeyboardInterrupt
-        self.is_asked = True
-        self.progress.note("Stopping after this step, with a checkpoint. Press Ctrl-C again to stop at once.")
-
-
-def _show_result(console: Console, record: dict[str, Any], output: Path) -> None:
+def _show_result(record: dict[str, Any], output: Path) -> None:
     before, after = record["history"][0]["held_out_bits"], record["history"][-1]["held_out_bits"]
     lines = [
         f"Held-out text, {length} tokens at once: {bits:.3f} bits per token before, {after[length]:.3f} after."
@@ -73,4 +62,4 @@ def _show_result(console: Console, record: dict[str, Any], output: Path) -> None
     speed = record["tokens_seen"] / max(record["seconds"], 1e-9)
     spent = f"{record['tokens_seen']:,} tokens, {record['seconds']:.0f} s ({speed:,.0f} tokens/s)"
     lines += [f"{record['steps']:,} steps, {spent}.", f"Encoder: {output}  (prefixprop train --model {output} …)"]
-    console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
+    typer.echo("\n".join(lines))

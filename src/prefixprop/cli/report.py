@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from prefixprop.cli.messages import clean_errors, printable
-from prefixprop.optional_packages import import_optional
+from prefixprop.cli.messages import clean_errors, need_report_packages, printable
 from prefixprop.settings.methods import BASELINE
 
 if TYPE_CHECKING:
@@ -29,7 +27,8 @@ def report(
         typer.Option(metavar="FOLDER", help="Write report.html, and the tables and figures as files, here."),
     ] = None,
     format_name: Annotated[
-        str, typer.Option("--format", metavar="terminal|markdown|latex|html", help="How the report is printed.")
+        Literal["terminal", "markdown", "latex", "html"],
+        typer.Option("--format", help="How the report is printed."),
     ] = "terminal",
     paper: Annotated[
         bool, typer.Option("--paper", help="Show the paper's values beside the measured ones, marked as such.")
@@ -46,20 +45,21 @@ def report(
     Example: prefixprop report runs --output report
     """
     with clean_errors():
-        if format_name not in _FORMATS:
-            raise ValueError(f"--format {format_name!r} is unknown; choose one of {', '.join(_FORMATS)}.")
         if output is not None and output.exists() and not output.is_dir():
             raise ValueError(f"--output {output} is a file; give a folder.")
         messages = Console(stderr=True, highlight=False, soft_wrap=True)
         with messages.status("reading runs"):
-            for package in ("pandas", "jinja2", "matplotlib"):
-                import_optional(package, "Reports", extra="report")
+            need_report_packages("Reports")
             from prefixprop.report import make_report
 
             found = make_report(runs, paper, baseline=baseline)
         for remark in found.remarks:
             messages.print(f"Note: {remark}", markup=False)
-        _FORMATS[format_name](found)
+        if format_name == "terminal":
+            _print_tables(found)
+        else:
+            written_as = {"markdown": found.markdown, "latex": found.latex, "html": found.page}
+            typer.echo(written_as[format_name](), nl=False)
         if output is not None:
             with messages.status("drawing figures"):
                 written = found.write(output)
@@ -104,28 +104,6 @@ def print_table(console: Console, table: ReportTable) -> None:
     console.print(shown, crop=False)
     console.width = width
     console.print("", *(Text(f"{printable(note)}\n", style="dim") for note in table.notes), sep="\n")
-
-
-def _print_markdown(found: Report) -> None:
-    typer.echo("\n".join(section.markdown() for section in found.sections), nl=False)
-
-
-def _print_latex(found: Report) -> None:
-    from prefixprop.report.table import to_latex
-
-    typer.echo("\n".join(map(to_latex, found.tables)), nl=False)
-
-
-def _print_html(found: Report) -> None:
-    typer.echo(found.page(), nl=False)
-
-
-_FORMATS: dict[str, Callable[[Report], None]] = {
-    "terminal": _print_tables,
-    "markdown": _print_markdown,
-    "latex": _print_latex,
-    "html": _print_html,
-}
 
 
 def archive(

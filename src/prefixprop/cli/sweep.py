@@ -1,14 +1,14 @@
-"""`prefixprop sweep`: a grid of runs from one YAML file, with tables of its plan, progress and results."""
+"""`prefixprop sweep`: a grid of runs from one YAML file, with tables of its plan and its results."""
 
 from __future__ import annotations
 
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
-from rich.live import Live
+from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
@@ -16,10 +16,9 @@ from prefixprop.cli.messages import clean_errors, refuse
 from prefixprop.processes import handling_signals, interrupt
 
 if TYPE_CHECKING:
-    from prefixprop.sweep import Axis, Cell, Engine, Outcome, SweepState
+    from prefixprop.sweep import Cell, Engine, Outcome, SweepState
 
 _WIDEST_WORD = 30  # characters; longer words of a cell's name are broken in a terminal of 80 columns
-_MOST_ROWS = 30  # of the table that is refreshed
 
 
 def sweep(
@@ -35,16 +34,21 @@ def sweep(
         Literal["local", "ray"], typer.Option(help="Processes on this machine, or the nodes of a Ray cluster.")
     ] = "local",
     processes: Annotated[
-        int | None, typer.Option(metavar="N", help="local: runs at once, sharing a GPU if they fit. Default: 1.")
+        int | None,
+        typer.Option(metavar="N", min=1, help="local: runs at once, sharing a GPU if they fit. Default: 1."),
     ] = None,
     ray_address: Annotated[
         str | None,
         typer.Option(metavar="HOST:PORT", help="ray: the cluster, or auto. Default: start one on this machine."),
     ] = None,
-    cpus_per_run: Annotated[int | None, typer.Option(metavar="N", help="ray: CPUs of a run. Default: 1.")] = None,
+    cpus_per_run: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="ray: CPUs of a run. Default: 1.")
+    ] = None,
     gpus_per_run: Annotated[
         float | None,
-        typer.Option(metavar="N", help="ray: GPUs of a run; with 0.5 two share one. Default: 1 if there is any."),
+        typer.Option(
+            metavar="N", min=0, max=1, help="ray: GPUs of a run; with 0.5 two share one. Default: 1 if there is any."
+        ),
     ] = None,
     data_dir: Annotated[
         list[str] | None, typer.Option(metavar="TASK=FOLDER", help="A local copy of a task's data.")
@@ -67,8 +71,6 @@ def sweep(
         else:
             of_ray = {"--ray-address": ray_address, "--cpus-per-run": cpus_per_run, "--gpus-per-run": gpus_per_run}
             refuse(of_ray, "it is for --engine ray")
-        for note in wanted.notes:
-            messages.print(f"Note: {note}", highlight=False, markup=False, soft_wrap=True)
         folder = runs_dir or Path("runs", wanted.name)
 
         with messages.status("loading PyTorch"):
@@ -79,25 +81,23 @@ def sweep(
             settle_finished(state)
             console.print(plan_table(state))
             finished = sum(cell.size - state.remaining(cell) for cell in wanted.cells)
-            summary = f"{wanted.size} runs in {folder}, {finished} of them finished."
-            console.print(summary, highlight=False, markup=False)
+            typer.echo(f"{wanted.size} runs in {folder}, {finished} of them finished.")
             return
         # The modules of --import, which every process of the sweep must import too.
         modules = list((context.parent.params.get("modules") if context.parent else None) or [])
         computing: Engine
         if engine == "ray":
-            cpus = 1 if cpus_per_run is None else cpus_per_run
-            computing = RayEngine(ray_address, cpus, gpus_per_run, modules, tell=messages.print)
+            computing = RayEngine(ray_address, cpus_per_run or 1, gpus_per_run, modules, tell=messages.print)
         else:
-            computing = LocalEngine(1 if processes is None else processes, modules, messages.print)
+            computing = LocalEngine(processes or 1, modules, messages.print)
         try:
-            with handling_signals(interrupt), Live(console=messages, auto_refresh=False, transient=True) as live:
-                state = run_sweep(wanted, folder, computing, _Watch(live, computing))
+            with handling_signals(interrupt), messages.status("looking for finished runs") as status:
+                state = run_sweep(wanted, folder, computing, _Watch(status, computing))
         except KeyboardInterrupt:
             messages.print("[bold red]Stopped.[/] The same command continues from here.", highlight=False)
             raise typer.Exit(130) from None
         console.print(result_table(state))
-        console.print(f"Run directories: {folder}", highlight=False, markup=False, soft_wrap=True)
+        typer.echo(f"Run directories: {folder}")
     if state.failures:
         failed = f"{len(state.failures)} of the runs failed."
         messages.print(f"[bold red]{failed}[/] The same command tries them again.", highlight=False)
@@ -115,19 +115,19 @@ def _folders(options: list[str]) -> dict[str, str]:
 
 
 class _Watch:
-    """Refreshes the table, and prints a line above it for every run that has ended."""
+    """Prints a line for every run that has ended, and below them how far the sweep is."""
 
-    def __init__(self, live: Live, engine: Engine) -> None:
-        self.live, self.engine = live, engine
-        self.shown: set[str] = set()
+    def __init__(self, status: Status, engine: Engine) -> None:
+        self.status, self.engine = status, engine
+        self.shown = 0
 
     def __call__(self, state: SweepState) -> None:
-        for name, outcome in state.outcomes.items():
-            if name not in self.shown:
-                self.shown.add(name)
-                self.live.console.print(Text(_line(outcome, name)), soft_wrap=True)
-        if self.live.console.is_terminal:
-            self.live.update(progress_table(state, self.engine.slots), refresh=True)
+        for name, outcome in list(state.outcomes.items())[self.shown :]:
+            self.status.console.print(Text(_line(outcome, name)), soft_wrap=True)
+        self.shown = len(state.outcomes)
+        seconds = state.seconds_left(self.engine.slots)
+        time_left = "time unknown" if seconds is None else f"about {timedelta(seconds=round(seconds))} left"
+        self.status.update(f"{self.shown} of {state.plan.size} done, {len(state.running)} running, {time_left}")
 
 
 def _line(outcome: Outcome, name: str) -> str:
@@ -144,39 +144,11 @@ def plan_table(state: SweepState) -> Table:
     table.add_column("done", justify="right", no_wrap=True)
     for cell in state.plan.cells:
         judged = f" (each by the mean of {len(cell.judges)} runs)" if len(cell.judges) > 1 else ""
-        searched = "\n".join(f"{axis.name}: {_values(axis)}{judged}" for axis in cell.searched) or "-"
+        searched = "\n".join(f"{name}: {_texts(values)}{judged}" for name, values in cell.searched.items()) or "-"
         # Without the owner or folder of the model, to fit a narrow terminal.
         named = f"{cell.name}\n{Path(cell.settings.model).name}"
         done = f"{cell.size - state.remaining(cell)}/{cell.size}"
         table.add_row(Text(named), Text(searched), " ".join(map(str, cell.seeds)), done)
-    return table
-
-
-def progress_table(state: SweepState, slots: int) -> Table:
-    """A row per cell with its stage and counts, and the time left in the title; of many cells, those that run.
-
-    "best" is the best candidate of what is searched, by the mean of the runs that judge it; without a search it is
-    the best run.
-    """
-    seconds = state.seconds_left(slots)
-    time_left = "time unknown" if seconds is None else f"about {timedelta(seconds=round(seconds))} left"
-    cells = state.plan.cells
-    if len(cells) > _MOST_ROWS:
-        cells = tuple(cell for cell in cells if not state.running.keys().isdisjoint(state.progress(cell).requested))
-    counts = f"{len(state.outcomes)} of {state.plan.size} done, {len(state.running)} running"
-    table = _table(f"{counts}, {time_left}", "cell", "stage")
-    for column in ("done", "running", "failed", "best"):
-        table.add_column(column, justify="right")
-    for cell in cells[:_MOST_ROWS]:
-        progress = state.progress(cell)
-        settled = state.outcomes_of(progress.requested)
-        running = sum(name in progress.requested for name in state.running)
-        failed = sum(outcome.error is not None for outcome in settled)
-        stage = "all failed" if progress.stuck else progress.stage if state.remaining(cell) else "finished"
-        judged = progress.candidates or settled
-        best = max((one.score for one in judged if one.score is not None), default=None)
-        numbers = f"{len(settled)}/{cell.size}", str(running), str(failed), "-" if best is None else f"{best:.4f}"
-        table.add_row(Text(cell.name), stage, *numbers)
     return table
 
 
@@ -199,7 +171,7 @@ def _chosen(state: SweepState, cell: Cell) -> str:
     progress = state.progress(cell)
     chosen = "nothing"
     for settings in progress.final.values():
-        chosen = "\n".join(f"{axis.name} {getattr(settings, axis.name)}" for axis in cell.searched) or "-"
+        chosen = "\n".join(f"{name} {getattr(settings, name)}" for name in cell.searched) or "-"
     out = [f"{candidate.axis}={candidate.value}" for candidate in progress.candidates if candidate.score is None]
     return f"{chosen}\nfailed: {' '.join(out)}" if out else chosen
 
@@ -225,5 +197,5 @@ def _table(title: str, *columns: str) -> Table:
     return table
 
 
-def _values(axis: Axis) -> str:
-    return " ".join(f"{value:g}" if isinstance(value, float) else str(value) for value in axis.values)
+def _texts(values: tuple[Any, ...]) -> str:
+    return " ".join(f"{value:g}" if isinstance(value, float) else str(value) for value in values)

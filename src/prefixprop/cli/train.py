@@ -17,8 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from prefixprop.choices import MOST_TEMPERATURE
-from prefixprop.cli.messages import clean_errors, printable
-from prefixprop.cli.progress import TerminalProgress
+from prefixprop.cli.messages import TerminalProgress, clean_errors, printable
 from prefixprop.cli.settings_options import with_settings_options
 from prefixprop.processes import handling_signals, is_main_process, process_count
 from prefixprop.runs.directory import RunDirectory
@@ -67,7 +66,6 @@ def train(
     """
     # Progress bars and notes go to standard error, apart from the results on standard output.
     messages = Console(stderr=True, quiet=not is_main_process())
-    console = Console(quiet=not is_main_process())
     with clean_errors(resumable=True):
         wanted = _settings(config, settings, run_dir if resume else None)
 
@@ -92,11 +90,13 @@ def train(
                         results = train_label_columns(wanted, directory, *how)
                     else:
                         results = [train_run(wanted, directory, *how)]
+        if not is_main_process():
+            return
         if dry_run:
-            _show_plan(console, planned)
+            typer.echo(_described(planned))
             return
         for result in results:
-            _show_result(console, result, time.monotonic() - started)
+            _show_result(result, time.monotonic() - started)
 
 
 def _settings(config: Path | None, flags: dict[str, Any], resumed: Path | None) -> RunSettings:
@@ -111,33 +111,30 @@ def _settings(config: Path | None, flags: dict[str, Any], resumed: Path | None) 
     return settings
 
 
-def _show_plan(console: Console, run: RunPlan) -> None:
-    console.print(settings_to_yaml(run.settings), highlight=False, markup=False, end="")
+def _described(run: RunPlan) -> str:
+    """A recipe, with what will be trained in comments."""
     evaluated = [f"{name} {len(split):,}" for name, split in run.data.evaluated.items()]
     documents = ", ".join([f"training {len(run.data.train_lengths):,}", *evaluated])
-    console.print(f"\n# Documents: {documents}", highlight=False)
-    console.print(f"# Steps: {run.steps:,} ({run.steps_per_epoch:,} per epoch)", highlight=False)
+    lines = [f"Documents: {documents}", f"Steps: {run.steps:,} ({run.steps_per_epoch:,} per epoch)"]
     if not run.settings.is_mix:  # which decides only when it is trained how much it keeps
-        model = f"# Base model: {run.base.name}; parameters, in percent of its encoder:"
-        console.print(model, highlight=False, markup=False)
-        for line in str(run.parameters).splitlines():
-            console.print(f"#   {line}", highlight=False)
-    for note in run.notes:
-        console.print(f"# Note: {printable(note)}", highlight=False, markup=False, soft_wrap=True)
+        lines.append(f"Base model: {run.base.name}; parameters, in percent of its encoder:")
+        lines += [f"  {line}" for line in str(run.parameters).splitlines()]
+    lines += [f"Note: {note}" for note in run.notes]
+    return "\n".join([settings_to_yaml(run.settings), *(f"# {printable(line)}" for line in lines)])
 
 
-def _show_result(console: Console, result: RunResult, seconds: float) -> None:
+def _show_result(result: RunResult, seconds: float) -> None:
     """The run above the baseline, which of them is better, and what to do next."""
+    console = Console()
     directory, metrics = RunDirectory(result.run_dir), result.metrics
     settings = directory.read_settings()
     split = "test" if metrics.get("test") else "dev"
     simple = "BM25" if settings.answers_questions else "TF-IDF"
-    has_baseline = "baseline" in metrics and settings.method != "tfidf"
-    baseline = metrics["baseline"].get(split) if has_baseline else None
     readers = metrics.get("readers", {}).get(split) if settings.mix_baseline == "auto" else None
+    baseline = metrics.get("baseline", {}).get(split) if settings.method != "tfidf" else None
     found = metrics.get(f"{split}_calibrated") or metrics[split]
-    rows = {f"{settings.method}, with {simple}" if readers else str(settings.method): found}
-    rows |= {name: row for name, row in {"readers alone": readers, simple: baseline}.items() if row}
+    name = f"{settings.method}, with {simple}" if readers else str(settings.method)
+    rows = {name: found, "readers alone": readers, simple: baseline}
     several_labels = "thresholds" in metrics
     twice = "accuracy" if several_labels else "micro_f1"  # which is the accuracy where a document has one label
     shown = [metric for metric in COLUMNS if metric in found and metric != twice]
@@ -148,14 +145,15 @@ def _show_result(console: Console, result: RunResult, seconds: float) -> None:
     for metric in shown:
         table.add_column(COLUMNS[metric], justify="right")
     for name, row in rows.items():
-        table.add_row(name, *(f"{row[metric]:.4f}" if metric in row else "" for metric in shown))
+        if row:
+            table.add_row(name, *(f"{row[metric]:.4f}" if metric in row else "" for metric in shown))
     console.print(table)
     headline = "average_precision" if several_labels else "accuracy"
     if baseline:
         _show_verdict(console, headline, found, baseline, simple, where)
     for text in (*_details(metrics, settings, headline, seconds), directory.read_trust()):
         if text:
-            console.print(str(text), highlight=False, markup=False, soft_wrap=True)
+            typer.echo(text)
     temperature = metrics["temperature"]
     if not 1 / MOST_TEMPERATURE <= temperature <= MOST_TEMPERATURE:
         console.print(
@@ -165,11 +163,10 @@ def _show_result(console: Console, result: RunResult, seconds: float) -> None:
             soft_wrap=True,
         )
     folder = printable(str(result.run_dir))
-    lines = [f"Run directory: {folder}"]
+    typer.echo(f"Run directory: {folder}")
     if settings.keep_weights and not settings.answers_questions:
         column = settings.text_column[0]
-        lines.append(f"Next: prefixprop predict {folder} FILE{f' --text-column {column}' * (column != 'text')}")
-    console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
+        typer.echo(f"Next: prefixprop predict {folder} FILE{f' --text-column {column}' * (column != 'text')}")
 
 
 def _show_verdict(

@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
-from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForMaskedLM, PreTrainedTokenizerBase
 
 from prefixprop.attention import install
 from prefixprop.lengthen.settings import LengthenSettings
-from prefixprop.models.base_model import load_pretrained, token_limit
-from prefixprop.models.embedded import EMBEDDED, load_tokenizer
+from prefixprop.models.base_model import BaseModel, load_base_model, load_pretrained
+from prefixprop.models.embedded import EmbeddedModel
 from prefixprop.models.lengthen import lengthen
 
 _DROPOUTS = ("hidden_dropout_prob", "attention_probs_dropout_prob")
@@ -68,7 +68,8 @@ class LongEncoder:
 
 def build(settings: LengthenSettings) -> LongEncoder:
     """Load the original, lengthen it, and choose which weights are trained."""
-    original, tokenizer, limit, has_new_head, dropout = _load(settings.model)
+    original, base, has_new_head, dropout = _load(settings.model)
+    tokenizer = base.tokenizer
     if tokenizer.cls_token_id is None or tokenizer.sep_token_id is None or tokenizer.mask_token_id is None:
         raise ValueError(
             f"{settings.model}: its tokenizer has no [CLS], [SEP] or mask token, and masked language modelling needs "
@@ -87,7 +88,7 @@ def build(settings: LengthenSettings) -> LongEncoder:
     install(model)
     if settings.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
-    return LongEncoder(model.train(), teacher, tokenizer, limit, has_new_head, dropout)
+    return LongEncoder(model.train(), teacher, tokenizer, base.limit, has_new_head, dropout)
 
 
 def _set_global_projections(model: Any, of_local: Callable[[nn.Module], nn.Module]) -> None:
@@ -97,27 +98,16 @@ def _set_global_projections(model: Any, of_local: Callable[[nn.Module], nn.Modul
             setattr(attention, f"{name}_global", of_local(getattr(attention, name)))
 
 
-def _load(name: str) -> tuple[Any, PreTrainedTokenizerBase, int, bool, dict[str, float]]:
-    without_dropout = dict.fromkeys(_DROPOUTS, 0.0)
-    if name in EMBEDDED:
-        source = EMBEDDED[name]
-        original = source("MASKED_LM", **without_dropout)
-        usual = dict.fromkeys(_DROPOUTS, 0.1)  # RoBERTa's
-        return original, load_tokenizer(source.max_length), source.max_length, True, usual
-    config = load_pretrained(AutoConfig, name)
-    tokenizer = load_pretrained(AutoTokenizer, name)
+def _load(name: str) -> tuple[Any, BaseModel, bool, dict[str, float]]:
+    """The original with a masked-language-model head, whether that is new, and its usual dropout."""
+    base = load_base_model(name, dropout=0.0)
+    if isinstance(base.source, EmbeddedModel):
+        return base.source("MASKED_LM", **base.overrides), base, True, dict.fromkeys(_DROPOUTS, 0.1)  # RoBERTa's
+    config = load_pretrained(AutoConfig, base.source)
     dropout = {field: getattr(config, field) for field in _DROPOUTS if hasattr(config, field)}
-    loaded: tuple[Any, Any] = load_pretrained(
-        AutoModelForMaskedLM,
-        name,
-        use_safetensors=True,
-        output_loading_info=True,
-        dtype=torch.float32,
-        **{field: 0.0 for field in dropout},
-    )
-    original, info = loaded
-    base = f"{original.base_model_prefix}."
-    lacking = sorted(key for key in info["missing_keys"] if key.startswith(base))
+    options = base.loading | {"output_loading_info": True, "dtype": torch.float32}
+    original, info = load_pretrained(AutoModelForMaskedLM, base.source, **options, **base.overrides)
+    lacking = sorted(key for key in info["missing_keys"] if key.startswith(f"{original.base_model_prefix}."))
     if lacking:
         raise ValueError(f"{name}: weights of the encoder are missing: {', '.join(lacking[:3])}.")
-    return original, tokenizer, token_limit(config, tokenizer), bool(info["missing_keys"]), dropout
+    return original, base, bool(info["missing_keys"]), dropout

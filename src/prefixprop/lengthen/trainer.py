@@ -127,13 +127,6 @@ class PretrainingState:
     counted: int = 0
     history: list[dict[str, Any]] = field(default_factory=list)
 
-    def share(self, settings: LengthenSettings) -> float:
-        """The share of training that is done."""
-        if settings.minutes is not None:
-            return self.seconds / (60 * settings.minutes)
-        assert settings.total_steps is not None
-        return self.step / settings.total_steps
-
 
 class Pretraining:
     """The training of one encoder."""
@@ -153,6 +146,7 @@ class Pretraining:
         # The next step's rows are made while the device computes this one.
         self.preparing = ThreadPoolExecutor(max_workers=1)
         self.prepared: Future[list[dict[str, Ids]]] | None = None
+        self.arriving: list[Callable[[], float]] = []  # losses of the last step
         device = accelerator.device
         encoder.model.to(device)
         if encoder.teacher is not None:
@@ -165,44 +159,40 @@ class Pretraining:
         if not self.state.history:
             self._evaluate(progress)
         last_checkpoint = time.monotonic()
-        arrived: list[Callable[[], float]] = []
         while (share := self._share()) < 1:
             started = time.monotonic()
             arriving = [send_to_host(loss) for loss in self._step(self._learning_rate(share))]
             # Those of the previous step: reading this step's losses would wait for the device.
-            self._count(arrived)
-            arrived = arriving
+            self._count_losses()
+            self.arriving = arriving
             self.state.step += 1
             self.state.seconds += time.monotonic() - started
             if self._share() * EVALUATIONS >= len(self.state.history):
-                self._count(arrived)
-                arrived = []
                 self._evaluate(progress)
             self._report(progress)
             stops = should_stop()
             is_due = time.monotonic() - last_checkpoint >= self.settings.checkpoint_seconds
-            if self._share() < 1 and (stops or is_due):
-                self._count(arrived)
-                arrived = []
+            if self._share() < 1 and (stops or is_due):  # asked in every process, whose clocks differ
                 self._save()
                 last_checkpoint = time.monotonic()
-            if stops and self._share() < 1:
-                raise KeyboardInterrupt
+                if stops:
+                    raise KeyboardInterrupt
 
     def _report(self, progress: Progress) -> None:
-        state, settings = self.state, self.settings
+        state, minutes = self.state, self.settings.minutes
         loss = f"loss {state.loss / state.counted:.3f}, " if state.counted else ""
         detail = f"{loss}{state.tokens / max(state.seconds, 1e-9):,.0f} tokens/s"
-        if not self.accelerator.is_main_process:
-            return
-        if settings.minutes is not None:
-            progress.advance("training (seconds)", int(state.seconds), int(60 * settings.minutes), detail)
-        else:
-            progress.advance("training", state.step, settings.total_steps or 0, detail)
+        if self.accelerator.is_main_process and minutes is not None:
+            progress.advance("training (seconds)", int(state.seconds), int(60 * minutes), detail)
+        elif self.accelerator.is_main_process:
+            progress.advance("training", state.step, self.settings.total_steps or 0, detail)
 
     def _share(self) -> float:
-        share = self.state.share(self.settings)
-        if self.settings.minutes is not None and self.accelerator.num_processes > 1:
+        """The share of training that is done."""
+        if self.settings.minutes is None:
+            return self.state.step / (self.settings.total_steps or 1)
+        share = self.state.seconds / (60 * self.settings.minutes)
+        if self.accelerator.num_processes > 1:
             (share,) = broadcast_object_list([share])  # one clock decides for all
         return share
 
@@ -266,10 +256,11 @@ class Pretraining:
             tensors = {name: tensor.pin_memory() for name, tensor in tensors.items()}
         return {name: tensor.to(device, non_blocking=True) for name, tensor in tensors.items()}
 
-    def _count(self, arrived: list[Callable[[], float]]) -> None:
-        if not arrived:
+    def _count_losses(self) -> None:
+        if not self.arriving:
             return
-        loss, cls_loss, words_loss = (value() for value in arrived)
+        loss, cls_loss, words_loss = (value() for value in self.arriving)
+        self.arriving = []
         if not math.isfinite(loss + cls_loss + words_loss):
             raise TrainingError(
                 f"The loss is {loss} at step {self.state.step}: start again (--overwrite) with a lower "
@@ -283,6 +274,7 @@ class Pretraining:
     # --- held-out text --------------------------------------------------------------------------------------------
 
     def _evaluate(self, progress: Progress) -> None:
+        self._count_losses()
         state, counted = self.state, self.state.counted
         line: dict[str, Any] = {
             "step": state.step,
@@ -332,6 +324,7 @@ class Pretraining:
     # --- checkpoints ----------------------------------------------------------------------------------------------
 
     def _save(self) -> None:
+        self._count_losses()
         # Only the main process saves, by its own clock; the others do not wait for it here.
         if self.accelerator.is_main_process:
             numbers = dataclasses.asdict(self.state)

@@ -52,17 +52,18 @@ class BaseModel:
         if isinstance(self.source, EmbeddedModel):
             return self.source("SEQ_CLS", **labels, **self.overrides)
         # A checkpoint that has a head for other labels gets a new one.
-        options = {"ignore_mismatched_sizes": True, "use_safetensors": True, "revision": self._hub_revision}
+        options = self.loading | {"ignore_mismatched_sizes": True}
         return load_pretrained(AutoModelForSequenceClassification, self.source, **options, **labels, **self.overrides)
 
     def candidate_scorer(self, first_special_token: int, chunk_reduction: str) -> PreTrainedModel:
         """A model that scores the candidates of questions (WikiHop)."""
-        options = {} if isinstance(self.source, EmbeddedModel) else {"use_safetensors": True}
+        options = {} if isinstance(self.source, EmbeddedModel) else self.loading
         return candidate_scorer(self.source, first_special_token, chunk_reduction, **self.overrides, **options)
 
     @property
-    def _hub_revision(self) -> str | None:
-        return None if Path(self.name).is_dir() else self.revision
+    def loading(self) -> dict[str, Any]:
+        """Which weights are read: never pickled ones, and of a hub model those of its revision."""
+        return {"use_safetensors": True, "revision": None if Path(self.name).is_dir() else self.revision}
 
 
 def load_base_model(

@@ -12,25 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from accelerate import init_empty_weights
-from safetensors import safe_open
 from safetensors.torch import load_file
-from transformers import (
-    AddedToken,
-    LongformerForMaskedLM,
-    LongformerForQuestionAnswering,
-    LongformerForSequenceClassification,
-    LongformerForTokenClassification,
-    LongformerModel,
-    PreTrainedModel,
-    PreTrainedTokenizerFast,
-    RobertaConfig,
-    RobertaForMaskedLM,
-    RobertaForQuestionAnswering,
-    RobertaForSequenceClassification,
-    RobertaForTokenClassification,
-    RobertaModel,
-)
+from transformers import AddedToken, PreTrainedModel, PreTrainedTokenizerFast, RobertaConfig, RobertaModel
 
 from prefixprop.choices import DEFAULT_MODEL
 from prefixprop.models.lengthen import lengthen
@@ -46,13 +31,13 @@ LONG, WINDOW = 4096, 512
 
 _GLOBAL = re.compile(r"(attention\.self\.(?:query|key|value))\.")
 
-# For each task: the class with full attention (512 tokens) and the one with sliding windows (4096 tokens).
-_CLASSES: dict[str, tuple[type[PreTrainedModel], type[PreTrainedModel]]] = {
-    "SEQ_CLS": (RobertaForSequenceClassification, LongformerForSequenceClassification),
-    "TOKEN_CLS": (RobertaForTokenClassification, LongformerForTokenClassification),
-    "QUESTION_ANS": (RobertaForQuestionAnswering, LongformerForQuestionAnswering),
-    "MASKED_LM": (RobertaForMaskedLM, LongformerForMaskedLM),
-    "FEATURE_EXTRACTION": (RobertaModel, LongformerModel),
+# What the classes of transformers are called behind the name of the family.
+_HEADS = {
+    "SEQ_CLS": "ForSequenceClassification",
+    "TOKEN_CLS": "ForTokenClassification",
+    "QUESTION_ANS": "ForQuestionAnswering",
+    "MASKED_LM": "ForMaskedLM",
+    "FEATURE_EXTRACTION": "Model",
 }
 
 # The rest of the config describes the pretrained weights and cannot be chosen.
@@ -104,15 +89,15 @@ class EmbeddedModel:
         (`hidden_dropout_prob`, `attention_probs_dropout_prob`), the head's `initializer_range`, and what is
         returned (`output_attentions`, `output_hidden_states`, `return_dict`).
         """
-        if task not in _CLASSES:
-            raise ValueError(f"unknown task {task!r}: choose one of {', '.join(_CLASSES)}")
+        if task not in _HEADS:
+            raise ValueError(f"unknown task {task!r}: choose one of {', '.join(_HEADS)}")
         encoder = _pretrained_encoder(config_overrides)
         if self.attention_window is not None:
             encoder = lengthen(encoder, self.max_length, self.attention_window)
         if self.trained:
             with _asset(f"{self.name}/{DIFFERENCES}") as path:
                 add_difference(encoder, path)
-        model_class = _CLASSES[task][self.attention_window is not None]
+        model_class = getattr(transformers, f"{self.model_type.capitalize()}{_HEADS[task]}")
         model = encoder if isinstance(encoder, model_class) else _with_new_head(encoder, model_class)
         model.name_or_path = model.config.name_or_path = self.noted
         return model.eval()
@@ -157,8 +142,6 @@ def load_embedded(name: str) -> tuple[EmbeddedModel, PreTrainedTokenizerFast]:
     if name not in EMBEDDED:
         raise ValueError(f"There is no model {name!r} in the package; choose one of {', '.join(EMBEDDED)}.")
     factory = EMBEDDED[name]
-    with _asset(WEIGHTS) as path, safe_open(path, "pt"):
-        pass  # a damaged file is better found here than when the first model is built
     return factory, load_tokenizer(factory.max_length)
 
 
@@ -200,7 +183,13 @@ def _pretrained_encoder(config_overrides: dict[str, Any]) -> PreTrainedModel:
     with init_empty_weights(include_buffers=False):
         encoder = RobertaModel(config, add_pooling_layer=False)
     with _asset(WEIGHTS) as path:
-        weights = read_int8_weights(path)
+        stored = load_file(path)
+    weights = {
+        # cloned, so that no parameter is a view into the mapped file
+        name: dequantise(tensor, stored[f"{name}_scale"]) if tensor.dtype == torch.int8 else tensor.clone()
+        for name, tensor in stored.items()
+        if not name.endswith("_scale")
+    }
     encoder.load_state_dict(weights, strict=True, assign=True)
     return encoder
 
@@ -225,17 +214,6 @@ def _checked(config_overrides: dict[str, Any]) -> dict[str, Any]:
         )
     label2id = label2id or {label: index for index, label in id2label.items()}
     return {**config_overrides, "id2label": id2label, "label2id": label2id}
-
-
-def read_int8_weights(path: Path) -> dict[str, torch.Tensor]:
-    """Read a safetensors file whose matrices `X` may be int8 with scales in `X_scale`, all as float32."""
-    stored = load_file(path)
-    return {
-        # cloned, so that no parameter is a view into the mapped file
-        name: dequantise(tensor, stored[f"{name}_scale"]) if tensor.dtype == torch.int8 else tensor.clone()
-        for name, tensor in stored.items()
-        if not name.endswith("_scale")
-    }
 
 
 def dequantise(matrix: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:

@@ -7,18 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
+import transformers
 from accelerate import init_empty_weights
 from peft import PeftModel
-from transformers import (
-    LongformerConfig,
-    LongformerForMaskedLM,
-    LongformerForMultipleChoice,
-    LongformerForQuestionAnswering,
-    LongformerForSequenceClassification,
-    LongformerForTokenClassification,
-    LongformerModel,
-    PreTrainedModel,
-)
+from transformers import LongformerConfig, LongformerModel, PreTrainedModel
 
 
 @dataclass(frozen=True)
@@ -53,14 +45,15 @@ _FAMILIES = {
     ),
 }
 
-_LONGFORMERS: dict[str, type[PreTrainedModel]] = {
-    "Model": LongformerModel,
-    "ForSequenceClassification": LongformerForSequenceClassification,
-    "ForTokenClassification": LongformerForTokenClassification,
-    "ForQuestionAnswering": LongformerForQuestionAnswering,
-    "ForMultipleChoice": LongformerForMultipleChoice,
-    "ForMaskedLM": LongformerForMaskedLM,
-}
+# What classes are called behind the name of their family: Longformer has these.
+_HEADS = (
+    "Model",
+    "ForSequenceClassification",
+    "ForTokenClassification",
+    "ForQuestionAnswering",
+    "ForMultipleChoice",
+    "ForMaskedLM",
+)
 
 # What Longformer's config does not have, or what `_longformer_config` sets anew.
 _NOT_CARRIED = {
@@ -114,7 +107,7 @@ def lengthen(
         if head == "Model":
             longformer: PreTrainedModel = LongformerModel(config, add_pooling_layer=model.pooler is not None)
         else:
-            longformer = _LONGFORMERS[head](config)
+            longformer = getattr(transformers, f"Longformer{head}")(config)
     _copy_weights(model, longformer, family, positions)
     return longformer.train(model.training)
 
@@ -132,10 +125,10 @@ def _recognise(model: PreTrainedModel) -> tuple[_Family, str]:
 
     family = _FAMILIES.get(model.config.model_type)
     head = type(model).__name__.removeprefix(family.class_prefix) if family else ""
-    if family is None or head not in _LONGFORMERS:
+    if family is None or head not in _HEADS:
         raise ValueError(
             f"{type(model).__name__} cannot be lengthened: choose one of the model types "
-            f"{', '.join(_FAMILIES)} with one of the heads {', '.join(_LONGFORMERS)}"
+            f"{', '.join(_FAMILIES)} with one of the heads {', '.join(_HEADS)}"
         )
     if model.config.pad_token_id is None:
         raise ValueError("Longformer counts its positions from the padding token: set config.pad_token_id")

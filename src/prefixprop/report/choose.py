@@ -146,9 +146,12 @@ def compare(runs: Iterable[Run]) -> tuple[Comparison, ...]:
         documents = {split: counts[split] for split in ("dev", LEFT_OUT, "test") if split in counts}
         rows = sorted(_chosen(rows_of(together), on_folds), key=lambda row: -row.mean(list(documents)[-1]))
         found.append(Comparison(protocol_title(together[0].settings), documents, together[0].labels, tuple(rows)))
-    # Documents of one name, such as a sample and the whole, are told apart by their numbers.
-    found = _told_apart(found, lambda one, _: f" ({one.documents[one.judged_on]:,} {one.judged_on} {one.items})")
-    return tuple(_told_apart(found, lambda _, number: f", no. {number}"))
+    by_title = grouped(sorted(found, key=lambda one: one.settings.train_files), lambda one: one.title)
+    return tuple(
+        one if len(same) == 1 else replace(one, title=f"{title}, no. {number}")
+        for title, same in sorted(by_title.items())
+        for number, one in enumerate(same, start=1)
+    )
 
 
 def cross_validations(runs: Iterable[Run]) -> list[Comparison]:
@@ -222,20 +225,8 @@ def _judged(run: Run) -> tuple[Any, ...]:
     return data_key(run), run.settings.keep, (split, count), *dev
 
 
-def _told_apart(found: list[Comparison], addition: Callable[[Comparison, int], str]) -> list[Comparison]:
-    """Sorted by title, with something added to titles that several have."""
-    found = sorted(found, key=lambda one: (one.title, one.settings.train_files))
-    titles = [one.title for one in found]
-    for at, one in enumerate(found):
-        if titles.count(one.title) > 1:
-            found[at] = replace(one, title=one.title + addition(one, titles[: at + 1].count(one.title)))
-    return found
-
-
 def _place(row: Row) -> Any:
-    """By model and method, the default settings first, and numbers by their size."""
-    own = [(name, value if isinstance(value, int | float) else 0, str(value)) for name, value in row.own]
-    return row.model, row.method, len(own), own, [value or 0 for value in row.searched]
+    return row.model, row.name, [value or 0 for value in row.searched]
 
 
 def _searched(settings: RunSettings) -> tuple[float | None, float | None]:

@@ -1,38 +1,93 @@
-"""The figures of a report, listed in `RUN_FIGURES` and `COMPARISON_FIGURES`: a new one is a function and a line."""
+"""The figures of a report, and what all figures share: colours, axes, and how they are saved."""
 
 from __future__ import annotations
 
-import statistics
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+import pandas as pd
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+from numpy.typing import ArrayLike
 
-from prefixprop.evaluate import PredictionSet, Reliability, confusion_counts, reliability
+from prefixprop.atomic_files import replacing_file
+from prefixprop.evaluate import Reliability, confusion_counts, reliability
 from prefixprop.evaluate.significance import summarise_seeds
-from prefixprop.report.canvas import BLUE, GREEN, VERMILION, new_axes, new_figure, plain, saved, style_of
 from prefixprop.report.choose import Comparison, Row, set_name
 from prefixprop.report.one_run import JudgedRun
 from prefixprop.report.results import headline
-from prefixprop.runs.run import as_number
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
+# Of the palette of Okabe & Ito (2008), which colour-blind readers can tell apart; the markers are for print in grey.
+BLUE, VERMILION, GREEN, PINK, ORANGE, SKY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"
+_PALETTE = (BLUE, VERMILION, GREEN, PINK, ORANGE, SKY, "#000000")
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<")
 _LIMITS = {"RoBERTa": 512, "Longformer": 4096}  # tokens that they read
+# Without dates and random names, the same figure is the same file.
+_METADATA: dict[str, dict[str, Any]] = {".png": {}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
 
 
-class FigureKind(NamedTuple):
-    """A figure of a `JudgedRun` or a `Comparison`, when there is something to draw, and what it is folded under."""
+def style_of(index: int) -> dict[str, Any]:
+    """Colour and marker of one of several lines; more lines than colours still differ in their markers."""
+    return {"color": _PALETTE[index % len(_PALETTE)], "marker": _MARKERS[index % len(_MARKERS)]}
 
-    name: str
-    caption: str
-    applies: Callable[[Any], bool]
-    draw: Callable[[Any], Figure]
-    fold: str = ""
+
+def new_figure(width: float, height: float) -> Figure:
+    """Make an empty figure of this size in inches."""
+    return Figure(figsize=(max(width, 4.0), height), layout="constrained", dpi=150)
+
+
+def new_axes(
+    xlabel: str, ylabel: str, width: float = 4.8, height: float = 3.6, title: str | None = None
+) -> tuple[Figure, Any]:
+    """A figure with one pair of axes and a grid."""
+    figure = new_figure(width, height)
+    axes = figure.subplots()
+    axes.set_xlabel(xlabel, fontsize=9)
+    axes.set_ylabel(ylabel, fontsize=9)
+    axes.set_title(plain(title or ""), fontsize=10)
+    axes.grid(alpha=0.3)
+    return figure, axes
+
+
+def saved(figure: Figure, path: str | Path | None) -> Figure:
+    """Write the figure to `path`, if given, in the format its ending says, and return it."""
+    if path is not None:
+        ending = check_ending(path)
+        with replacing_file(path) as temporary:
+            _write(figure, temporary, ending)
+    return figure
+
+
+def svg_of(figure: Figure) -> bytes:
+    """The figure as an SVG file, without a background."""
+    stream = BytesIO()
+    _write(figure, stream, ".svg", transparent=True)
+    return stream.getvalue()
+
+
+def _write(figure: Figure, target: Path | BytesIO, ending: str, transparent: bool = False) -> None:
+    with rc_context({"svg.hashsalt": "prefixprop"}):
+        figure.savefig(target, format=ending.removeprefix("."), metadata=_METADATA[ending], transparent=transparent)
+    figure.set_layout_engine("none")  # it stays as it was laid out, which takes long, for the next format
+
+
+def check_ending(path: str | Path) -> str:
+    """Return the ending of a figure's name, or raise if no format has it; for who has long work to do before."""
+    ending = Path(path).suffix.lower()
+    if ending not in _METADATA:
+        raise ValueError(f"{path}: figures are written as {', '.join(_METADATA)}; choose a name with such an ending.")
+    return ending
+
+
+def plain(text: str) -> str:
+    """Return a text such as a label's name so that matplotlib shows it as it is, not as a formula."""
+    return text.replace("$", r"\$")
 
 
 # --- of one run -----------------------------------------------------------------------------------------------------
@@ -131,40 +186,14 @@ def plot_reliability(
     return saved(figure, path)
 
 
-def selective_accuracy(predictions: PredictionSet) -> tuple[NDArray[Any], NDArray[Any]]:
-    """The shares of answers that can be accepted, the most confident first, and the accuracy of each share.
-
-    Answers of equal confidence are accepted together.
-    """
-    confidence = predictions.probabilities.max(axis=1)
-    order = np.argsort(-confidence, kind="stable")
-    right = (predictions.logits.argmax(axis=1) == predictions.known_labels)[order]
-    counts = 1 + np.flatnonzero(np.append(np.diff(confidence[order]) < 0, True))
-    return counts / len(right), right.cumsum()[counts - 1] / counts
-
-
-def plot_coverage(judged: JudgedRun) -> Figure:
-    """Draw the accuracy of the answers that are accepted against their share, the most confident first."""
-    share, accuracy = selective_accuracy(judged.answered)
-    figure, axis = new_axes("answers accepted, %", "accuracy of these, %")
-    axis.plot(100 * share, 100 * accuracy, color=BLUE, linewidth=1.6)
-    axis.axhline(100 * accuracy[-1], color=VERMILION, linestyle="--", linewidth=1)
-    axis.set_xlim(0, 100)
-    return figure
-
-
-def _confusion(judged: JudgedRun) -> Figure:
-    counts = confusion_counts(judged.answered.probabilities, judged.answered.known_labels)
-    return plot_confusion(counts, judged.answered.label_names or (), title=judged.title)
-
-
-def _reliability(judged: JudgedRun) -> Figure:
+def plot_run_reliability(judged: JudgedRun, title: str = "") -> Figure:
+    """Draw the reliability of a run's answers, before and after scaling; mixed answers are calibrated already."""
     labels, temperature = judged.answered.known_labels, judged.run.temperature
     after = reliability(judged.answered.probabilities, labels)
-    if judged.predictions is None or temperature is None or temperature.value == 1:  # mixed answers are calibrated
-        return plot_reliability(after, title=judged.title)
+    if judged.predictions is None or temperature is None or temperature.value == 1:
+        return plot_reliability(after, title=title)
     before = reliability(judged.predictions.probabilities, labels)
-    return plot_reliability(before, after, temperature=temperature.value, title=judged.title)
+    return plot_reliability(before, after, temperature=temperature.value, title=title)
 
 
 # --- of several runs ------------------------------------------------------------------------------------------------
@@ -193,24 +222,21 @@ def plot_calibration_course(comparison: Comparison) -> Figure:
     height = 3.2 + 0.17 * len(comparison.rows)
     figure, axis = new_axes("epoch", "ECE on the dev set (lower is better)", width=5.2, height=height)
     for place, row in enumerate(comparison.rows):
-        if course := _ece_by_epoch(row):
-            style, name = style_of(place), plain(comparison.name(row))
-            means = [statistics.fmean(values) for values in course.values()]
-            axis.plot(list(course), means, linewidth=1.6, markersize=3, label=name, **style)
-            ends = [[choose(values) for values in course.values()] for choose in (min, max)]
-            axis.fill_between(list(course), *ends, color=style["color"], alpha=0.15, linewidth=0)
+        course, style = _ece_by_epoch(row), style_of(place)
+        if len(course):
+            name, colour = plain(comparison.name(row)), style["color"]
+            axis.plot(course.index, course["mean"], linewidth=1.6, markersize=3, label=name, **style)
+            axis.fill_between(course.index, course["min"], course["max"], color=colour, alpha=0.15, linewidth=0)
     axis.set_ylim(bottom=0)
     axis.locator_params(axis="x", integer=True)
     figure.legend(fontsize=8, loc="outside lower center", frameon=False)
     return figure
 
 
-def _ece_by_epoch(row: Row) -> dict[int, list[float]]:
-    course: dict[int, list[float]] = {}
-    for line in (line for run in row.runs for line in run.history):
-        if (ece := as_number(line.get("dev_ece"))) is not None:
-            course.setdefault(int(line["epoch"]), []).append(ece)
-    return dict(sorted(course.items()))
+def _ece_by_epoch(row: Row) -> pd.DataFrame:
+    """The mean, the least and the most of all seeds; empty where no run judged its epochs."""
+    lines = pd.DataFrame([line for run in row.runs for line in run.history], columns=["epoch", "dev_ece"])
+    return lines.dropna().groupby("epoch")["dev_ece"].agg(["mean", "min", "max"])
 
 
 def plot_lengths(comparison: Comparison) -> Figure:
@@ -233,47 +259,56 @@ def _lengths(comparison: Comparison) -> tuple[int, ...]:
     return max((run.lengths for run in comparison.runs), key=sum)
 
 
-def _has_answers(judged: JudgedRun) -> bool:
-    return judged.predictions is not None
+# --- which there are ------------------------------------------------------------------------------------------------
 
 
-def _has_one_label(judged: JudgedRun) -> bool:
-    return judged.predictions is not None and not judged.predictions.several_labels
+@dataclass(frozen=True)
+class ReportFigure:
+    """A figure that is drawn when it is needed, and once; `name` is a file's name without its ending.
+
+    `fold` is what the page folds it away under, if anything.
+    """
+
+    name: str
+    caption: str
+    draw: Callable[[], Figure]
+    fold: str = ""
+
+    @cached_property
+    def drawn(self) -> Figure:
+        return self.draw()
 
 
-RELIABILITY = FigureKind("reliability", "How often it is right, by how confident it is.", _has_answers, _reliability)
-RUN_FIGURES = (
-    FigureKind(
-        "training",
-        "Loss over training, and the metric on the dev set where there is one.",
-        lambda judged: len(judged.run.history) > 1 and all("loss" in line for line in judged.run.history),
-        plot_training,
-    ),
-    FigureKind(
-        "confusion",
-        "Which label is taken for which.",
-        lambda judged: _has_one_label(judged) and judged.answered.label_names is not None,
-        _confusion,
-    ),
-    RELIABILITY,
-    FigureKind(
-        "coverage", "Accuracy if only the most confident answers are accepted.", _has_one_label, plot_coverage
-    ),
-)
-COMPARISON_FIGURES = (
-    FigureKind("seeds", "Every seed, their mean and its 95 % interval.", lambda one: len(one.runs) > 1, plot_seeds),
-    FigureKind(
-        "ece-over-training",
-        "Calibration error on the dev set over training; mean and range over seeds.",
-        lambda one: any(len(_ece_by_epoch(row)) > 1 for row in one.rows),
-        plot_calibration_course,
-        "Calibration over training",
-    ),
-    FigureKind(
-        "lengths",
-        "Lengths of training documents, before they are cut.",
-        lambda one: len(_lengths(one)) > 1,
-        plot_lengths,
-        "Lengths of documents",
-    ),
-)
+def run_figures(judged: JudgedRun, name: str) -> Iterator[ReportFigure]:
+    """What there is to draw of one run."""
+    history, found = judged.run.history, judged.predictions
+    if len(history) > 1 and all("loss" in line for line in history):
+        caption = "Loss over training, and the metric on the dev set where there is one."
+        yield ReportFigure(f"{name}-training", caption, partial(plot_training, judged))
+    if found is not None and found.label_names is not None and not found.several_labels:
+        counts = confusion_counts(found.probabilities, found.known_labels)
+        draw = partial(plot_confusion, counts, found.label_names)
+        yield ReportFigure(f"{name}-confusion", "Which label is taken for which.", draw)
+    yield from reliability_figure(judged, name)
+
+
+def reliability_figure(judged: JudgedRun, name: str, title: str = "", fold: str = "") -> Iterator[ReportFigure]:
+    """Of a run with predictions; `title` says which run it is."""
+    if judged.predictions is not None:
+        caption = f"{title}{': ' * bool(title)}How often it is right, by how confident it is."
+        yield ReportFigure(f"{name}-reliability", caption, partial(plot_run_reliability, judged, title), fold)
+
+
+def comparison_figures(comparison: Comparison, name: str) -> Iterator[ReportFigure]:
+    """What there is to draw of runs that are compared, or of the only one."""
+    if len(comparison.runs) > 1:
+        caption = "Every seed, their mean and its 95 % interval."
+        yield ReportFigure(f"{name}-seeds", caption, partial(plot_seeds, comparison))
+    if any(len(_ece_by_epoch(row)) > 1 for row in comparison.rows):
+        caption = "Calibration error on the dev set over training; mean and range over seeds."
+        draw = partial(plot_calibration_course, comparison)
+        yield ReportFigure(f"{name}-ece-over-training", caption, draw, "Calibration over training")
+    if len(_lengths(comparison)) > 1:
+        caption = "Lengths of training documents, before they are cut."
+        draw = partial(plot_lengths, comparison)
+        yield ReportFigure(f"{name}-lengths", caption, draw, "Lengths of documents")

@@ -24,17 +24,17 @@ from prefixprop.report.table import ABSENT, Table, capitalised, frame, interval_
 from prefixprop.runs.directory import DOCUMENTS
 from prefixprop.runs.run import Run
 
+SETTINGS = "Settings"  # what they are folded away under
 _MISTAKES, _FIRST_LETTERS = 10, 280
 
 
 @dataclass(frozen=True)
 class JudgedRun:
-    """A run and the split whose numbers stand first; `title` says in a figure which run it is."""
+    """A run and the split whose numbers stand first."""
 
     run: Run
     split: str
     items: str
-    title: str = ""
 
     @cached_property
     def predictions(self) -> PredictionSet | None:
@@ -146,15 +146,12 @@ def one_run_tables(judged: JudgedRun, title: str, name: str) -> list[Table]:
     if judged.predictions is not None:
         if judged.answered.label_names is not None:
             tables.append(label_table(judged.answered, f"{on_split}: labels", f"{name}-labels"))
-        tables += (
-            []
-            if judged.answered.several_labels
-            else _mistakes(judged, f"{on_split}: most confident mistakes", f"{name}-mistakes")
-        )
+        if not judged.answered.several_labels:
+            tables += _mistakes(judged, f"{on_split}: most confident mistakes", f"{name}-mistakes")
     tables.append(_all_metrics(judged, f"{title}: all metrics", f"{name}-metrics"))
     values = asdict(judged.run.settings)
     given = [{"Setting": key, "Value": str(value)} for key, value in values.items() if value not in (None, (), [])]
-    return [*tables, Table(f"{name}-settings", f"{title}: settings", frame(given), fold="Settings")]
+    return [*tables, Table(f"{name}-settings", f"{title}: settings", frame(given), fold=SETTINGS)]
 
 
 def label_table(predictions: PredictionSet, title: str, name: str) -> Table:
@@ -206,7 +203,8 @@ def _learning_rates(run: Run, title: str, name: str) -> Table:
         for one in run.metrics["learning_rates"]
     ]
     where = f"{next(iter(documents_of(run)))} documents"
-    return Table(name, title, frame(rows), [f"Of readers alone on {where}, when the learning rate was last judged."])
+    note = f"Of readers alone on {where}, when the learning rate was last judged."
+    return Table(name, title, frame(rows), [note], fold="Learning rates")
 
 
 def _mistakes(judged: JudgedRun, title: str, name: str) -> list[Table]:

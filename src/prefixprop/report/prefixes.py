@@ -8,14 +8,14 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
+import pandas as pd
+from matplotlib.figure import Figure
 
-from prefixprop.report.canvas import BLUE, VERMILION, new_axes, new_figure, saved
-from prefixprop.tuners.layer import PrefixLayer
+from prefixprop.report.choose import grouped
+from prefixprop.report.figures import BLUE, VERMILION, new_axes, new_figure, saved
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+if TYPE_CHECKING:  # a report of runs needs no PyTorch
+    from torch import Tensor
 
 LOGGED = re.compile(r"(?P<name>alpha|alpha_query|gate)/layer_(?P<layer>\d+)(?:/head_(?P<head>\d+))?")
 _AXES = {"alpha": "α", "alpha_query": "length of the query vector", "gate": "gate"}
@@ -27,27 +27,21 @@ def plot_alpha(history: Iterable[Mapping[str, Any]], path: str | Path | None = N
     `history` is `trainer.state.log_history` of a training that logged alpha (`prefixprop.train.log_alpha`). The
     figure is written to `path` if given; its ending says how (png, pdf, svg).
     """
-    layers: dict[int, dict[int, dict[int, float]]] = {}  # by layer and head (0: the whole layer): values by step
-    name = of
-    for entry in history:
-        for key, value in entry.items():
-            if (found := LOGGED.fullmatch(key)) and found["name"].startswith(of):
-                name = found["name"]
-                heads = layers.setdefault(int(found["layer"]), {})
-                heads.setdefault(int(found["head"] or 0), {})[int(entry.get("step", 0))] = float(value)
-    if not layers:
+    table = pd.DataFrame(list(history))
+    logged = [found for key in table if (found := LOGGED.fullmatch(key)) and found["name"].startswith(of)]
+    if not logged:
         raise ValueError(f"The history holds no {of}; train with prefixprop.train.log_alpha(trainer).")
+    layers = grouped(logged, lambda found: int(found["layer"]))
     columns = 3 if len(layers) in (3, 5, 6, 9) else min(len(layers), 4)
     rows = math.ceil(len(layers) / columns)
     figure = new_figure(width=3.0 * columns, height=2.4 * rows)
     axes = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
     for axis, (layer, heads) in zip(axes.flat, sorted(layers.items()), strict=False):
+        values = table.set_index("step")[[found[0] for found in heads]].dropna()
         style = {"linewidth": 0.8, "alpha": 0.5} if len(heads) > 1 else {"linewidth": 1.8}
-        for index, points in enumerate(heads.values()):
-            axis.plot(*zip(*points.items(), strict=True), color=BLUE, label=None if index else "one head", **style)
+        axis.plot(values, color=BLUE, label=["one head", *[None] * (len(heads) - 1)], **style)
         if len(heads) > 1:
-            means = [sum(values) / len(values) for values in zip(*(p.values() for p in heads.values()), strict=True)]
-            axis.plot(list(points), means, color=VERMILION, linewidth=1.8, label="mean of the heads")
+            axis.plot(values.mean(axis=1), color=VERMILION, linewidth=1.8, label="mean of the heads")
         axis.set_title(f"layer {layer}", fontsize=9)
         axis.grid(alpha=0.3)
     for axis in axes.flat[len(layers) :]:
@@ -57,17 +51,20 @@ def plot_alpha(history: Iterable[Mapping[str, Any]], path: str | Path | None = N
     if len(next(iter(layers.values()))) > 1:
         axes.flat[0].legend(fontsize=7, frameon=False)
     figure.supxlabel("training step", fontsize=9)
-    figure.supylabel(_AXES[name], fontsize=9)
+    figure.supylabel(_AXES[logged[0]["name"]], fontsize=9)
     return saved(figure, path)
 
 
-@torch.no_grad()
 def prefix_share(model: Any, inputs: dict[str, Tensor]) -> Tensor:
     """The share of the active prefix in the attention of one document, [layers, heads, real tokens].
 
     `inputs` is one tokenized document, a batch of one. Each value is what softmax gives to all prefix keys together,
     the λ of the paper's appendix; the attentions that a model returns leave it out, so it is what they lack to one.
     """
+    import torch
+
+    from prefixprop.tuners.layer import PrefixLayer
+
     layer = next((module for module in model.modules() if isinstance(module, PrefixLayer)), None)
     active = None if layer is None else layer.active_prefix()
     if active is None:
@@ -82,7 +79,8 @@ def prefix_share(model: Any, inputs: dict[str, Tensor]) -> Tensor:
     base.set_attn_implementation("eager")  # the others return no attentions
     model.eval()
     try:
-        output = model(**inputs, output_attentions=True)
+        with torch.no_grad():
+            output = model(**inputs, output_attentions=True)
     finally:
         base.set_attn_implementation(implementation)
         model.train(was_training)

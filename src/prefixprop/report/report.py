@@ -4,41 +4,28 @@ from __future__ import annotations
 
 import re
 from base64 import b64encode
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from prefixprop.atomic_files import write_text
-from prefixprop.report.canvas import saved, svg_of
 from prefixprop.report.choose import Comparison, compare, method_name, protocol_title
-from prefixprop.report.figures import COMPARISON_FIGURES, RELIABILITY, RUN_FIGURES, FigureKind
-from prefixprop.report.one_run import JudgedRun, command, facts, one_run_tables, subtitle, verdict
+from prefixprop.report.figures import (
+    ReportFigure,
+    comparison_figures,
+    reliability_figure,
+    run_figures,
+    saved,
+    svg_of,
+)
+from prefixprop.report.one_run import SETTINGS, JudgedRun, command, facts, one_run_tables, subtitle, verdict
 from prefixprop.report.results import fold_tables, metric_tables, overview_tables
 from prefixprop.report.significance import baseline_pairs, findings, significance_table
 from prefixprop.report.table import Table, capitalised, file_name, markdown_text, to_latex, to_markdown
 from prefixprop.runs.find import find_runs
 from prefixprop.settings.methods import BASELINE, METHODS
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-
-@dataclass(frozen=True)
-class ReportFigure:
-    """A figure of a run or a comparison; `name` is a file's name without its ending."""
-
-    name: str
-    kind: FigureKind
-    subject: Any
-
-    @cached_property
-    def drawn(self) -> Figure:
-        """Drawn when it is needed, and once."""
-        return self.kind.draw(self.subject)
 
 
 @dataclass(frozen=True)
@@ -54,8 +41,9 @@ class Section:
 
     @property
     def folds(self) -> list[str]:
-        folds = [table.fold for table in self.tables] + [figure.kind.fold for figure in self.figures]
-        return list(filter(None, dict.fromkeys(folds)))
+        """In the order of the page: settings come last."""
+        folds = [table.fold for table in self.tables] + [figure.fold for figure in self.figures]
+        return sorted(filter(None, dict.fromkeys(folds)), key=lambda fold: fold == SETTINGS)
 
     def markdown(self) -> str:
         lines = [f"## {markdown_text(self.title)}", *map(markdown_text, self.findings)]
@@ -74,6 +62,12 @@ class Report:
     @property
     def tables(self) -> list[Table]:
         return [table for section in self.sections for table in section.tables]
+
+    def markdown(self) -> str:
+        return "\n".join(section.markdown() for section in self.sections)
+
+    def latex(self) -> str:
+        return "\n".join(map(to_latex, self.tables))
 
     def page(self) -> str:
         """The report as one HTML page that needs nothing else. Texts from runs and documents are always escaped."""
@@ -135,7 +129,7 @@ def make_report(paths: Iterable[str | Path], with_paper: bool = False, *, baseli
 
 def _one_run(comparison: Comparison, name: str) -> Section:
     judged = JudgedRun(comparison.runs[0], comparison.judged_on, comparison.items)
-    figures = [*_figures(RUN_FIGURES, judged, name), *_figures(COMPARISON_FIGURES, comparison, name)]
+    figures = [*run_figures(judged, name), *comparison_figures(comparison, name)]
     tables = one_run_tables(judged, comparison.title, name)
     return Section(comparison.title, verdict(judged), tables, figures, facts(comparison, judged), command(judged))
 
@@ -144,16 +138,11 @@ def _several_runs(comparison: Comparison, name: str, with_paper: bool, baseline:
     pairs = baseline_pairs(comparison, baseline)
     brief, *metrics = metric_tables(comparison, name, with_paper)
     tests = [significance_table(comparison, pairs, f"{name}-tests", baseline)] if pairs else []
-    figures = [*_figures(COMPARISON_FIGURES, comparison, name)]
+    figures = [*comparison_figures(comparison, name)]
     for at, row in enumerate(comparison.rows, start=1):
         # Of one seed, because the mean of several would be of no model.
         run = row.with_predictions(comparison.judged_on)[0]
+        judged = JudgedRun(run, comparison.judged_on, comparison.items)
         title = f"{comparison.name(row)}, seed {run.settings.seed}"
-        judged = JudgedRun(run, comparison.judged_on, comparison.items, title)
-        kind = RELIABILITY._replace(caption=f"{title}: {RELIABILITY.caption}", fold="One run of each method")
-        figures += _figures([kind], judged, f"{name}-{at}")
+        figures += reliability_figure(judged, f"{name}-{at}", title, fold="One run of each method")
     return Section(comparison.title, findings(comparison, pairs), [brief, *tests, *metrics], figures)
-
-
-def _figures(kinds: Iterable[FigureKind], subject: Any, name: str) -> Iterator[ReportFigure]:
-    return (ReportFigure(f"{name}-{one.name}", one, subject) for one in kinds if one.applies(subject))

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+import pandas as pd
 
 from prefixprop.evaluate import SignificanceTest, holm_correction, paired_bootstrap, paired_scores, t_test
 from prefixprop.evaluate.significance import summarise_seeds
 from prefixprop.report.choose import Comparison, Row, grouped, set_name, stored_name
 from prefixprop.report.results import headline
-from prefixprop.report.table import BOLD, Table, capitalised, frame, interval_cell, no_marks
+from prefixprop.report.table import BOLD, Table, capitalised, frame, interval_cell
 
 PROPOSED = "prefix-propagation"  # by the paper
 SHARES = ("accuracy", "micro_f1")  # metrics that are a share of documents, which the bootstrap draws
@@ -82,8 +83,7 @@ def significance_table(comparison: Comparison, pairs: Sequence[Pair], name: str,
         }
         for at, pair in enumerate(pairs)
     ]
-    cells = frame(rows)
-    marks = no_marks(cells)
+    marks = pd.DataFrame(index=range(len(pairs)), columns=list(headings.values()))
     notes = [
         f"Two-sided. The interval and its p are from a bootstrap over seeds and {comparison.items}; Student's t, "
         "the paper's test (there one-sided), is over seeds alone. Bold: below 0.05 after Holm's correction for the "
@@ -101,7 +101,7 @@ def significance_table(comparison: Comparison, pairs: Sequence[Pair], name: str,
     if comparison.settings.metric not in SHARES:
         notes.append("The bootstrap compares the share of right answers or, with several labels, F1 by document.")
     title, fold = f"{comparison.title}: better than {baseline}?", "Tests: which differences could be chance"
-    return Table(name, title, cells, notes, fold, marks)
+    return Table(name, title, frame(rows), notes, fold, marks)
 
 
 def p_text(value: float | None, equals: str = "") -> str | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pandas as pd
 
@@ -30,7 +30,7 @@ _ONE_COLUMN = 48  # letters that fit into a column of a two-column page
 class Table:
     """Cells of text under their headings, with a title and notes; `name` is a file's name without its ending.
 
-    `marks` has the cells that are bold or underlined. `fold` is what the page folds the table away under, if
+    `marks` says which cells are bold or underlined. `fold` is what the page folds the table away under, if
     anything; a terminal shows what is not folded. With `as_cards` the page shows every row as a card.
     """
 
@@ -39,7 +39,7 @@ class Table:
     cells: pd.DataFrame
     notes: Sequence[str] = ()
     fold: str = ""
-    marks: pd.DataFrame | None = None
+    marks: pd.DataFrame = field(default_factory=pd.DataFrame)
     as_cards: bool = False
 
     @property
@@ -50,8 +50,13 @@ class Table:
     @property
     def rows(self) -> list[list[tuple[str, str]]]:
         """Every row as pairs of a cell and its mark."""
-        marks = no_marks(self.cells) if self.marks is None else self.marks
-        return [list(zip(*row, strict=True)) for row in zip(self.cells.to_numpy(), marks.to_numpy(), strict=True)]
+        marks = self.all_marks.to_numpy()
+        return [list(zip(*row, strict=True)) for row in zip(self.cells.to_numpy(), marks, strict=True)]
+
+    @property
+    def all_marks(self) -> pd.DataFrame:
+        """The mark of every cell, empty for most."""
+        return self.marks.reindex_like(self.cells).astype(object).fillna("")
 
 
 def frame(rows: Iterable[Mapping[str, str | None]]) -> pd.DataFrame:
@@ -61,24 +66,19 @@ def frame(rows: Iterable[Mapping[str, str | None]]) -> pd.DataFrame:
     return cells.drop(columns=same).fillna(ABSENT)
 
 
-def no_marks(cells: pd.DataFrame) -> pd.DataFrame:
-    return pd.DataFrame("", index=cells.index, columns=cells.columns)
-
-
 def ranked(cells: pd.DataFrame, rows: int, unranked: str = "") -> pd.DataFrame:
     """Mark the best of the first `rows` cells under every arrow bold, and the second best underlined, as printed.
 
     A column whose values are all the same has no best.
     """
-    marks = no_marks(cells)
+    marks = {}
     for heading in cells.columns:
         if heading.endswith(("↑", "↓")) and heading != unranked:
             numbers = cells[heading].head(rows).str.split().str[0].str.replace(",", "")
             ranks = pd.to_numeric(numbers, errors="coerce").rank(method="dense", ascending=heading.endswith("↓"))
             if ranks.max() > 1:
-                marks.loc[ranks.index[ranks == 1], heading] = BOLD
-                marks.loc[ranks.index[ranks == 2], heading] = UNDERLINE
-    return marks
+                marks[heading] = ranks.map({1: BOLD, 2: UNDERLINE})
+    return pd.DataFrame(marks)
 
 
 def mean_cell(values: Sequence[float], decimals: int) -> str | None:
@@ -133,8 +133,8 @@ def to_latex(table: Table) -> str:
     """A LaTeX table for the packages booktabs and graphicx; a wide one takes both columns of a page, or shrinks."""
     commands = {BOLD: "textbf: --rwrap;", UNDERLINE: "underline: --rwrap;", "": ""}
     cells = table.cells.map(lambda text: text.translate(_LATEX)).rename(columns=lambda text: text.translate(_LATEX))
-    marks = no_marks(table.cells) if table.marks is None else table.marks.replace(commands)
-    styler = cells.style.hide(axis="index").apply(lambda _: marks.set_axis(cells.columns, axis=1), axis=None)
+    marks = table.all_marks.replace(commands).set_axis(cells.columns, axis=1)
+    styler = cells.style.hide(axis="index").apply(lambda _: marks, axis=None)
     alignment = "".join("l" if is_text else "r" for _, is_text in table.columns)
     tabular = styler.to_latex(hrules=True, column_format=alignment).rstrip()
     environment = "table*" if max(map(len, table.cells.sum(axis=1))) > _ONE_COLUMN else "table"

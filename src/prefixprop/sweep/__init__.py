@@ -1,13 +1,12 @@
 """Sweeps: the plan of a grid of runs, the sweep that runs it, and the engines that compute."""
 
-from prefixprop.sweep.cells import Axis, Candidate, Cell, CellProgress, cell_progress, run_name
+from prefixprop.sweep.cells import Candidate, Cell, CellProgress, cell_progress, run_name
 from prefixprop.sweep.engine import Engine, Job, JobEnd, LocalEngine, run_job
 from prefixprop.sweep.plan import SweepPlan, read_plan
 from prefixprop.sweep.ray_cluster import RayEngine
 from prefixprop.sweep.sweep import Outcome, SweepState, run_sweep, settle_finished
 
 __all__ = [
-    "Axis",
     "Candidate",
     "Cell",
     "CellProgress",

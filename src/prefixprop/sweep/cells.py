@@ -21,16 +21,9 @@ from prefixprop.settings.run_settings import SETTINGS, RunSettings
 
 SEEDS_STAGE = "seeds"
 
+Axes = dict[str, tuple[Any, ...]]  # settings and the values they take
 Runs = dict[str, RunSettings]  # by name
 Scores = Mapping[str, float | None]  # dev metrics by name of run; None for a run that failed
-
-
-@dataclass(frozen=True)
-class Axis:
-    """A setting and the values it takes."""
-
-    name: str
-    values: tuple[Any, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +40,7 @@ class Cell:
 
     name: str
     settings: RunSettings
-    searched: tuple[Axis, ...]
+    searched: Axes
     seeds: tuple[int, ...]
     judges: tuple[Mapping[str, Any], ...] = ({},)
 
@@ -58,7 +51,7 @@ class Cell:
         The candidate that one stage chooses is among those of the next, and a run that judged the chosen values on
         the dev set is not repeated for its seed.
         """
-        choices = sum(len(axis.values) - 1 for axis in self.searched)
+        choices = sum(len(values) - 1 for values in self.searched.values())
         if not choices:
             return len(self.seeds)
         shared = sum("fold" not in judge for judge in self.judges)
@@ -110,27 +103,27 @@ def cell_progress(cell: Cell, scores: Scores) -> CellProgress:
     requested: Runs = {}
     known: list[Candidate] = []
     chosen = cell.settings
-    for axis in cell.searched:
-        if len(axis.values) == 1:
+    for axis, values in cell.searched.items():
+        if len(values) == 1:
             continue
-        candidates = [_candidate(cell, override(chosen, {axis.name: value}), axis, scores) for value in axis.values]
+        candidates = [_candidate(cell, override(chosen, {axis: value}), axis, scores) for value in values]
         known += candidates
         for candidate in candidates:
             requested |= candidate.runs
         succeeded = [candidate for candidate in candidates if candidate.score is not None]
         is_open = not all(name in scores for name in requested)
         if is_open or not succeeded:
-            return CellProgress(requested, axis.name, tuple(known), stuck=not is_open)
+            return CellProgress(requested, axis, tuple(known), stuck=not is_open)
         chosen = max(succeeded, key=lambda candidate: candidate.score or 0.0).settings
     final = _named(override(chosen, {"seed": seed}) for seed in cell.seeds)
     return CellProgress(requested | final, SEEDS_STAGE, tuple(known), final)
 
 
-def _candidate(cell: Cell, settings: RunSettings, axis: Axis, scores: Scores) -> Candidate:
+def _candidate(cell: Cell, settings: RunSettings, axis: str, scores: Scores) -> Candidate:
     runs = _named(override(settings, judge) for judge in cell.judges)
     found = [score for name in runs if (score := scores.get(name)) is not None]
     # The result of `fmean` does not depend on the order of the numbers, so that equal candidates stay equal.
-    return Candidate(axis.name, settings, runs, statistics.fmean(found) if len(found) == len(runs) else None)
+    return Candidate(axis, settings, runs, statistics.fmean(found) if len(found) == len(runs) else None)
 
 
 def _named(runs: Iterable[RunSettings]) -> Runs:

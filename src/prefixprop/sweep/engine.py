@@ -143,8 +143,6 @@ class LocalEngine:
     def __init__(
         self, processes: int = 1, modules: Sequence[str] = (), tell: Callable[[str], None] = lambda note: None
     ) -> None:
-        if processes < 1:
-            raise ValueError(f"--processes: must be at least 1, got {processes}.")
         self.slots = processes
         self._modules = tuple(modules)
         self._tell = tell

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from prefixprop.data.tasks import TASKS
 from prefixprop.settings.declaration import TEXTS, SettingsError, as_declared, problem_of
@@ -32,7 +32,7 @@ from prefixprop.settings.recipe import (
 )
 from prefixprop.settings.resolve import check_settings, unused_settings, with_defaults
 from prefixprop.settings.run_settings import DATA, SETTINGS, RunSettings
-from prefixprop.sweep.cells import Axis, Cell, run_name
+from prefixprop.sweep.cells import Axes, Cell, run_name
 
 MOST_RUNS = 10_000
 SEARCH, VARIANTS, CROSS_VALIDATION = _SPECIAL = ("search", "variants", "cross_validation")
@@ -46,7 +46,6 @@ class SweepPlan:
 
     name: str
     cells: tuple[Cell, ...]
-    notes: tuple[str, ...] = ()  # for the user: settings that no run uses
 
     @property
     def size(self) -> int:
@@ -66,14 +65,13 @@ def read_plan(path: str | Path, data_dirs: Mapping[str, str] | None = None) -> S
     cells = reader.cells(data_dirs or {})
     if reader.problems:
         raise SettingsError(list(dict.fromkeys(reader.problems)))
-    return SweepPlan(Path(path).stem, cells, tuple(reader.notes))
+    return SweepPlan(Path(path).stem, cells)
 
 
-@dataclass(frozen=True)
-class _Variant:
+class _Variant(NamedTuple):
     name: str | None
     line: int
-    axes: dict[str, Axis]
+    axes: Axes
 
 
 class _Reader:
@@ -82,9 +80,6 @@ class _Reader:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.problems: list[str] = []
-        self.notes: list[str] = []
-        self._lines: dict[str, int] = {}  # where a setting first has a value that is not the default
-        self._used: set[str] = set()  # settings that change something in some cell
 
     def cells(self, data_dirs: Mapping[str, str]) -> tuple[Cell, ...]:
         entries = read_entries(self.path)
@@ -92,7 +87,7 @@ class _Reader:
             self.problems.append(f"{self.path}: the file is empty, so there is nothing to run; name at least a task.")
         special = {entry.key: entry for entry in entries if entry.key in _SPECIAL}
         shared = self._axes(entries, allowed=_SPECIAL)
-        variants = [replace(variant, axes=shared | variant.axes) for variant in self._variants(special.get(VARIANTS))]
+        variants = [variant._replace(axes=shared | variant.axes) for variant in self._variants(special.get(VARIANTS))]
         searched = self._searched(special.get(SEARCH), variants)
         folds, judging_seeds = self._cross_validation(special, variants)
         for task in data_dirs:
@@ -104,7 +99,6 @@ class _Reader:
             return ()
         cells = tuple(cell for variant in variants for cell in self._cells_of(variant, searched, data_dirs))
         self._check_distinct(cells)
-        self._note_unused(cells)
         if folds is None:
             return cells
         return tuple(_judged(cell, folds, judging_seeds or cell.seeds[:1]) for cell in cells)
@@ -114,8 +108,8 @@ class _Reader:
 
     # --- entries of the file --------------------------------------------------------------------------------------
 
-    def _axes(self, entries: tuple[YamlEntry, ...], allowed: tuple[str, ...] = ()) -> dict[str, Axis]:
-        axes: dict[str, Axis] = {}
+    def _axes(self, entries: tuple[YamlEntry, ...], allowed: tuple[str, ...] = ()) -> Axes:
+        axes: Axes = {}
         seen: set[str] = set()
         for entry in entries:
             name = setting_name(entry.key)
@@ -127,12 +121,10 @@ class _Reader:
                 self._problem(entry.line, f"{entry.key!r} is set twice; keep one of the lines.")
             elif name is not None:
                 axes[name] = self._axis(name, entry, str(entry.key))
-                if axes[name].values != (SETTINGS[name].default,):
-                    self._lines.setdefault(name, entry.line)
             seen.add(known)
         return axes
 
-    def _axis(self, name: str, entry: YamlEntry, label: str) -> Axis:
+    def _axis(self, name: str, entry: YamlEntry, label: str) -> tuple[Any, ...]:
         items = _axis_items(name, entry.value)
         if not items:
             self._problem(entry.line, f"{label}: the list is empty, so there is nothing to run; give a value.")
@@ -148,7 +140,7 @@ class _Reader:
                 self._problem(item.line, f"{label}: {problem}")
             else:
                 values[value] = None
-        return Axis(name, tuple(values))
+        return tuple(values)
 
     def _variants(self, entry: YamlEntry | None) -> list[_Variant]:
         if entry is None:
@@ -185,15 +177,15 @@ class _Reader:
         self, special: Mapping[str, YamlEntry], variants: Sequence[_Variant]
     ) -> tuple[int | None, tuple[int, ...]]:
         """The number of folds, None without cross-validation, and the seeds that every fold is run with."""
-        if CROSS_VALIDATION not in special:
+        entry = special.get(CROSS_VALIDATION)
+        if entry is None:
             return None, ()
-        entry = special[CROSS_VALIDATION]
         before = len(self.problems)
         if SEARCH not in special:
             self._problem(entry.line, f"{CROSS_VALIDATION}: without {SEARCH} there is nothing to choose; add it.")
         if any(name in variant.axes for variant in variants for name in ("folds", "fold")):
             self._problem(entry.line, f"{CROSS_VALIDATION}: leave folds and fold out, it sets them for its runs.")
-        axes: dict[str, Axis] = {}
+        axes: Axes = {}
         for part in entry.value.entries or ():
             name = {"folds": "folds", "seeds": "seed"}.get(str(part.key))
             if name is None or name in axes:
@@ -202,12 +194,12 @@ class _Reader:
                 )
             else:
                 axes[name] = self._axis(name, part, f"{CROSS_VALIDATION}: {part.key}")
-        folds = axes.get("folds", Axis("folds", ())).values
-        if len(folds) != 1 or folds[0] is None:
-            if len(self.problems) == before:
-                self._problem(entry.line, f"{CROSS_VALIDATION}: give the number of folds, such as {{folds: 5}}.")
-            return None, ()
-        return folds[0], axes.get("seed", Axis("seed", ())).values
+        folds, seeds = axes.get("folds", ()), axes.get("seed", ())
+        if len(folds) == 1 and folds[0] is not None:
+            return folds[0], seeds
+        if len(self.problems) == before:
+            self._problem(entry.line, f"{CROSS_VALIDATION}: give the number of folds, such as {{folds: 5}}.")
+        return None, ()
 
     # --- from axes to cells ---------------------------------------------------------------------------------------
 
@@ -215,7 +207,7 @@ class _Reader:
         """Refuse a plan of too many runs before its cells are made; settings without an effect are counted too."""
         sizes: list[tuple[int, dict[str, int]]] = []
         for variant in variants:
-            lengths = {name: len(axis.values) for name, axis in variant.axes.items() if len(axis.values) > 1}
+            lengths = {name: len(values) for name, values in variant.axes.items() if len(values) > 1}
             choices = sum(length - 1 for name, length in lengths.items() if name in searched)
             compared = math.prod(length for name, length in lengths.items() if name not in (*searched, "seed"))
             judging = (choices + 1) * judges if choices else 0
@@ -231,36 +223,36 @@ class _Reader:
 
     def _cells_of(self, variant: _Variant, searched: tuple[str, ...], data_dirs: Mapping[str, str]) -> Iterator[Cell]:
         axes = {name: variant.axes[name] for name in SETTINGS if name in variant.axes}
-        seeds = axes.pop("seed", Axis("seed", (RunSettings().seed,))).values
-        compared = [axis for name, axis in axes.items() if name not in searched]
-        deciding = [axes[name] for name in _DECIDES_OTHERS if name in searched and name in axes]
+        seeds = axes.pop("seed", (RunSettings().seed,))
+        compared = {name: values for name, values in axes.items() if name not in searched}
+        deciding = {name: axes[name] for name in _DECIDES_OTHERS if name in searched and name in axes}
         known: set[RunSettings] = set()
-        for values in product(*(axis.values for axis in compared)):
-            chosen = {axis.name: value for axis, value in zip(compared, values, strict=True)}
+        for chosen in _combinations(compared):
             settings = override(RunSettings(), {**chosen, "seed": seeds[0]})
-            unused = _always_unused(settings, deciding)
-            self._used |= set(axes) - unused
+            # Unused for all of the searched values: alpha, if there is no kernel among them.
+            possible = (override(settings, values) for values in _combinations(deciding))
+            unused = set.intersection(*(set(unused_settings(one)) for one in possible))
             settings = with_defaults(settings, unused)
-            own = tuple(axes[name] for name in searched if name in axes and name not in unused)
-            first = {axis.name: axis.values[0] for axis in own}
+            own = {name: axes[name] for name in searched if name in axes and name not in unused}
+            first = {name: values[0] for name, values in own.items()}
             if settings.task is not None and settings.task in data_dirs:
                 first["data_dir"] = data_dirs[settings.task]
             settings = override(settings, first)
             if settings in known:  # another cell differs from it only in unused settings
                 continue
             known.add(settings)
-            shown = [axis.name for axis in compared if len(axis.values) > 1 and axis.name not in unused]
+            shown = {name: chosen[name] for name in compared if len(axes[name]) > 1 and name not in unused}
             self._check(variant.line, settings, own)
-            yield Cell(_cell_name(variant, {name: chosen[name] for name in shown}, settings), settings, own, seeds)
+            yield Cell(_cell_name(variant, shown, settings), settings, own, seeds)
 
-    def _check(self, line: int, settings: RunSettings, searched: tuple[Axis, ...]) -> None:
+    def _check(self, line: int, settings: RunSettings, searched: Axes) -> None:
         if len(settings.label_column) > 1:
             self._problem(line, "label_column: a run of a sweep has one column; compare columns as [[one], [other]].")
             return
-        for axis in searched or (Axis("seed", (settings.seed,)),):
-            for value in axis.values:
+        for name, values in (searched or {"seed": (settings.seed,)}).items():
+            for value in values:
                 try:
-                    check_settings(override(settings, {axis.name: value}))
+                    check_settings(override(settings, {name: value}))
                 except SettingsError as error:
                     for problem in error.problems:
                         self._problem(line, problem)
@@ -269,19 +261,12 @@ class _Reader:
         """Refuse cells that would be the same runs because they differ only in settings without an effect."""
         known: dict[Any, Cell] = {}
         for cell in cells:
-            same = known.setdefault((run_name(cell.settings), cell.searched), cell)
+            same = known.setdefault((run_name(cell.settings), tuple(cell.searched.items())), cell)
             if same.settings != cell.settings:
                 self.problems.append(
                     f"{self.path}: {same.name!r} and {cell.name!r} would be the same runs: they differ only in how "
                     "runs are computed, not in their results; keep one of them."
                 )
-
-    def _note_unused(self, cells: Sequence[Cell]) -> None:
-        """Note the settings that no cell uses; a setting that only some cells use is fine."""
-        owners = {name: owner for cell in cells for name, owner in unused_settings(cell.settings).items()}
-        for name, line in self._lines.items():
-            if name in owners and name not in self._used:
-                self.notes.append(f"{self.path}:{line}: {name} belongs to {owners[name]}, which no run here has.")
 
 
 def _judged(cell: Cell, folds: int, seeds: Sequence[int]) -> Cell:
@@ -290,13 +275,8 @@ def _judged(cell: Cell, folds: int, seeds: Sequence[int]) -> Cell:
     return replace(cell, judges=tuple(judges))
 
 
-def _always_unused(settings: RunSettings, searched: Sequence[Axis]) -> set[str]:
-    """The settings that are unused for all of the searched values: alpha, if there is no kernel among them."""
-    possible = [
-        override(settings, dict(zip((axis.name for axis in searched), values, strict=True)))
-        for values in product(*(axis.values for axis in searched))
-    ]
-    return set.intersection(*(set(unused_settings(chosen)) for chosen in possible))
+def _combinations(axes: Axes) -> Iterator[dict[str, Any]]:
+    return (dict(zip(axes, values, strict=True)) for values in product(*axes.values()))
 
 
 def _axis_items(name: str, value: YamlValue) -> tuple[YamlValue, ...]:

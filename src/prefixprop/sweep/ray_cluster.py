@@ -26,7 +26,6 @@ from prefixprop.sweep.engine import Job, JobEnd, run_in_worker, write_output_to
 
 _SECONDS_TO_ANSWER = 10
 _SECONDS_TO_END = 30  # a killed worker ends at once, one whose node lost its connection when it notices
-_SMALLEST_SHARE = 0.01
 _RETRIES = 3  # how often a run is started again after its worker or node died
 # Results go through files, so Ray has next to nothing to store; by default it reserves a third of the memory.
 _OBJECT_STORE_BYTES = 100 * 2**20
@@ -55,7 +54,8 @@ def _connect(address: str | None) -> Any:
     start: dict[str, Any] = {"address": address}
     if address is None:
         start = {"address": "local", "include_dashboard": False, "object_store_memory": _OBJECT_STORE_BYTES}
-    _let_ray_print(ray, False)
+    # Ray prints pages about every dead node into what the sweep prints, and only this private switch stops it.
+    ray._private.worker._worker_logs_enabled = False
     try:
         ray.init(log_to_driver=False, logging_level=logging.ERROR, **start)
     except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
@@ -67,7 +67,7 @@ def _connect(address: str | None) -> Any:
 
 def _disconnect(ray: Any) -> None:
     ray.shutdown()
-    _let_ray_print(ray, True)
+    ray._private.worker._worker_logs_enabled = True
 
 
 def _check_answers(address: str) -> None:
@@ -85,11 +85,6 @@ def _check_answers(address: str) -> None:
             f"--ray-address: there is no Ray cluster at {address} ({error.strerror or error}); start one with "
             "`ray start --head`, or leave the option out to use this machine alone."
         ) from error
-
-
-def _let_ray_print(ray: Any, allowed: bool) -> None:
-    """Ray prints pages about every dead node into the progress table, and only this private switch stops it."""
-    ray._private.worker._worker_logs_enabled = allowed
 
 
 @dataclass(frozen=True)
@@ -122,19 +117,18 @@ class RayEngine:
         modules: Sequence[str] = (),
         tell: Callable[[str], None] = lambda note: None,
     ) -> None:
-        if cpus_per_run < 1:
-            raise ValueError(f"--cpus-per-run: must be at least 1, got {cpus_per_run}.")
-        if gpus_per_run and not _SMALLEST_SHARE <= gpus_per_run <= 1:
-            raise ValueError(
-                f"--gpus-per-run: must be 0, or from {_SMALLEST_SHARE:g} to 1, got {gpus_per_run:g}; with 0.5 two "
-                "runs share a GPU."
-            )
         self._ray = _connect(address)
         try:
             if gpus_per_run is None:
                 gpus_per_run = 1.0 if any(node.get("GPU", 0) for node in self._nodes()) else 0.0
             self._cpus, self._gpus = cpus_per_run, gpus_per_run
-            self._check_room()
+            nodes = self._nodes()
+            if not room(nodes, cpus_per_run, gpus_per_run):  # it would wait forever
+                has = ", ".join(f"{node.get('CPU', 0):g} CPUs and {node.get('GPU', 0):g} GPUs" for node in nodes)
+                raise ValueError(
+                    f"--cpus-per-run, --gpus-per-run: no node has {cpus_per_run} CPUs and {gpus_per_run:g} GPUs, "
+                    f"which a run needs. The nodes of the cluster have: {has or 'nothing'}."
+                )
         except BaseException:
             _disconnect(self._ray)
             raise
@@ -176,7 +170,10 @@ class RayEngine:
         except errors.RayError as problem:
             last_line = (str(problem).strip() or type(problem).__name__).splitlines()[-1]
             error = f"Ray could not compute the run ({last_line}); see {job.log}."
-        if error is None and not _has_results(job):
+        # Listing a folder makes network file systems forget that a file was missing before.
+        with contextlib.suppress(OSError):
+            os.listdir(job.run_dir)
+        if error is None and not RunDirectory(job.run_dir).is_finished():
             error = (
                 f"The run has ended, but {job.run_dir} has no results here: put --runs-dir on a file system that all "
                 "nodes share, under the same path."
@@ -206,26 +203,9 @@ class RayEngine:
             self._ray.cancel(answer, force=force)
         self._ray.wait(answers, num_returns=len(answers), timeout=seconds)
 
-    def _check_room(self) -> None:
-        """Raise if no node has what a run needs: it would wait forever."""
-        nodes = self._nodes()
-        if not room(nodes, self._cpus, self._gpus):
-            has = ", ".join(f"{node.get('CPU', 0):g} CPUs and {node.get('GPU', 0):g} GPUs" for node in nodes)
-            raise ValueError(
-                f"--cpus-per-run, --gpus-per-run: no node has {self._cpus} CPUs and {self._gpus:g} GPUs, which a run "
-                f"needs. The nodes of the cluster have: {has or 'nothing'}."
-            )
-
     def _nodes(self) -> list[Node]:
         """The resources of each live node."""
         return [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
-
-
-def _has_results(job: Job) -> bool:
-    # Listing a folder makes network file systems forget that a file was missing before.
-    with contextlib.suppress(OSError):
-        os.listdir(job.run_dir)
-    return RunDirectory(job.run_dir).is_finished()
 
 
 def _work(job: Job, folder: str, modules: Sequence[str], threads: int, attempt: int) -> str | None:

@@ -50,7 +50,6 @@ class SweepState:
     runs_dir: Path
     outcomes: dict[str, Outcome] = field(default_factory=dict, init=False)
     running: dict[str, Job] = field(default_factory=dict, init=False)
-    _scores: dict[str, float | None] = field(default_factory=dict, init=False)
     _looked_at: set[str] = field(default_factory=set, init=False)
     _progress: dict[Cell, CellProgress] = field(default_factory=dict, init=False)
     _documents: dict[tuple[tuple[str, Any], ...], str] = field(default_factory=dict, init=False)
@@ -63,7 +62,7 @@ class SweepState:
     def record(self, outcomes: Mapping[str, Outcome]) -> None:
         for name, outcome in outcomes.items():
             self.running.pop(name, None)
-            self.outcomes[name], self._scores[name] = outcome, outcome.score
+            self.outcomes[name] = outcome
         for cell, progress in list(self._progress.items()):
             if not progress.requested.keys().isdisjoint(outcomes.keys()):
                 del self._progress[cell]
@@ -74,7 +73,7 @@ class SweepState:
 
     def progress(self, cell: Cell) -> CellProgress:
         if cell not in self._progress:
-            self._progress[cell] = cell_progress(cell, self._scores)
+            self._progress[cell] = cell_progress(cell, {name: one.score for name, one in self.outcomes.items()})
         return self._progress[cell]
 
     def requested(self) -> Runs:
@@ -128,7 +127,7 @@ class SweepState:
             "metric": self.metric_of(cell),
             "stage": progress.stage,
             "remaining": self.remaining(cell),
-            "chosen": {} if final is None else {axis.name: getattr(final, axis.name) for axis in cell.searched},
+            "chosen": {} if final is None else {name: getattr(final, name) for name in cell.searched},
             "candidates": [
                 {"setting": one.axis, "value": one.value, "mean": one.score, "runs": list(one.runs)}
                 for one in progress.candidates
