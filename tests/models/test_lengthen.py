@@ -111,9 +111,10 @@ def test_equals_the_original_within_the_window(
     inputs = batch(original, lengths)
     if "type_vocab_size" in config:
         inputs["token_type_ids"] = torch.arange(WITHIN_WINDOW)[None] % 2
-    longformer.save_pretrained(tmp_path)
-    for each in (longformer, type(longformer).from_pretrained(tmp_path)):
-        assert_equal_outputs(original, each, **inputs)
+    assert_equal_outputs(original, longformer, **inputs)
+    if head == "ForSequenceClassification":
+        longformer.save_pretrained(tmp_path)
+        assert_equal_outputs(original, type(longformer).from_pretrained(tmp_path), **inputs)
 
 
 def test_reads_texts_of_max_length_and_no_more() -> None:

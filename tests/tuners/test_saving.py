@@ -89,7 +89,15 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize(
-    ("method", "options"), [*product(METHODS, OPTIONS), ("reading", "plain"), ("reading", "gates")]
+    ("method", "options"),
+    [
+        *product(METHODS, ["plain", "gates", "alpha of layers, gates, DoRA"]),
+        ("propagation", "alpha"),
+        ("propagation", "alpha of queries"),
+        ("tuning", "alpha of heads"),
+        ("reading", "plain"),
+        ("reading", "gates"),
+    ],
 )
 @every_family
 def test_what_was_trained_comes_back(family: str, method: str, options: str, tmp_path: Path) -> None:
