@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prefixprop.train.bank_plan import LEARNING_RATES, PLANS, ROWS_PER_TOKEN, BankPlan, plan_bank
+from prefixprop.train.readers import LEARNING_RATES, PLANS, ROWS_PER_TOKEN, BankPlan, plan_bank
 
 tokens = st.floats(0, 20_000)
 groups = st.integers(1, 6)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from prefixprop.train.environment import describe_environment
+from prefixprop.train.run import describe_environment
 
 
 @pytest.fixture(autouse=True)

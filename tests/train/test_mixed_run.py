@@ -22,9 +22,9 @@ from prefixprop.predict.loading import load_runs
 from prefixprop.predict.trained_model import PredictionOptions, predict_with_each
 from prefixprop.runs.directory import RunDirectory
 from prefixprop.settings.run_settings import RunSettings
-from prefixprop.train import bank_plan, readers, train, train_label_columns
+from prefixprop.train import readers, train, train_label_columns
 from prefixprop.train.bank_trainer import BankTrainer
-from prefixprop.train.mixed_run import Judged
+from prefixprop.train.readers import Judged
 
 from killed_runs import killed
 from tiny_training import Notes, comparable, history, load_run_task, tiny_settings
@@ -39,7 +39,7 @@ def mixed_settings(folder: Path, **changes: Any) -> RunSettings:
 @pytest.fixture(autouse=True)
 def _three_rates(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiny documents would get one learning rate."""
-    plan = bank_plan.BankPlan(2, (1e-2, 3e-2, 1e-3), 2)
+    plan = readers.BankPlan(2, (1e-2, 3e-2, 1e-3), 2)
     monkeypatch.setattr(readers, "plan_bank", lambda tokens, groups, length, rate: plan)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from prefixprop.train.reader_adamw import ReaderAdamW
+from prefixprop.train.bank_trainer import ReaderAdamW
 from prefixprop.train.trainer import share_of_peak
 
 

@@ -25,7 +25,7 @@ from prefixprop.runs.directory import RunDirectory
 from prefixprop.runs.find import read_run
 from prefixprop.settings.declaration import SettingsError
 from prefixprop.settings.run_settings import RunSettings
-from prefixprop.train import bank_plan, readers, train, train_label_columns
+from prefixprop.train import readers, train, train_label_columns
 
 from tiny_questions import WORDS, sentence
 from tiny_training import Notes, tiny_settings
@@ -58,7 +58,7 @@ OF_MIXES: dict[str, Any] = {"num_virtual_tokens": None, "learning_rate": None}
 
 @pytest.fixture(autouse=True)
 def _two_rates(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = bank_plan.BankPlan(1, (1e-2, 1e-3), 1)
+    plan = readers.BankPlan(1, (1e-2, 1e-3), 1)
     monkeypatch.setattr(readers, "plan_bank", lambda tokens, groups, length, rate: plan)
 
 

@@ -9,7 +9,7 @@ from peft import PeftModel
 
 from prefixprop.models import candidate_scorer
 from prefixprop.train import RunSettings
-from prefixprop.train.trainable import build_trainable
+from prefixprop.train.plan import build_trainable
 
 from tiny import tiny_model
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from prefixprop.train import RunSettings
-from prefixprop.train.trainer import LengthGroupedOrder, evaluated_at_once, send_to_host, training_arguments
+from prefixprop.train import RunDirectory, RunSettings
+from prefixprop.train.single_run import evaluated_at_once, training_arguments
+from prefixprop.train.trainer import LengthGroupedOrder, send_to_host
 
 
 @pytest.mark.parametrize(
@@ -25,8 +27,8 @@ def test_evaluation_takes_no_more_memory_than_training(changes: dict[str, Any], 
 @pytest.mark.parametrize("has_gpu", [False, True])
 def test_batches_go_to_a_gpu_while_it_works(has_gpu: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
-    settings = RunSettings(epochs=1, learning_rate=1e-3)
-    arguments = training_arguments(settings, tmp_path, at_once=8, use_bf16=False)
+    run: Any = SimpleNamespace(settings=RunSettings(epochs=1, learning_rate=1e-3, precision="fp32"), at_once=8)
+    arguments = training_arguments(run, RunDirectory(tmp_path))
     assert arguments.accelerator_config.non_blocking is has_gpu and arguments.report_to == []
 
 

@@ -28,7 +28,7 @@ from prefixprop.settings.run_settings import RunSettings
 
 if TYPE_CHECKING:
     from prefixprop.train.plan import RunPlan
-    from prefixprop.train.results import RunResult
+    from prefixprop.train.run import RunResult
 
 EVERYDAY = (
     "task", "train_files", "test_files", "text_column", "label_column", "model", "max_length", "method",

@@ -8,8 +8,7 @@ from prefixprop.settings.run_settings import RunSettings
 from prefixprop.train.callbacks import AlphaLogger, log_alpha, trained_alpha
 from prefixprop.train.errors import TrainingError
 from prefixprop.train.plan import RunPlan, plan
-from prefixprop.train.results import RunResult
-from prefixprop.train.run import train, train_label_columns
+from prefixprop.train.run import RunResult, train, train_label_columns
 
 __all__ = [
     "AlphaLogger",

@@ -8,12 +8,13 @@ the schedule, the random generators of every process and the Trainer's own state
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import random
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from prefixprop.atomic_files import MANIFEST, checksums, mismatch, replacing_folder
+from prefixprop.train.errors import TrainingError
 
 TENSORS, STATE, TRAINER_STATE = _FILES = ("tensors.safetensors", "state.json", "trainer_state.json")
 _FOLDER = re.compile(r"step-(\d+)")
@@ -89,6 +91,18 @@ def damage(folder: Path) -> str | None:
     if missing:
         return f"{STATE} has no {', '.join(missing)}; another version of this package wrote it"
     return None
+
+
+@contextlib.contextmanager
+def explained_checkpoint_errors(step: int) -> Iterator[None]:
+    """Say what to do where a checkpoint cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise TrainingError(
+            f"{error.filename}: the checkpoint of step {step} cannot be written ({error.strerror}). Earlier "
+            "checkpoints are untouched: make room or fix the folder, then go on with --resume."
+        ) from error
 
 
 def find_checkpoint(checkpoints: Path) -> tuple[Path | None, list[str]]:

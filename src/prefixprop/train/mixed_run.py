@@ -13,8 +13,7 @@ The models that learned from all documents are kept. If there is a dev set, it t
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from typing import Any
 import numpy as np
 from transformers import TrainerCallback
 
-from prefixprop.atomic_files import write_json, write_text
+from prefixprop.atomic_files import write_json
 from prefixprop.data import ClassificationTask
 from prefixprop.data.documents import CALIBRATION, texts_of
 from prefixprop.evaluate import (
@@ -45,14 +44,12 @@ from prefixprop.evaluate.mixing import READERS, WORDS
 from prefixprop.models.gpu import without_cudnn
 from prefixprop.progress import Progress
 from prefixprop.runs.directory import RunDirectory
-from prefixprop.runs.start import discard_replaced, restore_replaced
 from prefixprop.settings.methods import MIX_FILE
-from prefixprop.train.callbacks import GracefulStop
+from prefixprop.train.callbacks import GracefulStop, write_history
 from prefixprop.train.errors import TrainingError, building_remedy, explained_memory_errors
 from prefixprop.train.kinds import kind_of
-from prefixprop.train.plan import RunPlan
-from prefixprop.train.readers import Array, Judged, Readers, computing_device
-from prefixprop.train.results import RunResult, begin_run, explained_writing, last_metrics, write_results
+from prefixprop.train.plan import RunPlan, Trained
+from prefixprop.train.readers import Array, Judged, Readers
 from prefixprop.tuners.counting import ParameterCount
 from prefixprop.tuners.reader_bank import save_adapters
 
@@ -77,70 +74,25 @@ class WordsPart:
 def train_mix(
     runs: Sequence[RunPlan],
     directories: Sequence[RunDirectory],
-    overwrite: bool,
     callbacks: Sequence[TrainerCallback],
     progress: Progress,
-) -> list[RunResult]:
-    """Train and write a run, or one for each label column of the same documents."""
-    settings = runs[0].settings
-    stops = [callback for callback in callbacks if isinstance(callback, GracefulStop)]
-    with contextlib.ExitStack() as stack:
-        for directory in directories:
-            stack.enter_context(directory.claimed())
-        try:
-            for number, (run, directory) in enumerate(zip(runs, directories, strict=True)):
-                told = runs[0].notes if number else ()
-                begin_run(run, directory, computing_device(), overwrite, progress, told)
-            for stop in stops:
-                stop.is_training = True
-            with explained_memory_errors(building_remedy(settings)), without_cudnn():
-                mixes = _fit(runs, directories, progress, lambda: any(stop.is_asked for stop in stops))
-            for stop in stops:
-                stop.is_training = False
-            # The first has the checkpoints, so it ends last: until all are written, a killed run can go on.
-            pairs = list(zip(mixes, directories, strict=True))
-            return [_finish(*pair, progress) for pair in reversed(pairs)][::-1]
-        except BaseException:
-            for directory in directories:
-                restore_replaced(directory)
-            raise
-
-
-def _fit(
-    runs: Sequence[RunPlan],
-    directories: Sequence[RunDirectory],
-    progress: Progress,
-    asked_to_stop: Callable[[], bool],
-) -> list[FittedMix]:
-    """Fit all parts, and mix them."""
+) -> list[Trained]:
+    """Fit all parts of a run, or of one for each label column of the same documents, and mix them."""
     judged = [Judged.of(run.classification) for run in runs]
     if (few := len(runs[0].task.dev)) and not judged[0].is_dev:
         progress.note(f"the dev set has too few documents to choose by ({few}); folds of the training set are used")
-    words = [_words(run, one, progress) for run, one in zip(runs, judged, strict=True)]
-    readers = None
-    if runs[0].settings.is_prefix_method:
-        readers = Readers(runs, judged, progress)
-
-        def started() -> None:
-            for directory in directories:
-                discard_replaced(directory)
-
-        readers.train(directories[0], asked_to_stop, started)
-    progress.stage("answering")
-    each = zip(runs, judged, words, strict=True)
-    return [FittedMix(run, one, of_words, readers, number) for number, (run, one, of_words) in enumerate(each)]
-
-
-def _finish(mix: FittedMix, directory: RunDirectory, progress: Progress) -> RunResult:
-    if mix.readers is None:
-        write_text(directory.history, "")  # a fit has no epochs
-    else:
-        mix.readers.write_history(directory)
-    count = mix.count()
-    metrics = mix.metrics() | last_metrics(count)
-    with explained_writing():
-        write_results(directory, replace(mix.run, parameters=count), mix.predictions, metrics, mix.save, progress)
-    return RunResult(directory.path, metrics)
+    with explained_memory_errors(building_remedy(runs[0].settings)), without_cudnn():
+        words = [_words(run, one, progress) for run, one in zip(runs, judged, strict=True)]
+        readers = None
+        if runs[0].settings.is_prefix_method:
+            readers = Readers(runs, judged, progress)
+            readers.train(directories, [one for one in callbacks if isinstance(one, GracefulStop)])
+        progress.stage("answering")
+        each = zip(runs, judged, words, strict=True)
+        mixes = [FittedMix(run, one, of_words, readers, number) for number, (run, one, of_words) in enumerate(each)]
+    for directory in directories:
+        write_history(directory, [] if readers is None else readers.history)  # a fit of words has no epochs
+    return [Trained(mix.predictions, mix.metrics(), mix.count(), mix.save) for mix in mixes]
 
 
 def _words(run: RunPlan, judged: Judged, progress: Progress) -> WordsPart | None:
