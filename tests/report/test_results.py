@@ -16,7 +16,7 @@ from prefixprop.report.choose import compare
 from prefixprop.report.paper import paper_value
 from prefixprop.report.results import fold_tables
 from prefixprop.report.table import BOLD, UNDERLINE, Table, to_markdown
-from prefixprop.runs.run import Run
+from prefixprop.runs.find import Run
 from prefixprop.settings.resolve import resolve
 from prefixprop.train import RunSettings
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from prefixprop.runs.directory import REPLACED, check_may_start, discard_replaced, restore_replaced, start
 from prefixprop.runs.find import find_runs
-from prefixprop.runs.start import REPLACED, check_may_start, discard_replaced, restore_replaced, start
 from prefixprop.train import RunDirectory, RunSettings
 
 from tiny_runs import make_results

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,6 @@ from prefixprop.settings import recipe
 from prefixprop.settings.recipe import (
     YamlEntry,
     YamlValue,
-    differences,
     override,
     read_entries,
     read_settings,
@@ -111,11 +109,6 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     }.items():
         with pytest.raises(SettingsError, match=problem):
             read_settings(tmp_path / f"{name}.yaml")
-
-
-def test_differences_leave_out_what_may_change() -> None:
-    other = replace(SETTINGS, device_batch_size=1, seed=3, report_to=("wandb",), keep_checkpoints=True)
-    assert differences(SETTINGS, other) == ["--seed (was 1, now 3)"]
 
 
 def test_entries_have_lines_and_values(tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from prefixprop.backbones import find_backbone
 from prefixprop.progress import Progress
-from prefixprop.train.bank_trainer import BankTrainer, ReaderPlan, Schedule
+from prefixprop.train import RunSettings
+from prefixprop.train.bank_trainer import BankTrainer, ReaderPlan
 from prefixprop.train.checkpoints import find_checkpoint
 from prefixprop.train.errors import StepTooLarge
 from prefixprop.train.text_states import TextStates
@@ -33,7 +34,7 @@ PLANS = [
     ReaderPlan(column=1, learning_rate=1e-2, seed=1, fold=0),
     ReaderPlan(column=1, learning_rate=1e-2, seed=1, fold=1),
 ]
-SCHEDULE = Schedule(epochs=2, batch_size=4, warmup=0.1, weight_decay=0.1, max_grad_norm=0.5, seed=3)
+SETTINGS = RunSettings(epochs=2, batch_size=4, warmup=0.1, weight_decay=0.1, max_grad_norm=0.5, seed=3)
 _RANDOM = np.random.default_rng(0)
 TEXTS = [_RANDOM.integers(4, 97, size) for size in _RANDOM.integers(3, 20, DOCUMENTS)]
 LABELS = np.stack([_RANDOM.integers(0, classes, DOCUMENTS) for classes in CLASSES])
@@ -56,7 +57,7 @@ def trainer_of(
     bank = ReaderBank(backbone, [new_reader(backbone, 2, CLASSES[p.column], p.seed) for p in plans], prefix_dropout)
     progress = progress or Progress()
     bank.double()
-    return BankTrainer(bank, list(plans), text, labels, FOLDS, SCHEDULE, contextlib.nullcontext, at_once, progress)
+    return BankTrainer(bank, list(plans), text, labels, FOLDS, SETTINGS, at_once, progress)
 
 
 def train(trainer: BankTrainer, until: int | None = None) -> BankTrainer:
@@ -100,16 +101,16 @@ def test_learns_what_its_adapter_learns_with_torch() -> None:
     head.load_state_dict({name.removeprefix("classifier."): value for name, value in reader.head.items()})
     trained = [adapted.get_prefix(), *head.parameters()]
     groups = [
-        {"params": [p for p in trained if p.dim() > 1], "weight_decay": SCHEDULE.weight_decay},
+        {"params": [p for p in trained if p.dim() > 1], "weight_decay": SETTINGS.weight_decay},
         {"params": [p for p in trained if p.dim() == 1], "weight_decay": 0.0},
     ]
     optimizer = torch.optim.AdamW(groups, lr=plan.learning_rate)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: share_of_peak(step, 1, trainer.steps))
-    for epoch in range(SCHEDULE.epochs):
+    for epoch in range(SETTINGS.epochs or 0):
         trainer.order.set_epoch(epoch)
         documents = list(trainer.order)
-        for first in range(0, DOCUMENTS, SCHEDULE.batch_size):
-            part = documents[first : first + SCHEDULE.batch_size]
+        for first in range(0, DOCUMENTS, SETTINGS.documents_per_step):
+            part = documents[first : first + SETTINGS.documents_per_step]
             losses = [
                 F.cross_entropy(
                     adapted(torch.from_numpy(TEXTS[index])[None]).logits, torch.tensor([LABELS[0, index]])
@@ -117,7 +118,7 @@ def test_learns_what_its_adapter_learns_with_torch() -> None:
                 for index in part
             ]
             torch.stack(losses).mean().backward()
-            torch.nn.utils.clip_grad_norm_(trained, SCHEDULE.max_grad_norm)
+            torch.nn.utils.clip_grad_norm_(trained, SETTINGS.max_grad_norm)
             optimizer.step()
             schedule.step()
             optimizer.zero_grad()
@@ -162,7 +163,7 @@ def test_documents_are_answered_by_who_left_them_out(at_once: tuple[int, int]) -
             if plan.column == column and plan.fold is not None:
                 of_fold = np.flatnonzero(FOLDS[column] == plan.fold).tolist()
                 for document in of_fold:
-                    text = trainer.text([document])
+                    text = trainer.text.text(trainer.text.inputs([document]))
                     expected = trainer.bank.eval()(text)[index, 0, : CLASSES[column]].detach()
                     np.testing.assert_allclose(found[key][document], expected, atol=1e-5)
 

@@ -17,7 +17,7 @@ import torch
 from safetensors import SafetensorError
 from transformers import PreTrainedTokenizerBase, Trainer
 
-from prefixprop.runs.start import start
+from prefixprop.runs.directory import start
 from prefixprop.train import RunDirectory, TrainingError, checkpoints, plan, train
 from prefixprop.train.checkpoints import list_checkpoints
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from prefixprop.runs.run import DECISIVE_SETTINGS, Run
+from prefixprop.runs.find import DECISIVE_SETTINGS, Run
 from prefixprop.settings.resolve import resolve
 from prefixprop.settings.run_settings import SETTINGS, RunSettings
 

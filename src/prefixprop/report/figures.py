@@ -17,7 +17,7 @@ from prefixprop.report.canvas import BLUE, GREEN, VERMILION, new_axes, new_figur
 from prefixprop.report.choose import Comparison, Row, set_name
 from prefixprop.report.one_run import JudgedRun
 from prefixprop.report.results import headline
-from prefixprop.runs.run import as_number
+from prefixprop.runs.find import as_number
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

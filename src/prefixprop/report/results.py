@@ -21,7 +21,7 @@ from prefixprop.report.choose import (
 )
 from prefixprop.report.paper import REPORTED_SPLITS, paper_value
 from prefixprop.report.table import BOLD, Table, file_name, frame, interval_cell, mean_cell, no_marks, number, ranked
-from prefixprop.runs.run import Run, as_number
+from prefixprop.runs.find import Run, as_number
 
 ALL_METRICS = "All metrics"
 _TIME = "Time, s ↓"

@@ -72,23 +72,6 @@ def settings_to_yaml(settings: RunSettings) -> str:
     return "\n".join(lines) + "\n"
 
 
-def has_all_settings(path: Path) -> bool:
-    """Whether a file names every setting, as the output of `settings_to_yaml` does, unlike a recipe."""
-    try:
-        return set(read_settings(path)) >= set(SETTINGS)
-    except (OSError, ValueError):
-        return False
-
-
-def differences(one: RunSettings, other: RunSettings) -> list[str]:
-    """Flags of the settings that differ, except those that may differ when a run is resumed."""
-    return [
-        f"{setting.flag} (was {getattr(one, name)!r}, now {getattr(other, name)!r})"
-        for name, setting in SETTINGS.items()
-        if not setting.resumable and getattr(one, name) != getattr(other, name)
-    ]
-
-
 # --- YAML with the numbers of its lines ---------------------------------------------------------------------------
 
 

@@ -7,7 +7,7 @@ Given as a flag it is an error; in a recipe, which may serve several methods, it
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +32,8 @@ def _source_problems(settings: RunSettings, in_memory: bool) -> Iterator[str]:
     if len(given) != 1:
         flags = ", ".join(flag_of(name) for name in sources)
         yield f"Give one source of data, one of {flags}" + (f"; got {' and '.join(given)}." if given else ".")
-    needed = {
-        "data_dir": "task",
-        "dev_files": "train_files",
-        "test_files": "train_files",
-        "hub_config": "hub_dataset",
-    }
-    for name, source in needed.items():
+    parts = {"data_dir": "task", "dev_files": "train_files", "test_files": "train_files", "hub_config": "hub_dataset"}
+    for name, source in parts.items():
         if getattr(settings, name) and not sources[source]:
             yield f"{flag_of(name)}: belongs to {flag_of(source)}, which is not given."
     if settings.data_dir is not None and not Path(settings.data_dir).is_dir():
@@ -50,7 +45,7 @@ def _source_problems(settings: RunSettings, in_memory: bool) -> Iterator[str]:
 
 
 def _other_problems(settings: RunSettings, processes: int) -> Iterator[str]:
-    folds, fold = settings.folds, settings.fold
+    folds, fold, method = settings.folds, settings.fold, settings.method_row.name
     if folds is not None and fold is None:
         yield f"--fold: --folds is {folds}, so say which is left out: 0 to {folds - 1}."
     if fold is not None and folds is None:
@@ -58,12 +53,9 @@ def _other_problems(settings: RunSettings, processes: int) -> Iterator[str]:
     if folds is not None and fold is not None and fold >= folds:
         yield f"--fold: of {folds} --folds the last is {folds - 1}, got {fold}."
     if (settings.method_row.is_read_only or settings.is_mix) and settings.answers_questions:
-        yield (
-            f"--method: {settings.method_row.name} classifies documents, and {settings.task} asks questions; choose "
-            "another method."
-        )
-    if len(settings.label_column) > 1 and settings.method_row.name != "readers":
-        yield f"--label-column: {settings.method_row.name} trains for one column; choose one, or --method readers."
+        yield f"--method: {method} classifies documents, and {settings.task} asks questions; choose another method."
+    if len(settings.label_column) > 1 and method != "readers":
+        yield f"--label-column: {method} trains for one column; choose one, or --method readers."
     if len(set(settings.label_column)) < max(1, len(settings.label_column)):
         yield "--label-column: name each column once, and one at least."
     if len(settings.text_column) != 1:
@@ -73,9 +65,9 @@ def _other_problems(settings: RunSettings, processes: int) -> Iterator[str]:
     if settings.keep_checkpoints and not settings.keep_weights:
         yield "--keep-checkpoints: checkpoints are weights, and --no-keep-weights keeps none; leave one of them out."
     if settings.max_dev_documents == 0 and not settings.is_mix:
-        yield f"--max-dev-documents: {settings.method_row.name} needs a dev set; give at least 1, or leave it out."
+        yield f"--max-dev-documents: {method} needs a dev set; give at least 1, or leave it out."
     if settings.is_mix and processes > 1:
-        yield f"--method: {settings.method_row.name} trains on one device; start one process."
+        yield f"--method: {method} trains on one device; start one process."
     if not settings.is_mix and settings.documents_per_step % processes:
         yield (
             f"--batch-size: {settings.documents_per_step} documents per step cannot be shared by {processes} "
@@ -89,54 +81,39 @@ def documents_at_once(settings: RunSettings, processes: int = 1) -> int:
     return next(count for count in range(min(settings.device_batch_size, share), 0, -1) if share % count == 0)
 
 
-@dataclass(frozen=True)
-class _Scope:
-    """Settings that only have an effect if `holds`; `owner` is what they belong to, in words."""
-
-    holds: Callable[[RunSettings], bool]
-    owner: str
-    names: tuple[str, ...]
-
-
-_SCOPES = (
-    _Scope(lambda settings: settings.kernel is not None, "a --kernel, such as exp", ("alpha", "alpha_mode")),
-    _Scope(
-        lambda settings: settings.method_row.name == "readers", "--method readers", ("mix_baseline", "keep_states")
-    ),
-    _Scope(
-        lambda settings: not settings.is_mix,
+# Settings that only have an effect in some runs: which runs these are, in code and in words, and the settings.
+_ONLY_IN: tuple[tuple[Callable[[RunSettings], bool], str, str], ...] = (
+    (lambda run: run.kernel is not None, "a --kernel, such as exp", "alpha alpha_mode"),
+    (lambda run: run.method_row.name == "readers", "--method readers", "mix_baseline keep_states"),
+    (
+        lambda run: not run.is_mix,
         "methods that train one model with a dev set",
-        ("keep", "early_stopping", "gradient_checkpointing", "attention_dropout", "baseline", "report_to"),
+        "keep early_stopping gradient_checkpointing attention_dropout baseline report_to",
     ),
-    _Scope(
-        lambda settings: settings.method_row.name != "tfidf",
+    (
+        lambda run: run.method_row.name != "tfidf",
         "methods that train on the encoder",
-        ("learning_rate", "epochs", "batch_size", "warmup", "dropout", "weight_decay", "max_grad_norm"),
+        "learning_rate epochs batch_size warmup dropout weight_decay max_grad_norm",
     ),
-    _Scope(
-        lambda settings: settings.answers_questions,
-        "a --task with questions, such as wikihop",
-        ("chunk_reduction", "max_chunks"),
-    ),
-    _Scope(
-        lambda settings: not settings.answers_questions,
+    (lambda run: run.answers_questions, "a --task with questions, such as wikihop", "chunk_reduction max_chunks"),
+    (
+        lambda run: not run.answers_questions,
         "tasks that classify documents",
-        ("pooling", "class_weights", "choose_by", "target_precision"),
+        "pooling class_weights choose_by target_precision",
     ),
-    _Scope(lambda settings: settings.task_row.has_baseline, "tasks that have a baseline", ("baseline",)),
-    _Scope(
-        lambda settings: settings.task is None,
+    (lambda run: run.task_row.has_baseline, "tasks that have a baseline", "baseline"),
+    (
+        lambda run: run.task is None,
         "--train-files and --hub-dataset",
-        ("text_column", "label_column", "id_column", "label_separator"),
+        "text_column label_column id_column label_separator",
     ),
 )
 
 
 def unused_settings(settings: RunSettings) -> dict[str, str]:
     """The settings that change nothing in such a run, each with what it belongs to."""
-    unused = {name: scope.owner for scope in _SCOPES if not scope.holds(settings) for name in scope.names}
-    used = settings.method_row.options
-    of_methods = {name: owners(name) for name in SETTINGS if name not in used}
+    unused = {name: owner for holds, owner, names in _ONLY_IN if not holds(settings) for name in names.split()}
+    of_methods = {name: owners(name) for name in SETTINGS if name not in settings.method_row.options}
     return unused | {name: f"--method {_listed(methods)}" for name, methods in of_methods.items() if methods}
 
 
@@ -148,13 +125,9 @@ def _listed(names: tuple[str, ...]) -> str:
 def refuse_unused(settings: RunSettings, given: Iterable[str]) -> None:
     """Raise `SettingsError` if one of the `given` settings changes nothing: the user expects that it does."""
     unused = unused_settings(settings)
-    problems = [
-        f"{flag_of(name)}: belongs to {unused[name]}, and would change nothing here; leave it out."
-        for name in given
-        if name in unused
-    ]
-    if problems:
-        raise SettingsError(problems)
+    if found := [name for name in given if name in unused]:
+        end = "and would change nothing here; leave it out."
+        raise SettingsError(f"{flag_of(name)}: belongs to {unused[name]}, {end}" for name in found)
 
 
 def unused_notes(settings: RunSettings) -> list[str]:
@@ -218,10 +191,7 @@ def _max_length(settings: RunSettings, limit: int) -> int:
     if settings.max_length is None:
         return min(settings.task_row.max_length or limit, limit)
     if settings.max_length > limit:
-        raise SettingsError(
-            [
-                f"--max-length: {settings.max_length} tokens are more than the {limit} that {settings.model} reads "
-                "here; lower it, or choose a longer model (`prefixprop lengthen` makes one)."
-            ]
-        )
+        more = f"{settings.max_length} tokens are more than the {limit} that {settings.model} reads here"
+        remedy = "lower it, or choose a longer model (`prefixprop lengthen` makes one)"
+        raise SettingsError([f"--max-length: {more}; {remedy}."])
     return settings.max_length

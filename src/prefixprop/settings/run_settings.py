@@ -46,19 +46,10 @@ CHOOSE_BY = ("micro_f1", "macro_f1", "average_precision")  # metrics
 # Groups of settings, as help shows them.
 DATA, MODEL, METHOD, OPTIMISATION, MACHINE = "Data", "Model", "Method", "Optimisation", "Machine"
 
-_SOURCE = (
-    "task",
-    "data_dir",
-    "hub_dataset",
-    "hub_config",
-    "train_files",
-    "dev_files",
-    "test_files",
-    "text_column",
-    "label_column",
-    "id_column",
-    "label_separator",
-)
+_SOURCE = (  # the arguments of `load_data`
+    "task", "data_dir", "hub_dataset", "hub_config", "train_files", "dev_files", "test_files", "text_column",
+    "label_column", "id_column", "label_separator",
+)  # fmt: skip
 
 # Every number has a bound far above what makes sense, so that a typo is an error here and not in an allocator.
 MANY = 1_000_000
@@ -86,6 +77,11 @@ def _learning_rates() -> str:
     """The learning rate of every method: `0.005 for prefix-propagation, ...`."""
     fixed = [f"{method.learning_rate:g} for {method.name}" for method in METHODS.values() if method.learning_rate]
     return ", ".join([*fixed, "chosen by cross-validation for readers"])
+
+
+def _machine(default: Any, help: str, **options: Any) -> Any:
+    """A setting that results do not depend on, so that it may change when a run is resumed."""
+    return setting(default, MACHINE, help, resumable=True, **options)
 
 
 @settings_class
@@ -200,12 +196,7 @@ class RunSettings(Settings):
     )
 
     learning_rate: float | None = setting(
-        None,
-        OPTIMISATION,
-        lambda: f"Peak learning rate. If not set: {_learning_rates()}.",
-        alias="lr",
-        gt=0,
-        le=100,
+        None, OPTIMISATION, lambda: f"Peak learning rate. If not set: {_learning_rates()}.", alias="lr", gt=0, le=100
     )
     epochs: int | None = setting(
         None,
@@ -253,69 +244,42 @@ class RunSettings(Settings):
     )
     seed: int = setting(1, OPTIMISATION, "The seed of everything random.", ge=0, le=2**32 - 1)
 
-    device_batch_size: int = setting(
-        8,
-        MACHINE,
-        "Documents at once on a device, at most; the rest of the batch is accumulated.",
-        resumable=True,
-        ge=1,
-        le=MANY,
+    device_batch_size: int = _machine(
+        8, "Documents at once on a device, at most; the rest of the batch is accumulated.", ge=1, le=MANY
     )
-    precision: str = setting(
+    precision: str = _machine(
+        "auto", "'auto' is bf16 on GPUs that have it (Ampere or later), fp32 elsewhere.", choices=PRECISIONS
+    )
+    attention_backend: str = _machine(
+        "auto", "What computes the attention of Longformer and ModernBERT.", choices=ATTENTION_BACKENDS
+    )
+    gradient_checkpointing: bool = _machine(
+        False, "Compute activations twice instead of keeping them: less memory, more time."
+    )
+    keep_states: str = _machine(
         "auto",
-        MACHINE,
-        "'auto' is bf16 on GPUs that have it (Ampere or later), fp32 elsewhere.",
-        choices=PRECISIONS,
-        resumable=True,
-    )
-    attention_backend: str = setting(
-        "auto",
-        MACHINE,
-        "What computes the attention of Longformer and ModernBERT.",
-        choices=ATTENTION_BACKENDS,
-        resumable=True,
-    )
-    gradient_checkpointing: bool = setting(
-        False, MACHINE, "Compute activations twice instead of keeping them: less memory, more time.", resumable=True
-    )
-    keep_states: str = setting(
-        "auto",
-        MACHINE,
         "Keep what readers read between epochs: 'auto' does where half of the free memory of the GPU, or else of the "
         "host, is enough.",
         choices=AUTO_OR_NO,
-        resumable=True,
     )
-    checkpoint_every: int = setting(
-        0,
-        MACHINE,
-        "Write a checkpoint every N steps as well; 0: only at the ends of epochs.",
-        resumable=True,
-        ge=0,
-        le=BILLION,
+    checkpoint_every: int = _machine(
+        0, "Write a checkpoint every N steps as well; 0: only at the ends of epochs.", ge=0, le=BILLION
     )
-    checkpoint_seconds: float = setting(
+    checkpoint_seconds: float = _machine(
         30.0,
-        MACHINE,
         "Skip the checkpoint at an epoch's end if the last one is less than this many seconds old.",
-        resumable=True,
         ge=0,
         le=BILLION,
     )
-    keep_checkpoints: bool = setting(False, MACHINE, "Keep the last two checkpoints after the run.", resumable=True)
-    keep_weights: bool = setting(
-        True,
-        MACHINE,
-        "Keep what was trained, and the tokenizer; without them a run can be reported on, but cannot predict.",
-        resumable=True,
+    keep_checkpoints: bool = _machine(False, "Keep the last two checkpoints after the run.")
+    keep_weights: bool = _machine(
+        True, "Keep what was trained, and the tokenizer; without them a run can be reported on, but cannot predict."
     )
-    baseline: bool = setting(
+    baseline: bool = _machine(
         True,
-        MACHINE,
         "Fit a baseline on the same documents, TF-IDF or for hybridqa BM25, and show its metrics beside the run's.",
-        resumable=True,
     )
-    report_to: tuple[str, ...] = setting((), MACHINE, "Trackers, such as tensorboard or wandb.", resumable=True)
+    report_to: tuple[str, ...] = _machine((), "Trackers, such as tensorboard or wandb.")
 
     @property
     def task_row(self) -> TaskSource:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -18,6 +17,7 @@ from torch import Tensor
 from prefixprop.attention.backends import why_not
 from prefixprop.models.gpu import CudaGraph, can_use_cuda_graphs
 from prefixprop.progress import Progress
+from prefixprop.settings.run_settings import RunSettings
 from prefixprop.train.checkpoints import (
     TRAINER_STATE,
     Snapshot,
@@ -52,18 +52,6 @@ class ReaderPlan:
     fold: int | None
 
 
-@dataclass(frozen=True)
-class Schedule:
-    """How long a bank is trained, and by which steps."""
-
-    epochs: int
-    batch_size: int
-    warmup: float
-    weight_decay: float
-    max_grad_norm: float
-    seed: int
-
-
 @dataclass
 class BankTrainer:
     """Trains the readers of a bank side by side; a reader's steps do not depend on the others.
@@ -75,6 +63,7 @@ class BankTrainer:
         labels: The label of each document for each label column, [columns, documents], or [columns, documents,
             labels] of 0 and 1 where a document can have several.
         folds: The fold of each document for each label column.
+        settings: How long the readers are trained, and by which steps.
         at_once: How many documents, and how many readers, a device computes at once.
         weights: The weights of classes in the loss, for each label column, see `class_weights`.
     """
@@ -84,8 +73,7 @@ class BankTrainer:
     text: TextStates
     labels: NDArray[np.int64]
     folds: NDArray[np.int64]
-    schedule: Schedule
-    precision: Callable[[], AbstractContextManager[object]]
+    settings: RunSettings
     at_once: tuple[int, int]
     progress: Progress
     weights: NDArray[np.float32] | None = None
@@ -94,16 +82,18 @@ class BankTrainer:
     step: int = 0
 
     def __post_init__(self) -> None:
-        self.order = LengthGroupedOrder(self.text.lengths, self.schedule.batch_size, self.schedule.seed)
+        self.size = self.settings.documents_per_step
+        self.order = LengthGroupedOrder(self.text.lengths, self.size, self.settings.seed)
+        self.steps_per_epoch = -(-len(self.text.lengths) // self.size)
+        self.steps = self.steps_per_epoch * (self.settings.epochs or 0)
         self._prepare()
 
     def _prepare(self) -> None:
-        device = self.text.device
+        device, settings = self.text.device, self.settings
         self.bank.to(device)
         rates = torch.tensor([plan.learning_rate for plan in self.plans], device=device)
-        schedule = self.schedule
         parameters = list(self.bank.parameters())
-        self.optimizer = ReaderAdamW(parameters, rates, schedule.weight_decay, schedule.max_grad_norm)
+        self.optimizer = ReaderAdamW(parameters, rates, settings.weight_decay, settings.max_grad_norm)
         learns = [self.folds[plan.column] != (-1 if plan.fold is None else plan.fold) for plan in self.plans]
         self._learns = torch.from_numpy(np.stack(learns)).to(device)
         self._columns = torch.tensor([plan.column for plan in self.plans], device=device)
@@ -111,17 +101,9 @@ class BankTrainer:
         self._weights = None if self.weights is None else torch.from_numpy(self.weights).to(device)
         self._passes.clear()
 
-    @property
-    def steps_per_epoch(self) -> int:
-        return -(-len(self.text.lengths) // self.schedule.batch_size)
-
-    @property
-    def steps(self) -> int:
-        return self.steps_per_epoch * self.schedule.epochs
-
     def train(self, until: int) -> Iterator[int]:
         """Train to a step; yields the number of each step when it is done."""
-        warmup = int(np.ceil(self.schedule.warmup * self.steps))
+        warmup = int(np.ceil(self.settings.warmup * self.steps))
         while self.step < until:
             epoch, first = divmod(self.step, self.steps_per_epoch)
             self.order.set_epoch(epoch)
@@ -131,8 +113,7 @@ class BankTrainer:
             for place in range(first, self.steps_per_epoch):
                 if self.step >= until:
                     return
-                size = self.schedule.batch_size
-                self._backward(documents[place * size : (place + 1) * size])
+                self._backward(documents[place * self.size : (place + 1) * self.size])
                 self.optimizer.step(share_of_peak(self.step, warmup, self.steps))
                 self.step += 1
                 yield self.step
@@ -203,7 +184,7 @@ class BankTrainer:
 
     def _logits(self, readers: slice | Tensor, inputs: dict[str, Tensor]) -> Tensor:
         text = self.text.text(inputs)
-        with self.precision():
+        with self.text.precision():
             return self.bank(text, readers)
 
     # --- answers --------------------------------------------------------------------------------------------------

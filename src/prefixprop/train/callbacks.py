@@ -14,8 +14,7 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 
 from prefixprop.atomic_files import write_text
 from prefixprop.progress import Progress
-from prefixprop.runs.directory import RunDirectory
-from prefixprop.runs.start import discard_replaced
+from prefixprop.runs.directory import RunDirectory, discard_replaced
 from prefixprop.settings.run_settings import RunSettings
 from prefixprop.train.checkpoints import restore_generators
 from prefixprop.tuners.layer import PrefixLayer

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from prefixprop.backbones import Backbone, find_backbone
+from prefixprop.backbones import find_backbone
 from prefixprop.choices import DEFAULT_BATCH_TOKENS
 from prefixprop.data import ClassificationTask
 from prefixprop.data.documents import Split
@@ -26,9 +24,8 @@ from prefixprop.evaluate.metrics import yes_or_no
 from prefixprop.evaluate.mixing import READERS, mean_answer, score
 from prefixprop.models.gpu import hold_frozen_in_bfloat16
 from prefixprop.progress import Progress
-from prefixprop.runs.directory import RunDirectory
-from prefixprop.runs.start import discard_replaced
-from prefixprop.train.bank_trainer import BankTrainer, ReaderPlan, Schedule
+from prefixprop.runs.directory import RunDirectory, discard_replaced
+from prefixprop.train.bank_trainer import BankTrainer, ReaderPlan
 from prefixprop.train.callbacks import GracefulStop, write_history
 from prefixprop.train.checkpoints import explained_checkpoint_errors, find_checkpoint
 from prefixprop.train.kinds import pad_token
@@ -95,10 +92,6 @@ def _stacked_labels(runs: Sequence[RunPlan]) -> tuple[NDArray[np.int64], NDArray
     return np.stack(found), np.stack(filled) if runs[0].settings.class_weights == "balanced" else None
 
 
-def computing_device() -> torch.device:
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-
 class Readers:
     """The readers of a run, or of one run for each label column of the same documents, trained side by side."""
 
@@ -106,25 +99,20 @@ class Readers:
         first = runs[0]
         in_bf16 = use_bf16(first.settings)
         self.settings, self.judged, self.progress = first.settings, judged, progress
-        self.classes = [run.classification.num_labels for run in runs]
-        device = computing_device()
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         model = first.take_model().requires_grad_(False)
         if in_bf16:
             hold_frozen_in_bfloat16(model)
-        self.model = model.to(device)
-        self.precision: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext
-        if in_bf16:
-            self.precision = partial(torch.autocast, device.type, torch.bfloat16)
-        self.backbone: Backbone = find_backbone(self.model)
+        backbone = find_backbone(model.to(device))
         tokenizer, settings = first.base.tokenizer, self.settings
-        assert settings.max_length is not None and settings.epochs is not None and settings.batch_size is not None
+        larger = 4 if device.type == "cuda" else 1
         self._states = partial(
             TextStates,
-            self.backbone,
+            backbone,
             pad_token_id=pad_token(tokenizer),
-            precision=self.precision,
-            batch_tokens=DEFAULT_BATCH_TOKENS * (4 if device.type == "cuda" else 1),
-            max_length=settings.max_length,
+            precision=partial(torch.autocast, device.type, torch.bfloat16, enabled=in_bf16),
+            batch_tokens=DEFAULT_BATCH_TOKENS * larger,
+            max_length=settings.max_length or 0,
         )
         self.documents = first.data.documents
         self.text = self._states(self.documents["train"], keep=settings.keep_states == "auto")
@@ -140,24 +128,14 @@ class Readers:
             for fold in groups
             for seed in self.seeds
         ]
-        cls = None if tokenizer.cls_token_id is None else embedded_cls(self.backbone, tokenizer.cls_token_id)
-        new = partial(new_reader, self.backbone, self.plan.length, cls=cls)
-        weights = [new(classes=self.classes[plan.column], seed=plan.seed) for plan in plans]
-        bank = ReaderBank(self.backbone, weights, settings.prefix_dropout)
+        cls = None if tokenizer.cls_token_id is None else embedded_cls(backbone, tokenizer.cls_token_id)
+        classes = [run.classification.num_labels for run in runs]
+        weights = [new_reader(backbone, self.plan.length, classes[plan.column], plan.seed, cls) for plan in plans]
+        bank = ReaderBank(backbone, weights, settings.prefix_dropout)
         labels, of_classes = _stacked_labels(runs)
-        folds = [one.folds if not one.is_dev else np.full(labels.shape[1], NO_FOLD) for one in judged]
-        schedule = Schedule(
-            settings.epochs,
-            settings.batch_size,
-            settings.warmup,
-            settings.weight_decay,
-            settings.max_grad_norm,
-            settings.seed,
-        )
-        at_once = (settings.device_batch_size * (4 if device.type == "cuda" else 1), len(plans))
-        self.trainer = BankTrainer(
-            bank, plans, self.text, labels, np.stack(folds), schedule, self.precision, at_once, progress, of_classes
-        )
+        folds = np.stack([one.folds if not one.is_dev else np.full(labels.shape[1], NO_FOLD) for one in judged])
+        at_once = (settings.device_batch_size * larger, len(plans))
+        self.trainer = BankTrainer(bank, plans, self.text, labels, folds, settings, at_once, progress, of_classes)
         self.history: list[dict[str, Any]] = []
         self.dropped: list[dict[str, float]] = [{} for _ in runs]  # by label column: a rate and its accuracy halfway
         self.seconds_before, self.started = 0.0, time.monotonic()

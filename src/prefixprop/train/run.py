@@ -32,8 +32,16 @@ from prefixprop.data import ClassificationTask, fingerprint, load_data
 from prefixprop.evaluate import never_predicted, write_predictions
 from prefixprop.processes import is_main_process, process_count
 from prefixprop.progress import Progress
-from prefixprop.runs.directory import DOCUMENTS, FINISHED, RunDirectory
-from prefixprop.runs.start import check_may_start, check_same_documents, check_same_settings, restore_replaced, start
+from prefixprop.runs.directory import (
+    DOCUMENTS,
+    FINISHED,
+    RunDirectory,
+    check_may_start,
+    check_same_documents,
+    check_same_settings,
+    restore_replaced,
+    start,
+)
 from prefixprop.settings.declaration import SettingsError
 from prefixprop.settings.resolve import resolve
 from prefixprop.settings.run_settings import RunSettings
