@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from prefixprop.settings import recipe
-from prefixprop.settings.recipe import (
+from prefixprop.settings import resolve
+from prefixprop.settings.resolve import (
     YamlEntry,
     YamlValue,
     override,
@@ -31,8 +31,8 @@ SETTINGS = RunSettings(
 def loader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both of PyYAML's loaders read alike; the slow one explains errors."""
     if request.param == "plain":
-        monkeypatch.setattr(recipe, "_FAST_LOADER", None)
-    elif recipe._FAST_LOADER is None:
+        monkeypatch.setattr(resolve, "_FAST_LOADER", None)
+    elif resolve._FAST_LOADER is None:
         pytest.skip("PyYAML was built without libyaml")
 
 

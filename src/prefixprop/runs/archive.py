@@ -31,8 +31,7 @@ from prefixprop.data.rows import iterate_json_lines
 from prefixprop.evaluate import PredictionSet
 from prefixprop.runs.directory import ARCHIVE_TABLE
 from prefixprop.runs.find import SPLITS, Run
-from prefixprop.settings.recipe import override
-from prefixprop.settings.resolve import resolve
+from prefixprop.settings.resolve import override, resolve
 from prefixprop.settings.run_settings import RunSettings
 
 PREDICTIONS = "predictions.npz"

@@ -50,7 +50,7 @@ from prefixprop.atomic_files import (
 )
 from prefixprop.processes import is_main_process
 from prefixprop.settings.methods import METHODS
-from prefixprop.settings.recipe import override, read_settings, settings_to_yaml
+from prefixprop.settings.resolve import override, read_settings, settings_to_yaml
 from prefixprop.settings.run_settings import SETTINGS, RunSettings
 
 if TYPE_CHECKING:

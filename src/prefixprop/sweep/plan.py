@@ -22,15 +22,17 @@ from typing import Any
 
 from prefixprop.data.registry import TASKS
 from prefixprop.settings.declaration import TEXTS, SettingsError, as_declared, problem_of
-from prefixprop.settings.recipe import (
+from prefixprop.settings.resolve import (
     YamlEntry,
     YamlValue,
+    check_settings,
     override,
     read_entries,
     setting_name,
     unknown_setting,
+    unused_settings,
+    with_defaults,
 )
-from prefixprop.settings.resolve import check_settings, unused_settings, with_defaults
 from prefixprop.settings.run_settings import DATA, SETTINGS, RunSettings
 from prefixprop.sweep.cells import Axis, Cell, run_name
 

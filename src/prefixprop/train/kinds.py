@@ -48,7 +48,6 @@ class EvaluationSplit:
     `folds` divide a dev set whose documents can have several labels, for thresholds from the other folds.
     """
 
-    name: str
     dataset: Dataset[Any]
     predictions: Callable[[NDArray[np.float64]], PredictionSet]
     folds: NDArray[np.int64] | None = None
@@ -264,7 +263,7 @@ def _document_split(name: str, task: ClassificationTask, dataset: DocumentDatase
         found = PredictionSet.of_documents(task, documents, np.asarray(logits)[np.argsort(order)])
         return found if folds is None else decide({"dev": found}, Temperature(1.0), folds)[0]["dev"]
 
-    return EvaluationSplit(name, Subset(dataset, order), predictions, folds)
+    return EvaluationSplit(Subset(dataset, order), predictions, folds)
 
 
 # --- questions ------------------------------------------------------------------------------------------------------
@@ -334,7 +333,7 @@ def _question_split(name: str, task: QuestionTask, dataset: WikiHopDataset) -> E
     def predictions(logits: NDArray[np.float64]) -> PredictionSet:
         return question_predictions(questions, {question.id: row for question, row in zip(read, logits, strict=True)})
 
-    return EvaluationSplit(name, Subset(dataset, order), predictions)  # type: ignore[arg-type]
+    return EvaluationSplit(Subset(dataset, order), predictions)  # type: ignore[arg-type]
 
 
 # --- both -----------------------------------------------------------------------------------------------------------

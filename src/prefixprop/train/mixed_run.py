@@ -16,13 +16,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from transformers import TrainerCallback
 
 from prefixprop.atomic_files import write_json
-from prefixprop.data import ClassificationTask
 from prefixprop.data.documents import CALIBRATION, texts_of
 from prefixprop.evaluate import (
     C_VALUES,
@@ -54,21 +53,12 @@ from prefixprop.tuners.counting import ParameterCount
 from prefixprop.tuners.reader_bank import save_adapters
 
 
-class WordsPart:
-    """The TF-IDF model: its answers to the judged documents, and those that are fitted on the whole training set."""
+class Words(NamedTuple):
+    """The TF-IDF models, one for each C, their answers to the judged documents, and these cross-fitted."""
 
-    def __init__(self, task: ClassificationTask, judged: Judged, class_weight: str | None) -> None:
-        texts, labels = texts_of(task.train), task.label_array(task.train)
-        self.models = fit_tfidf(texts, labels, task.num_labels, C_VALUES, class_weight)
-        if judged.is_dev:
-            logits = np.stack([model.scores(texts_of(judged.documents)) for model in self.models])
-        else:
-            logits = left_out_scores(texts, labels, task.num_labels, judged.folds, C_VALUES, class_weight)
-        self.part = Part(WORDS, C_VALUES, judged.as_answers(logits))
-
-    @property
-    def name(self) -> str:
-        return self.models[0].name
+    models: Sequence[TfidfModel]
+    part: Part
+    fitted: CrossFitted
 
 
 def train_mix(
@@ -95,36 +85,42 @@ def train_mix(
     return [Trained(mix.predictions, mix.metrics(), mix.count(), mix.save) for mix in mixes]
 
 
-def _words(run: RunPlan, judged: Judged, progress: Progress) -> WordsPart | None:
-    is_alone = not run.settings.is_prefix_method
+def _words(run: RunPlan, judged: Judged, progress: Progress) -> Words | None:
+    """Fit TF-IDF on the whole training set, and judge it; None where its documents have no words."""
+    task, weight = run.classification, run.settings.tfidf_class_weight
+    texts, labels = texts_of(task.train), task.label_array(task.train)
     progress.stage("fitting TF-IDF")
     try:
-        words = WordsPart(run.classification, judged, run.settings.tfidf_class_weight)
+        models = fit_tfidf(texts, labels, task.num_labels, C_VALUES, weight)
+        if judged.is_dev:
+            logits = np.stack([model.scores(texts_of(judged.documents)) for model in models])
+        else:
+            logits = left_out_scores(texts, labels, task.num_labels, judged.folds, C_VALUES, weight)
     except ValueError as error:
-        if is_alone:
+        if not run.settings.is_prefix_method:  # there is nothing else
             raise TrainingError(str(error)) from error
         progress.note(f"there is no TF-IDF baseline: {error}")
         return None
-    fitted = cross_fit([words.part], judged.labels, judged.folds, run.settings.choose_by)
-    progress.line(f"{words.name}: {judged.in_words(judged.score(fitted.log_probabilities))}")
-    return words
+    part = Part(WORDS, C_VALUES, judged.as_answers(logits))
+    fitted = cross_fit([part], judged.labels, judged.folds, run.settings.choose_by)
+    progress.line(f"{models[0].name}: {judged.in_words(judged.score(fitted.log_probabilities))}")
+    return Words(models, part, fitted)
 
 
 class FittedMix:
     """What a run says in the end: the mix, its cross-fitted answers, its metrics, and what is kept of it."""
 
     def __init__(
-        self, run: RunPlan, judged: Judged, words: WordsPart | None, readers: Readers | None, column: int
+        self, run: RunPlan, judged: Judged, words: Words | None, readers: Readers | None, column: int
     ) -> None:
         self.run, self.judged, self.words, self.readers, self.column = run, judged, words, readers, column
-        parts = [] if readers is None else [readers.part(column)]
-        mixes = run.settings.mix_baseline == "auto"
-        alone = [] if words is None else [words.part]
-        self.of_readers = parts[0] if parts else None
-        chosen_by = (judged.labels, judged.folds, run.settings.choose_by)
-        self.fitted = cross_fit(parts + alone if mixes or not parts else parts, *chosen_by)
-        # The baseline is judged in the same folds whether it is mixed in or not.
-        self.baseline = cross_fit(alone, *chosen_by) if alone else None
+        self.of_readers = None if readers is None else readers.part(column)
+        if self.of_readers is None:
+            assert words is not None
+            self.fitted = words.fitted
+        else:
+            also = [words.part] if words is not None and run.settings.mix_baseline == "auto" else []
+            self.fitted = cross_fit([self.of_readers, *also], judged.labels, judged.folds, run.settings.choose_by)
         others = [name for name in (CALIBRATION, "test") if run.classification.split(name)]
         self.answers = {split: self._answers(split) for split in others}
         mixed = {split: self.fitted.final.log_probabilities(found) for split, found in self.answers.items()}
@@ -158,8 +154,8 @@ class FittedMix:
     @property
     def final_words(self) -> TfidfModel:
         """The TF-IDF model that is kept, fitted on all documents."""
-        assert self.words is not None and self.baseline is not None
-        return self.words.models[self.baseline.final.chosen[WORDS]]
+        assert self.words is not None
+        return self.words.models[self.words.fitted.final.chosen[WORDS]]
 
     def metrics(self) -> dict[str, Any]:
         """All of `metrics.json` but the parameters. Mixed answers are calibrated, so that the temperature is 1."""
@@ -175,8 +171,8 @@ class FittedMix:
         }
         if self.thresholds is not None:
             found["thresholds"] = self.thresholds.tolist()
-        if self.baseline is not None and self.words is not None:
-            found["baseline"] = {"model": self.words.name, **self._alone(self.baseline, WORDS)}
+        if self.words is not None:
+            found["baseline"] = {"model": self.final_words.name, **self._alone(self.words.fitted, WORDS)}
         if self.readers is not None:
             found["readers"] = self._alone(self.fitted, READERS)
             found["learning_rates"] = self._learning_rates()

@@ -21,8 +21,7 @@ from prefixprop.processes import process_count
 from prefixprop.progress import Progress
 from prefixprop.runs.directory import RunDirectory
 from prefixprop.settings.methods import ADAPTER, HEAD, HEAD_FILE, MODEL
-from prefixprop.settings.recipe import settings_to_yaml
-from prefixprop.settings.resolve import documents_at_once
+from prefixprop.settings.resolve import documents_at_once, settings_to_yaml
 from prefixprop.settings.run_settings import RunSettings
 from prefixprop.train.callbacks import RunCallback, epoch_lines, is_exhausted
 from prefixprop.train.checkpoints import find_checkpoint

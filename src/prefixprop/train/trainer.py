@@ -126,11 +126,8 @@ class RunTrainer(Trainer):
 
     def predict_split(self, split: EvaluationSplit) -> PredictionSet:
         """The predictions of a split, in the order of its documents."""
-        of_dev, self.compute_metrics = self.compute_metrics, None
-        try:
-            return split.predictions(self.predict(split.dataset).predictions)
-        finally:
-            self.compute_metrics = of_dev
+        self.compute_metrics = None  # which are those of the dev set, after an epoch
+        return split.predictions(self.predict(split.dataset).predictions)
 
     @property
     def seconds(self) -> float:
