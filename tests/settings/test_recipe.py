@@ -64,12 +64,6 @@ def test_one_or_several_label_columns(tmp_path: Path, text: str, columns: tuple[
     assert override(RunSettings(), read_settings(path)) == settings
 
 
-def test_a_label_column_is_a_text(tmp_path: Path) -> None:
-    for text in ("3", "[topic, 3]", "~"):
-        with pytest.raises(SettingsError, match=r"recipe\.yaml:1: label_column: must be "):
-            read_settings(write(tmp_path, f"label_column: {text}\n"))
-
-
 def test_all_that_is_wrong_is_told_with_its_line(tmp_path: Path) -> None:
     path = write(tmp_path, "task: hyperpartisan\nlearnin_rate: 1\n\nepochs: many\nseed: 1\nseed: 2\nlora_rank: 0\n")
     with pytest.raises(SettingsError) as raised:
@@ -89,6 +83,7 @@ def test_all_that_is_wrong_is_told_with_its_line(tmp_path: Path) -> None:
         ("epochs: 1\n\tseed: 2\n", r"recipe.yaml:2: broken YAML: found character '\t' that cannot start any token"),
         ("- a\n- b\n", "recipe.yaml:1: expected lines such as 'epochs: 10'"),
         (f"lr: {10**400}\n", "recipe.yaml:1: lr: must be a valid number, got 1000"),
+        *((f"label_column: {text}\n", "recipe.yaml:1: label_column: must be ") for text in ("3", "[topic, 3]", "~")),
         ("zzz: 1\n", "there is no setting 'zzz'; the settings are task, data_dir"),
         ("task: !!python/object:os.system x\n", "recipe.yaml:1: broken YAML: could not determine a constructor"),
         ("seed: 1\nepochs: &a 3\nlora_rank: *a\n", "recipe.yaml:2: aliases (*) are not read here"),

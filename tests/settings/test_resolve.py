@@ -19,22 +19,13 @@ from prefixprop.sweep import read_plan
 GOOD = RunSettings(task="hyperpartisan")
 OWN = RunSettings(train_files=("mine.jsonl",))
 OF_ONE_MODEL: dict[str, Any] = {
-    "keep": "last",
-    "early_stopping": 2,
-    "gradient_checkpointing": True,
-    "attention_dropout": 0.0,
-    "baseline": False,
-    "report_to": ("tensorboard",),
-}
+    "keep": "last", "early_stopping": 2, "gradient_checkpointing": True, "attention_dropout": 0.0,
+    "baseline": False, "report_to": ("tensorboard",),
+}  # fmt: skip
 OF_THE_ENCODER: dict[str, Any] = {
-    "learning_rate": 1e-3,
-    "epochs": 3,
-    "batch_size": 4,
-    "warmup": 0.0,
-    "dropout": 0.0,
-    "weight_decay": 0.0,
+    "learning_rate": 1e-3, "epochs": 3, "batch_size": 4, "warmup": 0.0, "dropout": 0.0, "weight_decay": 0.0,
     "max_grad_norm": 0.0,
-}
+}  # fmt: skip
 WITH_LORA = "prefix-propagation+lora and prefix-tuning+lora"
 LORA_RANK = f"--lora-rank: belongs to --method lora, {WITH_LORA}, and would change nothing here; leave it out."
 
