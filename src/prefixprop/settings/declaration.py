@@ -38,7 +38,7 @@ class Setting:
     Attributes:
         kind: Its type, without None.
         group: The heading it has in help.
-        choices: The values it can have, asked for when needed: users' modules add to some tables.
+        choices: The values it can have; users' modules (`--import`) add to some tables.
         alias: A second, short name.
         resumable: Whether it may change when a run is resumed, because results do not depend on it.
     """
@@ -48,7 +48,7 @@ class Setting:
     default: Any
     group: str
     describe: str | Callable[[], str]
-    choices: Callable[[], Iterable[str]] | None
+    choices: Iterable[str] | None
     alias: str | None
     resumable: bool
 
@@ -65,14 +65,13 @@ def setting(
     default: Any,
     group: str,
     help: str | Callable[[], str],
-    choices: Callable[[], Iterable[str]] | Iterable[str] | None = None,
+    choices: Iterable[str] | None = None,
     alias: str | None = None,
     resumable: bool = False,
     **bounds: float,
 ) -> Any:
     """Declare a setting; `bounds` are pydantic's `ge`, `gt`, `le` and `lt`."""
-    known = choices if choices is None or callable(choices) else lambda: choices
-    details = {"group": group, "describe": help, "choices": known, "alias": alias, "resumable": resumable}
+    details = {"group": group, "describe": help, "choices": choices, "alias": alias, "resumable": resumable}
     options: dict[str, Any] = {"json_schema_extra": details, **bounds}
     return Field(default, **options)
 
@@ -147,7 +146,7 @@ class Settings:
     @classmethod
     def _is_known(cls, value: Any, info: ValidationInfo) -> Any:
         choices = declared(cls)[str(info.field_name)].choices  # type: ignore[arg-type]
-        if value is None or choices is None or value in (known := list(choices())):
+        if value is None or choices is None or value in (known := list(choices)):
             return value
         told = f"{value!r} is unknown{close_match(value, known)}; choose one of {', '.join(known)}."
         raise PydanticCustomError("choice", "{told}", {"told": told})

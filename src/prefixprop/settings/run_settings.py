@@ -6,7 +6,6 @@ come from the declaration.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import Any
 
 from prefixprop.choices import (
@@ -37,11 +36,6 @@ from prefixprop.settings.declaration import Setting, Settings, declared, setting
 from prefixprop.settings.methods import METHODS, Method
 
 PRECISIONS = ("auto", "fp32", "bf16")
-ATTENTION_BACKENDS = ("auto", *BACKENDS, "huggingface")
-KEPT_CHECKPOINTS = ("best", "last")
-AUTO_OR_NO = ("auto", "no")
-CLASS_WEIGHTS = ("balanced", "none")
-CHOOSE_BY = ("micro_f1", "macro_f1", "average_precision")  # metrics
 
 # Groups of settings, as help shows them.
 DATA, MODEL, METHOD, OPTIMISATION, MACHINE = "Data", "Model", "Method", "Optimisation", "Machine"
@@ -54,11 +48,6 @@ _SOURCE = (  # the arguments of `load_data`
 # Every number has a bound far above what makes sense, so that a typo is an error here and not in an allocator.
 MANY = 1_000_000
 BILLION = 1000 * MANY
-
-
-def _names(table: Mapping[str, Any]) -> Callable[[], list[str]]:
-    """The rows of a table, which users' modules (`--import`) add to."""
-    return lambda: list(table)
 
 
 def _or_own(name: str) -> str:
@@ -88,7 +77,7 @@ def _machine(default: Any, help: str, **options: Any) -> Any:
 class RunSettings(Settings):
     """One run. None means "as the paper does for this task and method", see `prefixprop.settings.resolve`."""
 
-    task: str | None = setting(None, DATA, "A named data set.", choices=_names(TASKS))
+    task: str | None = setting(None, DATA, "A named data set.", choices=TASKS)
     data_dir: str | None = setting(None, DATA, "A local copy of the task's data.")
     train_files: tuple[str, ...] = setting(
         (), DATA, "Your training set: .jsonl, .json, .csv, .tsv, .parquet files, or a folder with a folder per label."
@@ -150,7 +139,7 @@ class RunSettings(Settings):
     )
 
     method: str | None = setting(
-        None, METHOD, lambda: f"What is trained. If not set: {_or_own('method')}.", choices=_names(METHODS)
+        None, METHOD, lambda: f"What is trained. If not set: {_or_own('method')}.", choices=METHODS
     )
     num_virtual_tokens: int | None = setting(
         None,
@@ -164,9 +153,7 @@ class RunSettings(Settings):
     prefix_dropout: float = setting(0.1, METHOD, "Dropout on the prefix.", ge=0, lt=1)
     init: str = setting("normal", METHOD, "How the prefix is initialised.", choices=INITS)
     reparameterize: bool = setting(False, METHOD, "Train the prefix through an MLP.")
-    kernel: str | None = setting(
-        None, METHOD, "Kernel decomposition (Eq. 3). If not set: none.", choices=_names(KERNELS)
-    )
+    kernel: str | None = setting(None, METHOD, "Kernel decomposition (Eq. 3). If not set: none.", choices=KERNELS)
     alpha: float = setting(
         0.005, METHOD, "Weight of the kernel attention, or where it starts.", ge=-MOST_ALPHA, le=MOST_ALPHA
     )
@@ -183,7 +170,7 @@ class RunSettings(Settings):
         "auto",
         METHOD,
         "Mix the TF-IDF baseline into the answers of readers: 'auto' does where left-out documents gain by it.",
-        choices=AUTO_OR_NO,
+        choices=("auto", "no"),
     )
 
     target_precision: float | None = setting(
@@ -226,21 +213,21 @@ class RunSettings(Settings):
         0, OPTIMISATION, "Stop after this many epochs without a better dev metric; 0: never.", ge=0, le=MANY
     )
     keep: str = setting(
-        "best", OPTIMISATION, "Which epoch is kept: the best on the dev set, or the last.", choices=KEPT_CHECKPOINTS
+        "best", OPTIMISATION, "Which epoch is kept: the best on the dev set, or the last.", choices=("best", "last")
     )
     class_weights: str | None = setting(
         None,
         OPTIMISATION,
         "'balanced': a rare class weighs as much in the loss as a frequent one. If not set: balanced for TF-IDF, "
         "none for what is trained on the encoder.",
-        choices=CLASS_WEIGHTS,
+        choices=("balanced", "none"),
     )
     choose_by: str | None = setting(
         None,
         OPTIMISATION,
         "The metric on the dev set, or on left-out documents, that chooses epoch, learning rate and C. If not set: "
         "average_precision with several labels; otherwise the log-loss for readers and tfidf, and the task's metric.",
-        choices=CHOOSE_BY,
+        choices=("micro_f1", "macro_f1", "average_precision"),
     )
     seed: int = setting(1, OPTIMISATION, "The seed of everything random.", ge=0, le=2**32 - 1)
 
@@ -251,7 +238,9 @@ class RunSettings(Settings):
         "auto", "'auto' is bf16 on GPUs that have it (Ampere or later), fp32 elsewhere.", choices=PRECISIONS
     )
     attention_backend: str = _machine(
-        "auto", "What computes the attention of Longformer and ModernBERT.", choices=ATTENTION_BACKENDS
+        "auto",
+        "What computes the attention of Longformer and ModernBERT.",
+        choices=("auto", *BACKENDS, "huggingface"),
     )
     gradient_checkpointing: bool = _machine(
         False, "Compute activations twice instead of keeping them: less memory, more time."
@@ -260,7 +249,7 @@ class RunSettings(Settings):
         "auto",
         "Keep what readers read between epochs: 'auto' does where half of the free memory of the GPU, or else of the "
         "host, is enough.",
-        choices=AUTO_OR_NO,
+        choices=("auto", "no"),
     )
     checkpoint_every: int = _machine(
         0, "Write a checkpoint every N steps as well; 0: only at the ends of epochs.", ge=0, le=BILLION

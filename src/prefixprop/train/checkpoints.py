@@ -26,6 +26,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from prefixprop.atomic_files import MANIFEST, checksums, mismatch, replacing_folder
+from prefixprop.progress import Progress
 from prefixprop.train.errors import TrainingError
 
 TENSORS, STATE, TRAINER_STATE = _FILES = ("tensors.safetensors", "state.json", "trainer_state.json")
@@ -114,6 +115,16 @@ def find_checkpoint(checkpoints: Path) -> tuple[Path | None, list[str]]:
             return folder, complaints
         complaints.append(f"{folder}: {problem}")
     return None, complaints
+
+
+def trusted_checkpoint(checkpoints: Path, progress: Progress | None) -> Path | None:
+    """The checkpoint that a run goes on from; `progress` is told of damaged ones that it passes over."""
+    found, complaints = find_checkpoint(checkpoints)
+    if progress is not None:
+        instead = f"goes on from {found.name}" if found else "starts from the beginning"
+        for complaint in complaints:
+            progress.note(f"{complaint}; the run {instead} instead")
+    return found
 
 
 def list_checkpoints(checkpoints: Path) -> list[Path]:

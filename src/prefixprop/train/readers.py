@@ -27,7 +27,7 @@ from prefixprop.progress import Progress
 from prefixprop.runs.directory import RunDirectory, discard_replaced
 from prefixprop.train.bank_trainer import BankTrainer, ReaderPlan
 from prefixprop.train.callbacks import GracefulStop, write_history
-from prefixprop.train.checkpoints import explained_checkpoint_errors, find_checkpoint
+from prefixprop.train.checkpoints import explained_checkpoint_errors, trusted_checkpoint
 from prefixprop.train.kinds import pad_token
 from prefixprop.train.losses import class_weights
 from prefixprop.train.plan import RunPlan, use_bf16
@@ -75,9 +75,8 @@ class Judged:
 
     def in_words(self, found: float) -> str:
         what = "the dev set" if self.is_dev else "left-out documents"
-        return (
-            f"average precision {found:.3f} on {what}" if self.several_labels else f"{found:.3f} of {what} are right"
-        )
+        told = f"average precision {found:.3f} on {what}"
+        return told if self.several_labels else f"{found:.3f} of {what} are right"
 
 
 def _stacked_labels(runs: Sequence[RunPlan]) -> tuple[NDArray[np.int64], NDArray[np.float32] | None]:
@@ -163,11 +162,7 @@ class Readers:
         if len(self.judged) > 1:
             parts.insert(0, f"{len(self.judged)} label columns")
         place = self.text.place
-        kept = (
-            f"kept in memory of the {place.type.upper()}"
-            if place
-            else "computed in every epoch, to keep them would take"
-        )
+        kept = f"kept in memory of the {place.type.upper()}" if place else "computed in every epoch"
         states = f"the text's states are {kept} ({self.text.bytes / 1e9:.1f} GB)"
         tokens = f"{plan.length} virtual token{'s' if plan.length > 1 else ''}"
         return f"{readers} readers of {tokens} ({'; '.join(parts)}); {states}"
@@ -177,9 +172,7 @@ class Readers:
     def train(self, directories: Sequence[RunDirectory], stops: Sequence[GracefulStop] = ()) -> None:
         """Train to the end, from the latest checkpoint if there is one; the first directory has the checkpoints."""
         checkpoints, every = directories[0].checkpoints, self.settings.checkpoint_every
-        checkpoint, complaints = find_checkpoint(checkpoints)
-        for complaint in complaints:
-            self.progress.note(f"{complaint}; the run goes on from an earlier one")
+        checkpoint = trusted_checkpoint(checkpoints, self.progress)
         torch.manual_seed(self.settings.seed)
         if checkpoint is not None:
             notes = self.trainer.restore(checkpoint)

@@ -304,19 +304,13 @@ def _git() -> dict[str, Any] | None:
     """
     commit = _git_output("rev-parse", "HEAD")
     if commit is None:
-        told = os.environ.get("PREFIXPROP_COMMIT", "").strip() or _told_by_file()
-        return {"commit": told, "changed": None} if told else None
+        file = Path("COMMIT")
+        told = os.environ.get("PREFIXPROP_COMMIT") or (file.read_text(errors="replace") if file.is_file() else "")
+        return {"commit": told.strip(), "changed": None} if told.strip() else None
     changes = _git_output("diff", "--no-ext-diff", "HEAD")
     if not changes:
         return {"commit": commit, "changed": None if changes is None else False}
     return {"commit": commit, "changed": True, "difference": hashlib.sha256(changes.encode()).hexdigest()[:7]}
-
-
-def _told_by_file() -> str | None:
-    try:
-        return Path("COMMIT").read_text(encoding="utf-8").strip() or None
-    except (OSError, UnicodeDecodeError):
-        return None
 
 
 def _git_output(*arguments: str) -> str | None:

@@ -24,7 +24,7 @@ from prefixprop.settings.methods import ADAPTER, HEAD, HEAD_FILE, MODEL
 from prefixprop.settings.resolve import documents_at_once, settings_to_yaml
 from prefixprop.settings.run_settings import RunSettings
 from prefixprop.train.callbacks import RunCallback, epoch_lines, is_exhausted
-from prefixprop.train.checkpoints import find_checkpoint
+from prefixprop.train.checkpoints import trusted_checkpoint
 from prefixprop.train.errors import (
     StepTooLarge,
     TrainingError,
@@ -119,11 +119,7 @@ def _attempt(
 
 def _fit(trainer: RunTrainer, settings: RunSettings, directory: RunDirectory, progress: Progress) -> None:
     """Train, from the latest checkpoint if there is one, and end with the epoch that is kept in the model."""
-    checkpoint, complaints = find_checkpoint(directory.checkpoints)
-    if trainer.args.should_save:
-        for complaint in complaints:
-            instead = f"goes on from {checkpoint.name}" if checkpoint else "starts from the beginning"
-            progress.note(f"{complaint}; the run {instead} instead")
+    checkpoint = trusted_checkpoint(directory.checkpoints, progress if trainer.args.should_save else None)
     if checkpoint is not None:
         trainer.restore(checkpoint)
     if checkpoint is None or not is_exhausted(trainer.state.log_history, settings.metric, settings.early_stopping):
@@ -148,11 +144,14 @@ def save_trained(model: Any, settings: RunSettings, folder: Path) -> None:
 def training_arguments(run: RunPlan, directory: RunDirectory) -> TrainingArguments:
     """The Trainer's arguments for a run; trackers write into its directory."""
     settings, at_once = run.settings, run.at_once
+    # What training keeps of a layer for backward is about what computing the layer takes. So there is room for twice
+    # as many documents where nothing is trained, unless training keeps next to nothing.
+    keeps_activations = settings.method_row.trains != HEAD and not settings.gradient_checkpointing
     arguments = TrainingArguments(
         output_dir=str(directory.path),
         num_train_epochs=settings.epochs,
         per_device_train_batch_size=at_once,
-        per_device_eval_batch_size=evaluated_at_once(settings, at_once),
+        per_device_eval_batch_size=at_once * (2 if keeps_activations else 1),
         gradient_accumulation_steps=settings.documents_per_step // (at_once * process_count()),
         learning_rate=settings.learning_rate,
         warmup_steps=settings.warmup,  # below 1 it is a share of all steps
@@ -188,13 +187,3 @@ def training_arguments(run: RunPlan, directory: RunDirectory) -> TrainingArgumen
         # DataParallel would multiply the batch; several GPUs are what `accelerate launch` is for.
         arguments._n_gpu = 1
     return arguments
-
-
-def evaluated_at_once(settings: RunSettings, at_once: int) -> int:
-    """How many documents a device reads at once where nothing is trained: twice as many, without more memory.
-
-    What training keeps of a layer for backward is about what computing the layer takes, so that models of several
-    layers have room for more. Where training keeps next to nothing, there is none.
-    """
-    keeps_activations = settings.method_row.trains != HEAD and not settings.gradient_checkpointing
-    return at_once * (2 if keeps_activations else 1)
