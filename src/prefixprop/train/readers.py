@@ -91,6 +91,11 @@ def _stacked_labels(runs: Sequence[RunPlan]) -> tuple[NDArray[np.int64], NDArray
     return np.stack(found), np.stack(filled) if runs[0].settings.class_weights == "balanced" else None
 
 
+def computing_device() -> torch.device:
+    """The device of readers."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
 class Readers:
     """The readers of a run, or of one run for each label column of the same documents, trained side by side."""
 
@@ -98,7 +103,7 @@ class Readers:
         first = runs[0]
         in_bf16 = use_bf16(first.settings)
         self.settings, self.judged, self.progress = first.settings, judged, progress
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        device = computing_device()
         model = first.take_model().requires_grad_(False)
         if in_bf16:
             hold_frozen_in_bfloat16(model)

@@ -49,6 +49,7 @@ from prefixprop.train.errors import TrainingError
 from prefixprop.train.mixed_run import train_mix
 from prefixprop.train.model_card import model_card
 from prefixprop.train.plan import RunPlan, Trained, plan
+from prefixprop.train.readers import computing_device
 from prefixprop.train.single_run import train_single, training_arguments
 
 
@@ -133,12 +134,13 @@ def _train(
         problem = "in some columns a document has one label, and in others several; train them in two runs."
         raise SettingsError([f"--label-column: {problem}"])
     if runs[0].settings.is_mix:
-        with _started(runs, directories, overwrite, progress):
+        with _started(runs, directories, computing_device(), overwrite, progress):
             return _written(runs, directories, train_mix(runs, directories, callbacks, progress), progress)
     arguments = training_arguments(runs[0], directories[0])
     # Every process has looked at the folder before the first one writes there.
     arguments.distributed_state.wait_for_everyone()
-    with _started(runs, directories, overwrite, progress) if arguments.should_save else contextlib.nullcontext():
+    started = _started(runs, directories, arguments.device, overwrite, progress)
+    with started if arguments.should_save else contextlib.nullcontext():
         trained = train_single(runs[0], directories[0], arguments, callbacks, progress)
         results = _written(runs, directories, [trained], progress)
         arguments.distributed_state.wait_for_everyone()
@@ -174,7 +176,11 @@ def _finished(settings: RunSettings, directory: RunDirectory, progress: Progress
 
 @contextlib.contextmanager
 def _started(
-    runs: Sequence[RunPlan], directories: Sequence[RunDirectory], overwrite: bool, progress: Progress
+    runs: Sequence[RunPlan],
+    directories: Sequence[RunDirectory],
+    device: torch.device,
+    overwrite: bool,
+    progress: Progress,
 ) -> Iterator[None]:
     """Write the beginning of run directories; runs that they replace are put back if none is trained."""
     with contextlib.ExitStack() as stack:
@@ -188,7 +194,8 @@ def _started(
                     if note not in told:
                         progress.note(note)
                 told.update(run.notes)
-                _start(run, directory, overwrite)
+                start(directory, run.settings, overwrite)
+                _describe(run, directory, device)
             yield
         except BaseException:
             for directory in directories:
@@ -196,13 +203,12 @@ def _started(
             raise
 
 
-def _start(run: RunPlan, directory: RunDirectory, overwrite: bool) -> None:
-    start(directory, run.settings, overwrite)
+def _describe(run: RunPlan, directory: RunDirectory, device: torch.device) -> None:
+    """Write what is known of a run before it is trained."""
     if run.data.label_names is not None:
         write_json(directory.labels, list(run.data.label_names))
     lengths = run.data.train_totals or run.data.train_lengths
     write_text(directory.lengths, json.dumps(list(lengths)) + "\n")  # a long list, on one line
-    device = torch.accelerator.current_accelerator() or torch.device("cpu")
     environment = describe_environment(run.settings.seed, device, process_count())
     write_json(directory.environment, environment | {DOCUMENTS: run.documents})
 
