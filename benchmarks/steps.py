@@ -28,7 +28,8 @@ from prefixprop.attention import install
 from prefixprop.backbones import find_backbone
 from prefixprop.models.gpu import hold_frozen_in_bfloat16
 from prefixprop.progress import Progress
-from prefixprop.train.bank_trainer import BankTrainer, ReaderPlan, Schedule
+from prefixprop.settings.run_settings import RunSettings
+from prefixprop.train.bank_trainer import BankTrainer, ReaderPlan
 from prefixprop.train.text_states import TextStates
 from prefixprop.tuners.reader_bank import ReaderBank, new_reader
 
@@ -113,8 +114,8 @@ def of_readers(model: str, count: int, what: str, options: Any) -> dict[str, Run
     bank = ReaderBank(backbone, [new_reader(backbone, READER_LENGTH, CLASSES, seed) for seed in range(count)], 0.1)
     plans = [ReaderPlan(0, 1e-3, seed, None) for seed in range(count)]
     labels, folds = np.zeros((1, options.batch), int), np.full((1, options.batch), -2)
-    schedule = Schedule(100_000, options.batch, 0.1, 0.01, 1.0, 0)
-    trainer = BankTrainer(bank, plans, text, labels, folds, schedule, precision, (options.batch, count), Progress())
+    settings = RunSettings(epochs=100_000, batch_size=options.batch, seed=0)
+    trainer = BankTrainer(bank, plans, text, labels, folds, settings, (options.batch, count), Progress())
     if what == "answers":
         return {measuring.OURS: partial(trainer.answer, text, range(options.batch), range(count))}
     return {measuring.OURS: partial(next, trainer.train(trainer.steps))}

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from prefixprop.atomic_files import replacing_folder, write_json, write_text
 from prefixprop.choices import EMBEDDED_MODELS
 from prefixprop.runs.directory import RunDirectory
-from prefixprop.settings.recipe import settings_to_yaml
+from prefixprop.settings.resolve import settings_to_yaml
 
 
 def pack(run: Path, target: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,12 @@ def write_documents(path: Path, count: int, seed: int, longest: int = 30) -> Pat
         lines.append(json.dumps({"id": f"{path.stem}-{number}", "text": " ".join(words), "label": label}) + "\n")
     path.write_text("".join(lines), encoding="utf-8")
     return path
+
+
+def rewrite(path: str | Path, change: Callable[[int, dict[str, Any]], dict[str, Any]]) -> None:
+    """Change every document of a file; `change` gets its number and its fields."""
+    rows = [change(number, json.loads(line)) for number, line in enumerate(Path(path).read_text().splitlines())]
+    Path(path).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
 def write_questions(folder: Path) -> Path:

@@ -30,8 +30,7 @@ from prefixprop.atomic_files import replacing_folder, write_json
 from prefixprop.choices import DEFAULT_MODEL
 from prefixprop.data.documents import SPLIT_NAMES, ClassificationTask, Document, StoredDocuments, checked_texts
 from prefixprop.progress import Progress
-from prefixprop.runs.directory import LOCK, RunDirectory
-from prefixprop.runs.start import check_may_start
+from prefixprop.runs.directory import LOCK, RunDirectory, check_may_start
 from prefixprop.settings.declaration import SettingsError
 from prefixprop.settings.run_settings import SETTINGS, RunSettings
 

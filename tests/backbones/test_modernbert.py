@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from prefixprop.train import RunSettings
-from prefixprop.train.trainable import build_trainable
+from prefixprop.train.plan import build_trainable
 
 from tiny import adapt, batch, both_methods, tiny_model
 

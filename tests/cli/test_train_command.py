@@ -77,7 +77,7 @@ def test_a_better_baseline_and_a_temperature_that_says_nothing_are_told(
 ) -> None:
     metrics_of_it = dict.fromkeys(SHOWN_METRICS, 0.987 if better else 0.0)
     baseline = {"model": "TF-IDF of a test", "dev": metrics_of_it, "test": metrics_of_it}
-    monkeypatch.setattr("prefixprop.train.documents.measure_baseline", lambda task, weight: baseline)
+    monkeypatch.setattr("prefixprop.train.kinds.measure_baseline", lambda task, weight: baseline)
     fitted = Temperature(5.1 if better else 4.9)
     monkeypatch.setattr("prefixprop.train.single_run.fit_temperature", lambda logits, labels: fitted)
     shown, _ = call("train", "--config", recipe, "--run-dir", tmp_path / "run")

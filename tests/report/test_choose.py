@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from prefixprop.report.choose import compare, rows_of
-from prefixprop.runs.find import find_runs, read_run
-from prefixprop.runs.run import Run
+from prefixprop.runs.find import Run, find_runs, read_run
 from prefixprop.settings.resolve import resolve
 from prefixprop.train import RunSettings
 

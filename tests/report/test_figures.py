@@ -20,8 +20,7 @@ from prefixprop.report.figures import (
     run_figures,
 )
 from prefixprop.report.one_run import JudgedRun
-from prefixprop.runs.find import read_run
-from prefixprop.runs.run import Run
+from prefixprop.runs.find import Run, read_run
 from prefixprop.train import RunSettings
 
 from tiny_runs import make_results

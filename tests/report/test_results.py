@@ -15,7 +15,7 @@ from prefixprop.report import archive_runs, find_runs, make_report
 from prefixprop.report.choose import compare
 from prefixprop.report.results import fold_tables, paper_value
 from prefixprop.report.table import BOLD, UNDERLINE, Table, to_markdown
-from prefixprop.runs.run import Run
+from prefixprop.runs.find import Run
 from prefixprop.settings.resolve import resolve
 from prefixprop.train import RunSettings
 

@@ -19,22 +19,13 @@ from prefixprop.sweep import read_plan
 GOOD = RunSettings(task="hyperpartisan")
 OWN = RunSettings(train_files=("mine.jsonl",))
 OF_ONE_MODEL: dict[str, Any] = {
-    "keep": "last",
-    "early_stopping": 2,
-    "gradient_checkpointing": True,
-    "attention_dropout": 0.0,
-    "baseline": False,
-    "report_to": ("tensorboard",),
-}
+    "keep": "last", "early_stopping": 2, "gradient_checkpointing": True, "attention_dropout": 0.0,
+    "baseline": False, "report_to": ("tensorboard",),
+}  # fmt: skip
 OF_THE_ENCODER: dict[str, Any] = {
-    "learning_rate": 1e-3,
-    "epochs": 3,
-    "batch_size": 4,
-    "warmup": 0.0,
-    "dropout": 0.0,
-    "weight_decay": 0.0,
+    "learning_rate": 1e-3, "epochs": 3, "batch_size": 4, "warmup": 0.0, "dropout": 0.0, "weight_decay": 0.0,
     "max_grad_norm": 0.0,
-}
+}  # fmt: skip
 WITH_LORA = "prefix-propagation+lora and prefix-tuning+lora"
 LORA_RANK = f"--lora-rank: belongs to --method lora, {WITH_LORA}, and would change nothing here; leave it out."
 
@@ -226,13 +217,14 @@ def test_in_a_recipe_what_is_unused_is_told_and_left_out() -> None:
     assert resolve(shared) == resolve(RunSettings(task="hyperpartisan", method="fine-tuning"))
 
 
-def test_a_sweep_tells_what_no_run_uses_and_leaves_out_what_has_no_effect_in_a_variant(tmp_path: Path) -> None:
+def test_a_sweep_refuses_lists_that_no_run_uses_and_drops_what_a_variant_does_not_use(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "sweep.yaml"
     path.write_text("task: hyperpartisan\nlora_rank: 4\nalpha: [0.1, 0.2]\nsearch: alpha\n")
-    assert read_plan(path).notes == (
-        f"{path}:2: lora_rank belongs to --method lora, {WITH_LORA}, which no run here has.",
-        f"{path}:3: alpha belongs to a --kernel, such as exp, which no run here has.",
-    )
+    with pytest.raises(SettingsError) as refused:
+        read_plan(path)
+    assert refused.value.problems == (f"{path}: alpha: belongs to a --kernel, such as exp, which no run here has.",)
     path.write_text(
         "task: hyperpartisan\nnum_virtual_tokens: [8, 16]\nlora_rank: 4\n"
         "variants:\n  prefix: {}\n  all of it: {method: fine-tuning}\n  lora: {method: lora}\n"

@@ -1,4 +1,4 @@
-"""Training many readers at once against training each of them alone."""
+"""Training many readers at once against training each of them alone; how many there are; their AdamW."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from prefixprop.backbones import find_backbone
 from prefixprop.progress import Progress
-from prefixprop.train.bank_trainer import BankTrainer, ReaderPlan, Schedule
+from prefixprop.train import RunSettings, readers
+from prefixprop.train.bank_trainer import BankTrainer, ReaderAdamW, ReaderPlan
 from prefixprop.train.checkpoints import find_checkpoint
 from prefixprop.train.errors import StepTooLarge
 from prefixprop.train.text_states import TextStates
@@ -33,7 +36,7 @@ PLANS = [
     ReaderPlan(column=1, learning_rate=1e-2, seed=1, fold=0),
     ReaderPlan(column=1, learning_rate=1e-2, seed=1, fold=1),
 ]
-SCHEDULE = Schedule(epochs=2, batch_size=4, warmup=0.1, weight_decay=0.1, max_grad_norm=0.5, seed=3)
+SETTINGS = RunSettings(epochs=2, batch_size=4, warmup=0.1, weight_decay=0.1, max_grad_norm=0.5, seed=3)
 _RANDOM = np.random.default_rng(0)
 TEXTS = [_RANDOM.integers(4, 97, size) for size in _RANDOM.integers(3, 20, DOCUMENTS)]
 LABELS = np.stack([_RANDOM.integers(0, classes, DOCUMENTS) for classes in CLASSES])
@@ -56,7 +59,7 @@ def trainer_of(
     bank = ReaderBank(backbone, [new_reader(backbone, 2, CLASSES[p.column], p.seed) for p in plans], prefix_dropout)
     progress = progress or Progress()
     bank.double()
-    return BankTrainer(bank, list(plans), text, labels, FOLDS, SCHEDULE, contextlib.nullcontext, at_once, progress)
+    return BankTrainer(bank, list(plans), text, labels, FOLDS, SETTINGS, at_once, progress)
 
 
 def train(trainer: BankTrainer, until: int | None = None) -> BankTrainer:
@@ -100,16 +103,16 @@ def test_learns_what_its_adapter_learns_with_torch() -> None:
     head.load_state_dict({name.removeprefix("classifier."): value for name, value in reader.head.items()})
     trained = [adapted.get_prefix(), *head.parameters()]
     groups = [
-        {"params": [p for p in trained if p.dim() > 1], "weight_decay": SCHEDULE.weight_decay},
+        {"params": [p for p in trained if p.dim() > 1], "weight_decay": SETTINGS.weight_decay},
         {"params": [p for p in trained if p.dim() == 1], "weight_decay": 0.0},
     ]
     optimizer = torch.optim.AdamW(groups, lr=plan.learning_rate)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: share_of_peak(step, 1, trainer.steps))
-    for epoch in range(SCHEDULE.epochs):
+    for epoch in range(SETTINGS.epochs or 0):
         trainer.order.set_epoch(epoch)
         documents = list(trainer.order)
-        for first in range(0, DOCUMENTS, SCHEDULE.batch_size):
-            part = documents[first : first + SCHEDULE.batch_size]
+        for first in range(0, DOCUMENTS, SETTINGS.documents_per_step):
+            part = documents[first : first + SETTINGS.documents_per_step]
             losses = [
                 F.cross_entropy(
                     adapted(torch.from_numpy(TEXTS[index])[None]).logits, torch.tensor([LABELS[0, index]])
@@ -117,7 +120,7 @@ def test_learns_what_its_adapter_learns_with_torch() -> None:
                 for index in part
             ]
             torch.stack(losses).mean().backward()
-            torch.nn.utils.clip_grad_norm_(trained, SCHEDULE.max_grad_norm)
+            torch.nn.utils.clip_grad_norm_(trained, SETTINGS.max_grad_norm)
             optimizer.step()
             schedule.step()
             optimizer.zero_grad()
@@ -162,7 +165,7 @@ def test_documents_are_answered_by_who_left_them_out(at_once: tuple[int, int]) -
             if plan.column == column and plan.fold is not None:
                 of_fold = np.flatnonzero(FOLDS[column] == plan.fold).tolist()
                 for document in of_fold:
-                    text = trainer.text([document])
+                    text = trainer.text.text(trainer.text.inputs([document]))
                     expected = trainer.bank.eval()(text)[index, 0, : CLASSES[column]].detach()
                     np.testing.assert_allclose(found[key][document], expected, atol=1e-5)
 
@@ -276,3 +279,86 @@ def test_other_errors_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ReaderBank, "forward", forward)
     with pytest.raises(RuntimeError, match="shapes do not match"):
         train(trainer_of())
+
+
+# --- how many readers documents allow -------------------------------------------------------------------------------
+
+
+TOKENS = st.floats(0, 20_000)
+GROUPS = st.integers(1, 6)
+LENGTHS = st.none() | st.integers(1, 16)
+RATES = st.none() | st.floats(1e-5, 1.0)
+
+
+@given(TOKENS, GROUPS, LENGTHS, RATES)
+def test_rows_are_few_beside_the_text(mean: float, groups: int, length: int | None, rate: float | None) -> None:
+    plan = readers.plan_bank(mean, groups, length, rate)
+    smallest = readers.plan_bank(0, groups, length, rate)
+    assert plan == smallest or plan.rows(groups) <= mean * readers.ROWS_PER_TOKEN
+    assert smallest.rows(groups) == groups * (length or 1)
+    assert plan.length == length or length is None
+    assert plan.learning_rates == (rate,) or rate is None
+    assert len(set(plan.learning_rates)) == len(plan.learning_rates) and plan.seeds >= 1
+
+
+@given(TOKENS, TOKENS, GROUPS, LENGTHS, RATES)
+def test_more_tokens_never_mean_fewer_rows(
+    mean: float, more: float, groups: int, length: int | None, rate: float | None
+) -> None:
+    fewer, larger = (readers.plan_bank(count, groups, length, rate) for count in (mean, mean + more))
+    assert fewer.rows(groups) <= larger.rows(groups)
+    assert fewer.seeds <= larger.seeds and len(fewer.learning_rates) <= len(larger.learning_rates)
+
+
+@pytest.mark.parametrize(
+    ("mean", "groups", "expected"),
+    [
+        (30, 6, 0),
+        (16 * 6 * 2 - 1, 6, 0),
+        (16 * 6 * 2, 6, 1),
+        # Two virtual tokens, three seeds, and a third learning rate that is trained for half of the time.
+        (16 * 2 * 3 * 6 * 2.5 - 1, 6, -2),
+        (16 * 2 * 3 * 6 * 2.5, 6, -1),
+    ],
+)
+def test_the_largest_plan_that_fits(mean: float, groups: int, expected: int) -> None:
+    assert readers.plan_bank(mean, groups) == readers.PLANS[expected]
+
+
+# --- AdamW ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("decay", "max_norm"), [(0.1, 1.0), (0.0, 0.3), (0.2, 0.0)])
+@pytest.mark.parametrize("fused", [False, True])
+def test_it_is_adamw_for_each_reader(decay: float, max_norm: float, fused: bool) -> None:
+    if fused:
+        pytest.importorskip("triton")
+    rates = [1e-3, 0.1, 3e-2]
+    start = [torch.randn(3, 2, 4, dtype=torch.float64), torch.randn(3, 21, dtype=torch.float64)]
+    own = [tensor.clone().requires_grad_() for tensor in start]
+    together = ReaderAdamW(own, torch.tensor(rates, dtype=torch.float64), decay, max_norm)
+    together.is_fused = fused
+    alone = [[tensor[index].clone().requires_grad_() for tensor in start] for index in range(3)]
+    optimizers = [
+        torch.optim.AdamW(
+            [{"params": [wide], "weight_decay": decay}, {"params": [bias], "weight_decay": 0.0}], lr=1.0
+        )
+        for wide, bias in alone
+    ]
+    for step in range(6):
+        # Of all sizes: some are clipped and others are not.
+        gradients = [torch.randn_like(tensor) * 10.0 ** (step % 3 - 1) for tensor in start]
+        for held, gradient in zip(together.gradients, gradients, strict=True):
+            held.copy_(gradient)
+        share = share_of_peak(step, 2, 6)
+        together.step(share)
+        for index, (parameters, optimizer) in enumerate(zip(alone, optimizers, strict=True)):
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                parameter.grad = gradient[index].clone()
+            if max_norm:
+                torch.nn.utils.clip_grad_norm_(parameters, max_norm)
+            for group in optimizer.param_groups:
+                group["lr"] = rates[index] * share
+            optimizer.step()
+            for one, two in zip(own, parameters, strict=True):
+                torch.testing.assert_close(one[index], two, atol=1e-6, rtol=0)

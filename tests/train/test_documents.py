@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 from prefixprop.data import ClassificationTask, Document, encode_documents, load_data
 from prefixprop.data.cache import entries
 from prefixprop.train import RunSettings
-from prefixprop.train.documents import DocumentClassification
+from prefixprop.train.kinds import DocumentClassification
 
 from tiny_training import load_run_task, tiny_settings, write_documents
 

@@ -11,13 +11,14 @@ from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
 from safetensors import SafetensorError
-from transformers import PreTrainedTokenizerBase, Trainer
+from transformers import Trainer
 
-from prefixprop.runs.start import start
+from prefixprop.runs.directory import start
 from prefixprop.train import RunDirectory, TrainingError, checkpoints, plan, train
 from prefixprop.train.checkpoints import list_checkpoints
 
@@ -29,10 +30,6 @@ PLAN_MODULE = import_module("prefixprop.train.plan")
 
 def files_of(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-def full_disk(path: Path, data: bytes) -> int:
-    raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
 
 def test_a_full_disk_at_a_checkpoint_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,33 +51,23 @@ def test_a_full_disk_at_a_checkpoint_loses_nothing(tmp_path: Path, monkeypatch: 
     assert comparable(resumed.metrics) == comparable(train(settings, tmp_path / "whole").metrics)
 
 
-def test_a_full_disk_at_the_results_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings, run_dir = tiny_settings(tmp_path), tmp_path / "run"
-    written = Path.write_bytes
-
-    def full(path: Path, data: bytes) -> int:
-        # Files are written under temporary names that keep the ending; the history and the rest come earlier.
-        late = (run_dir / "checkpoints" / "step-00000009").is_dir()
-        return full_disk(path, data) if late and path.suffix == ".md" else written(path, data)
-
+@pytest.mark.parametrize(
+    ("name", "error", "told"),
+    [
+        ("prefixprop.train.run.model_card", OSError(errno.ENOSPC, "No space left on device", "x"), "The results"),
+        # The tokenizers library raises a bare Exception.
+        ("transformers.PreTrainedTokenizerBase.save_pretrained", Exception("No space left on device"), "tokenizer"),
+    ],
+)
+def test_a_full_disk_at_the_results_loses_nothing(
+    tmp_path: Path, name: str, error: Exception, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, run_dir = tiny_settings(tmp_path, epochs=1), tmp_path / "run"
     with monkeypatch.context() as patched:
-        patched.setattr(Path, "write_bytes", full)
-        with pytest.raises(TrainingError, match=r"results cannot be written .*No space left.*--resume"):
+        patched.setattr(name, MagicMock(side_effect=error))
+        with pytest.raises(TrainingError, match=rf"{told} cannot be written .*No space left.*--resume"):
             train(settings, run_dir)
     assert not (run_dir / "metrics.json").exists()
-    assert train(settings, run_dir, resume=True).metrics["status"] == "finished"
-
-
-def test_a_full_disk_at_the_tokenizer_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings, run_dir = tiny_settings(tmp_path, epochs=1), tmp_path / "run"
-
-    def full(*_: Any, **__: Any) -> None:
-        raise Exception("No space left on device (os error 28)")  # as the tokenizers library does
-
-    with monkeypatch.context() as patched:
-        patched.setattr(PreTrainedTokenizerBase, "save_pretrained", full)
-        with pytest.raises(TrainingError, match=r"tokenizer cannot be written .*No space left.*--resume"):
-            train(settings, run_dir)
     assert train(settings, run_dir, resume=True).metrics["status"] == "finished"
 
 

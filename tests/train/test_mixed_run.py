@@ -22,12 +22,12 @@ from prefixprop.predict.loading import load_runs
 from prefixprop.predict.trained_model import PredictionOptions, predict_with_each
 from prefixprop.runs.directory import RunDirectory
 from prefixprop.settings.run_settings import RunSettings
-from prefixprop.train import bank_plan, readers, train, train_label_columns
+from prefixprop.train import readers, train, train_label_columns
 from prefixprop.train.bank_trainer import BankTrainer
-from prefixprop.train.mixed_run import Judged
+from prefixprop.train.readers import Judged
 
 from killed_runs import killed
-from tiny_training import Notes, comparable, history, load_run_task, tiny_settings
+from tiny_training import Notes, comparable, history, load_run_task, rewrite, tiny_settings
 
 
 def mixed_settings(folder: Path, **changes: Any) -> RunSettings:
@@ -39,7 +39,7 @@ def mixed_settings(folder: Path, **changes: Any) -> RunSettings:
 @pytest.fixture(autouse=True)
 def _three_rates(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiny documents would get one learning rate."""
-    plan = bank_plan.BankPlan(2, (1e-2, 3e-2, 1e-3), 2)
+    plan = readers.BankPlan(2, (1e-2, 3e-2, 1e-3), 2)
     monkeypatch.setattr(readers, "plan_bank", lambda tokens, groups, length, rate: plan)
 
 
@@ -47,13 +47,21 @@ def texts_of(settings: RunSettings) -> list[str]:
     return [json.loads(line)["text"] for line in Path(settings.test_files[0]).read_text().splitlines()]
 
 
+def assert_answers_again(settings: RunSettings, run: RunDirectory) -> None:
+    """What is loaded says what the run said of the test set."""
+    found = load_run(run.path).predict(texts_of(settings))
+    probabilities = np.array([list(each.probabilities.values()) for each in found])
+    np.testing.assert_allclose(probabilities, read_predictions(run.predictions("test")).probabilities, atol=1e-5)
+
+
 def test_a_run_without_a_dev_set(tmp_path: Path) -> None:
     settings = mixed_settings(tmp_path)
     metrics = train(settings, tmp_path / "run", progress=Notes()).metrics
     run = RunDirectory(tmp_path / "run")
     answers = read_predictions(run.predictions("dev"))
-    documents = load_run_task(settings).train
-    assert list(answers.ids) == [document.id for document in documents]  # every document, left out once
+    task = load_run_task(settings)
+    assert list(answers.ids) == [document.id for document in task.train]  # every document, left out once
+    assert (Judged.of(task).folds == fold_numbers("files", task.train, 5)).all()
     assert metrics["expected_accuracy"]["accuracy"] == metrics["dev"]["accuracy"] == answers.evaluate()["accuracy"]
     assert metrics["expected_accuracy"]["low"] <= metrics["dev"]["accuracy"] <= metrics["expected_accuracy"]["high"]
     assert metrics["judged_on"] == "5 folds" and metrics["temperature"] == 1.0
@@ -63,11 +71,7 @@ def test_a_run_without_a_dev_set(tmp_path: Path) -> None:
     }
     assert len(history(run.path)) == 3 and not run.checkpoints.exists()
     assert metrics["baseline"]["dev"]["documents"] == metrics["readers"]["dev"]["documents"] == 24
-    # What is loaded says what the run said of the test set.
-    stored = read_predictions(run.predictions("test"))
-    found = load_run(run.path).predict(texts_of(settings))
-    probabilities = np.array([list(each.probabilities.values()) for each in found])
-    np.testing.assert_allclose(probabilities, stored.probabilities, atol=1e-5)
+    assert_answers_again(settings, run)
 
 
 def test_readers_are_ordinary_adapters(tmp_path: Path) -> None:
@@ -102,21 +106,7 @@ def test_tfidf_is_a_method(tmp_path: Path) -> None:
     assert metrics["dev"] == metrics["baseline"]["dev"] and "readers" not in metrics
     run = load_run(tmp_path / "run")
     assert run.model is None and not list((tmp_path / "run").rglob("adapter_*"))
-    found = run.predict(texts_of(settings))
-    stored = read_predictions(RunDirectory(tmp_path / "run").predictions("test"))
-    probabilities = np.array([list(each.probabilities.values()) for each in found])
-    np.testing.assert_allclose(probabilities, stored.probabilities, atol=1e-6)
-
-
-def test_copies_of_a_text_share_a_fold(tmp_path: Path) -> None:
-    settings = mixed_settings(tmp_path)
-    path = Path(settings.train_files[0])
-    lines = path.read_text().splitlines()
-    copies = [json.dumps(json.loads(line) | {"id": f"copy-{number}"}) for number, line in enumerate(lines[:9])]
-    path.write_text("\n".join(lines + copies) + "\n")
-    task = load_run_task(settings)
-    folds = Judged.of(task).folds
-    assert (folds[24:] == folds[:9]).all() and (folds == fold_numbers("files", task.train, 5)).all()
+    assert_answers_again(settings, RunDirectory(tmp_path / "run"))
 
 
 @pytest.mark.parametrize("step", [3, 9])
@@ -147,11 +137,7 @@ def test_killed_and_resumed(tmp_path: Path, step: int, monkeypatch: pytest.Monke
 def test_several_label_columns_share_a_pass(tmp_path: Path) -> None:
     settings = mixed_settings(tmp_path, label_column=("label", "size"))
     for files in (settings.train_files, settings.test_files):
-        path = Path(files[0])
-        rows = [json.loads(line) for line in path.read_text().splitlines()]
-        for number, row in enumerate(rows):
-            row["size"] = ("long", "short", "middle")[number % 3]
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        rewrite(files[0], lambda number, row: row | {"size": ("long", "short", "middle")[number % 3]})
     notes: list[str] = []
     results = train_label_columns(settings, tmp_path / "both", progress=Notes(notes))
     assert [result.run_dir for result in results] == [tmp_path / "both" / "label", tmp_path / "both" / "size"]
@@ -185,15 +171,10 @@ def test_one_document_is_too_few_and_two_are_enough(tmp_path: Path) -> None:
 
 def test_rare_labels_and_documents_that_are_all_alike(tmp_path: Path) -> None:
     settings = mixed_settings(tmp_path, test_files=(), epochs=1)
-    path = Path(settings.train_files[0])
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    rows[0]["label"] = "rare"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    rewrite(settings.train_files[0], lambda number, row: row if number else row | {"label": "rare"})
     metrics = train(settings, tmp_path / "rare", progress=Notes()).metrics
     assert metrics["dev"]["documents"] == 24
-    for row in rows:
-        row["text"] = "the same words"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    rewrite(settings.train_files[0], lambda number, row: row | {"text": "the same words"})
     with pytest.raises(ValueError, match="text"):
         train(settings, tmp_path / "alike", progress=Notes())
 

@@ -14,7 +14,7 @@ import pytest
 from transformers import TrainerCallback
 
 from prefixprop.runs.directory import LOCK
-from prefixprop.train import RunDirectory, RunResult, RunSettings, results, train
+from prefixprop.train import RunDirectory, RunResult, RunSettings, train
 from prefixprop.train.checkpoints import list_checkpoints
 
 from killed_runs import KillAt, assert_same_end, killed
@@ -105,7 +105,7 @@ def test_killed_while_results_are_written(
 ) -> None:
     settings = tiny_settings(documents, **changes)
     with monkeypatch.context() as patched:
-        patched.setattr(results, name, lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL))
+        patched.setattr(f"prefixprop.train.run.{name}", lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL))
         killed(lambda: train(settings, tmp_path / "killed"))
     assert_same_end(train(settings, tmp_path / "killed", resume=True), whole(settings))
 

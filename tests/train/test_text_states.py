@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from prefixprop.backbones import find_backbone
+from prefixprop.backbones.base import Text
 from prefixprop.progress import Progress
 from prefixprop.train import text_states
 from prefixprop.train.text_states import TextStates, free_memory, place_for
@@ -36,14 +37,18 @@ def states_of(family: str = "roberta", lengths: Sequence[int] = LENGTHS, **optio
     return TextStates(find_backbone(model), documents, pad, contextlib.nullcontext, **{"batch_tokens": 40} | options)
 
 
+def read(text: TextStates, indices: Sequence[int]) -> Text:
+    return text.text(text.inputs(indices))
+
+
 @pytest.mark.parametrize("indices", [[3], [1, 4], [6, 2, 5, 0], [2], [2, 5]])
 @every_family
 def test_kept_and_computed_are_the_same(family: str, indices: list[int]) -> None:
     kept, computed = states_of(family), states_of(family, keep=False)
     kept.fill(Progress())
     computed.fill(Progress())
-    assert kept.are_kept and not computed.are_kept
-    found, expected = kept(indices), computed(indices)
+    assert kept.place is not None and computed.place is None
+    found, expected = read(kept, indices), read(computed, indices)
     lengths = [max(1, LENGTHS[index]) for index in indices]
     assert len(found.states) == len(expected.states) == 3
     assert found.states[0].shape == expected.states[0].shape == (len(indices), max(lengths), 32)
@@ -64,11 +69,11 @@ def test_is_computed_once() -> None:
     batches = len(list(text.batches(range(len(LENGTHS)))))
     assert len(seen) == batches == len(progress.done) and progress.done[-1] == (7, 7)
     assert progress.done == sorted(progress.done)
-    text([0, 1])
+    read(text, [0, 1])
     assert len(seen) == batches
     again = states_of()
     again.fill(Progress())
-    assert all(one.equal(two) for one, two in zip(text([6, 0]).states, again([6, 0]).states, strict=True))
+    assert all(one.equal(two) for one, two in zip(read(text, [6, 0]).states, read(again, [6, 0]).states, strict=True))
 
 
 def test_batches_are_of_similar_length() -> None:
@@ -84,12 +89,12 @@ def test_kept_where_half_of_the_memory_suffices(monkeypatch: pytest.MonkeyPatch,
     needed = sum(max(1, length) for length in LENGTHS) * 3 * 32 * 4
     monkeypatch.setattr(text_states, "free_memory", lambda device: int(2 * share * needed))
     text = states_of()
-    assert text.bytes == needed and text.are_kept == is_kept
-    assert not states_of(keep=False).are_kept
+    assert text.bytes == needed and (text.place is not None) == is_kept
+    assert states_of(keep=False).place is None
     text.fill(Progress())
     kept = sum(state.numel() * state.element_size() for state in text._kept.values())
     assert kept == (needed if is_kept else 0)
-    assert text([0, 2]).states[0].shape == (2, 5, 32)
+    assert read(text, [0, 2]).states[0].shape == (2, 5, 32)
 
 
 @pytest.mark.parametrize("limit", ["max\n", "1000000000000000\n", "{rss}"])

@@ -1,4 +1,4 @@
-"""A run from settings to its directory."""
+"""A run from settings to its directory, by one process and by two, and what methods make of a model."""
 
 from __future__ import annotations
 
@@ -21,14 +21,18 @@ from transformers import (
     get_linear_schedule_with_warmup,
 )
 
+from launching import launch_two
 from prefixprop.evaluate import fit_temperature, read_predictions
+from prefixprop.models import candidate_scorer
 from prefixprop.predict import PredictionOptions, load_run
 from prefixprop.predict.run_data import predict_split
 from prefixprop.runs.directory import LOCK
 from prefixprop.settings.methods import METHODS
-from prefixprop.train import RunDirectory, SettingsError, plan, train
+from prefixprop.train import RunDirectory, RunSettings, SettingsError, plan, settings_to_yaml, train
+from prefixprop.train.plan import build_trainable
 from prefixprop.train.trainer import share_of_peak
 
+from tiny import tiny_model
 from tiny_training import LABELS, Notes, comparable, history, tiny_settings, write_documents
 
 
@@ -147,13 +151,6 @@ def test_how_a_step_is_computed_does_not_change_the_outcome(tmp_path: Path) -> N
     assert losses[1] == pytest.approx(losses[0], abs=1e-5) and losses[2] == pytest.approx(losses[0], abs=1e-5)
 
 
-def test_without_test_documents_there_are_no_test_metrics(tmp_path: Path) -> None:
-    run_dir = tmp_path / "run"
-    metrics = train(replace(tiny_settings(tmp_path, epochs=1), test_files=()), run_dir).metrics
-    assert "test" not in metrics and "test_calibrated" not in metrics
-    assert not (run_dir / "predictions" / "test.jsonl").exists()
-
-
 def test_plan_counts_and_writes_nothing(tmp_path: Path) -> None:
     run = plan(tiny_settings(tmp_path, max_train_documents=17, epochs=None, task=None))
     assert (run.steps_per_epoch, run.steps) == (3, 30)
@@ -248,3 +245,79 @@ def test_a_run_has_one_label_column(tmp_path: Path) -> None:
     ):
         train(settings, tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+# --- the model that is trained --------------------------------------------------------------------------------------
+
+
+LORA = RunSettings(task="hyperpartisan", method="lora")
+USUAL = {
+    "longformer": {"query", "value", "query_global", "value_global"},
+    "roberta": {"query", "value"},
+    "bert": {"query", "value"},
+    "modernbert": {"Wqkv"},
+}
+
+
+def changed_layers(model: PeftModel) -> set[str]:
+    names = (name.split(".lora_A")[0] for name, _ in model.named_parameters() if ".lora_A" in name)
+    return {name.rpartition(".")[2] for name in names}
+
+
+@pytest.mark.parametrize("family", USUAL)
+def test_lora_changes_what_is_usual_for_the_family(family: str) -> None:
+    assert changed_layers(build_trainable(tiny_model(family), LORA)) == USUAL[family]
+    scorer = candidate_scorer(tiny_model(family, "FEATURE_EXTRACTION"), first_special_token=90)
+    assert changed_layers(build_trainable(scorer, replace(LORA, task="wikihop"))) == USUAL[family]
+
+
+def test_lora_changes_what_it_is_told() -> None:
+    settings = RunSettings(task="hyperpartisan", method="lora", lora_targets=("key", "dense"))
+    assert changed_layers(build_trainable(tiny_model("bert"), settings)) == {"key", "dense"}
+
+
+def test_lora_targets_that_the_model_lacks() -> None:
+    settings = RunSettings(task="hyperpartisan", method="lora", lora_targets=("query", "query_global", "Wqkv"))
+    with pytest.raises(ValueError, match=r"this bert has no layers named query_global, Wqkv; it has .*key, query"):
+        build_trainable(tiny_model("bert"), settings)
+    with pytest.raises(ValueError, match=r"this distilbert has no layers named query, value; it has .*q_lin"):
+        build_trainable(tiny_model("distilbert"), LORA)
+
+
+def test_only_longformer_and_modernbert_have_backends() -> None:
+    settings = RunSettings(task="hyperpartisan", method="head-only", attention_backend="sdpa")
+    assert hasattr(build_trainable(tiny_model("longformer"), settings).longformer, "attention_patch")
+    assert hasattr(build_trainable(tiny_model("modernbert"), settings).model, "attention_patch")
+    with pytest.raises(ValueError, match=r"--attention-backend: sdpa is for Longformer .* this model is a roberta"):
+        build_trainable(tiny_model("roberta"), settings)
+
+
+# --- two processes --------------------------------------------------------------------------------------------------
+
+
+# The documents of a step are the same, but sums over them are formed in another order: float32 rounding, over nine
+# steps of AdamW. Dropout is off: each process draws masks of its own.
+TOLERANCE = 1e-4
+
+
+def test_two_processes_end_like_one(tmp_path: Path) -> None:
+    settings = tiny_settings(tmp_path, dropout=0.0, prefix_dropout=0.0, device_batch_size=4)
+    (tmp_path / "run.yaml").write_text(settings_to_yaml(settings))
+    printed = launch_two(
+        tmp_path, "train", "--config", str(tmp_path / "run.yaml"), "--run-dir", str(tmp_path / "two")
+    )
+    assert printed.count("Run directory:") == 1, "only the main process speaks"
+    one = train(settings, tmp_path / "one").metrics
+    two = json.loads((tmp_path / "two" / "metrics.json").read_text())
+    for split in ("dev", "test", "dev_calibrated", "test_calibrated"):
+        assert two[split] == pytest.approx(one[split], abs=TOLERANCE), split
+    assert two["best_epoch"] == one["best_epoch"]
+    histories = [
+        [json.loads(line) for line in (tmp_path / run / "history.jsonl").read_text().splitlines()]
+        for run in ("one", "two")
+    ]
+    for line, other in zip(*histories, strict=True):
+        assert line["loss"] == pytest.approx(other["loss"], abs=TOLERANCE)
+    assert json.loads((tmp_path / "two" / "environment.json").read_text())["processes"] == 2
+    names = {path.name for path in (tmp_path / "two").iterdir()}
+    assert names == {path.name for path in (tmp_path / "one").iterdir()}

@@ -4,29 +4,39 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from transformers import TrainingArguments
 
-from prefixprop.train import RunSettings
-from prefixprop.train.trainer import LengthGroupedOrder, evaluated_at_once, send_to_host, training_arguments
+from prefixprop.train import RunDirectory, RunSettings
+from prefixprop.train.single_run import training_arguments
+from prefixprop.train.trainer import LengthGroupedOrder, send_to_host
+
+
+def arguments_of(folder: Path, **changes: Any) -> TrainingArguments:
+    settings = RunSettings(epochs=1, learning_rate=1e-3, precision="fp32", **changes)
+    run: Any = SimpleNamespace(settings=settings, at_once=8)
+    return training_arguments(run, RunDirectory(folder))
 
 
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [({}, 16), ({"method": "fine-tuning"}, 16), ({"method": "head-only"}, 8), ({"gradient_checkpointing": True}, 8)],
 )
-def test_evaluation_takes_no_more_memory_than_training(changes: dict[str, Any], expected: int) -> None:
-    assert evaluated_at_once(RunSettings(**changes), 8) == expected
+def test_evaluation_takes_no_more_memory_than_training(
+    changes: dict[str, Any], expected: int, tmp_path: Path
+) -> None:
+    assert arguments_of(tmp_path, **changes).per_device_eval_batch_size == expected
 
 
 @pytest.mark.parametrize("has_gpu", [False, True])
 def test_batches_go_to_a_gpu_while_it_works(has_gpu: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
-    settings = RunSettings(epochs=1, learning_rate=1e-3)
-    arguments = training_arguments(settings, tmp_path, at_once=8, use_bf16=False)
+    arguments = arguments_of(tmp_path)
     assert arguments.accelerator_config.non_blocking is has_gpu and arguments.report_to == []
 
 

@@ -13,7 +13,7 @@ from command_line import call
 from prefixprop import load_run
 from prefixprop.evaluate import read_predictions
 from prefixprop.runs.directory import RunDirectory
-from prefixprop.train import RunSettings, SettingsError, train
+from prefixprop.train import RunSettings, train
 
 from tiny_training import Notes, tiny_settings, write_documents
 
@@ -90,9 +90,3 @@ def test_without_a_target_nothing_is_decided(tmp_path: Path) -> None:
     assert "trust" not in train(settings, tmp_path / "run", progress=Notes()).metrics
     out, told = call("predict", tmp_path / "run", settings.test_files[0])
     assert "decision" not in out and "accept" not in told
-
-
-@pytest.mark.parametrize("target", [0, 1, 95])
-def test_targets_that_are_no_shares(target: float) -> None:
-    with pytest.raises(SettingsError, match="--target-precision: must be"):
-        RunSettings(task="hyperpartisan", target_precision=float(target))

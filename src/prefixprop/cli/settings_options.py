@@ -75,7 +75,7 @@ def help_of(setting: Setting) -> str:
     """The help of a setting, with its choices and its default."""
     text = setting.help
     if setting.choices is not None:
-        text += f" One of {', '.join(setting.choices())}."
+        text += f" One of {', '.join(setting.choices)}."
     if setting.default not in (None, (), False):
         default = " ".join(setting.default) if isinstance(setting.default, tuple) else setting.default
         text += f" Default: {default}."

@@ -21,13 +21,12 @@ from prefixprop.cli.messages import TerminalProgress, clean_errors, printable
 from prefixprop.cli.settings_options import with_settings_options
 from prefixprop.processes import handling_signals, is_main_process, process_count
 from prefixprop.runs.directory import RunDirectory
-from prefixprop.settings.recipe import override, read_settings, settings_to_yaml
-from prefixprop.settings.resolve import check_settings, refuse_unused
+from prefixprop.settings.resolve import check_settings, override, read_settings, refuse_unused, settings_to_yaml
 from prefixprop.settings.run_settings import RunSettings
 
 if TYPE_CHECKING:
     from prefixprop.train.plan import RunPlan
-    from prefixprop.train.results import RunResult
+    from prefixprop.train.run import RunResult
 
 EVERYDAY = (
     "task", "train_files", "test_files", "text_column", "label_column", "model", "max_length", "method",

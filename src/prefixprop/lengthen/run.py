@@ -26,8 +26,8 @@ from prefixprop.processes import process_count
 from prefixprop.progress import Progress
 from prefixprop.runs.directory import LOCK, claim
 from prefixprop.train.checkpoints import find_checkpoint
-from prefixprop.train.environment import describe_environment
 from prefixprop.train.errors import explained_memory_errors, training_remedy
+from prefixprop.train.run import describe_environment
 
 RECORD, CHECKPOINTS = "lengthen.json", "checkpoints"
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from prefixprop.runs.run import DECISIVE_SETTINGS, Run
+from prefixprop.runs.find import DECISIVE_SETTINGS, Run
 from prefixprop.settings.resolve import resolve
 from prefixprop.settings.run_settings import SETTINGS, RunSettings
 
@@ -29,7 +29,7 @@ def grouped(items: Iterable[Item], key: Callable[[Item], Any]) -> dict[Any, list
 
 
 def set_name(split: str) -> str:
-    """A split as a noun: `the test set`, or `left-out documents`."""
+    """A split as a noun: `the test set`, or `held-out documents`."""
     return "held-out documents" if split == LEFT_OUT else f"the {split} set"
 
 
@@ -39,7 +39,7 @@ def stored_name(split: str) -> str:
 
 
 def documents_of(run: Run) -> dict[str, int]:
-    """How many documents the run was judged on, by split; left-out documents are not called a dev set."""
+    """How many documents the run was judged on, by split; held-out documents are not called a dev set."""
     own = "dev" if run.metrics.get("judged_on", "dev") == "dev" else LEFT_OUT
     return {own if split == "dev" else split: count for split, count in run.documents.items()}
 

@@ -22,7 +22,7 @@ from prefixprop.report.choose import LEFT_OUT, Comparison, documents_of, method_
 from prefixprop.report.results import ALL_METRICS, ECE, NLL, baseline_name, quality_of
 from prefixprop.report.table import ABSENT, Table, capitalised, frame, interval_cell, number
 from prefixprop.runs.directory import DOCUMENTS
-from prefixprop.runs.run import Run
+from prefixprop.runs.find import Run
 
 SETTINGS = "Settings"  # what they are folded away under
 _MISTAKES, _FIRST_LETTERS = 10, 280

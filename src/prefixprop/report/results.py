@@ -24,7 +24,7 @@ from prefixprop.report.choose import (
     stored_name,
 )
 from prefixprop.report.table import BOLD, Table, file_name, frame, interval_cell, mean_cell, number, ranked
-from prefixprop.runs.run import Run, as_number
+from prefixprop.runs.find import Run, as_number
 from prefixprop.settings.run_settings import RunSettings
 
 ALL_METRICS = "All metrics"

@@ -30,9 +30,8 @@ from prefixprop.atomic_files import replacing_file, write_text
 from prefixprop.data.rows import iterate_json_lines
 from prefixprop.evaluate import PredictionSet
 from prefixprop.runs.directory import ARCHIVE_TABLE
-from prefixprop.runs.run import SPLITS, Run
-from prefixprop.settings.recipe import override
-from prefixprop.settings.resolve import resolve
+from prefixprop.runs.find import SPLITS, Run
+from prefixprop.settings.resolve import override, resolve
 from prefixprop.settings.run_settings import RunSettings
 
 PREDICTIONS = "predictions.npz"

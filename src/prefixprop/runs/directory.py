@@ -19,12 +19,17 @@
 | `runs/` | what TensorBoard reads, with `report_to: tensorboard` |
 
 A finished run is read only if its files are those in the manifest, so none of them is checked any further.
+
+`--overwrite` moves the old run into a subfolder. It is removed when the new run has trained a step. If the new run
+fails before that, the old one is put back; if it was killed, the next start does so.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -33,9 +38,19 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
 
-from prefixprop.atomic_files import MANIFEST, checksum, checksums, mismatch, replacing_file, write_json
+from prefixprop.atomic_files import (
+    MANIFEST,
+    checksum,
+    checksums,
+    clear_leftovers,
+    mismatch,
+    replacing_file,
+    write_json,
+    write_text,
+)
+from prefixprop.processes import is_main_process
 from prefixprop.settings.methods import METHODS
-from prefixprop.settings.recipe import has_all_settings, override, read_settings
+from prefixprop.settings.resolve import override, read_settings, settings_to_yaml
 from prefixprop.settings.run_settings import SETTINGS, RunSettings
 
 if TYPE_CHECKING:
@@ -92,9 +107,12 @@ class RunDirectory:
 
     def is_run(self) -> bool:
         """Whether a run has been started here: a `config.yaml` alone may belong to anything, or be a recipe."""
-        if not self.config.is_file():
+        if not self.config.is_file() or self.environment.is_file() or self.is_finished():
+            return self.config.is_file()
+        try:  # a run that was killed at its very start has all settings, unlike a recipe
+            return set(read_settings(self.config)) >= set(SETTINGS)
+        except (OSError, ValueError):
             return False
-        return self.environment.is_file() or self.is_finished() or has_all_settings(self.config)
 
     def is_finished(self) -> bool:
         return self.metrics.is_file()
@@ -142,8 +160,7 @@ class RunDirectory:
         """The temperature that the run fitted on the dev set."""
         from prefixprop.evaluate import Temperature
 
-        metrics = self.read_metrics()
-        return Temperature(metrics["temperature"])
+        return Temperature(self.read_metrics()["temperature"])
 
     def read_trust(self) -> Trust | None:
         """Which answers of the run can be accepted; None if it had no target."""
@@ -223,6 +240,108 @@ class RunDirectory:
     def _weights() -> set[str]:
         """The folders that what was trained may be in."""
         return {method.trains for method in METHODS.values()}
+
+
+# --- starting, resuming and replacing a run; nothing but a run is ever removed --------------------------------------
+
+REPLACED = ".prefixprop-replaced"  # the run that a new one replaces
+
+
+def check_may_start(directory: RunDirectory, resume: bool, overwrite: bool) -> None:
+    """Raise unless a run may be started here with these flags; puts back what a killed run was to replace."""
+    path = directory.path
+    if resume and overwrite:
+        raise ValueError("--resume continues a run and --overwrite removes it; give one of the two.")
+    if path.exists() and not path.is_dir():
+        raise ValueError(f"{path} is a file; choose another --run-dir.")
+    if (path / REPLACED).is_dir() and is_main_process():
+        with directory.claimed():
+            restore_replaced(directory)
+    if not path.is_dir() or not _content(path):
+        return
+    if not directory.is_run():
+        # A run killed at its very start leaves only temporary files and all settings, so these files are not a run's.
+        raise ValueError(f"{path} is not empty and not a run directory; choose another --run-dir.")
+    if not resume and not overwrite:
+        state = "has a finished run" if directory.is_finished() else "has an unfinished run"
+        raise ValueError(
+            f"{path} {state}: continue it with --resume, remove it with --overwrite, or choose another --run-dir."
+        )
+    others = sorted(entry.name for entry in _content(path) if entry.name not in directory.own_names())
+    if overwrite and others:
+        raise ValueError(
+            f"{path} has a run, and {', '.join(others)}, which no run has written and --overwrite would remove; move "
+            "these files away, or choose another --run-dir."
+        )
+
+
+def check_same_settings(directory: RunDirectory, settings: RunSettings) -> None:
+    """Raise if the run here was started with settings that give other results."""
+    before = directory.read_settings()
+    changed = [
+        f"{setting.flag} (was {getattr(before, name)!r}, now {getattr(settings, name)!r})"
+        for name, setting in SETTINGS.items()
+        if not setting.resumable and getattr(before, name) != getattr(settings, name)
+    ]
+    if changed:
+        raise ValueError(
+            f"{directory.path} was started with other settings: {'; '.join(changed)}. A resumed run keeps them: "
+            "leave these flags out, choose another --run-dir, or start again with --overwrite."
+        )
+
+
+def check_same_documents(directory: RunDirectory, fingerprint: str) -> None:
+    """Raise if the run here was started with other documents."""
+    if not directory.has_documents(fingerprint):
+        raise ValueError(
+            f"{directory.path} was started with other documents than there are now; restore them to continue, choose "
+            "another --run-dir, or start again with --overwrite."
+        )
+
+
+def start(directory: RunDirectory, settings: RunSettings, overwrite: bool) -> None:
+    """Make the folder and write the settings; with `overwrite`, move an old run aside first."""
+    directory.path.mkdir(parents=True, exist_ok=True)
+    clear_leftovers(directory.path)
+    if overwrite and _content(directory.path):
+        replaced = directory.path / REPLACED
+        replaced.mkdir()
+        # The settings come last: once they are in the subfolder, all that is outside belongs to the new run.
+        for entry in sorted(_content(directory.path), key=lambda entry: entry == directory.config):
+            os.replace(entry, replaced / entry.name)
+    write_text(directory.config, settings_to_yaml(settings))
+
+
+def discard_replaced(directory: RunDirectory) -> None:
+    """Remove the run that was moved aside, if there is one."""
+    replaced = directory.path / REPLACED
+    if replaced.is_dir():
+        # Under this name it is never put back, and removed by the next start if this process is killed.
+        removed = replaced.rename(directory.path / ".prefixprop-tmp-replaced")
+        shutil.rmtree(removed, ignore_errors=True)
+
+
+def restore_replaced(directory: RunDirectory) -> bool:
+    """Put back the run that was moved aside, in place of what the new one left; False if there is none.
+
+    The caller must hold the claim on the folder.
+    """
+    replaced = directory.path / REPLACED
+    if not replaced.is_dir():
+        return False
+    if (replaced / directory.config.name).exists():
+        for entry in _content(directory.path):
+            shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+        os.replace(replaced / directory.config.name, directory.config)
+    # Without settings there, the move to or from the subfolder was interrupted: what is outside is the old run's.
+    for entry in sorted(replaced.iterdir()):
+        os.replace(entry, directory.path / entry.name)
+    replaced.rmdir()
+    return True
+
+
+def _content(folder: Path) -> list[Path]:
+    return [entry for entry in folder.iterdir() if not entry.name.startswith(".prefixprop-")]
 
 
 # --- one process at a time ------------------------------------------------------------------------------------------

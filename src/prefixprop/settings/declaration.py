@@ -10,7 +10,7 @@ import contextlib
 import difflib
 import types
 import typing
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeVar, dataclass_transform
@@ -38,7 +38,7 @@ class Setting:
     Attributes:
         kind: Its type, without None.
         group: The heading it has in help.
-        choices: The values it can have, asked for when needed: users' modules add to some tables.
+        choices: The values it can have; users' modules (`--import`) add to some tables.
         alias: A second, short name.
         resumable: Whether it may change when a run is resumed, because results do not depend on it.
     """
@@ -48,7 +48,7 @@ class Setting:
     default: Any
     group: str
     describe: str | Callable[[], str]
-    choices: Callable[[], Iterable[str]] | None
+    choices: Iterable[str] | None
     alias: str | None
     resumable: bool
 
@@ -65,14 +65,13 @@ def setting(
     default: Any,
     group: str,
     help: str | Callable[[], str],
-    choices: Callable[[], Iterable[str]] | Iterable[str] | None = None,
+    choices: Iterable[str] | None = None,
     alias: str | None = None,
     resumable: bool = False,
     **bounds: float,
 ) -> Any:
     """Declare a setting; `bounds` are pydantic's `ge`, `gt`, `le` and `lt`."""
-    known = choices if choices is None or callable(choices) else lambda: choices
-    details = {"group": group, "describe": help, "choices": known, "alias": alias, "resumable": resumable}
+    details = {"group": group, "describe": help, "choices": choices, "alias": alias, "resumable": resumable}
     options: dict[str, Any] = {"json_schema_extra": details, **bounds}
     return Field(default, **options)
 
@@ -80,19 +79,15 @@ def setting(
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 def settings_class(cls: type[Declared]) -> type[Declared]:
     """Make a class of `setting` declarations one whose values are checked."""
-    config = ConfigDict(strict=True, allow_inf_nan=False, arbitrary_types_allowed=True)
+    config = ConfigDict(strict=True, allow_inf_nan=False, extra="forbid")
     made: Any = pydantic_dataclass(frozen=True, kw_only=True, config=config)(cls)
     checked = made.__init__
 
     def __init__(self: Any, **values: Any) -> None:
-        known = declared(made)
-        if unknown := [name for name in values if name not in known]:
-            raise SettingsError(f"There is no setting {name!r}{close_match(name, known)}." for name in unknown)
         try:
             checked(self, **values)
         except ValidationError as error:
-            problems = [f"{known[name].flag}: {problem}" for name, problem in _told(error)]
-            raise SettingsError(problems) from None
+            raise SettingsError(_told(error, declared(made))) from None
 
     made.__init__ = __init__
     return made
@@ -147,19 +142,22 @@ class Settings:
     @classmethod
     def _is_known(cls, value: Any, info: ValidationInfo) -> Any:
         choices = declared(cls)[str(info.field_name)].choices  # type: ignore[arg-type]
-        if value is None or choices is None or value in (known := list(choices())):
+        if value is None or choices is None or value in (known := list(choices)):
             return value
         told = f"{value!r} is unknown{close_match(value, known)}; choose one of {', '.join(known)}."
         raise PydanticCustomError("choice", "{told}", {"told": told})
 
 
-def _told(error: ValidationError) -> Iterable[tuple[str, str]]:
-    """The name of each wrong setting, and what is wrong with it."""
+def _told(error: ValidationError, known: Mapping[str, Setting]) -> Iterator[str]:
+    """What is wrong with each setting."""
     for problem in error.errors(include_url=False):
+        name = str(problem["loc"][0])
+        if name not in known:
+            yield f"There is no setting {name!r}{close_match(name, known)}."
+            continue
         said = problem["msg"].replace("Input should be", "must be").replace("a valid tuple", "a list of texts")
-        if problem["type"] != "choice":
-            said += f", got {repr(problem['input'])[:40]}."
-        yield str(problem["loc"][0]), said
+        got = "" if problem["type"] == "choice" else f", got {repr(problem['input'])[:40]}."
+        yield f"{known[name].flag}: {said}{got}"
 
 
 def _without_none(hint: Any) -> Any:

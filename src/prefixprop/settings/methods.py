@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ class Method:
 
     @property
     def is_mix(self) -> bool:
-        """Whether it chooses everything by answers to left-out documents, so that it needs no dev set."""
+        """Whether it chooses everything by answers to held-out documents, so that it needs no dev set."""
         return self.trains == MIX
 
     @property
@@ -69,71 +70,47 @@ class Method:
         return self.config_class(**values)
 
 
-_PREFIX = {
-    name: name
-    for name in (
-        "num_virtual_tokens",
-        "layout",
-        "prefix_dropout",
-        "init",
-        "reparameterize",
-        "kernel",
-        "alpha",
-        "alpha_mode",
-        "gate",
-    )
-}
-_OF_PREFIXES_THAT_ARE_READ = ("layout", "kernel", "alpha", "alpha_mode")
-_LORA = {
-    "lora_rank": "r",
-    "lora_alpha": "lora_alpha",
-    "lora_dropout": "lora_dropout",
-    "lora_targets": "target_modules",
-}
+_READING = {name: name for name in ("num_virtual_tokens", "prefix_dropout", "init", "reparameterize", "gate")}
+_PREFIX = _READING | {name: name for name in ("layout", "kernel", "alpha", "alpha_mode")}  # text reads these prefixes
+_LORA = {"lora_rank": "r", "lora_targets": "target_modules"} | {name: name for name in ("lora_alpha", "lora_dropout")}
 _LORA_WITH_PREFIX = {setting: f"lora.{option}" for setting, option in _LORA.items()}
-
-_READING = {name: name for name in _PREFIX if name not in _OF_PREFIXES_THAT_ARE_READ}
 
 # The paper searches {1e-2, 5e-2, 1e-3, 5e-3, 5e-4} for prefixes and {3e-5, 5e-5} for fine-tuning. It has no head-only
 # training, no LoRA and no reading; the first two have common values, and reading the one that served a prototype.
 # A prefix and LoRA share one learning rate, and the usual one of a prefix is too high for LoRA.
+_PROPAGATION, _TUNING = "prefixprop.config:PrefixPropagationConfig", "prefixprop.config:PrefixTuningConfig"
+_POOLED = _PREFIX | {"pooling": "pooling"}
+_prefix = partial(Method, trains=ADAPTER, is_prefix=True)
 _ROWS = (
-    Method(
+    _prefix(
         "prefix-propagation",
         "virtual tokens in front of the text, with trained vectors added at every layer (Eq. 1), and the head",
         learning_rate=5e-3,
-        trains=ADAPTER,
-        config="prefixprop.config:PrefixPropagationConfig",
-        options=_PREFIX | {"pooling": "pooling"},
-        is_prefix=True,
+        config=_PROPAGATION,
+        options=_POOLED,
     ),
-    Method(
+    _prefix(
         "prefix-tuning",
         "keys and values in front of those of every layer (Eq. 2), and the head",
         learning_rate=5e-3,
-        trains=ADAPTER,
-        config="prefixprop.config:PrefixTuningConfig",
+        config=_TUNING,
         options=_PREFIX,
-        is_prefix=True,
     ),
-    Method(
+    _prefix(
         "prefix-reading",
         "virtual tokens as in prefix-propagation that read the text and are not read by it, and the head",
         learning_rate=2e-3,
-        trains=ADAPTER,
-        config="prefixprop.config:PrefixPropagationConfig",
+        config=_PROPAGATION,
         options=_READING,
-        is_prefix=True,
         is_read_only=True,
     ),
-    Method(
+    _prefix(
         "readers",
         "many prefixes as in prefix-reading at once, and TF-IDF; chosen and mixed by cross-validation",
         learning_rate=None,
         trains=MIX,
-        config="prefixprop.config:PrefixPropagationConfig",
+        config=_PROPAGATION,
         options={name: name for name in ("num_virtual_tokens", "prefix_dropout")},
-        is_prefix=True,
         is_read_only=True,
     ),
     Method("tfidf", "a linear model of words and word pairs, without the encoder", learning_rate=None, trains=MIX),
@@ -147,23 +124,19 @@ _ROWS = (
         config="peft:LoraConfig",
         options=_LORA,
     ),
-    Method(
+    _prefix(
         "prefix-propagation+lora",
         "virtual tokens as in prefix-propagation, low-rank changes of the attention projections, and the head",
         learning_rate=5e-4,
-        trains=ADAPTER,
-        config="prefixprop.config:PrefixPropagationConfig",
-        options=_PREFIX | {"pooling": "pooling"} | _LORA_WITH_PREFIX,
-        is_prefix=True,
+        config=_PROPAGATION,
+        options=_POOLED | _LORA_WITH_PREFIX,
     ),
-    Method(
+    _prefix(
         "prefix-tuning+lora",
         "keys and values as in prefix-tuning, low-rank changes of the attention projections, and the head",
         learning_rate=5e-4,
-        trains=ADAPTER,
-        config="prefixprop.config:PrefixTuningConfig",
+        config=_TUNING,
         options=_PREFIX | _LORA_WITH_PREFIX,
-        is_prefix=True,
     ),
 )
 METHODS: dict[str, Method] = {method.name: method for method in _ROWS}

@@ -1,4 +1,6 @@
-"""From the user's settings to those of a run: checked together, without unused ones, and with no value left open.
+"""From recipes and flags to the settings of a run: checked together, without unused ones, with no value left open.
+
+Recipes are YAML; errors in them name `file:line`. A run's own settings are written in the same form.
 
 A rank without LoRA changes nothing, nor does an alpha without a kernel. Such an unused setting gets its default back.
 Given as a flag it is an error; in a recipe, which may serve several methods, it is a note.
@@ -6,13 +8,16 @@ Given as a flag it is an error; in a recipe, which may serve several methods, it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from prefixprop.data.tasks import default_epochs, readers_schedule
-from prefixprop.settings.declaration import SettingsError
+from prefixprop.settings.declaration import SettingsError, close_match, problem_of
 from prefixprop.settings.methods import owners
 from prefixprop.settings.run_settings import SETTINGS, RunSettings, flag_of
 
@@ -32,13 +37,8 @@ def _source_problems(settings: RunSettings, in_memory: bool) -> Iterator[str]:
     if len(given) != 1:
         flags = ", ".join(flag_of(name) for name in sources)
         yield f"Give one source of data, one of {flags}" + (f"; got {' and '.join(given)}." if given else ".")
-    needed = {
-        "data_dir": "task",
-        "dev_files": "train_files",
-        "test_files": "train_files",
-        "hub_config": "hub_dataset",
-    }
-    for name, source in needed.items():
+    parts = {"data_dir": "task", "dev_files": "train_files", "test_files": "train_files", "hub_config": "hub_dataset"}
+    for name, source in parts.items():
         if getattr(settings, name) and not sources[source]:
             yield f"{flag_of(name)}: belongs to {flag_of(source)}, which is not given."
     if settings.data_dir is not None and not Path(settings.data_dir).is_dir():
@@ -50,7 +50,7 @@ def _source_problems(settings: RunSettings, in_memory: bool) -> Iterator[str]:
 
 
 def _other_problems(settings: RunSettings, processes: int) -> Iterator[str]:
-    folds, fold = settings.folds, settings.fold
+    folds, fold, method = settings.folds, settings.fold, settings.method_row.name
     if folds is not None and fold is None:
         yield f"--fold: --folds is {folds}, so say which is left out: 0 to {folds - 1}."
     if fold is not None and folds is None:
@@ -58,12 +58,9 @@ def _other_problems(settings: RunSettings, processes: int) -> Iterator[str]:
     if folds is not None and fold is not None and fold >= folds:
         yield f"--fold: of {folds} --folds the last is {folds - 1}, got {fold}."
     if (settings.method_row.is_read_only or settings.is_mix) and settings.answers_questions:
-        yield (
-            f"--method: {settings.method_row.name} classifies documents, and {settings.task} asks questions; choose "
-            "another method."
-        )
-    if len(settings.label_column) > 1 and settings.method_row.name != "readers":
-        yield f"--label-column: {settings.method_row.name} trains for one column; choose one, or --method readers."
+        yield f"--method: {method} classifies documents, and {settings.task} asks questions; choose another method."
+    if len(settings.label_column) > 1 and method != "readers":
+        yield f"--label-column: {method} trains for one column; choose one, or --method readers."
     if len(set(settings.label_column)) < max(1, len(settings.label_column)):
         yield "--label-column: name each column once, and one at least."
     if len(settings.text_column) != 1:
@@ -73,9 +70,9 @@ def _other_problems(settings: RunSettings, processes: int) -> Iterator[str]:
     if settings.keep_checkpoints and not settings.keep_weights:
         yield "--keep-checkpoints: checkpoints are weights, and --no-keep-weights keeps none; leave one of them out."
     if settings.max_dev_documents == 0 and not settings.is_mix:
-        yield f"--max-dev-documents: {settings.method_row.name} needs a dev set; give at least 1, or leave it out."
+        yield f"--max-dev-documents: {method} needs a dev set; give at least 1, or leave it out."
     if settings.is_mix and processes > 1:
-        yield f"--method: {settings.method_row.name} trains on one device; start one process."
+        yield f"--method: {method} trains on one device; start one process."
     if not settings.is_mix and settings.documents_per_step % processes:
         yield (
             f"--batch-size: {settings.documents_per_step} documents per step cannot be shared by {processes} "
@@ -89,54 +86,39 @@ def documents_at_once(settings: RunSettings, processes: int = 1) -> int:
     return next(count for count in range(min(settings.device_batch_size, share), 0, -1) if share % count == 0)
 
 
-@dataclass(frozen=True)
-class _Scope:
-    """Settings that only have an effect if `holds`; `owner` is what they belong to, in words."""
-
-    holds: Callable[[RunSettings], bool]
-    owner: str
-    names: tuple[str, ...]
-
-
-_SCOPES = (
-    _Scope(lambda settings: settings.kernel is not None, "a --kernel, such as exp", ("alpha", "alpha_mode")),
-    _Scope(
-        lambda settings: settings.method_row.name == "readers", "--method readers", ("mix_baseline", "keep_states")
-    ),
-    _Scope(
-        lambda settings: not settings.is_mix,
+# Settings that only have an effect in some runs: which runs these are, in code and in words, and the settings.
+_ONLY_IN: tuple[tuple[Callable[[RunSettings], bool], str, str], ...] = (
+    (lambda run: run.kernel is not None, "a --kernel, such as exp", "alpha alpha_mode"),
+    (lambda run: run.method_row.name == "readers", "--method readers", "mix_baseline keep_states"),
+    (
+        lambda run: not run.is_mix,
         "methods that train one model with a dev set",
-        ("keep", "early_stopping", "gradient_checkpointing", "attention_dropout", "baseline", "report_to"),
+        "keep early_stopping gradient_checkpointing attention_dropout baseline report_to",
     ),
-    _Scope(
-        lambda settings: settings.method_row.name != "tfidf",
+    (
+        lambda run: run.method_row.name != "tfidf",
         "methods that train on the encoder",
-        ("learning_rate", "epochs", "batch_size", "warmup", "dropout", "weight_decay", "max_grad_norm"),
+        "learning_rate epochs batch_size warmup dropout weight_decay max_grad_norm",
     ),
-    _Scope(
-        lambda settings: settings.answers_questions,
-        "a --task with questions, such as wikihop",
-        ("chunk_reduction", "max_chunks"),
-    ),
-    _Scope(
-        lambda settings: not settings.answers_questions,
+    (lambda run: run.answers_questions, "a --task with questions, such as wikihop", "chunk_reduction max_chunks"),
+    (
+        lambda run: not run.answers_questions,
         "tasks that classify documents",
-        ("pooling", "class_weights", "choose_by", "target_precision"),
+        "pooling class_weights choose_by target_precision",
     ),
-    _Scope(lambda settings: settings.task_row.has_baseline, "tasks that have a baseline", ("baseline",)),
-    _Scope(
-        lambda settings: settings.task is None,
+    (lambda run: run.task_row.has_baseline, "tasks that have a baseline", "baseline"),
+    (
+        lambda run: run.task is None,
         "--train-files and --hub-dataset",
-        ("text_column", "label_column", "id_column", "label_separator"),
+        "text_column label_column id_column label_separator",
     ),
 )
 
 
 def unused_settings(settings: RunSettings) -> dict[str, str]:
     """The settings that change nothing in such a run, each with what it belongs to."""
-    unused = {name: scope.owner for scope in _SCOPES if not scope.holds(settings) for name in scope.names}
-    used = settings.method_row.options
-    of_methods = {name: owners(name) for name in SETTINGS if name not in used}
+    unused = {name: owner for holds, owner, names in _ONLY_IN if not holds(settings) for name in names.split()}
+    of_methods = {name: owners(name) for name in SETTINGS if name not in settings.method_row.options}
     return unused | {name: f"--method {_listed(methods)}" for name, methods in of_methods.items() if methods}
 
 
@@ -148,13 +130,9 @@ def _listed(names: tuple[str, ...]) -> str:
 def refuse_unused(settings: RunSettings, given: Iterable[str]) -> None:
     """Raise `SettingsError` if one of the `given` settings changes nothing: the user expects that it does."""
     unused = unused_settings(settings)
-    problems = [
-        f"{flag_of(name)}: belongs to {unused[name]}, and would change nothing here; leave it out."
-        for name in given
-        if name in unused
-    ]
-    if problems:
-        raise SettingsError(problems)
+    if found := [name for name in given if name in unused]:
+        end = "and would change nothing here; leave it out."
+        raise SettingsError(f"{flag_of(name)}: belongs to {unused[name]}, {end}" for name in found)
 
 
 def unused_notes(settings: RunSettings) -> list[str]:
@@ -218,10 +196,150 @@ def _max_length(settings: RunSettings, limit: int) -> int:
     if settings.max_length is None:
         return min(settings.task_row.max_length or limit, limit)
     if settings.max_length > limit:
-        raise SettingsError(
-            [
-                f"--max-length: {settings.max_length} tokens are more than the {limit} that {settings.model} reads "
-                "here; lower it, or choose a longer model (`prefixprop lengthen` makes one)."
-            ]
-        )
+        more = f"{settings.max_length} tokens are more than the {limit} that {settings.model} reads here"
+        remedy = "lower it, or choose a longer model (`prefixprop lengthen` makes one)"
+        raise SettingsError([f"--max-length: {more}; {remedy}."])
     return settings.max_length
+
+
+# --- recipes --------------------------------------------------------------------------------------------------------
+
+ALIASES = {setting.alias: name for name, setting in SETTINGS.items() if setting.alias}
+_FAST_LOADER: Any = getattr(yaml, "CSafeLoader", None)  # where PyYAML was built with libyaml
+
+
+def read_settings(path: str | Path) -> dict[str, Any]:
+    """The settings that a YAML file names; `SettingsError` has all of its problems, each with `file:line`.
+
+    >>> settings = override(RunSettings(), read_settings("recipes/hyperpartisan.yaml"))
+    """
+    values: dict[str, Any] = {}
+    problems = []
+    for entry in read_entries(Path(path)):
+        location = f"{path}:{entry.line}"
+        name = setting_name(entry.key)
+        if name is None:
+            problems.append(f"{location}: {unknown_setting(entry.key)}")
+            continue
+        if name in values:
+            problems.append(f"{location}: {entry.key!r} is set twice; keep one of the lines.")
+        values[name] = entry.value.plain
+        if (problem := problem_of(RunSettings, name, entry.value.plain)) is not None:
+            problems.append(f"{location}: {entry.key}: {problem}")
+    if problems:
+        raise SettingsError(problems)
+    return values
+
+
+def setting_name(key: Any) -> str | None:
+    """The setting that a key of a YAML file means, None if there is none."""
+    name = ALIASES.get(str(key), str(key)).replace("-", "_")
+    return name if name in SETTINGS else None
+
+
+def unknown_setting(key: Any, *other_keys: str) -> str:
+    """A sentence about a key that is neither a setting nor one of the other keys that the file may have."""
+    known = (*other_keys, *SETTINGS, *ALIASES)
+    hint = close_match(str(key).replace("-", "_"), known) or f"; the settings are {', '.join(known)}"
+    return f"there is no setting {key!r}{hint}."
+
+
+def override(settings: RunSettings, values: Mapping[str, Any]) -> RunSettings:
+    """The settings with some of them changed; what does not exist or cannot be raises `SettingsError`."""
+    return replace(settings, **values)
+
+
+def settings_to_yaml(settings: RunSettings) -> str:
+    """All settings, in groups, as YAML that `read_settings` reads."""
+    lines: list[str] = []
+    group = None
+    values = asdict(settings)
+    for name, setting in SETTINGS.items():
+        if setting.group != group:
+            group = setting.group
+            lines += ["", f"# {group}"] if lines else [f"# {group}"]
+        value = list(values[name]) if isinstance(values[name], tuple) else values[name]
+        lines.append(yaml.safe_dump({name: value}, allow_unicode=True, width=1000).strip())
+    return "\n".join(lines) + "\n"
+
+
+# --- YAML with the numbers of its lines ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class YamlValue:
+    """A value: as plain Python, and for a list its items and for a mapping its entries, each with its line."""
+
+    line: int
+    plain: Any
+    items: tuple[YamlValue, ...] | None = None
+    entries: tuple[YamlEntry, ...] | None = None
+
+
+@dataclass(frozen=True)
+class YamlEntry:
+    """A key of a mapping with its value, and the line of the key."""
+
+    line: int
+    key: Any
+    value: YamlValue
+
+
+def read_entries(path: Path) -> tuple[YamlEntry, ...]:
+    """The entries of a file that holds one mapping; `SettingsError` for any other file."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise SettingsError([f"{path}: the file cannot be read ({error.strerror}); check its path."]) from error
+    except UnicodeDecodeError as error:
+        raise SettingsError([f"{path}: the text is not UTF-8 ({error}); save the file as UTF-8."]) from error
+    if _FAST_LOADER is not None:
+        # A report reads thousands of runs. The slow loader explains errors better.
+        with contextlib.suppress(yaml.YAMLError):
+            return _parse(_FAST_LOADER(text), path)
+    try:
+        return _parse(yaml.SafeLoader(text), path)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f":{mark.line + 1}" if mark else ""
+        raise SettingsError([f"{path}{line}: broken YAML: {getattr(error, 'problem', None) or error}."]) from error
+
+
+def _parse(loader: Any, path: Path) -> tuple[YamlEntry, ...]:
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return ()
+        if not isinstance(node, yaml.MappingNode):
+            raise SettingsError([f"{path}:{node.start_mark.line + 1}: expected lines such as 'epochs: 10'."])
+        _refuse_aliases(node, path, set())
+        return _entries(loader, node)
+    finally:
+        loader.dispose()
+
+
+def _refuse_aliases(node: yaml.Node, path: Path, seen: set[int]) -> None:
+    """An alias (*) is the very node that its anchor (&) names; a few of them can stand for billions of values."""
+    if id(node) in seen:
+        line = node.start_mark.line + 1
+        raise SettingsError([f"{path}:{line}: aliases (*) are not read here; write the value again."])
+    seen.add(id(node))
+    parts = () if isinstance(node, yaml.ScalarNode) else node.value
+    for part in (item for pair in parts for item in pair) if isinstance(node, yaml.MappingNode) else parts:
+        _refuse_aliases(part, path, seen)
+
+
+def _entries(loader: Any, node: yaml.MappingNode) -> tuple[YamlEntry, ...]:
+    return tuple(
+        YamlEntry(key.start_mark.line + 1, loader.construct_object(key, deep=True), _value(loader, value))
+        for key, value in node.value
+    )
+
+
+def _value(loader: Any, node: yaml.Node) -> YamlValue:
+    return YamlValue(
+        node.start_mark.line + 1,
+        loader.construct_object(node, deep=True),
+        tuple(_value(loader, item) for item in node.value) if isinstance(node, yaml.SequenceNode) else None,
+        _entries(loader, node) if isinstance(node, yaml.MappingNode) else None,
+    )

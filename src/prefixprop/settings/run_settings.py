@@ -6,7 +6,6 @@ come from the declaration.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import Any
 
 from prefixprop.choices import (
@@ -37,37 +36,18 @@ from prefixprop.settings.declaration import Setting, Settings, declared, setting
 from prefixprop.settings.methods import METHODS, Method
 
 PRECISIONS = ("auto", "fp32", "bf16")
-ATTENTION_BACKENDS = ("auto", *BACKENDS, "huggingface")
-KEPT_CHECKPOINTS = ("best", "last")
-AUTO_OR_NO = ("auto", "no")
-CLASS_WEIGHTS = ("balanced", "none")
-CHOOSE_BY = ("micro_f1", "macro_f1", "average_precision")  # metrics
 
 # Groups of settings, as help shows them.
 DATA, MODEL, METHOD, OPTIMISATION, MACHINE = "Data", "Model", "Method", "Optimisation", "Machine"
 
-_SOURCE = (
-    "task",
-    "data_dir",
-    "hub_dataset",
-    "hub_config",
-    "train_files",
-    "dev_files",
-    "test_files",
-    "text_column",
-    "label_column",
-    "id_column",
-    "label_separator",
-)
+_SOURCE = (  # the arguments of `load_data`
+    "task", "data_dir", "hub_dataset", "hub_config", "train_files", "dev_files", "test_files", "text_column",
+    "label_column", "id_column", "label_separator",
+)  # fmt: skip
 
 # Every number has a bound far above what makes sense, so that a typo is an error here and not in an allocator.
 MANY = 1_000_000
 BILLION = 1000 * MANY
-
-
-def _names(table: Mapping[str, Any]) -> Callable[[], list[str]]:
-    """The rows of a table, which users' modules (`--import`) add to."""
-    return lambda: list(table)
 
 
 def _or_own(name: str) -> str:
@@ -88,11 +68,16 @@ def _learning_rates() -> str:
     return ", ".join([*fixed, "chosen by cross-validation for readers"])
 
 
+def _machine(default: Any, help: str, **options: Any) -> Any:
+    """A setting that results do not depend on, so that it may change when a run is resumed."""
+    return setting(default, MACHINE, help, resumable=True, **options)
+
+
 @settings_class
 class RunSettings(Settings):
     """One run. None means "as the paper does for this task and method", see `prefixprop.settings.resolve`."""
 
-    task: str | None = setting(None, DATA, "A named data set.", choices=_names(TASKS))
+    task: str | None = setting(None, DATA, "A named data set.", choices=TASKS)
     data_dir: str | None = setting(None, DATA, "A local copy of the task's data.")
     train_files: tuple[str, ...] = setting(
         (), DATA, "Your training set: .jsonl, .json, .csv, .tsv, .parquet files, or a folder with a folder per label."
@@ -154,7 +139,7 @@ class RunSettings(Settings):
     )
 
     method: str | None = setting(
-        None, METHOD, lambda: f"What is trained. If not set: {_or_own('method')}.", choices=_names(METHODS)
+        None, METHOD, lambda: f"What is trained. If not set: {_or_own('method')}.", choices=METHODS
     )
     num_virtual_tokens: int | None = setting(
         None,
@@ -168,9 +153,7 @@ class RunSettings(Settings):
     prefix_dropout: float = setting(0.1, METHOD, "Dropout on the prefix.", ge=0, lt=1)
     init: str = setting("normal", METHOD, "How the prefix is initialised.", choices=INITS)
     reparameterize: bool = setting(False, METHOD, "Train the prefix through an MLP.")
-    kernel: str | None = setting(
-        None, METHOD, "Kernel decomposition (Eq. 3). If not set: none.", choices=_names(KERNELS)
-    )
+    kernel: str | None = setting(None, METHOD, "Kernel decomposition (Eq. 3). If not set: none.", choices=KERNELS)
     alpha: float = setting(
         0.005, METHOD, "Weight of the kernel attention, or where it starts.", ge=-MOST_ALPHA, le=MOST_ALPHA
     )
@@ -187,7 +170,7 @@ class RunSettings(Settings):
         "auto",
         METHOD,
         "Mix the TF-IDF baseline into the answers of readers: 'auto' mixes if held-out documents gain by it.",
-        choices=AUTO_OR_NO,
+        choices=("auto", "no"),
     )
 
     target_precision: float | None = setting(
@@ -200,12 +183,7 @@ class RunSettings(Settings):
     )
 
     learning_rate: float | None = setting(
-        None,
-        OPTIMISATION,
-        lambda: f"Peak learning rate. If not set: {_learning_rates()}.",
-        alias="lr",
-        gt=0,
-        le=100,
+        None, OPTIMISATION, lambda: f"Peak learning rate. If not set: {_learning_rates()}.", alias="lr", gt=0, le=100
     )
     epochs: int | None = setting(
         None,
@@ -235,86 +213,61 @@ class RunSettings(Settings):
         0, OPTIMISATION, "Stop after this many epochs without a better dev metric; 0: never.", ge=0, le=MANY
     )
     keep: str = setting(
-        "best", OPTIMISATION, "Which epoch is kept: the best on the dev set, or the last.", choices=KEPT_CHECKPOINTS
+        "best", OPTIMISATION, "Which epoch is kept: the best on the dev set, or the last.", choices=("best", "last")
     )
     class_weights: str | None = setting(
         None,
         OPTIMISATION,
         "'balanced': a rare class weighs as much in the loss as a frequent one. If not set: balanced for TF-IDF, "
         "none for what is trained on the encoder.",
-        choices=CLASS_WEIGHTS,
+        choices=("balanced", "none"),
     )
     choose_by: str | None = setting(
         None,
         OPTIMISATION,
         "The metric on the dev set, or on held-out documents, that chooses epoch, learning rate and C. If not set: "
         "average_precision with several labels; otherwise the log-loss for readers and tfidf, and the task's metric.",
-        choices=CHOOSE_BY,
+        choices=("micro_f1", "macro_f1", "average_precision"),
     )
     seed: int = setting(1, OPTIMISATION, "The seed of everything random.", ge=0, le=2**32 - 1)
 
-    device_batch_size: int = setting(
-        8,
-        MACHINE,
-        "Documents at once on a device, at most; the rest of the batch is accumulated.",
-        resumable=True,
-        ge=1,
-        le=MANY,
+    device_batch_size: int = _machine(
+        8, "Documents at once on a device, at most; the rest of the batch is accumulated.", ge=1, le=MANY
     )
-    precision: str = setting(
-        "auto",
-        MACHINE,
-        "'auto' is bf16 on GPUs that have it (Ampere or later), fp32 elsewhere.",
-        choices=PRECISIONS,
-        resumable=True,
+    precision: str = _machine(
+        "auto", "'auto' is bf16 on GPUs that have it (Ampere or later), fp32 elsewhere.", choices=PRECISIONS
     )
-    attention_backend: str = setting(
+    attention_backend: str = _machine(
         "auto",
-        MACHINE,
         "What computes the attention of Longformer and ModernBERT.",
-        choices=ATTENTION_BACKENDS,
-        resumable=True,
+        choices=("auto", *BACKENDS, "huggingface"),
     )
-    gradient_checkpointing: bool = setting(
-        False, MACHINE, "Compute activations twice instead of keeping them: less memory, more time.", resumable=True
+    gradient_checkpointing: bool = _machine(
+        False, "Compute activations twice instead of keeping them: less memory, more time."
     )
-    keep_states: str = setting(
+    keep_states: str = _machine(
         "auto",
-        MACHINE,
         "Readers: keep the states of the text between epochs. 'auto' does if they fit into half of the free memory.",
-        choices=AUTO_OR_NO,
-        resumable=True,
+        choices=("auto", "no"),
     )
-    checkpoint_every: int = setting(
-        0,
-        MACHINE,
-        "Write a checkpoint every N steps as well; 0: only at the ends of epochs.",
-        resumable=True,
-        ge=0,
-        le=BILLION,
+    checkpoint_every: int = _machine(
+        0, "Write a checkpoint every N steps as well; 0: only at the ends of epochs.", ge=0, le=BILLION
     )
-    checkpoint_seconds: float = setting(
+    checkpoint_seconds: float = _machine(
         30.0,
-        MACHINE,
         "Skip the checkpoint at an epoch's end if the last one is less than this many seconds old.",
-        resumable=True,
         ge=0,
         le=BILLION,
     )
-    keep_checkpoints: bool = setting(False, MACHINE, "Keep the last two checkpoints after the run.", resumable=True)
-    keep_weights: bool = setting(
-        True,
-        MACHINE,
-        "Keep what was trained, and the tokenizer; without them a run can be reported on, but cannot predict.",
-        resumable=True,
+    keep_checkpoints: bool = _machine(False, "Keep the last two checkpoints after the run.")
+    keep_weights: bool = _machine(
+        True, "Keep what was trained, and the tokenizer; without them a run can be reported on, but cannot predict."
     )
-    baseline: bool = setting(
+    baseline: bool = _machine(
         True,
-        MACHINE,
         "Fit a baseline on the same documents, TF-IDF or for hybridqa BM25, and show its metrics beside the run's.",
-        resumable=True,
     )
-    report_to: tuple[str, ...] = setting((), MACHINE, "Trackers, such as tensorboard or wandb.", resumable=True)
+    report_to: tuple[str, ...] = _machine((), "Trackers, such as tensorboard or wandb.")
 
     @property
     def task_row(self) -> TaskSource:

@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from prefixprop.settings.recipe import override
-from prefixprop.settings.resolve import resolve
+from prefixprop.settings.resolve import override, resolve
 from prefixprop.settings.run_settings import SETTINGS, RunSettings
 
 SEEDS_STAGE = "seeds"

@@ -14,7 +14,7 @@ cross_validation: {folds: 5, seeds: [1, 2]}  # choose by folds of the training s
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -22,15 +22,17 @@ from typing import Any, NamedTuple
 
 from prefixprop.data.tasks import TASKS
 from prefixprop.settings.declaration import TEXTS, SettingsError, as_declared, problem_of
-from prefixprop.settings.recipe import (
+from prefixprop.settings.resolve import (
     YamlEntry,
     YamlValue,
+    check_settings,
     override,
     read_entries,
     setting_name,
     unknown_setting,
+    unused_settings,
+    with_defaults,
 )
-from prefixprop.settings.resolve import check_settings, unused_settings, with_defaults
 from prefixprop.settings.run_settings import DATA, SETTINGS, RunSettings
 from prefixprop.sweep.cells import Axes, Cell, run_name
 
@@ -99,6 +101,9 @@ class _Reader:
             return ()
         cells = tuple(cell for variant in variants for cell in self._cells_of(variant, searched, data_dirs))
         self._check_distinct(cells)
+        self._check_used(
+            [name for variant in variants for name in variant.axes if len(variant.axes[name]) > 1], cells
+        )
         if folds is None:
             return cells
         return tuple(_judged(cell, folds, judging_seeds or cell.seeds[:1]) for cell in cells)
@@ -256,6 +261,13 @@ class _Reader:
                 except SettingsError as error:
                     for problem in error.problems:
                         self._problem(line, problem)
+
+    def _check_used(self, lists: Iterable[str], cells: Sequence[Cell]) -> None:
+        """Refuse lists of values that change nothing in any run; a single value may be there for other methods."""
+        unused = [unused_settings(cell.settings) for cell in cells]
+        for name in dict.fromkeys(lists):
+            if all(name in each and name not in cell.searched for each, cell in zip(unused, cells, strict=True)):
+                self.problems.append(f"{self.path}: {name}: belongs to {unused[0][name]}, which no run here has.")
 
     def _check_distinct(self, cells: Sequence[Cell]) -> None:
         """Refuse cells that would be the same runs because they differ only in settings without an effect."""

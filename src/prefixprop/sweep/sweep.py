@@ -18,8 +18,7 @@ from prefixprop.atomic_files import write_json
 from prefixprop.data import fingerprint, load_data
 from prefixprop.runs.archive import read_archive
 from prefixprop.runs.directory import DOCUMENTS, RunDirectory
-from prefixprop.runs.find import SUMMARY
-from prefixprop.runs.run import Run
+from prefixprop.runs.find import SUMMARY, Run
 from prefixprop.settings.run_settings import RunSettings
 from prefixprop.sweep.cells import Cell, CellProgress, Runs, cell_progress
 from prefixprop.sweep.engine import Engine, Job, JobEnd

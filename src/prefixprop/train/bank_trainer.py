@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -15,8 +14,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from prefixprop.attention.backends import why_not
 from prefixprop.models.gpu import CudaGraph, can_use_cuda_graphs
 from prefixprop.progress import Progress
+from prefixprop.settings.run_settings import RunSettings
 from prefixprop.train.checkpoints import (
     TRAINER_STATE,
     Snapshot,
@@ -29,7 +30,6 @@ from prefixprop.train.checkpoints import (
 )
 from prefixprop.train.errors import StepTooLarge, is_out_of_memory
 from prefixprop.train.losses import label_losses
-from prefixprop.train.reader_adamw import ReaderAdamW
 from prefixprop.train.text_states import TextStates
 from prefixprop.train.trainer import LengthGroupedOrder, share_of_peak
 from prefixprop.tuners.reader_bank import ReaderBank
@@ -52,18 +52,6 @@ class ReaderPlan:
     fold: int | None
 
 
-@dataclass(frozen=True)
-class Schedule:
-    """How long a bank is trained, and by which steps."""
-
-    epochs: int
-    batch_size: int
-    warmup: float
-    weight_decay: float
-    max_grad_norm: float
-    seed: int
-
-
 @dataclass
 class BankTrainer:
     """Trains the readers of a bank side by side; a reader's steps do not depend on the others.
@@ -75,6 +63,7 @@ class BankTrainer:
         labels: The label of each document for each label column, [columns, documents], or [columns, documents,
             labels] of 0 and 1 where a document can have several.
         folds: The fold of each document for each label column.
+        settings: How long the readers are trained, and by which steps.
         at_once: How many documents, and how many readers, a device computes at once.
         weights: The weights of classes in the loss, for each label column, see `class_weights`.
     """
@@ -84,8 +73,7 @@ class BankTrainer:
     text: TextStates
     labels: NDArray[np.int64]
     folds: NDArray[np.int64]
-    schedule: Schedule
-    precision: Callable[[], AbstractContextManager[object]]
+    settings: RunSettings
     at_once: tuple[int, int]
     progress: Progress
     weights: NDArray[np.float32] | None = None
@@ -94,16 +82,18 @@ class BankTrainer:
     step: int = 0
 
     def __post_init__(self) -> None:
-        self.order = LengthGroupedOrder(self.text.lengths, self.schedule.batch_size, self.schedule.seed)
+        self.size = self.settings.documents_per_step
+        self.order = LengthGroupedOrder(self.text.lengths, self.size, self.settings.seed)
+        self.steps_per_epoch = -(-len(self.text.lengths) // self.size)
+        self.steps = self.steps_per_epoch * (self.settings.epochs or 0)
         self._prepare()
 
     def _prepare(self) -> None:
-        device = self.text.device
+        device, settings = self.text.device, self.settings
         self.bank.to(device)
         rates = torch.tensor([plan.learning_rate for plan in self.plans], device=device)
-        schedule = self.schedule
         parameters = list(self.bank.parameters())
-        self.optimizer = ReaderAdamW(parameters, rates, schedule.weight_decay, schedule.max_grad_norm)
+        self.optimizer = ReaderAdamW(parameters, rates, settings.weight_decay, settings.max_grad_norm)
         learns = [self.folds[plan.column] != (-1 if plan.fold is None else plan.fold) for plan in self.plans]
         self._learns = torch.from_numpy(np.stack(learns)).to(device)
         self._columns = torch.tensor([plan.column for plan in self.plans], device=device)
@@ -111,17 +101,9 @@ class BankTrainer:
         self._weights = None if self.weights is None else torch.from_numpy(self.weights).to(device)
         self._passes.clear()
 
-    @property
-    def steps_per_epoch(self) -> int:
-        return -(-len(self.text.lengths) // self.schedule.batch_size)
-
-    @property
-    def steps(self) -> int:
-        return self.steps_per_epoch * self.schedule.epochs
-
     def train(self, until: int) -> Iterator[int]:
         """Train to a step; yields the number of each step when it is done."""
-        warmup = int(np.ceil(self.schedule.warmup * self.steps))
+        warmup = int(np.ceil(self.settings.warmup * self.steps))
         while self.step < until:
             epoch, first = divmod(self.step, self.steps_per_epoch)
             self.order.set_epoch(epoch)
@@ -131,8 +113,7 @@ class BankTrainer:
             for place in range(first, self.steps_per_epoch):
                 if self.step >= until:
                     return
-                size = self.schedule.batch_size
-                self._backward(documents[place * size : (place + 1) * size])
+                self._backward(documents[place * self.size : (place + 1) * self.size])
                 self.optimizer.step(share_of_peak(self.step, warmup, self.steps))
                 self.step += 1
                 yield self.step
@@ -203,7 +184,7 @@ class BankTrainer:
 
     def _logits(self, readers: slice | Tensor, inputs: dict[str, Tensor]) -> Tensor:
         text = self.text.text(inputs)
-        with self.precision():
+        with self.text.precision():
             return self.bank(text, readers)
 
     # --- answers --------------------------------------------------------------------------------------------------
@@ -291,3 +272,57 @@ class BankTrainer:
         restore_generators(snapshot.generators[0])
         self.step = state.pop("step")
         return state
+
+
+class ReaderAdamW:
+    """AdamW (Loshchilov & Hutter, 2019) with a learning rate and a clipped gradient norm for each reader.
+
+    Every parameter has the readers as its first dimension. Biases, which have one more, do not decay. The gradients
+    are in `gradients`, where they stay: a recorded step writes there.
+    """
+
+    BETAS, EPSILON = (0.9, 0.999), 1e-8
+
+    def __init__(self, parameters: Sequence[Tensor], rates: Tensor, decay: float, max_norm: float) -> None:
+        self.parameters, self.rates, self.decay, self.max_norm = list(parameters), rates, decay, max_norm
+        self.means = [torch.zeros_like(parameter) for parameter in self.parameters]
+        self.squares = [torch.zeros_like(parameter) for parameter in self.parameters]
+        self.steps = 0
+        self.gradients = [torch.zeros_like(parameter) for parameter in self.parameters]
+        self.is_fused = rates.is_cuda and why_not("triton", rates.device) is None
+
+    @torch.no_grad()
+    def step(self, share: float) -> None:
+        """Apply the gradients; `share` is that of the peak of every learning rate."""
+        self.steps += 1
+        rates, scales = self.rates * share, torch.ones_like(self.rates)
+        if self.max_norm:
+            norms = torch.stack([gradient.flatten(1).norm(dim=1) for gradient in self.gradients]).norm(dim=0)
+            scales = (self.max_norm / (norms + 1e-6)).clamp(max=1.0)
+        for parameter, *others in zip(self.parameters, self.gradients, self.means, self.squares, strict=True):
+            decay = self.decay if parameter.dim() > 2 else 0.0
+            self._update((parameter, *others), rates, scales, decay)
+
+    def _update(self, tensors: tuple[Tensor, ...], rates: Tensor, scales: Tensor, decay: float) -> None:
+        if self.is_fused:
+            from prefixprop.train import triton_adamw  # needs Triton
+
+            return triton_adamw.update(tensors, rates, scales, decay, self.BETAS, self.EPSILON, self.steps)
+        parameter, gradient, mean, square = tensors
+        first, second = self.BETAS
+        rates, scales = (values.view(-1, *(1,) * (parameter.dim() - 1)) for values in (rates, scales))
+        gradient = gradient * scales
+        mean.lerp_(gradient, 1 - first)
+        square.mul_(second).addcmul_(gradient, gradient, value=1 - second)
+        parameter.mul_(1 - rates * decay)
+        root = (square / (1 - second**self.steps)).sqrt_().add_(self.EPSILON)
+        parameter.sub_(rates / (1 - first**self.steps) * mean / root)
+        return None
+
+    def state(self) -> dict[str, Any]:
+        return {"means": self.means, "squares": self.squares, "steps": self.steps}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.steps = state["steps"]
+        for own, kept in zip((*self.means, *self.squares), (*state["means"], *state["squares"]), strict=True):
+            own.copy_(kept)

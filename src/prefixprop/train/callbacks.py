@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from accelerate.utils import broadcast_object_list
@@ -15,8 +14,7 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 
 from prefixprop.atomic_files import write_text
 from prefixprop.progress import Progress
-from prefixprop.runs.directory import RunDirectory
-from prefixprop.runs.start import discard_replaced
+from prefixprop.runs.directory import RunDirectory, discard_replaced
 from prefixprop.settings.run_settings import RunSettings
 from prefixprop.train.checkpoints import restore_generators
 from prefixprop.tuners.layer import PrefixLayer
@@ -25,88 +23,19 @@ if TYPE_CHECKING:
     from prefixprop.train.trainer import RunTrainer
 
 
-def run_callbacks(
-    trainer: RunTrainer, settings: RunSettings, directory: RunDirectory, progress: Progress
-) -> Iterator[TrainerCallback]:
-    """All that belongs to a run, in the order in which it is called."""
-    yield DiscardReplaced(directory)
-    yield EpochNumber(trainer)
-    yield Resumption(trainer)
-    yield History(trainer, directory.history)
-    yield CheckpointTimes(settings.checkpoint_every, settings.checkpoint_seconds)
-    yield EarlyStopping(settings.metric, settings.early_stopping)
-    if settings.keep == "best":
-        yield BestEpoch(trainer, settings.metric)
-    yield ProgressReports(progress, settings.metric)
+class RunCallback(TrainerCallback):
+    """What a run does beside its steps: it tells of progress, writes its history and decides on checkpoints.
 
-
-class DiscardReplaced(TrainerCallback):
-    """Removes the run that this one replaces as soon as it has trained a step."""
-
-    def __init__(self, directory: RunDirectory) -> None:
-        self.directory = directory
-
-    def on_step_end(self, args: TrainingArguments, *_: Any, **__: Any) -> None:
-        if args.should_save:
-            discard_replaced(self.directory)
-
-
-class EpochNumber(TrainerCallback):
-    """Tells the order of documents, and questions that are shuffled anew, which epoch it is."""
-
-    def __init__(self, trainer: RunTrainer) -> None:
-        self.trainer = trainer
-
-    def on_epoch_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        # A resumed epoch begins in its middle, and the fraction that an epoch ends with may not add up to 1 exactly.
-        epoch = int((state.epoch or 0) + 1e-6)
-        self.trainer.order.set_epoch(epoch)
-        if hasattr(self.trainer.train_dataset, "set_epoch"):
-            self.trainer.train_dataset.set_epoch(epoch)
-
-
-class History(TrainerCallback):
-    """Writes a line per epoch: loss, learning rate, every metric on the dev set, seconds, trained alpha."""
-
-    def __init__(self, trainer: RunTrainer, path: Path) -> None:
-        self.trainer, self.path = trainer, path
-
-    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        state.log_history[-1]["seconds"] = round(self.trainer.seconds, 3)
-        if state.is_world_process_zero:
-            lines = [json.dumps(line) + "\n" for line in epoch_lines(state.log_history)]
-            write_text(self.path, "".join(lines))
-
-
-class BestEpoch(TrainerCallback):
-    """Has the trainer hold what was trained whenever the dev metric is better than ever before."""
-
-    def __init__(self, trainer: RunTrainer, metric: str) -> None:
-        self.trainer, self.metric = trainer, metric
-
-    def on_evaluate(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        metrics: dict[str, float],
-        **_: Any,
-    ) -> None:
-        # The Trainer compares in the same way, but later: here the best is still that of the epochs before.
-        best = -math.inf if state.best_metric is None else state.best_metric
-        if metrics[f"eval_{self.metric}"] > best:
-            self.trainer.keep_as_best()
-
-
-class Resumption(TrainerCallback):
-    """Gives a resumed run its optimizer, its schedule and its random generators back.
-
-    The Trainer does the same, at the same places, with checkpoints of its own, and passes over what a checkpoint does
-    not have in files of its names.
+    A resumed run gets its optimizer, its schedule and its random generators back. The Trainer does the same, at the
+    same places, with checkpoints of its own, and passes over what a checkpoint does not have in files of its names.
     """
 
-    def __init__(self, trainer: RunTrainer) -> None:
-        self.trainer = trainer
+    def __init__(
+        self, trainer: RunTrainer, settings: RunSettings, directory: RunDirectory, progress: Progress
+    ) -> None:
+        self.trainer, self.settings, self.directory, self.progress = trainer, settings, directory, progress
+        self.saved = time.monotonic()
+        self.evaluated = 0  # batches
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if self.trainer.resumed is not None:
@@ -114,6 +43,11 @@ class Resumption(TrainerCallback):
             self.trainer.lr_scheduler.load_state_dict(self.trainer.resumed.scheduler)
 
     def on_epoch_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        # A resumed epoch begins in its middle, and the fraction that an epoch ends with may not add up to 1 exactly.
+        epoch = int((state.epoch or 0) + 1e-6)
+        self.trainer.order.set_epoch(epoch)
+        if hasattr(self.trainer.train_dataset, "set_epoch"):  # questions are shuffled anew
+            self.trainer.train_dataset.set_epoch(epoch)
         # A checkpoint of an epoch's end is from before the first random number of the next, which its batches draw.
         self._restore_generators(args)
 
@@ -128,59 +62,60 @@ class Resumption(TrainerCallback):
         if self.trainer.resumed is not None and len(self.trainer.resumed.generators) == args.world_size:
             restore_generators(self.trainer.resumed.generators[args.process_index])
 
-
-class CheckpointTimes(TrainerCallback):
-    """A checkpoint every `every` steps, and at the end of an epoch if the last is at least `seconds` old.
-
-    None of the first kind at an epoch's last step: a run killed between such a checkpoint and the epoch's evaluation
-    would go on with the next epoch, and this one would never be judged.
-    """
-
-    def __init__(self, every: int, seconds: float) -> None:
-        self.every, self.seconds = every, seconds
-        self.last = time.monotonic()
-
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> TrainerControl:
-        if self.every and state.global_step % self.every == 0 and not ends_epoch(args, state):
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        # No checkpoint at an epoch's last step: a run killed between it and the epoch's evaluation would go on with
+        # the next epoch, and this one would never be judged.
+        every = self.settings.checkpoint_every
+        if every and state.global_step % every == 0 and not ends_epoch(args, state):
             control.should_save = True
-        return control
+        if state.is_world_process_zero:
+            discard_replaced(self.directory)
+            self.progress.advance("training", state.global_step, state.max_steps)
+
+    def on_prediction_step(
+        self, args: Any, state: TrainerState, control: Any, eval_dataloader: Any = None, **_: Any
+    ) -> None:
+        self.evaluated += 1
+        if state.is_world_process_zero:
+            self.progress.advance("evaluating", self.evaluated, len(eval_dataloader))
 
     def on_evaluate(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> TrainerControl:
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, metrics: Any = None, **_: Any
+    ) -> None:
+        metric, patience = self.settings.metric, self.settings.early_stopping
+        self.evaluated = 0
+        state.log_history[-1]["seconds"] = round(self.trainer.seconds, 3)
+        if state.is_world_process_zero:
+            lines = epoch_lines(state.log_history)
+            write_history(self.directory, lines)
+            line = lines[-1]
+            self.progress.line(
+                f"epoch {line['epoch']:>3}  step {line['step']:>6}  loss {line.get('loss', math.nan):.4f}  "
+                f"dev {metric} {line[f'dev_{metric}']:.4f}  dev ECE {line['dev_ece']:.4f}"
+            )
         # All processes take part in a checkpoint, so the first one's clock decides for all.
-        (is_due,) = broadcast_object_list([time.monotonic() - self.last >= self.seconds])
+        (is_due,) = broadcast_object_list([time.monotonic() - self.saved >= self.settings.checkpoint_seconds])
         control.should_save = control.should_save and is_due
-        return control
+        # Unlike the Trainer's this keeps no count of its own, so that a resumed run stops where the first would have.
+        if is_exhausted(state.log_history, metric, patience):
+            control.should_training_stop = True
+        # The Trainer compares in the same way, but later: here the best is still that of the epochs before.
+        best = -math.inf if state.best_metric is None else state.best_metric
+        if self.settings.keep == "best" and metrics[f"eval_{metric}"] > best:
+            self.trainer.keep_as_best()
+
+    def on_predict(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
+        self.evaluated = 0
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self.last = time.monotonic()
-
-
-class EarlyStopping(TrainerCallback):
-    """Ends training after `patience` epochs without a better dev metric.
-
-    Unlike the Trainer's it keeps no count of its own, so that a resumed run stops where the first would have.
-    """
-
-    def __init__(self, metric: str, patience: int) -> None:
-        self.metric, self.patience = metric, patience
-
-    def on_evaluate(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> TrainerControl:
-        if is_exhausted(state.log_history, self.metric, self.patience):
-            control.should_training_stop = True
-        return control
+        self.saved = time.monotonic()
 
 
 class GracefulStop(TrainerCallback):
     """Once it is asked to, ends training at the next step: after a checkpoint it raises `KeyboardInterrupt`.
 
-    An epoch's last step is evaluated first, as in `CheckpointTimes`. Only for a single process: several would not
-    stop at the same step.
+    An epoch's last step is evaluated first, as in `RunCallback`. Only for a single process: several would not stop at
+    the same step.
     """
 
     def __init__(self, progress: Progress) -> None:
@@ -200,54 +135,15 @@ class GracefulStop(TrainerCallback):
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self.is_training = False
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> TrainerControl:
-        if self.is_asked and not ends_epoch(args, state):
-            control.should_save = True
-        return control
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        control.should_save |= self.is_asked and not ends_epoch(args, state)
 
-    def on_evaluate(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> TrainerControl:
-        if self.is_asked:
-            control.should_save = True
-        return control
+    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        control.should_save |= self.is_asked
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if self.is_asked:
             raise KeyboardInterrupt
-
-
-class ProgressReports(TrainerCallback):
-    """Tells a `Progress` of steps, of documents that are evaluated, and of every epoch; only in the first process."""
-
-    def __init__(self, progress: Progress, metric: str) -> None:
-        self.progress, self.metric = progress, metric
-        self.evaluated = 0  # batches
-
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        if state.is_world_process_zero:
-            self.progress.advance("training", state.global_step, state.max_steps)
-
-    def on_prediction_step(
-        self, args: Any, state: TrainerState, control: Any, eval_dataloader: Any = None, **_: Any
-    ) -> None:
-        if state.is_world_process_zero:
-            self.evaluated += 1
-            self.progress.advance("evaluating", self.evaluated, len(eval_dataloader))
-
-    def on_evaluate(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
-        self.evaluated = 0
-        if state.is_world_process_zero:
-            line = epoch_lines(state.log_history)[-1]
-            self.progress.line(
-                f"epoch {line['epoch']:>3}  step {line['step']:>6}  loss {line.get('loss', math.nan):.4f}  "
-                f"dev {self.metric} {line[f'dev_{self.metric}']:.4f}  dev ECE {line['dev_ece']:.4f}"
-            )
-
-    def on_predict(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
-        self.evaluated = 0
 
 
 def ends_epoch(args: TrainingArguments, state: TrainerState) -> bool:
@@ -259,6 +155,11 @@ def is_exhausted(log_history: Sequence[dict[str, Any]], metric: str, patience: i
     """Whether the last `patience` evaluations all were no better than the best before them."""
     values = [entry[f"eval_{metric}"] for entry in log_history if f"eval_{metric}" in entry]
     return 0 < patience < len(values) and max(values[-patience:]) <= max(values[:-patience])
+
+
+def write_history(directory: RunDirectory, lines: Iterable[dict[str, Any]]) -> None:
+    """Write a line per epoch."""
+    write_text(directory.history, "".join(json.dumps(line) + "\n" for line in lines))
 
 
 def epoch_lines(log_history: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

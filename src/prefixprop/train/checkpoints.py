@@ -8,12 +8,13 @@ the schedule, the random generators of every process and the Trainer's own state
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import random
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from prefixprop.atomic_files import MANIFEST, checksums, mismatch, replacing_folder
+from prefixprop.progress import Progress
+from prefixprop.train.errors import TrainingError
 
 TENSORS, STATE, TRAINER_STATE = _FILES = ("tensors.safetensors", "state.json", "trainer_state.json")
 _FOLDER = re.compile(r"step-(\d+)")
@@ -91,6 +94,18 @@ def damage(folder: Path) -> str | None:
     return None
 
 
+@contextlib.contextmanager
+def explained_checkpoint_errors(step: int) -> Iterator[None]:
+    """Say what to do where a checkpoint cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise TrainingError(
+            f"{error.filename}: the checkpoint of step {step} cannot be written ({error.strerror}). Earlier "
+            "checkpoints are untouched: make room or fix the folder, then continue with --resume."
+        ) from error
+
+
 def find_checkpoint(checkpoints: Path) -> tuple[Path | None, list[str]]:
     """The latest checkpoint that can be trusted, and what is wrong with later ones."""
     complaints: list[str] = []
@@ -100,6 +115,16 @@ def find_checkpoint(checkpoints: Path) -> tuple[Path | None, list[str]]:
             return folder, complaints
         complaints.append(f"{folder}: {problem}")
     return None, complaints
+
+
+def trusted_checkpoint(checkpoints: Path, progress: Progress | None) -> Path | None:
+    """The checkpoint that a run goes on from; `progress` is told of damaged ones that it passes over."""
+    found, complaints = find_checkpoint(checkpoints)
+    if progress is not None:
+        instead = f"goes on from {found.name}" if found else "starts from the beginning"
+        for complaint in complaints:
+            progress.note(f"{complaint}; the run {instead} instead")
+    return found
 
 
 def list_checkpoints(checkpoints: Path) -> list[Path]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Any
 
 import torch
 
@@ -19,12 +19,9 @@ class StepTooLarge(TrainingError):
     """A step that does not fit the device's memory."""
 
 
-# PyTorch raises a plain RuntimeError where the CPU's memory is used up.
-_CPU_MEMORY = "DefaultCPUAllocator"
-
-
 def is_out_of_memory(error: RuntimeError) -> bool:
-    return isinstance(error, torch.OutOfMemoryError) or _CPU_MEMORY in str(error)
+    # PyTorch raises a plain RuntimeError where the CPU's memory is used up.
+    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
 
 
 @contextlib.contextmanager
@@ -45,21 +42,11 @@ def building_remedy(settings: RunSettings) -> str:
     return f" before training starts: choose a smaller --model{lower}"
 
 
-class _SizeOfStep(Protocol):
-    """The settings that decide how much memory a step takes."""
-
-    @property
-    def max_length(self) -> int | None: ...
-    @property
-    def gradient_checkpointing(self) -> bool: ...
-
-
-def training_remedy(settings: _SizeOfStep, at_once: int) -> str:
-    """What can be changed where a step of `at_once` documents does not fit."""
-    length = settings.max_length
-    remedies = [f"a --device-batch-size below {at_once} (the batch stays the same, by accumulation)"]
-    if at_once == 1:
-        remedies = []
+def training_remedy(settings: Any, at_once: int) -> str:
+    """What can be changed where a step of `at_once` documents does not fit; settings of `train` or `lengthen`."""
+    length, remedies = settings.max_length, []
+    if at_once > 1:
+        remedies.append(f"a --device-batch-size below {at_once} (the batch stays the same, by accumulation)")
     if not settings.gradient_checkpointing:
         remedies.append("--gradient-checkpointing")
     # A shorter document is another experiment, so only the first two can go on from the checkpoints.

@@ -5,25 +5,40 @@ The row of a task names its kind (`TaskSource.kind`). A new kind is a subclass o
 
 from __future__ import annotations
 
-import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from peft import PeftConfig, PeftModel
+from peft import PeftConfig, PeftModel, TaskType, get_peft_model
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, Subset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from prefixprop.data import Task
+from prefixprop.data import (
+    SPLIT_NAMES,
+    CandidateCollator,
+    ClassificationTask,
+    DocumentCollator,
+    QuestionTask,
+    Task,
+    WikiHopDataset,
+    add_special_tokens,
+)
+from prefixprop.data.documents import CALIBRATION, IN_WORDS, Split, StoredDocuments, texts_of
+from prefixprop.data.splits import dev_folds
 from prefixprop.data.tasks import DOCUMENTS, QUESTIONS
-from prefixprop.data.tokens import TokenIds
-from prefixprop.evaluate import PredictionSet
+from prefixprop.data.tokens import Frame, StoredTokens, TokenIds, count_words, shredded, stored_tokens
+from prefixprop.evaluate import PredictionSet, Temperature, decide, measure_baseline, question_predictions
+from prefixprop.evaluate.baseline import measure_bm25
+from prefixprop.models import adapt_candidate_scorer
 from prefixprop.models.base_model import BaseModel
 from prefixprop.settings.run_settings import RunSettings
+from prefixprop.train.losses import class_weights, document_loss
+
+_TEXTS_LOOKED_AT = 200
 
 
 @dataclass(frozen=True)
@@ -33,7 +48,6 @@ class EvaluationSplit:
     `folds` divide a dev set whose documents can have several labels, for thresholds from the other folds.
     """
 
-    name: str
     dataset: Dataset[Any]
     predictions: Callable[[NDArray[np.float64]], PredictionSet]
     folds: NDArray[np.int64] | None = None
@@ -100,18 +114,236 @@ class TaskKind(ABC):
         return None
 
 
-# By name, and imported when used: a kind is made of what stands above.
-KINDS: dict[str, str] = {
-    DOCUMENTS: "prefixprop.train.documents:DocumentClassification",
-    QUESTIONS: "prefixprop.train.questions:CandidateChoice",
-}
+# --- documents ------------------------------------------------------------------------------------------------------
+
+
+class DocumentClassification(TaskKind):
+    """Documents with one label each, or several; the head reads [CLS] or the prefix."""
+
+    def encode(self, task: Task, tokenizer: PreTrainedTokenizerBase, settings: RunSettings) -> RunData:
+        assert isinstance(task, ClassificationTask) and settings.max_length is not None
+        frame = Frame.of(tokenizer, settings.max_length)
+        splits = {name: task.split(name) for name in (*SPLIT_NAMES, CALIBRATION) if task.split(name)}
+        tokens = _tokens(splits, tokenizer, frame.room)
+        datasets = {
+            name: DocumentDataset(*tokens[name], task.label_array(documents), frame)
+            for name, documents in splits.items()
+        }
+        notes = list(dict.fromkeys(dataset.tokens.note for dataset in datasets.values() if dataset.tokens.note))
+        notes += task.notes()
+        if settings.reads_tokens and (told := _shredded(datasets["train"], texts_of(task.train))):
+            notes.append(told)
+        return RunData(
+            label_names=task.label_names,
+            train=datasets["train"],
+            train_lengths=tuple(datasets["train"].lengths.tolist()),
+            evaluated={
+                name: _document_split(name, task, datasets[name])
+                for name in ("dev", CALIBRATION, "test")
+                if name in splits
+            },
+            collator=DocumentCollator(pad_token(tokenizer), tokenizer.padding_side),
+            notes=tuple(notes),
+            unread=_unread(datasets, settings.max_length) if settings.reads_tokens else None,
+            loss=document_loss(
+                class_weights(datasets["train"].labels, task.num_labels)
+                if settings.class_weights == "balanced"
+                else None
+            ),
+            documents={name: TokensOf(dataset) for name, dataset in datasets.items()},
+            several_labels=task.several_labels,
+            train_totals=tuple(datasets["train"].totals.tolist()),
+        )
+
+    def new_model(
+        self, base: BaseModel, label_names: tuple[str, ...] | None, settings: RunSettings
+    ) -> PreTrainedModel:
+        assert label_names is not None
+        return base.classifier(label_names)
+
+    def freeze_encoder(self, model: Any) -> None:
+        model.base_model.requires_grad_(False)
+
+    def adapt(self, model: Any, config: PeftConfig) -> PeftModel:
+        config.task_type = TaskType.SEQ_CLS
+        # peft trains `classifier` by itself; ModernBERT has more between the encoder and that.
+        head = [
+            name
+            for name, module in model.named_children()
+            if module is not model.base_model and list(module.parameters())
+        ]
+        config.modules_to_save = [name for name in head if name != "classifier"] or None
+        return get_peft_model(model, config)
+
+    def baseline(self, task: Task, settings: RunSettings) -> dict[str, Any] | None:
+        assert isinstance(task, ClassificationTask)
+        return measure_baseline(task, settings.tfidf_class_weight)
+
+
+class DocumentDataset(Dataset[dict[str, Any]]):
+    """Documents of a split as the model reads them: cut, with special tokens, each made when it is asked for.
+
+    `places` says where in `tokens` they are; a document that was cut has one token there that is not read.
+    """
+
+    def __init__(
+        self, tokens: StoredTokens, places: NDArray[np.int64], labels: NDArray[np.int64], frame: Frame
+    ) -> None:
+        self.tokens, self.places, self.labels, self.frame = tokens, places, labels, frame
+        lengths = tokens.lengths[places]
+        self.totals = tokens.totals[places] + frame.size
+        self.cut = int((lengths > frame.room).sum())
+        self.lengths: NDArray[np.int64] = np.maximum(np.minimum(lengths, frame.room) + frame.size, 1)
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        content = self.tokens[int(self.places[index])]
+        return {"input_ids": self.frame.around(content[: self.frame.room]), "labels": self.labels[index].tolist()}
+
+
+@dataclass(frozen=True)
+class TokensOf(Sequence[TokenIds]):
+    """The tokens of a data set's documents, each made when it is asked for."""
+
+    dataset: DocumentDataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> TokenIds:  # type: ignore[override]
+        tokens: TokenIds = self.dataset[index]["input_ids"]
+        return tokens
+
+
+def _tokens(
+    splits: Mapping[str, Split], tokenizer: PreTrainedTokenizerBase, limit: int
+) -> dict[str, tuple[StoredTokens, NDArray[np.int64]]]:
+    """For every split the stored tokens that hold its documents, and their places there.
+
+    Splits of one source, such as the folds of a file, share their tokens, so that all folds find the same entry.
+    """
+    found: dict[str, tuple[StoredTokens, NDArray[np.int64]]] = {}
+    packed = {name: StoredDocuments.packed(documents) for name, documents in splits.items()}
+    for source in dict.fromkeys(documents.source for documents in packed.values()):
+        parts = {name: documents.places for name, documents in packed.items() if documents.source == source}
+        places = np.unique(np.concatenate(list(parts.values())))
+        read = replace(packed[next(iter(parts))], places=places)
+        tokens = stored_tokens(read.texts, tokenizer, read.identity, limit, len(read))
+        found |= {name: (tokens, np.searchsorted(places, part)) for name, part in parts.items()}
+    return found
+
+
+def _unread(datasets: Mapping[str, DocumentDataset], max_length: int) -> str | None:
+    """What is cut off, in one sentence for all splits; None if nothing is."""
+    cut = [f"{each.cut:,} of {len(each):,} {IN_WORDS[name]}" for name, each in datasets.items() if each.cut]
+    if not cut:
+        return None
+    read = sum(int(each.lengths.sum()) for each in datasets.values())
+    total = sum(int(each.totals.sum()) for each in datasets.values())
+    return (
+        f"{', '.join(cut)} documents are longer than {max_length:,} tokens and are cut there: "
+        f"{1 - read / total:.0%} of all tokens are not read"
+    )
+
+
+def _shredded(dataset: DocumentDataset, texts: Sequence[str]) -> str | None:
+    sample = range(0, len(texts), max(1, len(texts) // _TEXTS_LOOKED_AT))
+    tokens = dataset.totals[sample] - dataset.frame.size
+    return shredded(int(tokens.sum()), sum(count_words(texts[index]) for index in sample))
+
+
+def _document_split(name: str, task: ClassificationTask, dataset: DocumentDataset) -> EvaluationSplit:
+    order = longest_first(dataset.lengths.tolist())
+    documents = task.split(name)
+    folds = dev_folds(documents) if task.several_labels and name == "dev" else None
+
+    def predictions(logits: NDArray[np.float64]) -> PredictionSet:
+        found = PredictionSet.of_documents(task, documents, np.asarray(logits)[np.argsort(order)])
+        return found if folds is None else decide({"dev": found}, Temperature(1.0), folds)[0]["dev"]
+
+    return EvaluationSplit(Subset(dataset, order), predictions, folds)
+
+
+# --- questions ------------------------------------------------------------------------------------------------------
+
+
+class CandidateChoice(TaskKind):
+    """Questions over many documents; the answer is one of several candidates. The model computes its loss itself."""
+
+    def encode(self, task: Task, tokenizer: PreTrainedTokenizerBase, settings: RunSettings) -> RunData:
+        assert isinstance(task, QuestionTask) and settings.max_length is not None
+        add_special_tokens(tokenizer)
+        datasets = {
+            name: WikiHopDataset(
+                task.split(name),
+                tokenizer,
+                settings.max_length,
+                shuffle=name == "train",
+                seed=settings.seed,
+                max_chunks=settings.max_chunks,
+            )
+            for name in SPLIT_NAMES
+        }
+        notes = []
+        for name, dataset in datasets.items():
+            if dataset.skipped:
+                consequence = "are not trained on" if name == "train" else "count as wrong"
+                count = f"{len(dataset.skipped):,} of {len(task.split(name)):,} {IN_WORDS[name]} questions"
+                notes.append(
+                    f"{count} have candidates that leave no room for supports in {settings.max_length} tokens; they "
+                    f"{consequence}"
+                )
+            if dataset.cut:
+                lost = f"questions lose supports to --max-chunks {settings.max_chunks}"
+                notes.append(f"{len(dataset.cut):,} {IN_WORDS[name]} {lost}")
+        return RunData(
+            label_names=None,
+            train=datasets["train"],  # type: ignore[arg-type]
+            train_lengths=datasets["train"].lengths,
+            evaluated={
+                name: _question_split(name, task, datasets[name]) for name in ("dev", "test") if task.split(name)
+            },
+            collator=CandidateCollator(pad_token(tokenizer), tokenizer.padding_side),
+            notes=tuple(notes),
+        )
+
+    def new_model(
+        self, base: BaseModel, label_names: tuple[str, ...] | None, settings: RunSettings
+    ) -> PreTrainedModel:
+        return base.candidate_scorer(add_special_tokens(base.tokenizer), settings.chunk_reduction)
+
+    def freeze_encoder(self, model: Any) -> None:
+        model.freeze_encoder()
+
+    def adapt(self, model: Any, config: PeftConfig) -> PeftModel:
+        return adapt_candidate_scorer(model, config)
+
+    def baseline(self, task: Task, settings: RunSettings) -> dict[str, Any] | None:
+        assert isinstance(task, QuestionTask)
+        return measure_bm25(task) if settings.task_row.has_baseline else None
+
+
+def _question_split(name: str, task: QuestionTask, dataset: WikiHopDataset) -> EvaluationSplit:
+    order = longest_first(dataset.lengths)
+    read = [dataset.questions[index] for index in order]
+    questions = task.split(name)
+
+    def predictions(logits: NDArray[np.float64]) -> PredictionSet:
+        return question_predictions(questions, {question.id: row for question, row in zip(read, logits, strict=True)})
+
+    return EvaluationSplit(Subset(dataset, order), predictions)  # type: ignore[arg-type]
+
+
+# --- both -----------------------------------------------------------------------------------------------------------
+
+KINDS: dict[str, TaskKind] = {DOCUMENTS: DocumentClassification(), QUESTIONS: CandidateChoice()}
 
 
 def kind_of(settings: RunSettings) -> TaskKind:
     """The kind of the settings' task."""
-    module, _, name = KINDS[settings.task_row.kind].partition(":")
-    kind: TaskKind = getattr(importlib.import_module(module), name)()
-    return kind
+    return KINDS[settings.task_row.kind]
 
 
 def pad_token(tokenizer: PreTrainedTokenizerBase) -> int:

@@ -1,4 +1,4 @@
-"""A run that mixes models: readers on a frozen encoder, and TF-IDF; all is chosen by answers to left-out documents.
+"""A run that mixes models: readers on a frozen encoder, and TF-IDF; all is chosen by answers to held-out documents.
 
 The training set is divided into folds. For each learning rate and each seed there is a reader for every fold, which
 does not learn from that fold, and one that learns from all documents; one pass over the documents trains all of them.
@@ -8,22 +8,20 @@ The TF-IDF model is fitted in the same folds. So every document has answers by m
 - at the end, the answers choose the learning rate, the C of the TF-IDF model and the weights of the mix;
 - the accuracy that is stated is that of cross-fitted answers: those of a fold, with what the other folds chose.
 
-The models that learned from all documents are kept. If there is a dev set, it takes the place of left-out documents.
+The models that learned from all documents are kept. If there is a dev set, it takes the place of held-out documents.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from transformers import TrainerCallback
 
-from prefixprop.atomic_files import write_json, write_text
-from prefixprop.data import ClassificationTask
+from prefixprop.atomic_files import write_json
 from prefixprop.data.documents import CALIBRATION, texts_of
 from prefixprop.evaluate import (
     C_VALUES,
@@ -45,134 +43,84 @@ from prefixprop.evaluate.mixing import READERS, WORDS
 from prefixprop.models.gpu import without_cudnn
 from prefixprop.progress import Progress
 from prefixprop.runs.directory import RunDirectory
-from prefixprop.runs.start import discard_replaced, restore_replaced
 from prefixprop.settings.methods import MIX_FILE
-from prefixprop.train.callbacks import GracefulStop
+from prefixprop.train.callbacks import GracefulStop, write_history
 from prefixprop.train.errors import TrainingError, building_remedy, explained_memory_errors
 from prefixprop.train.kinds import kind_of
-from prefixprop.train.plan import RunPlan
-from prefixprop.train.readers import Array, Judged, Readers, computing_device
-from prefixprop.train.results import RunResult, begin_run, explained_writing, last_metrics, write_results
+from prefixprop.train.plan import RunPlan, Trained
+from prefixprop.train.readers import Array, Judged, Readers
 from prefixprop.tuners.counting import ParameterCount
 from prefixprop.tuners.reader_bank import save_adapters
 
 
-class WordsPart:
-    """The TF-IDF model: its answers to the judged documents, and those that are fitted on the whole training set."""
+class Words(NamedTuple):
+    """The TF-IDF models, one for each C, their answers to the judged documents, and these cross-fitted."""
 
-    def __init__(self, task: ClassificationTask, judged: Judged, class_weight: str | None) -> None:
-        texts, labels = texts_of(task.train), task.label_array(task.train)
-        self.models = fit_tfidf(texts, labels, task.num_labels, C_VALUES, class_weight)
-        if judged.is_dev:
-            logits = np.stack([model.scores(texts_of(judged.documents)) for model in self.models])
-        else:
-            logits = left_out_scores(texts, labels, task.num_labels, judged.folds, C_VALUES, class_weight)
-        self.part = Part(WORDS, C_VALUES, judged.as_answers(logits))
-
-    @property
-    def name(self) -> str:
-        return self.models[0].name
+    models: Sequence[TfidfModel]
+    part: Part
+    fitted: CrossFitted
 
 
 def train_mix(
     runs: Sequence[RunPlan],
     directories: Sequence[RunDirectory],
-    overwrite: bool,
     callbacks: Sequence[TrainerCallback],
     progress: Progress,
-) -> list[RunResult]:
-    """Train and write a run, or one for each label column of the same documents."""
-    settings = runs[0].settings
-    stops = [callback for callback in callbacks if isinstance(callback, GracefulStop)]
-    with contextlib.ExitStack() as stack:
-        for directory in directories:
-            stack.enter_context(directory.claimed())
-        try:
-            for number, (run, directory) in enumerate(zip(runs, directories, strict=True)):
-                told = runs[0].notes if number else ()
-                begin_run(run, directory, computing_device(), overwrite, progress, told)
-            for stop in stops:
-                stop.is_training = True
-            with explained_memory_errors(building_remedy(settings)), without_cudnn():
-                mixes = _fit(runs, directories, progress, lambda: any(stop.is_asked for stop in stops))
-            for stop in stops:
-                stop.is_training = False
-            # The first has the checkpoints, so it ends last: until all are written, a killed run can go on.
-            pairs = list(zip(mixes, directories, strict=True))
-            return [_finish(*pair, progress) for pair in reversed(pairs)][::-1]
-        except BaseException:
-            for directory in directories:
-                restore_replaced(directory)
-            raise
-
-
-def _fit(
-    runs: Sequence[RunPlan],
-    directories: Sequence[RunDirectory],
-    progress: Progress,
-    asked_to_stop: Callable[[], bool],
-) -> list[FittedMix]:
-    """Fit all parts, and mix them."""
+) -> list[Trained]:
+    """Fit all parts of a run, or of one for each label column of the same documents, and mix them."""
     judged = [Judged.of(run.classification) for run in runs]
     if (few := len(runs[0].task.dev)) and not judged[0].is_dev:
         progress.note(f"the dev set has too few documents to choose by ({few}); folds of the training set are used")
-    words = [_words(run, one, progress) for run, one in zip(runs, judged, strict=True)]
-    readers = None
-    if runs[0].settings.is_prefix_method:
-        readers = Readers(runs, judged, progress)
-
-        def started() -> None:
-            for directory in directories:
-                discard_replaced(directory)
-
-        readers.train(directories[0], asked_to_stop, started)
-    progress.stage("answering")
-    each = zip(runs, judged, words, strict=True)
-    return [FittedMix(run, one, of_words, readers, number) for number, (run, one, of_words) in enumerate(each)]
-
-
-def _finish(mix: FittedMix, directory: RunDirectory, progress: Progress) -> RunResult:
-    if mix.readers is None:
-        write_text(directory.history, "")  # a fit has no epochs
-    else:
-        mix.readers.write_history(directory)
-    count = mix.count()
-    metrics = mix.metrics() | last_metrics(count)
-    with explained_writing():
-        write_results(directory, replace(mix.run, parameters=count), mix.predictions, metrics, mix.save, progress)
-    return RunResult(directory.path, metrics)
+    with explained_memory_errors(building_remedy(runs[0].settings)), without_cudnn():
+        words = [_words(run, one, progress) for run, one in zip(runs, judged, strict=True)]
+        readers = None
+        if runs[0].settings.is_prefix_method:
+            readers = Readers(runs, judged, progress)
+            readers.train(directories, [one for one in callbacks if isinstance(one, GracefulStop)])
+        progress.stage("answering")
+        each = zip(runs, judged, words, strict=True)
+        mixes = [FittedMix(run, one, of_words, readers, number) for number, (run, one, of_words) in enumerate(each)]
+    for directory in directories:
+        write_history(directory, [] if readers is None else readers.history)  # a fit of words has no epochs
+    return [Trained(mix.predictions, mix.metrics(), mix.count(), mix.save) for mix in mixes]
 
 
-def _words(run: RunPlan, judged: Judged, progress: Progress) -> WordsPart | None:
-    is_alone = not run.settings.is_prefix_method
+def _words(run: RunPlan, judged: Judged, progress: Progress) -> Words | None:
+    """Fit TF-IDF on the whole training set, and judge it; None where its documents have no words."""
+    task, weight = run.classification, run.settings.tfidf_class_weight
+    texts, labels = texts_of(task.train), task.label_array(task.train)
     progress.stage("fitting TF-IDF")
     try:
-        words = WordsPart(run.classification, judged, run.settings.tfidf_class_weight)
+        models = fit_tfidf(texts, labels, task.num_labels, C_VALUES, weight)
+        if judged.is_dev:
+            logits = np.stack([model.scores(texts_of(judged.documents)) for model in models])
+        else:
+            logits = left_out_scores(texts, labels, task.num_labels, judged.folds, C_VALUES, weight)
     except ValueError as error:
-        if is_alone:
+        if not run.settings.is_prefix_method:  # there is nothing else
             raise TrainingError(str(error)) from error
         progress.note(f"there is no TF-IDF baseline: {error}")
         return None
-    fitted = cross_fit([words.part], judged.labels, judged.folds, run.settings.choose_by)
-    progress.line(f"{words.name}: {judged.in_words(judged.score(fitted.log_probabilities))}")
-    return words
+    part = Part(WORDS, C_VALUES, judged.as_answers(logits))
+    fitted = cross_fit([part], judged.labels, judged.folds, run.settings.choose_by)
+    progress.line(f"{models[0].name}: {judged.in_words(judged.score(fitted.log_probabilities))}")
+    return Words(models, part, fitted)
 
 
 class FittedMix:
     """What a run says in the end: the mix, its cross-fitted answers, its metrics, and what is kept of it."""
 
     def __init__(
-        self, run: RunPlan, judged: Judged, words: WordsPart | None, readers: Readers | None, column: int
+        self, run: RunPlan, judged: Judged, words: Words | None, readers: Readers | None, column: int
     ) -> None:
         self.run, self.judged, self.words, self.readers, self.column = run, judged, words, readers, column
-        parts = [] if readers is None else [readers.part(column)]
-        mixes = run.settings.mix_baseline == "auto"
-        alone = [] if words is None else [words.part]
-        self.of_readers = parts[0] if parts else None
-        chosen_by = (judged.labels, judged.folds, run.settings.choose_by)
-        self.fitted = cross_fit(parts + alone if mixes or not parts else parts, *chosen_by)
-        # The baseline is judged in the same folds whether it is mixed in or not.
-        self.baseline = cross_fit(alone, *chosen_by) if alone else None
+        self.of_readers = None if readers is None else readers.part(column)
+        if self.of_readers is None:
+            assert words is not None
+            self.fitted = words.fitted
+        else:
+            also = [words.part] if words is not None and run.settings.mix_baseline == "auto" else []
+            self.fitted = cross_fit([self.of_readers, *also], judged.labels, judged.folds, run.settings.choose_by)
         others = [name for name in (CALIBRATION, "test") if run.classification.split(name)]
         self.answers = {split: self._answers(split) for split in others}
         mixed = {split: self.fitted.final.log_probabilities(found) for split, found in self.answers.items()}
@@ -206,8 +154,8 @@ class FittedMix:
     @property
     def final_words(self) -> TfidfModel:
         """The TF-IDF model that is kept, fitted on all documents."""
-        assert self.words is not None and self.baseline is not None
-        return self.words.models[self.baseline.final.chosen[WORDS]]
+        assert self.words is not None
+        return self.words.models[self.words.fitted.final.chosen[WORDS]]
 
     def metrics(self) -> dict[str, Any]:
         """All of `metrics.json` but the parameters. Mixed answers are calibrated, so that the temperature is 1."""
@@ -223,8 +171,8 @@ class FittedMix:
         }
         if self.thresholds is not None:
             found["thresholds"] = self.thresholds.tolist()
-        if self.baseline is not None and self.words is not None:
-            found["baseline"] = {"model": self.words.name, **self._alone(self.baseline, WORDS)}
+        if self.words is not None:
+            found["baseline"] = {"model": self.final_words.name, **self._alone(self.words.fitted, WORDS)}
         if self.readers is not None:
             found["readers"] = self._alone(self.fitted, READERS)
             found["learning_rates"] = self._learning_rates()
@@ -254,7 +202,7 @@ class FittedMix:
         return {split: found.evaluate() for split, found in self._sets(answers)[0].items()}
 
     def _learning_rates(self) -> list[dict[str, Any]]:
-        """Every learning rate that was tried, with its score on left-out documents when it was last judged."""
+        """Every learning rate that was tried, with its score on held-out documents when it was last judged."""
         assert self.readers is not None and self.of_readers is not None
         dropped = {float(rate): found for rate, found in self.readers.dropped[self.column].items()}
         kept = {

@@ -36,29 +36,31 @@ def model_card(
         "datasets": [data] if data else None,
     }
     head = {name: value for name, value in head.items() if value}  # the hub refuses paths and empty values
-    kernel = (
-        f", kernel {settings.kernel} with alpha {settings.alpha:g} ({settings.alpha_mode})" if settings.kernel else ""
-    )
-    gate = ", a gate per layer" if settings.gate else ""
-    has_length = settings.is_prefix_method and settings.num_virtual_tokens is not None
-    prefix = f", {settings.num_virtual_tokens} virtual tokens{kernel}{gate}" if has_length else ""
-    lora = f", LoRA of rank {settings.lora_rank}" if "lora_rank" in method.options else ""
-    sizes = ", ".join(f"{part} {size:,}" for part in _PARTS if (size := getattr(count, part)))
-    parts = f" ({sizes})" if sizes else ""
     fold = f"; the dev set is fold {settings.fold} of {settings.folds} of the training set" if settings.folds else ""
+    sizes = ", ".join(f"{part} {size:,}" for part in _PARTS if (size := getattr(count, part)))
+    share = f"{count.percent('trainable'):.3f} % of the encoder's {count.backbone:,}"
+    trust = {name: value for name, value in metrics.get("trust", {}).items() if name != "test"}
+    never = metrics.get("never_predicted")
+    by_threshold = "a document gets every label whose probability reaches its threshold (`metrics.json`)."
+    facts = {
+        "Method": f"{_method(settings)}: trains {method.summary}.",
+        "Base model": f"{settings.model}, up to {settings.max_length} tokens.",
+        "Data": f"{settings.data_name}{fold}.",
+        "Labels": by_threshold if "thresholds" in metrics else None,
+        "Never predicted on the dev set or held-out documents": f"{', '.join(never)}." if never else None,
+        "Trained parameters": f"{count.trainable:,}, {share}{f' ({sizes})' if sizes else ''}.",
+        **(_mix(metrics) if settings.is_mix else _training(settings, metrics)),
+        "Baseline": _baseline(settings, metrics),
+        "Trust": Trust(**trust) if trust else None,
+    }
+    bullets = "\n".join(f"- **{name}:** {fact}" for name, fact in facts.items() if fact)
     return f"""---
 {yaml.safe_dump(head, sort_keys=False).strip()}
 ---
 
 # {settings.data_name}: {settings.method}
 
-- **Method:** {settings.method}{prefix}{lora}: trains {method.summary}.
-- **Base model:** {settings.model}, up to {settings.max_length} tokens.
-- **Data:** {settings.data_name}{fold}.
-{_labels(metrics)}- **Trained parameters:** {count.trainable:,}, {count.percent("trainable"):.3f} % of the encoder's \
-{count.backbone:,}{parts}.
-{_mix(metrics) if settings.is_mix else _training(settings, metrics)}{_baseline(settings, metrics)}\
-{_trust(metrics)}
+{bullets}
 
 {_table(metrics)}
 
@@ -66,53 +68,50 @@ def model_card(
 """
 
 
-def _labels(metrics: Mapping[str, Any]) -> str:
-    """What a user of the model should know about its labels, if there is anything to say."""
-    found = ""
-    if "thresholds" in metrics:
-        found += (
-            "- **Labels:** a document gets every label whose probability reaches its threshold (`metrics.json`).\n"
-        )
-    if never := metrics.get("never_predicted"):
-        found += f"- **Never predicted on the dev set or held-out documents:** {', '.join(never)}.\n"
-    return found
+def _method(settings: RunSettings) -> str:
+    parts = [str(settings.method)]
+    if settings.is_prefix_method and settings.num_virtual_tokens is not None:
+        parts.append(f"{settings.num_virtual_tokens} virtual tokens")
+        if settings.kernel:
+            parts.append(f"kernel {settings.kernel} with alpha {settings.alpha:g} ({settings.alpha_mode})")
+        if settings.gate:
+            parts.append("a gate per layer")
+    if "lora_rank" in settings.method_row.options:
+        parts.append(f"LoRA of rank {settings.lora_rank}")
+    return ", ".join(parts)
 
 
-def _training(settings: RunSettings, metrics: Mapping[str, Any]) -> str:
+def _training(settings: RunSettings, metrics: Mapping[str, Any]) -> dict[str, str]:
     kept = f"the checkpoint of epoch {metrics['best_epoch']} was the best on the dev set by {settings.metric}"
     if settings.keep == "last":
         kept += f", and the last, of epoch {metrics['epochs']}, is the one that was kept"
-    return f"""\
-- **Training:** {settings.epochs} epochs at most, batches of {settings.batch_size}, learning rate \
-{settings.learning_rate:g}, seed {settings.seed}; {kept}.
-- **Calibration:** temperature {metrics["temperature"]:.4g}, fitted on the dev set."""
+    how = f"batches of {settings.batch_size}, learning rate {settings.learning_rate:g}, seed {settings.seed}"
+    return {
+        "Training": f"{settings.epochs} epochs at most, {how}; {kept}.",
+        "Calibration": f"temperature {metrics['temperature']:.4g}, fitted on the dev set.",
+    }
 
 
-def _mix(metrics: Mapping[str, Any]) -> str:
+def _mix(metrics: Mapping[str, Any]) -> dict[str, str]:
     headline = "average_precision" if "thresholds" in metrics else "accuracy"
     expected, mix = metrics[f"expected_{headline}"], metrics["mix"]
     weights = ", ".join(f"{part} {weight:.3g}" for part, weight in mix["weights"].items())
     chosen = ", ".join(f"{value:g} for {part}" for part, value in mix["chosen"].items())
-    return f"""\
-- **Expected {headline.replace("_", " ")}:** {expected[headline]:.4f} (95 % interval {expected["low"]:.4f} to \
-{expected["high"]:.4f}), by cross-fitted answers to {expected["documents"]:,} documents ({metrics["judged_on"]}).
-- **Mix:** weights {weights}; chosen: {chosen} (a learning rate for readers, C for words). Its answers are \
-calibrated."""
+    interval = f"(95 % interval {expected['low']:.4f} to {expected['high']:.4f})"
+    judged = f"by cross-fitted answers to {expected['documents']:,} documents ({metrics['judged_on']})"
+    which = "(a learning rate for readers, C for words). Its answers are calibrated."
+    return {
+        f"Expected {headline.replace('_', ' ')}": f"{expected[headline]:.4f} {interval}, {judged}.",
+        "Mix": f"weights {weights}; chosen: {chosen} {which}",
+    }
 
 
-def _baseline(settings: RunSettings, metrics: Mapping[str, Any]) -> str:
-    baseline = metrics.get("baseline")
-    if not baseline:
-        return ""
-    reached = " and ".join(
-        f"{baseline[split][settings.metric]:.4f} on {split}" for split in baseline if split != "model"
-    )
-    return f"\n- **Baseline:** {baseline['model']}, fitted on the same documents, has {settings.metric} {reached}."
-
-
-def _trust(metrics: Mapping[str, Any]) -> str:
-    found = {name: value for name, value in metrics.get("trust", {}).items() if name != "test"}
-    return f"\n- **Trust:** {Trust(**found)}" if found else ""
+def _baseline(settings: RunSettings, metrics: Mapping[str, Any]) -> str | None:
+    if not (baseline := metrics.get("baseline")):
+        return None
+    splits = [split for split in baseline if split != "model"]
+    reached = " and ".join(f"{baseline[split][settings.metric]:.4f} on {split}" for split in splits)
+    return f"{baseline['model']}, fitted on the same documents, has {settings.metric} {reached}."
 
 
 def _table(metrics: Mapping[str, Any]) -> str:

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 from torch import nn
-from transformers import set_seed
+from transformers import PreTrainedModel, set_seed
 from transformers.integrations import get_available_reporting_integrations
 
+from prefixprop.attention import install
 from prefixprop.attention.backends import is_modern_gpu
+from prefixprop.backbones import family_in
 from prefixprop.data import ClassificationTask, Task, fingerprint, load_data, select_documents
+from prefixprop.evaluate import PredictionSet
 from prefixprop.models.base_model import BaseModel, load_base_model
 from prefixprop.processes import process_count
 from prefixprop.progress import Progress
 from prefixprop.settings.declaration import SettingsError
+from prefixprop.settings.methods import HEAD, MODEL
 from prefixprop.settings.resolve import check_settings, documents_at_once, resolve, unused_notes
 from prefixprop.settings.run_settings import RunSettings
 from prefixprop.train.errors import building_remedy, explained_memory_errors
 from prefixprop.train.kinds import RunData, kind_of
-from prefixprop.train.trainable import build_trainable
 from prefixprop.tuners.counting import ParameterCount, count_parameters
 
 FEW_STEPS = 10
@@ -77,11 +83,19 @@ class RunPlan:
         if settings.learning_rate is not None:
             parts.append(f"learning rate {settings.learning_rate:g}")
         if not settings.is_mix:  # which decides only later how much it keeps
-            trained = self.parameters.trainable
-            parts.append(
-                f"{trained:,} trained parameters ({self.parameters.percent('trainable'):.2f} % of the encoder)"
-            )
+            trained = f"{self.parameters.trainable:,} trained parameters"
+            parts.append(f"{trained} ({self.parameters.percent('trainable'):.2f} % of the encoder)")
         return f"{settings.method} on {self.base.name}: {', '.join(parts)}, seed {settings.seed}"
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What came of a run: predictions by split, metrics, the parameters that are kept, and what writes these."""
+
+    predictions: dict[str, PredictionSet]
+    metrics: dict[str, Any]
+    parameters: ParameterCount
+    save: Callable[[Path], None]
 
 
 def plan(
@@ -101,23 +115,21 @@ def plan(
     notes = unused_notes(settings)
     progress.stage("loading the model")
     # Readers have no dropout of attention weights.
-    attention_dropout = 0.0 if settings.is_mix else settings.attention_dropout
-    dropouts = (settings.dropout, attention_dropout)
+    dropouts = (settings.dropout, 0.0 if settings.is_mix else settings.attention_dropout)
     base = other.base if other else load_base_model(settings.model, settings.model_revision, *dropouts)
     progress.stage("reading documents")
     whole: Task = load_data(**settings.source) if documents is None else documents
     several_labels = isinstance(whole, ClassificationTask) and whole.several_labels
-    settings = resolve(settings, base.limit, len(whole.train), several_labels)
     settings = replace(settings, model=base.name, model_revision=base.revision)
+    settings = resolve(settings, base.limit, len(whole.train), several_labels)
     task = select_documents(whole, **settings.selection)
     progress.stage("turning documents into tokens")
     data = kind_of(settings).encode(task, base.tokenizer, settings)
     data = replace(data, notes=(*notes, *data.notes))
     at_once = documents_at_once(settings, process_count())
-    if other is not None:
-        return RunPlan(settings, base, task, data, other.parameters, fingerprint(whole), at_once, [])
-    model = _build(base, data, settings)
-    return RunPlan(settings, base, task, data, count_parameters(model), fingerprint(whole), at_once, [model])
+    models = [] if other else [_build(base, data, settings)]
+    count = other.parameters if other else count_parameters(models[0])
+    return RunPlan(settings, base, task, data, count, fingerprint(whole), at_once, models)
 
 
 def _build(base: BaseModel, data: RunData, settings: RunSettings) -> nn.Module:
@@ -128,6 +140,46 @@ def _build(base: BaseModel, data: RunData, settings: RunSettings) -> nn.Module:
         if data.several_labels:  # for whoever loads the model without this package
             model.config.problem_type = "multi_label_classification"
         return build_trainable(model, settings)
+
+
+def build_trainable(base: PreTrainedModel, settings: RunSettings) -> nn.Module:
+    """The model that is trained: `base`, with a new head, as the method of the settings changes and freezes it."""
+    model = _trainable(base, settings)
+    if settings.attention_backend != "huggingface" and family_in(base).has_fast_attention:
+        install(model, settings.attention_backend)
+    elif settings.attention_backend not in ("auto", "huggingface"):
+        raise ValueError(
+            f"--attention-backend: {settings.attention_backend} is for Longformer and ModernBERT, and this model is "
+            f"a {base.config.model_type}; leave it at auto."
+        )
+    return model
+
+
+def _trainable(base: PreTrainedModel, settings: RunSettings) -> nn.Module:
+    method = settings.method_row
+    if method.is_mix:  # readers stand beside the frozen model
+        return base.requires_grad_(False)
+    if method.trains == MODEL:
+        return base.requires_grad_(True)
+    if method.trains == HEAD:
+        kind_of(settings).freeze_encoder(base)
+        return base
+    if "lora_targets" in method.options:
+        settings = replace(settings, lora_targets=_lora_targets(base, settings))
+    return kind_of(settings).adapt(base, method.peft_config(settings))
+
+
+def _lora_targets(base: PreTrainedModel, settings: RunSettings) -> tuple[str, ...]:
+    """The names of the layers that LoRA changes: the family's, unless they are given."""
+    layers = {name.rpartition(".")[2] for name, module in base.named_modules() if isinstance(module, nn.Linear)}
+    targets = family_in(base).lora_targets if settings.lora_targets is None else settings.lora_targets
+    lacking = [target for target in targets if target not in layers]
+    if lacking:
+        raise ValueError(
+            f"--lora-targets: this {base.config.model_type} has no layers named {', '.join(lacking)}; it has "
+            f"{', '.join(sorted(layers))}."
+        )
+    return targets
 
 
 def _check_trackers(settings: RunSettings) -> None:

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import math
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from prefixprop.atomic_files import write_text
-from prefixprop.backbones import Backbone, find_backbone
+from prefixprop.backbones import find_backbone
 from prefixprop.choices import DEFAULT_BATCH_TOKENS
 from prefixprop.data import ClassificationTask
 from prefixprop.data.documents import Split
@@ -28,17 +24,17 @@ from prefixprop.evaluate.metrics import yes_or_no
 from prefixprop.evaluate.mixing import READERS, mean_answer, score
 from prefixprop.models.gpu import hold_frozen_in_bfloat16
 from prefixprop.progress import Progress
-from prefixprop.runs.directory import RunDirectory
-from prefixprop.train.bank_plan import FOLDS, plan_bank
-from prefixprop.train.bank_trainer import BankTrainer, ReaderPlan, Schedule
-from prefixprop.train.checkpoints import find_checkpoint
-from prefixprop.train.errors import TrainingError
+from prefixprop.runs.directory import RunDirectory, discard_replaced
+from prefixprop.train.bank_trainer import BankTrainer, ReaderPlan
+from prefixprop.train.callbacks import GracefulStop, write_history
+from prefixprop.train.checkpoints import explained_checkpoint_errors, trusted_checkpoint
 from prefixprop.train.kinds import pad_token
 from prefixprop.train.losses import class_weights
 from prefixprop.train.plan import RunPlan, use_bf16
 from prefixprop.train.text_states import TextStates
 from prefixprop.tuners.reader_bank import ReaderBank, ReaderWeights, embedded_cls, new_reader
 
+FOLDS = 5
 NO_FOLD = -2  # of documents that no reader leaves out
 FEWEST_DEV = 5  # documents; with fewer the folds of the training set judge
 
@@ -95,6 +91,7 @@ def _stacked_labels(runs: Sequence[RunPlan]) -> tuple[NDArray[np.int64], NDArray
 
 
 def computing_device() -> torch.device:
+    """The device of readers."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
@@ -105,25 +102,20 @@ class Readers:
         first = runs[0]
         in_bf16 = use_bf16(first.settings)
         self.settings, self.judged, self.progress = first.settings, judged, progress
-        self.classes = [run.classification.num_labels for run in runs]
         device = computing_device()
         model = first.take_model().requires_grad_(False)
         if in_bf16:
             hold_frozen_in_bfloat16(model)
-        self.model = model.to(device)
-        self.precision: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext
-        if in_bf16:
-            self.precision = partial(torch.autocast, device.type, torch.bfloat16)
-        self.backbone: Backbone = find_backbone(self.model)
+        backbone = find_backbone(model.to(device))
         tokenizer, settings = first.base.tokenizer, self.settings
-        assert settings.max_length is not None and settings.epochs is not None and settings.batch_size is not None
+        larger = 4 if device.type == "cuda" else 1
         self._states = partial(
             TextStates,
-            self.backbone,
+            backbone,
             pad_token_id=pad_token(tokenizer),
-            precision=self.precision,
-            batch_tokens=DEFAULT_BATCH_TOKENS * (4 if device.type == "cuda" else 1),
-            max_length=settings.max_length,
+            precision=partial(torch.autocast, device.type, torch.bfloat16, enabled=in_bf16),
+            batch_tokens=DEFAULT_BATCH_TOKENS * larger,
+            max_length=settings.max_length or 0,
         )
         self.documents = first.data.documents
         self.text = self._states(self.documents["train"], keep=settings.keep_states == "auto")
@@ -139,24 +131,14 @@ class Readers:
             for fold in groups
             for seed in self.seeds
         ]
-        cls = None if tokenizer.cls_token_id is None else embedded_cls(self.backbone, tokenizer.cls_token_id)
-        new = partial(new_reader, self.backbone, self.plan.length, cls=cls)
-        weights = [new(classes=self.classes[plan.column], seed=plan.seed) for plan in plans]
-        bank = ReaderBank(self.backbone, weights, settings.prefix_dropout)
+        cls = None if tokenizer.cls_token_id is None else embedded_cls(backbone, tokenizer.cls_token_id)
+        classes = [run.classification.num_labels for run in runs]
+        weights = [new_reader(backbone, self.plan.length, classes[plan.column], plan.seed, cls) for plan in plans]
+        bank = ReaderBank(backbone, weights, settings.prefix_dropout)
         labels, of_classes = _stacked_labels(runs)
-        folds = [one.folds if not one.is_dev else np.full(labels.shape[1], NO_FOLD) for one in judged]
-        schedule = Schedule(
-            settings.epochs,
-            settings.batch_size,
-            settings.warmup,
-            settings.weight_decay,
-            settings.max_grad_norm,
-            settings.seed,
-        )
-        at_once = (settings.device_batch_size * (4 if device.type == "cuda" else 1), len(plans))
-        self.trainer = BankTrainer(
-            bank, plans, self.text, labels, np.stack(folds), schedule, self.precision, at_once, progress, of_classes
-        )
+        folds = np.stack([one.folds if not one.is_dev else np.full(labels.shape[1], NO_FOLD) for one in judged])
+        at_once = (settings.device_batch_size * larger, len(plans))
+        self.trainer = BankTrainer(bank, plans, self.text, labels, folds, settings, at_once, progress, of_classes)
         self.history: list[dict[str, Any]] = []
         self.dropped: list[dict[str, float]] = [{} for _ in runs]  # by label column: a rate and its accuracy halfway
         self.seconds_before, self.started = 0.0, time.monotonic()
@@ -191,33 +173,38 @@ class Readers:
 
     # --- training -------------------------------------------------------------------------------------------------
 
-    def train(self, directory: RunDirectory, asked_to_stop: Callable[[], bool], started: Callable[[], None]) -> None:
-        """Train to the end, from the latest checkpoint if there is one; `started` is called after the first step."""
-        checkpoint, complaints = find_checkpoint(directory.checkpoints)
-        for complaint in complaints:
-            self.progress.note(f"{complaint}; the run goes on from an earlier one")
+    def train(self, directories: Sequence[RunDirectory], stops: Sequence[GracefulStop] = ()) -> None:
+        """Train to the end, from the latest checkpoint if there is one; the first directory has the checkpoints."""
+        checkpoints, every = directories[0].checkpoints, self.settings.checkpoint_every
+        checkpoint = trusted_checkpoint(checkpoints, self.progress)
         torch.manual_seed(self.settings.seed)
         if checkpoint is not None:
-            self._restore(checkpoint)
+            notes = self.trainer.restore(checkpoint)
+            self.history, self.dropped, self.seconds_before = notes["history"], notes["dropped"], notes["seconds"]
         self.progress.line(str(self))
         self.text.fill(self.progress)
         halfway = self.trainer.steps // 2 if len(self.plan.learning_rates) > 2 else 0
         saved = time.monotonic()
+        for stop in stops:
+            stop.is_training = True
         for until in (halfway, self.trainer.steps):
             for step in self.trainer.train(until):
-                started()
+                for directory in directories:
+                    discard_replaced(directory)
                 self.progress.advance("training", step, self.trainer.steps)
                 if step % self.trainer.steps_per_epoch == 0:
-                    self._note_epoch(directory)
-                every, stop = self.settings.checkpoint_every, asked_to_stop()
+                    self._note_epoch(directories[0])
                 is_due = time.monotonic() - saved >= self.settings.checkpoint_seconds or (every and step % every == 0)
-                if is_due or stop:
-                    self._save(directory)
+                is_asked = any(stop.is_asked for stop in stops)
+                if is_due or is_asked:
+                    self._save(checkpoints)
                     saved = time.monotonic()
-                if stop:
+                if is_asked:
                     raise KeyboardInterrupt
             if 0 < until == halfway == self.trainer.step and not any(self.dropped):
                 self._drop()
+        for stop in stops:
+            stop.is_training = False
 
     def _drop(self) -> None:
         """Leave out learning rates that no choice of one fold by the others ranks among its best two."""
@@ -248,26 +235,14 @@ class Readers:
             "seconds": round(self.seconds, 3),
         }
         self.history.append(line)
-        self.write_history(directory)
+        write_history(directory, self.history)
         told = "  ".join(f"{mean:.4f} at {rate:g}" for rate, mean in means.items())
         self.progress.line(f"epoch {line['epoch']:>3}  step {step:>6}  loss {told}")
 
-    def write_history(self, directory: RunDirectory) -> None:
-        write_text(directory.history, "".join(json.dumps(entry) + "\n" for entry in self.history))
-
-    def _save(self, directory: RunDirectory) -> None:
+    def _save(self, checkpoints: Path) -> None:
         notes = {"history": self.history, "dropped": self.dropped, "seconds": self.seconds}
-        try:
-            self.trainer.save(directory.checkpoints, notes)
-        except OSError as error:
-            raise TrainingError(
-                f"{error.filename}: the checkpoint of step {self.trainer.step} cannot be written ({error.strerror}). "
-                "Earlier checkpoints are untouched: make room or fix the folder, then continue with --resume."
-            ) from error
-
-    def _restore(self, checkpoint: Path) -> None:
-        notes = self.trainer.restore(checkpoint)
-        self.history, self.dropped, self.seconds_before = notes["history"], notes["dropped"], notes["seconds"]
+        with explained_checkpoint_errors(self.trainer.step):
+            self.trainer.save(checkpoints, notes)
 
     # --- answers --------------------------------------------------------------------------------------------------
 
@@ -295,3 +270,40 @@ class Readers:
 
     def weights(self, column: int, rate: float) -> list[ReaderWeights]:
         return [self.trainer.bank.weights(index) for index in self._final(column, rate)]
+
+
+# --- how many readers there are, and how long they are --------------------------------------------------------------
+
+# A reader's virtual tokens cost what so many more tokens of text would cost, at every step. So the rows of a bank, on
+# average over the epochs, are at most a sixteenth of the tokens of a document: long documents get several learning
+# rates and seeds, short ones get few and short readers.
+ROWS_PER_TOKEN = 1 / 16
+LEARNING_RATES = (1e-3, 3e-3, 5e-4)  # the first is the one where there is room for one only
+
+
+class BankPlan(NamedTuple):
+    """The readers of a label column: of each learning rate, for each fold and for all documents, and of each seed."""
+
+    length: int  # virtual tokens of a reader
+    learning_rates: tuple[float, ...]
+    seeds: int
+
+    def rows(self, groups: int) -> float:
+        """Rows on average over the epochs, in so many groups of documents; the third rate is dropped halfway."""
+        rates = len(self.learning_rates)
+        return self.length * self.seeds * groups * (rates + min(rates, 2)) / 2
+
+
+# Length, learning rates, seeds; most readers last. Three seeds were as good as eight, and longer prefixes no better.
+_SIZES = ((1, 1, 1), (1, 1, 2), (1, 2, 2), (1, 2, 3), (2, 2, 3), (2, 3, 3))
+PLANS = tuple(BankPlan(length, LEARNING_RATES[:rates], seeds) for length, rates, seeds in _SIZES)
+
+
+def plan_bank(
+    mean_tokens: float, groups: int, length: int | None = None, learning_rate: float | None = None
+) -> BankPlan:
+    """The largest plan that documents of so many tokens on average allow; what is given is as given."""
+    given: dict[str, Any] = {} if learning_rate is None else {"learning_rates": (learning_rate,)}
+    plans = [plan._replace(length=length or plan.length, **given) for plan in PLANS]
+    fitting = (plan for plan in reversed(plans) if plan.rows(groups) <= mean_tokens * ROWS_PER_TOKEN)
+    return next(fitting, plans[0])

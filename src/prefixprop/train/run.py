@@ -1,26 +1,64 @@
-"""One run, from settings to a finished run directory."""
+"""One run, from settings to a finished run directory.
+
+A run is planned (`plan`), its directory is started, one model is trained (`single_run`) or several are mixed
+(`mixed_run`), and the results are written, `metrics.json` last.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import json
+import os
+import platform
 import re
-from collections.abc import Sequence
-from dataclasses import replace
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
+import torch
+from safetensors import SafetensorError
 from transformers import TrainerCallback
 
+from prefixprop.atomic_files import clear_leftovers, replacing_folder, write_json, write_text
 from prefixprop.data import ClassificationTask, fingerprint, load_data
-from prefixprop.processes import is_main_process
+from prefixprop.evaluate import never_predicted, write_predictions
+from prefixprop.processes import is_main_process, process_count
 from prefixprop.progress import Progress
-from prefixprop.runs.directory import RunDirectory
-from prefixprop.runs.start import check_may_start, check_same_documents, check_same_settings
+from prefixprop.runs.directory import (
+    DOCUMENTS,
+    FINISHED,
+    RunDirectory,
+    check_may_start,
+    check_same_documents,
+    check_same_settings,
+    restore_replaced,
+    start,
+)
 from prefixprop.settings.declaration import SettingsError
 from prefixprop.settings.resolve import resolve
 from prefixprop.settings.run_settings import RunSettings
+from prefixprop.train.errors import TrainingError
 from prefixprop.train.mixed_run import train_mix
-from prefixprop.train.plan import RunPlan, plan
-from prefixprop.train.results import RunResult, tidy_up
-from prefixprop.train.single_run import train_single
+from prefixprop.train.model_card import model_card
+from prefixprop.train.plan import RunPlan, Trained, plan
+from prefixprop.train.readers import computing_device
+from prefixprop.train.single_run import train_single, training_arguments
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """A finished run: its folder, and what its `metrics.json` says."""
+
+    run_dir: Path
+    metrics: dict[str, Any]
 
 
 def train(
@@ -47,22 +85,8 @@ def train(
         raise SettingsError(
             [f"--label-column: a run has one, got {columns}; train_label_columns makes a run for each."]
         )
-    progress = progress or Progress()
     directory = RunDirectory(Path(run_dir))
-    check_may_start(directory, resume, overwrite)
-    going_on = resume and directory.is_run()
-    if going_on:
-        settings = _kept(settings, directory.read_settings())
-        if directory.is_finished():
-            return _finished(settings, directory, progress)
-    run = plan(settings, progress, documents=documents)
-    if going_on:
-        check_same_settings(directory, run.settings)
-        check_same_documents(directory, run.documents)
-    if run.settings.is_mix:
-        (result,) = train_mix([run], [directory], overwrite, callbacks, progress)
-        return result
-    return train_single(run, directory, overwrite, callbacks, progress)
+    return _train([settings], [directory], resume, overwrite, progress or Progress(), callbacks, documents)[0]
 
 
 def train_label_columns(
@@ -77,31 +101,50 @@ def train_label_columns(
 
     >>> train_label_columns(RunSettings(train_files=("news.csv",), label_column=("topic", "tone")), "runs/news")
     """
-    progress = progress or Progress()
     each = [replace(settings, label_column=(column,)) for column in settings.label_column]
-    directories = [RunDirectory(Path(run_dir) / _folder_name(column)) for column in settings.label_column]
+    # A folder has the name of its column, without what folders cannot be called.
+    names = [re.sub(r"[^\w.-]+", "-", column).strip(".") or "label" for column in settings.label_column]
+    directories = [RunDirectory(Path(run_dir) / name) for name in names]
+    return _train(each, directories, resume, overwrite, progress or Progress(), callbacks)
+
+
+def _train(
+    each: Sequence[RunSettings],
+    directories: Sequence[RunDirectory],
+    resume: bool,
+    overwrite: bool,
+    progress: Progress,
+    callbacks: Sequence[TrainerCallback],
+    documents: ClassificationTask | None = None,
+) -> list[RunResult]:
+    """One run, or one for each label column of the same documents."""
     for directory in directories:
         check_may_start(directory, resume, overwrite)
+    before = [directory.read_settings() if resume and directory.is_run() else None for directory in directories]
+    each = [_kept(one, old) if old else one for one, old in zip(each, before, strict=True)]
     if resume and all(directory.is_finished() for directory in directories):
-        pairs = zip(each, directories, strict=True)
-        return [train(one, directory.path, resume, progress=progress) for one, directory in pairs]
+        return [_finished(*pair, progress) for pair in zip(each, directories, strict=True)]
     runs: list[RunPlan] = []
-    for one, directory in zip(each, directories, strict=True):
-        going_on = resume and directory.is_run()
-        one = _kept(one, directory.read_settings()) if going_on else one
-        runs.append(plan(one, progress, runs[0] if runs else None))
-        if going_on:
+    for one, directory, old in zip(each, directories, before, strict=True):
+        runs.append(plan(one, progress, runs[0] if runs else None, documents))
+        if old:
             check_same_settings(directory, runs[-1].settings)
             check_same_documents(directory, runs[-1].documents)
     if len({run.data.several_labels for run in runs}) > 1:
         problem = "in some columns a document has one label, and in others several; train them in two runs."
         raise SettingsError([f"--label-column: {problem}"])
-    return train_mix(runs, directories, overwrite, callbacks, progress)
-
-
-def _folder_name(column: str) -> str:
-    """The folder of a label column's run: its name, without what folders cannot be called."""
-    return re.sub(r"[^\w.-]+", "-", column).strip(".") or "label"
+    if runs[0].settings.is_mix:
+        with _started(runs, directories, computing_device(), overwrite, progress):
+            return _written(runs, directories, train_mix(runs, directories, callbacks, progress), progress)
+    arguments = training_arguments(runs[0], directories[0])
+    # Every process has looked at the folder before the first one writes there.
+    arguments.distributed_state.wait_for_everyone()
+    started = _started(runs, directories, arguments.device, overwrite, progress)
+    with started if arguments.should_save else contextlib.nullcontext():
+        trained = train_single(runs[0], directories[0], arguments, callbacks, progress)
+        results = _written(runs, directories, [trained], progress)
+        arguments.distributed_state.wait_for_everyone()
+        return results
 
 
 def _kept(settings: RunSettings, before: RunSettings) -> RunSettings:
@@ -127,5 +170,158 @@ def _finished(settings: RunSettings, directory: RunDirectory, progress: Progress
         progress.note(f"{directory.path} has a finished run without its weights; --overwrite trains it again")
     if is_main_process():
         with directory.claimed():  # a kill may have come between the results and the tidying up
-            tidy_up(directory)
+            _tidy_up(directory)
     return RunResult(directory.path, directory.read_metrics())
+
+
+@contextlib.contextmanager
+def _started(
+    runs: Sequence[RunPlan],
+    directories: Sequence[RunDirectory],
+    device: torch.device,
+    overwrite: bool,
+    progress: Progress,
+) -> Iterator[None]:
+    """Write the beginning of run directories; runs that they replace are put back if none is trained."""
+    with contextlib.ExitStack() as stack:
+        for directory in directories:
+            stack.enter_context(directory.claimed())
+        try:
+            told: set[str] = set()
+            for run, directory in zip(runs, directories, strict=True):
+                progress.line(str(run))
+                for note in run.notes:
+                    if note not in told:
+                        progress.note(note)
+                told.update(run.notes)
+                start(directory, run.settings, overwrite)
+                _describe(run, directory, device)
+            yield
+        except BaseException:
+            for directory in directories:
+                restore_replaced(directory)
+            raise
+
+
+def _describe(run: RunPlan, directory: RunDirectory, device: torch.device) -> None:
+    """Write what is known of a run before it is trained."""
+    if run.data.label_names is not None:
+        write_json(directory.labels, list(run.data.label_names))
+    lengths = run.data.train_totals or run.data.train_lengths
+    write_text(directory.lengths, json.dumps(list(lengths)) + "\n")  # a long list, on one line
+    environment = describe_environment(run.settings.seed, device, process_count())
+    write_json(directory.environment, environment | {DOCUMENTS: run.documents})
+
+
+def _written(
+    runs: Sequence[RunPlan], directories: Sequence[RunDirectory], trained: Sequence[Trained], progress: Progress
+) -> list[RunResult]:
+    """Write the results; the first run has the checkpoints, so it is the last: until then a killed run can go on."""
+    results = []
+    for run, directory, one in reversed(list(zip(runs, directories, trained, strict=True))):
+        count, never = one.parameters, never_predicted(one.predictions["dev"])
+        parameters = {**asdict(count), "trainable_percent": count.percent("trainable")}
+        metrics = one.metrics | ({"never_predicted": never} if never else {})
+        metrics |= {"parameters": parameters, "status": FINISHED}
+        if is_main_process():
+            if never:
+                progress.note(
+                    f"never predicted, although documents have {'them' if len(never) > 1 else 'it'}: "
+                    f"{', '.join(never)}; --class-weights balanced or --choose-by macro_f1 may help"
+                )
+            try:
+                _write(run, directory, replace(one, metrics=metrics))
+            except (OSError, SafetensorError) as error:
+                raise TrainingError(
+                    f"The results cannot be written ({error}); make room, then continue with --resume."
+                ) from error
+        results.append(RunResult(directory.path, metrics))
+    return results[::-1]
+
+
+def _write(run: RunPlan, directory: RunDirectory, trained: Trained) -> None:
+    """Write everything that is kept; `metrics.json`, which says that the run is finished, after all the rest."""
+    settings, metrics = run.settings, trained.metrics
+    for name, split in trained.predictions.items():
+        write_predictions(directory.predictions(name), split)
+    described = (settings, metrics, trained.parameters, run.data.label_names)
+    weights = directory.path / settings.method_row.trains
+    if settings.keep_weights:
+        with replacing_folder(weights) as folder:
+            trained.save(folder)
+            for blank in folder.rglob("README.md"):  # of peft
+                write_text(blank, model_card(*described, of_adapter=True))
+        with replacing_folder(directory.tokenizer) as folder:
+            try:
+                run.base.tokenizer.save_pretrained(str(folder))
+            except OSError:
+                raise
+            except Exception as error:  # the tokenizers library tells of a full disk by a bare Exception
+                raise OSError(f"{folder}: the tokenizer cannot be written ({error})") from error
+    else:
+        # A run that was to keep them may have been killed here, and resumed with other wishes.
+        for folder in (weights, directory.tokenizer):
+            shutil.rmtree(folder, ignore_errors=True)
+    write_text(directory.model_card, model_card(*described))
+    directory.finish(metrics)
+    _tidy_up(directory)
+
+
+def _tidy_up(directory: RunDirectory) -> None:
+    """Remove what a finished run has no use for."""
+    if not directory.read_settings().keep_checkpoints:
+        shutil.rmtree(directory.checkpoints, ignore_errors=True)
+    clear_leftovers(directory.path)
+
+
+# --- under which circumstances a run was made: enough to make it again ----------------------------------------------
+
+PACKAGES = ("prefixprop", "torch", "transformers", "peft", "accelerate", "numpy", "scikit-learn", "safetensors")
+
+
+def describe_environment(seed: int, device: torch.device, processes: int) -> dict[str, Any]:
+    """Versions, machine, git commit of the working folder and command line."""
+    return {
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "python": platform.python_version(),
+        "packages": {package: _version(package) for package in PACKAGES},
+        "platform": f"{platform.system()} {platform.machine()}",
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "threads": torch.get_num_threads(),
+        "processes": processes,
+        "seed": seed,
+        "git": _git(),
+        "command": shlex.join(sys.argv),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _git() -> dict[str, Any] | None:
+    """The commit of the working folder, whether files differ from it, and a short name of the differences.
+
+    Without a repository, as in a copy of one, the commit is what `PREFIXPROP_COMMIT` or the file `COMMIT` says; None
+    without these.
+    """
+    commit = _git_output("rev-parse", "HEAD")
+    if commit is None:
+        file = Path("COMMIT")
+        told = os.environ.get("PREFIXPROP_COMMIT") or (file.read_text(errors="replace") if file.is_file() else "")
+        return {"commit": told.strip(), "changed": None} if told.strip() else None
+    changes = _git_output("diff", "--no-ext-diff", "HEAD")
+    if not changes:
+        return {"commit": commit, "changed": None if changes is None else False}
+    return {"commit": commit, "changed": True, "difference": hashlib.sha256(changes.encode()).hexdigest()[:7]}
+
+
+def _git_output(*arguments: str) -> str | None:
+    try:
+        result = subprocess.run(["git", *arguments], capture_output=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return result.stdout.decode("utf-8", "replace").strip()  # a changed file may be in any encoding

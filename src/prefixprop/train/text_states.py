@@ -49,53 +49,37 @@ class TextStates:
         self.precision, self.batch_tokens, self.max_length = precision, batch_tokens, max_length
         self.lengths = [max(1, len(ids)) for ids in documents]
         self.device = next(backbone.module.parameters()).device
-        self.bytes = sum(self.lengths) * self._bytes_per_token()
+        # That of the encoder's weights: autocast may compute states in a wider one.
+        self._dtype = next(backbone.layers[0].parameters()).dtype
+        config = backbone.config
+        self.bytes = sum(self.lengths) * config.num_hidden_layers * config.hidden_size * self._dtype.itemsize
         self.place = place_for(self.bytes, self.device) if keep else None
         self._kept: dict[int, Tensor] = {}  # [layers, tokens, hidden]
 
-    @property
-    def are_kept(self) -> bool:
-        return self.place is not None
-
-    @property
-    def _dtype(self) -> torch.dtype:
-        """That of the encoder's weights: autocast may compute states in a wider one."""
-        return next(self.backbone.layers[0].parameters()).dtype
-
-    def _bytes_per_token(self) -> int:
-        config = self.backbone.config
-        return config.num_hidden_layers * config.hidden_size * self._dtype.itemsize
-
     def fill(self, progress: Progress) -> None:
         """Compute all states, if they are kept; always in the same batches, so that a resumed run has the same."""
-        if not self.are_kept:
+        if self.place is None:
             return
         done = 0
         for indices in self.batches(range(len(self.documents))):
             text = self.text(self._tokens(indices))
             for place, index in enumerate(indices):
-                states = [state[place, : self.lengths[index]] for state in text.states]
-                self._kept[index] = self._stored(torch.stack(states).to(self._dtype))
+                states = torch.stack([state[place, : self.lengths[index]] for state in text.states]).to(self._dtype)
+                if self.place != self.device:
+                    pinned = self.device.type == "cuda"
+                    states = torch.empty_like(states, device=self.place, pin_memory=pinned).copy_(states)
+                self._kept[index] = states
             done += len(indices)
             progress.advance("reading documents", done, len(self.documents))
-
-    def _stored(self, states: Tensor) -> Tensor:
-        if self.place == self.device:
-            return states
-        return torch.empty_like(states, device=self.place, pin_memory=self.device.type == "cuda").copy_(states)
 
     def batches(self, indices: Sequence[int]) -> Iterator[list[int]]:
         """Documents of similar length together, the longest first."""
         for batch in batches_by_length([self.lengths[index] for index in indices], self.batch_tokens):
             yield [indices[place] for place in batch]
 
-    def __call__(self, indices: Sequence[int]) -> Text:
-        """Some documents as a batch."""
-        return self.text(self.inputs(indices))
-
     def inputs(self, indices: Sequence[int]) -> dict[str, Tensor]:
         """What `text` makes a batch of: the documents' tokens, or their states where these are kept."""
-        if not self.are_kept:
+        if self.place is None:
             return self._tokens(indices)
         kept = [self._kept[index] for index in indices]
         longest = self._padded(max(state.shape[1] for state in kept))

@@ -21,13 +21,12 @@ from transformers import PrinterCallback, Trainer, TrainerState, TrainingArgumen
 from prefixprop.data import DocumentCollator
 from prefixprop.evaluate import PredictionSet
 from prefixprop.models.gpu import CudaGraph, StaticGradients, can_use_cuda_graphs, padded_length
-from prefixprop.processes import process_count
-from prefixprop.settings.methods import HEAD
 from prefixprop.settings.run_settings import RunSettings
 from prefixprop.train.callbacks import log_alpha
 from prefixprop.train.checkpoints import (
     TRAINER_STATE,
     Snapshot,
+    explained_checkpoint_errors,
     folder_of_step,
     generator_states,
     read_checkpoint,
@@ -36,7 +35,6 @@ from prefixprop.train.checkpoints import (
 )
 from prefixprop.train.errors import TrainingError
 from prefixprop.train.kinds import EvaluationSplit, RunData
-from prefixprop.train.trainable import trained_tensors
 
 # Documents are sorted by their length times a random factor, e^(0.15 z) with z normal. Sorted by length alone, a
 # small data set would have the same batches in every epoch, and train worse.
@@ -128,11 +126,8 @@ class RunTrainer(Trainer):
 
     def predict_split(self, split: EvaluationSplit) -> PredictionSet:
         """The predictions of a split, in the order of its documents."""
-        of_dev, self.compute_metrics = self.compute_metrics, None
-        try:
-            return split.predictions(self.predict(split.dataset).predictions)
-        finally:
-            self.compute_metrics = of_dev
+        self.compute_metrics = None  # which are those of the dev set, after an epoch
+        return split.predictions(self.predict(split.dataset).predictions)
 
     @property
     def seconds(self) -> float:
@@ -240,14 +235,8 @@ class RunTrainer(Trainer):
                 {"epoch_loss": self._count_losses(), "seconds": self.seconds},
             )
             folder = folder_of_step(self.checkpoints, self.state.global_step)
-            try:
+            with explained_checkpoint_errors(self.state.global_step):
                 write_checkpoint(folder, snapshot, json.dumps(dataclasses.asdict(self.state), default=str))
-            except OSError as error:
-                raise TrainingError(
-                    f"{error.filename}: the checkpoint of step {self.state.global_step} cannot be written "
-                    f"({error.strerror}). Earlier checkpoints are untouched: make room or fix the folder, then "
-                    "continue with --resume."
-                ) from error
             remove_old(self.checkpoints, folder)
         self.args.distributed_state.wait_for_everyone()
 
@@ -276,6 +265,11 @@ class RunTrainer(Trainer):
         with torch.no_grad():
             for name, tensor in own.items():
                 tensor.copy_(tensors[name])
+
+
+def trained_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Everything that is trained, by name."""
+    return {name: parameter.detach() for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
 def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -315,48 +309,3 @@ def share_of_peak(step: int, warmup: int, steps: int) -> float:
     if step < warmup:
         return (step + 1) / (warmup + 1)
     return (steps - step) / max(1, steps - warmup)
-
-
-def evaluated_at_once(settings: RunSettings, at_once: int) -> int:
-    """How many documents a device reads at once where nothing is trained: twice as many, without more memory.
-
-    What training keeps of a layer for backward is about what computing the layer takes, so that models of several
-    layers have room for more. Where training keeps next to nothing, there is none.
-    """
-    keeps_activations = settings.method_row.trains != HEAD and not settings.gradient_checkpointing
-    return at_once * (2 if keeps_activations else 1)
-
-
-def training_arguments(settings: RunSettings, folder: Path, at_once: int, use_bf16: bool) -> TrainingArguments:
-    """The Trainer's arguments for resolved settings; `folder` is where trackers write."""
-    return TrainingArguments(
-        output_dir=str(folder),
-        num_train_epochs=settings.epochs,
-        per_device_train_batch_size=at_once,
-        per_device_eval_batch_size=evaluated_at_once(settings, at_once),
-        gradient_accumulation_steps=settings.documents_per_step // (at_once * process_count()),
-        learning_rate=settings.learning_rate,
-        warmup_steps=settings.warmup,  # below 1 it is a share of all steps
-        weight_decay=settings.weight_decay,
-        max_grad_norm=settings.max_grad_norm,
-        bf16=use_bf16,
-        # accelerate takes several processes without an accelerator for one each, unless it is told.
-        use_cpu=not torch.accelerator.is_available(),
-        gradient_checkpointing=settings.gradient_checkpointing,
-        gradient_checkpointing_kwargs={"use_reentrant": False} if settings.gradient_checkpointing else None,
-        eval_strategy="epoch",
-        save_strategy="epoch",
-        logging_strategy="epoch",
-        metric_for_best_model=settings.metric,
-        greater_is_better=True,
-        label_names=["labels"],
-        remove_unused_columns=False,
-        logging_nan_inf_filter=False,
-        ddp_find_unused_parameters=False,
-        # Batches go to a GPU while it still works on the one before.
-        dataloader_pin_memory=torch.cuda.is_available(),
-        accelerator_config={"non_blocking": torch.cuda.is_available()},
-        disable_tqdm=True,
-        report_to=list(settings.report_to) or "none",
-        seed=settings.seed,
-    )
