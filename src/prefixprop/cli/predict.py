@@ -9,15 +9,17 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, BinaryIO
+from typing import TYPE_CHECKING, Annotated, BinaryIO, Literal
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from prefixprop.choices import DEFAULT_BATCH_TOKENS, LONG_DOCUMENTS, PREDICTION_FORMATS
-from prefixprop.cli.messages import clean_errors, printable
+from prefixprop.cli.messages import clean_errors, printable, refuse
+from prefixprop.cli.progress import TerminalProgress
 from prefixprop.data.files import Columns
 from prefixprop.predict.inputs import (
     STANDARD_INPUT,
@@ -28,6 +30,7 @@ from prefixprop.predict.inputs import (
     windows,
 )
 from prefixprop.predict.outputs import CommaSeparated, JsonLines, Origin, ResumableOutput, format_of, locked
+from prefixprop.predict.ray_data import State, Work, predict_parts, tables_of
 from prefixprop.runs.directory import RunDirectory
 
 if TYPE_CHECKING:
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
 
 
 _LONG_NUMBER = re.compile(r"(?<=[ ,])[01]\.\d{5,}(?:e-\d+)?(?=[,}]|$)|(?<=[ ,])\d(?:\.\d+)?e-\d+(?=[,}]|$)")
+_PART_ROWS = 1_000
 # Options that other commands on documents have too.
 TextOption = Annotated[str, typer.Option(help="Column of a table with the documents.")]
 IdOption = Annotated[
@@ -53,6 +57,7 @@ BatchTokensOption = Annotated[int, typer.Option(min=1, help="Tokens in a batch; 
 
 
 def predict(
+    context: typer.Context,
     runs: Annotated[
         list[Path],
         typer.Argument(
@@ -65,12 +70,16 @@ def predict(
         typer.Argument(
             metavar="INPUT",
             help="JSON lines (.jsonl, .jsonl.gz, .jsonl.xz), CSV, TSV, Parquet or .txt file, folder of .txt files, "
-            "or - for standard input: JSON lines if its first line begins with {, otherwise one document per line.",
+            "or - for standard input: JSON lines if its first line begins with {, otherwise one document per line. "
+            "With --engine ray, a table or a folder of JSON lines or Parquet files.",
         ),
     ],
     output: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Where the predictions go, .jsonl or .csv; standard output if left out."),
+        typer.Option(
+            metavar="FILE",
+            help="Where the predictions go, .jsonl or .csv; standard output if left out. With ray, a folder.",
+        ),
     ] = None,
     output_format: Annotated[
         str | None,
@@ -88,6 +97,19 @@ def predict(
         bool,
         typer.Option("--resume", help="Continue where the output (.jsonl) ends; the input may have grown since."),
     ] = False,
+    engine: Annotated[
+        Literal["local", "ray"], typer.Option(help="This process, or workers on the nodes of a Ray cluster.")
+    ] = "local",
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="ray: workers. Default: one per GPU; without GPUs, one per four cores.")
+    ] = None,
+    part_rows: Annotated[
+        int | None, typer.Option(min=1, help=f"ray: documents in a file of the output. Default: {_PART_ROWS:,}.")
+    ] = None,
+    ray_address: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="ray: the cluster, or auto. Default: start one on this machine."),
+    ] = None,
 ) -> None:
     """Label documents with one run or several.
 
@@ -100,12 +122,25 @@ def predict(
     with clean_errors(resumable=output is not None and not is_csv), contextlib.ExitStack() as stack:
         if long not in LONG_DOCUMENTS:
             raise ValueError(f"--long {long!r} is unknown; choose one of {', '.join(LONG_DOCUMENTS)}.")
-        format_name = format_of(output, output_format)
-        _check_output(output, resume, format_name)
-        columns = Columns(text=text_column, id=id_column)
         for run in runs:
             RunDirectory(run).check_finished()
         names = names_of(runs)
+        columns = Columns(text=text_column, id=id_column)
+        fingerprint = " ".join(RunDirectory(run).fingerprint() for run in runs)
+        origin = Origin(", ".join(names), fingerprint, long, text_column, id_column)
+        if engine == "ray":
+            refuse({"--format": output_format}, "--engine ray writes Parquet")
+            refuse({"--resume": resume or None}, "--engine ray always continues where it stopped")
+            modules = tuple((context.parent.params.get("modules") if context.parent else None) or ())
+            by_name = dict(zip(names, (run.resolve() for run in runs), strict=True))
+            work = Work(Path.cwd(), by_name, columns, long, batch_tokens, modules)
+            origin = replace(origin, part_rows=part_rows or _PART_ROWS)
+            _predict_on_ray(Path(documents), output, work, origin, workers, ray_address)
+            return
+        of_ray = {"--workers": workers, "--part-rows": part_rows, "--ray-address": ray_address}
+        refuse(of_ray, "it is for --engine ray")
+        format_name = format_of(output, output_format)
+        _check_output(output, resume, format_name)
         if documents != STANDARD_INPUT:
             read_inputs(documents, columns)  # is it there?
         if output is not None:
@@ -119,8 +154,6 @@ def predict(
             models = dict(zip(names, load_runs(runs), strict=True))
             for model in models.values():
                 model.check_reads_documents()
-            fingerprint = " ".join(RunDirectory(run).fingerprint() for run in runs)
-            origin = Origin(", ".join(names), fingerprint, long, text_column, id_column)
             job = _Job(models, format_name, PredictionOptions(long, batch_tokens), output, origin)
             status.update("counting documents")
             total = None if documents == STANDARD_INPUT else _count(documents, columns)
@@ -131,6 +164,36 @@ def predict(
             job.run(arriving, is_waiting=arriving.is_waiting)
         else:
             job.run(read_inputs(documents, columns), total)
+
+
+def _predict_on_ray(
+    source: Path, output: Path | None, work: Work, origin: Origin, workers: int | None, address: str | None
+) -> None:
+    if output is None:
+        raise ValueError("--engine ray writes a folder of Parquet files; give its name with --output.")
+    files = tables_of(source, output)
+    console = Console(stderr=True)
+    state, began = State("reading", len(files)), time.perf_counter()
+    with locked(output), TerminalProgress(console) as progress:
+        try:
+            for state in predict_parts(files, output, work, origin, workers, address):
+                if not state.answered:
+                    began = time.perf_counter()
+                speed = _speed(state.answered, state.tokens_read, time.perf_counter() - began)
+                progress.advance(state.stage, state.done, state.total, speed if state.answered else "")
+        except KeyboardInterrupt:
+            console.print("[bold red]Stopped.[/] The same command continues from here.", highlight=False)
+            raise typer.Exit(130) from None
+        progress.line(f"{state.total:,} documents in {output}, {state.answered:,} of them answered by this call")
+        if state.tokens_read < state.tokens:
+            unread = 1 - state.tokens_read / state.tokens
+            progress.line(f"Warning: {unread:.0%} of all tokens are not read; --long chunk-average reads on")
+        if state.answered:
+            progress.line(_speed(state.answered, state.tokens_read, time.perf_counter() - began))
+
+
+def _speed(documents: int, tokens: int, seconds: float) -> str:
+    return f"{documents / max(seconds, 1e-9):,.1f} documents/s, {tokens / max(seconds, 1e-9):,.0f} tokens/s"
 
 
 class _Job:
@@ -178,9 +241,7 @@ class _Job:
                 stack.callback(encoded.close)
                 for window, tokens in encoded:
                     self._predict(window, tokens, file)
-                    seconds = time.perf_counter() - began
-                    speed = f"{self.answered / seconds:,.1f} documents/s, "
-                    speed += f"{self.tokens_read / seconds:,.0f} tokens/s"
+                    speed = _speed(self.answered, self.tokens_read, time.perf_counter() - began)
                     progress.update(bar, advance=len(window), speed=speed)
         except BrokenPipeError:
             # The reader has gone, as `head` does. Python would complain again when it closes standard output.
@@ -247,7 +308,7 @@ class _Job:
                 self._print(name + ", ".join(f"{what} {count:,}" for what, count in summary.decisions.most_common()))
         for warning in dict.fromkeys(text for summary in self.summaries.values() for text in summary.warnings()):
             self._print(f"Warning: {warning}")
-        speed = f"{self.answered / seconds:,.1f} documents/s, {self.tokens_read / seconds:,.0f} tokens/s"
+        speed = _speed(self.answered, self.tokens_read, seconds)
         self._print(f"{self.tokens_read:,} tokens in {seconds:.1f} s, {speed}")
 
     def _print(self, text: str) -> None:
