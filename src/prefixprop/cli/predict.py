@@ -30,7 +30,7 @@ from prefixprop.predict.inputs import (
     windows,
 )
 from prefixprop.predict.outputs import CommaSeparated, JsonLines, Origin, ResumableOutput, format_of, locked
-from prefixprop.predict.ray_data import State, Work, predict_parts, tables_of
+from prefixprop.predict.ray_engine import State, Work, predict_parts, tables_of
 from prefixprop.runs.directory import RunDirectory
 
 if TYPE_CHECKING:

@@ -1,8 +1,11 @@
 """`prefixprop predict --engine ray`: tables of documents in, a folder of Parquet parts out, on many machines.
 
 A part answers a range of rows of one file and is named after both, so every call divides the input alike. A worker
-writes a part under a temporary name and renames it when it is whole. Ray Data gives what a killed worker had begun to
-another, and a later call skips the parts that are there: no document is lost, and none is answered twice.
+writes a part under a temporary name and renames it when it is whole. What a killed worker had begun another one
+repeats, and a later call skips the parts that are there: no document is lost, and none is answered twice.
+
+Workers are actors of Ray itself. Ray Data would carry rows between machines, where a worker can read and write files
+itself, and it gives a part that kills its worker to the next one without end.
 
 All files are read once before: to find faults, to count the documents, and for the digests in `_origin.json`, with
 which a later call refuses other documents, runs and options (`outputs.Origin`).
@@ -15,13 +18,13 @@ from __future__ import annotations
 import hashlib
 import importlib
 import itertools
-import logging
 import os
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,12 +41,11 @@ if TYPE_CHECKING:
 PURPOSE = "Predictions with --engine ray"
 ORIGIN = "_origin.json"  # readers of Parquet folders pass over names that begin so
 _TABLES = (".parquet", ".jsonl", ".jsonl.gz", ".jsonl.xz")
-_BEGUN = ".begun"
-_MOST_ATTEMPTS = 4
+_MOST_DEATHS = 4  # of workers at the same file or part
 _CORES = 4  # of a worker without a GPU
 _AT_ONCE = 2  # parts of a worker: one is read and written while the model computes the other
 
-Answer = dict[str, Any]
+_EXPECTED = (ValueError, OSError, ImportError, RuntimeError)  # with a message for the user
 
 
 @dataclass(frozen=True)
@@ -102,16 +104,14 @@ def predict_parts(
     earlier = check_folder(output, origin)
     ray = connect(address, PURPOSE)
     try:
-        data = import_optional("ray.data", PURPOSE, extra="ray")
-        data.DataContext.get_current().enable_progress_bars = False
-        logging.getLogger("ray.data").setLevel(logging.CRITICAL)
         count, cpus, gpus = _room(live_nodes(ray), workers)
+        actor = ray.remote(num_cpus=cpus, num_gpus=gpus, max_concurrency=_AT_ONCE)(Worker)
+        pool = _Pool(ray, lambda: actor.remote(work, cpus), count)
         state = State("reading", len(files))
         sizes: dict[str, int] = {}
         digests: dict[str, str] = {}
-        rows = [{"name": name, "path": str(path)} for name, path in files.items()]
-        for answer in _answers(data.from_items(rows, override_num_blocks=len(rows)).map(partial(_read, work))):
-            sizes[answer["name"]], digests[answer["name"]] = answer["documents"], answer["digest"]
+        for name, documents, digest in pool.answers("read", list(files.items())):
+            sizes[name], digests[name] = documents, digest
             state.done += 1
             yield state
         for name, digest in earlier.files.items():
@@ -123,40 +123,73 @@ def predict_parts(
                 )
         output.mkdir(parents=True, exist_ok=True)
         clear_leftovers(output)
-        for begun in output.rglob(f".*{_BEGUN}"):
-            begun.unlink()
         write_json(output / ORIGIN, asdict(replace(origin, documents=sum(sizes.values()), files=digests)))
 
         parts = list(_parts(files, sizes, origin.part_rows or 1, output.resolve()))
-        left = [part for part in parts if not Path(part["output"]).exists()]
+        left = [part for part in parts if not part.output.exists()]
         total = sum(sizes.values())
-        state = State("predicting", total, total - sum(part["stop"] - part["start"] for part in left))
+        state = State("predicting", total, total - sum(part.stop - part.start for part in left))
         yield state
-        if not left:
-            return
-        pool = data.ActorPoolStrategy(
-            size=min(count, len(left)), max_concurrent_calls_per_actor=_AT_ONCE, enable_true_multi_threading=True
-        )
-        given = {"fn_constructor_args": (work, cpus), "num_cpus": cpus, "num_gpus": gpus}
-        dataset = data.from_items(left, override_num_blocks=len(left))
-        for answer in _answers(dataset.map(Worker, compute=pool, **given)):
-            state.answered += answer["documents"]
-            state.done += answer["documents"]
-            state.tokens_read += answer["tokens_read"]
-            state.tokens += answer["tokens"]
+        for documents, tokens_read, tokens in pool.answers("predict", left):
+            state.answered += documents
+            state.done += documents
+            state.tokens_read += tokens_read
+            state.tokens += tokens
             yield state
-    except ray.exceptions.RayError as error:
-        last_line = (str(error).strip() or type(error).__name__).splitlines()[-1]
-        raise RuntimeError(f"Ray could not go on ({last_line}); the same command continues.") from error
     finally:
         disconnect(ray)
 
 
-def _answers(dataset: Any) -> Iterator[Answer]:
-    for answer in dataset.iter_rows():
-        if answer["error"]:
-            raise RuntimeError(answer["error"])
-        yield answer
+class _Pool:
+    """Workers, which get questions once they have started; one that was killed is replaced."""
+
+    def __init__(self, ray: Any, new_worker: Callable[[], Any], count: int) -> None:
+        self._ray, self._new_worker = ray, new_worker
+        self._free: list[Any] = []  # each worker as often as it can be asked
+        self._asked: dict[Any, tuple[Any, Any]] = {}  # the worker and the question, None if it starts, by the answer
+        self._dead: set[Any] = set()
+        for _ in range(count):
+            self._start()
+
+    def answers(self, method: str, questions: Iterable[Any]) -> Iterator[Any]:
+        """The answers, as they come; a fault that a worker found in the user's files is raised."""
+        left, deaths = deque(questions), Counter[Any]()
+        while left or any(question is not None for _, question in self._asked.values()):
+            while left and self._free:
+                worker, question = self._free.pop(), left.popleft()
+                self._asked[getattr(worker, method).remote(question)] = worker, question
+            ((ready,), _) = self._ray.wait(list(self._asked))
+            worker, question = self._asked.pop(ready)
+            try:
+                answer = self._ray.get(ready)
+            except self._ray.exceptions.RayActorError as error:
+                deaths[question] += 1
+                if deaths[question] == _MOST_DEATHS:
+                    raise RuntimeError(
+                        f"{_MOST_DEATHS} workers were killed at the same work, as happens when memory runs out; "
+                        "choose fewer --workers or a smaller --batch-tokens. The same command continues."
+                    ) from error
+                left.extend([] if question is None else [question])
+                self._replace(worker)
+                continue
+            if isinstance(answer, Exception):
+                raise answer
+            if question is None:
+                deaths[None] = 0
+                self._free += [worker] * _AT_ONCE
+            else:
+                self._free.append(worker)
+                yield answer
+
+    def _start(self) -> None:
+        worker = self._new_worker()
+        self._asked[worker.start.remote()] = worker, None
+
+    def _replace(self, worker: Any) -> None:
+        if worker not in self._dead:
+            self._dead.add(worker)
+            self._free = [other for other in self._free if other is not worker]
+            self._start()
 
 
 def _room(nodes: Sequence[Mapping[str, float]], wanted: int | None) -> tuple[int, int, int]:
@@ -175,63 +208,53 @@ def _room(nodes: Sequence[Mapping[str, float]], wanted: int | None) -> tuple[int
     return wanted or room, each, 0
 
 
-def _parts(files: Mapping[str, Path], sizes: Mapping[str, int], rows: int, output: Path) -> Iterator[dict[str, Any]]:
+@dataclass(frozen=True)
+class Part:
+    """Rows of a file, from 0, and the file with their predictions."""
+
+    path: Path
+    start: int
+    stop: int
+    output: Path
+
+
+def _parts(files: Mapping[str, Path], sizes: Mapping[str, int], rows: int, output: Path) -> Iterator[Part]:
     for name, path in files.items():
         for number, start in enumerate(range(0, sizes[name], rows)):
-            part = str(output / f"{name}-{number:06d}.parquet")
-            yield {"path": str(path), "start": start, "stop": min(start + rows, sizes[name]), "output": part}
-
-
-# --- on the workers -----------------------------------------------------------------------------------------------
-
-
-def _read(work: Work, row: dict[str, str]) -> Answer:
-    """A task that reads a file to the end."""
-    digest, documents, error = hashlib.sha256(), 0, ""
-    try:
-        for document in read_inputs(row["path"], work.columns):
-            add_to_digest(digest, document)
-            documents += 1
-    except (ValueError, OSError, ImportError) as problem:
-        error = _sentence(problem)
-    return {"name": row["name"], "documents": documents, "digest": digest.hexdigest(), "error": error}
-
-
-def _sentence(error: Exception) -> str:
-    if isinstance(error, OSError) and error.strerror and error.filename:
-        return f"{error.filename}: {error.strerror}"
-    return str(error) or type(error).__name__
+            stop = min(start + rows, sizes[name])
+            yield Part(path, start, stop, output / f"{name}-{number:06d}.parquet")
 
 
 class Worker:
-    """A process of Ray with the models, which it loads once, and answers parts with."""
+    """An actor of Ray with the models, which it loads once. It returns what is wrong with the user's files."""
 
     def __init__(self, work: Work, threads: int) -> None:
         self.work, self.threads = work, threads
         self._loading, self._reading = threading.Lock(), threading.Lock()
-        self._opened: tuple[str, int, Iterator[InputDocument]] = ("", 0, iter(()))
+        self._opened: tuple[Path, int, Iterator[InputDocument]] = (Path(), 0, iter(()))
 
-    def __call__(self, part: dict[str, Any]) -> Answer:
-        answer: Answer = {"documents": 0, "tokens_read": 0, "tokens": 0, "error": ""}
+    def start(self) -> None:
+        """Return when it is there."""
+
+    def read(self, named: tuple[str, Path]) -> tuple[str, int, str] | Exception:
+        """Read a file to the end: its name, the number of its documents and their digest."""
+        digest, documents = hashlib.sha256(), 0
         try:
-            # Ray Data starts killed workers again without end.
-            begun = Path(part["output"]).with_name(f".{Path(part['output']).name}{_BEGUN}")
-            begun.parent.mkdir(parents=True, exist_ok=True)
-            with begun.open("ab") as file:
-                file.write(b".")
-                attempts = file.tell()
-            if attempts > _MOST_ATTEMPTS:
-                raise RuntimeError(
-                    f"{part['path']}, from row {part['start'] + 1:,}: a worker was killed {_MOST_ATTEMPTS} times "
-                    "meanwhile, as happens when memory runs out; choose fewer --workers or a smaller --batch-tokens."
-                )
-            answer |= self._predict(self._documents(part), Path(part["output"]))
-            begun.unlink()
-        except (ValueError, OSError, ImportError, RuntimeError) as error:
-            answer["error"] = _sentence(error)
-        return answer
+            for document in read_inputs(named[1], self.work.columns):
+                add_to_digest(digest, document)
+                documents += 1
+        except _EXPECTED as error:
+            return error
+        return named[0], documents, digest.hexdigest()
 
-    def _predict(self, documents: list[InputDocument], output: Path) -> Answer:
+    def predict(self, part: Part) -> tuple[int, int, int] | Exception:
+        """Write a part: how many documents it has, and how many of their tokens were read."""
+        try:
+            return self._predict(self._documents(part), part.output)
+        except _EXPECTED as error:
+            return error
+
+    def _predict(self, documents: list[InputDocument], output: Path) -> tuple[int, int, int]:
         with self._loading:
             runs = self._runs
         from prefixprop.predict.trained_model import PredictionOptions, predict_with_each
@@ -249,7 +272,7 @@ class Worker:
         arrow, parquet = (import_optional(name, PURPOSE, extra="ray") for name in ("pyarrow", "pyarrow.parquet"))
         with replacing_file(output) as temporary:
             parquet.write_table(arrow.Table.from_pylist(rows, schema=_schema(runs)), temporary)
-        return {"documents": len(rows), "tokens_read": counts[0], "tokens": counts[1]}
+        return len(rows), counts[0], counts[1]
 
     @cached_property
     def _runs(self) -> dict[str, TrainedModel]:
@@ -267,16 +290,16 @@ class Worker:
             run.check_reads_documents()
         return runs
 
-    def _documents(self, part: dict[str, Any]) -> list[InputDocument]:
+    def _documents(self, part: Part) -> list[InputDocument]:
         """The documents of a part. A file stays open for the next one, which usually begins behind it."""
         with self._reading:
             path, place, documents = self._opened
-            if path != part["path"] or place > part["start"]:
-                place, documents = 0, iter(read_inputs(part["path"], self.work.columns))
-            found = list(itertools.islice(documents, part["start"] - place, part["stop"] - place))
-            self._opened = part["path"], part["stop"], documents
-        if len(found) != part["stop"] - part["start"]:
-            raise ValueError(f"{part['path']}: the file has changed since it was read the first time.")
+            if path != part.path or place > part.start:
+                place, documents = 0, read_inputs(part.path, self.work.columns)
+            found = list(itertools.islice(documents, part.start - place, part.stop - place))
+            self._opened = part.path, part.stop, documents
+        if len(found) != part.stop - part.start:
+            raise ValueError(f"{part.path}: the file has changed since it was read the first time.")
         return found
 
 
