@@ -9,6 +9,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, BinaryIO, Literal
@@ -154,7 +155,7 @@ def predict(
             models = dict(zip(names, load_runs(runs), strict=True))
             for model in models.values():
                 model.check_reads_documents()
-            job = _Job(models, format_name, PredictionOptions(long, batch_tokens), output, origin)
+            job = Job(models, format_name, PredictionOptions(long, batch_tokens), output, origin)
             status.update("counting documents")
             total = None if documents == STANDARD_INPUT else _count(documents, columns)
         if documents == STANDARD_INPUT:
@@ -196,7 +197,7 @@ def _speed(documents: int, tokens: int, seconds: float) -> str:
     return f"{documents / max(seconds, 1e-9):,.1f} documents/s, {tokens / max(seconds, 1e-9):,.0f} tokens/s"
 
 
-class _Job:
+class Job:
     """From a stream of documents to predictions, in a file or on standard output, and a summary."""
 
     def __init__(
@@ -228,6 +229,8 @@ class _Job:
         total: int | None = None,
         is_waiting: Callable[[], bool] = lambda: False,
     ) -> None:
+        from prefixprop.predict.trained_model import predict_encoded
+
         started = time.perf_counter()
         try:
             if self.resumable is not None:
@@ -239,10 +242,16 @@ class _Job:
                 began = time.perf_counter()
                 encoded = ReadAhead(self._encoded(windows(documents, lambda document: document.text, is_waiting)), 1)
                 stack.callback(encoded.close)
+                # While the models compute a window, one thread tokenizes the next, and another writes the last.
+                writer, written = stack.enter_context(ThreadPoolExecutor(1)), Future[None]()
+                written.set_result(None)
                 for window, tokens in encoded:
-                    self._predict(window, tokens, file)
+                    answers = predict_encoded(list(self.runs.values()), tokens, self.options)
+                    written.result()
+                    written = writer.submit(self._write, window, answers, file)
                     speed = _speed(self.answered, self.tokens_read, time.perf_counter() - began)
-                    progress.update(bar, advance=len(window), speed=speed)
+                    progress.update(bar, completed=self.documents, speed=speed)
+                written.result()
         except BrokenPipeError:
             # The reader has gone, as `head` does. Python would complain again when it closes standard output.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -250,17 +259,18 @@ class _Job:
         self._print_summary(time.perf_counter() - started)
 
     def _encoded(self, found: Iterator[list[InputDocument]]) -> Iterator[tuple[list[InputDocument], EncodedForEach]]:
-        """Windows and their tokens, made in a thread: tokenizers in Rust let the models compute meanwhile."""
+        """Windows and their tokens.
+
+        Processes would tokenize no faster than this thread: the Rust inside uses all cores, with 0.7 to 1.1 million
+        tokens/s on each, and the thread itself could feed 20 million (docs/prediction.md).
+        """
         from prefixprop.predict.trained_model import encode_for_each
 
         for window in found:
             texts = [document.text for document in window]
             yield window, encode_for_each(list(self.runs.values()), texts, self.options)
 
-    def _predict(self, window: list[InputDocument], encoded: EncodedForEach, file: BinaryIO) -> None:
-        from prefixprop.predict.trained_model import predict_encoded
-
-        answers = predict_encoded(list(self.runs.values()), encoded, self.options)
+    def _write(self, window: list[InputDocument], answers: list[tuple[Prediction, ...]], file: BinaryIO) -> None:
         lines = [self.form.line(document.id, found) for document, found in zip(window, answers, strict=True)]
         _write(file, lines)
         if self.resumable is not None:

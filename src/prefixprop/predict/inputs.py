@@ -27,7 +27,7 @@ STANDARD_INPUT = "-"
 _STANDARD_INPUT_NAME = "standard input"
 
 WINDOW_SECONDS = 2.0
-MAX_DOCUMENTS = 512  # in a window
+MAX_DOCUMENTS = 4096  # in a window
 MAX_CHARACTERS = 8_000_000
 _READ_AHEAD = 256
 _SECONDS_TO_CLOSE = 2.0  # a thread that waits for standard input does not end
