@@ -147,7 +147,7 @@ def serve_pipeline(told: Any, folder: Path) -> None:
 
 
 def listen(told: Any, app: Any) -> None:
-    from prefixprop.serve.server import bound_socket, new_server
+    from prefixprop.serve.app import bound_socket, new_server
 
     bound = bound_socket("127.0.0.1", 0)
     bound.listen()

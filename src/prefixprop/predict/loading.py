@@ -63,14 +63,16 @@ def load_runs(run_dirs: Sequence[str | Path], device: str | torch.device | None 
     folders = [Path(run_dir) for run_dir in run_dirs]
     settings = [_settings(folder) for folder in folders]
     sharing = [_sharing(*both) for both in zip(folders, settings, strict=True)]
-    runs: list[TrainedModel] = []
-    for number, folder in enumerate(folders):
-        shared = next(
-            (run.model for run, key in zip(runs, sharing, strict=False) if key == sharing[number] and run.model), None
-        )
-        adapter = f"run{number}" if sharing.count(sharing[number]) > 1 else None
-        runs.append(_load(folder, settings[number], runs, shared, adapter))
     chosen_device = _device(device)
+    runs: list[TrainedModel] = []
+    models: dict[Hashable, Any] = {}
+    tokenizers: dict[Hashable, PreTrainedTokenizerBase] = {}
+    for number, (folder, own, key) in enumerate(zip(folders, settings, sharing, strict=True)):
+        adapter = f"run{number}" if sharing.count(key) > 1 else None
+        run = _load(folder, own, _tokenizer(folder, tokenizers), models.get(key), adapter)
+        runs.append(run)
+        if run.model is not None:
+            models[key] = run.model
     for run in {id(run.model): run for run in runs if run.model is not None}.values():
         model = run.model.model if isinstance(run.model, ReadingEncoder) else run.model
         _make_ready(model, run.settings, chosen_device)
@@ -78,13 +80,9 @@ def load_runs(run_dirs: Sequence[str | Path], device: str | torch.device | None 
 
 
 def _load(
-    run_dir: Path, settings: RunSettings, others: list[TrainedModel], shared: Any, adapter: str | None
+    run_dir: Path, settings: RunSettings, tokenizer: PreTrainedTokenizerBase, shared: Any, adapter: str | None
 ) -> TrainedModel:
     directory = RunDirectory(run_dir)
-    temperature = directory.read_temperature()
-    own = _tokenizer_checksums(run_dir)
-    alike = next((run for run in others if _tokenizer_checksums(run.run_dir) == own), None)
-    tokenizer = load_pretrained(AutoTokenizer, str(directory.tokenizer)) if alike is None else alike.tokenizer
     label_names = None if settings.answers_questions else directory.read_labels()
     assert settings.max_length is not None
     if settings.method_row.is_read_only or settings.is_mix:
@@ -97,7 +95,7 @@ def _load(
         tokenizer=tokenizer,
         label_names=label_names or (),
         max_length=settings.max_length,
-        temperature=temperature,
+        temperature=directory.read_temperature(),
         trust=directory.read_trust(),
         settings=settings,
         prepare=settings.task_row.prepare,
@@ -137,9 +135,14 @@ def _make_ready(model: Any, settings: RunSettings, device: torch.device) -> None
     model.to(device)
 
 
-def _tokenizer_checksums(run_dir: Path) -> dict[str, str]:
+def _tokenizer(run_dir: Path, known: dict[Hashable, PreTrainedTokenizerBase]) -> PreTrainedTokenizerBase:
+    """The run's tokenizer; runs whose files are the same share one."""
     folder = RunDirectory(run_dir).tokenizer
-    return checksums(folder, (file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file()))
+    names = (file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file())
+    key = frozenset(checksums(folder, names).items())
+    if key not in known:
+        known[key] = load_pretrained(AutoTokenizer, str(folder))
+    return known[key]
 
 
 def _device(wanted: str | torch.device | None) -> torch.device:
