@@ -278,6 +278,7 @@ def test_out_of_memory(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         (("--resume",), "give its name with --output"),
         (("--output", ".", "--format", "csv"), ".: this is a folder"),
         (("--id-column", "nr"), "there is no column 'nr'"),
+        (("--workers", "2"), "--workers would change nothing here: it is for --engine ray"),
     ],
 )
 def test_wrong_choices(

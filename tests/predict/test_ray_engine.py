@@ -17,7 +17,7 @@ import pytest
 
 import prefixprop
 from command_line import call
-from prefixprop.predict import ray_engine
+from prefixprop.predict import ray_engine, trained_model
 from prefixprop.predict.outputs import locked
 
 from tiny_runs import make_run, texts, write_rows
@@ -72,6 +72,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     import pyarrow
 
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))  # what --import does to this process is undone
+    monkeypatch.setattr(trained_model, "predict_with_each", trained_model.predict_with_each)
+    monkeypatch.delitem(sys.modules, "deadly", raising=False)
     (tmp_path / "deadly.py").write_text(DEADLY)
     (tmp_path / "most").write_text("1")
     (tmp_path / "in" / "more").mkdir(parents=True)
@@ -144,8 +147,8 @@ def test_a_killed_command_goes_on_and_refuses_other_documents(folder: Path, runs
             time.sleep(0.05)
         process.kill()
     assert process.returncode == -signal.SIGKILL
-    Path("stall").unlink()
     before = {name: time for name, time in parts().items() if name.endswith(".parquet")}
+    Path("stall").unlink()
     assert 1 <= len(before) < 6
     with locked(Path("out")):
         assert "another process is writing this folder" in call(*arguments(runs[:1], address), status=1)[1]
@@ -201,6 +204,12 @@ def test_wrong_choices(folder: Path, runs: list[Path], given: tuple[str, ...], m
     shutil.copytree("in", "in2")
     assert message in call("predict", *runs, *given, "--engine", "ray", status=1)[1]
     assert not Path("out").exists()
+
+
+def test_without_ray(folder: Path, runs: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    _, told = call("predict", *runs, "in", "--output", "out", "--engine", "ray", status=1)
+    assert "Predictions with --engine ray need the package ray: pip install 'prefixprop[ray]'" in told
 
 
 @pytest.mark.parametrize(

@@ -282,7 +282,8 @@ class Worker:
 
         torch.set_num_threads(self.threads)
         os.chdir(self.work.folder)
-        sys.path.insert(0, str(self.work.folder))
+        if self.work.modules:
+            sys.path.insert(0, str(self.work.folder))
         for module in self.work.modules:
             importlib.import_module(module)
         runs = dict(zip(self.work.runs, load_runs(list(self.work.runs.values())), strict=True))
