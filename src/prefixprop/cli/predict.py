@@ -30,8 +30,8 @@ from prefixprop.predict.inputs import (
     read_standard_input,
     windows,
 )
-from prefixprop.predict.outputs import CommaSeparated, JsonLines, Origin, ResumableOutput, format_of, locked
-from prefixprop.predict.ray_engine import State, Work, predict_parts, tables_of
+from prefixprop.predict.outputs import CommaSeparated, JsonLines, Origin, ResumableOutput, format_of, locked, speed
+from prefixprop.predict.ray_engine import Work, predict_parts, tables_of
 from prefixprop.runs.directory import RunDirectory
 
 if TYPE_CHECKING:
@@ -136,7 +136,15 @@ def predict(
             by_name = dict(zip(names, (run.resolve() for run in runs), strict=True))
             work = Work(Path.cwd(), by_name, columns, long, batch_tokens, modules)
             origin = replace(origin, part_rows=part_rows or _PART_ROWS)
-            _predict_on_ray(Path(documents), output, work, origin, workers, ray_address)
+            if output is None:
+                raise ValueError("--engine ray writes a folder of Parquet files; give its name with --output.")
+            files, console = tables_of(Path(documents), output), Console(stderr=True)
+            try:
+                with locked(output), TerminalProgress(console) as progress:
+                    predict_parts(files, output, work, origin, workers, ray_address, progress)
+            except KeyboardInterrupt:
+                console.print("[bold red]Stopped.[/] The same command continues from here.", highlight=False)
+                raise typer.Exit(130) from None
             return
         of_ray = {"--workers": workers, "--part-rows": part_rows, "--ray-address": ray_address}
         refuse(of_ray, "it is for --engine ray")
@@ -165,36 +173,6 @@ def predict(
             job.run(arriving, is_waiting=arriving.is_waiting)
         else:
             job.run(read_inputs(documents, columns), total)
-
-
-def _predict_on_ray(
-    source: Path, output: Path | None, work: Work, origin: Origin, workers: int | None, address: str | None
-) -> None:
-    if output is None:
-        raise ValueError("--engine ray writes a folder of Parquet files; give its name with --output.")
-    files = tables_of(source, output)
-    console = Console(stderr=True)
-    state, began = State("reading", len(files)), time.perf_counter()
-    with locked(output), TerminalProgress(console) as progress:
-        try:
-            for state in predict_parts(files, output, work, origin, workers, address):
-                if not state.answered:
-                    began = time.perf_counter()
-                speed = _speed(state.answered, state.tokens_read, time.perf_counter() - began)
-                progress.advance(state.stage, state.done, state.total, speed if state.answered else "")
-        except KeyboardInterrupt:
-            console.print("[bold red]Stopped.[/] The same command continues from here.", highlight=False)
-            raise typer.Exit(130) from None
-        progress.line(f"{state.total:,} documents in {output}, {state.answered:,} of them answered by this call")
-        if state.tokens_read < state.tokens:
-            unread = 1 - state.tokens_read / state.tokens
-            progress.line(f"Warning: {unread:.0%} of all tokens are not read; --long chunk-average reads on")
-        if state.answered:
-            progress.line(_speed(state.answered, state.tokens_read, time.perf_counter() - began))
-
-
-def _speed(documents: int, tokens: int, seconds: float) -> str:
-    return f"{documents / max(seconds, 1e-9):,.1f} documents/s, {tokens / max(seconds, 1e-9):,.0f} tokens/s"
 
 
 class Job:
@@ -249,8 +227,8 @@ class Job:
                     answers = predict_encoded(list(self.runs.values()), tokens, self.options)
                     written.result()
                     written = writer.submit(self._write, window, answers, file)
-                    speed = _speed(self.answered, self.tokens_read, time.perf_counter() - began)
-                    progress.update(bar, completed=self.documents, speed=speed)
+                    how_fast = speed(self.answered, self.tokens_read, time.perf_counter() - began)
+                    progress.update(bar, completed=self.documents, speed=how_fast)
                 written.result()
         except BrokenPipeError:
             # The reader has gone, as `head` does. Python would complain again when it closes standard output.
@@ -318,8 +296,8 @@ class Job:
                 self._print(name + ", ".join(f"{what} {count:,}" for what, count in summary.decisions.most_common()))
         for warning in dict.fromkeys(text for summary in self.summaries.values() for text in summary.warnings()):
             self._print(f"Warning: {warning}")
-        speed = _speed(self.answered, self.tokens_read, seconds)
-        self._print(f"{self.tokens_read:,} tokens in {seconds:.1f} s, {speed}")
+        how_fast = speed(self.answered, self.tokens_read, seconds)
+        self._print(f"{self.tokens_read:,} tokens in {seconds:.1f} s, {how_fast}")
 
     def _print(self, text: str) -> None:
         self.console.print(printable(text), markup=False)

@@ -69,6 +69,10 @@ def locked(output: Path) -> Iterator[None]:
         yield
 
 
+def speed(documents: int, tokens: int, seconds: float) -> str:
+    return f"{documents / max(seconds, 1e-9):,.1f} documents/s, {tokens / max(seconds, 1e-9):,.0f} tokens/s"
+
+
 class JsonLines:
     """Predictions of runs, whose label names are given by the name of the run, as JSON lines."""
 

@@ -21,6 +21,7 @@ import itertools
 import os
 import sys
 import threading
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -32,7 +33,8 @@ from prefixprop.atomic_files import clear_leftovers, replacing_file, write_json
 from prefixprop.data.files import Columns
 from prefixprop.optional_packages import import_optional
 from prefixprop.predict.inputs import MAX_DOCUMENTS, InputDocument, read_inputs, windows
-from prefixprop.predict.outputs import BY_RUN, JsonLines, Origin, add_to_digest
+from prefixprop.predict.outputs import BY_RUN, JsonLines, Origin, add_to_digest, speed
+from prefixprop.progress import Progress
 from prefixprop.ray_connection import connect, disconnect, live_nodes
 
 if TYPE_CHECKING:
@@ -58,18 +60,6 @@ class Work:
     long: str
     batch_tokens: int
     modules: Sequence[str] = ()
-
-
-@dataclass
-class State:
-    """How far a call is; `tokens_read` and `tokens` are those of the documents that it `answered` itself."""
-
-    stage: str
-    total: int
-    done: int = 0
-    answered: int = 0
-    tokens_read: int = 0
-    tokens: int = 0
 
 
 def tables_of(source: Path, output: Path) -> dict[str, Path]:
@@ -98,22 +88,26 @@ def check_folder(output: Path, origin: Origin) -> Origin:
 
 
 def predict_parts(
-    files: Mapping[str, Path], output: Path, work: Work, origin: Origin, workers: int | None, address: str | None
-) -> Iterator[State]:
-    """Predict the documents of files; tells after each file that was read, and each part, how far it is."""
+    files: Mapping[str, Path],
+    output: Path,
+    work: Work,
+    origin: Origin,
+    workers: int | None,
+    address: str | None,
+    progress: Progress,
+) -> None:
+    """Predict the documents of files, and tell how it goes."""
     earlier = check_folder(output, origin)
     ray = connect(address, PURPOSE)
     try:
         count, cpus, gpus = _room(live_nodes(ray), workers)
         actor = ray.remote(num_cpus=cpus, num_gpus=gpus, max_concurrency=_AT_ONCE)(Worker)
         pool = _Pool(ray, lambda: actor.remote(work, cpus), count)
-        state = State("reading", len(files))
         sizes: dict[str, int] = {}
         digests: dict[str, str] = {}
         for name, documents, digest in pool.answers("read", list(files.items())):
             sizes[name], digests[name] = documents, digest
-            state.done += 1
-            yield state
+            progress.advance("reading", len(sizes), len(files))
         for name, digest in earlier.files.items():
             if digests.get(name) != digest:
                 raise ValueError(
@@ -123,21 +117,25 @@ def predict_parts(
                 )
         output.mkdir(parents=True, exist_ok=True)
         clear_leftovers(output)
-        write_json(output / ORIGIN, asdict(replace(origin, documents=sum(sizes.values()), files=digests)))
+        total = sum(sizes.values())
+        write_json(output / ORIGIN, asdict(replace(origin, documents=total, files=digests)))
 
         parts = list(_parts(files, sizes, origin.part_rows or 1, output.resolve()))
         left = [part for part in parts if not part.output.exists()]
-        total = sum(sizes.values())
-        state = State("predicting", total, total - sum(part.stop - part.start for part in left))
-        yield state
-        for documents, tokens_read, tokens in pool.answers("predict", left):
-            state.answered += documents
-            state.done += documents
-            state.tokens_read += tokens_read
-            state.tokens += tokens
-            yield state
+        found = total - sum(part.stop - part.start for part in left)
+        answered, tokens_read, tokens, began, how_fast = 0, 0, 0, time.perf_counter(), ""
+        for own in pool.answers("predict", left):
+            answered, tokens_read, tokens = answered + own[0], tokens_read + own[1], tokens + own[2]
+            how_fast = speed(answered, tokens_read, time.perf_counter() - began)
+            progress.advance("predicting", found + answered, total, how_fast)
     finally:
         disconnect(ray)
+    progress.line(f"{total:,} documents in {output}, {answered:,} of them answered by this call")
+    if tokens_read < tokens:
+        unread = 1 - tokens_read / tokens
+        progress.line(f"Warning: {unread:.0%} of all tokens are not read; --long chunk-average reads on")
+    if answered:
+        progress.line(how_fast)
 
 
 class _Pool:
