@@ -123,7 +123,8 @@ def _sharing(run_dir: Path, settings: RunSettings) -> Hashable:
     if not settings.is_prefix_method or settings.answers_questions:
         return run_dir
     row = settings.method_row
-    return settings.model, row.config, row.is_read_only, settings.precision, settings.attention_backend
+    base = settings.model, settings.model_revision, settings.precision, settings.attention_backend
+    return *base, row.config, row.is_read_only
 
 
 def _make_ready(model: Any, settings: RunSettings, device: torch.device) -> None:
@@ -180,9 +181,7 @@ def _load_model(
         if trains == MODEL:
             model_class = CandidateScorer if label_names is None else AutoModelForSequenceClassification
             return load_pretrained(model_class, str(weights), use_safetensors=True, local_files_only=True).eval()
-        with _explained_absence(run_dir, settings):
-            base = load_base_model(settings.model, settings.model_revision, tokenizer=tokenizer)
-            model = kind_of(settings).new_model(base, label_names, settings) if shared is None else shared
+        model = _new_model(run_dir, settings, tokenizer, label_names) if shared is None else shared
         if trains == ADAPTER:
             return _with_adapter(model, weights, adapter).eval()
         model.load_state_dict(load_file(weights / HEAD_FILE), strict=False)
@@ -220,10 +219,25 @@ def _reading(
     folders: Sequence[Path],
 ) -> dict[str, Any]:
     if shared is None:
-        with quiet_transformers(), _explained_absence(run_dir, settings):
-            base = load_base_model(settings.model, settings.model_revision, tokenizer=tokenizer)
-            shared = ReadingEncoder(kind_of(settings).new_model(base, label_names, settings))
+        with quiet_transformers():
+            shared = ReadingEncoder(_new_model(run_dir, settings, tokenizer, label_names))
     return {"model": shared, "readers": shared.add([read_adapter(folder) for folder in folders])}
+
+
+def _new_model(
+    run_dir: Path, settings: RunSettings, tokenizer: PreTrainedTokenizerBase, label_names: tuple[str, ...] | None
+) -> Any:
+    """The run's base model with a new head."""
+    try:
+        base = load_base_model(settings.model, settings.model_revision, tokenizer=tokenizer)
+        return kind_of(settings).new_model(base, label_names, settings)
+    except (OSError, ValueError) as error:
+        # The problem alone, without the advice on --model, which is for training.
+        problem = str(error.__cause__ or error).removeprefix("--model: ").rstrip(".")
+        raise ValueError(
+            f"{run_dir}: the run's base model {settings.model!r} cannot be loaded ({problem}). Put it back where it "
+            "was, or make the hub reachable once; it must have safetensors weights."
+        ) from error
 
 
 def _with_adapter(model: PreTrainedModel | PeftModel, folder: Path, adapter: str) -> PeftModel:
@@ -233,19 +247,6 @@ def _with_adapter(model: PreTrainedModel | PeftModel, folder: Path, adapter: str
         model.load_adapter(folder, adapter)
         return model
     return PeftModel.from_pretrained(model, folder, adapter_name=adapter)
-
-
-@contextlib.contextmanager
-def _explained_absence(run_dir: Path, settings: RunSettings) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, ValueError) as error:
-        # The problem alone, without the advice on --model, which is for training.
-        problem = str(error.__cause__ or error).removeprefix("--model: ").rstrip(".")
-        raise ValueError(
-            f"{run_dir}: the run's base model {settings.model!r} cannot be loaded ({problem}). Put it back where it "
-            "was, or make the hub reachable once; it must have safetensors weights."
-        ) from error
 
 
 @contextlib.contextmanager
