@@ -1,7 +1,7 @@
 """How many documents and tokens a second `prefixprop predict` reads, and what many of them cost.
 
     python benchmarks/predict.py --size base --json predict.json
-    python benchmarks/predict.py --lengths 4096 --documents 256 --texts articles.jsonl --size tiny
+    RAYON_NUM_THREADS=2 python benchmarks/predict.py --size tiny --lengths 4096 --texts articles.jsonl  # tokenize
 
 The ways take turns on the same documents:
 

@@ -239,8 +239,8 @@ class Job:
     def _encoded(self, found: Iterator[list[InputDocument]]) -> Iterator[tuple[list[InputDocument], EncodedForEach]]:
         """Windows and their tokens.
 
-        Processes would tokenize no faster than this thread: the Rust inside uses all cores, with 0.7 to 1.1 million
-        tokens/s on each, and the thread itself could feed 20 million (docs/prediction.md).
+        Processes would tokenize no faster than this thread: the Rust inside uses all cores, with 1.2 million tokens/s
+        on each, and the Python around it could pass on 20 million (docs/prediction.md).
         """
         from prefixprop.predict.trained_model import encode_for_each
 
