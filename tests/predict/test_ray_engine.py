@@ -227,6 +227,13 @@ def test_room(nodes: list[dict[str, float]], wanted: int | None, room: tuple[int
     assert ray_engine._room(nodes, wanted) == room
 
 
-def test_more_workers_than_there_is_room_for() -> None:
-    with pytest.raises(ValueError, match="--workers 9: the cluster has 8 GPUs, and every worker takes one"):
-        ray_engine._room([{"CPU": 16, "GPU": 8}], 9)
+@pytest.mark.parametrize(
+    ("node", "wanted", "message"),
+    [
+        ({"CPU": 16, "GPU": 8}, 9, "--workers 9: the cluster has 8 GPUs, and every worker takes one"),
+        ({"memory": 1.0}, None, "--workers 1: the cluster has 0 cores"),
+    ],
+)
+def test_more_workers_than_there_is_room_for(node: dict[str, float], wanted: int | None, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ray_engine._room([node], wanted)

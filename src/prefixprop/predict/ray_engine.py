@@ -103,6 +103,7 @@ def predict_parts(
         count, cpus, gpus = _room(live_nodes(ray), workers)
         actor = ray.remote(num_cpus=cpus, num_gpus=gpus, max_concurrency=_AT_ONCE)(Worker)
         pool = _Pool(ray, lambda: actor.remote(work, cpus), count)
+        progress.stage("starting workers")
         sizes: dict[str, int] = {}
         digests: dict[str, str] = {}
         for name, documents, digest in pool.answers("read", list(files.items())):
@@ -195,9 +196,9 @@ def _room(nodes: Sequence[Mapping[str, float]], wanted: int | None) -> tuple[int
     gpus = sum(int(node.get("GPU", 0)) for node in nodes)
     cores = [int(node.get("CPU", 0)) for node in nodes]
     most = gpus or sum(cores)
-    if wanted is not None and wanted > most:
+    if (wanted or 1) > most:
         kind = "GPUs" if gpus else "cores"
-        raise ValueError(f"--workers {wanted}: the cluster has {most} {kind}, and every worker takes one.")
+        raise ValueError(f"--workers {wanted or 1}: the cluster has {most} {kind}, and every worker takes one.")
     if gpus:
         return wanted or gpus, 1, 1
     each = min(_CORES, max(cores)) if wanted is None else max(1, most // wanted)
