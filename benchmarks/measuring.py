@@ -9,7 +9,10 @@ import argparse
 import copy
 import gc
 import json
+import random
 import re
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,12 +32,14 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import AutoModel, LongformerConfig, ModernBertConfig, PretrainedConfig
 
 from prefixprop.attention import BACKENDS
+from prefixprop.models.embedded import load_tokenizer
 
 ON_GPU = torch.cuda.is_available()
 DEVICE, DTYPE = ("cuda", torch.bfloat16) if ON_GPU else ("cpu", torch.float32)
 VOCABULARY, FIRST_WORD = 50_265, 5  # below the first word are special tokens
 WARM_UP = 2  # calls that are not counted: kernels are compiled, memory is taken from the device
 PROFILED_CALLS = 5
+WORDS = ("time", "people", "way", "water", "day", "part", "sound", "work", "place", "year", "name", "form", "line")
 OURS, THEIRS = "prefixprop", "Hugging Face"
 # Hidden size, layers, heads and window. Tiny tries a script out, mini is the default encoder's size, base is
 # longformer-base's or ModernBERT-base's.
@@ -67,6 +72,27 @@ def frozen_encoder(config: PretrainedConfig) -> Any:
     with torch.device(DEVICE):  # where random weights take less time
         model = AutoModel.from_config(config)
     return model.requires_grad_(False).to(DEVICE, DTYPE)
+
+
+def trained_run(folder: Path, size: str, longest: int, method: str) -> Path:
+    """A run of this method on a Longformer of this size, which lies in `folder`/base."""
+    tokenizer = load_tokenizer(longest)
+    config = encoder_config("longformer", size, longest)
+    config.pad_token_id = tokenizer.pad_token_id
+    AutoModel.from_config(config).save_pretrained(folder / "base")
+    tokenizer.save_pretrained(folder / "base")
+    rows = [{"text": document(20, seed), "label": "ab"[seed % 2]} for seed in range(24)]
+    (folder / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    few = ("--method", method, "--max-length", str(longest), "--epochs", "1", "--no-baseline")
+    where = ("--model", str(folder / "base"), "--run-dir", str(folder / "run0"))
+    command = ("prefixprop", "train", "--train-files", str(folder / "data.jsonl"), *where, *few)
+    subprocess.run([sys.executable, "-m", *command], check=True, stdout=subprocess.DEVNULL)
+    return folder / "run0"
+
+
+def document(words: int, seed: int) -> str:
+    """A text of so many words, each of which is one token."""
+    return " ".join(random.Random(seed).choices(WORDS, k=words))
 
 
 def twin_of(model: Model) -> Model:

@@ -24,10 +24,7 @@ import asyncio
 import json
 import multiprocessing
 import os
-import random
 import shutil
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -43,18 +40,15 @@ import torch
 import transformers
 from fastapi import FastAPI, Request
 from fastapi.concurrency import run_in_threadpool
-from transformers import AutoModel, pipeline
+from transformers import pipeline
 
 from prefixprop.data import encode_documents
-from prefixprop.models.embedded import load_tokenizer
 from prefixprop.predict import PredictionOptions, TrainedModel
 from prefixprop.predict.loading import load_runs
 from prefixprop.predict.trained_model import logits_of_each, predict_with_each
 
-import measuring
-from measuring import DEVICE, DTYPE, ON_GPU, show
+from measuring import DEVICE, DTYPE, ON_GPU, document, show, trained_run
 
-WORDS = ("time", "people", "way", "water", "day", "part", "sound", "work", "place", "year", "name", "form", "line")
 LONGEST, MOST_SECONDS = 4096, 600
 SPAWN = multiprocessing.get_context("spawn")
 Measured = tuple[float, list[float]]  # seconds in all, and of every request
@@ -101,23 +95,9 @@ def shown(row: dict[str, Any]) -> dict[str, str]:
 
 def reader_runs(folder: Path, count: int, size: str) -> list[Path]:
     """So many runs of one reader, all alike, on an encoder of this size in `folder`/base."""
-    tokenizer = load_tokenizer(LONGEST)
-    config = measuring.encoder_config("longformer", size, LONGEST)
-    config.pad_token_id = tokenizer.pad_token_id
-    AutoModel.from_config(config).save_pretrained(folder / "base")
-    tokenizer.save_pretrained(folder / "base")
-    rows = [{"text": document(20, seed), "label": "ab"[seed % 2]} for seed in range(24)]
-    (folder / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    few = ("--method", "prefix-reading", "--max-length", str(LONGEST), "--epochs", "1", "--no-baseline")
-    where = ("--model", str(folder / "base"), "--run-dir", str(folder / "run0"))
-    command = ("prefixprop", "train", "--train-files", str(folder / "data.jsonl"), *where, *few)
-    subprocess.run([sys.executable, "-m", *command], check=True, stdout=subprocess.DEVNULL)
-    first, *others = (folder / f"run{number}" for number in range(count))
+    first = trained_run(folder, size, LONGEST, "prefix-reading")
+    others = (folder / f"run{number}" for number in range(1, count))
     return [first, *(shutil.copytree(first, other, copy_function=os.link) for other in others)]
-
-
-def document(words: int, seed: int) -> str:
-    return " ".join(random.Random(seed).choices(WORDS, k=words))
 
 
 # --- services, each in a process of its own -----------------------------------------------------------------------
@@ -167,7 +147,7 @@ def serve_pipeline(told: Any, folder: Path) -> None:
 
 
 def listen(told: Any, app: Any) -> None:
-    from prefixprop.serve.server import bound_socket, new_server
+    from prefixprop.serve.app import bound_socket, new_server
 
     bound = bound_socket("127.0.0.1", 0)
     bound.listen()

@@ -12,9 +12,8 @@ from typing import Any
 import httpx
 
 from prefixprop.predict import TrainedModel
-from prefixprop.serve.app import create_app
+from prefixprop.serve.app import bound_socket, create_app, new_server
 from prefixprop.serve.encoder import Encoder
-from prefixprop.serve.server import bound_socket, new_server
 
 from tiny_runs import make_run
 

@@ -73,6 +73,28 @@ def test_a_script_prints_a_table_and_writes_its_numbers(
             assert row["ratio"] == pytest.approx(row["hugging_face"]["median_s"] / timing["median_s"])
 
 
+def test_throughput_and_what_archives_cost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written = tmp_path / "numbers.json"
+    few = ["--size", "tiny", "--lengths", "24", "32", "--documents", "6", "--repeats", "1", "--json", str(written)]
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")  # which the script changes
+    monkeypatch.setattr(sys, "argv", ["predict", *few])
+    runpy.run_path(str(SCRIPTS / "predict.py"), run_name="__main__")
+    record = json.loads(written.read_text(encoding="utf-8"))
+    ways = ("predict", "pipeline", "forward", "tokenize")
+    rows = {(row["length"], row["way"]): row for row in record["results"]}
+    assert list(rows) == [(length, way) for length in (24, 32) for way in ways]
+    for (length, _), row in rows.items():
+        assert row["documents_per_s"] == pytest.approx(6 / row["seconds"][0])
+        assert row["tokens_per_s"] == pytest.approx(length * row["documents_per_s"])
+    for cost in record["costs"]:
+        an_hour = 3600 * rows[cost["length"], "predict"]["documents_per_s"]
+        assert cost["documents_per_hour"] == pytest.approx(an_hour)
+        assert cost["hours"]["a billion"]["64"] == pytest.approx(10**9 / an_hour / 64)
+    assert "hours on so many machines" in capsys.readouterr().out
+
+
 def test_the_check_of_a_gpu_says_that_there_is_none(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

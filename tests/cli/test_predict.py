@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 import transformers
@@ -122,20 +123,23 @@ def test_killed_in_the_middle_and_resumed(run: Path, tmp_path: Path, monkeypatch
     path = write_rows(tmp_path / "in.jsonl", texts(40, seed=11))
     partial, uninterrupted = tmp_path / "killed.jsonl", tmp_path / "whole.jsonl"
 
+    def recorded() -> int:
+        return json.loads(Path(f"{partial}.origin.json").read_text())["documents"]
+
     def die(documents: int) -> None:
-        if partial.read_bytes().count(b"\n") >= 3:
+        if recorded() >= 3:
             os.kill(os.getpid(), signal.SIGKILL)
 
     with monkeypatch.context() as patched:
         watch_model(patched, die)
         killed(lambda: predict(run, path, "--output", partial))
     lines = partial.read_bytes().splitlines(keepends=True)
-    assert 3 <= len(lines) < 40
+    assert 3 <= (kept := recorded()) <= len(lines) < 40  # of the last window, only the lines may have been written
     with partial.open("ab") as file:
         file.write(b'{"id": "d3", "label": "a')  # as far as the disk got
     predict(run, path, "--output", uninterrupted)
     predict(run, path, "--output", partial, "--resume")
-    assert partial.read_bytes().startswith(b"".join(lines))
+    assert partial.read_bytes().startswith(b"".join(lines[:kept]))
     assert_same(partial, uninterrupted)
 
 
@@ -247,6 +251,15 @@ def test_a_disk_that_takes_no_more(run: Path, tmp_path: Path) -> None:
     assert_same(output, whole)
 
 
+def test_memory_does_not_grow_with_the_documents(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, process, memory = write_rows(tmp_path / "in.jsonl", texts(20_000, longest=3)), psutil.Process(), list[int]()
+    watch_model(monkeypatch, lambda documents: memory.append(process.memory_info().rss))
+    monkeypatch.setattr(inputs, "MAX_DOCUMENTS", 256)
+    predict(run, path, "--output", tmp_path / "out.jsonl")
+    after_a_quarter, growth = memory[len(memory) // 4], memory[-1] - memory[len(memory) // 4]
+    assert len(memory) > 50 and growth < 5e6, f"{growth / 1e6:.1f} MB on top of {after_a_quarter / 1e6:.0f} MB"
+
+
 def test_out_of_memory(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory.")
@@ -265,6 +278,7 @@ def test_out_of_memory(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         (("--resume",), "give its name with --output"),
         (("--output", ".", "--format", "csv"), ".: this is a folder"),
         (("--id-column", "nr"), "there is no column 'nr'"),
+        (("--workers", "2"), "--workers would change nothing here: it is for --engine ray"),
     ],
 )
 def test_wrong_choices(

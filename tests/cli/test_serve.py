@@ -17,9 +17,8 @@ import pytest
 
 from command_line import call
 from prefixprop.cli import main
-from prefixprop.serve.app import create_app
+from prefixprop.serve.app import bound_socket, create_app, new_server
 from prefixprop.serve.encoder import EncoderProcess
-from prefixprop.serve.server import bound_socket, new_server
 
 from serving import make_runs, wait_until
 from tiny_runs import make_results

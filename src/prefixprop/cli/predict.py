@@ -9,15 +9,17 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, BinaryIO
+from typing import TYPE_CHECKING, Annotated, BinaryIO, Literal
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from prefixprop.choices import DEFAULT_BATCH_TOKENS, LONG_DOCUMENTS, PREDICTION_FORMATS
-from prefixprop.cli.messages import clean_errors, printable
+from prefixprop.cli.messages import TerminalProgress, clean_errors, printable, refuse
 from prefixprop.data.files import Columns
 from prefixprop.predict.inputs import (
     STANDARD_INPUT,
@@ -27,7 +29,8 @@ from prefixprop.predict.inputs import (
     read_standard_input,
     windows,
 )
-from prefixprop.predict.outputs import CommaSeparated, JsonLines, Origin, ResumableOutput, format_of, locked
+from prefixprop.predict.outputs import CommaSeparated, JsonLines, Origin, ResumableOutput, format_of, locked, speed
+from prefixprop.predict.ray_engine import Work, predict_parts, tables_of
 from prefixprop.runs.directory import RunDirectory
 
 if TYPE_CHECKING:
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
 
 
 _LONG_NUMBER = re.compile(r"(?<=[ ,])[01]\.\d{5,}(?:e-\d+)?(?=[,}]|$)|(?<=[ ,])\d(?:\.\d+)?e-\d+(?=[,}]|$)")
+_PART_ROWS = 1_000
 # Options that other commands on documents have too.
 TextOption = Annotated[str, typer.Option(metavar="NAME", help="Column of a table with the documents.")]
 IdOption = Annotated[
@@ -55,6 +59,7 @@ BatchTokensOption = Annotated[
 
 
 def predict(
+    context: typer.Context,
     runs: Annotated[
         list[Path],
         typer.Argument(
@@ -67,12 +72,15 @@ def predict(
         typer.Argument(
             metavar="INPUT",
             help="JSON lines (.jsonl, .jsonl.gz, .jsonl.xz), CSV, TSV, Parquet or .txt file, folder of .txt files, "
-            "or - for standard input: JSON lines if its first line begins with {, otherwise one document per line.",
+            "or - for standard input: JSON lines if its first line begins with {, otherwise one document per line. "
+            "With --engine ray, a table or a folder of JSON lines or Parquet files.",
         ),
     ],
     output: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Where the predictions go, .jsonl or .csv. Default: standard output."),
+        typer.Option(
+            metavar="FILE", help="Where predictions go, .jsonl or .csv; with ray a folder. Default: standard output."
+        ),
     ] = None,
     output_format: Annotated[
         str | None,
@@ -90,6 +98,19 @@ def predict(
         bool,
         typer.Option("--resume", help="Continue where the output (.jsonl) ends; the input may have grown since."),
     ] = False,
+    engine: Annotated[
+        Literal["local", "ray"], typer.Option(help="This process, or workers on the nodes of a Ray cluster.")
+    ] = "local",
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="ray: workers. Default: one per GPU; without GPUs, one per four cores.")
+    ] = None,
+    part_rows: Annotated[
+        int | None, typer.Option(min=1, help=f"ray: documents in a file of the output. Default: {_PART_ROWS:,}.")
+    ] = None,
+    ray_address: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="ray: the cluster, or auto. Default: start one on this machine."),
+    ] = None,
 ) -> None:
     """Label documents with one run or several.
 
@@ -102,12 +123,33 @@ def predict(
     with clean_errors(resumable=output is not None and not is_csv), contextlib.ExitStack() as stack:
         if long not in LONG_DOCUMENTS:
             raise ValueError(f"--long {long!r} is unknown; choose one of {', '.join(LONG_DOCUMENTS)}.")
-        format_name = format_of(output, output_format)
-        _check_output(output, resume, format_name)
-        columns = Columns(text=text_column, id=id_column)
         for run in runs:
             RunDirectory(run).check_finished()
         names = names_of(runs)
+        columns = Columns(text=text_column, id=id_column)
+        fingerprint = " ".join(RunDirectory(run).fingerprint() for run in runs)
+        origin = Origin(", ".join(names), fingerprint, long, text_column, id_column)
+        if engine == "ray":
+            refuse({"--format": output_format}, "--engine ray writes Parquet")
+            refuse({"--resume": resume or None}, "--engine ray always continues where it stopped")
+            modules = tuple((context.parent.params.get("modules") if context.parent else None) or ())
+            by_name = dict(zip(names, (run.resolve() for run in runs), strict=True))
+            work = Work(Path.cwd(), by_name, columns, long, batch_tokens, modules)
+            origin = replace(origin, part_rows=part_rows or _PART_ROWS)
+            if output is None:
+                raise ValueError("--engine ray writes a folder of Parquet files; give its name with --output.")
+            files, console = tables_of(Path(documents), output), Console(stderr=True)
+            try:
+                with locked(output), TerminalProgress(console) as progress:
+                    predict_parts(files, output, work, origin, workers, ray_address, progress)
+            except KeyboardInterrupt:
+                console.print("[bold red]Stopped.[/] The same command continues from here.", highlight=False)
+                raise typer.Exit(130) from None
+            return
+        of_ray = {"--workers": workers, "--part-rows": part_rows, "--ray-address": ray_address}
+        refuse(of_ray, "it is for --engine ray")
+        format_name = format_of(output, output_format)
+        _check_output(output, resume, format_name)
         if documents != STANDARD_INPUT:
             read_inputs(documents, columns)  # is it there?
         if output is not None:
@@ -121,9 +163,7 @@ def predict(
             models = dict(zip(names, load_runs(runs), strict=True))
             for model in models.values():
                 model.check_reads_documents()
-            fingerprint = " ".join(RunDirectory(run).fingerprint() for run in runs)
-            origin = Origin(", ".join(names), fingerprint, long, text_column, id_column)
-            job = _Job(models, format_name, PredictionOptions(long, batch_tokens), output, origin)
+            job = Job(models, format_name, PredictionOptions(long, batch_tokens), output, origin)
             status.update("counting documents")
             total = None if documents == STANDARD_INPUT else _count(documents, columns)
         if documents == STANDARD_INPUT:
@@ -135,7 +175,7 @@ def predict(
             job.run(read_inputs(documents, columns), total)
 
 
-class _Job:
+class Job:
     """From a stream of documents to predictions, in a file or on standard output, and a summary."""
 
     def __init__(
@@ -167,6 +207,8 @@ class _Job:
         total: int | None = None,
         is_waiting: Callable[[], bool] = lambda: False,
     ) -> None:
+        from prefixprop.predict.trained_model import predict_encoded
+
         started = time.perf_counter()
         try:
             if self.resumable is not None:
@@ -178,12 +220,16 @@ class _Job:
                 began = time.perf_counter()
                 encoded = ReadAhead(self._encoded(windows(documents, lambda document: document.text, is_waiting)), 1)
                 stack.callback(encoded.close)
+                # While the models compute a window, one thread tokenizes the next, and another writes the last.
+                writer, written = stack.enter_context(ThreadPoolExecutor(1)), Future[None]()
+                written.set_result(None)
                 for window, tokens in encoded:
-                    self._predict(window, tokens, file)
-                    seconds = time.perf_counter() - began
-                    speed = f"{self.answered / seconds:,.1f} documents/s, "
-                    speed += f"{self.tokens_read / seconds:,.0f} tokens/s"
-                    progress.update(bar, advance=len(window), speed=speed)
+                    answers = predict_encoded(list(self.runs.values()), tokens, self.options)
+                    written.result()
+                    written = writer.submit(self._write, window, answers, file)
+                    how_fast = speed(self.answered, self.tokens_read, time.perf_counter() - began)
+                    progress.update(bar, completed=self.documents, speed=how_fast)
+                written.result()
         except BrokenPipeError:
             # The reader has gone, as `head` does. Python would complain again when it closes standard output.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -191,17 +237,18 @@ class _Job:
         self._print_summary(time.perf_counter() - started)
 
     def _encoded(self, found: Iterator[list[InputDocument]]) -> Iterator[tuple[list[InputDocument], EncodedForEach]]:
-        """Windows and their tokens, made in a thread: tokenizers in Rust let the models compute meanwhile."""
+        """Windows and their tokens.
+
+        Processes would tokenize no faster than this thread: the Rust inside uses all cores, with 1.2 million tokens/s
+        on each, and the Python around it could pass on 20 million (docs/prediction.md).
+        """
         from prefixprop.predict.trained_model import encode_for_each
 
         for window in found:
             texts = [document.text for document in window]
             yield window, encode_for_each(list(self.runs.values()), texts, self.options)
 
-    def _predict(self, window: list[InputDocument], encoded: EncodedForEach, file: BinaryIO) -> None:
-        from prefixprop.predict.trained_model import predict_encoded
-
-        answers = predict_encoded(list(self.runs.values()), encoded, self.options)
+    def _write(self, window: list[InputDocument], answers: list[tuple[Prediction, ...]], file: BinaryIO) -> None:
         lines = [self.form.line(document.id, found) for document, found in zip(window, answers, strict=True)]
         _write(file, lines)
         if self.resumable is not None:
@@ -249,8 +296,8 @@ class _Job:
                 self._print(name + ", ".join(f"{what} {count:,}" for what, count in summary.decisions.most_common()))
         for warning in dict.fromkeys(text for summary in self.summaries.values() for text in summary.warnings()):
             self._print(f"Warning: {warning}")
-        speed = f"{self.answered / seconds:,.1f} documents/s, {self.tokens_read / seconds:,.0f} tokens/s"
-        self._print(f"{self.tokens_read:,} tokens in {seconds:.1f} s, {speed}")
+        how_fast = speed(self.answered, self.tokens_read, seconds)
+        self._print(f"{self.tokens_read:,} tokens in {seconds:.1f} s, {how_fast}")
 
     def _print(self, text: str) -> None:
         self.console.print(printable(text), markup=False)

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from prefixprop.choices import DEFAULT_BATCH_TOKENS
 from prefixprop.cli.messages import clean_errors, printable
-from prefixprop.cli.predict import names_of
+from prefixprop.cli.predict import BatchTokensOption, names_of
 from prefixprop.optional_packages import import_optional
 from prefixprop.runs.directory import RunDirectory
 
@@ -41,9 +41,7 @@ def serve(
     wait_ms: Annotated[
         float, typer.Option(min=0, metavar="N", help="Milliseconds a document waits for others to share its batch.")
     ] = 5,
-    batch_tokens: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Tokens in a batch; lower it if memory runs out.")
-    ] = DEFAULT_BATCH_TOKENS,
+    batch_tokens: BatchTokensOption = DEFAULT_BATCH_TOKENS,
 ) -> None:
     """Answer over HTTP with any number of runs, and show a page.
 
@@ -60,9 +58,8 @@ def serve(
         names = names_of(runs)
         api_key = None if api_key_file is None else _read_key(api_key_file)
         with console.status("loading the models"):
-            from prefixprop.serve.app import Limits, create_app
+            from prefixprop.serve.app import Limits, bound_socket, create_app, new_server
             from prefixprop.serve.encoder import EncoderProcess
-            from prefixprop.serve.server import bound_socket, new_server
 
             limits = Limits(max_body_mb, max_texts, queue, timeout)
             bound = bound_socket(host, port)

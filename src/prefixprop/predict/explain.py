@@ -170,9 +170,8 @@ def _answers(
     """For every document the log-probabilities of labels, first with all of its tiles, then without each of them."""
     frame = Frame.of(run.tokenizer, run.max_length)
     hidden: list[tuple[int, int, int]] = []  # tokens [start, end) of a piece
-    versions: list[
-        list[int]
-    ] = []  # of a document: its pieces, or where tokens are hidden the entry behind all pieces
+    # Of a document: its pieces, or where tokens are hidden the entry behind all pieces.
+    versions: list[list[int]] = []
     first = np.unique(pieces.documents, return_index=True)[1]
     for start_piece, chunks, own, spans in zip(first.tolist(), pieces.chunks, tiles, tokens, strict=True):
         whole = list(range(start_piece, start_piece + chunks))

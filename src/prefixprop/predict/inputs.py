@@ -27,7 +27,7 @@ STANDARD_INPUT = "-"
 _STANDARD_INPUT_NAME = "standard input"
 
 WINDOW_SECONDS = 2.0
-MAX_DOCUMENTS = 512  # in a window
+MAX_DOCUMENTS = 4096  # in a window
 MAX_CHARACTERS = 8_000_000
 _READ_AHEAD = 256
 _SECONDS_TO_CLOSE = 2.0  # a thread that waits for standard input does not end
@@ -142,16 +142,20 @@ class ReadAhead(Generic[Item]):
 
 
 def windows(
-    items: Iterable[Item], text_of: Callable[[Item], str], is_waiting: Callable[[], bool] = lambda: False
+    items: Iterable[Item],
+    text_of: Callable[[Item], str],
+    is_waiting: Callable[[], bool] = lambda: False,
+    first: int = 1,
 ) -> Iterator[list[Item]]:
     """Consecutive items in lists that take the caller about `WINDOW_SECONDS` each.
 
-    The first list has one item. After it, the time that the caller took for the last one decides how many items and
-    characters the next may have, up to twice as many. A window ends early if it is slow to fill, or if `is_waiting`
-    says that the next item has not arrived. If `items` raises, the items before the error are yielded first.
+    The first list has at most `first` items. After it, the time that the caller took for the last one decides how
+    many items and characters the next may have, up to twice as many. A window ends early if it is slow to fill, or if
+    `is_waiting` says that the next item has not arrived. If `items` raises, the items before the error are yielded
+    first.
     """
     iterator = iter(items)
-    max_items, max_characters = 1, MAX_CHARACTERS
+    max_items, max_characters = first, MAX_CHARACTERS
     end: Exception | None = None
     while end is None:
         window: list[Item] = []

@@ -65,14 +65,16 @@ def load_runs(run_dirs: Sequence[str | Path], device: str | torch.device | None 
     folders = [Path(run_dir) for run_dir in run_dirs]
     settings = [_settings(folder) for folder in folders]
     sharing = [_sharing(*both) for both in zip(folders, settings, strict=True)]
-    runs: list[TrainedModel] = []
-    for number, folder in enumerate(folders):
-        shared = next(
-            (run.model for run, key in zip(runs, sharing, strict=False) if key == sharing[number] and run.model), None
-        )
-        adapter = f"run{number}" if sharing.count(sharing[number]) > 1 else None
-        runs.append(_load(folder, settings[number], runs, shared, adapter))
     chosen_device = _device(device)
+    runs: list[TrainedModel] = []
+    models: dict[Hashable, Any] = {}
+    tokenizers: dict[Hashable, PreTrainedTokenizerBase] = {}
+    for number, (folder, own, key) in enumerate(zip(folders, settings, sharing, strict=True)):
+        adapter = f"run{number}" if sharing.count(key) > 1 else None
+        run = _load(folder, own, _tokenizer(folder, own.model, tokenizers), models.get(key), adapter)
+        runs.append(run)
+        if run.model is not None:
+            models[key] = run.model
     for run in {id(run.model): run for run in runs if run.model is not None}.values():
         model = run.model.model if isinstance(run.model, ReadingEncoder) else run.model
         _make_ready(model, run.settings, chosen_device)
@@ -80,18 +82,9 @@ def load_runs(run_dirs: Sequence[str | Path], device: str | torch.device | None 
 
 
 def _load(
-    run_dir: Path, settings: RunSettings, others: list[TrainedModel], shared: Any, adapter: str | None
+    run_dir: Path, settings: RunSettings, tokenizer: PreTrainedTokenizerBase, shared: Any, adapter: str | None
 ) -> TrainedModel:
     directory = RunDirectory(run_dir)
-    temperature = directory.read_temperature()
-    own = _tokenizer_checksums(run_dir)
-    alike = next((run for run in others if own and _tokenizer_checksums(run.run_dir) == own), None)
-    if alike is not None:
-        tokenizer = alike.tokenizer
-    elif own or settings.model not in EMBEDDED_MODELS:
-        tokenizer = load_pretrained(AutoTokenizer, str(directory.tokenizer))
-    else:  # a small copy of a run, whose encoder is in the package
-        tokenizer = load_embedded(settings.model)[1]
     label_names = None if settings.answers_questions else directory.read_labels()
     assert settings.max_length is not None
     if settings.method_row.is_read_only or settings.is_mix:
@@ -104,7 +97,7 @@ def _load(
         tokenizer=tokenizer,
         label_names=label_names or (),
         max_length=settings.max_length,
-        temperature=temperature,
+        temperature=directory.read_temperature(),
         trust=directory.read_trust(),
         settings=settings,
         prepare=settings.task_row.prepare,
@@ -132,7 +125,8 @@ def _sharing(run_dir: Path, settings: RunSettings) -> Hashable:
     if not settings.is_prefix_method or settings.answers_questions:
         return run_dir
     row = settings.method_row
-    return settings.model, row.config, row.is_read_only, settings.precision, settings.attention_backend
+    base = settings.model, settings.model_revision, settings.precision, settings.attention_backend
+    return *base, row.config, row.is_read_only
 
 
 def _make_ready(model: Any, settings: RunSettings, device: torch.device) -> None:
@@ -144,9 +138,16 @@ def _make_ready(model: Any, settings: RunSettings, device: torch.device) -> None
     model.to(device)
 
 
-def _tokenizer_checksums(run_dir: Path) -> dict[str, str]:
+def _tokenizer(run_dir: Path, model: str, known: dict[Hashable, PreTrainedTokenizerBase]) -> PreTrainedTokenizerBase:
+    """The run's tokenizer; runs whose files are the same share one."""
     folder = RunDirectory(run_dir).tokenizer
-    return checksums(folder, (file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file()))
+    if model in EMBEDDED_MODELS and not folder.is_dir():  # a small copy of a run, see recipes/pack_runs.py
+        return known.setdefault(model, load_embedded(model)[1])
+    names = (file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file())
+    key = frozenset(checksums(folder, names).items())
+    if key not in known:
+        known[key] = load_pretrained(AutoTokenizer, str(folder))
+    return known[key]
 
 
 def _device(wanted: str | torch.device | None) -> torch.device:
@@ -184,9 +185,7 @@ def _load_model(
         if trains == MODEL:
             model_class = CandidateScorer if label_names is None else AutoModelForSequenceClassification
             return load_pretrained(model_class, str(weights), use_safetensors=True, local_files_only=True).eval()
-        with _explained_absence(run_dir, settings):
-            base = load_base_model(settings.model, settings.model_revision, tokenizer=tokenizer)
-            model = kind_of(settings).new_model(base, label_names, settings) if shared is None else shared
+        model = _new_model(run_dir, settings, tokenizer, label_names) if shared is None else shared
         if trains == ADAPTER:
             return _with_adapter(model, weights, adapter).eval()
         model.load_state_dict(load_file(weights / HEAD_FILE), strict=False)
@@ -224,10 +223,25 @@ def _reading(
     folders: Sequence[Path],
 ) -> dict[str, Any]:
     if shared is None:
-        with quiet_transformers(), _explained_absence(run_dir, settings):
-            base = load_base_model(settings.model, settings.model_revision, tokenizer=tokenizer)
-            shared = ReadingEncoder(kind_of(settings).new_model(base, label_names, settings))
+        with quiet_transformers():
+            shared = ReadingEncoder(_new_model(run_dir, settings, tokenizer, label_names))
     return {"model": shared, "readers": shared.add([read_adapter(folder) for folder in folders])}
+
+
+def _new_model(
+    run_dir: Path, settings: RunSettings, tokenizer: PreTrainedTokenizerBase, label_names: tuple[str, ...] | None
+) -> Any:
+    """The run's base model with a new head."""
+    try:
+        base = load_base_model(settings.model, settings.model_revision, tokenizer=tokenizer)
+        return kind_of(settings).new_model(base, label_names, settings)
+    except (OSError, ValueError) as error:
+        # The problem alone, without the advice on --model, which is for training.
+        problem = str(error.__cause__ or error).removeprefix("--model: ").rstrip(".")
+        raise ValueError(
+            f"{run_dir}: the run's base model {settings.model!r} cannot be loaded ({problem}). Put it back where it "
+            "was, or make the hub reachable once; it must have safetensors weights."
+        ) from error
 
 
 def _with_adapter(model: PreTrainedModel | PeftModel, folder: Path, adapter: str) -> PeftModel:
@@ -237,19 +251,6 @@ def _with_adapter(model: PreTrainedModel | PeftModel, folder: Path, adapter: str
         model.load_adapter(folder, adapter)
         return model
     return PeftModel.from_pretrained(model, folder, adapter_name=adapter)
-
-
-@contextlib.contextmanager
-def _explained_absence(run_dir: Path, settings: RunSettings) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, ValueError) as error:
-        # The problem alone, without the advice on --model, which is for training.
-        problem = str(error.__cause__ or error).removeprefix("--model: ").rstrip(".")
-        raise ValueError(
-            f"{run_dir}: the run's base model {settings.model!r} cannot be loaded ({problem}). Put it back where it "
-            "was, or make the hub reachable once; it must have safetensors weights."
-        ) from error
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ import io
 import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,11 +31,11 @@ from prefixprop.predict.inputs import InputDocument
 if TYPE_CHECKING:
     from prefixprop.predict.trained_model import Prediction
 
-_BY_RUN = "predictions"
+BY_RUN = "predictions"
 _COLUMNS = ("label", "confidence", "decision", "tokens_read", "tokens", "truncated", "chunks")
 _FORMULA = re.compile(r"[\s\x00-\x1f]*[=+\-@]")  # what a spreadsheet would compute
 _JSON_OPENING = b'{"id": "'
-_START_AGAIN = "choose another --output, or remove the file"
+_START_AGAIN = "choose another --output, or remove it"
 
 
 def format_of(output: Path | None, chosen: str | None) -> str:
@@ -55,17 +55,22 @@ def format_of(output: Path | None, chosen: str | None) -> str:
 
 @contextlib.contextmanager
 def locked(output: Path) -> Iterator[None]:
-    """Keep other processes from writing this file; the lock ends with the process, even a killed one."""
+    """Keep other processes from writing this file or folder; the lock ends with the process, even a killed one."""
     target = output.resolve()  # one lock, whatever the file is called
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         lock = FileLock(target.with_name(f".{target.name}.prefixprop-lock")).acquire(blocking=False)
     except Timeout:
+        kind = "folder" if output.is_dir() else "file"
         raise ValueError(
-            f"{output}: another process is writing this file; wait for it, or choose another --output."
+            f"{output}: another process is writing this {kind}; wait for it, or choose another --output."
         ) from None
     with lock:
         yield
+
+
+def speed(documents: int, tokens: int, seconds: float) -> str:
+    return f"{documents / max(seconds, 1e-9):,.1f} documents/s, {tokens / max(seconds, 1e-9):,.0f} tokens/s"
 
 
 class JsonLines:
@@ -76,10 +81,13 @@ class JsonLines:
     def __init__(self, label_names: Mapping[str, tuple[str, ...]]) -> None:
         self.runs = list(label_names)
 
-    def line(self, name: str, predictions: Sequence[Prediction]) -> bytes:
+    def record(self, name: str, predictions: Sequence[Prediction]) -> dict[str, Any]:
         fields = [{name: value for name, value in vars(one).items() if value is not None} for one in predictions]
-        record = fields[0] if len(self.runs) == 1 else {_BY_RUN: dict(zip(self.runs, fields, strict=True))}
-        text = json.dumps({"id": name, **record}, ensure_ascii=False, allow_nan=False)
+        record = fields[0] if len(self.runs) == 1 else {BY_RUN: dict(zip(self.runs, fields, strict=True))}
+        return {"id": name, **record}
+
+    def line(self, name: str, predictions: Sequence[Prediction]) -> bytes:
+        text = json.dumps(self.record(name, predictions), ensure_ascii=False, allow_nan=False)
         # Half of a surrogate pair has no UTF-8 form; its escape is the same character to JSON.
         return text.encode("utf-8", errors="backslashreplace") + b"\n"
 
@@ -89,7 +97,7 @@ class JsonLines:
 
         record = json.loads(line)
         name = record.pop("id")
-        by_run = {self.runs[0]: record} if len(self.runs) == 1 else record[_BY_RUN]
+        by_run = {self.runs[0]: record} if len(self.runs) == 1 else record[BY_RUN]
         if list(by_run) != self.runs:
             raise ValueError("the line is of other runs")
         return name, [Prediction(**found) for found in by_run.values()]
@@ -137,7 +145,8 @@ def _text_cell(text: str) -> str:
 class Origin:
     """What made an output; `run` is the name of the run for people.
 
-    `digest` is that of the first `documents` documents of the input, whose predictions are in the output.
+    `digest` is that of the first `documents` documents of the input, whose predictions are in the output. A folder of
+    parts, with `part_rows` documents each, has the digests of the `files` that it answers.
     """
 
     run: str
@@ -147,19 +156,40 @@ class Origin:
     id_column: str | None
     documents: int = 0
     digest: str = ""
+    part_rows: int | None = None
+    files: dict[str, str] = field(default_factory=dict)
 
-    def changes_since(self, earlier: Origin) -> list[str]:
-        """How the runs and options differ from those of `earlier`."""
+    def read_earlier(self, path: Path, output: Path) -> Origin:
+        """The origin in the file `path`, which has made `output`; raise if its runs or options are not these."""
+        try:
+            earlier = Origin(**json.loads(path.read_text(encoding="utf-8")))
+        except (FileNotFoundError, ValueError, TypeError) as error:
+            raise ValueError(
+                f"{output}: this cannot be continued, because {path.name}, which records what made it, is missing or "
+                f"damaged; {_START_AGAIN}."
+            ) from error
         changes = []
         if earlier.fingerprint != self.fingerprint:
             same = "which has changed since" if earlier.run == self.run else f"now {self.run}"
             changes.append(f"the run was {earlier.run}, {same}")
-        for name in ("long", "text_column", "id_column"):
+        for name in ("long", "text_column", "id_column", "part_rows"):
             before, now = getattr(earlier, name), getattr(self, name)
             if before != now:
                 option = "--" + name.replace("_", "-")
                 changes.append(f"{option} was {before or 'not given'}, now {now or 'not given'}")
-        return changes
+        if changes:
+            raise ValueError(
+                f"{output}: this cannot be continued, because it was started with other options: "
+                f"{'; '.join(changes)}. Give the same run and options, {_START_AGAIN}."
+            )
+        return earlier
+
+
+def add_to_digest(digest: Any, document: InputDocument) -> None:
+    for text in (document.id, document.text):
+        content = text.encode("utf-8", "surrogatepass")
+        digest.update(b"%d " % len(content))
+        digest.update(content)
 
 
 class ResumableOutput:
@@ -171,12 +201,7 @@ class ResumableOutput:
         self._origin_path = path.with_name(f"{path.name}.origin.json")
         self._digest = hashlib.sha256()
         if path.exists() and path.stat().st_size > 0:
-            self._earlier = self._read_origin()
-            if changes := origin.changes_since(self._earlier):
-                raise ValueError(
-                    f"{path}: --resume cannot continue, because the file was started with other options: "
-                    f"{'; '.join(changes)}. Give the same run and options, {_START_AGAIN}."
-                )
+            self._earlier = origin.read_earlier(self._origin_path, path)
         else:
             self._earlier = origin
             write_json(self._origin_path, asdict(origin))
@@ -221,7 +246,7 @@ class ResumableOutput:
     def record(self, documents: Sequence[InputDocument]) -> None:
         """Note that these documents, which come next in the input, have been answered in the file."""
         for document in documents:
-            self._add(document)
+            add_to_digest(self._digest, document)
         count = self._origin.documents + len(documents)
         self._origin = replace(self._origin, documents=count, digest=self._digest.hexdigest())
         write_json(self._origin_path, asdict(self._origin))
@@ -230,25 +255,8 @@ class ResumableOutput:
         document = next(documents, None)
         if document is None:
             raise self._another_input("it has more documents")
-        self._add(document)
+        add_to_digest(self._digest, document)
         return document
-
-    def _add(self, document: InputDocument) -> None:
-        for text in (document.id, document.text):
-            content = text.encode("utf-8", "surrogatepass")
-            self._digest.update(b"%d " % len(content))
-            self._digest.update(content)
-
-    def _read_origin(self) -> Origin:
-        try:
-            record = json.loads(self._origin_path.read_text(encoding="utf-8"))
-            earlier = Origin(**{field.name: record[field.name] for field in fields(Origin)})
-            return replace(earlier, documents=int(earlier.documents))
-        except (FileNotFoundError, ValueError, TypeError, KeyError) as error:
-            raise ValueError(
-                f"{self.path}: --resume cannot continue, because {self._origin_path.name}, which records what made "
-                f"the file, is missing or damaged; {_START_AGAIN}."
-            ) from error
 
     def _another_input(self, problem: str) -> ValueError:
         return ValueError(

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from prefixprop.predict.explain import Explanation
 
 _MAX_NAMES = 5  # of documents in a warning
+_MAX_IDS = 100_000  # that are remembered, to notice repeated ones
 
 
 @dataclass(frozen=True)
@@ -348,7 +349,7 @@ def logits_of_each(
 
 
 class PredictionSummary:
-    """Counts over a stream of predictions; memory grows only by one number for each id that could repeat."""
+    """Counts over a stream of predictions, in constant memory."""
 
     def __init__(self, run: TrainedModel) -> None:
         self.max_length, self._special_tokens = run.max_length, run.tokenizer.num_special_tokens_to_add()
@@ -380,7 +381,7 @@ class PredictionSummary:
                 self._unusual[what] += 1
                 if len(self._names[what]) < _MAX_NAMES:
                     self._names[what].append(name)
-        if can_repeat:
+        if can_repeat and len(self._seen) < _MAX_IDS:
             self._seen.add(known)
 
     def warnings(self) -> list[str]:

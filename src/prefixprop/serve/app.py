@@ -10,10 +10,12 @@ import contextlib
 import importlib.resources
 import math
 import secrets
+import socket
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
+import uvicorn
 from fastapi import Depends, FastAPI, HTTPException, Request, Response
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from fastapi_offline import FastAPIOffline  # its /docs loads nothing from elsewhere
@@ -154,6 +156,31 @@ def create_app(
         path = "/" if name == "page.html" else f"/{name}"
         app.get(path, include_in_schema=False)(_constant(content, media_type))
     return Monitored(app, metrics, paths={getattr(route, "path", "") for route in app.routes})
+
+
+def bound_socket(host: str, port: int) -> socket.socket:
+    """A socket at this address, which does not listen yet; `OSError` if the address cannot be had."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        bound = socket.socket(family, kind, protocol)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+    except OSError as error:
+        raise OSError(f"--host {host} --port {port} cannot be used ({error.strerror}).") from error
+    return bound
+
+
+def new_server(app: Any, finish_seconds: float) -> uvicorn.Server:
+    """A server for `run(sockets=[...])`; after SIGTERM it takes `finish_seconds` at most for what is under way."""
+    return uvicorn.Server(
+        uvicorn.Config(
+            app,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=int(finish_seconds) + 1,
+        )
+    )
 
 
 class _Service:

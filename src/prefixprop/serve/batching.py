@@ -54,12 +54,8 @@ class BatchingQueue:
         wait_seconds: float = 0.005,
         observe: Callable[[int, int, float], None] = lambda documents, tokens, seconds: None,
     ) -> None:
-        self.encoder, self.batch_tokens, self.wait_seconds, self.observe = (
-            encoder,
-            batch_tokens,
-            wait_seconds,
-            observe,
-        )
+        self.encoder, self.observe = encoder, observe
+        self.batch_tokens, self.wait_seconds = batch_tokens, wait_seconds
         self._waiting: dict[Kind, deque[QueuedDocument]] = {}
         self._changed = threading.Condition()
         self._closed = False

@@ -9,26 +9,21 @@ lock on a run directory (`prefixprop.runs.directory`).
 from __future__ import annotations
 
 import contextlib
-import logging
 import math
 import os
 import platform
 import signal
-import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from prefixprop.optional_packages import import_optional
 from prefixprop.processes import SECONDS_TO_STOP, STOPPING
+from prefixprop.ray_connection import connect, disconnect, live_nodes
 from prefixprop.runs.directory import RunDirectory
 from prefixprop.sweep.engine import Job, JobEnd, run_in_worker, write_output_to
 
-_SECONDS_TO_ANSWER = 10
 _SECONDS_TO_END = 30  # a killed worker ends at once, one whose node lost its connection when it notices
 _RETRIES = 3  # how often a run is started again after its worker or node died
-# Results go through files, so Ray has next to nothing to store; by default it reserves a third of the memory.
-_OBJECT_STORE_BYTES = 100 * 2**20
 
 Node = dict[str, float]  # the resources of a node
 
@@ -42,49 +37,6 @@ def room(nodes: Sequence[Node], cpus: int, gpus: float) -> int:
         sharing = math.floor(1 / gpus + 1e-6)
         runs = [min(count, int(node.get("GPU", 0)) * sharing) for count, node in zip(runs, nodes, strict=True)]
     return sum(runs)
-
-
-def _connect(address: str | None) -> Any:
-    """The package ray, connected to the cluster at `address`, or to a new one on this machine."""
-    ray = import_optional("ray", "Sweeps with --engine ray", extra="ray")
-    if ray.is_initialized():
-        raise RuntimeError("This process already uses a Ray cluster; call ray.shutdown() first.")
-    if address is not None and address != "auto":
-        _check_answers(address)
-    start: dict[str, Any] = {"address": address}
-    if address is None:
-        start = {"address": "local", "include_dashboard": False, "object_store_memory": _OBJECT_STORE_BYTES}
-    # Ray prints pages about every dead node into what the sweep prints, and only this private switch stops it.
-    ray._private.worker._worker_logs_enabled = False
-    try:
-        ray.init(log_to_driver=False, logging_level=logging.ERROR, **start)
-    except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
-        _disconnect(ray)
-        where = "on this machine" if address in (None, "auto") else f"at {address}"
-        raise RuntimeError(f"--ray-address: there is no usable Ray cluster {where}: {error}") from error
-    return ray
-
-
-def _disconnect(ray: Any) -> None:
-    ray.shutdown()
-    ray._private.worker._worker_logs_enabled = True
-
-
-def _check_answers(address: str) -> None:
-    """Raise if nothing listens at the address: Ray would wait a quarter of an hour for it."""
-    host, colon, port = address.rpartition(":")
-    if not colon or "/" in address or not port.isdigit() or not 0 < int(port) < 65536:
-        raise ValueError(
-            f"--ray-address: expected HOST:PORT, as `ray start --head` prints it, or auto, got {address!r}. The "
-            "sweep itself has to run on a node of the cluster."
-        )
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), _SECONDS_TO_ANSWER).close()
-    except OSError as error:
-        raise RuntimeError(
-            f"--ray-address: there is no Ray cluster at {address} ({error.strerror or error}); start one with "
-            "`ray start --head`, or leave the option out to use this machine alone."
-        ) from error
 
 
 @dataclass(frozen=True)
@@ -117,12 +69,12 @@ class RayEngine:
         modules: Sequence[str] = (),
         tell: Callable[[str], None] = lambda note: None,
     ) -> None:
-        self._ray = _connect(address)
+        self._ray = connect(address, "Sweeps with --engine ray")
         try:
             if gpus_per_run is None:
-                gpus_per_run = 1.0 if any(node.get("GPU", 0) for node in self._nodes()) else 0.0
+                gpus_per_run = 1.0 if any(node.get("GPU", 0) for node in live_nodes(self._ray)) else 0.0
             self._cpus, self._gpus = cpus_per_run, gpus_per_run
-            nodes = self._nodes()
+            nodes = live_nodes(self._ray)
             if not room(nodes, cpus_per_run, gpus_per_run):  # it would wait forever
                 has = ", ".join(f"{node.get('CPU', 0):g} CPUs and {node.get('GPU', 0):g} GPUs" for node in nodes)
                 raise ValueError(
@@ -130,7 +82,7 @@ class RayEngine:
                     f"which a run needs. The nodes of the cluster have: {has or 'nothing'}."
                 )
         except BaseException:
-            _disconnect(self._ray)
+            disconnect(self._ray)
             raise
         self._modules = tuple(modules)
         self._tell = tell
@@ -139,7 +91,7 @@ class RayEngine:
 
     @property
     def slots(self) -> int:
-        return max(1, room(self._nodes(), self._cpus, self._gpus))
+        return max(1, room(live_nodes(self._ray), self._cpus, self._gpus))
 
     def submit(self, job: Job, attempt: int = 1) -> None:
         answer = self._task.remote(job, os.getcwd(), self._modules, self._cpus, attempt)
@@ -190,7 +142,7 @@ class RayEngine:
         finally:
             self._cancel(answers, _SECONDS_TO_END, force=True)
             self._running = []
-            _disconnect(self._ray)
+            disconnect(self._ray)
 
     def _cancel(self, answers: Sequence[Any], seconds: float, force: bool = False) -> None:
         """Interrupt runs, or kill their workers, and wait until they end."""
@@ -202,10 +154,6 @@ class RayEngine:
         for answer in running:
             self._ray.cancel(answer, force=force)
         self._ray.wait(answers, num_returns=len(answers), timeout=seconds)
-
-    def _nodes(self) -> list[Node]:
-        """The resources of each live node."""
-        return [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
 
 
 def _work(job: Job, folder: str, modules: Sequence[str], threads: int, attempt: int) -> str | None:
