@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import signal
 import socket
+import threading
 from typing import Any
 
 from prefixprop.optional_packages import import_optional
@@ -34,8 +36,15 @@ def connect(address: str | None, purpose: str) -> Any:
 
 
 def disconnect(ray: Any) -> None:
+    """End the connection; Ray's handler of SIGTERM, which it would leave behind, ends with it."""
     ray.shutdown()
     _let_ray_print(ray, True)
+    handler = signal.getsignal(signal.SIGTERM)
+    if (
+        str(getattr(handler, "__module__", "")).startswith("ray.")
+        and threading.current_thread() is threading.main_thread()
+    ):
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def live_nodes(ray: Any) -> list[dict[str, float]]:

@@ -144,6 +144,8 @@ def test_room_that_nobody_has(cluster: Any) -> None:
         RayEngine(cluster.address, cpus_per_run=64)
     with pytest.raises(ValueError, match=r"no node has 1 CPUs and 0\.5 GPUs"):
         RayEngine(cluster.address, gpus_per_run=0.5)
+    handler = signal.getsignal(signal.SIGTERM)
+    assert not str(getattr(handler, "__module__", "")).startswith("ray."), "Ray leaves nothing behind"
 
 
 def test_errors_and_deaths_are_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
