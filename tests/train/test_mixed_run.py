@@ -1,4 +1,4 @@
-"""Runs that mix models: chosen on left-out documents, killed and resumed, several label columns in one pass."""
+"""Runs that mix models: chosen on held-out documents, killed and resumed, several label columns in one pass."""
 
 from __future__ import annotations
 
