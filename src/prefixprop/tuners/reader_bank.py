@@ -91,7 +91,8 @@ def _is_last(name: str) -> bool:
 
 def read_adapter(folder: Path) -> ReaderWeights:
     """The reader that an adapter's folder holds, one that peft saved."""
-    tensors = {key: tensor.float() for key, tensor in load_file(folder / SAFETENSORS_WEIGHTS_NAME).items()}
+    stored = load_file(folder / SAFETENSORS_WEIGHTS_NAME)
+    tensors = {key: tensor.to(torch.promote_types(tensor.dtype, torch.float32)) for key, tensor in stored.items()}
     of_prefix = {key: tensors.pop(key) for key in list(tensors) if f"{LAYER_NAME}." in key}
     (prefix,) = (tensor for key, tensor in of_prefix.items() if key.endswith(".weight"))
     for key, gate in of_prefix.items():
