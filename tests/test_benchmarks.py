@@ -199,6 +199,31 @@ def test_the_table_of_trust() -> None:
         assert row["documents"].startswith(f"{line['documents']:,} of ") and shown.items() <= row.items()
 
 
+def test_the_tables_of_serving_and_predicting_on_two_cores() -> None:
+    found = {(one["runs"], one["clients"], one["way"]): one for one in recorded("serving-cpu-512.json")["results"]}
+    for row in documented(ROOT / "docs" / "serving.md", "runs"):
+        place = int(row["runs"]), int(row["clients"])
+        served, waits = (
+            found[*place, "served"],
+            " / ".join(f"{found[*place, 'served'][f'p{p}_ms']:,.0f}" for p in (50, 95, 99)),
+        )
+        assert (row["documents/s"], row["p50 / p95 / p99 ms"]) == (f"{served['documents_per_s']:.2f}", waits)
+        for column, way in (
+            ("one by one", "one by one"),
+            ("pipeline", "pipeline"),
+            ("`predict`, one call", "predict"),
+        ):
+            other = found.get((*place, way))
+            assert row[column] == (f"{other['documents_per_s']:.2f}" if other else "")
+    rates = {(one["length"], one["way"]): one for one in recorded("predict-cpu.json")["results"]}
+    for row in documented(ROOT / "docs" / "prediction.md", "tokens"):
+        length = int(row["tokens"].replace(",", ""))
+        own = rates[length, "predict"]
+        shown = [f"{own['documents_per_s']:.2f} ({own['tokens_per_s']:,.0f})"]
+        shown += [f"{rates[length, way]['documents_per_s']:.2f}" for way in ("pipeline", "forward")]
+        assert [row["`predict`, documents/s (tokens/s)"], row["pipeline"], row["forward"]] == shown
+
+
 def test_the_readme_has_columns_of_the_table_of_defaults() -> None:
     shorter, whole = documented(README, "documents"), documented(ROOT / "docs" / "defaults.md", "documents")
     assert all(short.items() <= row.items() for short, row in zip(shorter, whole, strict=True))
