@@ -199,8 +199,9 @@ def test_what_cannot_be_fitted(X: Any, y: Any, parameters: dict[str, Any], messa
 def test_progress_and_notes(capsys: pytest.CaptureFixture[str]) -> None:
     table = letters()
     shortened = tfidf(method="readers", epochs=1, max_length=8, settings={"mix_baseline": "no"})
-    with pytest.warns(UserWarning, match="longer than 8 tokens"):
+    with pytest.warns(UserWarning, match="longer than 8 tokens") as warned:
         shortened.fit(table["text"], table["label"])
+    assert {warning.filename for warning in warned} == {__file__}, "where the package was called"
     assert capsys.readouterr().err == ""
     shortened.set_params(verbose=True).fit(table["text"], table["label"])
     told = capsys.readouterr().err

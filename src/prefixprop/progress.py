@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
+from types import FrameType
 
 
 class Progress:
@@ -12,8 +14,15 @@ class Progress:
     """
 
     def note(self, text: str) -> None:
-        """Something that the user should know."""
-        warnings.warn(text, stacklevel=2)
+        """Something that the user should know; the warning points to the line that called the package."""
+        frame: FrameType | None = sys._getframe()
+        depth, level = 0, 1
+        while frame is not None:
+            depth += 1
+            if str(frame.f_globals.get("__name__")).startswith("prefixprop."):
+                level = depth + 1
+            frame = frame.f_back
+        warnings.warn(text, stacklevel=level)
 
     def stage(self, what: str) -> None:
         """What is being done from now on; it is not known how long it takes."""
