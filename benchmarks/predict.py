@@ -62,7 +62,11 @@ def main() -> None:
     transformers.logging.set_verbosity_error()
     with tempfile.TemporaryDirectory() as folder:
         run = load_run(trained_run(Path(folder), options.size, max(options.lengths), options.method))
-        results = [row for length in options.lengths for row in measure(run, Path(folder), length, options)]
+        results: list[dict[str, Any]] = []
+        for length in options.lengths:
+            results += measure(run, Path(folder), length, options)
+            for row in results[-4:]:  # whoever stops it later has these
+                print(row["length"], row["way"], f"{row['documents_per_s']:.2f} documents/s", flush=True)
     device = torch.cuda.get_device_name() if ON_GPU else f"CPU, {torch.get_num_threads()} threads"
     show(f"predict: {options.size} size, {device}", [shown(row) for row in results])
     costs = [cost(row) for row in results if row["way"] == "predict"]
