@@ -215,6 +215,11 @@ def test_the_tables_of_serving_and_predicting_on_two_cores() -> None:
         ):
             other = found.get((*place, way))
             assert row[column] == (f"{other['documents_per_s']:.2f}" if other else "")
+    page = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
+    for file in ("serving-cpu-4096.json", "serving-cpu-200.json"):
+        for one in recorded(file)["results"]:
+            if one["way"] == "served" and one["clients"] == 64:
+                assert f"{one['documents_per_s']:.2f}" in page
     rates = {(one["length"], one["way"]): one for one in recorded("predict-cpu.json")["results"]}
     for row in documented(ROOT / "docs" / "prediction.md", "tokens"):
         length = int(row["tokens"].replace(",", ""))

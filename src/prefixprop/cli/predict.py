@@ -40,11 +40,15 @@ if TYPE_CHECKING:
 
 _LONG_NUMBER = re.compile(r"(?<=[ ,])[01]\.\d{5,}(?:e-\d+)?(?=[,}]|$)|(?<=[ ,])\d(?:\.\d+)?e-\d+(?=[,}]|$)")
 _PART_ROWS = 1_000
-# Options that other commands on documents have too.
+# Options that other commands have too.
 TextOption = Annotated[str, typer.Option(metavar="NAME", help="Column of a table with the documents.")]
 IdOption = Annotated[
     str | None,
     typer.Option(metavar="NAME", help="Column with the ids. Default: id if there is one, otherwise numbers from 1."),
+]
+RayAddressOption = Annotated[
+    str | None,
+    typer.Option(metavar="HOST:PORT", help="ray: the cluster, or auto. Default: start one on this machine."),
 ]
 LongOption = Annotated[
     str,
@@ -102,15 +106,13 @@ def predict(
         Literal["local", "ray"], typer.Option(help="This process, or workers on the nodes of a Ray cluster.")
     ] = "local",
     workers: Annotated[
-        int | None, typer.Option(min=1, help="ray: workers. Default: one per GPU; without GPUs, one per four cores.")
+        int | None,
+        typer.Option(metavar="N", min=1, help="ray: workers. Default: one per GPU, or one per four cores."),
     ] = None,
     part_rows: Annotated[
-        int | None, typer.Option(min=1, help=f"ray: documents in a file of the output. Default: {_PART_ROWS:,}.")
+        int | None, typer.Option(metavar="N", min=1, help=f"ray: documents per file. Default: {_PART_ROWS:,}.")
     ] = None,
-    ray_address: Annotated[
-        str | None,
-        typer.Option(metavar="HOST:PORT", help="ray: the cluster, or auto. Default: start one on this machine."),
-    ] = None,
+    ray_address: RayAddressOption = None,
 ) -> None:
     """Label documents with one run or several.
 

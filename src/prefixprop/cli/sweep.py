@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from prefixprop.cli.messages import clean_errors, refuse
+from prefixprop.cli.predict import RayAddressOption
 from prefixprop.processes import handling_signals, interrupt
 
 if TYPE_CHECKING:
@@ -37,10 +38,7 @@ def sweep(
         int | None,
         typer.Option(metavar="N", min=1, help="local: runs at once, sharing a GPU if they fit. Default: 1."),
     ] = None,
-    ray_address: Annotated[
-        str | None,
-        typer.Option(metavar="HOST:PORT", help="ray: the cluster, or auto. Default: start one on this machine."),
-    ] = None,
+    ray_address: RayAddressOption = None,
     cpus_per_run: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="ray: CPUs of a run. Default: 1.")
     ] = None,
