@@ -27,8 +27,8 @@ from prefixprop.evaluate import (
     fit_temperature,
     fit_tfidf,
     fit_thresholds,
+    held_out_scores,
     label_table,
-    left_out_scores,
     measure_baseline,
     never_predicted,
     paired_scores,
@@ -257,7 +257,7 @@ def test_tfidf_has_an_svm_for_every_label(tmp_path: Path) -> None:
     model.save(tmp_path)
     np.testing.assert_array_equal(TfidfModel.load(tmp_path).scores(TEXTS), scores)
     folds = np.arange(12) % 3
-    left_out = left_out_scores(TEXTS, labels, 4, folds, [1.0])
+    left_out = held_out_scores(TEXTS, labels, 4, folds, [1.0])
     (without,) = fit_tfidf(
         [text for text, fold in zip(TEXTS, folds, strict=True) if fold], labels[folds > 0], 4, [1.0]
     )

@@ -10,7 +10,7 @@ from safetensors.numpy import save_file
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.svm import LinearSVC
 
-from prefixprop.evaluate import C_VALUES, TfidfModel, fit_tfidf, left_out_scores, tfidf
+from prefixprop.evaluate import C_VALUES, TfidfModel, fit_tfidf, held_out_scores, tfidf
 
 TEXTS = [f"apples and pears number {i}" for i in range(6)] + [f"iron with copper number {i}" for i in range(4)]
 LABELS = [0] * 6 + [2] * 4
@@ -59,9 +59,9 @@ def test_a_model_for_every_c_on_the_same_features() -> None:
     assert not np.allclose(models[0].scores(ASKED), models[-1].scores(ASKED))
 
 
-def test_left_out_scores_come_from_the_other_folds_alone() -> None:
+def test_held_out_scores_come_from_the_other_folds_alone() -> None:
     folds = np.arange(len(TEXTS)) % 3
-    scores = left_out_scores(TEXTS, LABELS, 3, folds)
+    scores = held_out_scores(TEXTS, LABELS, 3, folds)
     for fold in range(3):
         others = np.flatnonzero(folds != fold)
         models = fit_tfidf([TEXTS[i] for i in others], [LABELS[i] for i in others], 3)
@@ -73,7 +73,7 @@ def test_left_out_scores_come_from_the_other_folds_alone() -> None:
 def test_every_text_is_answered_also_those_that_are_too_many_to_learn_from(monkeypatch: pytest.MonkeyPatch) -> None:
     texts, labels = 4 * TEXTS, 4 * LABELS
     monkeypatch.setattr(tfidf, "_MOST_CHARACTERS", sum(map(len, texts)) // 2)
-    scores = left_out_scores(texts, labels, 3, np.arange(len(texts)) % 2)
+    scores = held_out_scores(texts, labels, 3, np.arange(len(texts)) % 2)
     assert (scores.argmax(axis=2) == labels).all()
 
 

@@ -158,7 +158,7 @@ def test_a_reader_that_diverges_does_not_disturb_the_others() -> None:
 def test_documents_are_answered_by_who_left_them_out(at_once: tuple[int, int]) -> None:
     trainer = train(trainer_of(at_once=at_once), until=3)
     for column, key in ((0, (5e-3, 1)), (1, (1e-2, 1))):
-        found = trainer.left_out(column)
+        found = trainer.held_out(column)
         assert found.keys() == {key}
         assert found[key].shape == (DOCUMENTS, CLASSES[column]) and np.isfinite(found[key]).all()
         for index, plan in enumerate(PLANS):

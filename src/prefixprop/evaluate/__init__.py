@@ -33,7 +33,7 @@ from prefixprop.evaluate.significance import (
     summarise_seeds,
     t_test,
 )
-from prefixprop.evaluate.tfidf import C_VALUES, TfidfModel, fit_tfidf, left_out_scores
+from prefixprop.evaluate.tfidf import C_VALUES, TfidfModel, fit_tfidf, held_out_scores
 from prefixprop.evaluate.trust import Trust, fit_trust, measure_trust
 
 __all__ = [
@@ -61,9 +61,9 @@ __all__ = [
     "fit_tfidf",
     "fit_thresholds",
     "fit_trust",
+    "held_out_scores",
     "holm_correction",
     "label_table",
-    "left_out_scores",
     "may_be_dropped",
     "measure_baseline",
     "measure_trust",

@@ -118,7 +118,7 @@ def fit_tfidf(
     return _fitted(counts, label_array[drawn], num_labels, c_values, with_pairs, class_weight)
 
 
-def left_out_scores(
+def held_out_scores(
     texts: Sequence[str],
     labels: ArrayLike,
     num_labels: int,

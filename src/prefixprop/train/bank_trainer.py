@@ -211,7 +211,7 @@ class BankTrainer:
     def _answers(self, inputs: dict[str, Tensor]) -> Tensor:
         return self._logits(inputs["readers"], inputs)
 
-    def left_out(self, column: int) -> dict[tuple[float, int], NDArray[np.float64]]:
+    def held_out(self, column: int) -> dict[tuple[float, int], NDArray[np.float64]]:
         """For every learning rate and seed, logits [documents, classes] of the training set.
 
         Each document is answered by the reader that left its fold out.

@@ -35,7 +35,7 @@ from prefixprop.evaluate import (
     cross_fit,
     decide,
     fit_tfidf,
-    left_out_scores,
+    held_out_scores,
     measure_trust,
 )
 from prefixprop.evaluate.metrics import log_odds
@@ -95,7 +95,7 @@ def _words(run: RunPlan, judged: Judged, progress: Progress) -> Words | None:
         if judged.is_dev:
             logits = np.stack([model.scores(texts_of(judged.documents)) for model in models])
         else:
-            logits = left_out_scores(texts, labels, task.num_labels, judged.folds, C_VALUES, weight)
+            logits = held_out_scores(texts, labels, task.num_labels, judged.folds, C_VALUES, weight)
     except ValueError as error:
         if not run.settings.is_prefix_method:  # there is nothing else
             raise TrainingError(str(error)) from error

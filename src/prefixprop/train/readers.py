@@ -252,7 +252,7 @@ class Readers:
         if self.judged[column].is_dev:
             logits = np.stack([self.answers(column, "dev", rate) for rate in rates])
         else:
-            found = self.trainer.left_out(column)
+            found = self.trainer.held_out(column)
             of_seeds = (np.stack([found[rate, seed] for seed in self.seeds]) for rate in rates)
             logits = np.stack([mean_answer(self.judged[column].as_answers(each)) for each in of_seeds])
         return Part(READERS, tuple(rates), logits)

@@ -68,12 +68,14 @@ def train_single(
 
 def _baseline(run: RunPlan, progress: Progress) -> dict[str, Any]:
     """What a simple model reaches on the documents of the run, as an entry of the metrics; empty without it."""
+    if not run.settings.baseline:
+        return {}
     progress.stage("fitting the baseline")
     try:
-        metrics = kind_of(run.settings).baseline(run.task, run.settings) if run.settings.baseline else None
+        metrics = kind_of(run.settings).baseline(run.task, run.settings)
     except ValueError as error:
         progress.note(f"there is no TF-IDF baseline: {error}")
-        metrics = None
+        return {}
     return {} if metrics is None else {"baseline": metrics}
 
 
