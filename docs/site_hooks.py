@@ -79,6 +79,6 @@ def as_markdown(notebook: dict[str, Any], name: str) -> str:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Links to notebooks lead to their pages. Browsers draw MathML themselves, without a script or a font."""
-    markdown = markdown.replace(".ipynb)", ".md)")
+    """Links to files lead to their pages. Browsers draw MathML themselves, without a script or a font."""
+    markdown = markdown.replace(".ipynb)", ".md)").replace("](../results/PROTOCOL.md", "](protocol.md")
     return EQUATION.sub(lambda found: f'<div class="equation">{convert(found[1], display="block")}</div>', markdown)

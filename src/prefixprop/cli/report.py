@@ -112,8 +112,8 @@ def archive(
 ) -> None:
     """Pack finished runs without weights, to keep or publish.
 
-    report makes the same tables of them, and sweep does not repeat them. Settings and commands are kept as they are,
-    with the paths of this machine.
+    report makes the same tables of them, and sweep does not repeat them. The command that trained and the folder of a
+    task's data are left out.
 
     Example: prefixprop archive runs/table2 --output results/table2
     """

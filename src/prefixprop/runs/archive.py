@@ -7,7 +7,7 @@
 
 `prefixprop report` makes the same tables from an archive, and `prefixprop sweep` counts its runs as finished. A run
 that only served a search, on a fold or at values that its sweep did not choose, has no predictions and no lengths
-here: reports need them for results only.
+here: reports need them for results only. The folder of a task's data and the command that trained are left out.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import zipfile
 import zlib
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -90,9 +90,10 @@ def _line(run: Run, arrays: Arrays) -> dict[str, Any]:
     """The line of a run in the table; its predictions and lengths go into `arrays`."""
     line: dict[str, Any] = {
         "name": run.path.name,
-        "settings": asdict(run.settings),
+        # Whoever reads an archive has neither these folders nor these files.
+        "settings": asdict(replace(run.settings, data_dir=None)),
         "metrics": run.metrics,
-        "environment": run.environment,
+        "environment": {name: value for name, value in run.environment.items() if name != "command"},
         "history": run.history,
         "labels": run.labels,
         "search_only": run.search_only,

@@ -1,0 +1,71 @@
+"""docs/results.md has the numbers that `prefixprop report` makes of results/evidence, and the kept adapters load."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from prefixprop import load_run
+from prefixprop.evaluate import holm_correction
+from prefixprop.report import make_report
+
+RESULTS = Path(__file__).parents[2] / "results"
+PAGE = (Path(__file__).parents[2] / "docs" / "results.md").read_text(encoding="utf-8")
+# The question, its method and the method that it is compared with.
+PRIMARY = {
+    "(a)": ("prefix-propagation", "prefix-tuning"),
+    "(b)": ("prefix-reading", "prefix-propagation"),
+    "(c)": ("prefix-propagation+lora", "tfidf"),
+}
+
+
+@cache
+def report(baseline: str) -> str:
+    return make_report([RESULTS / "evidence"], baseline=baseline).markdown()
+
+
+def cells(text: str, row: str) -> list[str]:
+    """The other cells of the first row that begins like this."""
+    found = re.search(rf"^\| {re.escape(row)} \|(.*)\|$", text, re.MULTILINE)
+    assert found, row
+    return [re.sub(r"\*\*|</?u>", "", cell).strip() for cell in found[1].split("|")]
+
+
+def answer(method: str, baseline: str) -> tuple[float, str, float]:
+    """The difference in points, its interval and p-value."""
+    heading = f": better than {baseline}?\n"
+    _, _, difference, interval, p, _ = cells(report(baseline).partition(heading)[2], method)
+    return float(difference), interval, float(p)
+
+
+@pytest.mark.parametrize("question", PRIMARY)
+def test_primary_questions(question: str) -> None:
+    difference, interval, p = answer(*PRIMARY[question])
+    section = " ".join(PAGE.partition(f"## {question}")[2].partition("\n## ")[0].split())
+    assert f"{abs(difference)} points {'ahead' if difference > 0 else 'behind'}" in section
+    assert f"({interval}, p = {p:.2f}" in section
+
+
+def test_the_correction_for_three_questions() -> None:
+    corrected = holm_correction([answer(*question)[2] for question in PRIMARY.values()])
+    assert "the p-values are {:.2f}, {:.2f} and {:.2f}".format(*corrected) in PAGE
+
+
+@pytest.mark.parametrize("method", sorted({method for pair in PRIMARY.values() for method in pair} - {"tfidf"}))
+def test_tables(method: str) -> None:
+    row = next(line for line in PAGE.splitlines() if line.startswith(("| 2,400", "| 200")) and f"| {method}" in line)
+    of_page = [cell.strip() for cell in row.replace("**", "").split("|")[3:7]]
+    test = report("tfidf").partition(", test: methods\n")[2]
+    if method != "prefix-propagation+lora":
+        test = test.partition(", test: methods\n")[2]
+    calibration = cells(test.partition(", test: calibration\n")[2], method)
+    assert of_page == [*cells(test, method)[:3], calibration[3]]
+
+
+@pytest.mark.parametrize("folder", sorted((RESULTS / "adapters").iterdir()), ids=lambda folder: folder.name)
+def test_kept_adapters_answer(folder: Path) -> None:
+    (prediction,) = load_run(folder).predict(["Neurons in the visual cortex of mice respond to oriented gratings."])
+    assert prediction.label == "Neuroscience"
