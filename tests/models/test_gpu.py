@@ -23,8 +23,9 @@ from prefixprop.models.gpu import (
     padded_length,
     without_cudnn,
 )
-from prefixprop.predict import token_batches
+from prefixprop.predict import reading, token_batches
 from prefixprop.train import bank_trainer, train, trainer
+from prefixprop.tuners.reader_bank import new_reader
 
 from tiny import adapt, batch, both_methods, tiny_model
 from tiny_training import tiny_settings
@@ -43,6 +44,7 @@ class Again:
 
 
 def _tensors(outputs: Any) -> list[Tensor]:
+    outputs = outputs.values() if isinstance(outputs, dict) else outputs
     return [outputs] if isinstance(outputs, Tensor) else [each for each in outputs if each is not None]
 
 
@@ -161,17 +163,31 @@ def test_a_run_of_recorded_steps_is_the_same_run(
         assert of_one and all(torch.equal(tensor, of_two[name]) for name, tensor in of_one.items())
 
 
-def test_predictions_of_recorded_passes(played: list, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("of_readers", [False, True])
+def test_predictions_of_recorded_passes(of_readers: bool, played: list, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model("longformer").eval()
     attention.install(model)
-    ids = [torch.randint(5, 50, (length,)).numpy() for length in (7, 30, 12, 9, 20, 8)]
+    ids = [torch.randint(5, 50, (length,)).numpy() for length in (7, 30, 12, 9, 20, 8, 5)]
     assert not can_use_cuda_graphs(model)  # without a GPU
-    expected = token_batches.classify(model, ids, 1, 128, False, 128)[0]
+    encoder = reading.ReadingEncoder(model)
+    # Readers in two banks; the last one is not asked.
+    encoder.add(
+        [new_reader(encoder.backbone, length, classes, seed=length) for length, classes in ((2, 2), (3, 4), (2, 3))]
+    )
+
+    def answers(batch_tokens: int) -> list[Any]:
+        if of_readers:
+            return encoder.logits(ids, [(0,), (1,)], 1, batch_tokens, False, 128)
+        return token_batches.classify(model, ids, 1, batch_tokens, False, 128)
+
+    expected = answers(128)
     monkeypatch.setattr(token_batches, "can_use_cuda_graphs", lambda model: True)
-    for _ in range(3):
-        found = token_batches.classify(model, ids, 1, 128, False, 128)[0]
-        assert abs(found - expected).max() < 1e-5
-    assert played == [(2, 64)]
+    monkeypatch.setattr(reading, "can_use_cuda_graphs", lambda model: True)
+    for batch_tokens in (128, 128, 384):
+        for one, two in zip(answers(batch_tokens), expected, strict=True):
+            assert abs(one - two).max() < 1e-5
+    # Three batches of two and one of one; then six and one.
+    assert played == [(2, 64), (1, 64)]
 
 
 def test_only_frozen_weights_are_converted() -> None:

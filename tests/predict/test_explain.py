@@ -119,7 +119,7 @@ def test_hidden_tokens_are_as_if_the_readers_text_had_none(tmp_path: Path, famil
     (_, (beside,)) = run.explain([document(9, seed=4), text], batch_tokens=70)  # padded, two passages at once
     scores = [passage.score for passage in found.passages]
     assert [passage.score for passage in beside.passages] == pytest.approx(scores, abs=1e-4)
-    (_, bank), *_ = run.model._all_banks(torch.device("cpu"))
+    (_, bank), *_ = run.model._all_banks(torch.device("cpu")).values()
     ids = torch.tensor([run.tokenizer(text)["input_ids"]])
     label, answers = LABEL_NAMES.index(found.label), []
     with torch.inference_mode():

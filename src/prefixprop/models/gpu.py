@@ -2,7 +2,7 @@
 
 A GPU can be faster than Python launches its kernels: with short documents on any machine, with long ones where the
 host is slow. A CUDA graph records a pass once per shape and then replays it without Python. Batches are padded a
-little further, so that shapes come again. The kernels and random numbers stay the same.
+little further, and filled up a little, so that shapes come again. The kernels and random numbers stay the same.
 """
 
 from __future__ import annotations
@@ -67,6 +67,16 @@ def padded_length(longest: int, most: int) -> int:
     """
     step = max(STEP, (1 << (longest - 1).bit_length()) // (2 * STEPS))
     return max(longest, min(-(-longest // step) * step, most))
+
+
+def padded_count(count: int, most: int) -> int:
+    """To how many documents a batch is filled up, so that numbers come again; `most` fill a batch.
+
+    >>> [padded_count(count, most=40) for count in (1, 3, 5, 7, 9, 13, 17, 33, 40, 50)]
+    [1, 3, 6, 8, 12, 16, 24, 40, 40, 50]
+    """
+    power = 1 << (count - 1).bit_length()
+    return max(count, min(3 * power // 4 if count <= 3 * power // 4 else power, most))
 
 
 class _Recording(NamedTuple):

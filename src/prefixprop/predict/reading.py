@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from prefixprop.attention.pattern import AttentionPattern
 from prefixprop.backbones import find_backbone
 from prefixprop.backbones.base import Text
 from prefixprop.data.batches import pad_documents
 from prefixprop.data.tokens import TokenIds
-from prefixprop.predict.token_batches import batches_by_length, inference, to_device
+from prefixprop.models.gpu import CudaGraph, can_use_cuda_graphs, padded_count, padded_length
+from prefixprop.predict.token_batches import batches_by_length, inference, repeated_to, to_device
 from prefixprop.tuners.reader_bank import ReaderBank, ReaderWeights
 from prefixprop.tuners.reading import text_to_read
 
@@ -29,7 +30,8 @@ class ReadingEncoder:
         self.model: Any = model.eval().requires_grad_(False)
         self.backbone = find_backbone(model)
         self._readers: list[ReaderWeights] = []
-        self._banks: dict[int, tuple[list[int], ReaderBank]] = {}  # by length of their prefixes
+        self._banks: dict[str, tuple[list[int], ReaderBank]] = {}  # a bank for each length of prefixes
+        self._recorded = CudaGraph(self._answers)
 
     @property
     def config(self) -> Any:
@@ -40,6 +42,7 @@ class ReadingEncoder:
         first = len(self._readers)
         self._readers += readers
         self._banks.clear()
+        self._recorded = CudaGraph(self._answers)  # recordings have the old banks
         return tuple(range(first, len(self._readers)))
 
     def logits(
@@ -49,52 +52,84 @@ class ReadingEncoder:
         pad_token_id: int,
         batch_tokens: int,
         bf16: bool,
+        max_length: int,
         hidden: Sequence[tuple[int, int, int]] = (),
     ) -> list[NDArray[np.float64]]:
         """For every run, given by the numbers of its readers, what each says of texts [readers, texts, classes].
 
         Behind these follows, for every (text, start, end) of `hidden`, what they say of that text if its tokens
-        [start, end) are hidden from them. The text's states are those of the whole text, and are computed once.
+        [start, end) are hidden from them. The text's states are those of the whole text, and are computed once. No
+        text has more than `max_length` tokens.
         """
         device = next(self.model.parameters()).device
-        count = len(input_ids) + len(hidden)
-        found = {number: np.empty((count, self._readers[number].classes)) for run in runs for number in run}
         hidden_in: defaultdict[int, list[int]] = defaultdict(list)
         for place, (index, _, _) in enumerate(hidden):
             hidden_in[index].append(place)
-        for indices in batches_by_length([max(1, len(ids)) for ids in input_ids], batch_tokens):
-            padded = pad_documents([input_ids[index] for index in indices], pad_token_id)
-            a_pass = partial(inference, device, bf16, lower="batch_tokens (--batch-tokens)")
+        asked = {number for run in runs for number in run}
+        chosen: dict[str, list[int]] = {}  # of each bank
+        for name, (numbers, _) in self._all_banks(device).items():
+            if places := [place for place, number in enumerate(numbers) if number in asked]:
+                chosen[name] = places
+        readers = {name: torch.tensor(places, device=device) for name, places in chosen.items()}
+        lengths = [max(1, len(ids)) for ids in input_ids]
+        is_recorded = not hidden and can_use_cuda_graphs(self.model)
+        if is_recorded:
+            lengths = [padded_length(length, max_length) for length in lengths]
+        a_pass = partial(inference, device, bf16, lower="batch_tokens (--batch-tokens)")
+        answers: list[tuple[Sequence[int], dict[str, Tensor]]] = []  # fetched at the end, as in `classify`
+        for indices in batches_by_length(lengths, batch_tokens):
+            length = lengths[indices[0]]
+            rows = [input_ids[index] for index in indices]
+            if is_recorded:
+                rows = repeated_to(padded_count(len(rows), batch_tokens // length), rows)
+            padded = pad_documents(rows, pad_token_id, length=length)
+            if is_recorded:
+                with a_pass():
+                    answers.append((indices, self._recorded(to_device(padded, device) | readers, bf16)))
+                continue
             with a_pass():
                 text = text_to_read(self.backbone, to_device(padded, device))
-                self._read(text, indices, found)
+                answers.append((indices, self._read(text, readers)))
             for row, index in enumerate(indices):
-                at_once = max(1, batch_tokens // padded["input_ids"].shape[1])
+                at_once = max(1, batch_tokens // length)
                 for start in range(0, len(hidden_in[index]), at_once):
                     places = hidden_in[index][start : start + at_once]
                     spans = [hidden[place][1:] for place in places]
                     with a_pass():
-                        self._read(_without(text, row, spans), [len(input_ids) + place for place in places], found)
-        return [np.stack([found[number] for number in run]) for run in runs]
+                        found = self._read(_without(text, row, spans), readers)
+                    answers.append(([len(input_ids) + place for place in places], found))
+        logits = self._fetched(answers, chosen, len(input_ids) + len(hidden))
+        return [np.stack([logits[number] for number in run]) for run in runs]
 
-    def _read(self, text: Text, indices: Sequence[int], found: dict[int, NDArray[np.float64]]) -> None:
-        """What readers say of a batch of texts, which are those of these indices."""
-        device = text.states[0].device
-        for numbers, bank in self._all_banks(device):
-            places = [place for place, number in enumerate(numbers) if number in found]
-            logits = bank(text, torch.tensor(places, device=device)).double().cpu().numpy() if places else ()
-            for place, of_reader in zip(places, logits, strict=True):
-                answers = found[numbers[place]]
-                answers[indices] = of_reader[:, : answers.shape[1]]
+    def _fetched(
+        self, answers: Sequence[tuple[Sequence[int], dict[str, Tensor]]], chosen: Mapping[str, list[int]], count: int
+    ) -> dict[int, NDArray[np.float64]]:
+        """What each reader says of all texts, by its number."""
+        found: dict[int, NDArray[np.float64]] = {}
+        for name, places in chosen.items():
+            numbers = [self._banks[name][0][place] for place in places]
+            found |= {number: np.empty((count, self._readers[number].classes)) for number in numbers}
+            for indices, of_banks in answers:
+                for number, of_reader in zip(numbers, of_banks[name].double().cpu().numpy(), strict=True):
+                    found[number][indices] = of_reader[: len(indices), : found[number].shape[1]]
+        return found
 
-    def _all_banks(self, device: torch.device) -> list[tuple[list[int], ReaderBank]]:
+    def _answers(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """What readers say of a batch: its tokens, and for each bank the places of those that are asked."""
+        batch = {name: tensor for name, tensor in inputs.items() if name not in self._banks}
+        return self._read(text_to_read(self.backbone, batch), inputs)
+
+    def _read(self, text: Text, readers: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {name: bank(text, readers[name]) for name, (_, bank) in self._banks.items() if name in readers}
+
+    def _all_banks(self, device: torch.device) -> dict[str, tuple[list[int], ReaderBank]]:
         if not self._banks:
             lengths = [reader.prefix.shape[1] for reader in self._readers]
             for length in sorted(set(lengths)):
                 numbers = [number for number, own in enumerate(lengths) if own == length]
                 bank = ReaderBank(self.backbone, [self._readers[number] for number in numbers])
-                self._banks[length] = (numbers, bank.to(device).eval())
-        return list(self._banks.values())
+                self._banks[f"readers of {length}"] = (numbers, bank.to(device).eval())
+        return self._banks
 
 
 def _without(text: Text, row: int, spans: Sequence[tuple[int, int]]) -> Text:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from prefixprop.data.batches import batches_by_length, pad_documents
 from prefixprop.data.tokens import TokenIds
-from prefixprop.models.gpu import CudaGraph, can_use_cuda_graphs, padded_length, without_cudnn
+from prefixprop.models.gpu import CudaGraph, can_use_cuda_graphs, padded_count, padded_length, without_cudnn
 
 
 def classify(
@@ -40,22 +40,31 @@ def classify(
     device = next(model.parameters()).device
     lengths = [max(1, len(ids)) for ids in input_ids]  # an empty text is one padding token
     run = partial(_logits, model)
-    if can_use_cuda_graphs(model):
+    # A batch that mixes adapters sends lists to the device, which no recording can do.
+    is_recorded = can_use_cuda_graphs(model) and list(adapters) == [None]
+    if is_recorded:
         lengths = [padded_length(length, max_length) for length in lengths]
         run = partial(_replayed_logits, model)
     answers: list[tuple[list[int], Sequence[Tensor]]] = []
     for indices in batches_by_length(lengths, batch_tokens):
-        rows = [input_ids[index] for index in indices]
-        padded = pad_documents(rows, pad_token_id, length=lengths[indices[0]])
+        length, rows = lengths[indices[0]], [input_ids[index] for index in indices]
+        if is_recorded:
+            rows = repeated_to(padded_count(len(rows), batch_tokens // length), rows)
+        padded = pad_documents(rows, pad_token_id, length=length)
         with inference(device, bf16, lower="batch_tokens (--batch-tokens)"):
             answers.append((indices, _with_each(run, to_device(padded, device), adapters, batch_tokens)))
     # Fetched only now: the host prepares a batch while the GPU computes those before it.
     logits: dict[tuple[int, int], NDArray[np.float64]] = {}
     for indices, outputs in answers:
         for place, output in enumerate(outputs):
-            numbers = output.double().cpu().numpy()
+            numbers = output.double().cpu().numpy()[: len(indices)]
             logits.update({(place, index): row for index, row in zip(indices, numbers, strict=True)})
     return [np.stack([logits[place, index] for index in range(len(input_ids))]) for place in range(len(adapters))]
+
+
+def repeated_to(count: int, rows: list[TokenIds]) -> list[TokenIds]:
+    """So many rows: the last one, repeated, fills up a batch without padding it any further."""
+    return rows + rows[-1:] * (count - len(rows))
 
 
 def to_device(batch: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
@@ -91,8 +100,6 @@ _REPLAYED: WeakKeyDictionary[Any, CudaGraph] = WeakKeyDictionary()
 
 
 def _replayed_logits(model: Any, **given: Any) -> Tensor:
-    if "adapter_names" in given:  # a batch that mixes adapters sends lists to the device, which no recording can do
-        return _logits(model, **given)
     if model not in _REPLAYED:
         weak: Any = ref(model)  # or the model would be kept by what is kept as long as the model
         _REPLAYED[model] = CudaGraph(lambda inputs: _logits(weak(), **inputs))

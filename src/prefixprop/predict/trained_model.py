@@ -342,10 +342,10 @@ def logits_of_each(
     first = runs[0]
     if first.model is None:
         return [np.empty((len(pieces.input_ids), 0)) for _ in runs]
-    limits = (first.pad_token_id, options.batch_tokens, first.uses_bf16)
+    limits = (first.pad_token_id, options.batch_tokens, first.uses_bf16, first.max_length)
     if isinstance(first.model, ReadingEncoder):
         return first.model.logits(pieces.input_ids, [run.readers for run in runs], *limits)
-    return classify(first.model, pieces.input_ids, *limits, first.max_length, [run.adapter for run in runs])
+    return classify(first.model, pieces.input_ids, *limits, [run.adapter for run in runs])
 
 
 class PredictionSummary:
