@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prefixprop.data import CandidateCollator, DocumentCollator, Question, WikiHopDataset, pad_documents
-from prefixprop.data.batches import batches_by_length
+from prefixprop.data.tokens import batches_by_length
 
 from tiny_questions import ENTITY, questions, tiny_tokenizer
 

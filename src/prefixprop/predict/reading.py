@@ -15,8 +15,7 @@ from torch import nn
 from prefixprop.attention.pattern import AttentionPattern
 from prefixprop.backbones import find_backbone
 from prefixprop.backbones.base import Text
-from prefixprop.data.batches import pad_documents
-from prefixprop.data.tokens import TokenIds
+from prefixprop.data.tokens import TokenIds, pad_documents
 from prefixprop.predict.token_batches import batches_by_length, inference, to_device
 from prefixprop.tuners.reader_bank import ReaderBank, ReaderWeights
 from prefixprop.tuners.reading import text_to_read
