@@ -137,6 +137,15 @@ def test_a_folder_with_the_same_files(
         load_task("hyperpartisan", folder)
 
 
+def test_known_texts_are_compared_by_their_words(tmp_path: Path) -> None:
+    texts = {"train": ["Breaking: It\u2019s Over!", "b"], "test": ["breaking  it's over", "It is over"]}
+    for name, of_split in texts.items():
+        records = [{"id": str(i), "title": "", "text": text, "label": i} for i, text in enumerate(of_split)]
+        (tmp_path / f"{name}.jsonl.gz").write_bytes(gzip.compress("\n".join(map(json.dumps, records)).encode()))
+    (tmp_path / "hp-splits.json").write_text('{"train": [0], "dev": [1]}')
+    assert [document.text for document in load_task("hyperpartisan", tmp_path).test] == ["It is over"]
+
+
 def test_the_licence_travels_with_the_data() -> None:
     attribution = (ASSETS / "ATTRIBUTION.md").read_text(encoding="utf-8")
     for required in ("Kiesel", "CC BY 4.0", "10.5281/zenodo", "Changes", "Longformer"):
