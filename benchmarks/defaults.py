@@ -23,10 +23,9 @@ from sklearn.linear_model import LogisticRegression
 
 from prefixprop.backbones import find_backbone
 from prefixprop.data import ClassificationTask, load_task
-from prefixprop.data.batches import pad_documents
 from prefixprop.data.documents import labels_of, texts_of
 from prefixprop.data.splits import draw_sample, fold_numbers
-from prefixprop.data.tokens import encode_documents
+from prefixprop.data.tokens import encode_documents, pad_documents
 from prefixprop.evaluate import Part, cross_fit
 from prefixprop.models.base_model import load_base_model
 from prefixprop.progress import PrintedProgress

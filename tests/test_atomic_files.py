@@ -39,20 +39,16 @@ def full_disk(*_: object) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_text_is_written_as_it_is_and_folders_are_made(tmp_path: Path) -> None:
+def test_text_and_json_are_written_as_they_are_and_folders_are_made(tmp_path: Path) -> None:
     path = tmp_path / "a" / "b" / "note.txt"
     for text in ("naïve\nline\r\n", "second"):
         write_text(str(path), text)
         assert path.read_bytes() == text.encode()
-    assert names(path.parent) == ["note.txt"]
-
-
-def test_json_comes_back_equal(tmp_path: Path) -> None:
     value = {"ece": 0.1 + 0.2, "name": "café", "half a pair": "\ud83d", "nested": [1, None, True, 5e-324]}
-    write_json(tmp_path / "value.json", value)
-    text = (tmp_path / "value.json").read_text(encoding="utf-8")
-    assert json.loads(text) == value
-    assert "café" in text and text.endswith("}\n")
+    write_json(path, value)
+    text = path.read_text(encoding="utf-8")
+    assert json.loads(text) == value and "café" in text and text.endswith("}\n")
+    assert names(path.parent) == ["note.txt"]
 
 
 @pytest.mark.parametrize("value", [{"loss": float("nan")}, {"loss": float("inf")}, {"path": Path("x")}])

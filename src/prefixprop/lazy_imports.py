@@ -1,4 +1,7 @@
-"""Imports that wait until they are needed: PyTorch and peft take seconds to load, and `--help` needs neither."""
+"""Imports that wait until they are needed.
+
+PyTorch and peft take seconds to load, and `--help` needs neither. Some packages only some users have.
+"""
 
 from __future__ import annotations
 
@@ -53,3 +56,18 @@ class _Finder(MetaPathFinder):
 def after_peft(module: str) -> None:
     """Import `module` right after peft."""
     sys.meta_path.insert(0, _Finder(module))
+
+
+def import_optional(module: str, purpose: str, extra: str | None = None) -> Any:
+    """Import `module`; if its package is not installed, say what it is for and how to install it.
+
+    `extra` is the extra of prefixprop that installs it, in a version that works.
+
+    >>> parquet = import_optional("pyarrow.parquet", "Parquet files")
+    """
+    package = module.partition(".")[0]
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        wanted = package if extra is None else f"'prefixprop[{extra}]'"
+        raise ImportError(f"{purpose} need the package {package}: pip install {wanted} ({error}).") from error

@@ -8,7 +8,7 @@ import socket
 import threading
 from typing import Any
 
-from prefixprop.optional_packages import import_optional
+from prefixprop.lazy_imports import import_optional
 
 _SECONDS_TO_ANSWER = 10
 # Results go through files, so Ray has next to nothing to store; by default it reserves a third of the memory.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,10 +21,9 @@ from prefixprop.data import (
 from prefixprop.data.documents import StoredDocuments, first_copies, text_digests
 
 
-def make_task(
-    train: Split = (), dev: Split = (), test: Split = (), label_names: tuple[str, ...] = ("no", "yes")
-) -> ClassificationTask:
-    return ClassificationTask("toy", label_names, train, dev, test)
+def make_task(train: Split = (), dev: Split = (), test: Split = (), **options: Any) -> ClassificationTask:
+    names = options.pop("label_names", ("no", "yes"))
+    return ClassificationTask("toy", names, train, dev, test, **options)
 
 
 def documents(*texts: str) -> Split:
@@ -39,11 +39,14 @@ def documents(*texts: str) -> Split:
         ({"train": (Document("7", "text", 0),) * 2}, "'7' occurs more than once in split 'train'"),
         ({"train": StoredDocuments.packed((Document("7", "text", 0),)).select([0, 0])}, "'7' occurs more than once"),
         ({"label_names": ("only",)}, "at least two labels"),
+        ({"train": (Document("1", "x", (0, 9)),), "several_labels": True}, "has label 9, but"),
+        ({"train": (Document("1", "x", 1),), "several_labels": True}, "must have several labels, not one: 1"),
+        ({"train": (Document("1", "x", (1,)),)}, "must have one label, not several"),
     ],
 )
-def test_what_is_no_task(wrong: dict[str, Split], complaint: str) -> None:
+def test_what_is_no_task(wrong: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
-        make_task(**wrong)  # type: ignore[arg-type]
+        make_task(**wrong)
 
 
 TOO_GOOD = "metrics are too good; remove them from one of the two"

@@ -1,16 +1,21 @@
-"""Tasks from the user's files and folders: splits, labels, ids, copies, and errors that name file and line."""
+"""Tasks from the user's files and from the hub: splits, labels, ids, and errors that name file and line."""
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pyarrow
 import pyarrow.parquet
 import pytest
+from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 
-from prefixprop.data import ClassificationTask, Document, Row, load_files
+from prefixprop.data import ClassificationTask, Document, Row, load_files, load_hub
+from prefixprop.data.documents import StoredDocuments
 from prefixprop.data.files import Columns, label_documents
 
 TRAIN = [{"text": f"letter {number}", "label": "ham" if number % 2 else "spam"} for number in range(6)]
@@ -100,7 +105,6 @@ MISSING = r"the label \(column 'label'\) is missing"
         ({"text": "t", "label": None}, MISSING),
         ({"text": "t", "label": "  "}, MISSING),
         ({"text": "t", "label": float("nan")}, MISSING),
-        ({"text": "t", "label": ["ham"]}, "is a list, and the rows before have one label each"),
         ({"text": "t", "label": {"is": "ham"}}, r"must be a name or a number, got dict"),
         ({"text": 5, "label": "ham"}, r"the column 'text' must hold text, got int '5'"),
         ({"text": ["a", "b"], "label": "ham"}, "must hold one text per document; join the texts of a pair or a list"),
@@ -152,7 +156,142 @@ def test_what_makes_no_task(train: Path, dev: Path, tmp_path: Path) -> None:
             load_files(*arguments)  # type: ignore[arg-type]
 
 
-def test_documents_with_given_labels() -> None:
-    rows = [Row("a.jsonl:1", {"text": "A", "label": "tax"}), Row("a.jsonl:2", {"text": "B", "label": 1})]
-    found = label_documents(rows, Columns(), ["1", "tax"], prepare=str.lower)
-    assert found == (Document("1", "a", 1), Document("2", "b", 0))
+# --- several labels -------------------------------------------------------------------------------------------------
+
+ROWS: list[tuple[str, list[Any]]] = [("one", ["law firm", 7]), ("two", []), ("three", [7, "7", "tax; VAT"])]
+NAMES = ("7", "law firm", "tax; VAT")
+LABELS = [(0, 1), (), (0, 2)]
+
+
+def write_rows(path: Path, rows: list[tuple[str, Any]] = ROWS) -> Path:
+    if path.suffix == ".jsonl":
+        lines = (json.dumps({"text": text, "label": labels}) for text, labels in rows)
+        path.write_text("\n".join(lines), encoding="utf-8")
+    elif path.suffix == ".parquet":
+        texts, labels = [text for text, _ in rows], [[str(label) for label in labels] for _, labels in rows]
+        pyarrow.parquet.write_table(pyarrow.table({"text": texts, "label": labels}), path)
+    else:
+        with path.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file)
+            writer.writerows([("text", "label"), *((text, " | ".join(map(str, labels))) for text, labels in rows)])
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [("x.jsonl", {}), ("x.parquet", {}), ("x.csv", {"label_separator": "|"})]
+)
+def test_lists_and_separated_texts_say_the_same(tmp_path: Path, name: str, options: dict[str, Any]) -> None:
+    task = load_files([write_rows(tmp_path / name)], **options)
+    assert task.several_labels and task.label_names == NAMES
+    assert [document.label for document in task.train] == LABELS
+    assert task.label_array(task.train).tolist() == [[1, 1, 0], [0, 0, 0], [1, 0, 1]]
+    assert load_files([tmp_path / name], **options) == task  # from the cache
+    assert StoredDocuments.packed(tuple(task.train)).labels == LABELS
+    assert task.train[1:].labels == LABELS[1:] and task.train.select([2, 0]).labels == [LABELS[2], LABELS[0]]
+
+
+@pytest.mark.parametrize(
+    ("rows", "complaint"),
+    [
+        ([("a", ["x", "y"]), ("b", "x")], r":2: the label \(column 'label'\) must be a list, .*got str 'x'"),
+        ([("a", "x"), ("b", ["x"])], r":2: the label .* is a list, and the rows before have one label each"),
+        ([("a", ["x", "y"]), ("b", None)], r":2: .*must be a list, as in the rows before, \[\] without labels"),
+        ([("a", ["x", " "])], r":1: the label .* is missing"),
+        ([("a", ["x"]), ("b", [])], r":1: this and all of the 2 .* the label 'x' or none; .* Instead of lists, give"),
+        ([("a", []), ("b", [])], "neither this nor any other training document has a label"),
+        ([("a", ["0.5", "1"])], r":1: the label 0\.5 is a quantity"),
+        ([("a", 0.25), ("b", 3)], r":1: the label 0\.25 is a quantity, and this package learns classes, not regr"),
+        ([("a", 1), ("b", "2.5")], r":2: the label 2\.5 is a quantity.* give them names, such as 'v2\.5'"),
+    ],
+)
+def test_what_is_no_label(tmp_path: Path, rows: list[tuple[str, Any]], complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        load_files([write_rows(tmp_path / "x.jsonl", rows)])
+
+
+@pytest.mark.parametrize(
+    ("labels", "names", "expected"),
+    [(["tax", 1], ["1", "tax"], [1, 0]), ([[], ["tax; VAT"]], NAMES, [(), (2,)])],
+)
+def test_documents_with_given_labels(labels: list[Any], names: list[str], expected: list[Any]) -> None:
+    rows = [Row(f"z:{place}", {"text": "A", "label": label}) for place, label in enumerate(labels)]
+    found = label_documents(rows, Columns(), names, str.lower, several_labels=isinstance(expected[0], tuple))
+    assert found == (Document("1", "a", expected[0]), Document("2", "a", expected[1]))
+    with pytest.raises(ValueError, match=r"z:1: the label 'none' is unknown; the labels are"):
+        label_documents([Row("z:1", {"text": "", "label": "none"})], Columns(), names)
+
+
+# --- the hub --------------------------------------------------------------------------------------------------------
+
+NAMED = Features({"text": Value("string"), "label": ClassLabel(names=["zebra", "ape", "unused"])})
+
+
+def table(labels: list[Any], features: Features | None = None) -> Dataset:
+    texts = [f"{len(labels)}-{number}" for number in range(len(labels))]
+    return Dataset.from_dict({"text": texts, "label": labels}, features=features)
+
+
+@pytest.fixture
+def publish(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Put splits on an invented hub, which has one data set."""
+
+    def on_hub(**splits: Dataset) -> None:
+        def load_dataset(name: str, config: str | None) -> DatasetDict:
+            assert (name, config) == ("zoo/animals", "small")
+            return DatasetDict(splits)
+
+        monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+
+    return on_hub
+
+
+def test_names_that_the_hub_knows_keep_its_order(publish: Any) -> None:
+    publish(train=table([0, 1, 1], NAMED), validation=table([1, 0], NAMED), test=table([0, 1, 0, 0], NAMED))
+    task = load_hub("zoo/animals", "small")
+    assert task.name == "zoo/animals"
+    assert task.label_names == ("zebra", "ape")
+    assert task.dev == (Document("1", "2-0", 1), Document("2", "2-1", 0)) and task.test[0].label == 0
+    assert task.notes() == []
+    publish(train=table(["cat", "dog"]), dev=table(["dog"]))
+    task = load_hub("zoo/animals", "small")
+    assert task.label_names == ("cat", "dog") and [document.label for document in task.dev] == [1]
+
+
+def test_a_secret_test_is_left_out_and_said(publish: Any) -> None:
+    publish(train=table([0, 1] * 10, NAMED), test=table([-1, -1], NAMED))
+    task = load_hub("zoo/animals", "small")
+    assert task.test == () and task.dev == ()
+    assert any("zoo/animals (small) are secret, so it is left out" in note for note in task.notes())
+
+
+@pytest.mark.parametrize(
+    ("splits", "columns", "complaint"),
+    [
+        ({"train": [0, 1, -1]}, {}, r"zoo/animals \(small\), train, row 3: the label .* from 0 to 2, got -1"),
+        ({"train": [0, 1]}, {"text_column": "body"}, r"train, row 1: there is no column 'body'; .* text, label\."),
+        ({"train": [0, 1]}, {"label_column": "kind"}, "there is no column 'kind'"),
+        ({"everything": [0, 1]}, {}, "has no split 'train'; its splits are everything"),
+        ({"train": []}, {}, "There are no training documents"),
+    ],
+)
+def test_what_is_no_task_of_the_hub(
+    publish: Any, splits: dict[str, list[int]], columns: dict[str, str], complaint: str
+) -> None:
+    publish(**{name: table(labels, NAMED) for name, labels in splits.items()})
+    with pytest.raises(ValueError, match=complaint):
+        load_hub("zoo/animals", "small", **columns)
+
+
+def test_without_the_network_the_error_says_what_to_do() -> None:
+    with pytest.raises(ConnectionError, match=r"no/such-data cannot be loaded from the hub .* download its files"):
+        load_hub("no/such-data")
+
+
+def test_code_beside_a_data_set_is_never_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "animals"
+    folder.mkdir()
+    (folder / "animals.py").write_text(f"open({str(tmp_path / 'code-ran')!r}, 'w').close()\n")
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n" * 9))
+    with pytest.raises(ConnectionError, match="cannot be loaded from the hub"):
+        load_hub(str(folder))
+    assert not (tmp_path / "code-ran").exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -13,13 +14,13 @@ from hypothesis import strategies as st
 from sklearn.model_selection import StratifiedKFold, train_test_split
 
 from prefixprop.data import ClassificationTask, Document, QuestionTask, Split, Task, draw_sample, select_documents
-from prefixprop.data.documents import StoredDocuments
+from prefixprop.data.documents import Label, StoredDocuments
 from prefixprop.data.splits import fold_numbers, leave_out_fold, split_off
 
 from tiny_questions import invented
 
 
-def documents(labels: list[int], texts: list[int] | None = None) -> Split:
+def documents(labels: Sequence[Label], texts: list[int] | None = None) -> Split:
     """Documents with these labels; those with the same number of a text are copies."""
     numbers = range(len(labels)) if texts is None else texts
     words = zip(labels, numbers, strict=True)
@@ -207,3 +208,54 @@ def test_half_of_a_large_dev_set_is_set_aside() -> None:
     # Which ones does not depend on the labels: several label columns share their documents.
     other = replace(task, dev=documents([0] * 60, texts))
     assert ids(select_documents(other, set_aside_from=60), "calibration") == ids(found, "calibration")
+
+
+# --- several labels -------------------------------------------------------------------------------------------------
+
+
+def labelled_sets(
+    labels: list[tuple[int, ...]], texts: list[int] | None = None, names: int = 6
+) -> ClassificationTask:
+    return ClassificationTask("mine", tuple("abcdef"[:names]), documents(labels, texts), (), (), several_labels=True)
+
+
+SETS = st.lists(st.sets(st.integers(0, 5)).map(sorted).map(tuple), min_size=12, max_size=80)
+
+
+@given(labels=SETS, folds=st.integers(2, 5), copies=st.integers(6, 80))
+def test_folds_share_every_label_and_keep_copies_together(
+    labels: list[tuple[int, ...]], folds: int, copies: int
+) -> None:
+    texts = [place % copies for place in range(len(labels))]
+    task = labelled_sets(labels, texts)
+    found = fold_numbers("mine", task.train, folds)
+    assert all(len({found[place] for place in range(len(texts)) if texts[place] == text}) == 1 for text in texts)
+    if copies >= len(labels):
+        sizes = np.bincount(found, minlength=folds)
+        assert sizes.sum() == len(labels) and sizes.max() - sizes.min() <= max(4, len(labels) / folds)
+        rarest = min((count, label) for label, count in enumerate(task.label_array(task.train).sum(axis=0)))[1]
+        of_rarest = np.bincount(found[task.label_array(task.train)[:, rarest] == 1], minlength=folds)
+        assert of_rarest.max() - of_rarest.min() <= 1
+
+
+@given(labels=SETS, copies=st.integers(6, 80))
+def test_what_is_kept_has_every_label(labels: list[tuple[int, ...]], copies: int) -> None:
+    texts = [place % copies for place in range(len(labels))]
+    task = labelled_sets(labels, texts)
+    try:
+        kept, split = split_off(task.train, 0.1)
+    except ValueError as error:
+        assert "cannot be split in two" in str(error)
+        return
+    assert len(kept) + len(split) == len(labels) and len(split) > 0
+    assert not {document.text for document in kept} & {document.text for document in split}
+    assert {one for document in kept for one in document.label} == {one for label in labels for one in label}
+
+
+def test_notes_count_folds_and_missing_labels() -> None:
+    task = labelled_sets([(0,), (0, 1), (1,), (0, 2), (), (1,)] * 4 + [(3,)] * 2, names=5)
+    assert "no training document has the label e" in task.notes()
+    left_out = select_documents(task, folds=5, fold=0)
+    assert any("fewer than 5 training documents have the label c, d" in note for note in left_out.notes())
+    without = select_documents(task)
+    assert len(without.dev) == 3 and "are the dev set" in without.notes()[0]

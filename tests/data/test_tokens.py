@@ -1,4 +1,4 @@
-"""Texts as token ids: those of the whole text, however little of it is encoded; and the token cache."""
+"""Texts as token ids: those of the whole text, however little of it is encoded; the token cache; padded batches."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from prefixprop.data import chunk_documents, encode_documents
+from prefixprop.data import DocumentCollator, chunk_documents, encode_documents, pad_documents
 from prefixprop.data import tokens as module
 from prefixprop.data.cache import RaggedArray, entries
-from prefixprop.data.tokens import Frame, readable, stored_tokens
+from prefixprop.data.tokens import Frame, batches_by_length, readable, stored_tokens
 from prefixprop.models import load_default
 
 from tiny_questions import tiny_tokenizer
@@ -187,20 +187,14 @@ def test_texts_that_the_tokenizer_shreds(
     assert module.count_words(longer) == pytest.approx(100 * words, rel=0.1)
 
 
-def test_texts_without_any_token(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_texts_without_any_token_and_half_an_emoji(tokenizer: PreTrainedTokenizerFast) -> None:
     assert encode_documents([], tokenizer, 64).input_ids == () == chunk_documents([], tokenizer, 64).input_ids
     bare = letters("$A")
     encoded = encode_documents(["", "ab"], bare, 8)
     assert [ids.tolist() for ids in encoded.input_ids] == [[], [3, 4]]
     assert [ids.tolist() for ids in encode_documents([" \n" * 9000], words_of_bert(), 8).input_ids] == [[]]
-
-
-def test_a_limit_without_room_for_text(tokenizer: PreTrainedTokenizerFast) -> None:
     with pytest.raises(ValueError, match="max_length=2 leaves no room for a text: the tokenizer adds 2 special"):
         encode_documents(["text"], tokenizer, 2)
-
-
-def test_half_an_emoji_is_replaced() -> None:
     assert readable("\ud83d\ude00 a\ude00") == "\U0001f600 a\ufffd"
 
 
@@ -270,3 +264,48 @@ def test_tokenizers_without_a_backend(folder: Path) -> None:
     assert stored_tokens(["abc"], first, "texts")[0].tolist() == [0, 1, 2]  # type: ignore[arg-type]
     assert stored_tokens(["abc"], second, "texts")[0].tolist() == [2, 1, 0]  # type: ignore[arg-type]
     stored_tokens(refused(), SlowTokenizer("abc"), "texts")  # type: ignore[arg-type]
+
+
+# --- batches ------------------------------------------------------------------------------------------------------
+
+ROWS = [np.array(ids, dtype=np.int32) for ids in ([5, 6, 7], [8], [9, 9])]
+
+
+@given(lengths=st.lists(st.integers(1, 50)), budget=st.integers(1, 200))
+def test_batches_hold_every_text_once_within_the_budget(lengths: list[int], budget: int) -> None:
+    batches = list(batches_by_length(lengths, budget))
+    assert sorted(index for batch in batches for index in batch) == list(range(len(lengths)))
+    for batch in batches:
+        assert len(batch) == 1 or len(batch) * max(lengths[index] for index in batch) <= budget
+    ordered = [lengths[index] for batch in batches for index in batch]
+    assert ordered == sorted(lengths, reverse=True)
+
+
+NOTHING = np.zeros(0, dtype=np.int32)
+
+
+@pytest.mark.parametrize(
+    ("rows", "length", "ids", "mask"),
+    [
+        (ROWS, None, [[5, 6, 7], [8, 1, 1], [9, 9, 1]], [[1, 1, 1], [1, 0, 0], [1, 1, 0]]),
+        (ROWS[:1], 4, [[5, 6, 7, 1]], [[1, 1, 1, 0]]),
+        (ROWS[:1], None, [[5, 6, 7]], None),  # without padding, no mask
+        ([ROWS[2]] * 2, None, [[9, 9]] * 2, None),
+        ([NOTHING] * 2, None, [[1]] * 2, None),  # one padding token
+        ([NOTHING, ROWS[2]], None, [[1, 1], [9, 9]], [[1, 0], [1, 1]]),
+    ],
+)
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_documents(rows: list[Any], length: int | None, ids: list[Any], mask: list[Any] | None, side: str) -> None:
+    padded = {name: tensor.tolist() for name, tensor in pad_documents(rows, 1, side, length).items()}
+    expected = {"input_ids": ids} if mask is None else {"input_ids": ids, "attention_mask": mask}
+    if side == "left":  # the padding is behind the tokens in the table
+        ids, mask = (
+            [sorted(row, key=lambda one: one != pad) for row in table] for table, pad in ((ids, 1), (mask or [], 0))
+        )
+        expected = {name: {"input_ids": ids, "attention_mask": mask}[name] for name in expected}
+    assert padded == expected
+    items = [{"input_ids": row, "labels": label} for label, row in enumerate(rows)]
+    batch = DocumentCollator(1, side, lambda longest: length or longest)(items)
+    assert batch.pop("labels").tolist() == list(range(len(rows)))
+    assert {name: tensor.tolist() for name, tensor in batch.items()} == expected

@@ -11,7 +11,6 @@ import pytest
 import torch
 from scipy.special import expit
 from sklearn.metrics import average_precision_score, f1_score
-from sklearn.svm import LinearSVC
 from torchmetrics import functional as torchmetrics
 
 from prefixprop.data import ClassificationTask, Document
@@ -170,16 +169,6 @@ def test_predictions_survive_their_file(tmp_path: Path) -> None:
     assert after.ids == before.ids and after.labels == before.labels and after.label_names == before.label_names
     np.testing.assert_array_equal(after.logits, before.logits)
     np.testing.assert_array_equal(after.decisions, before.decisions)
-    lines = (tmp_path / "x.jsonl").read_text().splitlines()
-    for changes, complaint in (
-        ({"predicted": "tax"}, "lines with one label and with several are mixed"),
-        ({"label": "tax; 7"}, "the label is 'tax; 7', but must be a list of"),
-        ({"label": ["gold"]}, r"the label is \['gold'\], but must be a list of"),
-    ):
-        changed = json.dumps(json.loads(lines[3]) | changes)
-        (tmp_path / "y.jsonl").write_text("\n".join([*lines[:3], changed, *lines[4:]]))
-        with pytest.raises(ValueError, match=rf"y\.jsonl:4: {complaint}"):
-            read_predictions(tmp_path / "y.jsonl")
 
 
 def test_paired_scores_are_the_f1_of_documents() -> None:
@@ -262,23 +251,6 @@ def test_tfidf_has_an_svm_for_every_label(tmp_path: Path) -> None:
         [text for text, fold in zip(TEXTS, folds, strict=True) if fold], labels[folds > 0], 4, [1.0]
     )
     np.testing.assert_allclose(left_out[0, folds == 0], without.scores(TEXTS[::3]), atol=1e-3)
-
-
-@pytest.mark.parametrize("weight", ["balanced", None])
-def test_class_weights_of_tfidf_are_those_of_scikit_learn(
-    weight: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    given: list[str | None] = []
-    fit = LinearSVC.fit
-
-    def noted(self: LinearSVC, *arguments: object) -> LinearSVC:
-        given.append(self.class_weight)
-        return fit(self, *arguments)
-
-    monkeypatch.setattr(LinearSVC, "fit", noted)
-    labels = [int("pears" in text) for text in TEXTS]
-    scores = fit_tfidf(TEXTS, labels, 2, [0.3], weight)[0].scores(TEXTS)
-    assert given == [weight] and np.isfinite(scores).all()
 
 
 def test_the_baseline_has_the_same_metrics() -> None:

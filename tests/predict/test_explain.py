@@ -14,8 +14,8 @@ from scipy.special import logit
 from prefixprop import load_run
 from prefixprop.backbones.base import Text
 from prefixprop.evaluate import Mix, softmax
+from prefixprop.evaluate.baseline import fit_tfidf
 from prefixprop.evaluate.mixing import READERS, WORDS, mean_answer
-from prefixprop.evaluate.tfidf import fit_tfidf
 from prefixprop.predict import TrainedModel
 from prefixprop.predict import explain as module
 from prefixprop.predict.explain import Explanation, Passage, explanations_page

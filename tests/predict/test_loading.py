@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from scipy.special import log_softmax
 
 from prefixprop import load_run
-from prefixprop.data.hyperpartisan import clean_text
+from prefixprop.data.loaders import clean_text
 from prefixprop.evaluate import read_predictions
 from prefixprop.predict import PredictionOptions
 from prefixprop.predict.run_data import predict_split

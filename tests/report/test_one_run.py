@@ -180,7 +180,7 @@ def test_texts_that_are_changed_or_not_at_hand_are_not_shown(
     changed = named(section_of(run), "-mistakes")
     environment.write_text(before)
     finish_again(run)
-    monkeypatch.setattr("prefixprop.data.newsgroups._fetched_rows", lambda: pytest.fail("it downloads"))
+    monkeypatch.setattr("prefixprop.data.loaders._fetched_rows", lambda: pytest.fail("it downloads"))
     far = named(section_of(make_results(tmp_path / "run", task="newsgroups")), "-mistakes")
     for table in (gone, changed, far):
         assert "Text" not in table.cells and len(table.cells)

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from prefixprop.evaluate import Mix
+from prefixprop.evaluate.baseline import fit_tfidf
 from prefixprop.evaluate.mixing import READERS, WORDS
-from prefixprop.evaluate.tfidf import fit_tfidf
 from prefixprop.predict import TrainedModel
 from prefixprop.predict.loading import load_runs
 from prefixprop.serve import encoder

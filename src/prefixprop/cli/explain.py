@@ -19,7 +19,7 @@ from prefixprop.choices import DEFAULT_BATCH_TOKENS, EXPLANATION_WAYS, LONG_DOCU
 from prefixprop.cli.messages import clean_errors, printable
 from prefixprop.cli.predict import BatchTokensOption, IdOption, LongOption, TextOption
 from prefixprop.data.files import Columns
-from prefixprop.optional_packages import import_optional
+from prefixprop.lazy_imports import import_optional
 from prefixprop.predict.inputs import STANDARD_INPUT, InputDocument, read_inputs, read_standard_input, windows
 from prefixprop.runs.directory import RunDirectory
 

@@ -14,7 +14,7 @@ from rich.progress import Progress as Bars
 from rich.table import Table
 from rich.text import Text
 
-from prefixprop.optional_packages import import_optional
+from prefixprop.lazy_imports import import_optional
 from prefixprop.progress import Progress
 
 # What readers, models, settings and files raise with a message for the user (TrainingError, among others, is a

@@ -13,7 +13,7 @@ from rich.console import Console
 from prefixprop.choices import DEFAULT_BATCH_TOKENS
 from prefixprop.cli.messages import clean_errors, printable
 from prefixprop.cli.predict import BatchTokensOption, names_of
-from prefixprop.optional_packages import import_optional
+from prefixprop.lazy_imports import import_optional
 from prefixprop.runs.directory import RunDirectory
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from prefixprop.data.batches import CandidateCollator, DocumentCollator, pad_documents
 from prefixprop.data.documents import SPLIT_NAMES, ClassificationTask, Document, Split, fingerprint
 from prefixprop.data.files import load_files, load_hub
 from prefixprop.data.rows import Row, iterate_json_lines, read_json_lines, read_rows
 from prefixprop.data.splits import draw_sample, select_documents
 from prefixprop.data.tasks import TASKS, Task, TaskSource, load_data, load_task
-from prefixprop.data.tokens import chunk_documents, encode_documents
+from prefixprop.data.tokens import DocumentCollator, chunk_documents, encode_documents, pad_documents
 from prefixprop.data.wikihop import (
+    CandidateCollator,
     Question,
     QuestionTask,
     WikiHopDataset,

@@ -38,7 +38,7 @@ from prefixprop.data.rows import (
     text_of,
     value_of,
 )
-from prefixprop.optional_packages import import_optional
+from prefixprop.lazy_imports import import_optional
 
 _LABELS_NAMED_IN_ERRORS = 30
 _WHOLE_NUMBER = re.compile(r"^(-?\d+)\.0$")

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from prefixprop.optional_packages import import_optional
+from prefixprop.lazy_imports import import_optional
 
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable

@@ -1,98 +1,31 @@
-"""The data sets that have a name, one row each: `load_task("newsgroups")`. Short loaders are here, too.
+"""The data sets that have a name, one row each: `load_task("newsgroups")`.
 
 A new task is a loader and a row here; from another package, `TASKS[row.name] = row`.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from prefixprop.data.documents import ClassificationTask
 from prefixprop.data.elife import load_elife
-from prefixprop.data.files import Columns, build_task, load_files, load_folder, load_hub, load_hub_task
-from prefixprop.data.hyperpartisan import clean_text, load_hyperpartisan
-from prefixprop.data.newsgroups import load_newsgroups
-from prefixprop.data.rows import KINDS, find_split_files, read_rows
-from prefixprop.data.wikihop import QuestionTask, load_questions, load_wikihop
+from prefixprop.data.files import load_files, load_hub
+from prefixprop.data.loaders import (
+    clean_text,
+    load_arxiv,
+    load_cuad,
+    load_hybridqa,
+    load_hyperpartisan,
+    load_newsgroups,
+)
+from prefixprop.data.wikihop import QuestionTask, load_wikihop
 
 Task = ClassificationTask | QuestionTask
 SHIPPED = "the package"
 DOCUMENTS, QUESTIONS = "documents", "questions"  # kinds of tasks
-
-_ARXIV_FOLDER_MUST_HOLD = (
-    "train, dev (or validation) and, if you have it, test, as files that end in one of "
-    f"{KINDS}, with the columns text and label and, if you have them, label_name and id"
-)
-_CUAD_FOLDER_MUST_HOLD = "contracts.jsonl.xz; the site says how to build it (Several labels)"
-_RAREST_CLAUSE = 0.05  # of the contracts have it, or it is left out: with five folds, one would have four contracts
-_HYBRIDQA_SOURCE = (
-    "build the files from clones of github.com/wenhuchen/HybridQA and github.com/wenhuchen/WikiTables-WithLinks; the "
-    "site says how (Several labels)"
-)
-
-
-def load_arxiv(data_dir: Path | None = None) -> ClassificationTask:
-    """Load arXiv papers and their subjects (He et al., 2019) from the hub, or from a folder with its own classes.
-
-    As in the paper, the configuration is `no_ref`, which removes the subject where the text gives it away, and the
-    first 30,000 characters of a paper are read.
-    """
-    columns = Columns(max_characters=30_000)
-    if data_dir is not None:
-        return load_folder("arxiv", data_dir, replace(columns, label_name="label_name"), _ARXIV_FOLDER_MUST_HOLD)
-    instead = f"pass --data-dir FOLDER with {_ARXIV_FOLDER_MUST_HOLD}"
-    return load_hub_task("arxiv", "ccdv/arxiv-classification", "no_ref", columns, instead)
-
-
-def load_cuad(data_dir: Path | None = None) -> ClassificationTask:
-    """Load CUAD (Hendrycks et al., 2021): commercial contracts, and which clauses each has that are not too rare.
-
-    The Contract Understanding Atticus Dataset v1, by The Atticus Project, CC BY 4.0: 510 contracts that companies
-    filed with the SEC, each with a yes or no for 33 kinds of clauses. `recipes/build_cuad.py` makes the task's file
-    from it. There is no split, all are the training set: runs are compared on folds.
-    """
-    if data_dir is None:
-        raise ValueError(
-            f"The contracts of CUAD have to be built: pass --data-dir FOLDER with {_CUAD_FOLDER_MUST_HOLD}."
-        )
-    missing = f"there are no contracts. The folder must hold {_CUAD_FOLDER_MUST_HOLD}."
-    files = find_split_files(data_dir, "contracts", missing=missing)
-    rows = [row for row in read_rows(files) if isinstance(row.values.get("labels"), list)]
-    counts = Counter(label for row in rows for label in row.values["labels"])
-    kept = {label for label, count in counts.items() if count >= _RAREST_CLAUSE * len(rows)}
-    rows = [
-        replace(row, values={**row.values, "labels": [label for label in row.values["labels"] if label in kept]})
-        for row in rows
-    ]
-    return build_task("cuad", {"train": rows}, Columns(label="labels", id="id"))
-
-
-def load_hybridqa(data_dir: Path | None = None) -> QuestionTask:
-    """Load HybridQA (Chen et al., 2020) as a choice among rows: which row of a table holds the answer to a question.
-
-    People wrote the questions about a Wikipedia table whose cells link to other articles, so that table and articles
-    have to be read together. The candidates are the rows of the table, and each has one support: its cells and the
-    beginnings of the articles that they link to. This is row selection, not the original task, which asks for the
-    answer's words, and not WikiHop, whose candidates are entities and have no supports of their own.
-
-    The questions are those of HybridQA's dev set whose answer lies in exactly one row by the authors' tracing, which
-    is a string match. `recipes/build_hybridqa.py` makes the files `train`, `dev` and `test`; questions are under the
-    MIT licence, passages are Wikipedia's (CC BY-SA).
-    """
-    if data_dir is None:
-        raise ValueError(f"HybridQA's rows are not on a hub: {_HYBRIDQA_SOURCE}, and give --data-dir FOLDER.")
-    task = load_questions("hybridqa", data_dir, _HYBRIDQA_SOURCE)
-    for question in (*task.train, *task.dev, *task.test):
-        if len(question.supports) != len(question.candidates):
-            raise ValueError(
-                f"{data_dir}: question {question.id!r} has {len(question.candidates)} candidates and "
-                f"{len(question.supports)} supports, but every row has one support; {_HYBRIDQA_SOURCE}."
-            )
-    return task
 
 
 @dataclass(frozen=True)

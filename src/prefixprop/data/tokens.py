@@ -1,4 +1,4 @@
-"""From texts to token ids: cut at the model's limit, or in chunks that together hold the whole document.
+"""From texts to token ids, cut at the model's limit or in chunks that hold the whole document, and to padded batches.
 
 While it encodes, a tokenizer takes some fifty bytes for each character, so a very long text is never given to it as a
 whole: of a text that will be cut, only the beginning is encoded; one that is read whole is encoded piece by piece.
@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from prefixprop.data.cache import RaggedArray, Stored, Writer, stored
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from transformers import PreTrainedTokenizerBase
 
 TokenIds = NDArray[np.int32]  # 4 bytes per token; Python's lists would take 36
@@ -310,3 +311,67 @@ def _identity(tokenizer: PreTrainedTokenizerBase) -> str:
     else:
         facts += [transformers.__version__, tokenizer.get_vocab(), repr(sorted(tokenizer.init_kwargs.items()))]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+# --- batches ------------------------------------------------------------------------------------------------------
+
+
+def batches_by_length(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
+    """The indices of all texts, longest first, in batches of at most `batch_tokens` tokens, padding included.
+
+    A text longer than that is a batch of its own.
+    """
+    batch: list[int] = []
+    longest = 0
+    # Longest first: if the memory is too small, that shows at once.
+    for index in sorted(range(len(lengths)), key=lambda index: (-lengths[index], index)):
+        if batch and (len(batch) + 1) * longest > batch_tokens:
+            yield batch
+            batch = []
+        if not batch:
+            longest = lengths[index]
+        batch.append(index)
+    if batch:
+        yield batch
+
+
+def pad_documents(
+    rows: Sequence[TokenIds], pad_token_id: int, padding_side: str = "right", length: int | None = None
+) -> dict[str, Tensor]:
+    """`input_ids` and `attention_mask`, [documents, length]; the default length is that of the longest document.
+
+    Without padding there is no mask, so that a model need not look at it. A document without tokens, because it is
+    empty and the tokenizer has no special tokens, is read as one padding token.
+    """
+    import torch
+
+    lengths = [max(1, len(row)) for row in rows]
+    length = length or max(lengths)
+    input_ids = torch.full((len(rows), length), pad_token_id)
+    attention_mask = torch.zeros(len(rows), length, dtype=torch.long)
+    for index, row in enumerate(rows):
+        start = 0 if padding_side == "right" else length - lengths[index]
+        input_ids[index, start : start + len(row)] = torch.from_numpy(row)
+        attention_mask[index, start : start + lengths[index]] = 1
+    padded = {"input_ids": input_ids, "attention_mask": attention_mask}
+    return padded if min(lengths) < length else {"input_ids": input_ids}
+
+
+@dataclass(frozen=True)
+class DocumentCollator:
+    """Batches of items with `input_ids`, as arrays, and `labels`.
+
+    Hugging Face's collators use Python lists, which for thousands of tokens takes longer than a step on a GPU.
+    """
+
+    pad_token_id: int
+    padding_side: str = "right"
+    padded_length: Callable[[int], int] = int  # of the length of the longest document
+
+    def __call__(self, items: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
+        import torch
+
+        rows = [item["input_ids"] for item in items]
+        length = self.padded_length(max(1, *map(len, rows)))
+        padded = pad_documents(rows, self.pad_token_id, self.padding_side, length)
+        return padded | {"labels": torch.tensor([item["labels"] for item in items])}

@@ -25,9 +25,10 @@ import numpy as np
 
 from prefixprop.data.documents import SPLIT_NAMES
 from prefixprop.data.rows import Row, find_split_files, read_rows
-from prefixprop.data.tokens import TokenIds, readable
+from prefixprop.data.tokens import TokenIds, pad_documents, readable
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from transformers import PreTrainedTokenizerBase
 
 HALVING_SEED = 10
@@ -312,3 +313,48 @@ class WikiHopDataset:
         if self.shuffle:
             question = shuffled(question, Random(f"{self.seed}/{int(self._epoch)}/{question.id}"))
         return split_into_chunks(question, self.max_length, self.max_chunks)
+
+
+@dataclass(frozen=True)
+class CandidateCollator:
+    """Stacks the chunks of all questions of a batch, padded to the longest chunk.
+
+    | tensor | shape |
+    | --- | --- |
+    | `input_ids`, `attention_mask`, `global_attention_mask` (1 on the candidate part) | chunks, length |
+    | `question_of_chunk` | chunks |
+    | `candidate_positions` (where the `[ent]` tokens are; 0 for absent candidates) | chunks, candidates |
+    | `candidate_mask` (true for candidates that exist) | questions, candidates |
+    | `labels` | questions |
+    """
+
+    pad_token_id: int
+    padding_side: str = "right"
+
+    def __call__(self, questions: Sequence[QuestionInput]) -> dict[str, Tensor]:
+        import torch
+
+        question_of_chunk = [index for index, question in enumerate(questions) for _ in question.chunks]
+        rows = [np.concatenate([one.candidate_part, chunk]) for one in questions for chunk in one.chunks]
+        padded = pad_documents(rows, self.pad_token_id, self.padding_side)
+        input_ids = padded["input_ids"]
+        global_mask = torch.zeros_like(input_ids)
+        width = max(len(question.candidate_positions) for question in questions)
+        positions = torch.zeros(len(rows), width, dtype=torch.long)
+        candidate_mask = torch.zeros(len(questions), width, dtype=torch.bool)
+        for row, index in enumerate(question_of_chunk):
+            part, candidates = questions[index].candidate_part, questions[index].candidate_positions
+            start = 0 if self.padding_side == "right" else input_ids.shape[1] - len(rows[row])
+            global_mask[row, start : start + len(part)] = 1
+            positions[row, : len(candidates)] = torch.from_numpy(candidates) + start
+            candidate_mask[index, : len(candidates)] = True
+        return {
+            # First, because Trainer and accelerate take the first tensor's length for the size of the batch.
+            "labels": torch.tensor([question.answer for question in questions]),
+            "input_ids": input_ids,
+            "attention_mask": padded.get("attention_mask", torch.ones_like(input_ids)),
+            "global_attention_mask": global_mask,
+            "question_of_chunk": torch.tensor(question_of_chunk),
+            "candidate_positions": positions,
+            "candidate_mask": candidate_mask,
+        }

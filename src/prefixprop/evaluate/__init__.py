@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
-from prefixprop.evaluate.baseline import measure_baseline
-from prefixprop.evaluate.calibration import Temperature, decide, fit_temperature, fit_thresholds
+from prefixprop.evaluate.baseline import C_VALUES, TfidfModel, fit_tfidf, held_out_scores, measure_baseline
+from prefixprop.evaluate.calibration import (
+    Temperature,
+    Trust,
+    decide,
+    fit_temperature,
+    fit_thresholds,
+    fit_trust,
+    measure_trust,
+)
 from prefixprop.evaluate.metrics import (
     Reliability,
     confusion_counts,
@@ -33,8 +41,6 @@ from prefixprop.evaluate.significance import (
     summarise_seeds,
     t_test,
 )
-from prefixprop.evaluate.tfidf import C_VALUES, TfidfModel, fit_tfidf, held_out_scores
-from prefixprop.evaluate.trust import Trust, fit_trust, measure_trust
 
 __all__ = [
     "C_VALUES",

@@ -26,7 +26,7 @@ from prefixprop.choices import EXPLANATION_WAYS
 from prefixprop.data import chunk_documents, encode_documents
 from prefixprop.data.tokens import WORD, EncodedDocuments, Frame, contents, readable
 from prefixprop.evaluate.metrics import log_odds
-from prefixprop.optional_packages import import_optional
+from prefixprop.lazy_imports import import_optional
 from prefixprop.predict.reading import ReadingEncoder
 from prefixprop.predict.trained_model import PredictionOptions, TrainedModel, logits_of_each, output_of
 

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 from prefixprop.atomic_files import clear_leftovers, replacing_file, write_json
 from prefixprop.data.files import Columns
-from prefixprop.optional_packages import import_optional
+from prefixprop.lazy_imports import import_optional
 from prefixprop.predict.inputs import MAX_DOCUMENTS, InputDocument, read_inputs, windows
 from prefixprop.predict.outputs import BY_RUN, JsonLines, Origin, add_to_digest, speed
 from prefixprop.progress import Progress

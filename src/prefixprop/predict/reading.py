@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from prefixprop.attention.pattern import AttentionPattern
 from prefixprop.backbones import find_backbone
 from prefixprop.backbones.base import Text
-from prefixprop.data.batches import pad_documents
-from prefixprop.data.tokens import TokenIds
+from prefixprop.data.tokens import TokenIds, pad_documents
 from prefixprop.models.gpu import CudaGraph, can_use_cuda_graphs, padded_count, padded_length
 from prefixprop.predict.token_batches import batches_by_length, inference, repeated_to, to_device
 from prefixprop.tuners.reader_bank import ReaderBank, ReaderWeights

@@ -21,9 +21,9 @@ from prefixprop.data import (
     read_rows,
     select_documents,
 )
-from prefixprop.data.batches import batches_by_length
 from prefixprop.data.documents import ids_of, labels_of
 from prefixprop.data.files import Columns, label_documents
+from prefixprop.data.tokens import batches_by_length
 from prefixprop.evaluate import PredictionSet, question_predictions, read_predictions
 from prefixprop.evaluate.metrics import log_odds
 from prefixprop.predict.token_batches import inference

@@ -18,8 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from prefixprop.data.batches import batches_by_length, pad_documents
-from prefixprop.data.tokens import TokenIds
+from prefixprop.data.tokens import TokenIds, batches_by_length, pad_documents
 from prefixprop.models.gpu import CudaGraph, can_use_cuda_graphs, padded_count, padded_length, without_cudnn
 
 

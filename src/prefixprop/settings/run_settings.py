@@ -30,7 +30,7 @@ from prefixprop.data.tasks import (
     TASKS,
     TaskSource,
 )
-from prefixprop.evaluate.trust import documents_for_guarantee
+from prefixprop.evaluate.calibration import documents_for_guarantee
 from prefixprop.kernels import KERNELS
 from prefixprop.settings.declaration import Setting, Settings, declared, setting, settings_class
 from prefixprop.settings.methods import METHODS, Method

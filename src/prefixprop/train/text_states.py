@@ -17,8 +17,7 @@ from torch import Tensor
 
 from prefixprop.backbones import Backbone
 from prefixprop.backbones.base import Text
-from prefixprop.data.batches import batches_by_length, pad_documents
-from prefixprop.data.tokens import TokenIds
+from prefixprop.data.tokens import TokenIds, batches_by_length, pad_documents
 from prefixprop.models.gpu import padded_length
 from prefixprop.progress import Progress
 from prefixprop.tuners.reading import text_of, text_to_read

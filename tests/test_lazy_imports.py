@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from prefixprop.lazy_imports import import_optional
+
 HEAVY = ("torch", "transformers", "peft")
 
 # Prints which of the heavy packages a program has imported when it ends, whatever it ends with.
@@ -77,3 +79,11 @@ sys.meta_path.insert(0, Interrupting())
     ended = python(interrupting + COMMAND.format(arguments=["methods"]), tmp_path)
     assert ended.returncode == 130
     assert ended.stderr.strip() in ("Stopped.", "")
+
+
+def test_a_missing_package_is_named_with_its_purpose_and_remedy() -> None:
+    assert import_optional("json", "JSON files") is json
+    with pytest.raises(ImportError, match=r"Odd files need the package no_such_package: pip install no_such_package"):
+        import_optional("no_such_package.reader", "Odd files")
+    with pytest.raises(ImportError, match=r"need the package no_such_package: pip install 'prefixprop\[odd\]'"):
+        import_optional("no_such_package", "Odd files", extra="odd")
