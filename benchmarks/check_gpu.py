@@ -19,7 +19,7 @@ import tempfile
 import warnings
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -34,10 +34,14 @@ from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassificati
 from transformers.utils import logging
 
 from prefixprop import PrefixPropagationConfig, PrefixTuningConfig, attention
+from prefixprop.backbones import find_backbone
 from prefixprop.models import gpu, load_default
+from prefixprop.predict.reading import ReadingEncoder
 from prefixprop.predict.token_batches import classify
 from prefixprop.progress import Progress
-from prefixprop.train import RunSettings, train
+from prefixprop.train import RunSettings, text_states, train
+from prefixprop.train.text_states import TextStates
+from prefixprop.tuners.reader_bank import new_reader
 
 from gpu_numbers import OF_FAMILY, check_numbers, lora
 
@@ -261,11 +265,43 @@ def check_recorded_predictions() -> str | None:
     """None, or how far recorded passes are from those that were not."""
     model = next(iter(build_classifiers().values()))
     ids = [torch.randint(5, 100, (length,)).numpy() for length in (30, 300, 310, 45, 50, 305)]
-    found = [classify(model, ids, 1, 700, False, 4096)[0] for _ in range(3)]
-    with unrecorded():
-        expected = classify(model, ids, 1, 700, False, 4096)[0]
-    apart = max(float(abs(each - expected).max()) for each in found)
-    return f"differs by {apart:.1e}" if apart > 1e-6 else None
+    encoder = ReadingEncoder(model)
+    encoder.add([new_reader(encoder.backbone, length, 3, seed=length) for length in (2, 4, 4)])
+    ways = {
+        "a model": lambda: classify(model, ids, 1, 700, False, 4096),
+        "readers": lambda: encoder.logits(ids, [(0, 1), (2,)], 1, 700, True, 4096),
+    }
+    for name, way in ways.items():
+        found = [way() for _ in range(3)]
+        with unrecorded():
+            encoder.add([])  # which forgets what is recorded
+            expected = way()
+        for each in found:
+            apart = max(float(abs(one - two).max()) for one, two in zip(each, expected, strict=True))
+            if not apart <= 1e-6:
+                return f"{name}: differs by {apart:.1e}"
+    return None
+
+
+def check_kept_states() -> str | None:
+    """None, or how far text states in pinned memory are from those on the GPU, and from those computed anew."""
+    backbone = find_backbone(next(iter(build_classifiers().values())))
+    documents = [torch.randint(5, 100, (length,)).numpy() for length in (300, 310, 45)]
+    found = []
+    usual = text_states.free_memory
+    for place in ("cuda", "cpu", None):
+        text_states.free_memory = lambda device, place=place: 2**40 if device.type == place else 0
+        try:
+            states = TextStates(backbone, documents, 1, nullcontext, 1024, place is not None, 4096)
+            states.fill(Quiet())
+        finally:
+            text_states.free_memory = usual
+        if (states.place and states.place.type) != place:
+            return f"kept at {states.place} in place of {place}"
+        with torch.no_grad():
+            found.append(torch.stack(states.text(states.inputs([0, 1, 2])).states))
+    apart = max(float((one - found[0]).abs().max()) for one in found)
+    return f"differs by {apart:.1e}" if not apart <= 1e-6 else None
 
 
 def check_behaviour(console: Console) -> bool:
@@ -287,6 +323,7 @@ def check_behaviour(console: Console) -> bool:
         "prefixprop train: recorded steps change nothing": check_recorded_run,
         "prefixprop train: a ModernBERT learns as on plain PyTorch": check_modernbert_run,
         "prefixprop predict: recorded passes change nothing": check_recorded_predictions,
+        "readers: text states are the same wherever they are kept": check_kept_states,
     }
     for what, check in of_runs.items():
         problem = check()

@@ -257,7 +257,9 @@ def measure(run: TrainedModel, count: int) -> Iterator[dict[str, Any]]:
         "gradient": lambda: encoder_scores(documents, with_gradient=True),
         "random": lambda: [generator.random(len(starts) - 1) for starts in documents.starts],
     }
-    if not isinstance(run.model, ReadingEncoder):
+    if run.model is None:  # all weight of the mix is on TF-IDF
+        ways = {way: ways[way] for way in (OCCLUSION, "random")}
+    elif not isinstance(run.model, ReadingEncoder):
         del ways[READING]
         if "propagation" not in run.settings.method:
             del ways["attention"]

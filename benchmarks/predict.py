@@ -51,20 +51,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--size", choices=("tiny", "mini", "base"), default="mini", help="tiny tries the script out")
     parser.add_argument("--lengths", type=int, nargs="+", default=[512, 4096], help="tokens of a document")
-    parser.add_argument("--documents", type=int, default=4096 if ON_GPU else 32, help="of a measurement")
+    parser.add_argument("--documents", type=int, nargs="+", help="of a measurement, or of each length")
     parser.add_argument("--texts", type=Path, metavar="FILE", help="a table with texts, in place of random words")
     parser.add_argument("--batch-tokens", type=int, default=65_536 if ON_GPU else 16_384)
     parser.add_argument("--method", default="prefix-propagation")
     parser.add_argument("--repeats", type=int, default=3, help="measurements; their median is shown")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers to this file")
     options = parser.parse_args()
+    options.documents = options.documents or [(2**24 if ON_GPU else 2**16) // length for length in options.lengths]
+    options.documents *= len(options.lengths) // len(options.documents)
     os.environ["TOKENIZERS_PARALLELISM"] = "true"  # or the pipeline turns it off, for predict too
     transformers.logging.set_verbosity_error()
     with tempfile.TemporaryDirectory() as folder:
         run = load_run(trained_run(Path(folder), options.size, max(options.lengths), options.method))
         results: list[dict[str, Any]] = []
-        for length in options.lengths:
-            results += measure(run, Path(folder), length, options)
+        for length, count in zip(options.lengths, options.documents, strict=True):
+            results += measure(run, Path(folder), length, count, options)
             for row in results[-4:]:  # whoever stops it later has these
                 print(row["length"], row["way"], f"{row['documents_per_s']:.2f} documents/s", flush=True)
     device = torch.cuda.get_device_name() if ON_GPU else f"CPU, {torch.get_num_threads()} threads"
@@ -78,11 +80,13 @@ def main() -> None:
         options.json.write_text(text + "\n", encoding="utf-8")
 
 
-def measure(run: TrainedModel, folder: Path, length: int, options: argparse.Namespace) -> list[dict[str, Any]]:
-    texts = [document(length - 2, seed) for seed in range(options.documents)]
+def measure(
+    run: TrainedModel, folder: Path, length: int, count: int, options: argparse.Namespace
+) -> list[dict[str, Any]]:
+    texts = [document(length - 2, seed) for seed in range(count)]
     if options.texts is not None:
         found = read_inputs(options.texts, Columns(text="text"))
-        texts = [each.text for each in itertools.islice(found, options.documents)]
+        texts = [each.text for each in itertools.islice(found, count)]
     source, output = folder / f"{length}.jsonl", folder / "output.jsonl"
     source.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
     how = PredictionOptions(batch_tokens=options.batch_tokens)

@@ -56,7 +56,11 @@ def assert_same(output: Path, expected: Path) -> None:
         assert line["probabilities"] == pytest.approx(same["probabilities"], abs=1e-5)
 
 
-def test_predictions_in_order_and_a_summary(run: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("with_gpu", [False, True])  # which gets windows ahead
+def test_predictions_in_order_and_a_summary(
+    with_gpu: bool, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: with_gpu)
     documents = [*texts(30, seed=4), "", "w4 " * 50]
     path = write_rows(tmp_path / "in.jsonl", documents)
     printed, told = predict(run, path)

@@ -8,7 +8,8 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -209,8 +210,6 @@ class Job:
         total: int | None = None,
         is_waiting: Callable[[], bool] = lambda: False,
     ) -> None:
-        from prefixprop.predict.trained_model import predict_encoded
-
         started = time.perf_counter()
         try:
             if self.resumable is not None:
@@ -225,8 +224,7 @@ class Job:
                 # While the models compute a window, one thread tokenizes the next, and another writes the last.
                 writer, written = stack.enter_context(ThreadPoolExecutor(1)), Future[None]()
                 written.set_result(None)
-                for window, tokens in encoded:
-                    answers = predict_encoded(list(self.runs.values()), tokens, self.options)
+                for window, answers in self._answered(encoded, ahead=total is not None):
                     written.result()
                     written = writer.submit(self._write, window, answers, file)
                     how_fast = speed(self.answered, self.tokens_read, time.perf_counter() - began)
@@ -249,6 +247,27 @@ class Job:
         for window in found:
             texts = [document.text for document in window]
             yield window, encode_for_each(list(self.runs.values()), texts, self.options)
+
+    def _answered(
+        self, encoded: Iterable[tuple[list[InputDocument], EncodedForEach]], ahead: bool
+    ) -> Iterator[tuple[list[InputDocument], list[tuple[Prediction, ...]]]]:
+        """Windows and their predictions.
+
+        With `ahead` a GPU gets a window before it has finished the last one, so that it never waits for Python.
+        """
+        import torch
+
+        from prefixprop.predict.trained_model import start_predicting
+
+        most = 1 if ahead and torch.accelerator.is_available() else 0
+        started: deque[tuple[list[InputDocument], Callable[[], list[tuple[Prediction, ...]]]]] = deque()
+        for window, tokens in encoded:
+            started.append((window, start_predicting(list(self.runs.values()), tokens, self.options)))
+            if len(started) > most:
+                first, wait = started.popleft()
+                yield first, wait()
+        for window, wait in started:
+            yield window, wait()
 
     def _write(self, window: list[InputDocument], answers: list[tuple[Prediction, ...]], file: BinaryIO) -> None:
         lines = [self.form.line(document.id, found) for document, found in zip(window, answers, strict=True)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,7 @@ from prefixprop.backbones import find_backbone
 from prefixprop.backbones.base import Text
 from prefixprop.data.tokens import TokenIds, pad_documents
 from prefixprop.models.gpu import CudaGraph, can_use_cuda_graphs, padded_count, padded_length
-from prefixprop.predict.token_batches import batches_by_length, inference, repeated_to, to_device
+from prefixprop.predict.token_batches import Logits, batches_by_length, inference, repeated_to, to_device
 from prefixprop.tuners.reader_bank import ReaderBank, ReaderWeights
 from prefixprop.tuners.reading import text_to_read
 
@@ -44,7 +44,11 @@ class ReadingEncoder:
         self._recorded = CudaGraph(self._answers)  # recordings have the old banks
         return tuple(range(first, len(self._readers)))
 
-    def logits(
+    def logits(self, *given: Any) -> Logits:
+        """The logits that `start` starts to compute."""
+        return self.start(*given)()
+
+    def start(
         self,
         input_ids: Sequence[TokenIds],
         runs: Sequence[Sequence[int]],
@@ -53,8 +57,8 @@ class ReadingEncoder:
         bf16: bool,
         max_length: int,
         hidden: Sequence[tuple[int, int, int]] = (),
-    ) -> list[NDArray[np.float64]]:
-        """For every run, given by the numbers of its readers, what each says of texts [readers, texts, classes].
+    ) -> Callable[[], Logits]:
+        """A function that waits for what the readers of every run, given by numbers, say [readers, texts, classes].
 
         Behind these follows, for every (text, start, end) of `hidden`, what they say of that text if its tokens
         [start, end) are hidden from them. The text's states are those of the whole text, and are computed once. No
@@ -75,7 +79,7 @@ class ReadingEncoder:
         if is_recorded:
             lengths = [padded_length(length, max_length) for length in lengths]
         a_pass = partial(inference, device, bf16, lower="batch_tokens (--batch-tokens)")
-        answers: list[tuple[Sequence[int], dict[str, Tensor]]] = []  # fetched at the end, as in `classify`
+        answers: list[tuple[Sequence[int], dict[str, Tensor]]] = []  # fetched later
         for indices in batches_by_length(lengths, batch_tokens):
             length = lengths[indices[0]]
             rows = [input_ids[index] for index in indices]
@@ -97,13 +101,15 @@ class ReadingEncoder:
                     with a_pass():
                         found = self._read(_without(text, row, spans), readers)
                     answers.append(([len(input_ids) + place for place in places], found))
-        logits = self._fetched(answers, chosen, len(input_ids) + len(hidden))
-        return [np.stack([logits[number] for number in run]) for run in runs]
+        return partial(self._fetched, answers, chosen, len(input_ids) + len(hidden), runs)
 
     def _fetched(
-        self, answers: Sequence[tuple[Sequence[int], dict[str, Tensor]]], chosen: Mapping[str, list[int]], count: int
-    ) -> dict[int, NDArray[np.float64]]:
-        """What each reader says of all texts, by its number."""
+        self,
+        answers: Sequence[tuple[Sequence[int], dict[str, Tensor]]],
+        chosen: Mapping[str, list[int]],
+        count: int,
+        runs: Sequence[Sequence[int]],
+    ) -> Logits:
         found: dict[int, NDArray[np.float64]] = {}
         for name, places in chosen.items():
             numbers = [self._banks[name][0][place] for place in places]
@@ -111,7 +117,7 @@ class ReadingEncoder:
             for indices, of_banks in answers:
                 for number, of_reader in zip(numbers, of_banks[name].double().cpu().numpy(), strict=True):
                     found[number][indices] = of_reader[: len(indices), : found[number].shape[1]]
-        return found
+        return [np.stack([found[number] for number in run]) for run in runs]
 
     def _answers(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         """What readers say of a batch: its tokens, and for each bank the places of those that are asked."""

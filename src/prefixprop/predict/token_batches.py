@@ -21,8 +21,15 @@ from torch import Tensor
 from prefixprop.data.tokens import TokenIds, batches_by_length, pad_documents
 from prefixprop.models.gpu import CudaGraph, can_use_cuda_graphs, padded_count, padded_length, without_cudnn
 
+Logits = list[NDArray[np.float64]]
 
-def classify(
+
+def classify(*given: Any) -> Logits:
+    """The logits that `start_classifying` starts to compute."""
+    return start_classifying(*given)()
+
+
+def start_classifying(
     model: Any,
     input_ids: Sequence[TokenIds],
     pad_token_id: int,
@@ -30,11 +37,11 @@ def classify(
     bf16: bool,
     max_length: int,
     adapters: Sequence[str | None] = (None,),
-) -> list[NDArray[np.float64]]:
-    """The logits of every text [texts, classes], in the order given, with each of the model's adapters.
+) -> Callable[[], Logits]:
+    """A function that waits for the logits of every text [texts, classes], with each of the model's adapters.
 
     None is the active one. Where adapters have different numbers of classes, -inf may follow those that one has. The
-    model reads `max_length` tokens, and no text has more.
+    model reads `max_length` tokens, and no text has more. On a GPU the batches are only queued here.
     """
     device = next(model.parameters()).device
     lengths = [max(1, len(ids)) for ids in input_ids]  # an empty text is one padding token
@@ -52,13 +59,16 @@ def classify(
         padded = pad_documents(rows, pad_token_id, length=length)
         with inference(device, bf16, lower="batch_tokens (--batch-tokens)"):
             answers.append((indices, _with_each(run, to_device(padded, device), adapters, batch_tokens)))
-    # Fetched only now: the host prepares a batch while the GPU computes those before it.
+    return partial(_fetched, answers, len(input_ids), len(adapters))
+
+
+def _fetched(answers: Sequence[tuple[list[int], Sequence[Tensor]]], texts: int, adapters: int) -> Logits:
     logits: dict[tuple[int, int], NDArray[np.float64]] = {}
     for indices, outputs in answers:
         for place, output in enumerate(outputs):
             numbers = output.double().cpu().numpy()[: len(indices)]
             logits.update({(place, index): row for index, row in zip(indices, numbers, strict=True)})
-    return [np.stack([logits[place, index] for index in range(len(input_ids))]) for place in range(len(adapters))]
+    return [np.stack([logits[place, index] for index in range(texts)]) for place in range(adapters)]
 
 
 def repeated_to(count: int, rows: list[TokenIds]) -> list[TokenIds]:

@@ -31,7 +31,7 @@ from prefixprop.evaluate.metrics import yes_or_no
 from prefixprop.evaluate.mixing import READERS, WORDS, mean_answer
 from prefixprop.predict.inputs import windows
 from prefixprop.predict.reading import ReadingEncoder
-from prefixprop.predict.token_batches import classify
+from prefixprop.predict.token_batches import Logits, start_classifying
 from prefixprop.settings.run_settings import RunSettings
 
 if TYPE_CHECKING:
@@ -270,19 +270,26 @@ def predict_with_each(
     runs: Sequence[TrainedModel], texts: list[str], options: PredictionOptions
 ) -> list[tuple[Prediction, ...]]:
     """What each run predicts of texts, of which there is at least one."""
-    return predict_encoded(runs, encode_for_each(runs, texts, options), options)
+    return start_predicting(runs, encode_for_each(runs, texts, options), options)()
 
 
-def predict_encoded(
+def start_predicting(
     runs: Sequence[TrainedModel], encoded: EncodedForEach, options: PredictionOptions
-) -> list[tuple[Prediction, ...]]:
-    """What each run predicts of texts that `encode_for_each` has encoded."""
-    outputs = _outputs(runs, encoded, options)
-    predictions = [
-        output.predictions(run.label_names, run.temperature.value, run.trust, run.thresholds)
-        for run, output in zip(runs, outputs, strict=True)
-    ]
-    return list(zip(*predictions, strict=True))
+) -> Callable[[], list[tuple[Prediction, ...]]]:
+    """A function that waits for what each run predicts of texts that `encode_for_each` has encoded.
+
+    On a GPU these are only queued here.
+    """
+    outputs = _start(runs, encoded, options)
+
+    def predictions() -> list[tuple[Prediction, ...]]:
+        of_runs = [
+            output.predictions(run.label_names, run.temperature.value, run.trust, run.thresholds)
+            for run, output in zip(runs, outputs(), strict=True)
+        ]
+        return list(zip(*of_runs, strict=True))
+
+    return predictions
 
 
 def read_with_each(
@@ -292,7 +299,7 @@ def read_with_each(
 
     `prepared` texts have been cleaned as the task cleans its own.
     """
-    return _outputs(runs, encode_for_each(runs, texts, options, prepared), options)
+    return _start(runs, encode_for_each(runs, texts, options, prepared), options)()
 
 
 def encode_for_each(
@@ -308,16 +315,25 @@ def encode_for_each(
     return encoded
 
 
-def _outputs(runs: Sequence[TrainedModel], encoded: EncodedForEach, options: PredictionOptions) -> list[ModelOutput]:
+def _start(
+    runs: Sequence[TrainedModel], encoded: EncodedForEach, options: PredictionOptions
+) -> Callable[[], list[ModelOutput]]:
     sharing: dict[tuple[int, Hashable], list[TrainedModel]] = {}
     for run in runs:
         sharing.setdefault((id(run.model), run.reading), []).append(run)
-    outputs: dict[Path, ModelOutput] = {}
-    for (_, reading), sharers in sharing.items():
-        cleaned, pieces = encoded[reading]
-        for run, logits in zip(sharers, logits_of_each(sharers, pieces, options), strict=True):
-            outputs[run.run_dir] = output_of(run, logits, pieces, cleaned)
-    return [outputs[run.run_dir] for run in runs]
+    started = [
+        (own, encoded[key[1]], _start_logits(own, encoded[key[1]][1], options)) for key, own in sharing.items()
+    ]
+
+    def outputs() -> list[ModelOutput]:
+        found = {
+            run.run_dir: output_of(run, logits, pieces, cleaned)
+            for sharers, (cleaned, pieces), waiting in started
+            for run, logits in zip(sharers, waiting(), strict=True)
+        }
+        return [found[run.run_dir] for run in runs]
+
+    return outputs
 
 
 def output_of(
@@ -332,20 +348,24 @@ def output_of(
     return ModelOutput(answers, pieces, run.mix, words)
 
 
-def logits_of_each(
-    runs: Sequence[TrainedModel], pieces: EncodedDocuments, options: PredictionOptions
-) -> list[NDArray[np.float64]]:
+def logits_of_each(runs: Sequence[TrainedModel], pieces: EncodedDocuments, options: PredictionOptions) -> Logits:
     """What the model that these runs share says of pieces, with what each of them trained; no columns without one.
 
     For readers, [readers, pieces, labels].
     """
+    return _start_logits(runs, pieces, options)()
+
+
+def _start_logits(
+    runs: Sequence[TrainedModel], pieces: EncodedDocuments, options: PredictionOptions
+) -> Callable[[], Logits]:
     first = runs[0]
     if first.model is None:
-        return [np.empty((len(pieces.input_ids), 0)) for _ in runs]
+        return lambda: [np.empty((len(pieces.input_ids), 0)) for _ in runs]
     limits = (first.pad_token_id, options.batch_tokens, first.uses_bf16, first.max_length)
     if isinstance(first.model, ReadingEncoder):
-        return first.model.logits(pieces.input_ids, [run.readers for run in runs], *limits)
-    return classify(first.model, pieces.input_ids, *limits, [run.adapter for run in runs])
+        return first.model.start(pieces.input_ids, [run.readers for run in runs], *limits)
+    return start_classifying(first.model, pieces.input_ids, *limits, [run.adapter for run in runs])
 
 
 class PredictionSummary:
