@@ -18,7 +18,6 @@ from rich.text import Text
 
 from prefixprop.choices import MOST_TEMPERATURE
 from prefixprop.cli.messages import TerminalProgress, clean_errors, printable
-from prefixprop.cli.settings_options import with_settings_options
 from prefixprop.processes import handling_signals, is_main_process, process_count
 from prefixprop.runs.directory import RunDirectory
 from prefixprop.settings.resolve import check_settings, override, read_settings, refuse_unused, settings_to_yaml
@@ -28,17 +27,12 @@ if TYPE_CHECKING:
     from prefixprop.train.plan import RunPlan
     from prefixprop.train.run import RunResult
 
-EVERYDAY = (
-    "task", "train_files", "test_files", "text_column", "label_column", "model", "max_length", "method",
-    "target_precision", "learning_rate", "epochs", "seed",
-)  # fmt: skip
 COLUMNS = {
     "average_precision": "average precision", "accuracy": "accuracy", "micro_f1": "micro-F1", "macro_f1": "macro-F1",
     "ece": "ECE", "nll": "log-loss",
 }  # fmt: skip
 
 
-@with_settings_options(RunSettings, EVERYDAY)
 def train(
     config: Annotated[
         Path | None, typer.Option("--config", "-c", metavar="FILE", help="A recipe, as YAML; flags override it.")
