@@ -29,8 +29,7 @@ from prefixprop.backbones import find_backbone
 from prefixprop.models.gpu import hold_frozen_in_bfloat16
 from prefixprop.progress import Progress
 from prefixprop.settings.run_settings import RunSettings
-from prefixprop.train.bank_trainer import BankTrainer, ReaderPlan
-from prefixprop.train.text_states import TextStates
+from prefixprop.train.bank_trainer import BankTrainer, ReaderPlan, TextStates
 from prefixprop.tuners.reader_bank import ReaderBank, new_reader
 
 import measuring

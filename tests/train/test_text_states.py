@@ -13,8 +13,8 @@ import torch
 from prefixprop.backbones import find_backbone
 from prefixprop.backbones.base import Text
 from prefixprop.progress import Progress
-from prefixprop.train import text_states
-from prefixprop.train.text_states import TextStates, free_memory, place_for
+from prefixprop.train import bank_trainer
+from prefixprop.train.bank_trainer import TextStates, free_memory, place_for
 
 from tiny import every_family, tiny_model
 
@@ -87,7 +87,7 @@ def test_batches_are_of_similar_length() -> None:
 @pytest.mark.parametrize(("share", "is_kept"), [(0.99, False), (1.01, True)])
 def test_kept_where_half_of_the_memory_suffices(monkeypatch: pytest.MonkeyPatch, share: float, is_kept: bool) -> None:
     needed = sum(max(1, length) for length in LENGTHS) * 3 * 32 * 4
-    monkeypatch.setattr(text_states, "free_memory", lambda device: int(2 * share * needed))
+    monkeypatch.setattr(bank_trainer, "free_memory", lambda device: int(2 * share * needed))
     text = states_of()
     assert text.bytes == needed and (text.place is not None) == is_kept
     assert states_of(keep=False).place is None
@@ -99,14 +99,14 @@ def test_kept_where_half_of_the_memory_suffices(monkeypatch: pytest.MonkeyPatch,
 
 @pytest.mark.parametrize("limit", ["max\n", "1000000000000000\n", "{rss}"])
 def test_a_container_limits_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Any, limit: str) -> None:
-    rss = text_states.psutil.Process().memory_info().rss
+    rss = bank_trainer.psutil.Process().memory_info().rss
     (tmp_path / "memory.max").write_text(limit.format(rss=rss + 2**30))
-    monkeypatch.setattr(text_states, "_CGROUP", tmp_path / "memory.max")
+    monkeypatch.setattr(bank_trainer, "_CGROUP", tmp_path / "memory.max")
     free = free_memory(torch.device("cpu"))
     if "rss" in limit:
         assert free <= 2**30 + 2**28
     else:
-        assert 0 < free <= text_states.psutil.virtual_memory().total
+        assert 0 < free <= bank_trainer.psutil.virtual_memory().total
 
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -124,6 +124,6 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 def test_states_stay_on_the_device_then_on_the_host(
     monkeypatch: pytest.MonkeyPatch, free: dict[torch.device, int], expected: torch.device | None
 ) -> None:
-    monkeypatch.setattr(text_states, "free_memory", free.__getitem__)
+    monkeypatch.setattr(bank_trainer, "free_memory", free.__getitem__)
     assert place_for(100, GPU) == expected
     assert place_for(100, CPU) == (CPU if free[CPU] >= 200 else None)

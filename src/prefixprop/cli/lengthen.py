@@ -39,7 +39,7 @@ def lengthen(
         with messages.status("loading PyTorch"):
             from prefixprop.cli.train import silence_libraries
             from prefixprop.lengthen import lengthen_and_train
-            from prefixprop.train.callbacks import GracefulStop
+            from prefixprop.train.trainer import GracefulStop
 
             silence_libraries()
         with TerminalProgress(messages) as progress:

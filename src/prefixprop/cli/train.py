@@ -63,10 +63,10 @@ def train(
         wanted = _settings(config, settings, run_dir if resume else None)
 
         with messages.status("loading PyTorch"):
-            from prefixprop.train.callbacks import GracefulStop
             from prefixprop.train.plan import plan
             from prefixprop.train.run import train as train_run
             from prefixprop.train.run import train_label_columns
+            from prefixprop.train.trainer import GracefulStop
 
         silence_libraries()
         directory = run_dir or Path("runs", f"{wanted.data_name}-{wanted.method_row.name}-{wanted.seed}")

@@ -105,7 +105,7 @@ def run_in_worker(
     """
     import torch
 
-    from prefixprop.train.callbacks import GracefulStop
+    from prefixprop.train.trainer import GracefulStop
 
     if threads is not None:
         torch.set_num_threads(threads)
