@@ -76,14 +76,6 @@ def test_is_computed_once() -> None:
     assert all(one.equal(two) for one, two in zip(read(text, [6, 0]).states, read(again, [6, 0]).states, strict=True))
 
 
-def test_batches_are_of_similar_length() -> None:
-    text = states_of(batch_tokens=30)
-    chosen = [6, 5, 4, 3, 2, 1]
-    batches = list(text.batches(chosen))
-    assert batches == [[4], [1], [6, 3], [5, 2]]  # of 17, 17, 12 and 9, 1 and 1 tokens
-    assert list(text.batches([])) == []
-
-
 @pytest.mark.parametrize(("share", "is_kept"), [(0.99, False), (1.01, True)])
 def test_kept_where_half_of_the_memory_suffices(monkeypatch: pytest.MonkeyPatch, share: float, is_kept: bool) -> None:
     needed = sum(max(1, length) for length in LENGTHS) * 3 * 32 * 4
