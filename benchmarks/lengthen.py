@@ -14,7 +14,7 @@ import torch
 from transformers import LongformerForMaskedLM
 
 from prefixprop.attention import install
-from prefixprop.lengthen.objective import Objective
+from prefixprop.lengthen.encoder import Objective
 from prefixprop.lengthen.text import MASKED
 from prefixprop.lengthen.trainer import MasterWeights
 

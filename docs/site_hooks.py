@@ -12,8 +12,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from typer.main import get_command
 
-from prefixprop.cli.app import app
-from prefixprop.cli.settings_options import help_of
+from prefixprop.cli.app import app, help_of
 from prefixprop.lengthen.settings import LengthenSettings
 from prefixprop.settings.declaration import declared
 from prefixprop.settings.run_settings import SETTINGS

@@ -26,7 +26,7 @@ from prefixprop.attention import install
 from prefixprop.data.cache import RaggedArray
 from prefixprop.data.rows import read_rows, text_of
 from prefixprop.data.tokens import contents
-from prefixprop.lengthen.objective import Objective
+from prefixprop.lengthen.encoder import Objective
 from prefixprop.lengthen.text import PackedRows, mask
 from prefixprop.models.embedded import DIFFERENCES, GROUP, add_difference, lengthened_original, load_tokenizer
 

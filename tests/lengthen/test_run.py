@@ -173,7 +173,7 @@ def test_out_of_memory_says_what_to_change(
     def fail(*_: Any, **__: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr("prefixprop.lengthen.objective.Objective.forward", fail)
+    monkeypatch.setattr("prefixprop.lengthen.encoder.Objective.forward", fail)
     with pytest.raises(TrainingError, match=r"--device-batch-size below 2.*--gradient-checkpointing"):
         run(tiny_settings(original, text), tmp_path / "long")
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from prefixprop.cli.settings_options import help_of
+from prefixprop.cli.app import help_of
 from prefixprop.data.tasks import TASKS, readers_schedule
 from prefixprop.settings.declaration import SettingsError
 from prefixprop.settings.methods import METHODS

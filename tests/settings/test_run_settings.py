@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from prefixprop.cli.settings_options import help_of
+from prefixprop.cli.app import help_of
 from prefixprop.settings.declaration import SettingsError
 from prefixprop.settings.run_settings import SETTINGS, RunSettings
 

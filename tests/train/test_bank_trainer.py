@@ -18,7 +18,7 @@ from prefixprop.backbones import find_backbone
 from prefixprop.progress import Progress
 from prefixprop.train import RunSettings, readers
 from prefixprop.train.bank_trainer import BankTrainer, ReaderAdamW, ReaderPlan
-from prefixprop.train.checkpoints import find_checkpoint
+from prefixprop.train.checkpoints import trusted_checkpoint
 from prefixprop.train.errors import StepTooLarge
 from prefixprop.train.text_states import TextStates
 from prefixprop.train.trainer import share_of_peak
@@ -217,8 +217,8 @@ def test_stopped_and_resumed(family: str, stop: int, kept: list[int] | None, tmp
 
     torch.manual_seed(6)
     resumed = trainer_of(**options)
-    checkpoint, complaints = find_checkpoint(tmp_path)
-    assert checkpoint is not None and not complaints
+    checkpoint = trusted_checkpoint(tmp_path)
+    assert checkpoint is not None
     assert resumed.restore(checkpoint) == {"history": [1, 2]}
     assert resumed.step == stop and resumed.plans == whole.plans
     train(resumed)

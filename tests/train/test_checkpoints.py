@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import random
 import resource
@@ -17,18 +16,21 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from prefixprop.atomic_files import checksums
 from prefixprop.train.checkpoints import (
     Snapshot,
     damage,
-    find_checkpoint,
     folder_of_step,
     generator_states,
     list_checkpoints,
     read_checkpoint,
     remove_old,
     restore_generators,
+    trusted_checkpoint,
     write_checkpoint,
 )
+
+from tiny_training import Notes
 
 
 def snapshot() -> tuple[Snapshot, torch.optim.Optimizer]:
@@ -104,27 +106,25 @@ def test_any_changed_or_missing_file_is_noticed(tmp_path: Path, name: str) -> No
 
 
 def test_the_latest_that_can_be_trusted_is_found(tmp_path: Path) -> None:
-    assert find_checkpoint(tmp_path / "none") == (None, [])
+    assert trusted_checkpoint(tmp_path / "none") is None
     for step in (3, 6, 9):
         write(tmp_path, step)
-    assert find_checkpoint(tmp_path) == (folder_of_step(tmp_path, 9), [])
-    (folder_of_step(tmp_path, 6) / "state.json").write_text("{")
-    assert find_checkpoint(tmp_path) == (folder_of_step(tmp_path, 9), []), "one needs no other"
-    (folder_of_step(tmp_path, 9) / "state.json").write_text("{")
-    found, complaints = find_checkpoint(tmp_path)
-    assert found == folder_of_step(tmp_path, 3) and len(complaints) == 2
+    for damaged, found in ((6, 9), (9, 3)):
+        (folder_of_step(tmp_path, damaged) / "state.json").write_text("{")
+        notes = Notes()
+        assert trusted_checkpoint(tmp_path, notes) == folder_of_step(tmp_path, found)
+        assert len(notes.notes) == (0 if found == 9 else 2), "one needs no other"
 
 
 def test_one_of_another_version_is_passed_over(tmp_path: Path) -> None:
-    path = write(tmp_path, 3)
+    path, notes = write(tmp_path, 3), Notes()
     state = json.loads((path / "state.json").read_text())
     del state["best"]
     (path / "state.json").write_text(json.dumps(state))
-    manifest = json.loads((path / "manifest.json").read_text())
-    manifest["state.json"] = hashlib.sha256((path / "state.json").read_bytes()).hexdigest()
-    (path / "manifest.json").write_text(json.dumps(manifest))
+    (path / "manifest.json").write_text(json.dumps(checksums(path, json.loads((path / "manifest.json").read_text()))))
     complaint = f"{path}: state.json has no best; another version of this package wrote it"
-    assert find_checkpoint(tmp_path) == (None, [complaint])
+    assert trusted_checkpoint(tmp_path, notes) is None
+    assert notes.notes == [f"{complaint}; the run starts from the beginning instead"]
 
 
 @pytest.mark.parametrize(("newest", "kept"), [(10, [4, 10]), (3, [2, 3]), (1, [1])])

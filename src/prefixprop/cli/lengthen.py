@@ -9,12 +9,10 @@ import typer
 from rich.console import Console
 
 from prefixprop.cli.messages import TerminalProgress, clean_errors
-from prefixprop.cli.settings_options import with_settings_options
 from prefixprop.lengthen.settings import LengthenSettings
 from prefixprop.processes import handling_signals, is_main_process, process_count
 
 
-@with_settings_options(LengthenSettings)
 def lengthen(
     model: Annotated[
         str, typer.Argument(metavar="MODEL", help="A RoBERTa or BERT: a hub model, a folder, or roberta-mini-512.")
@@ -41,7 +39,7 @@ def lengthen(
         with messages.status("loading PyTorch"):
             from prefixprop.cli.train import silence_libraries
             from prefixprop.lengthen import lengthen_and_train
-            from prefixprop.train.callbacks import GracefulStop
+            from prefixprop.train.trainer import GracefulStop
 
             silence_libraries()
         with TerminalProgress(messages) as progress:

@@ -18,7 +18,6 @@ from rich.text import Text
 
 from prefixprop.choices import MOST_TEMPERATURE
 from prefixprop.cli.messages import TerminalProgress, clean_errors, printable
-from prefixprop.cli.settings_options import with_settings_options
 from prefixprop.processes import handling_signals, is_main_process, process_count
 from prefixprop.runs.directory import RunDirectory
 from prefixprop.settings.resolve import check_settings, override, read_settings, refuse_unused, settings_to_yaml
@@ -28,17 +27,12 @@ if TYPE_CHECKING:
     from prefixprop.train.plan import RunPlan
     from prefixprop.train.run import RunResult
 
-EVERYDAY = (
-    "task", "train_files", "test_files", "text_column", "label_column", "model", "max_length", "method",
-    "target_precision", "learning_rate", "epochs", "seed",
-)  # fmt: skip
 COLUMNS = {
     "average_precision": "average precision", "accuracy": "accuracy", "micro_f1": "micro-F1", "macro_f1": "macro-F1",
     "ece": "ECE", "nll": "log-loss",
 }  # fmt: skip
 
 
-@with_settings_options(RunSettings, EVERYDAY)
 def train(
     config: Annotated[
         Path | None, typer.Option("--config", "-c", metavar="FILE", help="A recipe, as YAML; flags override it.")
@@ -69,10 +63,10 @@ def train(
         wanted = _settings(config, settings, run_dir if resume else None)
 
         with messages.status("loading PyTorch"):
-            from prefixprop.train.callbacks import GracefulStop
             from prefixprop.train.plan import plan
             from prefixprop.train.run import train as train_run
             from prefixprop.train.run import train_label_columns
+            from prefixprop.train.trainer import GracefulStop
 
         silence_libraries()
         directory = run_dir or Path("runs", f"{wanted.data_name}-{wanted.method_row.name}-{wanted.seed}")

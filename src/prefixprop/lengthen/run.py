@@ -16,7 +16,6 @@ from accelerate import Accelerator
 from transformers import set_seed
 
 from prefixprop.atomic_files import clear_leftovers, replacing_folder, write_json, write_text
-from prefixprop.attention.backends import is_modern_gpu
 from prefixprop.lengthen.encoder import LongEncoder, build
 from prefixprop.lengthen.settings import LengthenSettings
 from prefixprop.lengthen.text import MASKED, TrainingText, read_text
@@ -25,8 +24,9 @@ from prefixprop.models.gpu import without_cudnn
 from prefixprop.processes import process_count
 from prefixprop.progress import Progress
 from prefixprop.runs.directory import LOCK, claim
-from prefixprop.train.checkpoints import find_checkpoint
+from prefixprop.train.checkpoints import trusted_checkpoint
 from prefixprop.train.errors import explained_memory_errors, training_remedy
+from prefixprop.train.plan import use_bf16
 from prefixprop.train.run import describe_environment
 
 RECORD, CHECKPOINTS = "lengthen.json", "checkpoints"
@@ -99,14 +99,14 @@ def _train(
         )
     if encoder.has_new_head:
         encoder.start_new_head(text.count_tokens(encoder.model.config.vocab_size))
-    use_bf16 = settings.precision == "bf16" or (settings.precision == "auto" and is_modern_gpu())
+    in_bf16 = use_bf16(settings.precision)
     record = {
         "settings": settings.recorded(),
         "environment": describe_environment(settings.seed, accelerator.device, accelerator.num_processes),
         "text": text.digest,
         "documents": text.documents,
         "tokens_of_text": text.tokens,
-        "precision": "bf16" if use_bf16 else "fp32",
+        "precision": "bf16" if in_bf16 else "fp32",
         "new_head": encoder.has_new_head,
         "finished": False,
     }
@@ -118,12 +118,9 @@ def _train(
         write_json(folder / RECORD, record)
         _tell_facts(text, encoder, settings, progress)
     with explained_memory_errors(training_remedy(settings, settings.device_batch_size)), without_cudnn():
-        dtype = torch.bfloat16 if use_bf16 else torch.float32
+        dtype = torch.bfloat16 if in_bf16 else torch.float32
         training = Pretraining(settings, encoder, text, accelerator, dtype, folder / CHECKPOINTS)
-        checkpoint, complaints = find_checkpoint(folder / CHECKPOINTS)
-        for complaint in complaints if accelerator.is_main_process else ():
-            instead = f"continues from {checkpoint.name}" if checkpoint else "starts from the beginning"
-            progress.note(f"{complaint}; training {instead} instead")
+        checkpoint = trusted_checkpoint(folder / CHECKPOINTS, progress if accelerator.is_main_process else None)
         if checkpoint is not None:
             training.restore(checkpoint)
         training.run(progress, should_stop)

@@ -128,22 +128,15 @@ def mask(blocks: Sequence[Ids], tokenizer: Any, seeds: Sequence[Sequence[int]]) 
 
 @dataclass(frozen=True)
 class TrainingText:
-    """Rows to train on and rows that are held out, the latter at full length and at the original's.
-
-    Attributes:
-        documents: How many documents there are, the held-out ones counted.
-        tokens: How many tokens they have, the held-out ones not counted.
-        note: Why the tokens are in memory and not on the disk, if they are.
-        digest: Identifies the files by what they hold.
-    """
+    """Rows to train on and rows that are held out, the latter at full length and at the original's."""
 
     train: PackedRows
     held_out: PackedRows
     held_out_short: PackedRows
-    documents: int
-    tokens: int
-    note: str | None
-    digest: str
+    documents: int  # how many documents there are, the held-out ones counted
+    tokens: int  # how many tokens they have, the held-out ones not counted
+    note: str | None  # why the tokens are in memory and not on the disk, if they are
+    digest: str  # identifies the files by what they hold
 
     def count_tokens(self, vocabulary: int) -> NDArray[np.int64]:
         """How often each token occurs in what is trained on."""

@@ -18,14 +18,14 @@ from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 from torch import Tensor, nn
 
-from prefixprop.lengthen.encoder import LongEncoder
-from prefixprop.lengthen.objective import WEIGHTS, Objective
+from prefixprop.lengthen.encoder import WEIGHTS, LongEncoder, Objective
 from prefixprop.lengthen.settings import LengthenSettings
 from prefixprop.lengthen.text import Ids, PackedRows, TrainingText, cut, mask, pieces
 from prefixprop.progress import Progress
 from prefixprop.train.checkpoints import (
     TRAINER_STATE,
     Snapshot,
+    explained_checkpoint_errors,
     folder_of_step,
     read_checkpoint,
     remove_old,
@@ -331,13 +331,8 @@ class Pretraining:
             history = json.dumps(numbers.pop("history"))
             snapshot = Snapshot(self.weights.by_name, None, self.weights.optimizer.state_dict(), {}, [], numbers)
             folder = folder_of_step(self.checkpoints, self.state.step)
-            try:
+            with explained_checkpoint_errors(self.state.step):
                 write_checkpoint(folder, snapshot, history)
-            except OSError as error:
-                raise TrainingError(
-                    f"{error.filename}: the checkpoint of step {self.state.step} cannot be written "
-                    f"({error.strerror}). Earlier ones are untouched: make room, then continue with --resume."
-                ) from error
             remove_old(self.checkpoints, folder)
 
     def restore(self, checkpoint: Path) -> None:

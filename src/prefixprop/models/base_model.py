@@ -29,19 +29,13 @@ _WEIGHTS, _CONFIG = "*.safetensors", "config.json"
 
 @dataclass(frozen=True)
 class BaseModel:
-    """A pretrained encoder that heads can be put on; its weights are read when a model is made.
+    """A pretrained encoder that heads can be put on; its weights are read when a model is made."""
 
-    Attributes:
-        name: Its name: that of an embedded or hub model, or the absolute path of a folder.
-        revision: The commit of a hub model, or the fingerprint of a folder's weights; None for an embedded model.
-        tokenizer: Its tokenizer.
-        limit: The longest text that it reads, in tokens.
-    """
-
-    name: str
+    name: str  # that of an embedded or hub model, or the absolute path of a folder
+    # The commit of a hub model, or the fingerprint of a folder's weights; None for an embedded model.
     revision: str | None
     tokenizer: PreTrainedTokenizerBase
-    limit: int
+    limit: int  # the longest text that it reads, in tokens
     source: EmbeddedModel | str
     overrides: dict[str, Any] = field(default_factory=dict)
 

@@ -1,7 +1,12 @@
 """What prefixes do, and how good and how trustworthy predictions are, in numbers and figures."""
 
-from prefixprop.report.figures import plot_confusion, plot_reliability
-from prefixprop.report.prefixes import plot_alpha, plot_prefix_share, prefix_share
+from prefixprop.report.figures import (
+    plot_alpha,
+    plot_confusion,
+    plot_prefix_share,
+    plot_reliability,
+    prefix_share,
+)
 from prefixprop.report.report import Report, make_report
 from prefixprop.runs.archive import archive_runs
 from prefixprop.runs.find import find_runs

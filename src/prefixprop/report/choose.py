@@ -46,23 +46,15 @@ def documents_of(run: Run) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Row:
-    """One row of a table: a model tuned by a method; its runs differ in nothing but the seed and the fold.
-
-    Attributes:
-        model: The name of the model.
-        method: The method, with its kernel.
-        own: Settings that are not the defaults, where another row of the method has them otherwise.
-        runs: The runs, in the order of their seeds.
-        tried: How many learning rates, or pairs of that and alpha, the row was chosen from.
-        by_folds: Whether a cross-validation chose, not the dev set.
-    """
+    """One row of a table: a model tuned by a method; its runs differ in nothing but the seed and the fold."""
 
     model: str
-    method: str
+    method: str  # with its kernel
+    # Settings that are not the defaults, where another row of the method has them otherwise.
     own: tuple[tuple[str, Any], ...]
-    runs: tuple[Run, ...]
-    tried: int = 1
-    by_folds: bool = False
+    runs: tuple[Run, ...]  # in the order of their seeds
+    tried: int = 1  # how many learning rates, or pairs of that and alpha, the row was chosen from
+    by_folds: bool = False  # whether a cross-validation chose, not the dev set
 
     @property
     def name(self) -> str:

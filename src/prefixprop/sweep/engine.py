@@ -1,10 +1,13 @@
-"""What computes the runs of a sweep: what every engine does, and the one that uses processes of this machine."""
+"""What computes the runs of a sweep: processes of this machine, or the nodes of a Ray cluster."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import math
 import multiprocessing
 import os
+import platform
 import signal
 import sys
 import threading
@@ -19,7 +22,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from prefixprop.processes import SECONDS_TO_STOP, STOPPING, handling_signals
 from prefixprop.progress import PrintedProgress
-from prefixprop.runs.directory import FolderInUse, wait_until_free
+from prefixprop.ray_connection import connect, disconnect, live_nodes
+from prefixprop.runs.directory import FolderInUse, RunDirectory, wait_until_free
 from prefixprop.settings.run_settings import RunSettings
 
 if TYPE_CHECKING:
@@ -28,7 +32,10 @@ if TYPE_CHECKING:
 # A server that has imported everything once forks a process in milliseconds. Unlike this process it has never used
 # threads or a GPU, which do not survive a fork. Windows has none.
 _START_METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
-_SECONDS_TO_END = 30  # for a process that has answered, and only has to free its memory
+# For a process that has answered and only has to free its memory, or a worker that was killed: it ends at once, one
+# whose node lost its connection when it notices.
+_SECONDS_TO_END = 30
+_RETRIES = 3  # how often a run on Ray is started again after its worker or node died
 
 
 @dataclass(frozen=True)
@@ -98,7 +105,7 @@ def run_in_worker(
     """
     import torch
 
-    from prefixprop.train.callbacks import GracefulStop
+    from prefixprop.train.trainer import GracefulStop
 
     if threads is not None:
         torch.set_num_threads(threads)
@@ -124,7 +131,7 @@ def write_output_to(log: Path) -> None:
 
 
 @dataclass(frozen=True)
-class _Running:
+class _LocalRun:
     job: Job
     process: BaseProcess
     answer: Connection
@@ -146,7 +153,7 @@ class LocalEngine:
         self.slots = processes
         self._modules = tuple(modules)
         self._tell = tell
-        self._running: list[_Running] = []
+        self._running: list[_LocalRun] = []
         self._context: Any = multiprocessing.get_context(_START_METHOD)
         if _START_METHOD == "forkserver":
             self._context.set_forkserver_preload(["prefixprop.sweep.engine", "prefixprop.train"])
@@ -157,10 +164,10 @@ class LocalEngine:
         threads = None if self.slots == 1 else max(1, (os.cpu_count() or 1) // self.slots)
         answer, sender = self._context.Pipe(duplex=False)
         arguments = (job, sender, os.getcwd(), self._modules, threads, _device(slot))
-        process = self._context.Process(target=_work, args=arguments, daemon=True)
+        process = self._context.Process(target=_work_here, args=arguments, daemon=True)
         process.start()
         sender.close()  # so that the connection closes when the process ends
-        self._running.append(_Running(job, process, answer, slot))
+        self._running.append(_LocalRun(job, process, answer, slot))
 
     def collect(self, timeout: float) -> list[JobEnd]:
         # Connections are ready if they have an answer, or if their process died without one.
@@ -186,7 +193,7 @@ class LocalEngine:
             self._running = []
 
 
-def _error(ended: _Running) -> str | None:
+def _error(ended: _LocalRun) -> str | None:
     try:
         answer: str | None = ended.answer.recv()
         is_dead = False
@@ -215,7 +222,7 @@ def _device(slot: int) -> str | None:
     return names.split(",")[slot % count]
 
 
-def _work(
+def _work_here(
     job: Job, sender: Connection, folder: str, modules: Sequence[str], threads: int | None, device: str | None
 ) -> None:
     """What a process does; it resolves relative paths as the sweep does, from `folder`."""
@@ -237,3 +244,159 @@ def _end_with_parent() -> None:
     assert parent is not None
     wait([parent.sentinel])
     os._exit(1)
+
+
+# --- Ray ------------------------------------------------------------------------------------------------------------
+
+Node = dict[str, float]  # the resources of a node
+
+
+def room(nodes: Sequence[Node], cpus: int, gpus: float) -> int:
+    """How many runs the nodes have room for at once, if nobody else uses them."""
+    runs = [int(node.get("CPU", 0) // cpus) for node in nodes]
+    if gpus:
+        # A share is of one GPU: two shares of 0.6 do not fit on one, and the rests of two GPUs do not add up. 1 / 0.1
+        # may come out a little below 10.
+        sharing = math.floor(1 / gpus + 1e-6)
+        runs = [min(count, int(node.get("GPU", 0)) * sharing) for count, node in zip(runs, nodes, strict=True)]
+    return sum(runs)
+
+
+@dataclass(frozen=True)
+class _RayRun:
+    job: Job
+    answer: Any  # Ray's reference to it
+    attempt: int
+
+
+class RayEngine:
+    """Runs on the nodes of a Ray cluster, as many as their CPUs and GPUs have room for at the time.
+
+    Ray carries a `Job` to a node and a line of text back; checkpoints and results go through the run directory, on a
+    file system that all nodes share. So a run whose node dies continues on another node, from its last checkpoint.
+    This engine alone decides which node computes a run, and moves it to another only after Ray has reported that its
+    worker or node died: other machines may not see the lock on a run directory (`prefixprop.runs.directory`).
+
+    Deaths of workers and nodes are counted here and not by Ray (`max_retries`): Ray's tasks do not know which attempt
+    they are, and Ray endlessly repeats one that ran out of memory.
+
+    Args:
+        address: `host:port` of the cluster, or `auto` for the one on this machine; without it one is started here.
+        cpus_per_run: CPUs that a run takes; it computes with as many threads.
+        gpus_per_run: The share of a GPU that a run takes: with 0.25, four share one. None is one GPU if the cluster
+            has any.
+        modules: Modules that are imported first, such as one that registers a kernel.
+        tell: Gets notes for the user while the runs are computed.
+    """
+
+    def __init__(
+        self,
+        address: str | None = None,
+        cpus_per_run: int = 1,
+        gpus_per_run: float | None = None,
+        modules: Sequence[str] = (),
+        tell: Callable[[str], None] = lambda note: None,
+    ) -> None:
+        self._ray = connect(address, "Sweeps with --engine ray")
+        try:
+            if gpus_per_run is None:
+                gpus_per_run = 1.0 if any(node.get("GPU", 0) for node in live_nodes(self._ray)) else 0.0
+            self._cpus, self._gpus = cpus_per_run, gpus_per_run
+            nodes = live_nodes(self._ray)
+            if not room(nodes, cpus_per_run, gpus_per_run):  # it would wait forever
+                has = ", ".join(f"{node.get('CPU', 0):g} CPUs and {node.get('GPU', 0):g} GPUs" for node in nodes)
+                raise ValueError(
+                    f"--cpus-per-run, --gpus-per-run: no node has {cpus_per_run} CPUs and {gpus_per_run:g} GPUs, "
+                    f"which a run needs. The nodes of the cluster have: {has or 'nothing'}."
+                )
+        except BaseException:
+            disconnect(self._ray)
+            raise
+        self._modules = tuple(modules)
+        self._tell = tell
+        self._task = self._ray.remote(num_cpus=cpus_per_run, num_gpus=gpus_per_run, max_retries=0)(_work_on_node)
+        self._running: list[_RayRun] = []
+
+    @property
+    def slots(self) -> int:
+        return max(1, room(live_nodes(self._ray), self._cpus, self._gpus))
+
+    def submit(self, job: Job, attempt: int = 1) -> None:
+        answer = self._task.remote(job, os.getcwd(), self._modules, self._cpus, attempt)
+        self._running.append(_RayRun(job, answer, attempt))
+
+    def collect(self, timeout: float) -> list[JobEnd]:
+        if not self._running:
+            return []
+        answers = [running.answer for running in self._running]
+        self._ray.wait(answers, timeout=timeout)
+        ready, _ = self._ray.wait(answers, num_returns=len(answers), timeout=0)
+        ended = [running for running in self._running if running.answer in ready]
+        self._running = [running for running in self._running if running not in ended]
+        return [end for running in ended if (end := self._end(running)) is not None]
+
+    def _end(self, running: _RayRun) -> JobEnd | None:
+        """How a run has ended; None if it is started again."""
+        job, errors = running.job, self._ray.exceptions
+        try:
+            error = self._ray.get(running.answer)
+        except (errors.WorkerCrashedError, errors.NodeDiedError, errors.OutOfMemoryError) as death:
+            if running.attempt <= _RETRIES:
+                self.submit(job, running.attempt + 1)
+                return None
+            killed = "its worker was killed, as happens when memory runs out"
+            cause = "its node died" if isinstance(death, errors.NodeDiedError) else killed
+            error = f"The run was started {running.attempt} times, and the last time {cause}; see {job.log}."
+        except errors.RayError as problem:
+            last_line = (str(problem).strip() or type(problem).__name__).splitlines()[-1]
+            error = f"Ray could not compute the run ({last_line}); see {job.log}."
+        # Listing a folder makes network file systems forget that a file was missing before.
+        with contextlib.suppress(OSError):
+            os.listdir(job.run_dir)
+        if error is None and not RunDirectory(job.run_dir).is_finished():
+            error = (
+                f"The run has ended, but {job.run_dir} has no results here: put --runs-dir on a file system that all "
+                "nodes share, under the same path."
+            )
+        return JobEnd(job, error)
+
+    def close(self) -> None:
+        """Stop all running jobs, each with a checkpoint; an interrupt ends the waiting for them."""
+        answers = [running.answer for running in self._running]
+        try:
+            if answers:
+                self._tell(STOPPING)
+                self._cancel(answers, SECONDS_TO_STOP)
+        finally:
+            self._cancel(answers, _SECONDS_TO_END, force=True)
+            self._running = []
+            disconnect(self._ray)
+
+    def _cancel(self, answers: Sequence[Any], seconds: float, force: bool = False) -> None:
+        """Interrupt runs, or kill their workers, and wait until they end."""
+        if not answers:
+            return
+        # Ray aborts this process if a task is cancelled while its answer arrives (task_manager.cc: "Tried to complete
+        # task that was not pending"), so those that have ended are left alone.
+        _, running = self._ray.wait(answers, num_returns=len(answers), timeout=0)
+        for answer in running:
+            self._ray.cancel(answer, force=force)
+        self._ray.wait(answers, num_returns=len(answers), timeout=seconds)
+
+
+def _work_on_node(job: Job, folder: str, modules: Sequence[str], threads: int, attempt: int) -> str | None:
+    """A task; its worker resolves relative paths as the sweep does, from `folder`."""
+    import ray
+
+    try:
+        os.chdir(folder)
+    except OSError as error:
+        return (
+            f"{folder} cannot be entered on {platform.node()} ({error.strerror}); start the sweep in a folder of a "
+            "file system that all nodes share, under the same path."
+        )
+    write_output_to(job.log)
+    node = ray.get_runtime_context().get_node_id()
+    print(f"Attempt {attempt}, process {os.getpid()} on {platform.node()}, node {node}.", flush=True)
+    # Ray interrupts a cancelled run as Ctrl-C would; Ray itself handles SIGTERM.
+    return run_in_worker(job, modules, threads, [signal.SIGINT])

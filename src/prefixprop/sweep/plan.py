@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,25 +34,12 @@ from prefixprop.settings.resolve import (
     with_defaults,
 )
 from prefixprop.settings.run_settings import DATA, SETTINGS, RunSettings
-from prefixprop.sweep.cells import Axes, Cell, run_name
+from prefixprop.sweep.sweep import Axes, Cell, SweepPlan, run_name
 
 MOST_RUNS = 10_000
 SEARCH, VARIANTS, CROSS_VALIDATION = _SPECIAL = ("search", "variants", "cross_validation")
 # The settings that can be searched and decide which other settings are used.
 _DECIDES_OTHERS = ("method", "kernel")
-
-
-@dataclass(frozen=True)
-class SweepPlan:
-    """Everything that a sweep compares."""
-
-    name: str
-    cells: tuple[Cell, ...]
-
-    @property
-    def size(self) -> int:
-        """How many runs the sweep needs, if none fails."""
-        return sum(cell.size for cell in self.cells)
 
 
 def read_plan(path: str | Path, data_dirs: Mapping[str, str] | None = None) -> SweepPlan:

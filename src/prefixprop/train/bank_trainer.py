@@ -29,7 +29,7 @@ from prefixprop.train.checkpoints import (
     write_checkpoint,
 )
 from prefixprop.train.errors import StepTooLarge, is_out_of_memory
-from prefixprop.train.losses import label_losses
+from prefixprop.train.kinds import label_losses
 from prefixprop.train.text_states import TextStates
 from prefixprop.train.trainer import LengthGroupedOrder, share_of_peak
 from prefixprop.tuners.reader_bank import ReaderBank
@@ -37,46 +37,28 @@ from prefixprop.tuners.reader_bank import ReaderBank
 
 @dataclass(frozen=True)
 class ReaderPlan:
-    """How one reader is trained.
+    """How one reader is trained."""
 
-    Attributes:
-        column: The number of the label column that it answers.
-        learning_rate: Its peak.
-        seed: What its start is drawn with.
-        fold: The fold that it does not learn from; None: it learns from all documents.
-    """
-
-    column: int
-    learning_rate: float
-    seed: int
-    fold: int | None
+    column: int  # the number of the label column that it answers
+    learning_rate: float  # its peak
+    seed: int  # what its start is drawn with
+    fold: int | None  # the fold that it does not learn from; None: it learns from all documents
 
 
 @dataclass
 class BankTrainer:
-    """Trains the readers of a bank side by side; a reader's steps do not depend on the others.
-
-    Attributes:
-        bank: The readers.
-        plans: How each of them is trained.
-        text: The training set.
-        labels: The label of each document for each label column, [columns, documents], or [columns, documents,
-            labels] of 0 and 1 where a document can have several.
-        folds: The fold of each document for each label column.
-        settings: How long the readers are trained, and by which steps.
-        at_once: How many documents, and how many readers, a device computes at once.
-        weights: The weights of classes in the loss, for each label column, see `class_weights`.
-    """
+    """Trains the readers of a bank side by side; a reader's steps do not depend on the others."""
 
     bank: ReaderBank
-    plans: list[ReaderPlan]
-    text: TextStates
+    plans: list[ReaderPlan]  # how each of them is trained
+    text: TextStates  # the training set
+    # [columns, documents], or [columns, documents, labels] of 0 and 1 where there are several
     labels: NDArray[np.int64]
-    folds: NDArray[np.int64]
-    settings: RunSettings
-    at_once: tuple[int, int]
+    folds: NDArray[np.int64]  # the fold of each document for each label column
+    settings: RunSettings  # how long the readers are trained, and by which steps
+    at_once: tuple[int, int]  # how many documents, and how many readers, a device computes at once
     progress: Progress
-    weights: NDArray[np.float32] | None = None
+    weights: NDArray[np.float32] | None = None  # of classes in the loss, for each label column, see `class_weights`
     losses: list[Tensor] = field(default_factory=list)  # of this epoch
     _passes: dict[tuple, Callable[[dict[str, Tensor]], Tensor]] = field(default_factory=dict)
     step: int = 0

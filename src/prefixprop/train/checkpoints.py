@@ -37,24 +37,16 @@ _LATEST_KEPT = 2
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What a checkpoint holds.
+    """What a checkpoint holds."""
 
-    Attributes:
-        trained: The trained tensors by name.
-        best: Those of the best epoch so far, which are stored once where they are the very same object as `trained`;
-            None where there is none yet, or the run does not end with it.
-        optimizer: The optimizer's `state_dict()`.
-        scheduler: The schedule's `state_dict()`.
-        generators: Of every process, what `generator_states` returned there.
-        progress: Numbers of the run so far that the Trainer does not keep.
-    """
-
-    trained: Mapping[str, Tensor]
+    trained: Mapping[str, Tensor]  # the trained tensors by name
+    # Those of the best epoch so far, which are stored once where they are the very same object as `trained`; None
+    # where there is none yet, or the run does not end with it.
     best: Mapping[str, Tensor] | None
-    optimizer: dict[str, Any]
-    scheduler: dict[str, Any]
-    generators: list[dict[str, Any]]
-    progress: dict[str, float]
+    optimizer: dict[str, Any]  # the optimizer's `state_dict()`
+    scheduler: dict[str, Any]  # the schedule's `state_dict()`
+    generators: list[dict[str, Any]]  # of every process, what `generator_states` returned there
+    progress: dict[str, float]  # numbers of the run so far that the Trainer does not keep
 
 
 _PARTS = tuple(declared.name for declared in fields(Snapshot))
@@ -106,22 +98,16 @@ def explained_checkpoint_errors(step: int) -> Iterator[None]:
         ) from error
 
 
-def find_checkpoint(checkpoints: Path) -> tuple[Path | None, list[str]]:
-    """The latest checkpoint that can be trusted, and what is wrong with later ones."""
-    complaints: list[str] = []
+def trusted_checkpoint(checkpoints: Path, progress: Progress | None = None) -> Path | None:
+    """The latest checkpoint that can be trusted; `progress` is told of damaged ones that the run passes over."""
+    found, complaints = None, []
     for folder in reversed(list_checkpoints(checkpoints)):
-        problem = damage(folder)
-        if problem is None:
-            return folder, complaints
+        if (problem := damage(folder)) is None:
+            found = folder
+            break
         complaints.append(f"{folder}: {problem}")
-    return None, complaints
-
-
-def trusted_checkpoint(checkpoints: Path, progress: Progress | None) -> Path | None:
-    """The checkpoint that a run goes on from; `progress` is told of damaged ones that it passes over."""
-    found, complaints = find_checkpoint(checkpoints)
+    instead = f"goes on from {found.name}" if found else "starts from the beginning"
     if progress is not None:
-        instead = f"goes on from {found.name}" if found else "starts from the beginning"
         for complaint in complaints:
             progress.note(f"{complaint}; the run {instead} instead")
     return found

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from peft import PeftConfig, PeftModel, TaskType, get_peft_model
 from torch import Tensor
@@ -36,7 +38,6 @@ from prefixprop.evaluate.baseline import measure_bm25
 from prefixprop.models import adapt_candidate_scorer
 from prefixprop.models.base_model import BaseModel
 from prefixprop.settings.run_settings import RunSettings
-from prefixprop.train.losses import class_weights, document_loss
 
 _TEXTS_LOOKED_AT = 200
 
@@ -58,34 +59,22 @@ class EvaluationSplit:
 
 @dataclass(frozen=True)
 class RunData:
-    """All that a run reads.
+    """All that a run reads."""
 
-    Attributes:
-        label_names: The labels of a classification task; None for questions.
-        train: The training set.
-        train_lengths: How many tokens are read of each of its items.
-        train_totals: How many each has, where some are cut; otherwise empty.
-        evaluated: The dev set, which may be a fold of the training set, what was set aside of it for calibration, and
-            the test set unless it is empty.
-        collator: Makes batches.
-        notes: What a user should know about the data.
-        unread: What is cut off the documents; None if nothing is.
-        loss: The loss of a step; None: the model computes it.
-        documents: The tokens of every document by split, in the order of the task; empty for questions.
-        several_labels: Whether a document can have several labels.
-    """
-
-    label_names: tuple[str, ...] | None
-    train: Dataset[Any]
-    train_lengths: tuple[int, ...]
+    label_names: tuple[str, ...] | None  # the labels of a classification task; None for questions
+    train: Dataset[Any]  # the training set
+    train_lengths: tuple[int, ...]  # how many tokens are read of each of its items
+    # The dev set, which may be a fold of the training set, what was set aside of it for calibration, and the test set
+    # unless it is empty.
     evaluated: dict[str, EvaluationSplit]
-    collator: Callable[..., Any]
-    notes: tuple[str, ...]
-    unread: str | None = None
-    loss: Callable[..., Tensor] | None = None
+    collator: Callable[..., Any]  # makes batches
+    notes: tuple[str, ...]  # what a user should know about the data
+    unread: str | None = None  # what is cut off the documents; None if nothing is
+    loss: Callable[..., Tensor] | None = None  # the loss of a step; None: the model computes it
+    # The tokens of every document by split, in the order of the task; empty for questions.
     documents: Mapping[str, Sequence[TokenIds]] = field(default_factory=dict)
-    several_labels: bool = False
-    train_totals: tuple[int, ...] = ()
+    several_labels: bool = False  # whether a document can have several labels
+    train_totals: tuple[int, ...] = ()  # how many each has, where some are cut; otherwise empty
 
 
 class TaskKind(ABC):
@@ -264,6 +253,65 @@ def _document_split(name: str, task: ClassificationTask, dataset: DocumentDatase
         return found if folds is None else decide({"dev": found}, Temperature(1.0), folds)[0]["dev"]
 
     return EvaluationSplit(Subset(dataset, order), predictions, folds)
+
+
+def class_weights(labels: NDArray[np.int64], num_labels: int) -> NDArray[np.float32]:
+    """The weights of scikit-learn's `class_weight="balanced"`: [classes], or [2, labels] for no and yes.
+
+    A class has documents / (classes · documents of the class), so that all classes weigh the same together. One
+    without documents has 1.
+    """
+    if labels.ndim == 1:
+        counts, classes = np.bincount(labels, minlength=num_labels), len(np.unique(labels))
+    else:
+        counts, classes = np.stack([len(labels) - labels.sum(axis=0), labels.sum(axis=0)]), 2
+    balanced = len(labels) / (classes * np.maximum(counts, 1))
+    known = counts > 0 if labels.ndim == 1 else (counts > 0).all(axis=0)
+    return np.where(known, balanced, 1.0).astype(np.float32)
+
+
+def label_losses(logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
+    """The loss of every document, or of every label of every document, in the shape of `labels`.
+
+    With one label it is cross-entropy. Where a document can have several, every label is a yes/no question, and the
+    loss is the mean binary cross-entropy over them.
+
+    `logits` are [..., classes]; `labels` are [...], or [..., classes] of 0 and 1. `weights` are those of
+    `class_weights`, or several of them, one for each entry of the first dimension.
+    """
+    if labels.dim() < logits.dim():
+        losses = F.cross_entropy(logits.flatten(0, -2), labels.flatten(), reduction="none").view_as(labels)
+        if weights is None:
+            return losses
+        return losses * (weights[labels] if weights.dim() == 1 else weights.gather(1, labels))
+    # A reader of fewer labels than others has minus infinity where it has none, and no loss there.
+    absent = logits == -torch.inf
+    losses = F.binary_cross_entropy_with_logits(
+        logits.masked_fill(absent, 0), labels.to(logits.dtype), reduction="none"
+    )
+    if weights is not None:
+        no, yes = weights.unbind(-2)
+        if weights.dim() == 3:
+            no, yes = no[:, None], yes[:, None]
+        losses = losses * torch.where(labels > 0, yes, no)
+    return losses.masked_fill(absent, 0)
+
+
+def document_loss(weights: NDArray[np.float32] | None = None) -> Callable[..., Tensor]:
+    """The loss of a step for the Trainer, averaged over all documents of the step, or all of their labels.
+
+    The model's own loss is a mean over a device's batch: documents of a smaller last batch would count for more.
+    """
+    table = None if weights is None else torch.from_numpy(weights)
+
+    def loss(outputs: Any, labels: Tensor, num_items_in_batch: Tensor | int | None = None) -> Tensor:
+        nonlocal table
+        table = None if table is None else table.to(labels.device)
+        # The Trainer counts labels, of which there may be several for a document.
+        count = labels.numel() if num_items_in_batch is None else num_items_in_batch
+        return label_losses(outputs.logits.float(), labels, table).sum() / count
+
+    return loss
 
 
 # --- questions ------------------------------------------------------------------------------------------------------

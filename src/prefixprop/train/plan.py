@@ -191,7 +191,7 @@ def _check_trackers(settings: RunSettings) -> None:
         raise SettingsError(f"--report-to: {name!r} {unknown}: {here}." for name in missing)
 
 
-def use_bf16(settings: RunSettings) -> bool:
-    """Whether a run computes in bf16."""
+def use_bf16(precision: str) -> bool:
+    """Whether a run with this setting computes in bf16."""
     # Without instructions for it, it is slower than fp32, on a CPU some thirty times.
-    return settings.precision == "bf16" or (settings.precision == "auto" and is_modern_gpu())
+    return precision == "bf16" or (precision == "auto" and is_modern_gpu())

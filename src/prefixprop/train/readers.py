@@ -26,12 +26,11 @@ from prefixprop.models.gpu import hold_frozen_in_bfloat16
 from prefixprop.progress import Progress
 from prefixprop.runs.directory import RunDirectory, discard_replaced
 from prefixprop.train.bank_trainer import BankTrainer, ReaderPlan
-from prefixprop.train.callbacks import GracefulStop, write_history
 from prefixprop.train.checkpoints import explained_checkpoint_errors, trusted_checkpoint
-from prefixprop.train.kinds import pad_token
-from prefixprop.train.losses import class_weights
+from prefixprop.train.kinds import class_weights, pad_token
 from prefixprop.train.plan import RunPlan, use_bf16
 from prefixprop.train.text_states import TextStates
+from prefixprop.train.trainer import GracefulStop, write_history
 from prefixprop.tuners.reader_bank import ReaderBank, ReaderWeights, embedded_cls, new_reader
 
 FOLDS = 5
@@ -100,7 +99,7 @@ class Readers:
 
     def __init__(self, runs: Sequence[RunPlan], judged: Sequence[Judged], progress: Progress) -> None:
         first = runs[0]
-        in_bf16 = use_bf16(first.settings)
+        in_bf16 = use_bf16(first.settings.precision)
         self.settings, self.judged, self.progress = first.settings, judged, progress
         device = computing_device()
         model = first.take_model().requires_grad_(False)

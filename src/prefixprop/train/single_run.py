@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import json
+import math
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -11,20 +13,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils import broadcast_object_list
 from safetensors.torch import save_file
-from transformers import TrainerCallback, TrainingArguments
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from prefixprop.atomic_files import write_text
 from prefixprop.evaluate import decide, fit_temperature, measure_trust
 from prefixprop.models.gpu import hold_frozen_in_bfloat16, without_cudnn
 from prefixprop.processes import process_count
 from prefixprop.progress import Progress
-from prefixprop.runs.directory import RunDirectory
+from prefixprop.runs.directory import RunDirectory, discard_replaced
 from prefixprop.settings.methods import ADAPTER, HEAD, HEAD_FILE, MODEL
 from prefixprop.settings.resolve import documents_at_once, settings_to_yaml
 from prefixprop.settings.run_settings import RunSettings
-from prefixprop.train.callbacks import RunCallback, epoch_lines, is_exhausted
-from prefixprop.train.checkpoints import trusted_checkpoint
+from prefixprop.train.checkpoints import restore_generators, trusted_checkpoint
 from prefixprop.train.errors import (
     StepTooLarge,
     TrainingError,
@@ -34,7 +36,7 @@ from prefixprop.train.errors import (
 )
 from prefixprop.train.kinds import kind_of
 from prefixprop.train.plan import RunPlan, Trained, use_bf16
-from prefixprop.train.trainer import RunTrainer, trained_tensors
+from prefixprop.train.trainer import RunTrainer, ends_epoch, trained_tensors, write_history
 
 
 def train_single(
@@ -159,7 +161,7 @@ def training_arguments(run: RunPlan, directory: RunDirectory) -> TrainingArgumen
         warmup_steps=settings.warmup,  # below 1 it is a share of all steps
         weight_decay=settings.weight_decay,
         max_grad_norm=settings.max_grad_norm,
-        bf16=use_bf16(settings),
+        bf16=use_bf16(settings.precision),
         # accelerate takes several processes without an accelerator for one each, unless it is told.
         use_cpu=not torch.accelerator.is_available(),
         gradient_checkpointing=settings.gradient_checkpointing,
@@ -189,3 +191,115 @@ def training_arguments(run: RunPlan, directory: RunDirectory) -> TrainingArgumen
         # DataParallel would multiply the batch; several GPUs are what `accelerate launch` is for.
         arguments._n_gpu = 1
     return arguments
+
+
+# --- what happens beside the steps ----------------------------------------------------------------------------------
+
+
+class RunCallback(TrainerCallback):
+    """What a run does beside its steps: it tells of progress, writes its history and decides on checkpoints.
+
+    A resumed run gets its optimizer, its schedule and its random generators back. The Trainer does the same, at the
+    same places, with checkpoints of its own, and passes over what a checkpoint does not have in files of its names.
+    """
+
+    def __init__(
+        self, trainer: RunTrainer, settings: RunSettings, directory: RunDirectory, progress: Progress
+    ) -> None:
+        self.trainer, self.settings, self.directory, self.progress = trainer, settings, directory, progress
+        self.saved = time.monotonic()
+        self.evaluated = 0  # batches
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if self.trainer.resumed is not None:
+            self.trainer.optimizer.load_state_dict(self.trainer.resumed.optimizer)
+            self.trainer.lr_scheduler.load_state_dict(self.trainer.resumed.scheduler)
+
+    def on_epoch_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        # A resumed epoch begins in its middle, and the fraction that an epoch ends with may not add up to 1 exactly.
+        epoch = int((state.epoch or 0) + 1e-6)
+        self.trainer.order.set_epoch(epoch)
+        if hasattr(self.trainer.train_dataset, "set_epoch"):  # questions are shuffled anew
+            self.trainer.train_dataset.set_epoch(epoch)
+        # A checkpoint of an epoch's end is from before the first random number of the next, which its batches draw.
+        self._restore_generators(args)
+
+    def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        # One of an epoch's middle is from after that.
+        if not ends_epoch(args, state):
+            self._restore_generators(args)
+        self.trainer.resumed = None
+
+    def _restore_generators(self, args: TrainingArguments) -> None:
+        # With another number of processes than before there is nothing to restore exactly.
+        if self.trainer.resumed is not None and len(self.trainer.resumed.generators) == args.world_size:
+            restore_generators(self.trainer.resumed.generators[args.process_index])
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        # No checkpoint at an epoch's last step: a run killed between it and the epoch's evaluation would go on with
+        # the next epoch, and this one would never be judged.
+        every = self.settings.checkpoint_every
+        if every and state.global_step % every == 0 and not ends_epoch(args, state):
+            control.should_save = True
+        if state.is_world_process_zero:
+            discard_replaced(self.directory)
+            self.progress.advance("training", state.global_step, state.max_steps)
+
+    def on_prediction_step(
+        self, args: Any, state: TrainerState, control: Any, eval_dataloader: Any = None, **_: Any
+    ) -> None:
+        self.evaluated += 1
+        if state.is_world_process_zero:
+            self.progress.advance("evaluating", self.evaluated, len(eval_dataloader))
+
+    def on_evaluate(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, metrics: Any = None, **_: Any
+    ) -> None:
+        metric, patience = self.settings.metric, self.settings.early_stopping
+        self.evaluated = 0
+        state.log_history[-1]["seconds"] = round(self.trainer.seconds, 3)
+        if state.is_world_process_zero:
+            lines = epoch_lines(state.log_history)
+            write_history(self.directory, lines)
+            line = lines[-1]
+            self.progress.line(
+                f"epoch {line['epoch']:>3}  step {line['step']:>6}  loss {line.get('loss', math.nan):.4f}  "
+                f"dev {metric} {line[f'dev_{metric}']:.4f}  dev ECE {line['dev_ece']:.4f}"
+            )
+        # All processes take part in a checkpoint, so the first one's clock decides for all.
+        (is_due,) = broadcast_object_list([time.monotonic() - self.saved >= self.settings.checkpoint_seconds])
+        control.should_save = control.should_save and is_due
+        # Unlike the Trainer's this keeps no count of its own, so that a resumed run stops where the first would have.
+        if is_exhausted(state.log_history, metric, patience):
+            control.should_training_stop = True
+        # The Trainer compares in the same way, but later: here the best is still that of the epochs before.
+        best = -math.inf if state.best_metric is None else state.best_metric
+        if self.settings.keep == "best" and metrics[f"eval_{metric}"] > best:
+            self.trainer.keep_as_best()
+
+    def on_predict(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
+        self.evaluated = 0
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self.saved = time.monotonic()
+
+
+def is_exhausted(log_history: Sequence[dict[str, Any]], metric: str, patience: int) -> bool:
+    """Whether the last `patience` evaluations all were no better than the best before them."""
+    values = [entry[f"eval_{metric}"] for entry in log_history if f"eval_{metric}" in entry]
+    return 0 < patience < len(values) and max(values[-patience:]) <= max(values[:-patience])
+
+
+def epoch_lines(log_history: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What the Trainer logged, as one record per epoch: the training `loss`, `dev_ece` and the like."""
+    epochs: dict[int, dict[str, Any]] = {}
+    speed = ("eval_runtime", "eval_samples_per_second", "eval_steps_per_second", "eval_model_preparation_time")
+    for entry in log_history:
+        if "loss" not in entry and not any(name.startswith("eval_") for name in entry):
+            continue
+        number = max(1, round(entry["epoch"]))
+        record = epochs.setdefault(number, {"epoch": number, "step": entry["step"]})
+        for name, value in entry.items():
+            if name not in ("epoch", "step", *speed):
+                record[name.replace("eval_", "dev_", 1) if name.startswith("eval_") else name] = value
+    return list(epochs.values())

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,22 @@ from accelerate.utils import gather_object
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader, Sampler
-from transformers import PrinterCallback, Trainer, TrainerState, TrainingArguments
+from transformers import (
+    PrinterCallback,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 
+from prefixprop.atomic_files import write_text
 from prefixprop.data import DocumentCollator
 from prefixprop.evaluate import PredictionSet
 from prefixprop.models.gpu import CudaGraph, StaticGradients, can_use_cuda_graphs, padded_length
+from prefixprop.progress import Progress
+from prefixprop.runs.directory import RunDirectory
 from prefixprop.settings.run_settings import RunSettings
-from prefixprop.train.callbacks import log_alpha
 from prefixprop.train.checkpoints import (
     TRAINER_STATE,
     Snapshot,
@@ -35,6 +44,7 @@ from prefixprop.train.checkpoints import (
 )
 from prefixprop.train.errors import TrainingError
 from prefixprop.train.kinds import EvaluationSplit, RunData
+from prefixprop.tuners.layer import PrefixLayer
 
 # Documents are sorted by their length times a random factor, e^(0.15 z) with z normal. Sorted by length alone, a
 # small data set would have the same batches in every epoch, and train worse.
@@ -82,8 +92,8 @@ class RunTrainer(Trainer):
     """Trains one run; checkpoints are those of `prefixprop.train.checkpoints`.
 
     Its own are how batches are drawn, a warm-up that does not begin at 0, a check of every loss, and checkpoints; the
-    loop and the optimizer are the Trainer's. The callbacks of `prefixprop.train.callbacks` are part of it: they
-    hold the best epoch's tensors in memory, and give a resumed run its optimizer and generators back.
+    loop and the optimizer are the Trainer's. `RunCallback` in `prefixprop.train.single_run` is part of it: it
+    has the best epoch's tensors held in memory, and gives a resumed run its optimizer and generators back.
     """
 
     compute_metrics: Any
@@ -277,6 +287,11 @@ def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()}
 
 
+def write_history(directory: RunDirectory, lines: Iterable[dict[str, Any]]) -> None:
+    """Write a line per epoch."""
+    write_text(directory.history, "".join(json.dumps(line) + "\n" for line in lines))
+
+
 def send_to_host(number: Tensor) -> Callable[[], float]:
     """Start to copy a number of the device to the host; what is returned waits for the copy, and gives the number.
 
@@ -309,3 +324,87 @@ def share_of_peak(step: int, warmup: int, steps: int) -> float:
     if step < warmup:
         return (step + 1) / (warmup + 1)
     return (steps - step) / max(1, steps - warmup)
+
+
+# --- callbacks ------------------------------------------------------------------------------------------------------
+
+
+class GracefulStop(TrainerCallback):
+    """Once it is asked to, ends training at the next step: after a checkpoint it raises `KeyboardInterrupt`.
+
+    An epoch's last step is evaluated first, as in `RunCallback`. Only for a single process: several would not stop at
+    the same step.
+    """
+
+    def __init__(self, progress: Progress) -> None:
+        self.progress = progress
+        self.is_training = self.is_asked = False
+
+    def ask(self, *_: Any) -> None:
+        """The handler of a signal; where there is nothing to save, or nobody wants to wait, the end is now."""
+        if self.is_asked or not self.is_training:
+            raise KeyboardInterrupt
+        self.is_asked = True
+        self.progress.note("Stopping after this step, with a checkpoint. Press Ctrl-C again to stop at once.")
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self.is_training = True
+
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self.is_training = False
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        control.should_save |= self.is_asked and not ends_epoch(args, state)
+
+    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        control.should_save |= self.is_asked
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if self.is_asked:
+            raise KeyboardInterrupt
+
+
+def ends_epoch(args: TrainingArguments, state: TrainerState) -> bool:
+    """Whether the last step was its epoch's last."""
+    return state.global_step % (state.max_steps // int(args.num_train_epochs)) == 0
+
+
+def trained_alpha(model: nn.Module) -> dict[str, float]:
+    """The active adapter's trained alpha by name, such as `alpha/layer_1` or `alpha/layer_1/head_3`.
+
+    In mode `query` alpha differs from token to token; instead there is the norm of the trained vector of each head
+    (`alpha_query/layer_1/head_3`): it starts at zero, with the configured alpha for every query. Gates, if there are
+    any, are `gate/layer_1` and so on.
+    """
+    values: dict[str, float] = {}
+    for layer in model.modules():
+        if not isinstance(layer, PrefixLayer):
+            continue
+        trained = [("gate", weight) for weight in layer.active_gates()]
+        for weight in layer.active_alpha():
+            trained.append(("alpha_query", weight.norm(dim=-1)) if weight.dim() == 3 else ("alpha", weight))
+        for name, numbers in trained:
+            for index, number in enumerate(numbers.detach().float().cpu(), start=1):
+                if number.dim() == 0:
+                    values[f"{name}/layer_{index}"] = number.item()
+                for head, value in enumerate(number.tolist() if number.dim() else [], start=1):
+                    values[f"{name}/layer_{index}/head_{head}"] = value
+    return values
+
+
+class AlphaLogger(TrainerCallback):
+    """Adds `trained_alpha` to everything the Trainer logs."""
+
+    def on_log(
+        self, args: Any, state: Any, control: Any, logs: dict | None = None, model: Any = None, **_: Any
+    ) -> None:
+        if logs is None or model is None:
+            return
+        values = trained_alpha(model)
+        logs.update(values)
+        state.log_history[-1].update(values)
+
+
+def log_alpha(trainer: Trainer) -> None:
+    """Let a trainer log alpha; put first among the callbacks, so that trackers see it too."""
+    trainer.callback_handler.callbacks.insert(0, AlphaLogger())

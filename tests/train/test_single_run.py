@@ -16,9 +16,9 @@ from peft import load_peft_weights
 from transformers import TrainerCallback
 
 from prefixprop.processes import handling_signals, interrupt
-from prefixprop.train import RunResult, RunSettings, callbacks, train, trained_alpha
-from prefixprop.train.callbacks import GracefulStop
+from prefixprop.train import RunResult, RunSettings, single_run, train, trained_alpha
 from prefixprop.train.checkpoints import list_checkpoints, read_checkpoint
+from prefixprop.train.trainer import GracefulStop
 
 from killed_runs import KillAt, assert_same_end, killed
 from tiny import adapt, tiny_model
@@ -103,7 +103,7 @@ def test_the_age_of_the_last_checkpoint_decides(
     documents: Path, tmp_path: Path, seconds: float, every: int, steps: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     saved = Saved()
-    monkeypatch.setattr(callbacks, "time", SimpleNamespace(monotonic=lambda: saved.now))
+    monkeypatch.setattr(single_run, "time", SimpleNamespace(monotonic=lambda: saved.now))
     settings = settings_of(documents, checkpoint_seconds=seconds, checkpoint_every=every, keep_checkpoints=True)
     train(settings, tmp_path / "run", callbacks=[saved])
     assert saved.steps == steps

@@ -7,15 +7,15 @@ import torch
 import torch.nn.functional as F
 from transformers import AutoModelForMaskedLM
 
-from prefixprop.lengthen import objective
-from prefixprop.lengthen.objective import LinearCrossEntropy, Objective
+from prefixprop.lengthen import encoder
+from prefixprop.lengthen.encoder import LinearCrossEntropy, Objective
 
 from tiny import tiny_model
 
 
 @pytest.mark.parametrize("at_once", [1, 60, 10_000])
 def test_cross_entropy_in_parts_is_that_of_the_whole(monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
-    monkeypatch.setattr(objective, "_LOGITS_AT_ONCE", at_once)
+    monkeypatch.setattr(encoder, "_LOGITS_AT_ONCE", at_once)
     torch.manual_seed(0)
     tensors = [torch.randn(shape, dtype=torch.float32, requires_grad=True) for shape in ((7, 5), (11, 5), (11,))]
     targets = torch.randint(11, (7,))

@@ -15,7 +15,8 @@ import pytest
 
 from prefixprop.processes import STOPPING
 from prefixprop.runs.directory import claim
-from prefixprop.sweep import Job, RayEngine, SweepState, ray_cluster, read_plan, run_sweep
+from prefixprop.sweep import Job, RayEngine, SweepState, read_plan, run_sweep
+from prefixprop.sweep import engine as engines
 from prefixprop.train import RunDirectory, train
 from prefixprop.train.checkpoints import list_checkpoints
 
@@ -23,7 +24,7 @@ from tiny_training import comparable, write_plan
 
 cluster_utils = pytest.importorskip("ray.cluster_utils", reason="the extra ray is not installed")
 
-SOURCES = Path(ray_cluster.__file__).parents[2]
+SOURCES = Path(engines.__file__).parents[2]
 STORE = 80 * 2**20
 
 # A run on the node that is to die stands still after its first checkpoint; any run tells from where it goes on.
@@ -156,7 +157,7 @@ def test_errors_and_deaths_are_answers(tmp_path: Path, monkeypatch: pytest.Monke
     endless = read_plan(write_plan(tmp_path, epochs=1000)).cells[0].settings
     job = Job(settings, Path("run"), Path("logs", "run.log"))
     told: list[str] = []
-    monkeypatch.setattr(ray_cluster, "_RETRIES", 0)
+    monkeypatch.setattr(engines, "_RETRIES", 0)
     engine = RayEngine(gpus_per_run=0, modules=["moody"], tell=told.append)
     assert engine.slots == os.cpu_count()
 
@@ -172,7 +173,7 @@ def test_errors_and_deaths_are_answers(tmp_path: Path, monkeypatch: pytest.Monke
         mistake = answer("mistaken")
         assert "modules of --import cannot be imported" in mistake and "no_such_module" in mistake
         with monkeypatch.context() as patch:
-            patch.setattr(ray_cluster, "RunDirectory", lambda path: RunDirectory(tmp_path / "not-shared"))
+            patch.setattr(engines, "RunDirectory", lambda path: RunDirectory(tmp_path / "not-shared"))
             lost = answer("calm")
         assert "has no results here: put --runs-dir on a file system that all nodes share" in lost
         assert answer("calm") == "none" and RunDirectory(job.run_dir).is_finished()
@@ -211,7 +212,7 @@ def test_errors_and_deaths_are_answers(tmp_path: Path, monkeypatch: pytest.Monke
     ],
 )
 def test_room(cpus: int, gpus: float, nodes: list[dict[str, float]], room: int) -> None:
-    assert ray_cluster.room(nodes, cpus, gpus) == room
+    assert engines.room(nodes, cpus, gpus) == room
 
 
 @pytest.mark.parametrize("address", ["ray://head:1", "head", ":0"])
