@@ -84,7 +84,7 @@ def layer_of(case: Case) -> Layer:
     place = torch.arange(case.length)
     masked = place[None] >= torch.tensor(case.kept)[:, None]
     masked = masked.flip(1) if case.left else masked
-    everywhere = torch.stack([_global_tokens(kind, place) for kind in case.globals]) & ~masked
+    everywhere = torch.stack([global_tokens(kind, place) for kind in case.globals]) & ~masked
     # Prefix rows stand in front of the tokens and of their padding, as global tokens (Eq. 1).
     front = torch.zeros(batch, case.outside, dtype=torch.bool)
     masked, everywhere = torch.cat([front, masked], 1), torch.cat([~front, everywhere], 1)
@@ -96,7 +96,7 @@ def layer_of(case: Case) -> Layer:
     return Layer(module, states, pattern, prefix, torch.randn_like(states))
 
 
-def _global_tokens(kind: str, place: Tensor) -> Tensor:
+def global_tokens(kind: str, place: Tensor) -> Tensor:
     return {
         "none": place < 0,
         "first": place == 0,
