@@ -49,14 +49,14 @@ class Case(NamedTuple):
 
 
 @st.composite
-def cases(draw: Any, prefix: int = 0, outside: int = 0) -> Case:
+def cases(draw: Any, prefix: int = 0, outside: int = 0, longest: int = 50, reach: int = 16) -> Case:
     """Any length, window, head size, padding and global pattern; up to `prefix` keys and `outside` rows."""
-    length, batch = draw(st.integers(1, 50)), draw(st.sampled_from([1, 1, 2]))
+    length, batch = draw(st.integers(1, longest)), draw(st.sampled_from([1, 1, 2]))
     size = draw(st.sampled_from([32, 64, 16, 128]))
     real = st.one_of(st.just(length), st.integers(0, length))
     return Case(
         length=length,
-        window=2 * draw(st.integers(1, 16)),
+        window=2 * draw(st.integers(1, reach)),
         heads=draw(st.integers(1, 2)),
         size=size,
         kept=draw(st.lists(real, min_size=batch, max_size=batch)),
@@ -84,7 +84,7 @@ def layer_of(case: Case) -> Layer:
     place = torch.arange(case.length)
     masked = place[None] >= torch.tensor(case.kept)[:, None]
     masked = masked.flip(1) if case.left else masked
-    everywhere = torch.stack([_global_tokens(kind, place) for kind in case.globals]) & ~masked
+    everywhere = torch.stack([global_tokens(kind, place) for kind in case.globals]) & ~masked
     # Prefix rows stand in front of the tokens and of their padding, as global tokens (Eq. 1).
     front = torch.zeros(batch, case.outside, dtype=torch.bool)
     masked, everywhere = torch.cat([front, masked], 1), torch.cat([~front, everywhere], 1)
@@ -96,7 +96,7 @@ def layer_of(case: Case) -> Layer:
     return Layer(module, states, pattern, prefix, torch.randn_like(states))
 
 
-def _global_tokens(kind: str, place: Tensor) -> Tensor:
+def global_tokens(kind: str, place: Tensor) -> Tensor:
     return {
         "none": place < 0,
         "first": place == 0,
@@ -117,7 +117,8 @@ def results(
     if prefix is not None:
         prefix = PrefixedKeys(*(rows.to(dtype).requires_grad_() for rows in prefix))
         leaves |= {"prefix keys": prefix.keys, "prefix values": prefix.values}
-    pattern = AttentionPattern(*_facts(layer.pattern))
+    facts = layer.pattern.is_masked, layer.pattern.is_global, layer.pattern.rows_outside_softmax
+    pattern = AttentionPattern(*facts)
     (output,) = backend.longformer_self_attention(module, states, pattern, prefix, part)
     found = torch.autograd.grad((output * layer.direction.to(dtype)).sum(), list(leaves.values()), allow_unused=True)
     gradients = {
@@ -125,10 +126,6 @@ def results(
         for (name, leaf), gradient in zip(leaves.items(), found, strict=True)
     }
     return {"output": output.detach()} | gradients
-
-
-def _facts(pattern: AttentionPattern) -> tuple[Tensor, Tensor, int]:
-    return pattern.is_masked, pattern.is_global, pattern.rows_outside_softmax
 
 
 def assert_close(found: dict[str, Tensor], exact: dict[str, Tensor], tolerance: float = 1e-5) -> None:
@@ -156,9 +153,7 @@ def outcome(model: Any, inputs: dict[str, Any]) -> dict[str, Tensor]:
 
 
 def trained_gradients(model: Any, inputs: dict[str, Any]) -> dict[str, Tensor]:
-    found = outcome(model, inputs)
-    del found["logits"]
-    return found
+    return {name: tensor for name, tensor in outcome(model, inputs).items() if name != "logits"}
 
 
 def states_and_gradients(model: Any, inputs: dict[str, Any], real: Tensor) -> dict[str, Tensor]:

@@ -42,6 +42,7 @@ both = pytest.mark.parametrize("config", [PrefixPropagationConfig, PrefixTuningC
         ({"kernel": "rbf", "kernel_length_scale": 0.0}, "kernel_length_scale=0.0 must be a positive number"),
         ({"kernel": "rbf", "kernel_degree": 4}, "kernel_degree is not a parameter of kernel 'rbf'; leave it out"),
         ({"task_type": "CAUSAL_LM"}, "task_type='CAUSAL_LM' is not supported; choose one of SEQ_CLS, TOKEN_CLS"),
+        ({"lora": 8}, "lora=8 must be a peft LoraConfig"),
         ({"task_type": "SEQCLS"}, "Invalid task type: 'SEQCLS'"),
     ],
 )

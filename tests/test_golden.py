@@ -88,24 +88,18 @@ def test_golden(folder: Path) -> None:
 
     output = model(**inputs, output_hidden_states=True)
     output.loss.backward()
-    output = {name: output[name] for name in ("hidden_states", "logits", "loss")}
 
     real = inputs["attention_mask"].bool()
+    states = last_layer[0][0] if isinstance(last_layer[0], tuple) else last_layer[0]
+    found = {"logits": output.logits, "loss": output.loss, "hidden_states": output.hidden_states[-1]}
+    found["prefix_states"] = states[:, : case.get("prefix_length", 0)]
     errors: dict[str, float] = {}
     for name, value in expected.items():
-        if name == "hidden_states":
-            errors[name] = float((output["hidden_states"][-1].detach() - value)[real].abs().max())
-        elif name == "prefix_states":
-            states = last_layer[0][0] if isinstance(last_layer[0], tuple) else last_layer[0]
-            errors[name] = float((states[:, : case["prefix_length"]] - value).detach().abs().max())
-        elif name == "logits":
-            errors[name] = float((output["logits"].detach() - value).abs().max())
-        elif name == "loss":
-            errors[name] = float((output["loss"].detach() - value).abs().max())
-        else:
-            own = gradient(model, name.removeprefix("grad."))
-            errors[name] = float((own - value).abs().max() / value.abs().max())
+        is_gradient = name not in found
+        error = ((gradient(model, name.removeprefix("grad.")) if is_gradient else found[name]) - value).detach().abs()
+        error = error[real] if name == "hidden_states" else error
+        errors[name] = float(error.max() / (value.abs().max() if is_gradient else 1))
     print(f"{folder.name}: largest error {max(errors.values()):.1e} ({max(errors, key=errors.__getitem__)})")
     assert {name: error for name, error in errors.items() if error > TOLERANCE} == {}
     assert "hidden_states" in errors
-    assert torch.isfinite(output["logits"]).all()
+    assert torch.isfinite(output.logits).all()

@@ -20,10 +20,9 @@ from prefixprop.attention import longformer as forwards
 from one_layer import assert_same_gradients, outcome
 from tiny import SMALL, adapt, batch, for_all_rows, tiny_model, with_triton
 
-LORA = {"target_modules": ["query", "value", "value_global"], "lora_dropout": 0.0, "init_lora_weights": False}
 METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "fine-tuning": ("none", {}),
-    "lora": ("lora", LORA),
+    "lora": ("lora", {"target_modules": ["query", "value", "value_global"], "init_lora_weights": False}),
     "propagation": ("propagation", {}),
     "layout reference": ("propagation", {"layout": "reference"}),
     "pooling prefix": ("propagation", {"pooling": "prefix"}),
@@ -39,12 +38,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The rows that were asked for of the last layer, one for each pass that did."""
     rows: list[int] = []
     whole = forwards.cls_only_layer
-
-    def counted(layer: Any, states: Tensor, pattern: Any, *others: Any) -> Tensor:
-        rows.append(pattern.cls_row)
-        return whole(layer, states, pattern, *others)
-
-    monkeypatch.setattr(forwards, "cls_only_layer", counted)
+    monkeypatch.setattr(forwards, "cls_only_layer", lambda *given: rows.append(given[2].cls_row) or whole(*given))
     return rows
 
 
@@ -58,14 +52,15 @@ def model_of(name: str, **config: Any) -> Any:
     return adapt(model, method, prefix_dropout=0.0, **options)
 
 
-PLAIN = [(name, {}, "") for name in METHODS]
-# Hugging Face's head reads the first row even if it is padding, which attends to nothing.
-LEFT = [(name, {}, "left") for name in ("fine-tuning", "propagation", "tuning")]
-
-
 @pytest.mark.parametrize(
     ("name", "config", "how"),
-    [*PLAIN, *LEFT, ("propagation", {}, "checkpointed"), pytest.param("propagation", SMALL, "", marks=with_triton)],
+    [
+        *((name, {}, "") for name in METHODS),
+        # Hugging Face's head reads the first row even if it is padding, which attends to nothing.
+        *((name, {}, "left") for name in ("fine-tuning", "propagation", "tuning")),
+        ("propagation", {}, "checkpointed"),
+        pytest.param("propagation", SMALL, "", marks=with_triton),
+    ],
 )
 def test_same_logits_and_gradients(name: str, config: dict[str, Any], how: str, read: list[int]) -> None:
     """On plain PyTorch, and behind a small layer on Triton."""
@@ -76,7 +71,10 @@ def test_same_logits_and_gradients(name: str, config: dict[str, Any], how: str, 
     assert read == []
     if how == "checkpointed":
         model.train().gradient_checkpointing_enable()
-    assert_same_gradients(outcome(model, inputs), expected)
+    found = outcome(model, inputs)
+    assert_same_gradients(found, expected)
+    if name == "fine-tuning":  # DistributedDataParallel waits for the gradient of each parameter, used or not
+        assert found.keys() - {"logits"} == {name for name, _ in model.named_parameters()}
     row = 4 if METHODS[name][0] == "propagation" and name != "pooling prefix" else 0
     assert read == [row] * (2 if how == "checkpointed" else 1)  # forward, and again for backward
 
@@ -93,19 +91,8 @@ def test_dropout_of_the_attention(read: list[int]) -> None:
     assert len(read) == 5
 
 
-def test_parameters_without_a_say_keep_a_gradient_of_zero() -> None:
-    """DistributedDataParallel waits for the gradient of each parameter that is trained."""
-    model = tiny_model()
-    attention.install(model)
-    gradients = outcome(model, batch(model, [29, 17]))
-    for part in ("query", "key", "value"):
-        assert not gradients[f"longformer.encoder.layer.2.attention.self.{part}.weight"].any()
-    assert gradients.keys() - {"logits"} == {name for name, _ in model.named_parameters()}
-
-
 def test_half_precision_is_as_exact_as_with_all_rows() -> None:
     model = model_of("propagation")
-    attention.install(model)
     inputs = batch(model, [60, 33])
     with torch.no_grad():
         exact = copy.deepcopy(model).double()(**inputs).logits
@@ -128,14 +115,8 @@ def test_all_rows_for_whoever_reads_them(name: str, read: list[int]) -> None:
     model(**inputs, output_attentions=True)
     seen: list[Any] = []
     layer = encoder.layer[-1]
-    watched = [
-        bare.longformer,
-        encoder,
-        layer,
-        layer.intermediate,
-        layer.attention.self.query_global,
-        bare.classifier.modules_to_save["default"] if name == "propagation" else bare.classifier,
-    ]
+    head = bare.classifier.modules_to_save["default"] if name == "propagation" else bare.classifier
+    watched = [bare.longformer, encoder, layer, layer.intermediate, layer.attention.self.query_global, head]
     for module in watched:
         handle = module.register_forward_hook(lambda *given: seen.append(given))
         model(**inputs)
@@ -177,20 +158,15 @@ def test_heads_and_classes_of_ones_own_read_all_rows(own: str, read: list[int]) 
     assert read == []
 
 
-def test_a_head_whose_forward_is_wrapped(read: list[int]) -> None:
-    """As accelerate does, for mixed precision."""
+def test_after_a_head_that_failed_all_rows_are_computed(read: list[int]) -> None:
+    """Of a head whose forward is wrapped, as accelerate does for mixed precision."""
     model = tiny_model("longformer")
     attention.install(model)
     forward = model.forward
     model.forward = functools.wraps(forward)(lambda *args, **kwargs: forward(*args, **kwargs))
-    model(**batch(model, [31, 20]))
-    assert read == [0]
-
-
-def test_after_a_head_that_failed_all_rows_are_computed(read: list[int]) -> None:
-    model = tiny_model("longformer")
-    attention.install(model)
     inputs = batch(model, [31, 20])
+    model(**inputs)
+    assert read == [0]
     with pytest.raises(ValueError, match="batch_size"):
         model(**inputs, labels=torch.zeros(3, dtype=torch.long))
     with pytest.raises(RuntimeError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 from unittest.mock import Mock
 
@@ -11,7 +12,7 @@ import torch
 from prefixprop import attention
 
 from one_layer import assert_same_gradients, trained_gradients
-from tiny import SMALL, adapt, batch, both_methods, tiny_model
+from tiny import SMALL, adapt, batch, both_methods, for_all_rows, tiny_model
 
 pytest.importorskip("triton")
 
@@ -41,10 +42,8 @@ def test_same_gradients(
     attention.install(model, "triton")
     if training:
         dropping(model)
-    inputs = batch(model, lengths, left=left)
-    is_global = torch.zeros_like(inputs["input_ids"])
-    is_global[:, : 1 + further] = 1
-    inputs["global_attention_mask"] = is_global * inputs["attention_mask"]
+    inputs = for_all_rows(batch(model, lengths, left=left), 1 + further)
+    inputs["global_attention_mask"] *= inputs["attention_mask"]
     found = trained_gradients(model, inputs)
     model.get_base_model().longformer.encoder.register_forward_pre_hook(lambda *_: None)  # whose owner may want all
     assert_same_gradients(found, trained_gradients(model, inputs), 1e-6)
@@ -71,9 +70,7 @@ def test_what_the_sequence_would_get_is_computed_for_hooks_alone(
     attention.install(model, "triton")
     if part is not None:
         getattr(model.get_base_model().longformer.get_submodule(part), register)(lambda *_: None)
-    inputs = batch(model, [9, 5])
-    inputs["global_attention_mask"] = torch.zeros_like(inputs["input_ids"])  # somebody's own: all rows of all layers
-    trained_gradients(model, inputs)
+    trained_gradients(model, for_all_rows(batch(model, [9, 5]), 0))  # somebody's own mask: all rows of all layers
     assert gradients_of_keys.call_count == (1 if part is None else 2)  # of two layers
 
 
@@ -84,12 +81,9 @@ def test_embeddings_that_learn_get_their_gradient(method: str, backend: str) -> 
     inputs = batch(model, [9, 5])
     words = model.get_base_model().get_input_embeddings()(inputs.pop("input_ids")).detach()
     found = []
-    for backend_here in (backend, None):
+    for change in (partial(attention.install, backend=backend), attention.uninstall):
+        change(model)
         embedded = words.clone().requires_grad_()
-        if backend_here is None:
-            attention.uninstall(model)
-        else:
-            attention.install(model, backend_here)
         model(inputs_embeds=embedded, **inputs).logits.square().sum().backward()
         found.append(embedded.grad)
     scale = float(found[1].abs().max())

@@ -12,7 +12,7 @@ import torch
 from prefixprop import attention
 from prefixprop.backbones import FAMILIES
 
-from one_layer import assert_same_gradients, trained_gradients
+from one_layer import assert_close, assert_same_gradients, trained_gradients
 from tiny import HEADS, SMALL, adapt, assert_same_bits, batch, both_methods, for_all_rows, tiny_model, with_triton
 
 # Forwards that are replaced in Longformer: the model, its encoder, and in each of three layers itself, attention, and
@@ -41,17 +41,15 @@ def test_same_numbers_under_every_head(family: str, task: str) -> None:
     output = model(**inputs, **asked)
     assert output.keys() == expected.keys()
     real = inputs["attention_mask"].bool()
-    pairs = [
-        (mine[real], theirs[real]) for mine, theirs in zip(output.hidden_states, expected.hidden_states, strict=True)
-    ]
-    for name in ("attentions", "global_attentions"):
-        weights = zip(output.get(name) or (), expected.get(name) or (), strict=True)
-        pairs += [(mine[:, :, :29], theirs[:, :, :29]) for mine, theirs in weights]
+
+    def parts(of: Any) -> list[Any]:
+        weights = [*(of.get("attentions") or ()), *(of.get("global_attentions") or ())]
+        return [state[real] for state in of.hidden_states] + [own[:, :, :29] for own in weights]
+
+    torch.testing.assert_close(parts(output), parts(expected), atol=1e-5, rtol=1e-5)
     kept = slice(None) if task == "SEQ_CLS" else real
     for found in (output, model(**inputs), model(**inputs, return_dict=False)):
-        pairs.append((found[0][kept], expected[0][kept]))
-    for mine, theirs in pairs:
-        torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(found[0][kept], expected[0][kept], atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("backend", ["sdpa", pytest.param("triton", marks=with_triton)])
@@ -225,3 +223,39 @@ def test_without_global_tokens_their_projections_have_no_part(
     torch.testing.assert_close(found[1][0], found[0][0], atol=1e-5, rtol=1e-5)
     assert not any("_global" in name for name in found[1][1])
     assert_same_gradients(found[1][1], {name: of for name, of in found[0][1].items() if "_global" not in name})
+
+
+@pytest.mark.parametrize(
+    ("family", "method", "options"),
+    [
+        ("longformer", None, {}),
+        ("longformer", "propagation", {"kernel": "poly", "alpha": 0.5, "alpha_mode": "query"}),
+        ("longformer", "tuning", {}),
+        ("modernbert", "propagation", {}),
+        ("roberta", "propagation", {"layout": "reference"}),
+    ],
+)
+def test_a_compiled_model_computes_the_same(family: str, method: str | None, options: dict[str, Any]) -> None:
+    """With graph breaks or without."""
+    torch.compiler.reset()
+    model: Any = tiny_model(family, **({} if family == "longformer" else {"num_hidden_layers": 2}))
+    if family in REPLACED:
+        attention.install(model, backend="sdpa")
+    if method is not None:
+        model = adapt(model, method, prefix_dropout=0.0, **options)
+    compiled = torch.compile(model, backend="aot_eager")
+
+    def step(run: Any) -> dict[str, torch.Tensor]:
+        model.zero_grad()
+        logits = run(**inputs).logits
+        logits.square().mean().backward()
+        gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None and p.grad.any()}
+        assert gradients
+        return {"logits": logits.detach()} | gradients
+
+    for lengths in ([13, 6], [17, 5]):
+        inputs = batch(model, lengths)
+        assert_close(step(compiled), step(model))
+    if method is not None:
+        with model.disable_adapter():
+            torch.testing.assert_close(compiled(**inputs).logits, model(**inputs).logits, atol=1e-5, rtol=1e-5)

@@ -8,48 +8,15 @@ from typing import Any
 
 import pytest
 import torch
-from peft import (
-    LoraConfig,
-    get_peft_model,
-    get_peft_model_state_dict,
-    inject_adapter_in_model,
-    set_peft_model_state_dict,
-)
+from peft import LoraConfig, get_peft_model, get_peft_model_state_dict, inject_adapter_in_model
+from peft.utils import set_peft_model_state_dict
 
 from prefixprop import PrefixPropagationConfig
 
-from tiny import (
-    METHODS,
-    adapt,
-    assert_same_bits,
-    batch,
-    both_methods,
-    every_family,
-    random_lora,
-    tiny_model,
-    trained_names,
-)
+from tiny import adapt, assert_same_bits, batch, both_methods, every_family, random_lora, tiny_model, trained_names
 
 PARTS = [("propagation", False), ("propagation", True), ("tuning", False), ("tuning", True), ("reading", False)]
 prefix_with_and_without_lora = pytest.mark.parametrize(("method", "lora"), PARTS)
-
-
-@pytest.mark.parametrize("frozen", [False, True])
-@prefix_with_and_without_lora
-@every_family
-def test_disabled_is_the_base_model_to_the_bit(family: str, method: str, lora: bool, frozen: bool) -> None:
-    model = tiny_model(family).requires_grad_(not frozen)
-    inputs = batch(model, [25, 14])
-    expected = model(**inputs, output_hidden_states=True)
-    adapted = adapt(model, method, lora=random_lora() if lora else None)
-    assert not torch.allclose(adapted(**inputs).logits, expected.logits)
-    with adapted.disable_adapter():
-        output = adapted(**inputs, output_hidden_states=True)
-        assert_same_bits(output, expected)
-        assert all(map(torch.equal, output.hidden_states, expected.hidden_states))
-    base = adapted.unload()
-    assert not any("forward" in vars(module) for module in base.modules())
-    assert_same_bits(base(**inputs), expected)
 
 
 def pristine(module: Any) -> tuple:
@@ -58,23 +25,29 @@ def pristine(module: Any) -> tuple:
         for name, child in module.named_modules()
     }
     state = {name: (tuple(value.shape), value.dtype) for name, value in module.state_dict().items()}
-    trainable = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
-    return hooks, state, trainable
+    return hooks, state, trained_names(module)
 
 
-@pytest.mark.parametrize(("method", "lora"), PARTS[:4])
+@pytest.mark.parametrize("frozen", [False, True])
+@prefix_with_and_without_lora
 @every_family
-def test_unload_gives_the_untouched_model_back(family: str, method: str, lora: bool) -> None:
-    model = tiny_model(family)
+def test_disabled_or_unloaded_it_is_the_base_model_to_the_bit(
+    family: str, method: str, lora: bool, frozen: bool
+) -> None:
+    model = tiny_model(family).requires_grad_(not frozen)
     inputs = batch(model, [25, 14])
-    before, expected = pristine(model), model(**inputs)
+    expected = model(**inputs, output_hidden_states=True)
+    before = pristine(model)  # with hooks of transformers, which record the states
     adapted = adapt(model, method, lora=random_lora() if lora else None)
-    adapted(**inputs)
+    assert not torch.allclose(adapted(**inputs).logits, expected.logits)
+    with adapted.disable_adapter():
+        output = adapted(**inputs, output_hidden_states=True)
+        assert_same_bits(output, expected)
+        assert all(map(torch.equal, output.hidden_states, expected.hidden_states))
     base = adapted.unload()
-    assert base is model
-    assert pristine(base) == before
+    assert base is model and not hasattr(base, "peft_config")
+    assert pristine(base)[:2] == before[:2] and (frozen or pristine(base) == before)  # peft unfreezes the head
     assert_same_bits(base(**inputs), expected)
-    assert not hasattr(base, "peft_config")
     # and it can be adapted anew, with the other method too
     other = adapt(base, "tuning" if method == "propagation" else "propagation")
     assert not torch.allclose(other(**inputs).logits, expected.logits)
@@ -89,11 +62,7 @@ def test_merging_is_refused_with_the_reason(method: str) -> None:
     adapted(**batch(adapted, [9]))  # still whole
 
 
-def pickled(model: Any) -> Any:
-    return pickle.loads(pickle.dumps(model))
-
-
-@pytest.mark.parametrize("duplicate", [copy.deepcopy, pickled])
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
 @both_methods
 @every_family
 def test_a_copy_is_independent(family: str, method: str, duplicate: Any) -> None:
@@ -152,32 +121,25 @@ def test_lora_can_be_added_below() -> None:
     inputs = batch(model, [14])
     expected = adapted(**inputs).logits
     lora = get_peft_model(adapted.get_base_model(), LoraConfig(target_modules=["query", "value"], r=2)).eval()
-    names = [name for name, _ in lora.named_parameters() if "lora_A" in name]
-    assert len(names) == 2 * model.config.num_hidden_layers
+    assert sum("lora_A" in name for name, _ in lora.named_parameters()) == 2 * model.config.num_hidden_layers
     torch.testing.assert_close(lora(**inputs).logits, expected)  # LoRA starts as the identity
 
 
 @both_methods
-def test_set_prefix_checks_what_it_gets(method: str) -> None:
+def test_set_prefix_checks_what_it_gets_and_without_a_name_is_of_the_active_adapter(method: str) -> None:
     model = adapt(tiny_model(), method)
     good = torch.randn(model.get_prefix().shape)
     model.set_prefix(good, "default")
-    assert torch.equal(model.get_prefix(), good)
     for bad in (good[:2], good.long(), good[None], [1.0]):
         with pytest.raises(ValueError, match=r"float tensor of shape \[3, .*pass one of that shape"):
             model.set_prefix(bad)
     assert torch.equal(model.get_prefix(), good)
     with pytest.raises(ValueError, match="no adapter 'other'"):
         model.set_prefix(good, "other")
-
-
-@both_methods
-def test_without_a_name_it_is_the_active_adapter(method: str) -> None:
-    model = adapt(tiny_model(), method, length=4)
-    model.add_adapter("longer", METHODS[method](task_type="SEQ_CLS", num_virtual_tokens=9, kernel="exp", alpha=0.3))
+    model.add_adapter("longer", type(model.peft_config["default"])(num_virtual_tokens=9, kernel="exp", alpha=0.3))
     model.set_adapter("longer")
     assert model.get_prefix().shape[-2] == 9 and model.get_alpha() == 0.3
     model.set_prefix(torch.zeros_like(model.get_prefix()))
-    assert not model.get_prefix("longer").any() and model.get_prefix("default").any()
+    assert not model.get_prefix("longer").any() and torch.equal(model.get_prefix("default"), good)
     with pytest.raises(ValueError, match="Only one prefix adapter"):
         model.base_model.set_adapter(["default", "longer"])

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from peft import LoraConfig, get_peft_model
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 from transformers import LongformerModel
 
 from prefixprop import attention
@@ -48,11 +49,14 @@ ADAPTERS: dict[str, dict[str, Any]] = SHARED | {
 }
 
 
-READERS: dict[str, dict[str, Any]] = {
+OF_PROPAGATION: dict[str, dict[str, Any]] = {
     "reader": {"read_only": True},
     "reader too": {"read_only": True},
     "gated reader": {"read_only": True, "gate": True},
     "longer reader": {"read_only": True, "num_virtual_tokens": 6},
+    "pooled": {"pooling": "prefix"},
+    "gated, pooled": {"pooling": "prefix", "gate": True},
+    "lora, pooled": {"pooling": "prefix", "lora": True},
 }
 
 
@@ -75,28 +79,24 @@ def with_adapters(
 
 def alone(model: Any, name: str, inputs: dict[str, Tensor], **options: Any) -> Any:
     """What the model says of a whole batch with one adapter."""
+    if name == BASE:
+        with model.disable_adapter():
+            return model(**inputs, **options)
     before = model.active_adapter
-    try:
-        if name == BASE:
-            with model.disable_adapter():
-                return model(**inputs, **options)
-        model.set_adapter(name)
-        return model(**inputs, **options)
-    finally:
-        model.set_adapter(before)
+    model.set_adapter(name)
+    output = model(**inputs, **options)
+    model.set_adapter(before)
+    return output
 
 
 def rows(output: Any, document: int, real: Tensor) -> Tensor:
     """All that an output has about one document's real tokens, in one row; classes it has not are left out."""
     found = []
-    for value in output.values():
-        for tensor in value if isinstance(value, tuple) else (value,):
-            own = tensor[document]
-            if own.dim() == 2 and len(own) == len(real):
-                own = own[real]
-            elif own.dim() == 3:  # attentions
-                own = own[:, real]
-            found.append(own[~own.isinf()].flatten())
+    for tensor in tree_leaves(dict(output)):
+        own = tensor[document]
+        if own.dim() > 1 and own.shape[-2] == len(real):  # not the logits; of attentions, rows of each head
+            own = own[..., real, :]
+        found.append(own[~own.isinf()].flatten())
     return torch.cat(found)
 
 
@@ -120,13 +120,10 @@ def assert_as_alone(
     return mixed
 
 
-# --- what it equals -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("method", "left"), [("propagation", False), ("tuning", True)])
 @every_family
 def test_each_document_is_as_in_a_pass_of_its_own_adapter(family: str, method: str, left: bool) -> None:
-    adapters = ADAPTERS | (READERS if method == "propagation" else {})
+    adapters = ADAPTERS | (OF_PROPAGATION if method == "propagation" else {})
     model = with_adapters(tiny_model(family), method, adapters)
     names = [*adapters, BASE]
     inputs = batch(model, [LENGTHS[place % len(LENGTHS)] for place in range(len(names))], left=left)
@@ -138,14 +135,6 @@ def test_each_document_is_as_in_a_pass_of_its_own_adapter(family: str, method: s
     with torch.no_grad():
         logits = model(**same, adapter_names=names).logits
     assert torch.pdist(logits).min() > 1e-3
-
-
-@pytest.mark.parametrize("pooling", ["cls", "prefix"])
-@every_family
-def test_whichever_row_is_pooled(family: str, pooling: str) -> None:
-    adapters = {name: {"pooling": pooling, **options} for name, options in SHARED.items()} | {"other": {}}
-    model = with_adapters(tiny_model(family), "propagation", adapters)
-    assert_as_alone(model, [*adapters, BASE, "two"], batch(model, LENGTHS[: len(adapters) + 2]))
 
 
 @pytest.mark.parametrize(
@@ -218,9 +207,6 @@ def test_any_lora_that_peft_has(special: dict[str, Any]) -> None:
     assert_as_alone(model, names, batch(model, LENGTHS[:6]))
 
 
-# --- heads of different sizes ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("task", ["SEQ_CLS", "TOKEN_CLS"])
 @every_family
 def test_heads_of_different_sizes(family: str, task: str, tmp_path: Path) -> None:
@@ -237,23 +223,17 @@ def test_heads_of_different_sizes(family: str, task: str, tmp_path: Path) -> Non
     names = ["of 5", "of 3", "of 2", "of 5", BASE, "other"]
     inputs = batch(model, LENGTHS[:6])
     logits = assert_as_alone(model, names, inputs).logits
-    own = alone(model, "of 5", inputs).logits
-    assert own.shape[-1] == logits.shape[-1] == 5
+    assert alone(model, "of 5", inputs).logits.shape[-1] == logits.shape[-1] == 5
     sizes = [int(logits[place].isfinite().sum(dim=-1).max()) for place in range(6)]
     assert sizes == [5, 3, 2, 5, 3, 3]
     probabilities = logits.softmax(dim=-1)
     assert probabilities.isfinite().all() and not probabilities[2, ..., 2:].any()
 
 
-# --- how it gets there ----------------------------------------------------------------------------------------------
-
-
 @both_methods
 def test_adapters_of_one_structure_are_one_pass(method: str) -> None:
-    model = with_adapters(tiny_model(), method)
-    passes: list[int] = []
-    embeddings = model.get_input_embeddings()
-    embeddings.register_forward_hook(lambda _, args, __: passes.append(len(args[0])))
+    model, passes = with_adapters(tiny_model(), method), list[int]()
+    model.get_input_embeddings().register_forward_hook(lambda _, args, __: passes.append(len(args[0])))
     inputs = batch(model, LENGTHS)
     model(**inputs, adapter_names=[*SHARED] * 2)
     assert passes == [8]
@@ -302,9 +282,6 @@ def test_gradients_reach_each_document_s_prefix() -> None:
     inputs = batch(model, LENGTHS[:2])
     model(**inputs, adapter_names=["two", "one"]).logits[0].sum().backward()
     assert model.get_prefix("two").grad.abs().sum() > 0 and not model.get_prefix("one").grad.any()
-
-
-# --- bad input ------------------------------------------------------------------------------------------------------
 
 
 def test_bad_input_is_answered_in_plain_words() -> None:

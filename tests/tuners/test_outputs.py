@@ -12,7 +12,7 @@ from torch import Tensor
 from prefixprop.backbones import find_backbone
 from prefixprop.tuners import propagation
 
-from tiny import HEADS, adapt, batch, both_methods, every_family, for_all_rows, tiny_model
+from tiny import adapt, batch, both_methods, every_family, for_all_rows, tiny_model
 
 
 @pytest.mark.parametrize("kernel", [None, "exp"])
@@ -27,11 +27,10 @@ def test_outputs_carry_the_real_tokens_only(family: str, method: str, kernel: st
     plain = model(**inputs, output_hidden_states=True, output_attentions=True)
     adapted = adapt(model, method, "FEATURE_EXTRACTION", kernel=kernel)
     output = adapted(**inputs, output_hidden_states=True, output_attentions=True)
-    assert output.last_hidden_state.shape == plain.last_hidden_state.shape
-    assert [state.shape for state in output.hidden_states] == [state.shape for state in plain.hidden_states]
+    for part in ("last_hidden_state", "hidden_states", "attentions"):
+        assert [each.shape for each in output[part]] == [each.shape for each in plain[part]]
     assert torch.equal(output.hidden_states[0], plain.hidden_states[0])  # the embedded text itself
     assert torch.equal(output.hidden_states[-1], output.last_hidden_state)
-    assert [weights.shape for weights in output.attentions] == [weights.shape for weights in plain.attentions]
     rows = output.attentions[0][1, :, 5:13].sum(dim=-1)
     if kernel is None:  # the prefix has a share of the softmax
         assert (rows < 0.999999).all() and (rows > 0).all()
@@ -45,10 +44,8 @@ def test_outputs_carry_the_real_tokens_only(family: str, method: str, kernel: st
 def test_longformer_attentions_are_those_of_hugging_face() -> None:
     """Zero keys take a share of the softmax, and leave the proportions of the rest as they were."""
     model = tiny_model("longformer", "FEATURE_EXTRACTION")
-    inputs = batch(model, [21, 13])
-    inputs["global_attention_mask"] = torch.zeros_like(inputs["input_ids"])
-    inputs["global_attention_mask"][0, :3] = 1
-    inputs["global_attention_mask"][1, 7] = 1
+    inputs = for_all_rows(batch(model, [21, 13]), 0)
+    inputs["global_attention_mask"][0, :3] = inputs["global_attention_mask"][1, 7] = 1
     plain = model(**inputs, output_attentions=True)
     adapted = adapt(model, "tuning", "FEATURE_EXTRACTION", length=2)
     adapted.set_prefix(torch.zeros_like(adapted.get_prefix()))
@@ -111,27 +108,28 @@ def test_a_pooled_prefix_needs_a_model_that_pools_one_row(
         adapt(tiny_model(family, task, **config), method, **{"task": task} | options)
 
 
-TARGETS: dict[str, dict[str, Tensor]] = {
-    "SEQ_CLS": {"labels": torch.tensor([0, 1])},
-    "TOKEN_CLS": {"labels": torch.arange(32).view(2, 16) % 3},
-    "QUESTION_ANS": {"start_positions": torch.tensor([3, 1]), "end_positions": torch.tensor([4, 5])},
-    "FEATURE_EXTRACTION": {},
-}
-SHAPES = {"SEQ_CLS": (2, 3), "TOKEN_CLS": (2, 16, 3), "QUESTION_ANS": (2, 16), "FEATURE_EXTRACTION": (2, 16, 32)}
-
-
-@pytest.mark.parametrize("task", HEADS)
+@pytest.mark.parametrize(
+    ("task", "targets", "shape"),
+    [
+        ("SEQ_CLS", {"labels": torch.tensor([0, 1])}, (2, 3)),
+        ("TOKEN_CLS", {"labels": torch.arange(32).view(2, 16) % 3}, (2, 16, 3)),
+        ("QUESTION_ANS", {"start_positions": torch.tensor([3, 1]), "end_positions": torch.tensor([4, 5])}, (2, 16)),
+        ("FEATURE_EXTRACTION", {}, (2, 16, 32)),
+    ],
+)
 @both_methods
 @every_family
-def test_every_task_runs_and_learns(family: str, method: str, task: str) -> None:
+def test_every_task_runs_and_learns(
+    family: str, method: str, task: str, targets: dict[str, Tensor], shape: tuple[int, ...]
+) -> None:
     model = adapt(tiny_model(family, task), method, task)
     inputs = batch(model, [16, 16])
     if task == "QUESTION_ANS" and family == "longformer":  # Hugging Face finds the question by three separators
         inputs["input_ids"][:, [5, 6, 15]] = model.config.sep_token_id
-    output = model(**inputs, **TARGETS[task])
-    rows = output[1 if TARGETS[task] else 0]
-    assert rows.shape == SHAPES[task]
-    (output.loss if TARGETS[task] else rows.square().sum()).backward()
+    output = model(**inputs, **targets)
+    rows = output[1 if targets else 0]
+    assert rows.shape == shape
+    (output.loss if targets else rows.square().sum()).backward()
     assert model.get_prefix().grad.abs().sum() > 0
 
 

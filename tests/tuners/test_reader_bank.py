@@ -53,8 +53,7 @@ def adapter_of(plain: Any, reader: ReaderWeights) -> Any:
     model = exact_model(plain.config.model_type, num_labels=reader.classes)
     model.base_model.load_state_dict(plain.base_model.state_dict())
     own = [name for name in head_modules(find_backbone(model)) if name != "classifier"] or None
-    options: dict[str, Any] = {"length": reader.prefix.shape[1], "prefix_dropout": 0.0, "modules_to_save": own}
-    adapted = adapt(model, "reading", **options)
+    adapted = adapt(model, "reading", length=reader.prefix.shape[1], prefix_dropout=0.0, modules_to_save=own)
     adapted.set_prefix(reader.prefix)
     for name, value in reader.head.items():
         trained_parameter(adapted, name).data.copy_(value)
@@ -70,9 +69,6 @@ def assert_close(found: Tensor, expected: Tensor) -> None:
     """A bank's logits are in float32."""
     scale = float(expected.detach().abs().max() + 1)
     torch.testing.assert_close(found, expected, atol=1e-6 * scale, rtol=0, check_dtype=False)
-
-
-# --- logits and gradients -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("length", [1, 3], ids=["folded", "projected"])
@@ -192,41 +188,33 @@ def test_hooks_are_removed_where_the_model_fails() -> None:
     assert all(module.training for module in backbone.module.modules())
 
 
-# --- adapters -------------------------------------------------------------------------------------------------------
-
-
 @every_model
 def test_saved_as_adapters(family: str, tmp_path: Path) -> None:
     model = exact_model(family)
     bank, inputs = bank_of(model, range(2)), batch(model, LENGTHS)
     logits = bank(text_to_read(bank.backbone, inputs))
-    folders = [tmp_path / "one", tmp_path / "two"]
-    adapted = adapter_of(model, random_reader(bank.backbone, 9))
-    save_adapters(adapted, {folder: bank.weights(index) for index, folder in enumerate(folders)})
-    for index, folder in enumerate(folders):
+    readers = {tmp_path / "one": bank.weights(0), tmp_path / "two": bank.weights(1)}
+    save_adapters(adapter_of(model, random_reader(bank.backbone, 9)), readers)
+    for expected, (folder, reader) in zip(logits, readers.items(), strict=True):
         loaded = PeftModel.from_pretrained(exact_model(family), folder).eval()
-        assert_close(loaded(**inputs).logits, logits[index])
-        kept, reader = read_adapter(folder), bank.weights(index)
+        assert_close(loaded(**inputs).logits, expected)
+        kept = read_adapter(folder)
         assert kept.prefix.equal(reader.prefix) and kept.head.keys() == reader.head.keys()
         assert all(kept.head[name].equal(value) for name, value in reader.head.items())
 
 
-@pytest.mark.parametrize(
-    "options", [{"gate": True}, {"reparameterize": True}, {"reparameterize": True, "gate": True}]
-)
+@pytest.mark.parametrize(("gate", "network"), [(True, False), (False, True), (True, True)])
 @every_family
-def test_any_adapter_that_reads_can_be_read(family: str, options: dict[str, bool], tmp_path: Path) -> None:
+def test_any_adapter_that_reads_can_be_read(family: str, gate: bool, network: bool, tmp_path: Path) -> None:
     model = exact_model(family)
     own = ["head"] if family == "modernbert" else None
-    adapted = randomised(adapt(model, "reading", length=3, modules_to_save=own, **options)).double().eval()
+    adapted = adapt(model, "reading", length=3, modules_to_save=own, gate=gate, reparameterize=network)
+    adapted = randomised(adapted).double().eval()
     inputs = batch(model, LENGTHS)
     adapted.save_pretrained(tmp_path)
     backbone = find_backbone(exact_model(family))
     found = ReaderBank(backbone, [read_adapter(tmp_path)])(text_to_read(backbone, inputs))
     assert_close(found[0], adapted(**inputs).logits)
-
-
-# --- the start ------------------------------------------------------------------------------------------------------
 
 
 @every_model

@@ -15,16 +15,8 @@ from prefixprop import PrefixPropagationConfig, attention, count_parameters
 from prefixprop.backbones import FAMILIES
 
 import oracle
-from tiny import (
-    RELATIVES,
-    SMALL,
-    adapt,
-    batch,
-    every_family,
-    for_all_rows,
-    randomised,
-    tiny_model,
-)
+import tiny
+from tiny import RELATIVES, SMALL, adapt, batch, every_family, for_all_rows, randomised, tiny_model
 
 LENGTHS = [23, 11, 1]
 
@@ -44,8 +36,7 @@ def hidden_from_text(layer: int, front: int, q: Tensor, k: Tensor, v: Tensor, vi
 def expected_logits(plain: Any, inputs: dict[str, Tensor], prefix: Tensor) -> tuple[Tensor, Any]:
     """Logits by Eq. 1 in float64, and the model whose head gave them."""
     model = copy.deepcopy(plain).double()
-    if model.config.model_type == "longformer":
-        inputs = for_all_rows(inputs)
+    inputs = for_all_rows(inputs) if model.config.model_type == "longformer" else inputs
     rows, _ = oracle.hidden_states(plain, inputs, propagation=prefix, split=hidden_from_text)
     encoder = model.base_model
     norm = getattr(encoder, "final_norm", getattr(encoder, "LayerNorm", None))
@@ -57,75 +48,70 @@ def expected_logits(plain: Any, inputs: dict[str, Tensor], prefix: Tensor) -> tu
     return model.classifier(rows), model
 
 
-def assert_follows_equation(model: Any, inputs: dict[str, Tensor], length: int, **options: Any) -> None:
-    adapted = reader(model, length, **options).double()
-    plain = copy.deepcopy(adapted).unload()  # the head is trained, so this is the original one
-    trained = find_head(adapted)
-    prefix = adapted.get_prefix().detach().clone().requires_grad_()
-    gates = adapted.get_gates().detach().clone().requires_grad_() if options.get("gate") else None
-
-    output = adapted(**inputs).logits
-    find_head(plain).load_state_dict(trained.state_dict())
-    scaled = prefix if gates is None else prefix * gates[:, None, None]
-    expected, of_oracle = expected_logits(plain, inputs, scaled)
-    torch.testing.assert_close(output, expected, atol=1e-6, rtol=1e-6)  # ModernBERT's rotations are in float32
-
-    direction = torch.randn_like(expected)
-    (output * direction).sum().backward()
-    head = list(find_head(of_oracle).requires_grad_().parameters())
-    wanted = [prefix, *head] + ([] if gates is None else [gates])
-    gradients = torch.autograd.grad((expected * direction).sum(), wanted)
-    found = [adapted.get_prefix(), *trained.parameters()] + ([] if gates is None else [adapted.get_gates()])
-    for parameter, gradient in zip(found, gradients, strict=True):
-        torch.testing.assert_close(parameter.grad, gradient, atol=1e-6 * float(gradient.abs().max() + 1), rtol=0)
-    others = {id(parameter) for parameter in found}
-    assert all(parameter.grad is None for parameter in adapted.parameters() if id(parameter) not in others)
-    assert all(parameter.requires_grad == (id(parameter) in others) for parameter in adapted.parameters())
-
-
 def find_head(model: Any) -> Any:
     """The trained classifier, or the model's own."""
     head = model.classifier
     return head.modules_to_save[model.active_adapter] if hasattr(head, "modules_to_save") else head
 
 
+def assert_follows_equation(model: Any, inputs: dict[str, Tensor], length: int, **options: Any) -> None:
+    adapted = reader(model, length, **options).double()
+    plain = copy.deepcopy(adapted).unload()  # the head is trained, so this is the original one
+    trained = find_head(adapted)
+    own = [adapted.get_prefix(), *([adapted.get_gates()] if options.get("gate") else [])]
+    prefix, *gates = leaves = [each.detach().clone().requires_grad_() for each in own]
+
+    output = adapted(**inputs).logits
+    find_head(plain).load_state_dict(trained.state_dict())
+    expected, of_oracle = expected_logits(plain, inputs, prefix * gates[0][:, None, None] if gates else prefix)
+    torch.testing.assert_close(output, expected, atol=1e-6, rtol=1e-6)  # ModernBERT's rotations are in float32
+
+    direction = torch.randn_like(expected)
+    (output * direction).sum().backward()
+    wanted = [*leaves, *find_head(of_oracle).requires_grad_().parameters()]
+    gradients = torch.autograd.grad((expected * direction).sum(), wanted)
+    found = [*own, *trained.parameters()]
+    for parameter, gradient in zip(found, gradients, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient, atol=1e-6 * float(gradient.abs().max() + 1), rtol=0)
+    learns = {id(parameter) for parameter in found}
+    for parameter in adapted.parameters():
+        assert parameter.requires_grad == (parameter.grad is not None) == (id(parameter) in learns)
+
+
 # --- the equation ---------------------------------------------------------------------------------------------------
 
 
+OPTIONS = [(1, False, {}), (3, True, {}), (3, False, {"gate": True}), (11, False, {})]
+
+
 @pytest.mark.parametrize(
-    ("length", "left", "options"), [(1, False, {}), (3, True, {}), (3, False, {"gate": True}), (11, False, {})]
+    ("family", "length", "left", "options"),
+    [
+        *((family, *options) for family, options in product(tiny.FAMILIES, OPTIONS)),
+        *((relative, 3, False, {}) for relative in RELATIVES),
+    ],
 )
-@every_family
 def test_follows_the_equation(family: str, length: int, left: bool, options: dict[str, Any]) -> None:
     """With 11 virtual tokens in four heads, keys and values of the text are projected and not folded into queries."""
     model = tiny_model(family)
     assert_follows_equation(model, batch(model, LENGTHS, left=left), length, **options)
 
 
-@pytest.mark.parametrize("model_type", RELATIVES)
-def test_relatives_follow_the_equation(model_type: str) -> None:
-    model = tiny_model(model_type)
-    assert_follows_equation(model, batch(model, LENGTHS), 3)
-
-
 @every_family
 def test_callers_positions_and_no_mask(family: str) -> None:
-    model = tiny_model(family)
     inputs = {"input_ids": torch.randint(4, 97, (2, 12)), "position_ids": torch.randint(2, 100, (2, 12))}
-    assert_follows_equation(model, inputs, 3)
+    assert_follows_equation(tiny_model(family), inputs, 3)
 
 
 @pytest.mark.parametrize("options", [{"init": "vocab"}, {"reparameterize": True, "gate": True}])
 @every_family
 def test_the_options_of_propagation(family: str, options: dict[str, Any]) -> None:
     """At its first layer a prefix is that of propagation; the parameters are the same."""
-    model = tiny_model(family)
-    both = {method: adapt(copy.deepcopy(model), method, **options) for method in ("reading", "propagation")}
-    assert count_parameters(both["reading"]) == count_parameters(both["propagation"])
-    logits = both["reading"].train()(**batch(model, LENGTHS)).logits
-    logits.sum().backward()
-    trained = [parameter for parameter in both["reading"].parameters() if parameter.requires_grad]
-    assert all(parameter.grad is not None and parameter.grad.any() for parameter in trained if parameter.dim() > 1)
+    model, other = (adapt(tiny_model(family), method, **options) for method in ("reading", "propagation"))
+    assert count_parameters(model) == count_parameters(other)
+    model.train()(**batch(model, LENGTHS)).logits.sum().backward()
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad and parameter.dim() > 1]
+    assert all(parameter.grad is not None and parameter.grad.any() for parameter in trained)
 
 
 # --- the text -------------------------------------------------------------------------------------------------------
@@ -141,15 +127,14 @@ def test_the_text_is_that_of_the_frozen_model(family: str, training: bool) -> No
     expected = model(**inputs, output_hidden_states=True, output_attentions=True)
     adapted = reader(model).double().train(training)
     output = adapted(**inputs, output_hidden_states=True)
-    assert len(output.hidden_states) == len(expected.hidden_states)
     for found, wanted in zip(output.hidden_states, expected.hidden_states, strict=True):
         torch.testing.assert_close(found, wanted, atol=1e-6 * float(wanted.abs().max()), rtol=0)
         assert not found.requires_grad
     weights = adapted(**inputs, output_attentions=True).attentions
     assert [layer.shape for layer in weights] == [layer.shape for layer in expected.attentions]
     # The virtual tokens and the head do have dropout, and every module is as it was.
-    assert torch.equal(adapted(**inputs).logits, adapted(**inputs).logits) != training
     assert all(module.training == training for module in adapted.modules())
+    assert torch.equal(adapted(**inputs).logits, adapted(**inputs).logits) != training
 
 
 @pytest.mark.parametrize("length", [3, 11])
@@ -159,8 +144,7 @@ def test_attention_dropout_is_that_of_the_layer(family: str, length: int) -> Non
     adapted = reader(tiny_model(family, **{dropout: 0.3}), length).train()
     inputs = batch(adapted, LENGTHS)
     one, two = adapted(**inputs), adapted(**inputs)
-    assert not torch.allclose(one.logits, two.logits)
-    assert one.keys() == {"logits"}
+    assert not torch.allclose(one.logits, two.logits) and one.keys() == {"logits"}
 
 
 @pytest.mark.parametrize(
@@ -182,18 +166,13 @@ def test_every_attention_gives_the_same(family: str, backend: str | None) -> Non
         torch.testing.assert_close(adapted(**inputs, **asked).logits, expected, atol=1e-5, rtol=0)
 
 
-# --- adapters -------------------------------------------------------------------------------------------------------
-
-
 # --- what is refused ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"task_type": "TOKEN_CLS"}, "is for task_type='SEQ_CLS'"),
-        ({"task_type": "QUESTION_ANS"}, "is for task_type='SEQ_CLS'"),
-        ({"task_type": "FEATURE_EXTRACTION"}, "is for task_type='SEQ_CLS'"),
+        *(({"task_type": task}, "is for task_type='SEQ_CLS'") for task in tiny.HEADS if task != "SEQ_CLS"),
         ({"pooling": "cls"}, "needs pooling='prefix', because .* does not see the prefix; leave pooling out"),
         ({"layout": "reference"}, "needs layout='paper'"),
         ({"kernel": "exp"}, "does not work with a kernel"),
@@ -207,7 +186,6 @@ def test_what_cannot_be_read_only(options: dict[str, Any], problem: str) -> None
 
 
 def test_masks_of_more_than_padding() -> None:
-    adapted = reader(tiny_model("roberta"))
     mask = torch.ones(2, 1, 6, 6, dtype=torch.bool)
     with pytest.raises(ValueError, match=r"needs an attention_mask of shape \[2, 6\], .* not \[2, 1, 6, 6\]\.$"):
-        adapted(input_ids=torch.randint(4, 97, (2, 6)), attention_mask=mask)
+        reader(tiny_model("roberta"))(input_ids=torch.randint(4, 97, (2, 6)), attention_mask=mask)

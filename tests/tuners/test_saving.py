@@ -9,17 +9,10 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import peft
 import pytest
 import torch
-from peft import (
-    AutoPeftModelForFeatureExtraction,
-    AutoPeftModelForQuestionAnswering,
-    AutoPeftModelForSequenceClassification,
-    AutoPeftModelForTokenClassification,
-    LoraConfig,
-    PeftModel,
-    get_peft_model,
-)
+from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file
 
 from prefixprop.models import load_default, load_embedded
@@ -39,10 +32,10 @@ from tiny import (
 )
 
 NAMED: dict[str, type[Any]] = {
-    "SEQ_CLS": AutoPeftModelForSequenceClassification,
-    "TOKEN_CLS": AutoPeftModelForTokenClassification,
-    "QUESTION_ANS": AutoPeftModelForQuestionAnswering,
-    "FEATURE_EXTRACTION": AutoPeftModelForFeatureExtraction,
+    "SEQ_CLS": peft.AutoPeftModelForSequenceClassification,
+    "TOKEN_CLS": peft.AutoPeftModelForTokenClassification,
+    "QUESTION_ANS": peft.AutoPeftModelForQuestionAnswering,
+    "FEATURE_EXTRACTION": peft.AutoPeftModelForFeatureExtraction,
 }
 RELOAD = """
 import sys, torch, peft, prefixprop
@@ -59,12 +52,10 @@ def test_a_fresh_process_loads_the_same_bits(tmp_path: Path) -> None:
     expected = {}
     for method, task in product(METHODS, HEADS):
         folder = tmp_path / method / task
-        family = {"SEQ_CLS": "longformer", "TOKEN_CLS": "roberta", "QUESTION_ANS": "bert"}.get(task, "longformer")
+        family = {"TOKEN_CLS": "roberta", "QUESTION_ANS": "bert"}.get(task, "longformer")
         tiny_model(family, task).save_pretrained(folder / "base")
-        base = HEADS[task].from_pretrained(folder / "base")
-        model = adapt(base, method, task)
-        randomised(model, 0.3)
-        inputs = batch(base, [20, 11])
+        model = randomised(adapt(HEADS[task].from_pretrained(folder / "base"), method, task), 0.3)
+        inputs = batch(model, [20, 11])
         torch.save(inputs, folder / "inputs.pt")
         model.save_pretrained(folder / "adapter")
         expected[folder] = tensors(model(**inputs))
@@ -165,7 +156,7 @@ def test_one_folder_holds_a_prefix_and_lora_to_the_bit(variant: str, method: str
     for loaded in (
         PeftModel.from_pretrained(tiny_model("roberta"), tmp_path / "adapter"),
         PeftModel.from_pretrained(tiny_model("roberta"), tmp_path / "adapter", low_cpu_mem_usage=True),
-        AutoPeftModelForSequenceClassification.from_pretrained(tmp_path / "adapter", num_labels=3),
+        NAMED["SEQ_CLS"].from_pretrained(tmp_path / "adapter", num_labels=3),
     ):
         assert_same_bits(loaded(**inputs), model(**inputs))
         assert not trained_names(loaded) or variant == "biases"  # which peft leaves trainable
@@ -173,15 +164,15 @@ def test_one_folder_holds_a_prefix_and_lora_to_the_bit(variant: str, method: str
     assert trained_names(again) == trained
 
 
+LABELS = {task: {"num_labels": 3} for task in ("SEQ_CLS", "TOKEN_CLS")}
+TOKENS = {"input_ids": torch.tensor([[0, 41, 52, 63, 2]]), "attention_mask": torch.ones(1, 5, dtype=torch.long)}
+
+
 def embedded_with_adapter(name: str, method: str, task: str = "SEQ_CLS") -> Any:
     """An embedded model with an adapter that changes what it says."""
-    labels = {"num_labels": 3} if task in ("SEQ_CLS", "TOKEN_CLS") else {}
-    base = load_embedded(name)[0](task, **labels)
-    if method == "lora":
-        model = get_peft_model(base, LoraConfig(task_type=task, target_modules=["query", "value"]))
-    else:
-        model = adapt(base, method, task)
-    return randomised(model, 0.1).eval()
+    base = load_embedded(name)[0](task, **LABELS.get(task, {}))
+    lora = LoraConfig(task_type=task, target_modules=["query", "value"])
+    return randomised(get_peft_model(base, lora) if method == "lora" else adapt(base, method, task), 0.1).eval()
 
 
 @pytest.mark.parametrize(
@@ -198,12 +189,9 @@ def test_adapters_of_embedded_models_load_by_name(name: str, method: str, task: 
     model.save_pretrained(tmp_path, save_embedding_layers=False)
     noted = json.loads((tmp_path / "adapter_config.json").read_text())["base_model_name_or_path"]
     assert noted == load_embedded(name)[0].noted
-    labels = {"num_labels": 3} if task in ("SEQ_CLS", "TOKEN_CLS") else {}
+    labels = LABELS.get(task, {})
     loaded = NAMED[task].from_pretrained(tmp_path, **labels)
-    inputs = {"input_ids": torch.tensor([[0, 41, 52, 63, 2]]), "attention_mask": torch.ones(1, 5, dtype=torch.long)}
-    with torch.no_grad():
-        found, expected = tensors(loaded(**inputs)), tensors(model(**inputs))
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(tensors(loaded(**TOKENS)), tensors(model(**TOKENS)), rtol=1e-5, atol=1e-5)
     half = NAMED[task].from_pretrained(tmp_path, dtype=torch.bfloat16, **labels)
     assert half.get_input_embeddings().weight.dtype == torch.bfloat16
 
@@ -214,9 +202,8 @@ def test_an_adapter_that_names_no_model_loads_onto_the_embedded_one(tmp_path: Pa
     config = json.loads((tmp_path / "adapter_config.json").read_text())
     (tmp_path / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": None}))
     loaded = PeftModel.from_pretrained(load_default(long=False)[0]("SEQ_CLS", num_labels=3), tmp_path)
-    inputs = {"input_ids": torch.tensor([[0, 41, 52, 63, 2]])}
     with torch.no_grad():
-        assert_same_bits(loaded(**inputs), model(**inputs))
+        assert_same_bits(loaded(**TOKENS), model(**TOKENS))
 
 
 @pytest.mark.parametrize("method", ["propagation", "lora"])
@@ -229,5 +216,4 @@ def test_saving_an_embedded_model_does_not_ask_the_hub(
     monkeypatch.setattr("socket.socket.connect", lambda _, address: asked.append(str(address)))
     embedded_with_adapter("roberta-mini-512", method).save_pretrained(tmp_path)
     assert asked == []
-    saved = load_file(tmp_path / "adapter_model.safetensors")
-    assert not any("word_embeddings" in name for name in saved)
+    assert not any("word_embeddings" in name for name in load_file(tmp_path / "adapter_model.safetensors"))

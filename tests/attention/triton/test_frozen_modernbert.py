@@ -25,6 +25,7 @@ from prefixprop.attention.triton.tiles import draw_dropout_seeds
 from known_masks import Masked, mask_of
 
 WIDTH = 8
+SECOND_HALF = ["mlp_norm", "mlp", "mlp.Wi", "mlp.act", "mlp.drop", "mlp.Wo"]
 LINEARS = ["attn.Wqkv", "attn.Wo", "mlp.Wi", "mlp.Wo"]
 
 
@@ -141,13 +142,15 @@ def test_nothing_is_kept_for_weights() -> None:
     assert rows == WIDTH + 2 + WIDTH + 2  # the states and the sum after attention, mean and deviation of each
 
 
-@pytest.mark.parametrize(
-    "part", ["attn", "attn.Wo", "attn.out_drop", "mlp_norm", "mlp", "mlp.Wi", "mlp.act", "mlp.drop", "mlp.Wo"]
-)
+@pytest.mark.parametrize("part", ["attn", "attn.Wo", "attn.out_drop", *SECOND_HALF])
 def test_parts_that_somebody_watches_are_called(part: str) -> None:
-    layer = layer_of()
-    layer.get_submodule(part).register_forward_hook(lambda *_: None)
+    """In the second half by itself too."""
+    layer, states, calls = layer_of(), torch.randn(2, 2, 5, WIDTH), []
+    expected = geglu(layer, *states)
+    layer.get_submodule(part).register_forward_hook(lambda *_: calls.append(1))
     assert plan_of(layer).leave is None
+    torch.testing.assert_close(geglu(layer, *states), expected, atol=1e-5, rtol=1e-5)
+    assert len(calls) == (part in SECOND_HALF)
 
 
 @pytest.mark.parametrize("part", ["attn_norm", "attn.Wqkv"])
@@ -204,15 +207,6 @@ def test_second_half(rows: int, inner: int, scale: float) -> None:
 @pytest.mark.parametrize("options", OTHERS)
 def test_second_half_of_another_make(options: dict[str, Any]) -> None:
     assert_same_half(layer_of(**options), torch.randn(2, 5, WIDTH))
-
-
-@pytest.mark.parametrize("part", ["mlp_norm", "mlp", "mlp.Wi", "mlp.act", "mlp.drop", "mlp.Wo"])
-def test_hooks_on_any_part_of_the_second_half_fire(part: str) -> None:
-    layer, states, calls = layer_of(), torch.randn(2, 2, 5, WIDTH), []
-    expected = geglu(layer, *states)
-    layer.get_submodule(part).register_forward_hook(lambda *_: calls.append(1))
-    torch.testing.assert_close(geglu(layer, *states), expected, atol=1e-5, rtol=1e-5)
-    assert calls == [1]
 
 
 def test_dropout_of_the_second_half_is_not_left_out() -> None:

@@ -12,7 +12,7 @@ pytest.importorskip("triton")
 import triton
 import triton.language as tl
 
-from prefixprop.attention.triton.tiles import is_kept, levels
+from prefixprop.attention.triton.tiles import draw_dropout_seeds, is_kept, levels
 
 SIDE = 256
 
@@ -30,6 +30,15 @@ def draw_mask(probability: float) -> Tensor:
     seeds = torch.randint(-(2**31), 2**31, (2, SIDE), dtype=torch.int32)
     write_mask[(1,)](*seeds, mask, levels(probability)[0], BLOCK=SIDE)
     return mask
+
+
+def test_words_of_several_things_from_one_draw() -> None:
+    like = torch.empty(1)
+    seeds = draw_dropout_seeds((5, 3, 8), like, 0.5)
+    assert [len(drawn) for drawn in seeds] == [5, 3, 8]
+    assert all(drawn.data_ptr() % 16 == seeds[0].data_ptr() % 16 for drawn in seeds)
+    assert len(torch.cat(seeds).unique()) == 16
+    assert all(drawn is like for drawn in draw_dropout_seeds((5, 3), like, 0.0))
 
 
 probabilities = pytest.mark.parametrize("probability", [0.01, 0.1, 0.5, 0.9])

@@ -113,15 +113,11 @@ def results(
     }
 
 
+@pytest.mark.parametrize("full", [False, True], ids=["windows", "all rows without flash attention"])
 @settings(max_examples=6)
-@given(case=cases())
-def test_windows(case: Case) -> None:
-    assert_close(results(case, triton_backend), results(case, rope, torch.float64))
-
-
-@settings(max_examples=6)
-@given(case=cases(full=True))
-def test_all_rows_without_flash_attention(case: Case) -> None:
+@given(data=st.data())
+def test_same_numbers(full: bool, data: st.DataObject) -> None:
+    case = data.draw(cases(full=full))
     assert_close(results(case, triton_backend), results(case, rope, torch.float64))
 
 
@@ -236,8 +232,6 @@ def test_half_precision_is_no_worse_than_the_plain_backend() -> None:
 
 SMALL = {"num_hidden_layers": 2, "num_attention_heads": 1, "hidden_size": 16, "local_attention": 8}
 SMALL |= {"layer_types": ["full_attention", "sliding_attention"]}
-
-
 SPLIT_METHOD = {"kernel": "rbf", "alpha_mode": "layer", "alpha": 0.3}
 
 

@@ -5,20 +5,23 @@ That backend is itself tested against Hugging Face's attention.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from prefixprop.attention import AttentionPattern, sliding_window
 
 import oracle
-from one_layer import Case, Layer, assert_close, cases, layer_of, results
+from one_layer import Case, assert_close, cases, layer_of, results
 
 pytest.importorskip("triton")
 from prefixprop.attention.triton import longformer as triton_backend
 
-few_examples = settings(max_examples=4)  # the interpreter is slow
+FEW = Case(21, 8, 2, 16, [21, 13], False, ["question", "none"], prefix=5, outside=0, seed=1)
 
 
 def kernel_attention(query: Tensor, key: Tensor, value: Tensor, dropout: float) -> Tensor:
@@ -26,21 +29,14 @@ def kernel_attention(query: Tensor, key: Tensor, value: Tensor, dropout: float) 
     return 0.3 * (query @ key.transpose(-1, -2) / query.shape[-1] ** 0.5).softmax(dim=-1) @ value
 
 
-@few_examples
-@given(case=cases())
-def test_any_length_window_padding_and_global_pattern(case: Case) -> None:
-    layer = layer_of(case)
-    assert_close(results(layer, triton_backend), results(layer, dtype=torch.float64))
-
-
-@few_examples
-@given(case=cases(prefix=20))
-def test_prefix_keys_and_values(case: Case) -> None:
+@settings(max_examples=8)  # the interpreter is slow
+@given(case=st.one_of(cases(), cases(prefix=20)))
+def test_any_length_window_padding_global_pattern_and_prefix_keys(case: Case) -> None:
     """Eq. 2."""
     layer = layer_of(case)
     found = results(layer, triton_backend)
     assert_close(found, results(layer, dtype=torch.float64))
-    if any(case.kept):
+    if case.prefix and any(case.kept):
         assert found["prefix keys"].any() and found["prefix values"].any()
 
 
@@ -48,16 +44,14 @@ def test_prefix_keys_and_values(case: Case) -> None:
 @given(case=cases(outside=5))
 def test_rows_outside_the_softmax(case: Case) -> None:
     """Rows that are keys to nobody (Eq. 3), without the part that stands for them and with it."""
-    case = case._replace(kept=[max(count, 1) for count in case.kept])  # who sees nobody has no attention to compare
-    layer = layer_of(case)
-    assert_close(results(layer, triton_backend), results(layer, dtype=torch.float64))
-    with_part = results(layer, triton_backend, kernel_attention)
-    assert_close(with_part, results(layer, part=kernel_attention, dtype=torch.float64))
+    layer = layer_of(case._replace(kept=[max(count, 1) for count in case.kept]))  # who sees nobody has no attention
+    for part in (None, kernel_attention):
+        assert_close(results(layer, triton_backend, part), results(layer, part=part, dtype=torch.float64))
 
 
 def test_prefix_keys_outside_the_softmax() -> None:
     """Eq. 3 of prefix-tuning."""
-    layer = layer_of(Case(21, 8, 2, 16, [21, 13], False, ["question", "none"], prefix=5, outside=0, seed=1))
+    layer = layer_of(FEW)
     exact = results(layer, part=kernel_attention, dtype=torch.float64)
     assert_close(results(layer, triton_backend, kernel_attention), exact)
     inside = results(layer, triton_backend)
@@ -70,39 +64,37 @@ def test_rows_that_see_nobody_stay_finite() -> None:
         assert torch.isfinite(tensor).all()
 
 
-DENSE = [
-    Case(37, 8, 2, 32, [37, 20], False, ["question", "scattered"], prefix=0, outside=0, seed=0),
-    Case(23, 64, 3, 16, [23, 11], True, ["all", "first"], prefix=3, outside=0, seed=1),
-]
+class Dense:
+    """The oracle as a backend."""
+
+    @staticmethod
+    def longformer_self_attention(
+        module: Any, states: Tensor, pattern: AttentionPattern, prefix: Any, _: None
+    ) -> tuple[Tensor]:
+        empty = states.new_empty(2, module.num_heads, 0, module.head_dim)
+        extra = empty if prefix is None else torch.cat(list(prefix))
+        return (oracle.attention(module, states, ~pattern.is_masked, pattern.is_global, extra, None),)
 
 
-@pytest.mark.parametrize("case", DENSE, ids=["no prefix", "prefix keys"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(37, 8, 2, 32, [37, 20], False, ["question", "scattered"], prefix=0, outside=0, seed=0),
+        Case(23, 64, 3, 16, [23, 11], True, ["all", "first"], prefix=3, outside=0, seed=1),
+    ],
+    ids=["no prefix", "prefix keys"],
+)
 def test_written_out_densely(case: Case) -> None:
     layer = layer_of(case)
     real = ~layer.pattern.is_masked
     layer = layer._replace(direction=layer.direction * real[..., None])
-    found = results(layer, triton_backend)
+    found, exact = results(layer, triton_backend), results(layer, Dense, dtype=torch.float64)
     assert not found["output"][~real].any()  # Hugging Face gives padding no attention
-    exact = dense_results(layer)
-    exact["output"] = exact["output"] * real[..., None]
-    assert_close(found, exact)
-
-
-def dense_results(layer: Layer) -> dict[str, Tensor]:
-    class Dense:
-        @staticmethod
-        def longformer_self_attention(
-            module: torch.nn.Module, states: Tensor, pattern: AttentionPattern, prefix: Tensor | None, _: None
-        ) -> tuple[Tensor]:
-            heads, size = layer.module.num_heads, layer.module.head_dim
-            extra = states.new_empty(2, heads, 0, size) if prefix is None else torch.cat(list(prefix))
-            return (oracle.attention(module, states, ~pattern.is_masked, pattern.is_global, extra, None),)
-
-    return results(layer, Dense, dtype=torch.float64)
+    assert_close(found, exact | {"output": exact["output"] * real[..., None]})
 
 
 def test_half_precision_is_no_worse_than_the_plain_backend() -> None:
-    layer = layer_of(Case(29, 8, 2, 32, [29, 13], False, ["question", "none"], prefix=5, outside=0, seed=1))
+    layer = layer_of(FEW._replace(length=29, size=32, kept=[29, 13]))
     exact = results(layer, dtype=torch.float64)
     ours, plain = (results(layer, backend, dtype=torch.float16) for backend in (triton_backend, sliding_window))
     assert all(tensor.dtype == torch.float16 for tensor in ours.values())
@@ -111,9 +103,10 @@ def test_half_precision_is_no_worse_than_the_plain_backend() -> None:
 
 
 def test_probabilities_that_are_asked_for_are_those_of_the_plain_backend() -> None:
-    layer = layer_of(Case(21, 8, 2, 16, [21, 13], False, ["question", "none"], prefix=0, outside=0, seed=0))
-    module, states, pattern, *_ = layer
-    found = triton_backend.longformer_self_attention(module, states, pattern, output_attentions=True)
-    expected = sliding_window.longformer_self_attention(module, states, pattern, output_attentions=True)
+    given_ = layer_of(FEW._replace(prefix=0))[:3]
+    found, expected = (
+        backend.longformer_self_attention(*given_, output_attentions=True)
+        for backend in (triton_backend, sliding_window)
+    )
     assert len(found) == len(expected) == 3
-    assert all(torch.equal(mine, theirs) for mine, theirs in zip(found, expected, strict=True))
+    assert all(map(torch.equal, found, expected))
