@@ -45,8 +45,9 @@ def test_same_numbers_and_weights_as_hugging_face(case: Case) -> None:
     """Any length, window, global pattern and padding, fully padded examples included."""
     layer = layer_of(case._replace(window=max(case.window, 4)))  # Hugging Face's fails with a smaller one
     assert_close(results(layer), results(layer, HuggingFace), 2e-5)
-    _, local, *everywhere = fast_attention(*layer[:3], output_attentions=True)
-    _, their_local, *their_everywhere = HuggingFace.with_weights(*layer[:3])
+    output, local, *everywhere = fast_attention(*layer[:3], output_attentions=True)
+    their_output, their_local, *their_everywhere = HuggingFace.with_weights(*layer[:3])
+    torch.testing.assert_close(output, their_output, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(local, their_local, atol=1e-5, rtol=1e-5)
     assert len(everywhere) == len(their_everywhere)
     for mine, other in zip(everywhere, their_everywhere, strict=True):
