@@ -199,7 +199,7 @@ def test_the_table_of_trust() -> None:
         assert row["documents"].startswith(f"{line['documents']:,} of ") and shown.items() <= row.items()
 
 
-def test_the_tables_of_serving_and_predicting_on_two_cores() -> None:
+def test_the_tables_of_serving_on_two_cores() -> None:
     found = {(one["runs"], one["clients"], one["way"]): one for one in recorded("serving-cpu-512.json")["results"]}
     for row in documented(ROOT / "docs" / "serving.md", "runs"):
         place = int(row["runs"]), int(row["clients"])
@@ -220,13 +220,21 @@ def test_the_tables_of_serving_and_predicting_on_two_cores() -> None:
         for one in recorded(file)["results"]:
             if one["way"] == "served" and one["clients"] == 64:
                 assert f"{one['documents_per_s']:.2f}" in page
-    rates = {(one["length"], one["way"]): one for one in recorded("predict-cpu.json")["results"]}
-    for row in documented(ROOT / "docs" / "prediction.md", "tokens"):
-        length = int(row["tokens"].replace(",", ""))
-        own = rates[length, "predict"]
-        shown = [f"{own['documents_per_s']:.2f} ({own['tokens_per_s']:,.0f})"]
-        shown += [f"{rates[length, way]['documents_per_s']:.2f}" for way in ("pipeline", "forward")]
-        assert [row["`predict`, documents/s (tokens/s)"], row["pipeline"], row["forward"]] == shown
+
+
+def test_the_tables_of_predicting() -> None:
+    page, files = ROOT / "docs" / "prediction.md", {"two cores": "predict-cpu.json", "H200": "predict-gpu.json"}
+    for row in documented(page, "tokens"):
+        decimals = 2 if row["machine"] == "two cores" else 0
+        length, results = int(row["tokens"].replace(",", "")), recorded(files[row["machine"]])["results"]
+        rates = {one["way"]: f"{one['documents_per_s']:,.{decimals}f}" for one in results if one["length"] == length}
+        (tokens,) = (one["tokens_per_s"] for one in results if (one["length"], one["way"]) == (length, "predict"))
+        assert row["`predict` (tokens/s)"] == f"{rates['predict']} ({tokens:,.0f})"
+        assert [row["pipeline"], row["forward"]] == [rates["pipeline"], rates["forward"]]
+    costs = {cost["length"]: cost["hours"] for cost in recorded("predict-gpu.json")["costs"]}
+    for row in documented(page, "archive"):
+        hours = costs[int(row["tokens"].replace(",", ""))][row["archive"].removesuffix(" documents")]
+        assert [row["1 GPU"], row["8 GPUs"], row["64 GPUs"]] == [f"{hours[count]:.3g}" for count in ("1", "8", "64")]
 
 
 def test_the_readme_has_columns_of_the_table_of_defaults() -> None:
