@@ -79,7 +79,18 @@ def prefixprop(
 # --- flags of settings ----------------------------------------------------------------------------------------------
 
 
-class SettingsCommand(TyperCommand):
+class PlainCommand(TyperCommand):
+    """A command whose help shows arguments without their types in Python."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        parameters: list[Any] = super().get_params(ctx)
+        for parameter in parameters:
+            if parameter.param_type_name == "argument":
+                parameter.display_type_rich = lambda ctx: None
+        return parameters
+
+
+class SettingsCommand(PlainCommand):
     """A command with settings, whose help names the choices when it is asked: `--import` adds to them."""
 
     def get_params(self, ctx: Any) -> list[Any]:
@@ -173,4 +184,4 @@ for command in COMMANDS:
     text = (inspect.getdoc(command) or "").replace("Example:", "\b\nExample:")  # click wraps no text after \b
     if name in SETTINGS_OF:
         command = with_flags(command, SETTINGS_OF[name], EVERYDAY.get(name, ()))
-    app.command(name, help=text, cls=SettingsCommand if name in SETTINGS_OF else None)(command)
+    app.command(name, help=text, cls=SettingsCommand if name in SETTINGS_OF else PlainCommand)(command)
