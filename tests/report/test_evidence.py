@@ -10,7 +10,7 @@ import pytest
 
 from prefixprop import load_run
 from prefixprop.evaluate import holm_correction
-from prefixprop.report import make_report
+from prefixprop.report import find_runs, make_report
 
 RESULTS = Path(__file__).parents[2] / "results"
 PAGE = (Path(__file__).parents[2] / "docs" / "results.md").read_text(encoding="utf-8")
@@ -58,11 +58,20 @@ def test_the_correction_for_three_questions() -> None:
 def test_tables(method: str) -> None:
     row = next(line for line in PAGE.splitlines() if line.startswith(("| 2,400", "| 200")) and f"| {method}" in line)
     of_page = [cell.strip() for cell in row.replace("**", "").split("|")[3:7]]
-    test = report("tfidf").partition(", test: methods\n")[2]
-    if method != "prefix-propagation+lora":
-        test = test.partition(", test: methods\n")[2]
-    calibration = cells(test.partition(", test: calibration\n")[2], method)
-    assert of_page == [*cells(test, method)[:3], calibration[3]]
+    section = "elife, no. 1" if method == "prefix-propagation+lora" else "elife, last epoch"
+    methods, calibration = (
+        cells(report("tfidf").partition(f"### {section}, test: {table}\n")[2], method)
+        for table in ("methods", "calibration")
+    )
+    assert of_page == [*methods[:3], calibration[3]]
+
+
+def test_tfidf_with_all_articles() -> None:
+    runs = find_runs([RESULTS / "evidence"]).runs
+    (run,) = (run for run in runs if run.settings.method == "tfidf" and run.settings.max_train_documents is None)
+    test = run.metrics["test"]
+    assert f"| TF-IDF | **{test['accuracy']:.1%}".rstrip("%") in PAGE
+    assert f"** | **{test['ece']:.3f}** | {test['ece']:.3f} | **{test['brier']:.3f}** |" in PAGE
 
 
 @pytest.mark.parametrize("folder", sorted((RESULTS / "adapters").iterdir()), ids=lambda folder: folder.name)
