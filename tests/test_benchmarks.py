@@ -237,6 +237,14 @@ def test_the_tables_of_predicting() -> None:
         assert [row["1 GPU"], row["8 GPUs"], row["64 GPUs"]] == [f"{hours[count]:.3g}" for count in ("1", "8", "64")]
 
 
+def test_the_table_of_faithfulness() -> None:
+    lines = [json.loads(line) for line in (RECORDS / "explain.jsonl").read_text(encoding="utf-8").splitlines()]
+    for row, line in zip(documented(ROOT / "docs" / "explanations.md", "task"), lines, strict=True):
+        numbers = [f"{line['comprehensiveness']:.3f}", f"{line['sufficiency']:.3f}", f"{line['cost']:.1f}"]
+        assert list(row.values()) == [row["task"], line["way"], *numbers]
+        assert row["task"].lower() == line["task"] and line["documents"] == 200 and line["method"] == "readers"
+
+
 def test_the_readme_has_columns_of_the_table_of_defaults() -> None:
     shorter, whole = documented(README, "documents"), documented(ROOT / "docs" / "defaults.md", "documents")
     assert all(short.items() <= row.items() for short, row in zip(shorter, whole, strict=True))
