@@ -37,7 +37,7 @@ from prefixprop import PrefixPropagationConfig, PrefixTuningConfig, attention
 from prefixprop.backbones import find_backbone
 from prefixprop.models import gpu, load_default
 from prefixprop.predict.reading import ReadingEncoder
-from prefixprop.predict.token_batches import classify
+from prefixprop.predict.token_batches import start_classifying
 from prefixprop.progress import Progress
 from prefixprop.train import RunSettings, text_states, train
 from prefixprop.train.text_states import TextStates
@@ -268,8 +268,8 @@ def check_recorded_predictions() -> str | None:
     encoder = ReadingEncoder(model)
     encoder.add([new_reader(encoder.backbone, length, 3, seed=length) for length in (2, 4, 4)])
     ways = {
-        "a model": lambda: classify(model, ids, 1, 700, False, 4096),
-        "readers": lambda: encoder.logits(ids, [(0, 1), (2,)], 1, 700, True, 4096),
+        "a model": lambda: start_classifying(model, ids, 1, 700, False, 4096)(),
+        "readers": lambda: encoder.start(ids, [(0, 1), (2,)], 1, 700, True, 4096)(),
     }
     for name, way in ways.items():
         found = [way() for _ in range(3)]

@@ -105,7 +105,7 @@ def test_runs_share_a_pass_where_the_documents_of_all_fit_in_a_batch(
         read.clear()
         adapters = [run.adapter for run in loaded]
         ids = [np.arange(4, 14, dtype=np.int32)] * 2
-        token_batches.classify(loaded[0].model, ids, 1, batch_tokens, False, 4096, adapters)
+        token_batches.start_classifying(loaded[0].model, ids, 1, batch_tokens, False, 4096, adapters)()
         assert read == passes
 
 

@@ -177,17 +177,17 @@ def test_predictions_of_recorded_passes(of_readers: bool, played: list, monkeypa
 
     def answers(batch_tokens: int) -> list[Any]:
         if of_readers:
-            return encoder.logits(ids, [(0,), (1,)], 1, batch_tokens, False, 128)
-        return token_batches.classify(model, ids, 1, batch_tokens, False, 128)
+            return encoder.start(ids, [(0,), (1,)], 1, batch_tokens, False, 128)()
+        return token_batches.start_classifying(model, ids, 1, batch_tokens, False, 128)()
 
     expected = answers(128)
     monkeypatch.setattr(token_batches, "can_use_cuda_graphs", lambda model: True)
     monkeypatch.setattr(reading, "can_use_cuda_graphs", lambda model: True)
-    for batch_tokens in (128, 128, 384):
+    for batch_tokens in (128, 128, 640, 640):
         for one, two in zip(answers(batch_tokens), expected, strict=True):
             assert abs(one - two).max() < 1e-5
-    # Three batches of two and one of one; then six and one.
-    assert played == [(2, 64), (1, 64)]
+    # Three batches of two texts and one of one; then one of seven, filled up to eight.
+    assert played == [(2, 64), (1, 64), (8, 64)]
 
 
 def test_only_frozen_weights_are_converted() -> None:

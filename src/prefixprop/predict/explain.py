@@ -189,7 +189,7 @@ def _answers(
     input_ids = (*pieces.input_ids, *left)
     if way == READING:
         limits = (run.pad_token_id, options.batch_tokens, run.uses_bf16, run.max_length)
-        (logits,) = run.model.logits(pieces.input_ids, [run.readers], *limits, hidden)
+        (logits,) = run.model.start(pieces.input_ids, [run.readers], *limits, hidden)()
     else:
         (logits,) = logits_of_each([run], replace(pieces, input_ids=input_ids), options)
     rows = [piece for version in versions for piece in version]

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from prefixprop.attention.pattern import AttentionPattern
 from prefixprop.backbones import find_backbone
 from prefixprop.backbones.base import Text
-from prefixprop.data.tokens import TokenIds, pad_documents
-from prefixprop.models.gpu import CudaGraph, can_use_cuda_graphs, padded_count, padded_length
-from prefixprop.predict.token_batches import Logits, batches_by_length, inference, repeated_to, to_device
+from prefixprop.data.tokens import TokenIds
+from prefixprop.models.gpu import CudaGraph, can_use_cuda_graphs
+from prefixprop.predict.token_batches import Logits, inference, padded_batches, to_device
 from prefixprop.tuners.reader_bank import ReaderBank, ReaderWeights
 from prefixprop.tuners.reading import text_to_read
 
@@ -44,10 +44,6 @@ class ReadingEncoder:
         self._recorded = CudaGraph(self._answers)  # recordings have the old banks
         return tuple(range(first, len(self._readers)))
 
-    def logits(self, *given: Any) -> Logits:
-        """The logits that `start` starts to compute."""
-        return self.start(*given)()
-
     def start(
         self,
         input_ids: Sequence[TokenIds],
@@ -69,32 +65,27 @@ class ReadingEncoder:
         for place, (index, _, _) in enumerate(hidden):
             hidden_in[index].append(place)
         asked = {number for run in runs for number in run}
-        chosen: dict[str, list[int]] = {}  # of each bank
-        for name, (numbers, _) in self._all_banks(device).items():
-            if places := [place for place, number in enumerate(numbers) if number in asked]:
-                chosen[name] = places
+        in_banks = {
+            name: [place for place, number in enumerate(numbers) if number in asked]
+            for name, (numbers, _) in self._all_banks(device).items()
+        }
+        chosen = {name: places for name, places in in_banks.items() if places}
         readers = {name: torch.tensor(places, device=device) for name, places in chosen.items()}
-        lengths = [max(1, len(ids)) for ids in input_ids]
         is_recorded = not hidden and can_use_cuda_graphs(self.model)
-        if is_recorded:
-            lengths = [padded_length(length, max_length) for length in lengths]
         a_pass = partial(inference, device, bf16, lower="batch_tokens (--batch-tokens)")
         answers: list[tuple[Sequence[int], dict[str, Tensor]]] = []  # fetched later
-        for indices in batches_by_length(lengths, batch_tokens):
-            length = lengths[indices[0]]
-            rows = [input_ids[index] for index in indices]
-            if is_recorded:
-                rows = repeated_to(padded_count(len(rows), batch_tokens // length), rows)
-            padded = pad_documents(rows, pad_token_id, length=length)
+        for indices, batch in padded_batches(
+            input_ids, pad_token_id, batch_tokens, max_length if is_recorded else None
+        ):
             if is_recorded:
                 with a_pass():
-                    answers.append((indices, self._recorded(to_device(padded, device) | readers, bf16)))
+                    answers.append((indices, self._recorded(to_device(batch, device) | readers, bf16)))
                 continue
             with a_pass():
-                text = text_to_read(self.backbone, to_device(padded, device))
+                text = text_to_read(self.backbone, to_device(batch, device))
                 answers.append((indices, self._read(text, readers)))
+            at_once = max(1, batch_tokens // batch["input_ids"].shape[1])
             for row, index in enumerate(indices):
-                at_once = max(1, batch_tokens // length)
                 for start in range(0, len(hidden_in[index]), at_once):
                     places = hidden_in[index][start : start + at_once]
                     spans = [hidden[place][1:] for place in places]

@@ -24,11 +24,6 @@ from prefixprop.models.gpu import CudaGraph, can_use_cuda_graphs, padded_count, 
 Logits = list[NDArray[np.float64]]
 
 
-def classify(*given: Any) -> Logits:
-    """The logits that `start_classifying` starts to compute."""
-    return start_classifying(*given)()
-
-
 def start_classifying(
     model: Any,
     input_ids: Sequence[TokenIds],
@@ -44,22 +39,32 @@ def start_classifying(
     model reads `max_length` tokens, and no text has more. On a GPU the batches are only queued here.
     """
     device = next(model.parameters()).device
-    lengths = [max(1, len(ids)) for ids in input_ids]  # an empty text is one padding token
-    run = partial(_logits, model)
     # A batch that mixes adapters sends lists to the device, which no recording can do.
     is_recorded = can_use_cuda_graphs(model) and list(adapters) == [None]
-    if is_recorded:
-        lengths = [padded_length(length, max_length) for length in lengths]
-        run = partial(_replayed_logits, model)
+    run = partial(_replayed_logits if is_recorded else _logits, model)
     answers: list[tuple[list[int], Sequence[Tensor]]] = []
+    for indices, batch in padded_batches(input_ids, pad_token_id, batch_tokens, max_length if is_recorded else None):
+        with inference(device, bf16, lower="batch_tokens (--batch-tokens)"):
+            answers.append((indices, _with_each(run, to_device(batch, device), adapters, batch_tokens)))
+    return partial(_fetched, answers, len(input_ids), len(adapters))
+
+
+def padded_batches(
+    input_ids: Sequence[TokenIds], pad_token_id: int, batch_tokens: int, recorded_up_to: int | None
+) -> Iterator[tuple[list[int], dict[str, Tensor]]]:
+    """Texts of similar length together: their indices, and their tokens padded to one length.
+
+    For recorded passes, which read so many tokens, batches have few different shapes: they are padded further, and
+    filled up with copies of the last text.
+    """
+    lengths = [max(1, len(ids)) for ids in input_ids]  # an empty text is one padding token
+    if recorded_up_to is not None:
+        lengths = [padded_length(length, recorded_up_to) for length in lengths]
     for indices in batches_by_length(lengths, batch_tokens):
         length, rows = lengths[indices[0]], [input_ids[index] for index in indices]
-        if is_recorded:
-            rows = repeated_to(padded_count(len(rows), batch_tokens // length), rows)
-        padded = pad_documents(rows, pad_token_id, length=length)
-        with inference(device, bf16, lower="batch_tokens (--batch-tokens)"):
-            answers.append((indices, _with_each(run, to_device(padded, device), adapters, batch_tokens)))
-    return partial(_fetched, answers, len(input_ids), len(adapters))
+        if recorded_up_to is not None:
+            rows += rows[-1:] * (padded_count(len(rows), batch_tokens // length) - len(rows))
+        yield indices, pad_documents(rows, pad_token_id, length=length)
 
 
 def _fetched(answers: Sequence[tuple[list[int], Sequence[Tensor]]], texts: int, adapters: int) -> Logits:
@@ -69,11 +74,6 @@ def _fetched(answers: Sequence[tuple[list[int], Sequence[Tensor]]], texts: int, 
             numbers = output.double().cpu().numpy()[: len(indices)]
             logits.update({(place, index): row for index, row in zip(indices, numbers, strict=True)})
     return [np.stack([logits[place, index] for index in range(texts)]) for place in range(adapters)]
-
-
-def repeated_to(count: int, rows: list[TokenIds]) -> list[TokenIds]:
-    """So many rows: the last one, repeated, fills up a batch without padding it any further."""
-    return rows + rows[-1:] * (count - len(rows))
 
 
 def to_device(batch: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
