@@ -19,6 +19,7 @@ import tempfile
 import warnings
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -271,8 +272,9 @@ def check_recorded_predictions() -> str | None:
         "a model": lambda: start_classifying(model, ids, 1, 700, False, 4096)(),
         "readers": lambda: encoder.start(ids, [(0, 1), (2,)], 1, 700, True, 4096)(),
     }
+    threads = [ThreadPoolExecutor(1) for _ in range(2)]  # as in a service, whose threads take turns
     for name, way in ways.items():
-        found = [way() for _ in range(3)]
+        found = [thread.submit(way).result() for thread in threads * 3]
         with unrecorded():
             encoder.add([])  # which forgets what is recorded
             expected = way()
@@ -284,7 +286,7 @@ def check_recorded_predictions() -> str | None:
 
 
 def check_kept_states() -> str | None:
-    """None, or how far text states in pinned memory are from those on the GPU, and from those computed anew."""
+    """None, or how far text states in pinned memory, or computed anew, are from those on the GPU."""
     backbone = find_backbone(next(iter(build_classifiers().values())))
     documents = [torch.randint(5, 100, (length,)).numpy() for length in (300, 310, 45)]
     found = []
@@ -299,9 +301,11 @@ def check_kept_states() -> str | None:
         if (states.place and states.place.type) != place:
             return f"kept at {states.place} in place of {place}"
         with torch.no_grad():
-            found.append(torch.stack(states.text(states.inputs([0, 1, 2])).states))
-    apart = max(float((one - found[0]).abs().max()) for one in found)
-    return f"differs by {apart:.1e}" if not apart <= 1e-6 else None
+            text = states.text(states.inputs([0, 1, 2]))
+        found.append(torch.stack(text.states)[:, ~text.pattern.is_masked].float())
+    copied, again = (float((one - found[0]).abs().max() / found[0].abs().max()) for one in found[1:])
+    # In another batch, bfloat16 may round otherwise.
+    return f"copies differ by {copied:.1e}, states computed anew by {again:.1e}" if copied or again > 0.02 else None
 
 
 def check_behaviour(console: Console) -> bool:

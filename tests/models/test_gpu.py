@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -101,6 +102,18 @@ def test_recorded_or_not_each_call_returns_its_own_numbers(
     outputs = [replayed(inputs) for inputs in several]
     assert all(torch.equal(out[0], inputs["input_ids"] * 2) for out, inputs in zip(outputs, several, strict=True))
     assert played == recorded
+
+
+def test_a_thread_records_only_what_it_has_computed_before(played: list) -> None:
+    """A recording cannot make the handle of cuBLAS that every thread needs."""
+    replayed = CudaGraph(lambda inputs: inputs["input_ids"] + 1)
+    recorded = []
+    with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as other:
+        for thread in (one, other, other, one):
+            inputs = tokens(2, 8)
+            assert torch.equal(thread.submit(replayed, inputs).result(), inputs["input_ids"] + 1)
+            recorded.append(len(played))
+    assert recorded == [0, 0, 1, 1]
 
 
 def test_without_memory_for_it_nothing_is_recorded(played: list, monkeypatch: pytest.MonkeyPatch) -> None:

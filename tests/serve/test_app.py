@@ -27,7 +27,7 @@ from serving import make_runs, served, wait_until
 from tiny_runs import texts
 
 DOCUMENTS = [*texts(10, seed=3), "", "w4 " * 70, "w5 <b>😀</b>"]
-SECRET = "w6 an unusual word"
+LONG, SECRET = "w4 " * 70, "w6 an unusual word"
 Runs = dict[str, TrainedModel]
 
 
@@ -163,7 +163,7 @@ def test_a_document_that_fails_fails_alone(client: httpx.Client, monkeypatch: py
 
 
 def test_readers_of_all_clients_share_a_pass(client: httpx.Client, gate: Gate) -> None:
-    asked = [(["w4"], ["tuned"]), (["w5 w6"], ["tone"]), (["w7 w8"], ["topic"]), (["w9 w4 " * 20], ["topic"])]
+    asked = [([LONG], ["tuned"]), (["w5 w6"], ["tone"]), (["w7 w8"], ["topic"]), (["w9 w4 " * 20], ["topic"])]
     with ThreadPoolExecutor(4) as pool:
         first = pool.submit(ask, client, asked[0][0], runs=asked[0][1])
         wait_until(lambda: len(gate.batches) == 1)
@@ -176,6 +176,20 @@ def test_readers_of_all_clients_share_a_pass(client: httpx.Client, gate: Gate) -
     assert sorted(batches[1:], key=str) == sorted(
         [({"tone", "topic"}, ["w5 w6", "w7 w8"]), ({"topic"}, asked[3][0])], key=str
     )  # and a much longer document is not padded with
+
+
+def test_a_second_batch_as_large_as_the_first_is_taken_meanwhile(client: httpx.Client, gate: Gate) -> None:
+    with ThreadPoolExecutor(3) as pool:
+        answers = [pool.submit(ask, client, [LONG] * 2, runs=["tone"])]
+        wait_until(lambda: len(gate.batches) == 1)
+        answers.append(pool.submit(ask, client, [LONG], runs=["tone"]))
+        wait_until(lambda: under_way(client) == 3)
+        assert len(gate.batches) == 1
+        answers.append(pool.submit(ask, client, [LONG], runs=["tone"]))
+        wait_until(lambda: len(gate.batches) == 2)
+        gate.open.set()
+        assert all(answer.result().status_code == 200 for answer in answers)
+    assert [len(each) for _, each in gate.batches] == [2, 2]
 
 
 @pytest.mark.parametrize(
@@ -231,7 +245,7 @@ def test_clients_that_hang_up_leave_the_queue(client: httpx.Client, gate: Gate) 
     body = json.dumps({"texts": ["w9 w9"], "runs": ["tone"]}).encode()
     head = b"POST /v1/predict HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
     with ThreadPoolExecutor(1) as pool:
-        kept = pool.submit(ask, client, ["w4"], runs=["tuned"])
+        kept = pool.submit(ask, client, [LONG], runs=["tuned"])
         wait_until(lambda: len(gate.batches) == 1)
         with socket.create_connection((client.base_url.host, client.base_url.port)) as hasty:
             hasty.sendall(head % len(body) + body)

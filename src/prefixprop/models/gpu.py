@@ -7,6 +7,7 @@ little further, and filled up a little, so that shapes come again. The kernels a
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
@@ -99,13 +100,14 @@ def free_bytes() -> int:
 class CudaGraph:
     """Replays `run`, a function of tensors on a GPU that must not wait for the device.
 
-    The first call of a shape runs as usual and compiles kernels; the second is recorded; later ones are replayed.
-    Recordings have memory of their own, so a shape is recorded only if as much is free as its first call took.
+    A thread's first call of a shape runs as usual: it compiles kernels, and makes the thread's cuBLAS handle, which
+    cannot be recorded. The thread's second call is recorded; later ones, of any thread, are replayed. Recordings have
+    memory of their own, so a shape is recorded only if as much is free as the first call took.
     """
 
     def __init__(self, run: Callable[[dict[str, Tensor]], Any]) -> None:
         self.run = run
-        self._needed: dict[Hashable, int] = {}  # bytes that the first call of a shape took
+        self._needed: dict[Hashable, int] = {}  # bytes that a thread's first call of a shape took
         self._recordings: dict[Hashable, _Recording] = {}
         self._memory: Any = None  # shared by all recordings, because no two are replayed at once
         self._most = MOST_RECORDINGS
@@ -113,11 +115,15 @@ class CudaGraph:
     def __call__(self, inputs: Mapping[str, Tensor], variant: Hashable = None) -> Any:
         """`variant` distinguishes calls of the same shapes that compute something else."""
         key = (variant, *((name, tensor.shape, tensor.dtype) for name, tensor in inputs.items()))
-        if key not in self._needed:
-            outputs, self._needed[key] = peak_of(partial(self.run, dict(inputs)))
+        in_thread = threading.get_ident(), key
+        if key not in self._recordings and in_thread not in self._needed:
+            outputs, self._needed[in_thread] = peak_of(partial(self.run, dict(inputs)))
             return outputs
-        fits = len(self._recordings) < self._most and self._needed[key] <= free_bytes()
-        if key not in self._recordings and fits:
+        if (
+            key not in self._recordings
+            and len(self._recordings) < self._most
+            and self._needed[in_thread] <= free_bytes()
+        ):
             try:
                 self._recordings[key] = self._record(inputs)
             except torch.OutOfMemoryError:  # recordings take memory of their own

@@ -5,8 +5,9 @@ and ask runs of one model. Readers of any runs on an encoder share a pass, so a 
 documents asks for. Other runs share a pass only if the documents ask for the same ones.
 
 A thread takes the kind whose first document came first. It waits a moment for more of that kind, and takes as many as
-fill a batch. A second thread takes a full batch meanwhile, so that it is tokenized when the encoder is free. Reasons
-are a kind of their own, which a third thread takes one document at a time.
+fill a batch. Meanwhile a second thread takes a full batch, or one as large as the first, so that it is tokenized when
+the encoder is free, and the encoder works while answers are written. Reasons are a kind of their own, which a third
+thread takes one document at a time.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 from prefixprop.choices import DEFAULT_BATCH_TOKENS
@@ -59,7 +60,7 @@ class BatchingQueue:
         self._waiting: dict[Kind, deque[QueuedDocument]] = {}
         self._changed = threading.Condition()
         self._closed = False
-        self._batches_under_way = 0
+        self._tokens_under_way = 0
         self._threads = [
             threading.Thread(target=self._work, args=(lane,), name=f"lane {lane}", daemon=True)
             for lane in range(LANES)
@@ -127,9 +128,9 @@ class BatchingQueue:
             except EncoderStoppedError as error:
                 answers = error
             if lane != REASONS_LANE:
-                self.observe(len(batch), sum(document.tokens for document in batch), time.perf_counter() - started)
+                self.observe(len(batch), _tokens(batch), time.perf_counter() - started)
                 with self._changed:
-                    self._batches_under_way -= 1
+                    self._tokens_under_way -= _tokens(batch)
                     self._changed.notify_all()
             batch[0].answer.get_loop().call_soon_threadsafe(_deliver, batch, answers)
 
@@ -148,11 +149,12 @@ class BatchingQueue:
                 if explains:
                     return self._take(line, most=1)
                 missing = line[0].since + self.wait_seconds - time.monotonic()
-                is_full = sum(document.tokens for document in line) >= self.batch_tokens
-                if is_full or (not self._batches_under_way and (missing <= 0 or self._closed)):
-                    self._batches_under_way += 1
-                    return self._take(line)
-                self._changed.wait(None if self._batches_under_way else missing)
+                enough = min(self._tokens_under_way or self.batch_tokens, self.batch_tokens)
+                if _tokens(line) >= enough or (not self._tokens_under_way and (missing <= 0 or self._closed)):
+                    batch = self._take(line)
+                    self._tokens_under_way += _tokens(batch)
+                    return batch
+                self._changed.wait(None if self._tokens_under_way else missing)
 
     def _take(self, line: deque[QueuedDocument], most: int | None = None) -> list[QueuedDocument]:
         batch = [line.popleft()]
@@ -168,6 +170,10 @@ class BatchingQueue:
 def _queued(kind: Kind, text: str, runs: Sequence[str], long: str, tokens: int) -> QueuedDocument:
     answer = asyncio.get_running_loop().create_future()
     return QueuedDocument(kind, text, tuple(runs), long, tokens, time.monotonic(), answer)
+
+
+def _tokens(documents: Iterable[QueuedDocument]) -> int:
+    return sum(document.tokens for document in documents)
 
 
 def _deliver(batch: Sequence[QueuedDocument], answers: list[Answer | None] | EncoderStoppedError) -> None:
