@@ -276,7 +276,6 @@ def test_out_of_memory(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--long", "cut"), "--long 'cut' is unknown; choose one of truncate, chunk-average"),
         (("--output", "x.parquet"), "x.parquet: give --output a name that ends in .jsonl or .csv"),
         (("--output", "new.csv", "--resume"), "--resume continues JSON lines only: CSV cannot be continued."),
         (("--resume",), "give its name with --output"),

@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
 from prefixprop.atomic_files import write_text
-from prefixprop.choices import DEFAULT_BATCH_TOKENS, EXPLANATION_WAYS, LONG_DOCUMENTS
+from prefixprop.choices import DEFAULT_BATCH_TOKENS
 from prefixprop.cli.messages import clean_errors, printable
 from prefixprop.cli.predict import BatchTokensOption, IdOption, LongOption, TextOption
 from prefixprop.data.files import Columns
@@ -44,16 +44,15 @@ def explain(
     ] = None,
     top: Annotated[int, typer.Option(min=1, metavar="N", help="Passages per document in the terminal.")] = 3,
     way: Annotated[
-        str | None,
+        Literal["occlusion", "reading"] | None,
         typer.Option(
-            metavar="|".join(EXPLANATION_WAYS),
             help="Leave each passage out and answer again, or hide it from the virtual tokens of readers, which read "
             "the document once. If not set: reading for readers, occlusion for the rest.",
         ),
     ] = None,
     text_column: TextOption = "text",
     id_column: IdOption = None,
-    long: LongOption = LONG_DOCUMENTS[0],
+    long: LongOption = "truncate",
     batch_tokens: BatchTokensOption = DEFAULT_BATCH_TOKENS,
 ) -> None:
     """Show which passages speak for and against a label.
@@ -63,9 +62,6 @@ def explain(
     Example: prefixprop explain runs/letters new-letters.jsonl --html reasons.html
     """
     with clean_errors(), ExitStack() as stack:
-        for name, value, choices in (("--long", long, LONG_DOCUMENTS), ("--way", way, EXPLANATION_WAYS)):
-            if value is not None and value not in choices:
-                raise ValueError(f"{name} {value!r} is unknown; choose one of {', '.join(choices)}.")
         for name, file in {"--output": output, "--html": html}.items():
             if file is not None and file.is_dir():
                 raise ValueError(f"{file}: this is a folder; give {name} the name of a file.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 import typer
 from rich.console import Console
@@ -57,11 +57,12 @@ def print_rows(console: Console, title: str, rows: Mapping[str, str]) -> None:
     console.print(table, "")
 
 
-def refuse(options: Mapping[str, object], reason: str) -> None:
-    """Raise for options that were given, are not None, and would have no effect."""
-    for name, value in options.items():
-        if value is not None:
-            raise ValueError(f"{name} would change nothing here: {reason}. Leave it out.")
+def refuse(context: typer.Context, names: Collection[str], reason: str) -> None:
+    """Raise for options of these names that were given, and would have no effect."""
+    for option in context.command.params:
+        source = context.get_parameter_source(option.name or "")
+        if option.name in names and source is not None and source.name == "COMMANDLINE":
+            raise ValueError(f"{option.opts[0]} would change nothing here: {reason}. Leave it out.")
 
 
 def need_report_packages(purpose: str) -> None:

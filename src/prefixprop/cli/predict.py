@@ -19,7 +19,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from prefixprop.choices import DEFAULT_BATCH_TOKENS, LONG_DOCUMENTS, PREDICTION_FORMATS
+from prefixprop.choices import DEFAULT_BATCH_TOKENS
 from prefixprop.cli.messages import TerminalProgress, clean_errors, printable, refuse
 from prefixprop.data.files import Columns
 from prefixprop.predict.inputs import (
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
 
 _LONG_NUMBER = re.compile(r"(?<=[ ,])[01]\.\d{5,}(?:e-\d+)?(?=[,}]|$)|(?<=[ ,])\d(?:\.\d+)?e-\d+(?=[,}]|$)")
-_PART_ROWS = 1_000
 # Options that other commands have too.
 TextOption = Annotated[str, typer.Option(metavar="NAME", help="Column of a table with the documents.")]
 IdOption = Annotated[
@@ -52,11 +51,8 @@ RayAddressOption = Annotated[
     typer.Option(metavar="HOST:PORT", help="ray: the cluster, or auto. Default: start one on this machine."),
 ]
 LongOption = Annotated[
-    str,
-    typer.Option(
-        metavar="|".join(LONG_DOCUMENTS),
-        help="Cut a document over the limit, or read it in chunks whose probabilities are averaged.",
-    ),
+    Literal["truncate", "chunk-average"],
+    typer.Option(help="Cut a document over the limit, or read it in chunks whose probabilities are averaged."),
 ]
 BatchTokensOption = Annotated[
     int, typer.Option(min=1, metavar="N", help="Tokens in a batch; lower it if memory runs out.")
@@ -88,16 +84,12 @@ def predict(
         ),
     ] = None,
     output_format: Annotated[
-        str | None,
-        typer.Option(
-            "--format",
-            metavar="|".join(PREDICTION_FORMATS),
-            help="Default: by the ending of --output; jsonl for standard output.",
-        ),
+        Literal["jsonl", "csv"] | None,
+        typer.Option("--format", help="Default: by the ending of --output; jsonl for standard output."),
     ] = None,
     text_column: TextOption = "text",
     id_column: IdOption = None,
-    long: LongOption = LONG_DOCUMENTS[0],
+    long: LongOption = "truncate",
     batch_tokens: BatchTokensOption = DEFAULT_BATCH_TOKENS,
     resume: Annotated[
         bool,
@@ -110,9 +102,7 @@ def predict(
         int | None,
         typer.Option(metavar="N", min=1, help="ray: workers. Default: one per GPU, or one per four cores."),
     ] = None,
-    part_rows: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help=f"ray: documents per file. Default: {_PART_ROWS:,}.")
-    ] = None,
+    part_rows: Annotated[int, typer.Option(metavar="N", min=1, help="ray: documents per file.")] = 1_000,
     ray_address: RayAddressOption = None,
 ) -> None:
     """Label documents with one run or several.
@@ -124,8 +114,6 @@ def predict(
     """
     is_csv = "csv" in (output_format, "" if output is None else output.suffix.lower()[1:])
     with clean_errors(resumable=output is not None and not is_csv), contextlib.ExitStack() as stack:
-        if long not in LONG_DOCUMENTS:
-            raise ValueError(f"--long {long!r} is unknown; choose one of {', '.join(LONG_DOCUMENTS)}.")
         for run in runs:
             RunDirectory(run).check_finished()
         names = names_of(runs)
@@ -133,12 +121,12 @@ def predict(
         fingerprint = " ".join(RunDirectory(run).fingerprint() for run in runs)
         origin = Origin(", ".join(names), fingerprint, long, text_column, id_column)
         if engine == "ray":
-            refuse({"--format": output_format}, "--engine ray writes Parquet")
-            refuse({"--resume": resume or None}, "--engine ray always continues where it stopped")
+            refuse(context, ("output_format",), "--engine ray writes Parquet")
+            refuse(context, ("resume",), "--engine ray always continues where it stopped")
             modules = tuple((context.parent.params.get("modules") if context.parent else None) or ())
             by_name = dict(zip(names, (run.resolve() for run in runs), strict=True))
             work = Work(Path.cwd(), by_name, columns, long, batch_tokens, modules)
-            origin = replace(origin, part_rows=part_rows or _PART_ROWS)
+            origin = replace(origin, part_rows=part_rows)
             if output is None:
                 raise ValueError("--engine ray writes a folder of Parquet files; give its name with --output.")
             files, console = tables_of(Path(documents), output), Console(stderr=True)
@@ -149,8 +137,7 @@ def predict(
                 console.print("[bold red]Stopped.[/] The same command continues from here.", highlight=False)
                 raise typer.Exit(130) from None
             return
-        of_ray = {"--workers": workers, "--part-rows": part_rows, "--ray-address": ray_address}
-        refuse(of_ray, "it is for --engine ray")
+        refuse(context, ("workers", "part_rows", "ray_address"), "it is for --engine ray")
         format_name = format_of(output, output_format)
         _check_output(output, resume, format_name)
         if documents != STANDARD_INPUT:

@@ -35,13 +35,10 @@ def sweep(
         Literal["local", "ray"], typer.Option(help="Processes on this machine, or the nodes of a Ray cluster.")
     ] = "local",
     processes: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="local: runs at once, sharing a GPU if they fit. Default: 1."),
-    ] = None,
+        int, typer.Option(metavar="N", min=1, help="local: runs at once, sharing a GPU if they fit.")
+    ] = 1,
     ray_address: RayAddressOption = None,
-    cpus_per_run: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="ray: CPUs of a run. Default: 1.")
-    ] = None,
+    cpus_per_run: Annotated[int, typer.Option(metavar="N", min=1, help="ray: CPUs of a run.")] = 1,
     gpus_per_run: Annotated[
         float | None,
         typer.Option(
@@ -65,10 +62,9 @@ def sweep(
 
         wanted = read_plan(plan, _folders(data_dir or []))
         if engine == "ray":
-            refuse({"--processes": processes}, "it is for --engine local")
+            refuse(context, ("processes",), "it is for --engine local")
         else:
-            of_ray = {"--ray-address": ray_address, "--cpus-per-run": cpus_per_run, "--gpus-per-run": gpus_per_run}
-            refuse(of_ray, "it is for --engine ray")
+            refuse(context, ("ray_address", "cpus_per_run", "gpus_per_run"), "it is for --engine ray")
         folder = runs_dir or Path("runs", wanted.name)
 
         with messages.status("loading PyTorch"):
@@ -85,9 +81,9 @@ def sweep(
         modules = list((context.parent.params.get("modules") if context.parent else None) or [])
         computing: Engine
         if engine == "ray":
-            computing = RayEngine(ray_address, cpus_per_run or 1, gpus_per_run, modules, tell=messages.print)
+            computing = RayEngine(ray_address, cpus_per_run, gpus_per_run, modules, tell=messages.print)
         else:
-            computing = LocalEngine(processes or 1, modules, messages.print)
+            computing = LocalEngine(processes, modules, messages.print)
         try:
             with handling_signals(interrupt), messages.status("looking for finished runs") as status:
                 state = run_sweep(wanted, folder, computing, _Watch(status, computing))
