@@ -75,10 +75,6 @@ def test_predictions_in_order_and_a_summary(
     assert "Warning: 1 document is longer than the limit of 32 tokens and cut there" in told and ": d31" in told
     assert "Warning: 1 document is empty: d30" in told
     assert "tokens/s" in told
-    path.write_text("".join(f'{{"id": "{name}", "text": "w5 w6"}}\n' for name in "abaa"))
-    printed, told = predict(run, path)
-    assert [line["id"] for line in lines_of(printed)] == list("abaa")
-    assert "Warning: 2 documents are named like an earlier one: a, a" in told
 
 
 def test_csv_output(run: Path, tmp_path: Path) -> None:

@@ -32,9 +32,7 @@ def pairs(documents: Iterator[InputDocument]) -> list[tuple[str, str]]:
 )
 def test_tables(tmp_path: Path, name: str, content: bytes, columns: Columns, expected: list) -> None:
     (tmp_path / name).write_bytes(content)
-    documents = list(read_inputs(tmp_path / name, columns))
-    assert pairs(iter(documents)) == expected
-    assert {document.has_own_id for document in documents} == {any(name in content for name in (b"id", b"nr"))}
+    assert pairs(read_inputs(tmp_path / name, columns)) == expected
 
 
 def test_a_folder_of_texts(tmp_path: Path) -> None:

@@ -100,9 +100,7 @@ def test_one_process_writes_a_file(tmp_path: Path) -> None:
 
 def documents(text: str, own_ids: bool = False) -> list[InputDocument]:
     """One for each letter."""
-    return [
-        InputDocument(letter if own_ids else str(number), letter, own_ids) for number, letter in enumerate(text, 1)
-    ]
+    return [InputDocument(letter if own_ids else str(number), letter) for number, letter in enumerate(text, 1)]
 
 
 def resume(output: Path, given: list[InputDocument], origin: Origin = ORIGIN) -> list[str]:

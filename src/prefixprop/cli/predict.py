@@ -269,7 +269,7 @@ class Job:
     def _count(self, document: InputDocument, predictions: Sequence[Prediction]) -> None:
         self.documents += 1
         for summary, prediction in zip(self.summaries.values(), predictions, strict=True):
-            summary.add(document.id, document.text, prediction, can_repeat=document.has_own_id)
+            summary.add(document.id, document.text, prediction)
 
     @contextlib.contextmanager
     def _opened_output(self) -> Iterator[BinaryIO]:

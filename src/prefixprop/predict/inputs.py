@@ -37,11 +37,8 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True)
 class InputDocument:
-    """A document to predict; `has_own_id` is false if it was numbered, or named by its path, which cannot repeat."""
-
     id: str
     text: str
-    has_own_id: bool
 
 
 def read_inputs(path: str | Path, columns: Columns) -> Iterator[InputDocument]:
@@ -80,7 +77,7 @@ def _json_rows(lines: Iterator[tuple[int, bytes]]) -> Iterator[Row]:
 def _plain_lines(lines: Iterator[tuple[int, bytes]]) -> Iterator[InputDocument]:
     for number, line in lines:
         text = decode_line(line, f"{_STANDARD_INPUT_NAME}:{number}").rstrip("\r\n")
-        yield InputDocument(str(number), text, has_own_id=False)
+        yield InputDocument(str(number), text)
 
 
 def _documents_of(rows: Iterable[Row], columns: Columns) -> Iterator[InputDocument]:
@@ -90,7 +87,7 @@ def _documents_of(rows: Iterable[Row], columns: Columns) -> Iterator[InputDocume
         if number == 1 and id_column is None:
             id_column = default_id_column(row)
         name = str(number) if id_column is None else id_of(row, id_column)
-        yield InputDocument(name, text_of(row, columns.text), has_own_id=id_column is not None)
+        yield InputDocument(name, text_of(row, columns.text))
 
 
 def _read_folder(folder: Path) -> Iterator[InputDocument]:
@@ -98,7 +95,7 @@ def _read_folder(folder: Path) -> Iterator[InputDocument]:
     if not paths:
         raise ValueError(f"{folder}: there are no .txt files in this folder; give a folder of texts, or a file.")
     for path in paths:
-        yield InputDocument(path.relative_to(folder).as_posix(), read_text(path), has_own_id=False)
+        yield InputDocument(path.relative_to(folder).as_posix(), read_text(path))
 
 
 class ReadAhead(Generic[Item]):

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from prefixprop.predict.explain import Explanation
 
 _MAX_NAMES = 5  # of documents in a warning
-_MAX_IDS = 100_000  # that are remembered, to notice repeated ones
 
 
 @dataclass(frozen=True)
@@ -379,10 +378,9 @@ class PredictionSummary:
         self._tokens_read = self._tokens = self._content = self._words = 0
         self._unusual: Counter[str] = Counter()
         self._names: defaultdict[str, list[str]] = defaultdict(list)  # of the first documents that are unusual
-        self._seen: set[int] = set()
 
-    def add(self, name: str, text: str, prediction: Prediction, can_repeat: bool = False) -> None:
-        """Count a document and its prediction; `can_repeat` if another document may have the same name."""
+    def add(self, name: str, text: str, prediction: Prediction) -> None:
+        """Count a document and its prediction."""
         self.labels.update((prediction.label,) if prediction.labels is None else prediction.labels)
         if prediction.decision is not None:
             self.decisions[prediction.decision] += 1
@@ -390,19 +388,16 @@ class PredictionSummary:
         self._tokens += prediction.tokens
         self._content += prediction.tokens - self._special_tokens
         self._words += count_words(text)
-        limit, known = f"longer than the limit of {self.max_length:,} tokens", hash(name)  # a name may be long
+        limit = f"longer than the limit of {self.max_length:,} tokens"
         for what, is_so in {
             f"{limit} and cut there": prediction.truncated,
             f"{limit} and read in chunks": prediction.chunks > 1,
             "empty": not text or text.isspace(),
-            "named like an earlier one": can_repeat and known in self._seen,
         }.items():
             if is_so:
                 self._unusual[what] += 1
                 if len(self._names[what]) < _MAX_NAMES:
                     self._names[what].append(name)
-        if can_repeat and len(self._seen) < _MAX_IDS:
-            self._seen.add(known)
 
     def warnings(self) -> list[str]:
         """What a user should look at, such as "2 documents are empty: 4, 17"."""
