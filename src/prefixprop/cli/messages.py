@@ -108,7 +108,7 @@ class TerminalProgress(Progress):
     def stage(self, what: str) -> None:
         self._only(what, None)
 
-    def advance(self, what: str, done: int, total: int, detail: str = "") -> None:
+    def advance(self, what: str, done: int, total: int | None, detail: str = "") -> None:
         # Training goes on after the evaluation of an epoch, so its bar stays beneath that of the evaluation.
         if what not in self.current:
             self._only(what, total, keep="training")
@@ -118,7 +118,8 @@ class TerminalProgress(Progress):
             self.bars.remove_task(self.current.pop(what))
         if not self.console.is_terminal and time.monotonic() - self.last_line > _SECONDS_BETWEEN_LINES:
             minutes = (time.monotonic() - self.started) / 60
-            self.line(f"{described}: {done:,} of {total:,}, {minutes:.0f} minutes so far")
+            so_far = f"{done:,}" if total is None else f"{done:,} of {total:,}"
+            self.line(f"{described}: {so_far}, {minutes:.0f} minutes so far")
 
     def _only(self, what: str, total: int | None, keep: str | None = None) -> None:
         for name in [name for name in self.current if name != keep]:

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO, Literal
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from prefixprop.choices import DEFAULT_BATCH_TOKENS
 from prefixprop.cli.messages import TerminalProgress, clean_errors, printable, refuse
@@ -32,6 +31,7 @@ from prefixprop.predict.inputs import (
 )
 from prefixprop.predict.outputs import CommaSeparated, JsonLines, Origin, ResumableOutput, format_of, locked, speed
 from prefixprop.predict.ray_engine import Work, predict_parts, tables_of
+from prefixprop.progress import Progress
 from prefixprop.runs.directory import RunDirectory
 
 if TYPE_CHECKING:
@@ -204,7 +204,6 @@ class Job:
                     self._count(document, predictions)
                 documents = itertools.chain(self.resumable.unanswered, documents)
             with self._opened_output() as file, self._progress() as progress, contextlib.ExitStack() as stack:
-                bar = progress.add_task("predicting", total=total, completed=self.documents, speed="")
                 began = time.perf_counter()
                 encoded = ReadAhead(self._encoded(windows(documents, lambda document: document.text, is_waiting)), 1)
                 stack.callback(encoded.close)
@@ -215,7 +214,7 @@ class Job:
                     written.result()
                     written = writer.submit(self._write, window, answers, file)
                     how_fast = speed(self.answered, self.tokens_read, time.perf_counter() - began)
-                    progress.update(bar, completed=self.documents, speed=how_fast)
+                    progress.advance("predicting", self.documents, total, how_fast)
                 written.result()
         except BrokenPipeError:
             # The reader has gone, as `head` does. Python would complain again when it closes standard output.
@@ -289,11 +288,10 @@ class Job:
                 raise OSError(error.errno, f"cannot be written ({error.strerror})", str(self.output)) from error
             raise
 
-    def _progress(self) -> Progress:
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    def _progress(self) -> contextlib.AbstractContextManager[Progress]:
         # Predictions on the same terminal would share a line with the bar.
-        hidden = not self.console.is_terminal or (self.output is None and sys.stdout.isatty())
-        return Progress(*columns, TextColumn("{task.fields[speed]}"), console=self.console, disable=hidden)
+        shares = self.output is None and sys.stdout.isatty()
+        return contextlib.nullcontext(Progress()) if shares else TerminalProgress(self.console)
 
     def _print_summary(self, seconds: float) -> None:
         for run, summary in self.summaries.items():
