@@ -180,7 +180,7 @@ class Job:
 
         self.runs, self.options, self.output = runs, options, output
         label_names = {name: run.label_names for name, run in runs.items()}
-        several = [name for name, run in runs.items() if run.thresholds is not None]
+        several = [name for name, run in runs.items() if run.several_labels]
         self.form: JsonLines | CommaSeparated = CommaSeparated(label_names, several)
         self.resumable: ResumableOutput | None = None
         if format_name == "jsonl":

@@ -314,7 +314,7 @@ def _schema(runs: Mapping[str, TrainedModel]) -> Any:
             ("probabilities", arrow.struct([(label, number) for label in run.label_names])),
             *[("tokens_read", count), ("tokens", count), ("truncated", arrow.bool_()), ("chunks", count)],
             *([] if run.trust is None else [("decision", text)]),
-            *([] if run.thresholds is None else [("labels", arrow.list_(text))]),
+            *([("labels", arrow.list_(text))] if run.several_labels else []),
         ]
         for name, run in runs.items()
     }

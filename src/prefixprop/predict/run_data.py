@@ -27,7 +27,7 @@ from prefixprop.data.tokens import batches_by_length
 from prefixprop.evaluate import PredictionSet, question_predictions, read_predictions
 from prefixprop.evaluate.metrics import log_odds
 from prefixprop.predict.token_batches import inference
-from prefixprop.predict.trained_model import PredictionOptions, TrainedModel, read_with_each
+from prefixprop.predict.trained_model import PredictionOptions, TrainedModel, logits_of_each, output_of
 from prefixprop.runs.directory import RunDirectory
 
 BeforeAndAfter = tuple[PredictionSet, PredictionSet]  # calibration
@@ -49,9 +49,7 @@ def predict_file(
     """Predictions of labelled documents, or of QAngaroo's questions for a run on WikiHop."""
     if trained.answers_questions:
         return _predict(trained, read_questions(path), options)
-    several = trained.thresholds is not None
-    documents = label_documents(read_rows([path]), columns, trained.label_names, trained.prepare, several)
-    return _predict(trained, documents, options)
+    return _predict(trained, _labelled(trained, [path], columns), options)
 
 
 def _predict(
@@ -62,7 +60,10 @@ def _predict(
         return before, before.with_temperature(trained.temperature)
     documents: Sequence[Document] = items  # type: ignore[assignment]
     ids, labels = tuple(ids_of(documents)), tuple(labels_of(documents))
-    (output,) = read_with_each([trained], [document.text for document in documents], options, prepared=True)
+    texts = [document.text for document in documents]
+    pieces = trained.encoded(texts, options)
+    (logits,) = logits_of_each([trained], pieces, options)
+    output = output_of(trained, logits, pieces, texts)
     answers = [output.log_probabilities(temperature) for temperature in (1.0, trained.temperature.value)]
     decisions = None
     if trained.thresholds is not None:
@@ -139,9 +140,7 @@ def _load_files(trained: TrainedModel, split: str) -> Sequence[Document]:
     columns = Columns(
         settings.text_column[0], settings.label_column[0], settings.id_column, separator=settings.label_separator
     )
-    rows = read_rows(getattr(settings, f"{split}_files"))
-    several = trained.thresholds is not None
-    found = label_documents(rows, columns, trained.label_names, trained.prepare, several)
+    found = _labelled(trained, getattr(settings, f"{split}_files"), columns)
     documents = draw_sample(found, getattr(settings, f"max_{split}_documents"), settings.seed)
     path = RunDirectory(trained.run_dir).predictions(split)
     if documents and path.is_file():
@@ -149,6 +148,10 @@ def _load_files(trained: TrainedModel, split: str) -> Sequence[Document]:
         if (list(stored.ids), list(stored.labels)) != (ids_of(documents), labels_of(documents)):
             raise _changed(trained)
     return documents
+
+
+def _labelled(trained: TrainedModel, paths: Sequence[str | Path], columns: Columns) -> Sequence[Document]:
+    return label_documents(read_rows(paths), columns, trained.label_names, trained.prepare, trained.several_labels)
 
 
 def _changed(trained: TrainedModel) -> ValueError:

@@ -218,7 +218,7 @@ def _described(name: str, run: TrainedModel) -> RunDescription:
         name=name,
         method=run.settings.method_row.name,
         labels=run.label_names,
-        several_labels=run.thresholds is not None,
+        several_labels=run.several_labels,
         max_length=run.max_length,
         target_precision=None if run.trust is None else run.trust.target,
         accept_from=None if run.trust is None else run.trust.threshold,
