@@ -175,7 +175,7 @@ def test_long_documents_are_read_as_predict_reads_them(run: Path, tmp_path: Path
         ("wikihop_run", ("--data-dir", "."), "there is no train.json or train.jsonl here"),
         ("wikihop_run", ("--input", "x.jsonl", "--id-column", "n"), "questions have columns of their own"),
         ("wikihop_run", ("--long", "truncate"), "--long would change nothing here: questions are always read in"),
-        ("wikihop_run", ("--confusion", "c.png"), "the candidates of questions are not shared"),
+        ("wikihop_run", ("--confusion", "c.png"), "with one label each, of labels that all documents share"),
     ],
 )
 def test_what_is_refused(

@@ -22,8 +22,6 @@ from prefixprop.runs.directory import RunDirectory
 if TYPE_CHECKING:
     from prefixprop.evaluate import LabelRow, PredictionSet, Trust
 
-_NO_CONFUSION = "--confusion needs labels that all documents share; the candidates of questions are not shared."
-
 
 @dataclass(frozen=True)
 class _Evaluated:
@@ -119,8 +117,6 @@ def evaluate(
                 if trained.answers_questions:
                     refuse(context, _OF_INPUT, "questions have columns of their own")
                     refuse(context, ("long",), "questions are always read in chunks")
-                    if confusion is not None:
-                        raise ValueError(_NO_CONFUSION)
                 status.update("predicting")
                 options = PredictionOptions(long, batch_tokens)
                 if input_file is None:
@@ -206,10 +202,8 @@ def _check_figures(*paths: Path | None) -> None:
 def _draw(evaluated: _Evaluated, figure: Path | None, confusion: Path | None) -> None:
     from prefixprop.evaluate import confusion_counts, reliability
 
-    if confusion is not None and evaluated.before.label_names is None:
-        raise ValueError(_NO_CONFUSION)
-    if confusion is not None and evaluated.before.several_labels:
-        raise ValueError("--confusion needs documents with one label each; these can have several.")
+    if confusion is not None and (evaluated.before.label_names is None or evaluated.before.several_labels):
+        raise ValueError("--confusion needs documents with one label each, of labels that all documents share.")
     labels, title = evaluated.before.known_labels, printable(evaluated.what)
     if figure is not None:
         from prefixprop.report import plot_reliability

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -20,7 +19,7 @@ from prefixprop.cli.messages import clean_errors, printable
 from prefixprop.cli.predict import BatchTokensOption, IdOption, LongOption, TextOption
 from prefixprop.data.files import Columns
 from prefixprop.lazy_imports import import_optional
-from prefixprop.predict.inputs import STANDARD_INPUT, InputDocument, read_inputs, read_standard_input, windows
+from prefixprop.predict.inputs import STANDARD_INPUT, read_inputs, read_standard_input, windows
 from prefixprop.runs.directory import RunDirectory
 
 if TYPE_CHECKING:
@@ -73,8 +72,7 @@ def explain(
             inputs = read_standard_input(sys.stdin.buffer, columns)
         else:
             inputs = read_inputs(documents, columns)
-        console = Console(stderr=True)
-        with console.status("loading the model"):
+        with Console(stderr=True).status("loading the model"):
             from prefixprop.predict.explain import explanations_page
             from prefixprop.predict.loading import load_run
 
@@ -86,24 +84,19 @@ def explain(
         elif output is not None:
             output.parent.mkdir(parents=True, exist_ok=True)
             lines = stack.enter_context(output.open("w", encoding="utf-8"))
-
-        def explained() -> Iterator[tuple[InputDocument, Explanation]]:
-            for window in windows(inputs, lambda document: document.text):
-                texts = [document.text for document in window]
-                found = trained.explain(texts, way=way, long=long, batch_tokens=batch_tokens)
-                for document, of_document in zip(window, found, strict=True):
-                    for explanation in of_document:
-                        yield document, explanation
-
         page: list[tuple[str, Explanation]] = []
         terminal = Console(highlight=False)
-        for document, explanation in explained():
-            if lines is not None:
-                lines.write(json.dumps(_record(document.id, explanation), ensure_ascii=False) + "\n")
+        for window in windows(inputs, lambda document: document.text):
+            texts = [document.text for document in window]
+            found = trained.explain(texts, way=way, long=long, batch_tokens=batch_tokens)
+            explained = [(document.id, one) for document, own in zip(window, found, strict=True) for one in own]
             if html is not None:
-                page.append((document.id, explanation))
-            if lines is None and html is None:
-                _show(terminal, document.id, explanation, top)
+                page += explained
+            for name, explanation in explained:
+                if lines is not None:
+                    lines.write(json.dumps(_record(name, explanation), ensure_ascii=False) + "\n")
+                elif html is None:
+                    _show(terminal, name, explanation, top)
         if html is not None:
             write_text(html, explanations_page(f"Why these labels? {run.resolve().name}", page))
 
