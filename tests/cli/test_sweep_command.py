@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import signal
@@ -13,11 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from command_line import call
-from prefixprop.cli.sweep import plan_table, result_table
-from prefixprop.sweep import LocalEngine, Outcome, SweepState, read_plan, run_sweep
+from prefixprop.sweep import LocalEngine, read_plan, run_sweep
 from prefixprop.train import RunDirectory, train
 from prefixprop.train.checkpoints import list_checkpoints
 
@@ -38,28 +35,6 @@ def test_dry_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shown, _ = call("sweep", plan, "--dry-run")
     assert "learning_rate: 0.01 0.001 0.0005 (each by the mean of 10 runs)" in shown
     assert "32 runs in runs/plan, 0 of them finished." in shown
-
-
-@pytest.mark.parametrize("recipe", ["table2", "hyperpartisan-seeds", "encoders/elife-dev"])
-def test_no_word_is_broken_in_80_columns(recipe: str, tmp_path: Path) -> None:
-    plan = read_plan(RECIPES / f"{recipe}.yaml")
-    planned, settled = SweepState(plan, tmp_path), SweepState(plan, tmp_path)
-    for cell in plan.cells:
-        while runs := settled.progress(cell).requested.keys() - settled.outcomes.keys():
-            scores = [None if number == 1 else 0.5 + number / 100 for number in range(len(runs))]
-            outcomes = (Outcome(cell.settings, tmp_path, score, 1.0) for score in scores)
-            settled.record(dict(zip(runs, outcomes, strict=True)))
-    names = {word for cell in plan.cells for word in cell.name.split()}
-    searched = {name for cell in plan.cells for name in cell.searched}
-    for table, words in (
-        (plan_table(planned), names | searched),
-        (result_table(settled), names | searched),
-    ):
-        console = Console(width=80, file=io.StringIO())
-        console.print(table)
-        shown = console.file.getvalue()
-        assert [word for word in words if word not in shown] == [], shown
-        assert max(map(len, shown.splitlines())) <= 80
 
 
 def test_a_sweep_with_a_failing_run(tmp_path: Path) -> None:

@@ -19,8 +19,6 @@ from prefixprop.processes import handling_signals, interrupt
 if TYPE_CHECKING:
     from prefixprop.sweep import Cell, Engine, Outcome, SweepState
 
-_WIDEST_WORD = 30  # characters; longer words of a cell's name are broken in a terminal of 80 columns
-
 
 def sweep(
     context: typer.Context,
@@ -149,8 +147,6 @@ def plan_table(state: SweepState) -> Table:
 def result_table(state: SweepState) -> Table:
     """A row per cell with what was chosen, and the dev metric over its seeds."""
     table = _table("Results on the dev set", "cell", "chosen")
-    words = [word for cell in state.plan.cells for word in cell.name.split()]
-    table.columns[0].min_width = min(max(map(len, words), default=0), _WIDEST_WORD)
     table.add_column("metric\nseeds", no_wrap=True)
     table.add_column("mean ± deviation\n95 % interval", justify="right", no_wrap=True)
     for cell in state.plan.cells:
