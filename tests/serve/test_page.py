@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import base64
-import os
 import shutil
 import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -133,7 +130,6 @@ def test_from_a_document_to_its_predictions(page: tuple[Browser, httpx.Client]) 
     assert browser.run("return [...document.querySelectorAll('h4')].map(each => each.textContent)") == [
         f"Why {one['label']}?" for one in expected.values()
     ]
-    picture(browser)
 
     # By keyboard alone: one run fewer, read on, ask with the button.
     browser.run("document.getElementById('file').focus()")
@@ -191,18 +187,3 @@ def test_problems_are_told_and_a_file_that_is_no_text_is_refused(page: tuple[Bro
         "document.dispatchEvent(new DragEvent('drop', {dataTransfer: data, bubbles: true}))"
     )
     wait_until(lambda: browser.text("#status") == "x.bin is not a text file in UTF-8.")
-
-
-def picture(browser: Browser) -> None:
-    """Screenshots for people, where PREFIXPROP_SCREENSHOTS names a folder."""
-    if not (folder := os.environ.get("PREFIXPROP_SCREENSHOTS")):
-        return
-    for width in (1300, 390):
-        for scheme in ("light", "dark"):
-            features = [{"name": "prefers-color-scheme", "value": scheme}]
-            browser.devtools("Emulation.setEmulatedMedia", features=features)
-            browser.resize(width)
-            shot = browser.devtools("Page.captureScreenshot", captureBeyondViewport=True)["data"]
-            Path(folder, f"{width}-{scheme}.png").write_bytes(base64.b64decode(shot))
-    browser.devtools("Emulation.clearDeviceMetricsOverride")
-    browser.devtools("Emulation.setEmulatedMedia", features=[])
