@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import httpx
 
+from command_line import wait_until
 from prefixprop.predict import TrainedModel
 from prefixprop.serve.app import bound_socket, create_app, new_server
 from prefixprop.serve.encoder import Encoder
@@ -45,10 +45,3 @@ def served(runs: Mapping[str, TrainedModel], *arguments: Any, **options: Any) ->
         server.should_exit = True
         thread.join()
         bound.close()
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 30) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)

@@ -10,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -21,13 +20,13 @@ import pytest
 import torch
 import transformers
 
-from command_line import call
+from command_line import call, wait_until
 from prefixprop import load_run
 from prefixprop.predict import inputs
 from prefixprop.predict.outputs import locked
 
 from killed_runs import killed
-from tiny_runs import LABEL_NAMES, finish_again, make_run, texts, write_rows
+from tiny_runs import LABEL_NAMES, make_run, texts, write_rows
 
 
 @pytest.fixture(scope="module")
@@ -143,13 +142,6 @@ def test_killed_in_the_middle_and_resumed(run: Path, tmp_path: Path, monkeypatch
     assert_same(partial, uninterrupted)
 
 
-def wait_for(condition: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + 120
-    while not condition():
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def test_standard_input_is_answered_before_it_ends(run: Path, tmp_path: Path) -> None:
     answers = tmp_path / "answers.jsonl"
     with (
@@ -162,37 +154,13 @@ def test_standard_input_is_answered_before_it_ends(run: Path, tmp_path: Path) ->
     ):  # fmt: skip
         assert process.stdin is not None and process.stderr is not None
         process.stdin.write(b"w4 w5\nw4 and half")
-        wait_for(lambda: answers.read_bytes().count(b"\n") == 1, process)
+        wait_until(lambda: answers.read_bytes().count(b"\n") == 1, 120)
         process.stdin.write(b" of a line\nw6\nw7\nw8 and half")
-        wait_for(lambda: answers.read_bytes().count(b"\n") == 4, process)
+        wait_until(lambda: answers.read_bytes().count(b"\n") == 4, 120)
         process.send_signal(signal.SIGINT)  # while it waits for more
         told = process.stderr.read().decode()
     assert process.returncode == 130 and told.startswith("Stopped.") and "Fatal" not in told, told
     assert [line["id"] for line in lines_of(answers.read_text())] == ["1", "2", "3", "4"]
-
-
-@pytest.mark.parametrize(
-    ("change", "then", "options", "message"),
-    [
-        # Four documents of one week, then six of the next: all are numbered from 1.
-        (False, texts(6, seed=2), (), "another input: the first 4 documents are not those that it was made from"),
-        (True, texts(4), (), "the run was run, which has changed since."),
-        (False, texts(4), ("--long", "chunk-average"), "--long was truncate, now chunk-average."),
-    ],
-)
-def test_what_is_not_resumed(
-    change: bool, then: list[str], options: tuple[str, ...], message: str, run: Path, tmp_path: Path
-) -> None:
-    run, path, output = Path(shutil.copytree(run, tmp_path / "run")), tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts(4)))
-    predict(run, path, "--output", output)
-    before = output.read_bytes()
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in then))
-    if change:
-        finish_again(run, temperature=1.25)
-    _, told = predict(run, path, "--output", output, "--resume", *options, status=1)
-    assert told.startswith(f"Error: {output}") and message in told and "choose another --output" in told
-    assert len(told.splitlines()) == 1 and output.read_bytes() == before
 
 
 def test_an_output_that_is_there_is_not_overwritten(run: Path, tmp_path: Path) -> None:
@@ -204,13 +172,11 @@ def test_an_output_that_is_there_is_not_overwritten(run: Path, tmp_path: Path) -
         assert (tmp_path / name).read_text() == "precious"
 
 
-@pytest.mark.parametrize("options", [(), ("--resume",)])
-def test_two_processes_do_not_write_one_file(run: Path, tmp_path: Path, options: tuple[str, ...]) -> None:
+def test_two_processes_do_not_write_one_file(run: Path, tmp_path: Path) -> None:
     path, output = write_rows(tmp_path / "in.jsonl", texts(3)), tmp_path / "out.jsonl"
     with locked(output):
-        _, told = predict(run, path, "--output", output, *options, status=1)
+        _, told = predict(run, path, "--output", output, "--resume", status=1)
     assert f"Error: {output}: another process is writing this file" in told and not output.exists()
-    predict(run, path, "--output", output, *options)
 
 
 def test_a_fault_of_a_file_is_found_before_any_work(run: Path, tmp_path: Path) -> None:
@@ -272,12 +238,17 @@ def test_out_of_memory(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--output", "x.parquet"), "x.parquet: give --output a name that ends in .jsonl or .csv"),
-        (("--output", "new.csv", "--resume"), "--resume continues JSON lines only: CSV cannot be continued."),
-        (("--resume",), "give its name with --output"),
-        (("--output", ".", "--format", "csv"), ".: this is a folder"),
-        (("--id-column", "nr"), "there is no column 'nr'"),
-        (("--workers", "2"), "--workers would change nothing here: it is for --engine ray"),
+        (("nowhere",), "there is no such file or folder"),
+        (("nowhere", "in.jsonl"), "no such run directory"),
+        (("in.jsonl", "--output", "x.parquet"), "x.parquet: give --output a name that ends in .jsonl or .csv"),
+        (
+            ("in.jsonl", "--output", "new.csv", "--resume"),
+            "--resume continues JSON lines only",
+        ),
+        (("in.jsonl", "--resume"), "give its name with --output"),
+        (("in.jsonl", "--output", ".", "--format", "csv"), ".: this is a folder"),
+        (("in.jsonl", "--id-column", "nr"), "there is no column 'nr'"),
+        (("in.jsonl", "--workers", "2"), "--workers would change nothing here: it is for --engine ray"),
     ],
 )
 def test_wrong_choices(
@@ -285,13 +256,8 @@ def test_wrong_choices(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     write_rows(Path("in.jsonl"), texts(3))
-    assert message in predict(run, "in.jsonl", *arguments, status=1)[1]
+    assert message in predict(run, *arguments, status=1)[1]
     assert os.listdir() == ["in.jsonl"]
-
-
-def test_wrong_paths(run: Path, tmp_path: Path) -> None:
-    assert "there is no such file or folder" in predict(run, tmp_path / "nowhere", status=1)[1]
-    assert "no such run directory" in predict(tmp_path / "nowhere", tmp_path / "in.jsonl", status=1)[1]
 
 
 def test_control_characters_do_not_reach_the_terminal(tmp_path: Path) -> None:

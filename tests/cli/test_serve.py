@@ -15,12 +15,12 @@ from typing import Any
 import httpx
 import pytest
 
-from command_line import call
+from command_line import call, wait_until
 from prefixprop.cli import main
 from prefixprop.serve.app import bound_socket, create_app, new_server
 from prefixprop.serve.encoder import EncoderProcess
 
-from serving import make_runs, wait_until
+from serving import make_runs
 from tiny_runs import make_results
 
 

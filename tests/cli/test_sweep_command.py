@@ -7,13 +7,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from command_line import call
+from command_line import call, wait_until
 from prefixprop.sweep import LocalEngine, read_plan, run_sweep
 from prefixprop.train import RunDirectory, train
 from prefixprop.train.checkpoints import list_checkpoints
@@ -81,13 +79,6 @@ def start(plan: Path, runs: Path) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
-def wait_for(condition: Callable[[], object], seconds: float = 90) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)
-
-
 def locked(folder: Path) -> bool:
     """Whether a process still trains in the folder."""
     try:
@@ -103,7 +94,7 @@ def test_killed_and_resumed(tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     process = start(plan, runs)
     try:
-        wait_for(lambda: any(len(list_checkpoints(path)) > 1 for path in runs.glob("files-*/checkpoints")))
+        wait_until(lambda: any(len(list_checkpoints(path)) > 1 for path in runs.glob("files-*/checkpoints")), 90)
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
@@ -111,7 +102,7 @@ def test_killed_and_resumed(tmp_path: Path) -> None:
     unfinished = [folder for folder in begun if not RunDirectory(folder).is_finished()]
     assert unfinished and len(begun) < 3, "it was killed in the middle"
     # The runs end with their sweep, or the next one could not have their folders.
-    wait_for(lambda: not any(locked(folder) for folder in unfinished), seconds=10)
+    wait_until(lambda: not any(locked(folder) for folder in unfinished))
 
     resumed = run_sweep(read_plan(plan), runs, LocalEngine(processes=2))
     assert not resumed.failures and len(resumed.outcomes) == 3

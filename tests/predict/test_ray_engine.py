@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 import pytest
 
 import prefixprop
-from command_line import call
+from command_line import call, wait_until
 from prefixprop.predict import ray_engine, trained_model
 from prefixprop.predict.outputs import locked
 
@@ -141,10 +140,7 @@ def test_a_killed_command_goes_on_and_refuses_other_documents(folder: Path, runs
     command = [sys.executable, "-m", "prefixprop", "--import", "deadly", *arguments(runs[:1], address)]
     Path("most").write_text("0")
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
-        deadline = time.monotonic() + 120
-        while not list(Path("out").rglob("*.parquet")):
-            assert process.poll() is None and time.monotonic() < deadline
-            time.sleep(0.05)
+        wait_until(lambda: list(Path("out").rglob("*.parquet")), 120)
         process.kill()
     assert process.returncode == -signal.SIGKILL
     before = {name: time for name, time in parts().items() if name.endswith(".parquet")}

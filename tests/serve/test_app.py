@@ -15,6 +15,7 @@ import httpx
 import numpy as np
 import pytest
 
+from command_line import wait_until
 from prefixprop.evaluate import Mix
 from prefixprop.evaluate.baseline import fit_tfidf
 from prefixprop.evaluate.mixing import READERS, WORDS
@@ -23,7 +24,7 @@ from prefixprop.predict.loading import load_runs
 from prefixprop.serve import encoder
 from prefixprop.serve.app import Limits
 
-from serving import make_runs, served, wait_until
+from serving import make_runs, served
 from tiny_runs import texts
 
 DOCUMENTS = [*texts(10, seed=3), "", "w4 " * 70, "w5 <b>😀</b>"]

@@ -11,10 +11,11 @@ from typing import Any
 import httpx
 import pytest
 
+from command_line import wait_until
 from prefixprop.evaluate import Trust
 from prefixprop.predict.loading import load_runs
 
-from serving import make_runs, served, wait_until
+from serving import make_runs, served
 
 BROWSER, DRIVER = shutil.which("chromium") or shutil.which("google-chrome"), shutil.which("chromedriver")
 pytestmark = pytest.mark.skipif(not (BROWSER and DRIVER), reason="needs Chromium and chromedriver")
