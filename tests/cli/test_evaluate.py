@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 from command_line import call
-from prefixprop import load_run
-from prefixprop.data import fingerprint, load_data, read_json_lines
-from prefixprop.evaluate import PredictionSet, read_predictions, write_predictions
+from prefixprop.data import fingerprint, load_data
+from prefixprop.evaluate import PredictionSet, write_predictions
 from prefixprop.train import RunDirectory
 
 from tiny_questions import invented
@@ -52,6 +51,8 @@ def test_the_numbers_are_those_of_the_run(kind: str, request: pytest.FixtureRequ
         assert "accuracy" in found["before"] and ("micro_f1" in found["before"]) == (kind == "run")
     found = metrics_of(run, "--predictions", run / "predictions" / "test.jsonl")
     assert (found["before"], found["after"]) == (stored["test"], stored["test_calibrated"])
+    alone = metrics_of("--predictions", run / "predictions" / "test.jsonl")
+    assert (alone["before"], alone["after"], alone["temperature"]) == (stored["test"], None, None)
 
 
 def test_a_row_for_every_label(run: Path, wikihop_run: Path, tmp_path: Path) -> None:
@@ -70,17 +71,9 @@ def test_a_row_for_every_label(run: Path, wikihop_run: Path, tmp_path: Path) -> 
     assert (tmp_path / "x.png").is_file()
 
 
-def test_stored_predictions_need_no_run(run: Path) -> None:
-    path = run / "predictions" / "dev.jsonl"
-    found = metrics_of("--predictions", path)
-    assert found["before"] == read_predictions(path).evaluate()
-    assert found["after"] is None and found["temperature"] is None
-    table = evaluate("--predictions", path)
-    assert "value" in table and "after scaling" not in table
-
-
 def test_the_table(run: Path) -> None:
     stored = json.loads((run / "metrics.json").read_text())
+    assert "after scaling" not in evaluate("--predictions", run / "predictions" / "test.jsonl")
     printed = evaluate(run)
     assert f"after scaling (T = {stored['temperature']:.3f})" in printed
     rows = {line.split("│")[1].strip(): line.split("│")[2:4] for line in printed.splitlines() if line.count("│") == 4}
@@ -144,20 +137,6 @@ def test_a_split_needs_only_its_own_files(limit: int | None, tmp_path: Path) -> 
         (tmp_path / f"{split}.jsonl").unlink()
     assert metrics_of(run, "--split", "test")["after"]["documents"] == (limit or 30)
     assert "dev.jsonl: there is no such file" in evaluate(run, "--split", "dev", status=1)
-
-
-def test_long_documents_are_read_as_predict_reads_them(run: Path, tmp_path: Path) -> None:
-    path = write_rows(tmp_path / "long.jsonl", ["w4 w5", *(f"{text} " * 9 for text in texts(6, seed=4))])
-    found = {long: metrics_of(run, "--input", path, "--long", long) for long in ("truncate", "chunk-average")}
-    assert metrics_of(run, "--input", path) == found["truncate"]
-    labels = [json.loads(line)["label"] for line in path.read_text().splitlines()]
-    model = load_run(run)
-    for long, metrics in found.items():
-        predictions = list(model.predict_stream([row["text"] for row in read_json_lines(path)], long=long))
-        assert any(prediction.chunks > 1 for prediction in predictions) == (long == "chunk-average")
-        likelihoods = [one.probabilities[label] for one, label in zip(predictions, labels, strict=True)]
-        assert metrics["after"]["nll"] == pytest.approx(-np.log(likelihoods).mean(), abs=1e-5)
-    assert found["truncate"]["before"]["nll"] != pytest.approx(found["chunk-average"]["before"]["nll"], abs=1e-4)
 
 
 @pytest.mark.parametrize(
