@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -217,19 +218,10 @@ def test_without_ray(folder: Path, runs: list[Path], monkeypatch: pytest.MonkeyP
         ([{"CPU": 3}, {"CPU": 3}], 3, (3, 1, 0)),
         ([{"CPU": 16, "GPU": 8}, {"CPU": 16, "GPU": 8}], None, (16, 1, 1)),
         ([{"CPU": 16, "GPU": 8}], 3, (3, 1, 1)),
+        ([{"CPU": 16, "GPU": 8}], 9, "--workers 9: the cluster has 8 GPUs, and every worker takes one"),
+        ([{"memory": 1.0}], None, "--workers 1: the cluster has 0 cores"),
     ],
 )
-def test_room(nodes: list[dict[str, float]], wanted: int | None, room: tuple[int, int, int]) -> None:
-    assert ray_engine._room(nodes, wanted) == room
-
-
-@pytest.mark.parametrize(
-    ("node", "wanted", "message"),
-    [
-        ({"CPU": 16, "GPU": 8}, 9, "--workers 9: the cluster has 8 GPUs, and every worker takes one"),
-        ({"memory": 1.0}, None, "--workers 1: the cluster has 0 cores"),
-    ],
-)
-def test_more_workers_than_there_is_room_for(node: dict[str, float], wanted: int | None, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        ray_engine._room([node], wanted)
+def test_room(nodes: list[dict[str, float]], wanted: int | None, room: tuple[int, int, int] | str) -> None:
+    with pytest.raises(ValueError, match=room) if isinstance(room, str) else nullcontext():
+        assert ray_engine._room(nodes, wanted) == room

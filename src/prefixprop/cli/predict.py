@@ -159,7 +159,7 @@ def predict(
         if documents == STANDARD_INPUT:
             # Detached: Python closes sys.stdin when it ends, and would fail while the thread still reads from it.
             stream: BinaryIO = sys.stdin.detach()  # type: ignore[union-attr]
-            arriving = ReadAhead(read_standard_input(stream, columns))
+            arriving = ReadAhead(read_standard_input(stream, columns), 256)
             job.run(arriving, is_waiting=arriving.is_waiting)
         else:
             job.run(read_inputs(documents, columns), total)

@@ -29,7 +29,6 @@ _STANDARD_INPUT_NAME = "standard input"
 WINDOW_SECONDS = 2.0
 MAX_DOCUMENTS = 4096  # in a window
 MAX_CHARACTERS = 8_000_000
-_READ_AHEAD = 256
 _SECONDS_TO_CLOSE = 2.0  # a thread that waits for standard input does not end
 
 Item = TypeVar("Item")
@@ -101,8 +100,8 @@ def _read_folder(folder: Path) -> Iterator[InputDocument]:
 class ReadAhead(Generic[Item]):
     """Makes items in a thread, at most `ahead` and one more of them ahead of those that were taken."""
 
-    def __init__(self, items: Iterator[Item], ahead: int | None = None) -> None:
-        self._arrived: queue.Queue[Item | Exception] = queue.Queue(ahead or _READ_AHEAD)
+    def __init__(self, items: Iterator[Item], ahead: int) -> None:
+        self._arrived: queue.Queue[Item | Exception] = queue.Queue(ahead)
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._read, args=(items,), daemon=True)
         self._thread.start()
