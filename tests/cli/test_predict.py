@@ -6,7 +6,6 @@ import csv
 import io
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -84,27 +83,6 @@ def test_csv_output(run: Path, tmp_path: Path) -> None:
     for row, line in zip(csv.DictReader(io.StringIO(output.read_text())), expected, strict=True):
         found = {name: float(row[f"probability of {name}"]) for name in LABEL_NAMES}
         assert row["label"] == line["label"] and found == pytest.approx(line["probabilities"], abs=1e-5)
-
-
-def test_resume_after_any_loss_gives_the_same_file(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, output = write_rows(tmp_path / "in.jsonl", [*texts(28, seed=9), "", "w4 " * 60]), tmp_path / "out.jsonl"
-    _, told = predict(run, path, "--output", output)
-    whole, uninterrupted = output.read_bytes(), Path(shutil.copy(output, tmp_path / "whole.jsonl"))
-    summary = told.splitlines()[:-1]  # without the speed
-    assert len(summary) == 4
-    ends = [place + 1 for place, byte in enumerate(whole) if byte == ord("\n")]
-    moved, read = Path(shutil.copytree(run, tmp_path / "moved")), list[int]()
-    watch_model(monkeypatch, read.append)
-    for length, missing in ((0, 30), (ends[12] + 20, 17), (len(whole), 0)):
-        output.write_bytes(whole[:length])
-        read.clear()
-        _, told = predict(moved, path, "--output", output, "--resume", "--batch-tokens", 64)
-        assert sum(read) == missing  # nothing is predicted again
-        assert output.read_bytes().startswith(whole[:length].rpartition(b"\n")[0])
-        assert_same(output, uninterrupted)
-        assert [line.replace("moved", "run") for line in told.splitlines()[:-1]] == summary
 
 
 def watch_model(monkeypatch: pytest.MonkeyPatch, seen: Callable[[int], object]) -> None:
