@@ -23,6 +23,9 @@ EXPECTED = (ValueError, OSError, ImportError, RuntimeError)
 # C0 and C1 control characters, halves of surrogate pairs, and what turns the direction of text.
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff\u202a-\u202e\u2066-\u2069]")
 _SECONDS_BETWEEN_LINES = 60.0
+# How to go on after Ctrl-C.
+RESUME = "Continue with --resume."
+REPEAT = "The same command continues from here."
 
 
 def printable(text: str) -> str:
@@ -31,8 +34,8 @@ def printable(text: str) -> str:
 
 
 @contextlib.contextmanager
-def clean_errors(resumable: bool = False) -> Iterator[None]:
-    """Print expected errors as `Error: …` and exit with status 1."""
+def clean_errors(after_a_stop: str = "") -> Iterator[None]:
+    """Print expected errors as `Error: …` and exit with status 1; `after_a_stop` tells how to go on after Ctrl-C."""
     console = Console(stderr=True)
     try:
         yield
@@ -43,7 +46,7 @@ def clean_errors(resumable: bool = False) -> Iterator[None]:
             console.print(Text.assemble(("Error:", "bold red"), f" {printable(line)}"), soft_wrap=True)
         raise typer.Exit(1) from error
     except KeyboardInterrupt:
-        console.print(f"[bold red]Stopped.[/]{' Continue with --resume.' if resumable else ''}", highlight=False)
+        console.print(f"[bold red]Stopped.[/] {after_a_stop}".rstrip(), highlight=False)
         raise typer.Exit(130) from None
 
 

@@ -19,7 +19,7 @@ import typer
 from rich.console import Console
 
 from prefixprop.choices import DEFAULT_BATCH_TOKENS
-from prefixprop.cli.messages import TerminalProgress, clean_errors, printable, refuse
+from prefixprop.cli.messages import REPEAT, RESUME, TerminalProgress, clean_errors, printable, refuse
 from prefixprop.data.files import Columns
 from prefixprop.predict.inputs import (
     STANDARD_INPUT,
@@ -113,7 +113,8 @@ def predict(
     Example: prefixprop predict runs/letters new-letters.jsonl --output labels.jsonl
     """
     is_csv = "csv" in (output_format, "" if output is None else output.suffix.lower()[1:])
-    with clean_errors(resumable=output is not None and not is_csv), contextlib.ExitStack() as stack:
+    after_a_stop = REPEAT if engine == "ray" else "" if output is None or is_csv else RESUME
+    with clean_errors(after_a_stop), contextlib.ExitStack() as stack:
         for run in runs:
             RunDirectory(run).check_finished()
         names = names_of(runs)
@@ -123,19 +124,15 @@ def predict(
         if engine == "ray":
             refuse(context, ("output_format",), "--engine ray writes Parquet")
             refuse(context, ("resume",), "--engine ray always continues where it stopped")
-            modules = tuple((context.parent.params.get("modules") if context.parent else None) or ())
+            modules = context.find_root().params.get("modules") or []
             by_name = dict(zip(names, (run.resolve() for run in runs), strict=True))
             work = Work(Path.cwd(), by_name, columns, long, batch_tokens, modules)
             origin = replace(origin, part_rows=part_rows)
             if output is None:
                 raise ValueError("--engine ray writes a folder of Parquet files; give its name with --output.")
-            files, console = tables_of(Path(documents), output), Console(stderr=True)
-            try:
-                with locked(output), TerminalProgress(console) as progress:
-                    predict_parts(files, output, work, origin, workers, ray_address, progress)
-            except KeyboardInterrupt:
-                console.print("[bold red]Stopped.[/] The same command continues from here.", highlight=False)
-                raise typer.Exit(130) from None
+            files = tables_of(Path(documents), output)
+            with locked(output), TerminalProgress(Console(stderr=True)) as progress:
+                predict_parts(files, output, work, origin, workers, ray_address, progress)
             return
         refuse(context, ("workers", "part_rows", "ray_address"), "it is for --engine ray")
         format_name = format_of(output, output_format)
@@ -147,15 +144,16 @@ def predict(
             _check_output(output, resume, format_name)  # which another process may have written meanwhile
 
         with Console(stderr=True).status("loading the model") as status:
-            from prefixprop.predict.loading import load_runs
+            from prefixprop.predict.loading import load_by_name
             from prefixprop.predict.trained_model import PredictionOptions
 
-            models = dict(zip(names, load_runs(runs), strict=True))
-            for model in models.values():
-                model.check_reads_documents()
+            models = load_by_name(dict(zip(names, runs, strict=True)))
             job = Job(models, format_name, PredictionOptions(long, batch_tokens), output, origin)
-            status.update("counting documents")
-            total = None if documents == STANDARD_INPUT else _count(documents, columns)
+            total = None
+            if documents != STANDARD_INPUT:
+                # It is better to find an error before hours of predicting than during them.
+                status.update("counting documents")
+                total = sum(1 for _ in read_inputs(documents, columns))
         if documents == STANDARD_INPUT:
             # Detached: Python closes sys.stdin when it ends, and would fail while the thread still reads from it.
             stream: BinaryIO = sys.stdin.detach()  # type: ignore[union-attr]
@@ -315,11 +313,6 @@ def _write(file: BinaryIO, lines: Sequence[bytes]) -> None:
         lines = [_LONG_NUMBER.sub(lambda found: f"{float(found[0]):.4f}", text).encode() + b"\n" for text in texts]
     file.write(b"".join(lines))
     file.flush()
-
-
-def _count(documents: str, columns: Columns) -> int:
-    """Read all documents once: it is better to find an error before hours of predicting than during them."""
-    return sum(1 for _ in read_inputs(documents, columns))
 
 
 def _check_output(output: Path | None, resume: bool, format_name: str) -> None:

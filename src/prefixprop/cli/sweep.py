@@ -12,7 +12,7 @@ from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
-from prefixprop.cli.messages import clean_errors, refuse
+from prefixprop.cli.messages import REPEAT, clean_errors, refuse
 from prefixprop.cli.predict import RayAddressOption
 from prefixprop.processes import handling_signals, interrupt
 
@@ -55,7 +55,7 @@ def sweep(
     Example: prefixprop sweep plan.yaml --data-dir arxiv=data/arxiv
     """
     console, messages = Console(), Console(stderr=True)
-    with clean_errors():
+    with clean_errors(REPEAT):
         from prefixprop.sweep.plan import read_plan
 
         wanted = read_plan(plan, _folders(data_dir or []))
@@ -76,18 +76,14 @@ def sweep(
             typer.echo(f"{wanted.size} runs in {folder}, {finished} of them finished.")
             return
         # The modules of --import, which every process of the sweep must import too.
-        modules = list((context.parent.params.get("modules") if context.parent else None) or [])
+        modules = context.find_root().params.get("modules") or []
         computing: Engine
         if engine == "ray":
             computing = RayEngine(ray_address, cpus_per_run, gpus_per_run, modules, tell=messages.print)
         else:
             computing = LocalEngine(processes, modules, messages.print)
-        try:
-            with handling_signals(interrupt), messages.status("looking for finished runs") as status:
-                state = run_sweep(wanted, folder, computing, _Watch(status, computing))
-        except KeyboardInterrupt:
-            messages.print("[bold red]Stopped.[/] The same command continues from here.", highlight=False)
-            raise typer.Exit(130) from None
+        with handling_signals(interrupt), messages.status("looking for finished runs") as status:
+            state = run_sweep(wanted, folder, computing, _Watch(status, computing))
         console.print(result_table(state))
         typer.echo(f"Run directories: {folder}")
     if state.failures:

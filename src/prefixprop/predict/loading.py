@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +78,14 @@ def load_runs(run_dirs: Sequence[str | Path], device: str | torch.device | None 
     for run in {id(run.model): run for run in runs if run.model is not None}.values():
         model = run.model.model if isinstance(run.model, ReadingEncoder) else run.model
         _make_ready(model, run.settings, chosen_device)
+    return runs
+
+
+def load_by_name(run_dirs: Mapping[str, str | Path]) -> dict[str, TrainedModel]:
+    """Load several runs for documents."""
+    runs = dict(zip(run_dirs, load_runs(list(run_dirs.values())), strict=True))
+    for run in runs.values():
+        run.check_reads_documents()
     return runs
 
 

@@ -277,7 +277,7 @@ class Worker:
     def _runs(self) -> dict[str, TrainedModel]:
         import torch
 
-        from prefixprop.predict.loading import load_runs
+        from prefixprop.predict.loading import load_by_name
 
         torch.set_num_threads(self.threads)
         os.chdir(self.work.folder)
@@ -285,10 +285,7 @@ class Worker:
             sys.path.insert(0, str(self.work.folder))
         for module in self.work.modules:
             importlib.import_module(module)
-        runs = dict(zip(self.work.runs, load_runs(list(self.work.runs.values())), strict=True))
-        for run in runs.values():
-            run.check_reads_documents()
-        return runs
+        return load_by_name(self.work.runs)
 
     def _documents(self, part: Part) -> list[InputDocument]:
         """The documents of a part. A file stays open for the next one, which usually begins behind it."""
