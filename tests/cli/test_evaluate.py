@@ -119,7 +119,7 @@ def test_a_dev_set_drawn_from_the_training_set_must_be_the_same(tmp_path: Path) 
     (run / "environment.json").write_text(json.dumps({"documents": stored}))
     finish_again(run)
     assert metrics_of(run, "--split", "dev")["before"]["documents"] == 3
-    assert "the run's task has no test documents; try --split dev" in evaluate(run, status=1)
+    assert "the run has no test documents; try --split dev" in evaluate(run, status=1)
     train.write_text("".join(train.read_text().splitlines(keepends=True)[:-1]))
     assert "the documents have changed since the run was trained" in evaluate(run, "--split", "dev", status=1)
     (run / "environment.json").unlink()

@@ -39,7 +39,10 @@ def predict_split(
     """Predictions of a split of the run's own task, "dev" or "test", before and after calibration."""
     items = _load_split(trained, split, data_dir)
     if not items:
-        raise ValueError(f"{trained.run_dir}: the run's task has no {split} documents; try --split dev.")
+        stored = RunDirectory(trained.run_dir).predictions("dev")
+        of_readers = f"its answers to held-out documents are stored: `prefixprop evaluate --predictions {stored}`"
+        instead = of_readers if split == "dev" else "try --split dev"
+        raise ValueError(f"{trained.run_dir}: the run has no {split} documents; {instead}.")
     return _predict(trained, items, options)
 
 
@@ -96,22 +99,10 @@ def _load_split(
     trained: TrainedModel, split: str, data_dir: str | Path | None
 ) -> Sequence[Document] | Sequence[Question]:
     settings = trained.settings
-    if settings.folds is not None and split != "dev":
-        raise ValueError(
-            f"{trained.run_dir}: the run was evaluated on fold {settings.fold} of {settings.folds} of the training "
-            f"set, so that settings can be chosen without the {split} set; try --split dev, which is the fold."
-        )
     if not settings.has_source:
         raise ValueError(
             f"{trained.run_dir}: the run was trained on documents in memory, which are gone; give labelled documents "
             "with --input."
-        )
-    given = settings.task is not None or settings.folds is not None or settings.dev_files
-    has_dev = given and settings.max_dev_documents != 0
-    if settings.is_mix and split == "dev" and not has_dev:
-        raise ValueError(
-            f"{trained.run_dir}: the run has no dev set; its answers to held-out training documents are stored: "
-            f"`prefixprop evaluate --predictions {RunDirectory(trained.run_dir).predictions('dev')}`."
         )
     if settings.task is None and data_dir is not None:
         raise ValueError(
