@@ -94,20 +94,13 @@ def explain(
                 page += explained
             for name, explanation in explained:
                 if lines is not None:
-                    lines.write(json.dumps(_record(name, explanation), ensure_ascii=False) + "\n")
+                    record = {"id": name, **asdict(explanation)}
+                    del record["document"]
+                    lines.write(json.dumps(record, ensure_ascii=False) + "\n")
                 elif html is None:
                     _show(terminal, name, explanation, top)
         if html is not None:
             write_text(html, explanations_page(f"Why these labels? {run.resolve().name}", page))
-
-
-def _record(name: str, explanation: Explanation) -> dict[str, Any]:
-    return {
-        "id": name,
-        "label": explanation.label,
-        "confidence": explanation.confidence,
-        "passages": [asdict(passage) for passage in explanation.passages],
-    }
 
 
 def _show(terminal: Console, name: str, explanation: Explanation, top: int) -> None:

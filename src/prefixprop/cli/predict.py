@@ -115,8 +115,6 @@ def predict(
     is_csv = "csv" in (output_format, "" if output is None else output.suffix.lower()[1:])
     after_a_stop = REPEAT if engine == "ray" else "" if output is None or is_csv else RESUME
     with clean_errors(after_a_stop), contextlib.ExitStack() as stack:
-        for run in runs:
-            RunDirectory(run).check_finished()
         names = names_of(runs)
         columns = Columns(text=text_column, id=id_column)
         fingerprint = " ".join(RunDirectory(run).fingerprint() for run in runs)
@@ -328,7 +326,9 @@ def _check_output(output: Path | None, resume: bool, format_name: str) -> None:
 
 
 def names_of(folders: Sequence[Path]) -> list[str]:
-    """What answers call these runs: the names of their folders, with more of their paths where two have the same."""
+    """What answers call these finished runs: their folders, with more of their paths where two have the same name."""
+    for folder in folders:
+        RunDirectory(folder).check_finished()
     paths = [folder.resolve() for folder in folders]
     twice = next((path for path in paths if paths.count(path) > 1), None)
     if twice is not None:

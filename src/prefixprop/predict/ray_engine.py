@@ -78,15 +78,6 @@ def tables_of(source: Path, output: Path) -> dict[str, Path]:
     return found
 
 
-def check_folder(output: Path, origin: Origin) -> Origin:
-    """What an earlier call has made of this folder, which must have had these runs and options."""
-    if output.exists() and not output.is_dir():
-        raise ValueError(f"{output}: this is a file; with --engine ray the output is a folder.")
-    if not output.exists() or not any(output.iterdir()):
-        return origin
-    return origin.read_earlier(output / ORIGIN, output)
-
-
 def predict_parts(
     files: Mapping[str, Path],
     output: Path,
@@ -97,7 +88,10 @@ def predict_parts(
     progress: Progress,
 ) -> None:
     """Predict the documents of files, and tell how it goes."""
-    earlier = check_folder(output, origin)
+    if output.exists() and not output.is_dir():
+        raise ValueError(f"{output}: this is a file; with --engine ray the output is a folder.")
+    begun = output.exists() and any(output.iterdir())
+    earlier = origin.read_earlier(output / ORIGIN, output) if begun else origin
     ray = connect(address, PURPOSE)
     try:
         count, cpus, gpus = _room(live_nodes(ray), workers)
