@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +39,7 @@ def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inputs, "MAX_DOCUMENTS", 8)
 
 
-def predict(*arguments: object, status: int = 0, stdin: bytes | None = None) -> tuple[str, str]:
-    return call("predict", *arguments, status=status, stdin=stdin)
+predict = partial(call, "predict")
 
 
 def lines_of(text: str) -> list[dict[str, Any]]:

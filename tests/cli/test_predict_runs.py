@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +45,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return made
 
 
-def predict(*arguments: object, status: int = 0, stdin: bytes | None = None) -> tuple[str, str]:
-    return call("predict", *arguments, status=status, stdin=stdin)
+predict = partial(call, "predict")
 
 
 def assert_alike(found: dict[str, Any], expected: dict[str, Any]) -> None:
