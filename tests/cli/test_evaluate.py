@@ -144,7 +144,7 @@ def test_a_split_needs_only_its_own_files(limit: int | None, tmp_path: Path) -> 
     [
         (None, (), "Give the directory of a run, or stored predictions"),
         ("run", ("--input", "x.jsonl", "--split", "dev"), "--split would change nothing here: --input has"),
-        ("run", ("--input", "x.jsonl", "--predictions", "x.jsonl"), "give one of the two"),
+        ("run", ("--input", "x.jsonl", "--predictions", "x.jsonl"), "--input would change nothing here"),
         ("run", ("--predictions", "x.jsonl", "--batch-tokens", "9"), "--batch-tokens would change nothing here"),
         ("run", ("--predictions", "x.jsonl", "--long", "truncate"), "--long would change nothing here"),
         ("run", ("--text-column", "body"), "--text-column would change nothing here: it is for --input"),

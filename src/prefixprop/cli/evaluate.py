@@ -43,7 +43,6 @@ class _Evaluated:
 
 _OF_SPLIT = ("split", "data_dir")
 _OF_INPUT = ("text_column", "label_column", "label_separator", "id_column")
-_OF_MODEL = ("long", "batch_tokens")
 
 
 def evaluate(
@@ -94,10 +93,12 @@ def evaluate(
     Example: prefixprop evaluate runs/letters --input more-letters.csv
     """
     with clean_errors():
-        if input_file is not None and predictions is not None:
-            raise ValueError("--input is predicted, but --predictions are stored already; give one of the two.")
         if predictions is not None:
-            refuse(context, _OF_SPLIT + _OF_INPUT + _OF_MODEL, "--predictions are stored already")
+            refuse(
+                context,
+                ("input_file", "long", "batch_tokens", *_OF_SPLIT, *_OF_INPUT),
+                "--predictions are stored already",
+            )
         elif input_file is not None:
             refuse(context, _OF_SPLIT, "--input has the documents")
         else:
