@@ -23,6 +23,7 @@ from prefixprop.predict import TrainedModel
 from prefixprop.predict.loading import load_runs
 from prefixprop.serve import encoder
 from prefixprop.serve.app import Limits
+from prefixprop.serve.encoder import Encoder
 
 from serving import make_runs, served
 from tiny_runs import texts
@@ -40,7 +41,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
 
 @pytest.fixture(scope="module")
 def client(runs: Runs) -> Iterator[httpx.Client]:
-    with served(runs) as client:
+    with served(Encoder(runs)) as client:
         yield client
 
 
@@ -106,7 +107,7 @@ def test_reasons_are_those_of_explain_for_every_method(runs: Runs) -> None:
     tfidf = replace(runs["tone"], model=None, mix=Mix({WORDS: 0}, {WORDS: 0.7}), words=words)
     mix = replace(runs["tone"], mix=Mix({READERS: 0, WORDS: 0}, {READERS: 0.5, WORDS: 0.8}), words=words)
     every = {**runs, "tfidf": tfidf, "mix": mix}
-    with served(every) as client:
+    with served(Encoder(every)) as client:
         for (name, run), long in product(every.items(), ("truncate", "chunk-average")):
             answer = ask(client, [text], runs=[name], long=long, reasons=True).json()["predictions"][0][name]
             plain = ask(client, [text], runs=[name], long=long).json()["predictions"][0][name]
@@ -119,7 +120,7 @@ def test_reasons_are_those_of_explain_for_every_method(runs: Runs) -> None:
 
 
 def test_what_reasons_may_cost(runs: Runs) -> None:
-    with served(runs, Limits(texts=2, queue=3)) as client:
+    with served(Encoder(runs), Limits(texts=2, queue=3)) as client:
         assert ask(client, ["w4 w5"], runs=["tone"], reasons=True).status_code == 200
         refused = ask(client, ["w4", "w5"], runs=["tone"], reasons=True)
         assert refused.status_code == 413 and "at most 1 texts times runs" in refused.json()["detail"]
@@ -234,7 +235,7 @@ def test_other_content_is_refused(client: httpx.Client) -> None:
 
 
 def test_a_full_queue_says_when_to_come_again(runs: Runs, gate: Gate) -> None:
-    with served(runs, Limits(texts=2, queue=3)) as client, ThreadPoolExecutor(2) as pool:
+    with served(Encoder(runs), Limits(texts=2, queue=3)) as client, ThreadPoolExecutor(2) as pool:
         first = pool.submit(ask, client, ["w4", "w5"])
         wait_until(lambda: under_way(client) == 2)
         refused = ask(client, ["w6", "w7"])
@@ -265,7 +266,7 @@ def test_clients_that_hang_up_leave_the_queue(client: httpx.Client, gate: Gate) 
 
 
 def test_slow_clients_and_slow_answers_end_at_the_limit(runs: Runs, gate: Gate) -> None:
-    with served(runs, Limits(seconds=0.5)) as client:
+    with served(Encoder(runs), Limits(seconds=0.5)) as client:
         with socket.create_connection((client.base_url.host, client.base_url.port)) as slow:
             slow.sendall(
                 b"POST /v1/predict HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
@@ -282,7 +283,7 @@ def test_slow_clients_and_slow_answers_end_at_the_limit(runs: Runs, gate: Gate) 
 
 @pytest.mark.parametrize("given", [None, "Bearer wrong", "Basic key", "Bearer ké"])
 def test_the_api_key(runs: Runs, given: str | None) -> None:
-    with served(runs, api_key="a-key") as client:
+    with served(Encoder(runs), api_key="a-key") as client:
         headers = {} if given is None else {"Authorization": given.encode()}
         for path in ("/v1/runs", "/metrics"):
             assert client.get(path, headers=headers).status_code == 401

@@ -14,6 +14,7 @@ import pytest
 from command_line import wait_until
 from prefixprop.evaluate import Trust
 from prefixprop.predict.loading import load_runs
+from prefixprop.serve.encoder import Encoder
 
 from serving import make_runs, served
 
@@ -83,7 +84,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Browser, ht
         port = read().partition("started successfully on port ")[2].split(".")[0]
         browser = Browser(f"http://127.0.0.1:{port}")
         try:
-            with served(runs, api_key="a-key") as client:
+            with served(Encoder(runs), api_key="a-key") as client:
                 yield browser, client
         finally:
             browser("DELETE", "")
