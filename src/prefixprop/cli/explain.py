@@ -19,7 +19,7 @@ from prefixprop.cli.messages import clean_errors, printable
 from prefixprop.cli.predict import BatchTokensOption, IdOption, LongOption, TextOption
 from prefixprop.data.files import Columns
 from prefixprop.lazy_imports import import_optional
-from prefixprop.predict.inputs import STANDARD_INPUT, read_inputs, read_standard_input, windows
+from prefixprop.predict.inputs import read_inputs, windows
 from prefixprop.runs.directory import RunDirectory
 
 if TYPE_CHECKING:
@@ -67,11 +67,7 @@ def explain(
         if html is not None:
             import_optional("jinja2", "HTML pages", extra="report")
         RunDirectory(run).check_finished()
-        columns = Columns(text=text_column, id=id_column)
-        if documents == STANDARD_INPUT:
-            inputs = read_standard_input(sys.stdin.buffer, columns)
-        else:
-            inputs = read_inputs(documents, columns)
+        inputs = read_inputs(documents, Columns(text=text_column, id=id_column))
         with Console(stderr=True).status("loading the model"):
             from prefixprop.predict.explain import explanations_page
             from prefixprop.predict.loading import load_run

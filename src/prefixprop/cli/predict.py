@@ -21,14 +21,7 @@ from rich.console import Console
 from prefixprop.choices import DEFAULT_BATCH_TOKENS
 from prefixprop.cli.messages import REPEAT, RESUME, TerminalProgress, clean_errors, printable, refuse
 from prefixprop.data.files import Columns
-from prefixprop.predict.inputs import (
-    STANDARD_INPUT,
-    InputDocument,
-    ReadAhead,
-    read_inputs,
-    read_standard_input,
-    windows,
-)
+from prefixprop.predict.inputs import STANDARD_INPUT, InputDocument, ReadAhead, read_inputs, windows
 from prefixprop.predict.outputs import CommaSeparated, JsonLines, Origin, ResumableOutput, format_of, locked, speed
 from prefixprop.predict.ray_engine import Work, predict_parts, tables_of
 from prefixprop.progress import Progress
@@ -153,9 +146,7 @@ def predict(
                 status.update("counting documents")
                 total = sum(1 for _ in read_inputs(documents, columns))
         if documents == STANDARD_INPUT:
-            # Detached: Python closes sys.stdin when it ends, and would fail while the thread still reads from it.
-            stream: BinaryIO = sys.stdin.detach()  # type: ignore[union-attr]
-            arriving = ReadAhead(read_standard_input(stream, columns), 256)
+            arriving = ReadAhead(read_inputs(documents, columns), 256)
             job.run(arriving, is_waiting=arriving.is_waiting)
         else:
             job.run(read_inputs(documents, columns), total)

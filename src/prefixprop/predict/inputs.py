@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import queue
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -41,7 +42,13 @@ class InputDocument:
 
 
 def read_inputs(path: str | Path, columns: Columns) -> Iterator[InputDocument]:
-    """The documents of a table or a folder; a bad one raises a `ValueError` that names its `file:line`."""
+    """The documents of a table, a folder or standard input (`-`), as they arrive.
+
+    A bad one raises a `ValueError` that names its `file:line`.
+    """
+    if path == STANDARD_INPUT:
+        # Detached: Python closes sys.stdin when it ends, and would fail while a thread still reads from it.
+        return read_standard_input(sys.stdin.detach(), columns)  # type: ignore[union-attr]
     path = Path(path)
     if path.is_dir():
         return _read_folder(path)
@@ -51,7 +58,6 @@ def read_inputs(path: str | Path, columns: Columns) -> Iterator[InputDocument]:
 
 
 def read_standard_input(stream: BinaryIO, columns: Columns) -> Iterator[InputDocument]:
-    """The documents of standard input, as they arrive."""
     lines = iter(enumerate(stream, start=1))
     opening = []
     for number, line in lines:
