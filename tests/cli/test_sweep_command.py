@@ -73,12 +73,6 @@ def test_ctrl_c_and_kill(number: int, tmp_path: Path, monkeypatch: pytest.Monkey
     assert told.endswith("Stopped. The same command continues from here.\n")
 
 
-def start(plan: Path, runs: Path) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "prefixprop", "sweep", str(plan), "--runs-dir", str(runs), "--processes", "2"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-
-
 def locked(folder: Path) -> bool:
     """Whether a process still trains in the folder."""
     try:
@@ -92,7 +86,8 @@ def test_killed_and_resumed(tmp_path: Path) -> None:
     # A checkpoint after every step, so that there is something to go on from.
     plan = write_plan(tmp_path, seed=[1, 2, 3], epochs=3, checkpoint_every=1)
     runs = tmp_path / "runs"
-    process = start(plan, runs)
+    command = [sys.executable, "-m", "prefixprop", "sweep", str(plan), "--runs-dir", str(runs), "--processes", "2"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         wait_until(lambda: any(len(list_checkpoints(path)) > 1 for path in runs.glob("files-*/checkpoints")), 90)
     finally:
