@@ -43,13 +43,18 @@ def commands_page() -> str:
         parts += [f"## prefixprop {name}", text, f"```sh\n{' '.join(example.split())}\n```"]
         shown = [parameter for parameter in command.params if getattr(parameter, "help", None)]
         names = [one.opts[0] if one.param_type_name == "option" else one.metavar for one in shown]
-        rows = [f"| `{name}` | {one.help} |" for name, one in zip(names, shown, strict=True)]
+        rows = [f"| `{name}` | {one.help}{_default(one)} |" for name, one in zip(names, shown, strict=True)]
         if name == "lengthen":
             settings, own = declared(LengthenSettings), {one.name for one in shown}
             rows += [f"| `{one.flag}` | {help_of(one)} |" for one in settings.values() if one.name not in own]
         if rows:
             parts.append("\n".join(["| option | meaning |", "| --- | --- |", *rows]))
     return "\n\n".join(parts)
+
+
+def _default(option: Any) -> str:
+    is_value = isinstance(option.default, str | int | float) and not isinstance(option.default, bool)
+    return f" Default: {option.default}." if is_value else ""
 
 
 def settings_page() -> str:

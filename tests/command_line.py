@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+
 from typer.testing import CliRunner
 
 from prefixprop.cli.app import app
@@ -15,3 +18,10 @@ def call(*arguments: object, status: int = 0, stdin: bytes | None = None, column
     assert status == 0 or isinstance(result.exception, SystemExit)
     assert "Traceback" not in result.output
     return result.stdout, result.stderr
+
+
+def wait_until(condition: Callable[[], object], seconds: float = 30) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.01)

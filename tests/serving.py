@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 
-from prefixprop.predict import TrainedModel
+from command_line import wait_until
 from prefixprop.serve.app import bound_socket, create_app, new_server
-from prefixprop.serve.encoder import Encoder
+from prefixprop.serve.encoder import Encoder, EncoderProcess
 
 from tiny_runs import make_run
 
@@ -31,10 +30,10 @@ def make_runs(folder: Path) -> dict[str, Path]:
 
 
 @contextlib.contextmanager
-def served(runs: Mapping[str, TrainedModel], *arguments: Any, **options: Any) -> Iterator[httpx.Client]:
-    """A client of an application with these runs, in this process, and these further arguments."""
+def served(encoder: Encoder | EncoderProcess, *arguments: Any, **options: Any) -> Iterator[httpx.Client]:
+    """A client of an application with this encoder and these further arguments."""
     bound = bound_socket("127.0.0.1", 0)
-    server = new_server(create_app(Encoder(runs), *arguments, **options), finish_seconds=5)
+    server = new_server(create_app(encoder, *arguments, **options), finish_seconds=5)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]})
     thread.start()
     wait_until(lambda: server.started)
@@ -45,10 +44,3 @@ def served(runs: Mapping[str, TrainedModel], *arguments: Any, **options: Any) ->
         server.should_exit = True
         thread.join()
         bound.close()
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 30) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)

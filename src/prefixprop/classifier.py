@@ -216,7 +216,7 @@ class DocumentClassifier(ClassifierMixin, BaseEstimator):
 
         self.run_: TrainedModel = load_run(directory.path)
         self.run_.check_reads_documents()
-        if self.run_.thresholds is not None:
+        if self.run_.several_labels:
             raise ValueError(
                 f"{directory.path}: its documents can have several labels; open it with prefixprop.load_run."
             )

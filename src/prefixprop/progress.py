@@ -27,8 +27,8 @@ class Progress:
     def stage(self, what: str) -> None:
         """What is being done from now on; it is not known how long it takes."""
 
-    def advance(self, what: str, done: int, total: int, detail: str = "") -> None:
-        """How much of something countable is done, and a few words on how it goes."""
+    def advance(self, what: str, done: int, total: int | None, detail: str = "") -> None:
+        """How much of something countable is done, and a few words on how it goes; `total` may be unknown."""
 
     def line(self, text: str) -> None:
         """A result on the way, such as the metrics of an epoch."""

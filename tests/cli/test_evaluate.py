@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 from command_line import call
-from prefixprop import load_run
-from prefixprop.data import fingerprint, load_data, read_json_lines
-from prefixprop.evaluate import PredictionSet, read_predictions, write_predictions
+from prefixprop.data import fingerprint, load_data
+from prefixprop.evaluate import PredictionSet, write_predictions
 from prefixprop.train import RunDirectory
 
 from tiny_questions import invented
@@ -52,6 +51,8 @@ def test_the_numbers_are_those_of_the_run(kind: str, request: pytest.FixtureRequ
         assert "accuracy" in found["before"] and ("micro_f1" in found["before"]) == (kind == "run")
     found = metrics_of(run, "--predictions", run / "predictions" / "test.jsonl")
     assert (found["before"], found["after"]) == (stored["test"], stored["test_calibrated"])
+    alone = metrics_of("--predictions", run / "predictions" / "test.jsonl")
+    assert (alone["before"], alone["after"], alone["temperature"]) == (stored["test"], None, None)
 
 
 def test_a_row_for_every_label(run: Path, wikihop_run: Path, tmp_path: Path) -> None:
@@ -70,17 +71,9 @@ def test_a_row_for_every_label(run: Path, wikihop_run: Path, tmp_path: Path) -> 
     assert (tmp_path / "x.png").is_file()
 
 
-def test_stored_predictions_need_no_run(run: Path) -> None:
-    path = run / "predictions" / "dev.jsonl"
-    found = metrics_of("--predictions", path)
-    assert found["before"] == read_predictions(path).evaluate()
-    assert found["after"] is None and found["temperature"] is None
-    table = evaluate("--predictions", path)
-    assert "value" in table and "after scaling" not in table
-
-
 def test_the_table(run: Path) -> None:
     stored = json.loads((run / "metrics.json").read_text())
+    assert "after scaling" not in evaluate("--predictions", run / "predictions" / "test.jsonl")
     printed = evaluate(run)
     assert f"after scaling (T = {stored['temperature']:.3f})" in printed
     rows = {line.split("│")[1].strip(): line.split("│")[2:4] for line in printed.splitlines() if line.count("│") == 4}
@@ -126,7 +119,7 @@ def test_a_dev_set_drawn_from_the_training_set_must_be_the_same(tmp_path: Path) 
     (run / "environment.json").write_text(json.dumps({"documents": stored}))
     finish_again(run)
     assert metrics_of(run, "--split", "dev")["before"]["documents"] == 3
-    assert "the run's task has no test documents; try --split dev" in evaluate(run, status=1)
+    assert "the run has no test documents; try --split dev" in evaluate(run, status=1)
     train.write_text("".join(train.read_text().splitlines(keepends=True)[:-1]))
     assert "the documents have changed since the run was trained" in evaluate(run, "--split", "dev", status=1)
     (run / "environment.json").unlink()
@@ -146,26 +139,12 @@ def test_a_split_needs_only_its_own_files(limit: int | None, tmp_path: Path) -> 
     assert "dev.jsonl: there is no such file" in evaluate(run, "--split", "dev", status=1)
 
 
-def test_long_documents_are_read_as_predict_reads_them(run: Path, tmp_path: Path) -> None:
-    path = write_rows(tmp_path / "long.jsonl", ["w4 w5", *(f"{text} " * 9 for text in texts(6, seed=4))])
-    found = {long: metrics_of(run, "--input", path, "--long", long) for long in ("truncate", "chunk-average")}
-    assert metrics_of(run, "--input", path) == found["truncate"]
-    labels = [json.loads(line)["label"] for line in path.read_text().splitlines()]
-    model = load_run(run)
-    for long, metrics in found.items():
-        predictions = list(model.predict_stream([row["text"] for row in read_json_lines(path)], long=long))
-        assert any(prediction.chunks > 1 for prediction in predictions) == (long == "chunk-average")
-        likelihoods = [one.probabilities[label] for one, label in zip(predictions, labels, strict=True)]
-        assert metrics["after"]["nll"] == pytest.approx(-np.log(likelihoods).mean(), abs=1e-5)
-    assert found["truncate"]["before"]["nll"] != pytest.approx(found["chunk-average"]["before"]["nll"], abs=1e-4)
-
-
 @pytest.mark.parametrize(
     ("kind", "arguments", "message"),
     [
         (None, (), "Give the directory of a run, or stored predictions"),
         ("run", ("--input", "x.jsonl", "--split", "dev"), "--split would change nothing here: --input has"),
-        ("run", ("--input", "x.jsonl", "--predictions", "x.jsonl"), "give one of the two"),
+        ("run", ("--input", "x.jsonl", "--predictions", "x.jsonl"), "--input would change nothing here"),
         ("run", ("--predictions", "x.jsonl", "--batch-tokens", "9"), "--batch-tokens would change nothing here"),
         ("run", ("--predictions", "x.jsonl", "--long", "truncate"), "--long would change nothing here"),
         ("run", ("--text-column", "body"), "--text-column would change nothing here: it is for --input"),
@@ -175,7 +154,7 @@ def test_long_documents_are_read_as_predict_reads_them(run: Path, tmp_path: Path
         ("wikihop_run", ("--data-dir", "."), "there is no train.json or train.jsonl here"),
         ("wikihop_run", ("--input", "x.jsonl", "--id-column", "n"), "questions have columns of their own"),
         ("wikihop_run", ("--long", "truncate"), "--long would change nothing here: questions are always read in"),
-        ("wikihop_run", ("--confusion", "c.png"), "the candidates of questions are not shared"),
+        ("wikihop_run", ("--confusion", "c.png"), "with one label each, of labels that all documents share"),
     ],
 )
 def test_what_is_refused(

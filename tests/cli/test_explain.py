@@ -54,9 +54,7 @@ def test_the_classifier_explains_a_text_or_several(folder: Path) -> None:
 def test_mistakes(folder: Path) -> None:
     run, new = folder / "run", folder / "new.jsonl"
     for arguments, message in (
-        ((run, new, "--way", "magic"), "--way 'magic' is unknown; choose one of occlusion, reading"),
         ((run, new, "--way", "reading"), "is for runs of readers"),
-        ((run, new, "--long", "no"), "--long 'no' is unknown"),
         ((run, new, "--html", folder), "this is a folder; give --html the name of a file"),
         ((run, folder / "none.jsonl"), "there is no such file or folder"),
         ((folder, new), str(folder)),

@@ -6,13 +6,12 @@ import csv
 import io
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +20,13 @@ import pytest
 import torch
 import transformers
 
-from command_line import call
+from command_line import call, wait_until
 from prefixprop import load_run
 from prefixprop.predict import inputs
 from prefixprop.predict.outputs import locked
 
 from killed_runs import killed
-from tiny_runs import LABEL_NAMES, finish_again, make_run, texts, write_rows
+from tiny_runs import LABEL_NAMES, make_run, texts, write_rows
 
 
 @pytest.fixture(scope="module")
@@ -40,8 +39,7 @@ def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inputs, "MAX_DOCUMENTS", 8)
 
 
-def predict(*arguments: object, status: int = 0, stdin: bytes | None = None) -> tuple[str, str]:
-    return call("predict", *arguments, status=status, stdin=stdin)
+predict = partial(call, "predict")
 
 
 def lines_of(text: str) -> list[dict[str, Any]]:
@@ -75,10 +73,6 @@ def test_predictions_in_order_and_a_summary(
     assert "Warning: 1 document is longer than the limit of 32 tokens and cut there" in told and ": d31" in told
     assert "Warning: 1 document is empty: d30" in told
     assert "tokens/s" in told
-    path.write_text("".join(f'{{"id": "{name}", "text": "w5 w6"}}\n' for name in "abaa"))
-    printed, told = predict(run, path)
-    assert [line["id"] for line in lines_of(printed)] == list("abaa")
-    assert "Warning: 2 documents are named like an earlier one: a, a" in told
 
 
 def test_csv_output(run: Path, tmp_path: Path) -> None:
@@ -89,27 +83,6 @@ def test_csv_output(run: Path, tmp_path: Path) -> None:
     for row, line in zip(csv.DictReader(io.StringIO(output.read_text())), expected, strict=True):
         found = {name: float(row[f"probability of {name}"]) for name in LABEL_NAMES}
         assert row["label"] == line["label"] and found == pytest.approx(line["probabilities"], abs=1e-5)
-
-
-def test_resume_after_any_loss_gives_the_same_file(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, output = write_rows(tmp_path / "in.jsonl", [*texts(28, seed=9), "", "w4 " * 60]), tmp_path / "out.jsonl"
-    _, told = predict(run, path, "--output", output)
-    whole, uninterrupted = output.read_bytes(), Path(shutil.copy(output, tmp_path / "whole.jsonl"))
-    summary = told.splitlines()[:-1]  # without the speed
-    assert len(summary) == 4
-    ends = [place + 1 for place, byte in enumerate(whole) if byte == ord("\n")]
-    moved, read = Path(shutil.copytree(run, tmp_path / "moved")), list[int]()
-    watch_model(monkeypatch, read.append)
-    for length, missing in ((0, 30), (ends[12] + 20, 17), (len(whole), 0)):
-        output.write_bytes(whole[:length])
-        read.clear()
-        _, told = predict(moved, path, "--output", output, "--resume", "--batch-tokens", 64)
-        assert sum(read) == missing  # nothing is predicted again
-        assert output.read_bytes().startswith(whole[:length].rpartition(b"\n")[0])
-        assert_same(output, uninterrupted)
-        assert [line.replace("moved", "run") for line in told.splitlines()[:-1]] == summary
 
 
 def watch_model(monkeypatch: pytest.MonkeyPatch, seen: Callable[[int], object]) -> None:
@@ -147,13 +120,6 @@ def test_killed_in_the_middle_and_resumed(run: Path, tmp_path: Path, monkeypatch
     assert_same(partial, uninterrupted)
 
 
-def wait_for(condition: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + 120
-    while not condition():
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def test_standard_input_is_answered_before_it_ends(run: Path, tmp_path: Path) -> None:
     answers = tmp_path / "answers.jsonl"
     with (
@@ -166,37 +132,13 @@ def test_standard_input_is_answered_before_it_ends(run: Path, tmp_path: Path) ->
     ):  # fmt: skip
         assert process.stdin is not None and process.stderr is not None
         process.stdin.write(b"w4 w5\nw4 and half")
-        wait_for(lambda: answers.read_bytes().count(b"\n") == 1, process)
+        wait_until(lambda: answers.read_bytes().count(b"\n") == 1, 120)
         process.stdin.write(b" of a line\nw6\nw7\nw8 and half")
-        wait_for(lambda: answers.read_bytes().count(b"\n") == 4, process)
+        wait_until(lambda: answers.read_bytes().count(b"\n") == 4, 120)
         process.send_signal(signal.SIGINT)  # while it waits for more
         told = process.stderr.read().decode()
     assert process.returncode == 130 and told.startswith("Stopped.") and "Fatal" not in told, told
     assert [line["id"] for line in lines_of(answers.read_text())] == ["1", "2", "3", "4"]
-
-
-@pytest.mark.parametrize(
-    ("change", "then", "options", "message"),
-    [
-        # Four documents of one week, then six of the next: all are numbered from 1.
-        (False, texts(6, seed=2), (), "another input: the first 4 documents are not those that it was made from"),
-        (True, texts(4), (), "the run was run, which has changed since."),
-        (False, texts(4), ("--long", "chunk-average"), "--long was truncate, now chunk-average."),
-    ],
-)
-def test_what_is_not_resumed(
-    change: bool, then: list[str], options: tuple[str, ...], message: str, run: Path, tmp_path: Path
-) -> None:
-    run, path, output = Path(shutil.copytree(run, tmp_path / "run")), tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts(4)))
-    predict(run, path, "--output", output)
-    before = output.read_bytes()
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in then))
-    if change:
-        finish_again(run, temperature=1.25)
-    _, told = predict(run, path, "--output", output, "--resume", *options, status=1)
-    assert told.startswith(f"Error: {output}") and message in told and "choose another --output" in told
-    assert len(told.splitlines()) == 1 and output.read_bytes() == before
 
 
 def test_an_output_that_is_there_is_not_overwritten(run: Path, tmp_path: Path) -> None:
@@ -208,13 +150,11 @@ def test_an_output_that_is_there_is_not_overwritten(run: Path, tmp_path: Path) -
         assert (tmp_path / name).read_text() == "precious"
 
 
-@pytest.mark.parametrize("options", [(), ("--resume",)])
-def test_two_processes_do_not_write_one_file(run: Path, tmp_path: Path, options: tuple[str, ...]) -> None:
+def test_two_processes_do_not_write_one_file(run: Path, tmp_path: Path) -> None:
     path, output = write_rows(tmp_path / "in.jsonl", texts(3)), tmp_path / "out.jsonl"
     with locked(output):
-        _, told = predict(run, path, "--output", output, *options, status=1)
+        _, told = predict(run, path, "--output", output, "--resume", status=1)
     assert f"Error: {output}: another process is writing this file" in told and not output.exists()
-    predict(run, path, "--output", output, *options)
 
 
 def test_a_fault_of_a_file_is_found_before_any_work(run: Path, tmp_path: Path) -> None:
@@ -276,13 +216,17 @@ def test_out_of_memory(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--long", "cut"), "--long 'cut' is unknown; choose one of truncate, chunk-average"),
-        (("--output", "x.parquet"), "x.parquet: give --output a name that ends in .jsonl or .csv"),
-        (("--output", "new.csv", "--resume"), "--resume continues JSON lines only: CSV cannot be continued."),
-        (("--resume",), "give its name with --output"),
-        (("--output", ".", "--format", "csv"), ".: this is a folder"),
-        (("--id-column", "nr"), "there is no column 'nr'"),
-        (("--workers", "2"), "--workers would change nothing here: it is for --engine ray"),
+        (("nowhere",), "there is no such file or folder"),
+        (("nowhere", "in.jsonl"), "no such run directory"),
+        (("in.jsonl", "--output", "x.parquet"), "x.parquet: give --output a name that ends in .jsonl or .csv"),
+        (
+            ("in.jsonl", "--output", "new.csv", "--resume"),
+            "--resume continues JSON lines only",
+        ),
+        (("in.jsonl", "--resume"), "give its name with --output"),
+        (("in.jsonl", "--output", ".", "--format", "csv"), ".: this is a folder"),
+        (("in.jsonl", "--id-column", "nr"), "there is no column 'nr'"),
+        (("in.jsonl", "--workers", "2"), "--workers would change nothing here: it is for --engine ray"),
     ],
 )
 def test_wrong_choices(
@@ -290,13 +234,8 @@ def test_wrong_choices(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     write_rows(Path("in.jsonl"), texts(3))
-    assert message in predict(run, "in.jsonl", *arguments, status=1)[1]
+    assert message in predict(run, *arguments, status=1)[1]
     assert os.listdir() == ["in.jsonl"]
-
-
-def test_wrong_paths(run: Path, tmp_path: Path) -> None:
-    assert "there is no such file or folder" in predict(run, tmp_path / "nowhere", status=1)[1]
-    assert "no such run directory" in predict(tmp_path / "nowhere", tmp_path / "in.jsonl", status=1)[1]
 
 
 def test_control_characters_do_not_reach_the_terminal(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,6 @@ import pytest
 import transformers
 
 from command_line import call
-from prefixprop import load_run
 from prefixprop.predict import PredictionOptions, token_batches, trained_model
 from prefixprop.predict.loading import load_runs
 
@@ -45,8 +45,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return made
 
 
-def predict(*arguments: object, status: int = 0, stdin: bytes | None = None) -> tuple[str, str]:
-    return call("predict", *arguments, status=status, stdin=stdin)
+predict = partial(call, "predict")
 
 
 def assert_alike(found: dict[str, Any], expected: dict[str, Any]) -> None:
@@ -82,11 +81,8 @@ def test_documents_are_read_once_and_models_are_shared(runs: list[Path], monkeyp
     monkeypatch.setattr(
         trained_model, "encode_documents", lambda given, *rest: tokenized.append(len(given)) or original(given, *rest)
     )
-    answers = trained_model.predict_with_each(loaded, DOCUMENTS, PredictionOptions())
+    trained_model.predict_with_each(loaded, DOCUMENTS, PredictionOptions())
     assert tokenized == [len(DOCUMENTS)] * 2  # one run cuts earlier
-    for place, run in enumerate(runs):
-        for found, expected in zip(answers, load_run(run).predict_stream(DOCUMENTS), strict=True):
-            assert_alike(vars(found[place]), vars(expected))
 
 
 def test_runs_share_a_pass_where_the_documents_of_all_fit_in_a_batch(
@@ -112,10 +108,10 @@ def test_runs_share_a_pass_where_the_documents_of_all_fit_in_a_batch(
 def test_resume(runs: list[Path], tmp_path: Path) -> None:
     path, output = write_rows(tmp_path / "in.jsonl", DOCUMENTS), tmp_path / "out.jsonl"
     _, told = predict(*runs[:2], path, "--output", output)
-    whole = output.read_bytes()
-    output.write_bytes(b"".join(whole.splitlines(keepends=True)[:5]) + b'{"id": "')
+    begun = b"".join(output.read_bytes().splitlines(keepends=True)[:5])
+    output.write_bytes(begun + b'{"id": "')
     _, again = predict(*runs[:2], path, "--output", output, "--resume")
-    assert output.read_bytes().count(b"\n") == len(DOCUMENTS)
+    assert output.read_bytes().startswith(begun) and output.read_bytes().count(b"\n") == len(DOCUMENTS)
     assert again.splitlines()[:-1] == told.splitlines()[:-1]
     for others in (runs[:1], runs[1::-1], [runs[0], runs[2]]):
         _, refused = predict(*others, path, "--output", output, "--resume", status=1)

@@ -7,7 +7,6 @@ import shutil
 import signal
 import socket
 import sys
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,12 +14,11 @@ from typing import Any
 import httpx
 import pytest
 
-from command_line import call
+from command_line import call, wait_until
 from prefixprop.cli import main
-from prefixprop.serve.app import bound_socket, create_app, new_server
 from prefixprop.serve.encoder import EncoderProcess
 
-from serving import make_runs, wait_until
+from serving import make_runs, served
 from tiny_runs import make_results
 
 
@@ -93,12 +91,7 @@ def test_an_encoder_that_is_killed_or_has_no_run_is_told(tmp_path: Path) -> None
     folders = make_runs(tmp_path / "runs")
     encoder = EncoderProcess({"tone": folders["tone"]})
     (process,) = [child for child in multiprocessing.active_children() if child.name == "encoder"]
-    bound = bound_socket("127.0.0.1", 0)
-    server = new_server(create_app(encoder), finish_seconds=5)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]})
-    thread.start()
-    with httpx.Client(base_url=f"http://127.0.0.1:{bound.getsockname()[1]}", timeout=60) as client:
-        wait_until(lambda: server.started)
+    with served(encoder) as client:
         assert client.post("/v1/predict", json={"texts": ["w4"]}).status_code == 200
         process.kill()
         process.join(30)
@@ -108,9 +101,6 @@ def test_an_encoder_that_is_killed_or_has_no_run_is_told(tmp_path: Path) -> None
             client.post("/v1/predict", json={"texts": ["w4"]}),
         ):
             assert answer.status_code == 503 and "encoder has stopped" in answer.json()["detail"]
-    server.should_exit = True
-    thread.join(30)
-    assert not thread.is_alive()
     with pytest.raises(ValueError, match="none"):
         EncoderProcess({"none": tmp_path / "none"})
 

@@ -52,9 +52,12 @@ def one(run: TrainedModel, text: str, **options: Any) -> Explanation:
     return explanation
 
 
-@pytest.mark.filterwarnings("ignore:.*empty")
 def odds(run: TrainedModel, text: str, label: str) -> float:
-    return float(logit(run.predict([text])[0].probabilities[label]))
+    return float(logit(next(run.predict_stream([text])).probabilities[label]))
+
+
+def softmax_of(run: TrainedModel, text: str) -> list[float]:
+    return list(next(run.predict_stream([text])).probabilities.values())
 
 
 # --- passages -------------------------------------------------------------------------------------------------------
@@ -104,10 +107,6 @@ def test_a_score_is_what_the_label_loses_without_the_passage(runs: dict[str, Tra
         expected = odds(run, text, found.label) - odds(run, without, found.label)
         assert passage.score == pytest.approx(expected, abs=1e-5)
     assert max(abs(passage.score) for passage in found.passages) > 5e-5
-
-
-def softmax_of(run: TrainedModel, text: str) -> list[float]:
-    return list(run.predict([text])[0].probabilities.values())
 
 
 @pytest.mark.usefixtures("_short_passages")
@@ -185,11 +184,7 @@ def test_a_document_that_is_cut_is_explained_as_far_as_it_is_read(runs: dict[str
         last = found.passages[-1]
         assert (last.end == len(text)) == reads_all
         assert len(text[: last.start].split()) < ROOM or reads_all
-        assert found.confidence == pytest.approx(max(softmax_of_cut(runs[method], text)))
-
-
-def softmax_of_cut(run: TrainedModel, text: str) -> list[float]:
-    return list(next(run.predict_stream([text])).probabilities.values())
+        assert found.confidence == pytest.approx(max(softmax_of(runs[method], text)))
 
 
 def test_each_of_several_labels(runs: dict[str, TrainedModel]) -> None:

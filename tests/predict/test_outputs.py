@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -73,16 +74,11 @@ def test_spreadsheets_find_no_formulas(text: str, tmp_path: Path) -> None:
         ("a.parquet", None, r"a.parquet: give --output a name that ends in \.jsonl or \.csv, or choose a --format"),
         ("a", None, r"a: give --output a name that ends in"),
         ("a.csv", "jsonl", "the name says csv, but --format says jsonl"),
-        (None, "xml", "--format 'xml' is unknown; choose one of jsonl, csv"),
     ],
 )
 def test_formats(output: str | None, chosen: str | None, expected: str) -> None:
-    path = None if output is None else Path(output)
-    if " " not in expected:
-        assert format_of(path, chosen) == expected
-    else:
-        with pytest.raises(ValueError, match=expected):
-            format_of(path, chosen)
+    with pytest.raises(ValueError, match=expected) if " " in expected else nullcontext():
+        assert format_of(None if output is None else Path(output), chosen) == expected
 
 
 def test_one_process_writes_a_file(tmp_path: Path) -> None:
@@ -101,9 +97,7 @@ def test_one_process_writes_a_file(tmp_path: Path) -> None:
 
 def documents(text: str, own_ids: bool = False) -> list[InputDocument]:
     """One for each letter."""
-    return [
-        InputDocument(letter if own_ids else str(number), letter, own_ids) for number, letter in enumerate(text, 1)
-    ]
+    return [InputDocument(letter if own_ids else str(number), letter) for number, letter in enumerate(text, 1)]
 
 
 def resume(output: Path, given: list[InputDocument], origin: Origin = ORIGIN) -> list[str]:

@@ -8,15 +8,15 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import prefixprop
-from command_line import call
+from command_line import call, wait_until
 from prefixprop.predict import ray_engine, trained_model
 from prefixprop.predict.outputs import locked
 
@@ -141,10 +141,7 @@ def test_a_killed_command_goes_on_and_refuses_other_documents(folder: Path, runs
     command = [sys.executable, "-m", "prefixprop", "--import", "deadly", *arguments(runs[:1], address)]
     Path("most").write_text("0")
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
-        deadline = time.monotonic() + 120
-        while not list(Path("out").rglob("*.parquet")):
-            assert process.poll() is None and time.monotonic() < deadline
-            time.sleep(0.05)
+        wait_until(lambda: list(Path("out").rglob("*.parquet")), 120)
         process.kill()
     assert process.returncode == -signal.SIGKILL
     before = {name: time for name, time in parts().items() if name.endswith(".parquet")}
@@ -221,19 +218,10 @@ def test_without_ray(folder: Path, runs: list[Path], monkeypatch: pytest.MonkeyP
         ([{"CPU": 3}, {"CPU": 3}], 3, (3, 1, 0)),
         ([{"CPU": 16, "GPU": 8}, {"CPU": 16, "GPU": 8}], None, (16, 1, 1)),
         ([{"CPU": 16, "GPU": 8}], 3, (3, 1, 1)),
+        ([{"CPU": 16, "GPU": 8}], 9, "--workers 9: the cluster has 8 GPUs, and every worker takes one"),
+        ([{"memory": 1.0}], None, "--workers 1: the cluster has 0 cores"),
     ],
 )
-def test_room(nodes: list[dict[str, float]], wanted: int | None, room: tuple[int, int, int]) -> None:
-    assert ray_engine._room(nodes, wanted) == room
-
-
-@pytest.mark.parametrize(
-    ("node", "wanted", "message"),
-    [
-        ({"CPU": 16, "GPU": 8}, 9, "--workers 9: the cluster has 8 GPUs, and every worker takes one"),
-        ({"memory": 1.0}, None, "--workers 1: the cluster has 0 cores"),
-    ],
-)
-def test_more_workers_than_there_is_room_for(node: dict[str, float], wanted: int | None, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        ray_engine._room([node], wanted)
+def test_room(nodes: list[dict[str, float]], wanted: int | None, room: tuple[int, int, int] | str) -> None:
+    with pytest.raises(ValueError, match=room) if isinstance(room, str) else nullcontext():
+        assert ray_engine._room(nodes, wanted) == room

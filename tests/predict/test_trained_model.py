@@ -15,7 +15,7 @@ from prefixprop import load_run
 from prefixprop.choices import LONG_DOCUMENTS
 from prefixprop.evaluate import softmax
 from prefixprop.predict import Prediction, PredictionSummary, TrainedModel
-from prefixprop.predict.trained_model import PredictionOptions, read_with_each
+from prefixprop.predict.trained_model import PredictionOptions, logits_of_each
 
 from tiny_questions import tiny_tokenizer
 from tiny_runs import LABEL_NAMES, make_run, texts
@@ -29,7 +29,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> TrainedModel:
 def test_labels_and_calibrated_probabilities_in_the_order_given(trained: TrainedModel) -> None:
     documents = texts(40, seed=3)
     predictions = trained.predict(documents, batch_tokens=64)
-    alone = [read_with_each([trained], [document], PredictionOptions())[0].logits for document in documents]
+    options = PredictionOptions()
+    alone = [logits_of_each([trained], trained.encoded([document], options), options)[0] for document in documents]
     logits = np.concatenate(alone)
     expected = softmax(logits / trained.temperature.value)
     assert trained.temperature.value > 1.5  # a forgotten temperature would show

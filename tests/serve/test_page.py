@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import base64
-import os
 import shutil
 import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from command_line import wait_until
 from prefixprop.evaluate import Trust
 from prefixprop.predict.loading import load_runs
+from prefixprop.serve.encoder import Encoder
 
-from serving import make_runs, served, wait_until
+from serving import make_runs, served
 
 BROWSER, DRIVER = shutil.which("chromium") or shutil.which("google-chrome"), shutil.which("chromedriver")
 pytestmark = pytest.mark.skipif(not (BROWSER and DRIVER), reason="needs Chromium and chromedriver")
@@ -85,7 +84,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Browser, ht
         port = read().partition("started successfully on port ")[2].split(".")[0]
         browser = Browser(f"http://127.0.0.1:{port}")
         try:
-            with served(runs, api_key="a-key") as client:
+            with served(Encoder(runs), api_key="a-key") as client:
                 yield browser, client
         finally:
             browser("DELETE", "")
@@ -133,7 +132,6 @@ def test_from_a_document_to_its_predictions(page: tuple[Browser, httpx.Client]) 
     assert browser.run("return [...document.querySelectorAll('h4')].map(each => each.textContent)") == [
         f"Why {one['label']}?" for one in expected.values()
     ]
-    picture(browser)
 
     # By keyboard alone: one run fewer, read on, ask with the button.
     browser.run("document.getElementById('file').focus()")
@@ -191,18 +189,3 @@ def test_problems_are_told_and_a_file_that_is_no_text_is_refused(page: tuple[Bro
         "document.dispatchEvent(new DragEvent('drop', {dataTransfer: data, bubbles: true}))"
     )
     wait_until(lambda: browser.text("#status") == "x.bin is not a text file in UTF-8.")
-
-
-def picture(browser: Browser) -> None:
-    """Screenshots for people, where PREFIXPROP_SCREENSHOTS names a folder."""
-    if not (folder := os.environ.get("PREFIXPROP_SCREENSHOTS")):
-        return
-    for width in (1300, 390):
-        for scheme in ("light", "dark"):
-            features = [{"name": "prefers-color-scheme", "value": scheme}]
-            browser.devtools("Emulation.setEmulatedMedia", features=features)
-            browser.resize(width)
-            shot = browser.devtools("Page.captureScreenshot", captureBeyondViewport=True)["data"]
-            Path(folder, f"{width}-{scheme}.png").write_bytes(base64.b64decode(shot))
-    browser.devtools("Emulation.clearDeviceMetricsOverride")
-    browser.devtools("Emulation.setEmulatedMedia", features=[])

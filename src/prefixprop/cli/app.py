@@ -79,24 +79,18 @@ def prefixprop(
 # --- flags of settings ----------------------------------------------------------------------------------------------
 
 
-class PlainCommand(TyperCommand):
-    """A command whose help shows arguments without their types in Python."""
+class Command(TyperCommand):
+    """A command whose help shows settings by group, and arguments without their types in Python.
+
+    It names the choices of settings when it is asked: `--import` adds to them.
+    """
 
     def get_params(self, ctx: Any) -> list[Any]:
         parameters: list[Any] = super().get_params(ctx)
+        settings = SETTINGS_OF.get(self.name or "", {})
         for parameter in parameters:
             if parameter.param_type_name == "argument":
                 parameter.display_type_rich = lambda ctx: None
-        return parameters
-
-
-class SettingsCommand(PlainCommand):
-    """A command with settings, whose help names the choices when it is asked: `--import` adds to them."""
-
-    def get_params(self, ctx: Any) -> list[Any]:
-        parameters: list[Any] = super().get_params(ctx)
-        settings = SETTINGS_OF[self.name or ""]
-        for parameter in parameters:
             if parameter.name in settings and parameter.help is None:
                 parameter.help = help_of(settings[parameter.name])
         return parameters
@@ -105,7 +99,8 @@ class SettingsCommand(PlainCommand):
         groups: dict[str, list[Any]] = {}
         for parameter in self.get_params(ctx):
             if row := parameter.get_help_record(ctx):
-                groups.setdefault(getattr(parameter, "rich_help_panel", None) or "Options", []).append(row)
+                kind = f"{parameter.param_type_name.title()}s"
+                groups.setdefault(getattr(parameter, "rich_help_panel", None) or kind, []).append(row)
         for heading, rows in groups.items():
             with formatter.section(heading):
                 formatter.write_dl(rows)
@@ -184,4 +179,4 @@ for command in COMMANDS:
     text = (inspect.getdoc(command) or "").replace("Example:", "\b\nExample:")  # click wraps no text after \b
     if name in SETTINGS_OF:
         command = with_flags(command, SETTINGS_OF[name], EVERYDAY.get(name, ()))
-    app.command(name, help=text, cls=SettingsCommand if name in SETTINGS_OF else PlainCommand)(command)
+    app.command(name, help=text, cls=Command)(command)

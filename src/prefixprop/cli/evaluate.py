@@ -15,13 +15,12 @@ from rich.text import Text
 
 from prefixprop.choices import DEFAULT_BATCH_TOKENS
 from prefixprop.cli.messages import clean_errors, need_report_packages, printable, refuse
+from prefixprop.cli.predict import BatchTokensOption, IdOption, LongOption, TextOption
 from prefixprop.data.files import Columns
 from prefixprop.runs.directory import RunDirectory
 
 if TYPE_CHECKING:
     from prefixprop.evaluate import LabelRow, PredictionSet, Trust
-
-_NO_CONFUSION = "--confusion needs labels that all documents share; the candidates of questions are not shared."
 
 
 @dataclass(frozen=True)
@@ -42,14 +41,17 @@ class _Evaluated:
         return {"target": self.trust.target, **self.trust.on(self.after.probabilities, self.after.known_labels)}
 
 
+_OF_SPLIT = ("split", "data_dir")
+_OF_INPUT = ("text_column", "label_column", "label_separator", "id_column")
+
+
 def evaluate(
+    context: typer.Context,
     run: Annotated[
         Path | None,
         typer.Argument(metavar="RUN", help="Directory of a finished run; optional with --predictions."),
     ] = None,
-    split: Annotated[
-        Literal["dev", "test"] | None, typer.Option(help="Which split of the run's task to predict. Default: test.")
-    ] = None,
+    split: Annotated[Literal["dev", "test"], typer.Option(help="Which split of the run's task to predict.")] = "test",
     data_dir: Annotated[Path | None, typer.Option(metavar="FOLDER", help="A local copy of the task's data.")] = None,
     input_file: Annotated[
         Path | None,
@@ -67,35 +69,15 @@ def evaluate(
             help="Stored predictions instead, such as RUN/predictions/test.jsonl; no model is loaded.",
         ),
     ] = None,
-    text_column: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Column of --input with the documents. Default: text.")
-    ] = None,
-    label_column: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Column of --input with the labels. Default: label.")
-    ] = None,
+    text_column: TextOption = "text",
+    label_column: Annotated[str, typer.Option(metavar="NAME", help="Column of --input with the labels.")] = "label",
     label_separator: Annotated[
         str | None,
         typer.Option(metavar="TEXT", help="What separates the labels of a document, such as ';'. Lists need none."),
     ] = None,
-    id_column: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Column of --input with the ids. Default: id if there is one."),
-    ] = None,
-    long: Annotated[
-        Literal["truncate", "chunk-average"] | None,
-        typer.Option(
-            help="Cut a document over the limit, or read it in chunks whose probabilities are averaged. Default: "
-            "truncate.",
-        ),
-    ] = None,
-    batch_tokens: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            metavar="N",
-            help=f"Tokens in a batch; lower it if memory runs out. Default: {DEFAULT_BATCH_TOKENS}.",
-        ),
-    ] = None,
+    id_column: IdOption = None,
+    long: LongOption = "truncate",
+    batch_tokens: BatchTokensOption = DEFAULT_BATCH_TOKENS,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     figure: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw the reliability diagram (png, pdf, svg).")
@@ -111,22 +93,16 @@ def evaluate(
     Example: prefixprop evaluate runs/letters --input more-letters.csv
     """
     with clean_errors():
-        if input_file is not None and predictions is not None:
-            raise ValueError("--input is predicted, but --predictions are stored already; give one of the two.")
-        of_split: dict[str, object] = {"--split": split, "--data-dir": data_dir}
-        of_input: dict[str, object] = {
-            "--text-column": text_column,
-            "--label-column": label_column,
-            "--label-separator": label_separator,
-            "--id-column": id_column,
-        }
-        of_model: dict[str, object] = {"--batch-tokens": batch_tokens, "--long": long}
         if predictions is not None:
-            refuse(of_split | of_input | of_model, "--predictions are stored already")
+            refuse(
+                context,
+                ("input_file", "long", "batch_tokens", *_OF_SPLIT, *_OF_INPUT),
+                "--predictions are stored already",
+            )
         elif input_file is not None:
-            refuse(of_split, "--input has the documents")
+            refuse(context, _OF_SPLIT, "--input has the documents")
         else:
-            refuse(of_input, "it is for --input")
+            refuse(context, _OF_INPUT, "it is for --input")
         _check_figures(figure, confusion)
         if predictions is not None:
             evaluated = _stored(predictions, run)
@@ -140,20 +116,16 @@ def evaluate(
 
                 trained = load_run(run)
                 if trained.answers_questions:
-                    refuse(of_input, "questions have columns of their own")
-                    refuse({"--long": long}, "questions are always read in chunks")
-                    if confusion is not None:
-                        raise ValueError(_NO_CONFUSION)
+                    refuse(context, _OF_INPUT, "questions have columns of their own")
+                    refuse(context, ("long",), "questions are always read in chunks")
                 status.update("predicting")
-                options = PredictionOptions(long or "truncate", batch_tokens or DEFAULT_BATCH_TOKENS)
+                options = PredictionOptions(long, batch_tokens)
                 if input_file is None:
-                    what = f"{split or 'test'} of {run}"
-                    before, after = predict_split(trained, split or "test", options, data_dir)
+                    what = f"{split} of {run}"
+                    before, after = predict_split(trained, split, options, data_dir)
                 else:
                     what = f"{input_file} with {run}"
-                    columns = Columns(
-                        text_column or "text", label_column or "label", id_column, separator=label_separator
-                    )
+                    columns = Columns(text_column, label_column, id_column, separator=label_separator)
                     before, after = predict_file(trained, input_file, columns, options)
             evaluated = _Evaluated(what, before, after, trained.temperature.value, trained.trust)
         _print(evaluated, as_json)
@@ -231,10 +203,8 @@ def _check_figures(*paths: Path | None) -> None:
 def _draw(evaluated: _Evaluated, figure: Path | None, confusion: Path | None) -> None:
     from prefixprop.evaluate import confusion_counts, reliability
 
-    if confusion is not None and evaluated.before.label_names is None:
-        raise ValueError(_NO_CONFUSION)
-    if confusion is not None and evaluated.before.several_labels:
-        raise ValueError("--confusion needs documents with one label each; these can have several.")
+    if confusion is not None and (evaluated.before.label_names is None or evaluated.before.several_labels):
+        raise ValueError("--confusion needs documents with one label each, of labels that all documents share.")
     labels, title = evaluated.before.known_labels, printable(evaluated.what)
     if figure is not None:
         from prefixprop.report import plot_reliability

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
 from prefixprop.atomic_files import write_text
-from prefixprop.choices import DEFAULT_BATCH_TOKENS, EXPLANATION_WAYS, LONG_DOCUMENTS
+from prefixprop.choices import DEFAULT_BATCH_TOKENS
 from prefixprop.cli.messages import clean_errors, printable
 from prefixprop.cli.predict import BatchTokensOption, IdOption, LongOption, TextOption
 from prefixprop.data.files import Columns
 from prefixprop.lazy_imports import import_optional
-from prefixprop.predict.inputs import STANDARD_INPUT, InputDocument, read_inputs, read_standard_input, windows
+from prefixprop.predict.inputs import read_inputs, windows
 from prefixprop.runs.directory import RunDirectory
 
 if TYPE_CHECKING:
@@ -44,16 +43,15 @@ def explain(
     ] = None,
     top: Annotated[int, typer.Option(min=1, metavar="N", help="Passages per document in the terminal.")] = 3,
     way: Annotated[
-        str | None,
+        Literal["occlusion", "reading"] | None,
         typer.Option(
-            metavar="|".join(EXPLANATION_WAYS),
             help="Leave each passage out and answer again, or hide it from the virtual tokens of readers, which read "
             "the document once. If not set: reading for readers, occlusion for the rest.",
         ),
     ] = None,
     text_column: TextOption = "text",
     id_column: IdOption = None,
-    long: LongOption = LONG_DOCUMENTS[0],
+    long: LongOption = "truncate",
     batch_tokens: BatchTokensOption = DEFAULT_BATCH_TOKENS,
 ) -> None:
     """Show which passages speak for and against a label.
@@ -63,22 +61,14 @@ def explain(
     Example: prefixprop explain runs/letters new-letters.jsonl --html reasons.html
     """
     with clean_errors(), ExitStack() as stack:
-        for name, value, choices in (("--long", long, LONG_DOCUMENTS), ("--way", way, EXPLANATION_WAYS)):
-            if value is not None and value not in choices:
-                raise ValueError(f"{name} {value!r} is unknown; choose one of {', '.join(choices)}.")
         for name, file in {"--output": output, "--html": html}.items():
             if file is not None and file.is_dir():
                 raise ValueError(f"{file}: this is a folder; give {name} the name of a file.")
         if html is not None:
             import_optional("jinja2", "HTML pages", extra="report")
         RunDirectory(run).check_finished()
-        columns = Columns(text=text_column, id=id_column)
-        if documents == STANDARD_INPUT:
-            inputs = read_standard_input(sys.stdin.buffer, columns)
-        else:
-            inputs = read_inputs(documents, columns)
-        console = Console(stderr=True)
-        with console.status("loading the model"):
+        inputs = read_inputs(documents, Columns(text=text_column, id=id_column))
+        with Console(stderr=True).status("loading the model"):
             from prefixprop.predict.explain import explanations_page
             from prefixprop.predict.loading import load_run
 
@@ -90,35 +80,23 @@ def explain(
         elif output is not None:
             output.parent.mkdir(parents=True, exist_ok=True)
             lines = stack.enter_context(output.open("w", encoding="utf-8"))
-
-        def explained() -> Iterator[tuple[InputDocument, Explanation]]:
-            for window in windows(inputs, lambda document: document.text):
-                texts = [document.text for document in window]
-                found = trained.explain(texts, way=way, long=long, batch_tokens=batch_tokens)
-                for document, of_document in zip(window, found, strict=True):
-                    for explanation in of_document:
-                        yield document, explanation
-
         page: list[tuple[str, Explanation]] = []
         terminal = Console(highlight=False)
-        for document, explanation in explained():
-            if lines is not None:
-                lines.write(json.dumps(_record(document.id, explanation), ensure_ascii=False) + "\n")
+        for window in windows(inputs, lambda document: document.text):
+            texts = [document.text for document in window]
+            found = trained.explain(texts, way=way, long=long, batch_tokens=batch_tokens)
+            explained = [(document.id, one) for document, own in zip(window, found, strict=True) for one in own]
             if html is not None:
-                page.append((document.id, explanation))
-            if lines is None and html is None:
-                _show(terminal, document.id, explanation, top)
+                page += explained
+            for name, explanation in explained:
+                if lines is not None:
+                    record = {"id": name, **asdict(explanation)}
+                    del record["document"]
+                    lines.write(json.dumps(record, ensure_ascii=False) + "\n")
+                elif html is None:
+                    _show(terminal, name, explanation, top)
         if html is not None:
             write_text(html, explanations_page(f"Why these labels? {run.resolve().name}", page))
-
-
-def _record(name: str, explanation: Explanation) -> dict[str, Any]:
-    return {
-        "id": name,
-        "label": explanation.label,
-        "confidence": explanation.confidence,
-        "passages": [asdict(passage) for passage in explanation.passages],
-    }
 
 
 def _show(terminal: Console, name: str, explanation: Explanation, top: int) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from prefixprop.cli.messages import TerminalProgress, clean_errors
+from prefixprop.cli.messages import RESUME, TerminalProgress, clean_errors
 from prefixprop.lengthen.settings import LengthenSettings
 from prefixprop.processes import handling_signals, is_main_process, process_count
 
@@ -32,7 +32,7 @@ def lengthen(
     Example: prefixprop lengthen roberta-base --text articles.jsonl --output roberta-base-4096
     """
     messages = Console(stderr=True, quiet=not is_main_process())
-    with clean_errors(resumable=True):
+    with clean_errors(RESUME):
         wanted = LengthenSettings(model=model, text=tuple(text), **settings)
         wanted.check(process_count())
 

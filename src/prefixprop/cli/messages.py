@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 import typer
 from rich.console import Console
@@ -23,6 +23,9 @@ EXPECTED = (ValueError, OSError, ImportError, RuntimeError)
 # C0 and C1 control characters, halves of surrogate pairs, and what turns the direction of text.
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff\u202a-\u202e\u2066-\u2069]")
 _SECONDS_BETWEEN_LINES = 60.0
+# How to go on after Ctrl-C.
+RESUME = "Continue with --resume."
+REPEAT = "The same command continues from here."
 
 
 def printable(text: str) -> str:
@@ -31,8 +34,8 @@ def printable(text: str) -> str:
 
 
 @contextlib.contextmanager
-def clean_errors(resumable: bool = False) -> Iterator[None]:
-    """Print expected errors as `Error: …` and exit with status 1."""
+def clean_errors(after_a_stop: str = "") -> Iterator[None]:
+    """Print expected errors as `Error: …` and exit with status 1; `after_a_stop` tells how to go on after Ctrl-C."""
     console = Console(stderr=True)
     try:
         yield
@@ -43,7 +46,7 @@ def clean_errors(resumable: bool = False) -> Iterator[None]:
             console.print(Text.assemble(("Error:", "bold red"), f" {printable(line)}"), soft_wrap=True)
         raise typer.Exit(1) from error
     except KeyboardInterrupt:
-        console.print(f"[bold red]Stopped.[/]{' Continue with --resume.' if resumable else ''}", highlight=False)
+        console.print(f"[bold red]Stopped.[/] {after_a_stop}".rstrip(), highlight=False)
         raise typer.Exit(130) from None
 
 
@@ -57,11 +60,12 @@ def print_rows(console: Console, title: str, rows: Mapping[str, str]) -> None:
     console.print(table, "")
 
 
-def refuse(options: Mapping[str, object], reason: str) -> None:
-    """Raise for options that were given, are not None, and would have no effect."""
-    for name, value in options.items():
-        if value is not None:
-            raise ValueError(f"{name} would change nothing here: {reason}. Leave it out.")
+def refuse(context: typer.Context, names: Collection[str], reason: str) -> None:
+    """Raise for options of these names that were given, and would have no effect."""
+    for option in context.command.params:
+        source = context.get_parameter_source(option.name or "")
+        if option.name in names and source is not None and source.name == "COMMANDLINE":
+            raise ValueError(f"{option.opts[0]} would change nothing here: {reason}. Leave it out.")
 
 
 def need_report_packages(purpose: str) -> None:
@@ -107,7 +111,7 @@ class TerminalProgress(Progress):
     def stage(self, what: str) -> None:
         self._only(what, None)
 
-    def advance(self, what: str, done: int, total: int, detail: str = "") -> None:
+    def advance(self, what: str, done: int, total: int | None, detail: str = "") -> None:
         # Training goes on after the evaluation of an epoch, so its bar stays beneath that of the evaluation.
         if what not in self.current:
             self._only(what, total, keep="training")
@@ -117,7 +121,8 @@ class TerminalProgress(Progress):
             self.bars.remove_task(self.current.pop(what))
         if not self.console.is_terminal and time.monotonic() - self.last_line > _SECONDS_BETWEEN_LINES:
             minutes = (time.monotonic() - self.started) / 60
-            self.line(f"{described}: {done:,} of {total:,}, {minutes:.0f} minutes so far")
+            so_far = f"{done:,}" if total is None else f"{done:,} of {total:,}"
+            self.line(f"{described}: {so_far}, {minutes:.0f} minutes so far")
 
     def _only(self, what: str, total: int | None, keep: str | None = None) -> None:
         for name in [name for name in self.current if name != keep]:

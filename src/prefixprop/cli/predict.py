@@ -17,21 +17,14 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO, Literal
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from prefixprop.choices import DEFAULT_BATCH_TOKENS, LONG_DOCUMENTS, PREDICTION_FORMATS
-from prefixprop.cli.messages import TerminalProgress, clean_errors, printable, refuse
+from prefixprop.choices import DEFAULT_BATCH_TOKENS
+from prefixprop.cli.messages import REPEAT, RESUME, TerminalProgress, clean_errors, printable, refuse
 from prefixprop.data.files import Columns
-from prefixprop.predict.inputs import (
-    STANDARD_INPUT,
-    InputDocument,
-    ReadAhead,
-    read_inputs,
-    read_standard_input,
-    windows,
-)
+from prefixprop.predict.inputs import STANDARD_INPUT, InputDocument, ReadAhead, read_inputs, windows
 from prefixprop.predict.outputs import CommaSeparated, JsonLines, Origin, ResumableOutput, format_of, locked, speed
 from prefixprop.predict.ray_engine import Work, predict_parts, tables_of
+from prefixprop.progress import Progress
 from prefixprop.runs.directory import RunDirectory
 
 if TYPE_CHECKING:
@@ -40,7 +33,6 @@ if TYPE_CHECKING:
 
 
 _LONG_NUMBER = re.compile(r"(?<=[ ,])[01]\.\d{5,}(?:e-\d+)?(?=[,}]|$)|(?<=[ ,])\d(?:\.\d+)?e-\d+(?=[,}]|$)")
-_PART_ROWS = 1_000
 # Options that other commands have too.
 TextOption = Annotated[str, typer.Option(metavar="NAME", help="Column of a table with the documents.")]
 IdOption = Annotated[
@@ -52,11 +44,8 @@ RayAddressOption = Annotated[
     typer.Option(metavar="HOST:PORT", help="ray: the cluster, or auto. Default: start one on this machine."),
 ]
 LongOption = Annotated[
-    str,
-    typer.Option(
-        metavar="|".join(LONG_DOCUMENTS),
-        help="Cut a document over the limit, or read it in chunks whose probabilities are averaged.",
-    ),
+    Literal["truncate", "chunk-average"],
+    typer.Option(help="Cut a document over the limit, or read it in chunks whose probabilities are averaged."),
 ]
 BatchTokensOption = Annotated[
     int, typer.Option(min=1, metavar="N", help="Tokens in a batch; lower it if memory runs out.")
@@ -88,16 +77,12 @@ def predict(
         ),
     ] = None,
     output_format: Annotated[
-        str | None,
-        typer.Option(
-            "--format",
-            metavar="|".join(PREDICTION_FORMATS),
-            help="Default: by the ending of --output; jsonl for standard output.",
-        ),
+        Literal["jsonl", "csv"] | None,
+        typer.Option("--format", help="Default: by the ending of --output; jsonl for standard output."),
     ] = None,
     text_column: TextOption = "text",
     id_column: IdOption = None,
-    long: LongOption = LONG_DOCUMENTS[0],
+    long: LongOption = "truncate",
     batch_tokens: BatchTokensOption = DEFAULT_BATCH_TOKENS,
     resume: Annotated[
         bool,
@@ -110,9 +95,7 @@ def predict(
         int | None,
         typer.Option(metavar="N", min=1, help="ray: workers. Default: one per GPU, or one per four cores."),
     ] = None,
-    part_rows: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help=f"ray: documents per file. Default: {_PART_ROWS:,}.")
-    ] = None,
+    part_rows: Annotated[int, typer.Option(metavar="N", min=1, help="ray: documents per file.")] = 1_000,
     ray_address: RayAddressOption = None,
 ) -> None:
     """Label documents with one run or several.
@@ -123,34 +106,26 @@ def predict(
     Example: prefixprop predict runs/letters new-letters.jsonl --output labels.jsonl
     """
     is_csv = "csv" in (output_format, "" if output is None else output.suffix.lower()[1:])
-    with clean_errors(resumable=output is not None and not is_csv), contextlib.ExitStack() as stack:
-        if long not in LONG_DOCUMENTS:
-            raise ValueError(f"--long {long!r} is unknown; choose one of {', '.join(LONG_DOCUMENTS)}.")
-        for run in runs:
-            RunDirectory(run).check_finished()
+    after_a_stop = REPEAT if engine == "ray" else "" if output is None or is_csv else RESUME
+    with clean_errors(after_a_stop), contextlib.ExitStack() as stack:
         names = names_of(runs)
         columns = Columns(text=text_column, id=id_column)
         fingerprint = " ".join(RunDirectory(run).fingerprint() for run in runs)
         origin = Origin(", ".join(names), fingerprint, long, text_column, id_column)
         if engine == "ray":
-            refuse({"--format": output_format}, "--engine ray writes Parquet")
-            refuse({"--resume": resume or None}, "--engine ray always continues where it stopped")
-            modules = tuple((context.parent.params.get("modules") if context.parent else None) or ())
+            refuse(context, ("output_format",), "--engine ray writes Parquet")
+            refuse(context, ("resume",), "--engine ray always continues where it stopped")
+            modules = context.find_root().params.get("modules") or []
             by_name = dict(zip(names, (run.resolve() for run in runs), strict=True))
             work = Work(Path.cwd(), by_name, columns, long, batch_tokens, modules)
-            origin = replace(origin, part_rows=part_rows or _PART_ROWS)
+            origin = replace(origin, part_rows=part_rows)
             if output is None:
                 raise ValueError("--engine ray writes a folder of Parquet files; give its name with --output.")
-            files, console = tables_of(Path(documents), output), Console(stderr=True)
-            try:
-                with locked(output), TerminalProgress(console) as progress:
-                    predict_parts(files, output, work, origin, workers, ray_address, progress)
-            except KeyboardInterrupt:
-                console.print("[bold red]Stopped.[/] The same command continues from here.", highlight=False)
-                raise typer.Exit(130) from None
+            files = tables_of(Path(documents), output)
+            with locked(output), TerminalProgress(Console(stderr=True)) as progress:
+                predict_parts(files, output, work, origin, workers, ray_address, progress)
             return
-        of_ray = {"--workers": workers, "--part-rows": part_rows, "--ray-address": ray_address}
-        refuse(of_ray, "it is for --engine ray")
+        refuse(context, ("workers", "part_rows", "ray_address"), "it is for --engine ray")
         format_name = format_of(output, output_format)
         _check_output(output, resume, format_name)
         if documents != STANDARD_INPUT:
@@ -160,19 +135,18 @@ def predict(
             _check_output(output, resume, format_name)  # which another process may have written meanwhile
 
         with Console(stderr=True).status("loading the model") as status:
-            from prefixprop.predict.loading import load_runs
+            from prefixprop.predict.loading import load_by_name
             from prefixprop.predict.trained_model import PredictionOptions
 
-            models = dict(zip(names, load_runs(runs), strict=True))
-            for model in models.values():
-                model.check_reads_documents()
+            models = load_by_name(dict(zip(names, runs, strict=True)))
             job = Job(models, format_name, PredictionOptions(long, batch_tokens), output, origin)
-            status.update("counting documents")
-            total = None if documents == STANDARD_INPUT else _count(documents, columns)
+            total = None
+            if documents != STANDARD_INPUT:
+                # It is better to find an error before hours of predicting than during them.
+                status.update("counting documents")
+                total = sum(1 for _ in read_inputs(documents, columns))
         if documents == STANDARD_INPUT:
-            # Detached: Python closes sys.stdin when it ends, and would fail while the thread still reads from it.
-            stream: BinaryIO = sys.stdin.detach()  # type: ignore[union-attr]
-            arriving = ReadAhead(read_standard_input(stream, columns))
+            arriving = ReadAhead(read_inputs(documents, columns), 256)
             job.run(arriving, is_waiting=arriving.is_waiting)
         else:
             job.run(read_inputs(documents, columns), total)
@@ -193,7 +167,7 @@ class Job:
 
         self.runs, self.options, self.output = runs, options, output
         label_names = {name: run.label_names for name, run in runs.items()}
-        several = [name for name, run in runs.items() if run.thresholds is not None]
+        several = [name for name, run in runs.items() if run.several_labels]
         self.form: JsonLines | CommaSeparated = CommaSeparated(label_names, several)
         self.resumable: ResumableOutput | None = None
         if format_name == "jsonl":
@@ -217,7 +191,6 @@ class Job:
                     self._count(document, predictions)
                 documents = itertools.chain(self.resumable.unanswered, documents)
             with self._opened_output() as file, self._progress() as progress, contextlib.ExitStack() as stack:
-                bar = progress.add_task("predicting", total=total, completed=self.documents, speed="")
                 began = time.perf_counter()
                 encoded = ReadAhead(self._encoded(windows(documents, lambda document: document.text, is_waiting)), 1)
                 stack.callback(encoded.close)
@@ -228,7 +201,7 @@ class Job:
                     written.result()
                     written = writer.submit(self._write, window, answers, file)
                     how_fast = speed(self.answered, self.tokens_read, time.perf_counter() - began)
-                    progress.update(bar, completed=self.documents, speed=how_fast)
+                    progress.advance("predicting", self.documents, total, how_fast)
                 written.result()
         except BrokenPipeError:
             # The reader has gone, as `head` does. Python would complain again when it closes standard output.
@@ -282,7 +255,7 @@ class Job:
     def _count(self, document: InputDocument, predictions: Sequence[Prediction]) -> None:
         self.documents += 1
         for summary, prediction in zip(self.summaries.values(), predictions, strict=True):
-            summary.add(document.id, document.text, prediction, can_repeat=document.has_own_id)
+            summary.add(document.id, document.text, prediction)
 
     @contextlib.contextmanager
     def _opened_output(self) -> Iterator[BinaryIO]:
@@ -302,11 +275,10 @@ class Job:
                 raise OSError(error.errno, f"cannot be written ({error.strerror})", str(self.output)) from error
             raise
 
-    def _progress(self) -> Progress:
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    def _progress(self) -> contextlib.AbstractContextManager[Progress]:
         # Predictions on the same terminal would share a line with the bar.
-        hidden = not self.console.is_terminal or (self.output is None and sys.stdout.isatty())
-        return Progress(*columns, TextColumn("{task.fields[speed]}"), console=self.console, disable=hidden)
+        shares = self.output is None and sys.stdout.isatty()
+        return contextlib.nullcontext(Progress()) if shares else TerminalProgress(self.console)
 
     def _print_summary(self, seconds: float) -> None:
         for run, summary in self.summaries.items():
@@ -332,11 +304,6 @@ def _write(file: BinaryIO, lines: Sequence[bytes]) -> None:
     file.flush()
 
 
-def _count(documents: str, columns: Columns) -> int:
-    """Read all documents once: it is better to find an error before hours of predicting than during them."""
-    return sum(1 for _ in read_inputs(documents, columns))
-
-
 def _check_output(output: Path | None, resume: bool, format_name: str) -> None:
     if resume and output is None:
         raise ValueError("--resume continues where an output file ends; give its name with --output.")
@@ -350,7 +317,9 @@ def _check_output(output: Path | None, resume: bool, format_name: str) -> None:
 
 
 def names_of(folders: Sequence[Path]) -> list[str]:
-    """What answers call these runs: the names of their folders, with more of their paths where two have the same."""
+    """What answers call these finished runs: their folders, with more of their paths where two have the same name."""
+    for folder in folders:
+        RunDirectory(folder).check_finished()
     paths = [folder.resolve() for folder in folders]
     twice = next((path for path in paths if paths.count(path) > 1), None)
     if twice is not None:

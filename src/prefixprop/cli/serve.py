@@ -14,7 +14,6 @@ from prefixprop.choices import DEFAULT_BATCH_TOKENS
 from prefixprop.cli.messages import clean_errors, printable
 from prefixprop.cli.predict import BatchTokensOption, names_of
 from prefixprop.lazy_imports import import_optional
-from prefixprop.runs.directory import RunDirectory
 
 
 def serve(
@@ -53,8 +52,6 @@ def serve(
     with clean_errors(), ExitStack() as stack:
         for package in ("fastapi", "fastapi_offline", "prometheus_client", "uvicorn"):
             import_optional(package, "Services", extra="serve")
-        for run in runs:
-            RunDirectory(run).check_finished()
         names = names_of(runs)
         api_key = None if api_key_file is None else _read_key(api_key_file)
         with console.status("loading the models"):

@@ -12,14 +12,12 @@ from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
-from prefixprop.cli.messages import clean_errors, refuse
+from prefixprop.cli.messages import REPEAT, clean_errors, refuse
 from prefixprop.cli.predict import RayAddressOption
 from prefixprop.processes import handling_signals, interrupt
 
 if TYPE_CHECKING:
     from prefixprop.sweep import Cell, Engine, Outcome, SweepState
-
-_WIDEST_WORD = 30  # characters; longer words of a cell's name are broken in a terminal of 80 columns
 
 
 def sweep(
@@ -35,13 +33,10 @@ def sweep(
         Literal["local", "ray"], typer.Option(help="Processes on this machine, or the nodes of a Ray cluster.")
     ] = "local",
     processes: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="local: runs at once, sharing a GPU if they fit. Default: 1."),
-    ] = None,
+        int, typer.Option(metavar="N", min=1, help="local: runs at once, sharing a GPU if they fit.")
+    ] = 1,
     ray_address: RayAddressOption = None,
-    cpus_per_run: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="ray: CPUs of a run. Default: 1.")
-    ] = None,
+    cpus_per_run: Annotated[int, typer.Option(metavar="N", min=1, help="ray: CPUs of a run.")] = 1,
     gpus_per_run: Annotated[
         float | None,
         typer.Option(
@@ -60,15 +55,14 @@ def sweep(
     Example: prefixprop sweep plan.yaml --data-dir arxiv=data/arxiv
     """
     console, messages = Console(), Console(stderr=True)
-    with clean_errors():
+    with clean_errors(REPEAT):
         from prefixprop.sweep.plan import read_plan
 
         wanted = read_plan(plan, _folders(data_dir or []))
         if engine == "ray":
-            refuse({"--processes": processes}, "it is for --engine local")
+            refuse(context, ("processes",), "it is for --engine local")
         else:
-            of_ray = {"--ray-address": ray_address, "--cpus-per-run": cpus_per_run, "--gpus-per-run": gpus_per_run}
-            refuse(of_ray, "it is for --engine ray")
+            refuse(context, ("ray_address", "cpus_per_run", "gpus_per_run"), "it is for --engine ray")
         folder = runs_dir or Path("runs", wanted.name)
 
         with messages.status("loading PyTorch"):
@@ -82,18 +76,14 @@ def sweep(
             typer.echo(f"{wanted.size} runs in {folder}, {finished} of them finished.")
             return
         # The modules of --import, which every process of the sweep must import too.
-        modules = list((context.parent.params.get("modules") if context.parent else None) or [])
+        modules = context.find_root().params.get("modules") or []
         computing: Engine
         if engine == "ray":
-            computing = RayEngine(ray_address, cpus_per_run or 1, gpus_per_run, modules, tell=messages.print)
+            computing = RayEngine(ray_address, cpus_per_run, gpus_per_run, modules, tell=messages.print)
         else:
-            computing = LocalEngine(processes or 1, modules, messages.print)
-        try:
-            with handling_signals(interrupt), messages.status("looking for finished runs") as status:
-                state = run_sweep(wanted, folder, computing, _Watch(status, computing))
-        except KeyboardInterrupt:
-            messages.print("[bold red]Stopped.[/] The same command continues from here.", highlight=False)
-            raise typer.Exit(130) from None
+            computing = LocalEngine(processes, modules, messages.print)
+        with handling_signals(interrupt), messages.status("looking for finished runs") as status:
+            state = run_sweep(wanted, folder, computing, _Watch(status, computing))
         console.print(result_table(state))
         typer.echo(f"Run directories: {folder}")
     if state.failures:
@@ -153,8 +143,6 @@ def plan_table(state: SweepState) -> Table:
 def result_table(state: SweepState) -> Table:
     """A row per cell with what was chosen, and the dev metric over its seeds."""
     table = _table("Results on the dev set", "cell", "chosen")
-    words = [word for cell in state.plan.cells for word in cell.name.split()]
-    table.columns[0].min_width = min(max(map(len, words), default=0), _WIDEST_WORD)
     table.add_column("metric\nseeds", no_wrap=True)
     table.add_column("mean ± deviation\n95 % interval", justify="right", no_wrap=True)
     for cell in state.plan.cells:

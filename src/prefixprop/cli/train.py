@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from prefixprop.choices import MOST_TEMPERATURE
-from prefixprop.cli.messages import TerminalProgress, clean_errors, printable
+from prefixprop.cli.messages import RESUME, TerminalProgress, clean_errors, printable
 from prefixprop.processes import handling_signals, is_main_process, process_count
 from prefixprop.runs.directory import RunDirectory
 from prefixprop.settings.resolve import check_settings, override, read_settings, refuse_unused, settings_to_yaml
@@ -59,7 +59,7 @@ def train(
     """
     # Progress bars and notes go to standard error, apart from the results on standard output.
     messages = Console(stderr=True, quiet=not is_main_process())
-    with clean_errors(resumable=True):
+    with clean_errors(RESUME):
         wanted = _settings(config, settings, run_dir if resume else None)
 
         with messages.status("loading PyTorch"):

@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 from scipy.special import logsumexp
 
 from prefixprop.choices import EXPLANATION_WAYS
-from prefixprop.data import chunk_documents, encode_documents
 from prefixprop.data.tokens import WORD, EncodedDocuments, Frame, contents, readable
 from prefixprop.evaluate.metrics import log_odds
 from prefixprop.lazy_imports import import_optional
@@ -83,8 +82,7 @@ def explain(
     documents = [readable(run.prepare(text)) for text in texts]
     if not documents:
         return []
-    encode = encode_documents if options.long == "truncate" else chunk_documents
-    pieces = encode(documents, run.tokenizer, run.max_length)
+    pieces = run.encoded(documents, options)
     content = [read - pieces.special_tokens for read in pieces.tokens_read]
     # TF-IDF reads the whole document.
     read = np.ones(len(documents)) if run.words else np.array(pieces.tokens_read) / np.maximum(1, pieces.tokens)

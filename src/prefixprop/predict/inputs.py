@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import queue
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -29,7 +30,6 @@ _STANDARD_INPUT_NAME = "standard input"
 WINDOW_SECONDS = 2.0
 MAX_DOCUMENTS = 4096  # in a window
 MAX_CHARACTERS = 8_000_000
-_READ_AHEAD = 256
 _SECONDS_TO_CLOSE = 2.0  # a thread that waits for standard input does not end
 
 Item = TypeVar("Item")
@@ -37,15 +37,18 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True)
 class InputDocument:
-    """A document to predict; `has_own_id` is false if it was numbered, or named by its path, which cannot repeat."""
-
     id: str
     text: str
-    has_own_id: bool
 
 
 def read_inputs(path: str | Path, columns: Columns) -> Iterator[InputDocument]:
-    """The documents of a table or a folder; a bad one raises a `ValueError` that names its `file:line`."""
+    """The documents of a table, a folder or standard input (`-`), as they arrive.
+
+    A bad one raises a `ValueError` that names its `file:line`.
+    """
+    if path == STANDARD_INPUT:
+        # Detached: Python closes sys.stdin when it ends, and would fail while a thread still reads from it.
+        return read_standard_input(sys.stdin.detach(), columns)  # type: ignore[union-attr]
     path = Path(path)
     if path.is_dir():
         return _read_folder(path)
@@ -55,7 +58,6 @@ def read_inputs(path: str | Path, columns: Columns) -> Iterator[InputDocument]:
 
 
 def read_standard_input(stream: BinaryIO, columns: Columns) -> Iterator[InputDocument]:
-    """The documents of standard input, as they arrive."""
     lines = iter(enumerate(stream, start=1))
     opening = []
     for number, line in lines:
@@ -80,7 +82,7 @@ def _json_rows(lines: Iterator[tuple[int, bytes]]) -> Iterator[Row]:
 def _plain_lines(lines: Iterator[tuple[int, bytes]]) -> Iterator[InputDocument]:
     for number, line in lines:
         text = decode_line(line, f"{_STANDARD_INPUT_NAME}:{number}").rstrip("\r\n")
-        yield InputDocument(str(number), text, has_own_id=False)
+        yield InputDocument(str(number), text)
 
 
 def _documents_of(rows: Iterable[Row], columns: Columns) -> Iterator[InputDocument]:
@@ -90,7 +92,7 @@ def _documents_of(rows: Iterable[Row], columns: Columns) -> Iterator[InputDocume
         if number == 1 and id_column is None:
             id_column = default_id_column(row)
         name = str(number) if id_column is None else id_of(row, id_column)
-        yield InputDocument(name, text_of(row, columns.text), has_own_id=id_column is not None)
+        yield InputDocument(name, text_of(row, columns.text))
 
 
 def _read_folder(folder: Path) -> Iterator[InputDocument]:
@@ -98,14 +100,14 @@ def _read_folder(folder: Path) -> Iterator[InputDocument]:
     if not paths:
         raise ValueError(f"{folder}: there are no .txt files in this folder; give a folder of texts, or a file.")
     for path in paths:
-        yield InputDocument(path.relative_to(folder).as_posix(), read_text(path), has_own_id=False)
+        yield InputDocument(path.relative_to(folder).as_posix(), read_text(path))
 
 
 class ReadAhead(Generic[Item]):
     """Makes items in a thread, at most `ahead` and one more of them ahead of those that were taken."""
 
-    def __init__(self, items: Iterator[Item], ahead: int | None = None) -> None:
-        self._arrived: queue.Queue[Item | Exception] = queue.Queue(ahead or _READ_AHEAD)
+    def __init__(self, items: Iterator[Item], ahead: int) -> None:
+        self._arrived: queue.Queue[Item | Exception] = queue.Queue(ahead)
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._read, args=(items,), daemon=True)
         self._thread.start()

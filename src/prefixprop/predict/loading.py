@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -81,17 +81,40 @@ def load_runs(run_dirs: Sequence[str | Path], device: str | torch.device | None 
     return runs
 
 
+def load_by_name(run_dirs: Mapping[str, str | Path]) -> dict[str, TrainedModel]:
+    """Load several runs for documents."""
+    runs = dict(zip(run_dirs, load_runs(list(run_dirs.values())), strict=True))
+    for run in runs.values():
+        run.check_reads_documents()
+    return runs
+
+
 def _load(
     run_dir: Path, settings: RunSettings, tokenizer: PreTrainedTokenizerBase, shared: Any, adapter: str | None
 ) -> TrainedModel:
+    """The run; `shared` is the model of another one, to which it adds its readers, or its adapter of this name."""
     directory = RunDirectory(run_dir)
     label_names = None if settings.answers_questions else directory.read_labels()
+    weights = run_dir / settings.method_row.trains
+    parts: dict[str, Any] = {"model": None}
+    readers: list[Path] = []
+    if settings.is_mix:
+        shares = json.loads((weights / MIX_FILE).read_bytes())["weights"]
+        mix = parts["mix"] = Mix(dict.fromkeys(shares, 0), shares)
+        if WORDS in mix.used:
+            parts["words"] = TfidfModel.load(weights / WORDS)
+        if READERS in mix.used:
+            readers = sorted((weights / READERS).iterdir(), key=lambda reader: int(reader.name))
+    elif settings.method_row.is_read_only:
+        readers = [weights]
+    with quiet_transformers():
+        if readers:
+            encoder = shared or ReadingEncoder(_new_model(run_dir, settings, tokenizer, label_names))
+            parts |= {"model": encoder, "readers": encoder.add([read_adapter(folder) for folder in readers])}
+        elif not settings.is_mix:
+            model = _load_model(run_dir, settings, tokenizer, label_names, shared, adapter or _DEFAULT_ADAPTER)
+            parts |= {"model": model.eval(), "adapter": adapter}
     assert settings.max_length is not None
-    if settings.method_row.is_read_only or settings.is_mix:
-        parts = _load_readers(run_dir, settings, tokenizer, label_names, shared)
-    else:
-        model = _load_model(run_dir, settings, tokenizer, label_names, shared, adapter or _DEFAULT_ADAPTER)
-        parts = {"model": model, "adapter": adapter}
     return TrainedModel(
         run_dir=run_dir,
         tokenizer=tokenizer,
@@ -173,59 +196,21 @@ def _load_model(
     shared: Any,
     adapter: str,
 ) -> Any:
-    """The run's model, in evaluation mode: for documents, with logits in the order of `label_names`.
+    """The run's model: for documents, with logits in the order of `label_names`.
 
     The manifest says that the weights are those of the run. Without label names it is a model for questions with
-    candidates (WikiHop). `shared` is the model of another run, to which this run's adapter is added; `adapter` is the
-    name that it gets.
+    candidates (WikiHop).
     """
     trains = settings.method_row.trains
     weights = run_dir / trains
-    with quiet_transformers():
-        if trains == MODEL:
-            model_class = CandidateScorer if label_names is None else AutoModelForSequenceClassification
-            return load_pretrained(model_class, str(weights), use_safetensors=True, local_files_only=True).eval()
-        model = _new_model(run_dir, settings, tokenizer, label_names) if shared is None else shared
-        if trains == ADAPTER:
-            return _with_adapter(model, weights, adapter).eval()
-        model.load_state_dict(load_file(weights / HEAD_FILE), strict=False)
-        return model.eval()
-
-
-def _load_readers(
-    run_dir: Path,
-    settings: RunSettings,
-    tokenizer: PreTrainedTokenizerBase,
-    label_names: tuple[str, ...] | None,
-    shared: ReadingEncoder | None,
-) -> dict[str, Any]:
-    """What a run of readers, or of TF-IDF, adds to a `TrainedModel`; `shared` is an encoder that others read with."""
-    folder = run_dir / settings.method_row.trains
-    if not settings.is_mix:
-        return _reading(run_dir, settings, tokenizer, label_names, shared, [folder])
-    weights = json.loads((folder / MIX_FILE).read_bytes())["weights"]
-    mix = Mix(dict.fromkeys(weights, 0), weights)
-    parts: dict[str, Any] = {"model": None, "mix": mix}
-    if WORDS in mix.used:
-        parts["words"] = TfidfModel.load(folder / WORDS)
-    if READERS in mix.used:
-        folders = sorted((folder / READERS).iterdir(), key=lambda reader: int(reader.name))
-        parts |= _reading(run_dir, settings, tokenizer, label_names, shared, folders)
-    return parts
-
-
-def _reading(
-    run_dir: Path,
-    settings: RunSettings,
-    tokenizer: PreTrainedTokenizerBase,
-    label_names: tuple[str, ...] | None,
-    shared: ReadingEncoder | None,
-    folders: Sequence[Path],
-) -> dict[str, Any]:
-    if shared is None:
-        with quiet_transformers():
-            shared = ReadingEncoder(_new_model(run_dir, settings, tokenizer, label_names))
-    return {"model": shared, "readers": shared.add([read_adapter(folder) for folder in folders])}
+    if trains == MODEL:
+        model_class = CandidateScorer if label_names is None else AutoModelForSequenceClassification
+        return load_pretrained(model_class, str(weights), use_safetensors=True, local_files_only=True)
+    model = shared or _new_model(run_dir, settings, tokenizer, label_names)
+    if trains == ADAPTER:
+        return _with_adapter(model, weights, adapter)
+    model.load_state_dict(load_file(weights / HEAD_FILE), strict=False)
+    return model
 
 
 def _new_model(

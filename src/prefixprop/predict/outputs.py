@@ -40,8 +40,6 @@ _START_AGAIN = "choose another --output, or remove it"
 
 def format_of(output: Path | None, chosen: str | None) -> str:
     """The format of the output: the `chosen` one, or the one that the file's ending says."""
-    if chosen is not None and chosen not in PREDICTION_FORMATS:
-        raise ValueError(f"--format {chosen!r} is unknown; choose one of {', '.join(PREDICTION_FORMATS)}.")
     ending = None if output is None else output.suffix.lower().removeprefix(".")
     if ending not in PREDICTION_FORMATS:
         if chosen is None and output is not None:

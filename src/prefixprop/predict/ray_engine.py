@@ -78,15 +78,6 @@ def tables_of(source: Path, output: Path) -> dict[str, Path]:
     return found
 
 
-def check_folder(output: Path, origin: Origin) -> Origin:
-    """What an earlier call has made of this folder, which must have had these runs and options."""
-    if output.exists() and not output.is_dir():
-        raise ValueError(f"{output}: this is a file; with --engine ray the output is a folder.")
-    if not output.exists() or not any(output.iterdir()):
-        return origin
-    return origin.read_earlier(output / ORIGIN, output)
-
-
 def predict_parts(
     files: Mapping[str, Path],
     output: Path,
@@ -97,7 +88,10 @@ def predict_parts(
     progress: Progress,
 ) -> None:
     """Predict the documents of files, and tell how it goes."""
-    earlier = check_folder(output, origin)
+    if output.exists() and not output.is_dir():
+        raise ValueError(f"{output}: this is a file; with --engine ray the output is a folder.")
+    begun = output.exists() and any(output.iterdir())
+    earlier = origin.read_earlier(output / ORIGIN, output) if begun else origin
     ray = connect(address, PURPOSE)
     try:
         count, cpus, gpus = _room(live_nodes(ray), workers)
@@ -277,7 +271,7 @@ class Worker:
     def _runs(self) -> dict[str, TrainedModel]:
         import torch
 
-        from prefixprop.predict.loading import load_runs
+        from prefixprop.predict.loading import load_by_name
 
         torch.set_num_threads(self.threads)
         os.chdir(self.work.folder)
@@ -285,10 +279,7 @@ class Worker:
             sys.path.insert(0, str(self.work.folder))
         for module in self.work.modules:
             importlib.import_module(module)
-        runs = dict(zip(self.work.runs, load_runs(list(self.work.runs.values())), strict=True))
-        for run in runs.values():
-            run.check_reads_documents()
-        return runs
+        return load_by_name(self.work.runs)
 
     def _documents(self, part: Part) -> list[InputDocument]:
         """The documents of a part. A file stays open for the next one, which usually begins behind it."""
@@ -314,7 +305,7 @@ def _schema(runs: Mapping[str, TrainedModel]) -> Any:
             ("probabilities", arrow.struct([(label, number) for label in run.label_names])),
             *[("tokens_read", count), ("tokens", count), ("truncated", arrow.bool_()), ("chunks", count)],
             *([] if run.trust is None else [("decision", text)]),
-            *([] if run.thresholds is None else [("labels", arrow.list_(text))]),
+            *([("labels", arrow.list_(text))] if run.several_labels else []),
         ]
         for name, run in runs.items()
     }

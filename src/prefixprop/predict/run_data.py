@@ -27,7 +27,7 @@ from prefixprop.data.tokens import batches_by_length
 from prefixprop.evaluate import PredictionSet, question_predictions, read_predictions
 from prefixprop.evaluate.metrics import log_odds
 from prefixprop.predict.token_batches import inference
-from prefixprop.predict.trained_model import PredictionOptions, TrainedModel, read_with_each
+from prefixprop.predict.trained_model import PredictionOptions, TrainedModel, logits_of_each, output_of
 from prefixprop.runs.directory import RunDirectory
 
 BeforeAndAfter = tuple[PredictionSet, PredictionSet]  # calibration
@@ -39,7 +39,10 @@ def predict_split(
     """Predictions of a split of the run's own task, "dev" or "test", before and after calibration."""
     items = _load_split(trained, split, data_dir)
     if not items:
-        raise ValueError(f"{trained.run_dir}: the run's task has no {split} documents; try --split dev.")
+        stored = RunDirectory(trained.run_dir).predictions("dev")
+        of_readers = f"its answers to held-out documents are stored: `prefixprop evaluate --predictions {stored}`"
+        instead = of_readers if split == "dev" else "try --split dev"
+        raise ValueError(f"{trained.run_dir}: the run has no {split} documents; {instead}.")
     return _predict(trained, items, options)
 
 
@@ -49,9 +52,7 @@ def predict_file(
     """Predictions of labelled documents, or of QAngaroo's questions for a run on WikiHop."""
     if trained.answers_questions:
         return _predict(trained, read_questions(path), options)
-    several = trained.thresholds is not None
-    documents = label_documents(read_rows([path]), columns, trained.label_names, trained.prepare, several)
-    return _predict(trained, documents, options)
+    return _predict(trained, _labelled(trained, [path], columns), options)
 
 
 def _predict(
@@ -62,7 +63,10 @@ def _predict(
         return before, before.with_temperature(trained.temperature)
     documents: Sequence[Document] = items  # type: ignore[assignment]
     ids, labels = tuple(ids_of(documents)), tuple(labels_of(documents))
-    (output,) = read_with_each([trained], [document.text for document in documents], options, prepared=True)
+    texts = [document.text for document in documents]
+    pieces = trained.encoded(texts, options)
+    (logits,) = logits_of_each([trained], pieces, options)
+    output = output_of(trained, logits, pieces, texts)
     answers = [output.log_probabilities(temperature) for temperature in (1.0, trained.temperature.value)]
     decisions = None
     if trained.thresholds is not None:
@@ -95,22 +99,10 @@ def _load_split(
     trained: TrainedModel, split: str, data_dir: str | Path | None
 ) -> Sequence[Document] | Sequence[Question]:
     settings = trained.settings
-    if settings.folds is not None and split != "dev":
-        raise ValueError(
-            f"{trained.run_dir}: the run was evaluated on fold {settings.fold} of {settings.folds} of the training "
-            f"set, so that settings can be chosen without the {split} set; try --split dev, which is the fold."
-        )
     if not settings.has_source:
         raise ValueError(
             f"{trained.run_dir}: the run was trained on documents in memory, which are gone; give labelled documents "
             "with --input."
-        )
-    given = settings.task is not None or settings.folds is not None or settings.dev_files
-    has_dev = given and settings.max_dev_documents != 0
-    if settings.is_mix and split == "dev" and not has_dev:
-        raise ValueError(
-            f"{trained.run_dir}: the run has no dev set; its answers to held-out training documents are stored: "
-            f"`prefixprop evaluate --predictions {RunDirectory(trained.run_dir).predictions('dev')}`."
         )
     if settings.task is None and data_dir is not None:
         raise ValueError(
@@ -139,9 +131,7 @@ def _load_files(trained: TrainedModel, split: str) -> Sequence[Document]:
     columns = Columns(
         settings.text_column[0], settings.label_column[0], settings.id_column, separator=settings.label_separator
     )
-    rows = read_rows(getattr(settings, f"{split}_files"))
-    several = trained.thresholds is not None
-    found = label_documents(rows, columns, trained.label_names, trained.prepare, several)
+    found = _labelled(trained, getattr(settings, f"{split}_files"), columns)
     documents = draw_sample(found, getattr(settings, f"max_{split}_documents"), settings.seed)
     path = RunDirectory(trained.run_dir).predictions(split)
     if documents and path.is_file():
@@ -149,6 +139,10 @@ def _load_files(trained: TrainedModel, split: str) -> Sequence[Document]:
         if (list(stored.ids), list(stored.labels)) != (ids_of(documents), labels_of(documents)):
             raise _changed(trained)
     return documents
+
+
+def _labelled(trained: TrainedModel, paths: Sequence[str | Path], columns: Columns) -> Sequence[Document]:
+    return label_documents(read_rows(paths), columns, trained.label_names, trained.prepare, trained.several_labels)
 
 
 def _changed(trained: TrainedModel) -> ValueError:

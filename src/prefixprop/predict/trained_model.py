@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from prefixprop.predict.explain import Explanation
 
 _MAX_NAMES = 5  # of documents in a warning
-_MAX_IDS = 100_000  # that are remembered, to notice repeated ones
 
 
 @dataclass(frozen=True)
@@ -173,6 +172,11 @@ class TrainedModel:
         return self.settings.answers_questions
 
     @property
+    def several_labels(self) -> bool:
+        """Whether a document can have several labels."""
+        return self.thresholds is not None
+
+    @property
     def reading(self) -> Hashable:
         """What decides the tokens of a text: equal for runs that were loaded together and read texts alike."""
         return id(self.tokenizer), self.max_length, self.prepare, self.pad_token_id
@@ -186,6 +190,11 @@ class TrainedModel:
     def uses_bf16(self) -> bool:
         """Whether it computes in bf16: on a GPU, unless the run's precision is fp32."""
         return self.settings.precision != "fp32" and torch.cuda.is_available()
+
+    def encoded(self, texts: Sequence[str], options: PredictionOptions) -> EncodedDocuments:
+        """The tokens of texts that are prepared already."""
+        encode = encode_documents if options.long == "truncate" else chunk_documents
+        return encode(texts, self.tokenizer, self.max_length)
 
     def check_reads_documents(self) -> None:
         """Raise if this model is for questions."""
@@ -202,32 +211,29 @@ class TrainedModel:
 
 @dataclass(frozen=True)
 class ModelOutput:
-    """What a model computed for texts: the logits [pieces, labels], uncalibrated.
+    """What a run's model computed for texts: the logits [pieces, labels], uncalibrated.
 
-    The output of a mixed run also has the `mix`, and the scores of words [texts, labels] if they are part of it.
-    Where a document can have several labels, logits and scores are those of no and yes, [..., labels, 2].
+    `words` has the scores of TF-IDF [texts, labels], where the run has it. Where a document can have several labels,
+    logits and scores are those of no and yes, [..., labels, 2].
     """
 
+    run: TrainedModel
     logits: NDArray[np.float64]
     pieces: EncodedDocuments
-    mix: Mix | None = None
-    words: NDArray[np.float64] | None = None
+    words: NDArray[np.float64] | None
 
-    @property
-    def several_labels(self) -> bool:
-        return self.logits.ndim == 3
-
-    def log_probabilities(self, temperature: float = 1.0) -> NDArray[np.float64]:
+    def log_probabilities(self, temperature: float) -> NDArray[np.float64]:
         """[texts, labels], or with several labels [texts, labels, 2].
 
         The probabilities of a text's chunks are averaged, weighted by their tokens.
         """
-        if self.mix is None:
+        mix = self.run.mix
+        if mix is None:
             return self._of_encoder(temperature)
         parts = {} if self.words is None else {WORDS: self.words}
-        if READERS in self.mix.used:
+        if READERS in mix.used:
             parts[READERS] = self._of_encoder(1.0)
-        return self.mix.log_probabilities(parts)
+        return mix.log_probabilities(parts)
 
     def _of_encoder(self, temperature: float) -> NDArray[np.float64]:
         documents = np.array(self.pieces.documents)
@@ -237,26 +243,20 @@ class ModelOutput:
         weighted = answers + np.log(shares).reshape(-1, *[1] * (answers.ndim - 1))
         return np.logaddexp.reduceat(weighted, np.unique(documents, return_index=True)[1])
 
-    def predictions(
-        self,
-        label_names: Sequence[str],
-        temperature: float,
-        trust: Trust | None = None,
-        thresholds: Sequence[float] | None = None,
-    ) -> list[Prediction]:
-        pieces = self.pieces
+    def predictions(self) -> list[Prediction]:
+        run, pieces = self.run, self.pieces
         # TF-IDF alone counts the words of the whole document.
-        read = pieces.tokens if self.mix is not None and READERS not in self.mix.used else pieces.tokens_read
-        found = np.exp(self.log_probabilities(temperature))
-        rows = (found[..., 1] if self.several_labels else found).tolist()
+        read = pieces.tokens if run.mix is not None and READERS not in run.mix.used else pieces.tokens_read
+        found = np.exp(self.log_probabilities(run.temperature.value))
+        rows = (found[..., 1] if run.several_labels else found).tolist()
         predictions = []
         for row, own, total, chunks in zip(rows, read, pieces.tokens, pieces.chunks, strict=True):
-            probabilities = dict(zip(label_names, row, strict=True))
+            probabilities = dict(zip(run.label_names, row, strict=True))
             label = max(probabilities, key=probabilities.__getitem__)
-            decision = None if trust is None else trust.decide(probabilities[label])
+            decision = None if run.trust is None else run.trust.decide(probabilities[label])
             labels = None
-            if thresholds is not None:
-                limits = zip(label_names, row, thresholds, strict=True)
+            if run.thresholds is not None:
+                limits = zip(run.label_names, row, run.thresholds, strict=True)
                 labels = tuple(name for name, probability, threshold in limits if probability >= threshold)
             counts = own, total, own < total, chunks
             predictions.append(Prediction(label, probabilities[label], probabilities, *counts, decision, labels))
@@ -269,8 +269,18 @@ EncodedForEach = dict[Hashable, tuple[list[str], EncodedDocuments]]  # cleaned a
 def predict_with_each(
     runs: Sequence[TrainedModel], texts: list[str], options: PredictionOptions
 ) -> list[tuple[Prediction, ...]]:
-    """What each run predicts of texts, of which there is at least one."""
+    """What each run predicts of texts, of which there is at least one; runs that read alike share the tokens."""
     return start_predicting(runs, encode_for_each(runs, texts, options), options)()
+
+
+def encode_for_each(runs: Sequence[TrainedModel], texts: list[str], options: PredictionOptions) -> EncodedForEach:
+    """The texts as the runs read them; no model takes part, so a thread can do it while models compute."""
+    encoded: EncodedForEach = {}
+    for run in runs:
+        if run.reading not in encoded:
+            cleaned = [run.prepare(text) for text in texts]
+            encoded[run.reading] = cleaned, run.encoded(cleaned, options)
+    return encoded
 
 
 def start_predicting(
@@ -280,44 +290,6 @@ def start_predicting(
 
     On a GPU these are only queued here.
     """
-    outputs = _start(runs, encoded, options)
-
-    def predictions() -> list[tuple[Prediction, ...]]:
-        of_runs = [
-            output.predictions(run.label_names, run.temperature.value, run.trust, run.thresholds)
-            for run, output in zip(runs, outputs(), strict=True)
-        ]
-        return list(zip(*of_runs, strict=True))
-
-    return predictions
-
-
-def read_with_each(
-    runs: Sequence[TrainedModel], texts: list[str], options: PredictionOptions, prepared: bool = False
-) -> list[ModelOutput]:
-    """The output of each run's model for texts; runs that read texts alike share the tokens.
-
-    `prepared` texts have been cleaned as the task cleans its own.
-    """
-    return _start(runs, encode_for_each(runs, texts, options, prepared), options)()
-
-
-def encode_for_each(
-    runs: Sequence[TrainedModel], texts: list[str], options: PredictionOptions, prepared: bool = False
-) -> EncodedForEach:
-    """The texts as the runs read them; no model takes part, so a thread can do it while models compute."""
-    encode = encode_documents if options.long == "truncate" else chunk_documents
-    encoded: EncodedForEach = {}
-    for run in runs:
-        if run.reading not in encoded:
-            cleaned = texts if prepared else [run.prepare(text) for text in texts]
-            encoded[run.reading] = cleaned, encode(cleaned, run.tokenizer, run.max_length)
-    return encoded
-
-
-def _start(
-    runs: Sequence[TrainedModel], encoded: EncodedForEach, options: PredictionOptions
-) -> Callable[[], list[ModelOutput]]:
     sharing: dict[tuple[int, Hashable], list[TrainedModel]] = {}
     for run in runs:
         sharing.setdefault((id(run.model), run.reading), []).append(run)
@@ -325,27 +297,27 @@ def _start(
         (own, encoded[key[1]], _start_logits(own, encoded[key[1]][1], options)) for key, own in sharing.items()
     ]
 
-    def outputs() -> list[ModelOutput]:
+    def predictions() -> list[tuple[Prediction, ...]]:
         found = {
-            run.run_dir: output_of(run, logits, pieces, cleaned)
+            run.run_dir: output_of(run, logits, pieces, cleaned).predictions()
             for sharers, (cleaned, pieces), waiting in started
             for run, logits in zip(sharers, waiting(), strict=True)
         }
-        return [found[run.run_dir] for run in runs]
+        return list(zip(*(found[run.run_dir] for run in runs), strict=True))
 
-    return outputs
+    return predictions
 
 
 def output_of(
     run: TrainedModel, logits: NDArray[np.float64], pieces: EncodedDocuments, texts: Iterable[str]
 ) -> ModelOutput:
     """A run's output for texts, which TF-IDF reads, and for their pieces, of which `logits_of_each` told."""
-    form: Callable[[Any], Any] = np.asarray if run.thresholds is None else yes_or_no
+    form: Callable[[Any], Any] = yes_or_no if run.several_labels else np.asarray
     answers = form(logits[..., : len(run.label_names)])
     if isinstance(run.model, ReadingEncoder):
         answers = mean_answer(answers)
     words = None if run.words is None else form(run.words.scores(texts))
-    return ModelOutput(answers, pieces, run.mix, words)
+    return ModelOutput(run, answers, pieces, words)
 
 
 def logits_of_each(runs: Sequence[TrainedModel], pieces: EncodedDocuments, options: PredictionOptions) -> Logits:
@@ -379,10 +351,9 @@ class PredictionSummary:
         self._tokens_read = self._tokens = self._content = self._words = 0
         self._unusual: Counter[str] = Counter()
         self._names: defaultdict[str, list[str]] = defaultdict(list)  # of the first documents that are unusual
-        self._seen: set[int] = set()
 
-    def add(self, name: str, text: str, prediction: Prediction, can_repeat: bool = False) -> None:
-        """Count a document and its prediction; `can_repeat` if another document may have the same name."""
+    def add(self, name: str, text: str, prediction: Prediction) -> None:
+        """Count a document and its prediction."""
         self.labels.update((prediction.label,) if prediction.labels is None else prediction.labels)
         if prediction.decision is not None:
             self.decisions[prediction.decision] += 1
@@ -390,19 +361,16 @@ class PredictionSummary:
         self._tokens += prediction.tokens
         self._content += prediction.tokens - self._special_tokens
         self._words += count_words(text)
-        limit, known = f"longer than the limit of {self.max_length:,} tokens", hash(name)  # a name may be long
+        limit = f"longer than the limit of {self.max_length:,} tokens"
         for what, is_so in {
             f"{limit} and cut there": prediction.truncated,
             f"{limit} and read in chunks": prediction.chunks > 1,
             "empty": not text or text.isspace(),
-            "named like an earlier one": can_repeat and known in self._seen,
         }.items():
             if is_so:
                 self._unusual[what] += 1
                 if len(self._names[what]) < _MAX_NAMES:
                     self._names[what].append(name)
-        if can_repeat and len(self._seen) < _MAX_IDS:
-            self._seen.add(known)
 
     def warnings(self) -> list[str]:
         """What a user should look at, such as "2 documents are empty: 4, 17"."""

@@ -20,7 +20,6 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
-from prefixprop.choices import DEFAULT_BATCH_TOKENS
 from prefixprop.serve.encoder import LANES, REASONS_LANE, Answer, Encoder, EncoderProcess, EncoderStoppedError, Job
 
 CHARACTERS_PER_TOKEN = 4  # about: what a batch holds is counted exactly where it is padded
@@ -51,9 +50,9 @@ class BatchingQueue:
     def __init__(
         self,
         encoder: Encoder | EncoderProcess,
-        batch_tokens: int = DEFAULT_BATCH_TOKENS,
-        wait_seconds: float = 0.005,
-        observe: Callable[[int, int, float], None] = lambda documents, tokens, seconds: None,
+        batch_tokens: int,
+        wait_seconds: float,
+        observe: Callable[[int, int, float], None],
     ) -> None:
         self.encoder, self.observe = encoder, observe
         self.batch_tokens, self.wait_seconds = batch_tokens, wait_seconds

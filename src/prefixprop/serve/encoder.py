@@ -24,7 +24,7 @@ from pydantic import Field
 from prefixprop.choices import DEFAULT_BATCH_TOKENS
 from prefixprop.predict import Passage, Prediction, PredictionOptions, TrainedModel
 from prefixprop.predict.explain import explain
-from prefixprop.predict.loading import load_runs
+from prefixprop.predict.loading import load_by_name
 from prefixprop.predict.reading import ReadingEncoder
 from prefixprop.predict.trained_model import predict_with_each
 
@@ -186,9 +186,7 @@ def _work(connections: Sequence[Connection], folders: Mapping[str, Path], batch_
     for number in (signal.SIGINT, signal.SIGTERM):  # the service finishes what is under way
         signal.signal(number, signal.SIG_IGN)
     try:
-        models = dict(zip(folders, load_runs(list(folders.values())), strict=True))
-        for model in models.values():
-            model.check_reads_documents()
+        models = load_by_name(folders)
         predict_with_each(list(models.values()), [""], PredictionOptions())  # the first call takes seconds
     except (OSError, ValueError) as error:
         connections[0].send(ValueError(str(error)))
@@ -218,7 +216,7 @@ def _described(name: str, run: TrainedModel) -> RunDescription:
         name=name,
         method=run.settings.method_row.name,
         labels=run.label_names,
-        several_labels=run.thresholds is not None,
+        several_labels=run.several_labels,
         max_length=run.max_length,
         target_precision=None if run.trust is None else run.trust.target,
         accept_from=None if run.trust is None else run.trust.threshold,
