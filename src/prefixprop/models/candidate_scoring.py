@@ -121,11 +121,12 @@ class CandidateScorer(PreTrainedModel):
     def forward(
         self,
         input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
+        *,
+        attention_mask: Tensor,
+        question_of_chunk: Tensor,
+        candidate_positions: Tensor,
+        candidate_mask: Tensor,
         global_attention_mask: Tensor | None = None,
-        question_of_chunk: Tensor | None = None,
-        candidate_positions: Tensor | None = None,
-        candidate_mask: Tensor | None = None,
         labels: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
@@ -138,16 +139,6 @@ class CandidateScorer(PreTrainedModel):
         Takes what `CandidateCollator` makes. `logits` are [questions, candidates] in float32, with the lowest number
         there is for a candidate that a question does not have; states and attentions are those of the chunks.
         """
-        if (
-            attention_mask is None
-            or question_of_chunk is None
-            or candidate_positions is None
-            or candidate_mask is None
-        ):
-            raise ValueError(
-                "CandidateScorer needs attention_mask, question_of_chunk, candidate_positions and candidate_mask; "
-                "make its batches with prefixprop.data.CandidateCollator."
-            )
         self._check_trained(labels)
         if inputs_embeds is None:
             inputs_embeds = self.special_tokens(input_ids, self.get_input_embeddings())
