@@ -97,7 +97,7 @@ def test_what_is_no_file_is_never_replaced(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="not a regular file"):
         write_text(os.devnull, "text")
     (tmp_path / "file").write_text("old")
-    with pytest.raises(OSError, match="folder cannot be made"):
+    with pytest.raises(OSError, match="file"):
         write_text(tmp_path / "file" / "below.txt", "text")
     with pytest.raises(ValueError, match="file is a file"), replacing_folder(tmp_path / "file"):
         pass
