@@ -178,8 +178,7 @@ def test_ids_inside_the_table_are_overruled() -> None:
 
 def test_on_the_embedded_model() -> None:
     factory, tokenizer = load_default()
-    model = candidate_scorer(factory, add_special_tokens(tokenizer), hidden_dropout_prob=0.2)
-    assert model.encoder.config.hidden_dropout_prob == 0.2
+    model = candidate_scorer(factory("FEATURE_EXTRACTION"), add_special_tokens(tokenizer))
     words = model.get_input_embeddings().weight
     assert words.shape[0] == 50265 and not model.training
     assert abs(model.special_tokens.weight.std() - words.std()) < 0.2 * words.std()
@@ -191,38 +190,11 @@ def test_on_the_embedded_model() -> None:
     assert output.logits.shape == (1, 2) and torch.isfinite(output.loss)
 
 
-@every_family
-def test_from_a_folder(family: str, tmp_path: Path) -> None:
-    encoder = tiny_model(family, "FEATURE_EXTRACTION")
-    encoder.save_pretrained(tmp_path)
-    torch.manual_seed(1)
-    model = candidate_scorer(str(tmp_path), FIRST_SPECIAL_TOKEN)
-    torch.manual_seed(1)
-    again = candidate_scorer(tmp_path, FIRST_SPECIAL_TOKEN)
-    assert all(
-        torch.equal(*pair) for pair in zip(scores(model, make_batch()), scores(again, make_batch()), strict=True)
-    )
-    assert torch.equal(model.get_input_embeddings().weight, encoder.get_input_embeddings().weight)
-    assert getattr(model.encoder, "pooler", None) is None
-    assert adapt_candidate_scorer(model, ADAPTERS["tuning"]()).peft_config["default"].base_model_name_or_path == str(
-        tmp_path
-    )
-
-
 def test_bad_encoders() -> None:
-    encoder = tiny_model(task="FEATURE_EXTRACTION")
-    for given_encoder, options, message in (
-        ("/no/such/folder", {}, "Cannot load an encoder from '/no/such/folder': "),
-        (tiny_model(), {}, "LongformerForSequenceClassification has a head; give the encoder alone"),
-        (
-            encoder,
-            {"hidden_dropout_prob": 0.1},
-            "hidden_dropout_prob cannot be changed in an encoder that",
-        ),
-        (encoder, {"chunk_reduction": "max"}, "chunk_reduction='max' is unknown; choose one of mean, sum"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            candidate_scorer(given_encoder, FIRST_SPECIAL_TOKEN, **options)
+    with pytest.raises(ValueError, match="LongformerForSequenceClassification has a head; give the encoder alone"):
+        candidate_scorer(tiny_model(), FIRST_SPECIAL_TOKEN)
+    with pytest.raises(ValueError, match="chunk_reduction='max' is unknown; choose one of mean, sum"):
+        scorer(chunk_reduction="max")
 
 
 def test_incomplete_batches() -> None:
