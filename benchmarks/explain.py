@@ -219,6 +219,8 @@ def measure(run: TrainedModel, count: int) -> Iterator[dict[str, Any]]:
         "gradient": lambda: encoder_scores(documents, with_gradient=True),
         "random": lambda: [generator.random(len(starts) - 1) for starts in documents.starts],
     }
+    if run.model is None:  # all weight of the mix is on TF-IDF
+        ways = {way: ways[way] for way in (OCCLUSION, "random")}
     for way, work in ways.items():
         scores, seconds = timed(work)
         yield {
