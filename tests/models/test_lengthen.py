@@ -13,7 +13,6 @@ from transformers import (
     BertModel,
     DistilBertConfig,
     DistilBertModel,
-    LongformerConfig,
     LongformerForMaskedLM,
     LongformerModel,
     PreTrainedModel,
@@ -192,30 +191,12 @@ def test_dtype_mode_and_frozen_weights_carry_over() -> None:
 
 
 def test_config_carries_over() -> None:
-    settings = {
-        "id2label": {0: "no", 1: "yes", 2: "perhaps"},
-        "label2id": {"no": 0, "yes": 1, "perhaps": 2},
-        "problem_type": "single_label_classification",
-        "hidden_dropout_prob": 0.2,
-        "attention_probs_dropout_prob": 0.3,
-        "layer_norm_eps": 1e-6,
-        "hidden_act": "relu",
-        "type_vocab_size": 4,
-        "initializer_range": 0.07,
-        "bos_token_id": 3,
-        "pad_token_id": 1,
-        "eos_token_id": 4,
-        "a_note_of_the_user": "kept",
-    }
+    settings = {"id2label": {0: "no", 1: "yes", 2: "perhaps"}, "hidden_dropout_prob": 0.2, "layer_norm_eps": 1e-6}
+    settings |= {"hidden_act": "relu", "eos_token_id": 4, "a_note_of_the_user": "kept"}
     original = tiny("Roberta", "ForSequenceClassification", name_or_path="somewhere/base", **settings)
     config = lengthen(original, max_length=64, attention_window=WINDOW).config
-    assert isinstance(config, LongformerConfig)
     assert {name: getattr(config, name) for name in settings} == settings
-    assert config.num_labels == 3
-    assert config.sep_token_id == 4
-    assert config.name_or_path == "somewhere/base"
-    assert config.max_position_embeddings == 66
-    assert config.attention_window == [WINDOW, WINDOW]
+    assert (config.name_or_path, config.sep_token_id, config.max_position_embeddings) == ("somewhere/base", 4, 66)
     for separator in (None, 7):  # BERT names none unless its config does
         assert lengthen(tiny("Bert", "Model", sep_token_id=separator), 64, WINDOW).config.sep_token_id == separator
 
