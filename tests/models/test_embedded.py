@@ -2,10 +2,8 @@ from __future__ import annotations
 
 import dataclasses
 import pickle
-import shutil
 import socket
 import time
-from pathlib import Path
 
 import pytest
 import torch
@@ -184,29 +182,6 @@ def test_weights_are_the_stored_ones_times_their_scales(short_encoder: PreTraine
     scales = stored[f"{name}_scale"].repeat_interleave(64, dim=1)
     assert torch.equal(short_encoder.get_parameter(name), stored[name].float() * scales)
     assert torch.equal(short_encoder.get_parameter(norm), stored[norm])
-
-
-@pytest.fixture
-def copied_assets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    copy = tmp_path / "assets"
-    shutil.copytree(embedded.ASSETS, copy)
-    monkeypatch.setattr(embedded, "ASSETS", copy)
-    return copy
-
-
-DIFFERENCES = f"longformer-mini-4096/{embedded.DIFFERENCES}"
-
-
-@pytest.mark.parametrize("file_name", [embedded.WEIGHTS, embedded.CONFIG, embedded.TOKENIZER, DIFFERENCES])
-@pytest.mark.parametrize("damage", ["missing", "truncated", "empty"])
-def test_damaged_assets_ask_for_a_reinstallation(copied_assets: Path, file_name: str, damage: str) -> None:
-    asset = copied_assets / file_name
-    content = asset.read_bytes()
-    asset.unlink()
-    if damage != "missing":
-        asset.write_bytes(content[: len(content) // 2] if damage == "truncated" else b"")
-    with pytest.raises(RuntimeError, match=f"{file_name} is missing or damaged.*reinstall"):
-        load_embedded("longformer-mini-4096")[0]()
 
 
 @pytest.mark.parametrize("name", ["longformer-mini-4096", "longformer-mini-4096-mlm"])
