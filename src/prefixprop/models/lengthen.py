@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -73,9 +73,7 @@ _NOT_CARRIED = {
 _POSITIONS = "embeddings.position_embeddings.weight"
 
 
-def lengthen(
-    model: PreTrainedModel, max_length: int = 4096, attention_window: int | Sequence[int] = 512
-) -> PreTrainedModel:
+def lengthen(model: PreTrainedModel, max_length: int = 4096, attention_window: int = 512) -> PreTrainedModel:
     """Return the Longformer of `model`: the same weights and head, for texts of up to `max_length` tokens.
 
     The position embeddings are repeated until `max_length`, and query, key and value are copied to their
@@ -89,8 +87,7 @@ def lengthen(
             sequence classification, token classification, question answering, multiple choice or masked
             language modelling.
         max_length: The longest text in tokens, at least what `model` can already read.
-        attention_window: How many neighbours a token sees, half of them on either side: an even number for
-            all layers, or one for each layer.
+        attention_window: How many neighbours a token sees, half of them on either side: an even number.
 
     Two things differ in Longformer's own code. Its heads use `hidden_dropout_prob` and have no
     `classifier_dropout`. And without a `global_attention_mask`, its question answering and multiple choice
@@ -129,7 +126,7 @@ def _recognise(model: PreTrainedModel) -> tuple[_Family, str]:
     return family, head
 
 
-def _longformer_config(model: PreTrainedModel, attention_window: int | Sequence[int]) -> LongformerConfig:
+def _longformer_config(model: PreTrainedModel, attention_window: int) -> LongformerConfig:
     original = model.config
     output = model.get_output_embeddings()
     tied = original.tie_word_embeddings if output is None else output.weight is model.get_input_embeddings().weight
@@ -138,7 +135,7 @@ def _longformer_config(model: PreTrainedModel, attention_window: int | Sequence[
         separator = original.eos_token_id  # RoBERTa separates with it, without saying so in its config
     return LongformerConfig(
         **{name: value for name, value in original.to_dict().items() if name not in _NOT_CARRIED},
-        attention_window=attention_window if isinstance(attention_window, int) else list(attention_window),
+        attention_window=attention_window,
         dtype=model.dtype,
         name_or_path=original.name_or_path,
         sep_token_id=separator,
