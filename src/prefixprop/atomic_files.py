@@ -36,12 +36,8 @@ def write_text(path: str | Path, text: str) -> None:
 
 
 def write_json(path: str | Path, value: Any) -> None:
-    """Write a value as indented JSON; what JSON cannot hold, such as NaN, raises `ValueError` before any writing."""
-    try:
-        text = json.dumps(value, ensure_ascii=False, allow_nan=False, indent=2)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{path}: the value cannot be written as JSON: {error}") from error
-    write_text(path, text + "\n")
+    """Write a value as indented JSON; what JSON cannot hold, such as NaN, raises an error before any writing."""
+    write_text(path, json.dumps(value, ensure_ascii=False, allow_nan=False, indent=2) + "\n")
 
 
 @contextlib.contextmanager
