@@ -1,14 +1,13 @@
 """How faithful reasons are, and what they cost: comprehensiveness and sufficiency (ERASER, DeYoung et al. 2020).
 
     prefixprop train --task hyperpartisan --method readers --run-dir runs/readers
-    prefixprop train --task elife --data-dir DATA --method prefix-propagation --run-dir runs/propagation
-    python benchmarks/explain.py runs/readers runs/propagation [--documents 200] [--output explain.jsonl]
+    python benchmarks/explain.py runs/readers [--documents 200] [--output explain.jsonl]
 
 Test documents of each run's task, cut to what the run reads, are explained in several ways:
 
 - occlusion, reading: those of `prefixprop explain` (see `prefixprop.predict.explain`);
-- attention: what the first virtual token of readers, or all virtual tokens of a prefix that is propagated, attend to,
-  times the length of the value, summed over layers and heads;
+- attention: what the first virtual token of readers attends to, times the length of the value, summed over layers and
+  heads;
 - gradient: gradient times input at the embeddings, of the log-odds of the label;
 - random.
 
@@ -21,7 +20,6 @@ processor time of all threads, on a GPU the time, as a multiple of that of plain
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -37,16 +35,16 @@ import prefixprop.backbones.base as backbone_base
 from prefixprop import load_run
 from prefixprop.attention.pattern import as_bias
 from prefixprop.attention.sliding_window import split_heads
-from prefixprop.backbones import find_backbone
 from prefixprop.data import load_data
 from prefixprop.data.splits import draw_sample
 from prefixprop.data.tokens import EncodedDocuments, Frame, contents, encode_documents
 from prefixprop.predict import PredictionOptions, TrainedModel
 from prefixprop.predict.explain import OCCLUSION, READING, passages_of
-from prefixprop.predict.reading import ReadingEncoder
 from prefixprop.predict.trained_model import logits_of_each, output_of
 from prefixprop.tuners.reader_bank import ReaderBank
 from prefixprop.tuners.reading import text_of
+
+from measuring import add_line
 
 SHARES = (0.1, 0.2, 0.5)
 Scores = list[np.ndarray]  # of the passages of every document
@@ -72,10 +70,10 @@ class Documents:
         self.log_probabilities = self.answers([np.ones(len(starts) - 1, bool) for starts in self.starts])
         self.labels = self.log_probabilities.argmax(axis=1)
 
-    def answers(self, kept: Sequence[np.ndarray], documents: Sequence[int] | None = None) -> np.ndarray:
-        """Log-probabilities of labels where only some passages of a document are kept."""
-        indices, texts, rows = range(len(self.texts)) if documents is None else documents, [], []
-        for index, mask in zip(indices, kept, strict=True):
+    def answers(self, kept: Sequence[np.ndarray]) -> np.ndarray:
+        """Log-probabilities of labels where only some passages of each document are kept."""
+        texts, rows = [], []
+        for index, mask in enumerate(kept):
             starts, bounds = self.starts[index], self.bounds[index]
             texts.append("".join(self.texts[index][starts[n] : starts[n + 1]] for n in np.flatnonzero(mask)))
             ids, front = self.input_ids[index], len(self.frame.before)
@@ -96,15 +94,6 @@ class Documents:
 
 
 # --- ways that are not shipped ------------------------------------------------------------------------------------
-
-
-def attended(rows: Tensor, states: Tensor, projections: Sequence[Any], heads: int) -> Tensor:
-    """Attention of rows to themselves and to states, times the lengths of values, summed over heads and rows."""
-    query, key, value = (
-        split_heads(project(x), heads) for project, x in zip(projections, (rows, states, states), strict=True)
-    )
-    weights = (query @ key.mT / query.shape[-1] ** 0.5).softmax(dim=-1)
-    return (weights * value.norm(dim=-1)[:, :, None]).sum(dim=(0, 1, 2))
 
 
 @contextmanager
@@ -160,55 +149,28 @@ def leaf_embeddings(backbone: Any, found: list[Tensor]) -> Iterator[None]:
 def encoder_scores(documents: Documents, with_gradient: bool) -> Scores:
     """Attention, or gradient times input, of every token."""
     run, of_tokens = documents.run, []
-    reads = isinstance(run.model, ReadingEncoder)
-    backbone = run.model.backbone if reads else find_backbone(run.model.get_base_model())
+    backbone = run.model.backbone
     device = next(backbone.module.parameters()).device
-    if reads:
-        bank = ReaderBank(backbone, [run.model._readers[number] for number in run.readers]).to(device).eval()
+    bank = ReaderBank(backbone, [run.model._readers[number] for number in run.readers]).to(device).eval()
     for ids, label in zip(documents.input_ids, documents.labels.tolist(), strict=True):
         inputs = torch.from_numpy(ids).long()[None].to(device)
         seen: list[Tensor] = []
         embedded: list[Tensor] = []
         precision = torch.autocast(device.type, torch.bfloat16, enabled=run.uses_bf16)
-        with torch.set_grad_enabled(with_gradient), precision:
-            if reads:
-                with plain_reading(seen), leaf_embeddings(backbone, embedded):
-                    states = backbone.module(inputs, output_hidden_states=True).hidden_states[:-1]
-                    logits = bank(text_of(states, None))[:, 0]
-            else:
-                with recorded_layers(backbone, virtual_tokens(run), seen), leaf_embeddings(backbone, embedded):
-                    logits = run.model(input_ids=inputs).logits
-            probabilities = logits.float().softmax(dim=-1).mean(dim=0)
+        with (
+            torch.set_grad_enabled(with_gradient),
+            precision,
+            plain_reading(seen),
+            leaf_embeddings(backbone, embedded),
+        ):
+            states = backbone.module(inputs, output_hidden_states=True).hidden_states[:-1]
+            probabilities = bank(text_of(states, None))[:, 0].float().softmax(dim=-1).mean(dim=0)
             if with_gradient:
                 probabilities[label].logit().backward()
                 of_tokens.append((embedded[0].grad * embedded[0]).sum(dim=-1)[0].detach().float().cpu().numpy())
             else:
                 of_tokens.append(torch.stack(seen).sum(dim=0)[-len(ids) :].float().cpu().numpy())
     return documents.per_passage(of_tokens)
-
-
-@contextmanager
-def recorded_layers(backbone: Any, virtual: int, seen: list[Tensor]) -> Iterator[None]:
-    """What virtual tokens in front of a text attend to in every layer of a Longformer."""
-
-    def hook(layer: Any, args: Any, kwargs: Any) -> None:
-        states = (args[0] if args else kwargs["hidden_states"]).detach()
-        attention = layer.attention.self
-        projections = (attention.query_global, attention.key_global, attention.value_global)
-        with torch.no_grad():
-            seen.append(attended(states[:, :virtual], states, projections, attention.num_heads))
-
-    handles = [layer.register_forward_pre_hook(hook, with_kwargs=True) for layer in backbone.layers]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def virtual_tokens(run: TrainedModel) -> int:
-    """How many stand in front of a text."""
-    return int(run.model.peft_config[run.adapter or run.model.active_adapter].num_virtual_tokens)
 
 
 # --- the table ----------------------------------------------------------------------------------------------------
@@ -259,10 +221,6 @@ def measure(run: TrainedModel, count: int) -> Iterator[dict[str, Any]]:
     }
     if run.model is None:  # all weight of the mix is on TF-IDF
         ways = {way: ways[way] for way in (OCCLUSION, "random")}
-    elif not isinstance(run.model, ReadingEncoder):
-        del ways[READING]
-        if "propagation" not in run.settings.method:
-            del ways["attention"]
     for way, work in ways.items():
         scores, seconds = timed(work)
         yield {
@@ -278,15 +236,13 @@ def measure(run: TrainedModel, count: int) -> Iterator[dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", nargs="+", type=Path, help="finished runs on named tasks")
+    parser.add_argument("runs", nargs="+", type=Path, help="finished runs of readers on named tasks")
     parser.add_argument("--documents", type=int, default=200)
     parser.add_argument("--output", type=Path, default=Path("explain.jsonl"))
     given = parser.parse_args()
     for run in given.runs:
         for line in measure(load_run(run), given.documents):
-            print(json.dumps(line), flush=True)
-            with given.output.open("a") as file:
-                file.write(json.dumps(line) + "\n")
+            add_line(given.output, line)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
     python benchmarks/lengthen.py --size base --batch 8
 
 A step of masked language modelling, forward, backward and optimizer, on random weights: with our attention and with
-Hugging Face's, in turns. On a GPU, a second table shows where the time goes.
+Hugging Face's, in turns.
 """
 
 from __future__ import annotations
@@ -37,8 +37,7 @@ def main() -> None:
         }
         for name, timing in timings.items()
     ]
-    profiles = measuring.show_profiles({OURS: steps[OURS]})
-    measuring.publish(options, "lengthen", rows, results=timings, **profiles)
+    measuring.publish(options, "lengthen", rows, results=timings)
 
 
 def training_step(options: Any, fast: bool) -> measuring.Run:

@@ -1,4 +1,4 @@
-"""What the benchmarks share: encoders of known sizes, timing, profiles of a GPU, tables and JSON files.
+"""What the benchmarks share: encoders of known sizes, timing, tables and JSON files.
 
 Encoders have random weights: how long they take does not depend on them. On a GPU they compute in bfloat16.
 """
@@ -10,11 +10,9 @@ import copy
 import gc
 import json
 import random
-import re
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -238,38 +236,10 @@ def compared_cells(result: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-# What a kernel is for: the first kind whose pattern is found in its name.
-_KINDS = {
-    "attention, all rows": r"flash|sdpa",
-    "products with weights": r"gemm|nvjet|cutlass|cublas|splitkreduce",
-    "attention, local rows": r"local_rows|band_keys",
-    "attention, global rows and keys": r"global_rows|listed_keys|far_keys|project_rows|list_tokens",
-    "residual and LayerNorm": r"normalise|differentiate|layer_norm",
-    "GELU": r"gelu",
-    "rotary positions": r"rotate_rows|move_rows",
-    "embeddings": r"embedding|indexselect|index_select|gather",
-    "copies and other small kernels": "",
-}
+def profile_of(run: Run) -> tuple[float, float]:
+    """Milliseconds of one call: of the GPU's kernels, and of the host until it has started all of them.
 
-
-def kind_of(kernel: str) -> str:
-    return next(kind for kind, pattern in _KINDS.items() if re.search(pattern, kernel, re.IGNORECASE))
-
-
-def show_profiles(runs: Mapping[str, Run]) -> dict[str, Any]:
-    """On a GPU, show where the time of a call goes; returns the numbers for the JSON file."""
-    profiles = {name: profile_of(run) for name, run in runs.items()} if ON_GPU else {}
-    for name, found in profiles.items():
-        took = f"{found['kernels']} kernels take {sum(found['by_kind'].values()):.1f} ms"
-        rows = [{"kernels": kind, "ms": f"{ms:.2f}"} for kind, ms in found["by_kind"].items()]
-        show(f"{name}: {took}, and the host {found['host']:.1f} ms to start them", rows)
-    return {"profile": profiles} if ON_GPU else {}
-
-
-def profile_of(run: Run) -> dict[str, Any]:
-    """Milliseconds of one call: of the GPU by kind of kernel, and of the host until it has started all kernels.
-
-    They are means of several calls after a warm-up.
+    The first is the mean of several calls after a warm-up.
     """
     for _ in range(WARM_UP):
         run()
@@ -283,12 +253,7 @@ def profile_of(run: Run) -> dict[str, Any]:
             run()
         torch.cuda.synchronize()
     kernels = [event for event in profiler.events() if event.device_type == torch.autograd.DeviceType.CUDA]
-    by_kind, longest = dict.fromkeys(_KINDS, 0.0), Counter[str]()
-    for kernel in kernels:
-        by_kind[kind_of(kernel.name)] += kernel.self_device_time_total / 1000 / PROFILED_CALLS
-        longest[kernel.name[:80]] += kernel.self_device_time_total / 1000 / PROFILED_CALLS
-    count = round(len(kernels) / PROFILED_CALLS)
-    return {"by_kind": by_kind, "longest": dict(longest.most_common(24)), "kernels": count, "host": 1000 * host}
+    return sum(kernel.self_device_time_total for kernel in kernels) / 1000 / PROFILED_CALLS, 1000 * host
 
 
 def make_parser(

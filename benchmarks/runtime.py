@@ -4,7 +4,7 @@
     python benchmarks/runtime.py --size base --train --repeats 3
 
 Every method has the same frozen weights and the same batch. Methods take turns, so that a drift of the machine
-affects them all. The interval is a bootstrap over the rounds. On a GPU, a second table shows where the time goes.
+affects them all. The interval is a bootstrap over the rounds.
 """
 
 from __future__ import annotations
@@ -35,8 +35,7 @@ def main() -> None:
     parser.add_argument("--batches", type=int, default=batches, help="in a measurement, without a wait in between")
     parser.add_argument("--train", action="store_true", help="time training steps instead of inference")
     options = parser.parse_args()
-    runs = make_runs(options)
-    timings = measuring.measure_in_turns(runs, options.repeats, options.batches)
+    timings = measuring.measure_in_turns(make_runs(options), options.repeats, options.batches)
     results, rows = [], []
     for method, timing in timings.items():
         relative = relative_time(timing, timings[NO_PEFT])
@@ -44,7 +43,7 @@ def main() -> None:
         change, low, high = ("" if each is None else f"{100 * (each - 1):+.1f} %" for each in relative.values())
         row = {"method": method, "time": str(timing), "over no PEFT": change, "95 % interval": f"{low} to {high}"}
         rows.append(row | ({} if options.train else {"paper": PAPER.get(method, "")}))
-    measuring.publish(options, "runtime", rows, results=results, **measuring.show_profiles(runs))
+    measuring.publish(options, "runtime", rows, results=results)
 
 
 def make_runs(options: Any) -> dict[str, Run]:

@@ -1,9 +1,7 @@
 """How many documents a second `prefixprop serve` answers, and how long a client waits.
 
     python benchmarks/serving.py --size base --runs 1 20 200 --json serving.json
-    python benchmarks/serving.py --lengths 512 --clients 8 64 --one-process     # the encoder in a thread too
-    python benchmarks/serving.py --clients 8 --lengths 512 --runs 1 --reasons   # beside a client that wants reasons
-    python benchmarks/serving.py --requests 100000                              # does its memory grow?
+    python benchmarks/serving.py --requests 100000    # does its memory grow?
 
 Every client sends one document a request, and the next one when it is answered. Clients and services are processes of
 their own. The ways take turns on the same documents:
@@ -64,8 +62,6 @@ def main() -> None:
     parser.add_argument("--batch-tokens", type=int, default=65_536 if ON_GPU else 16_384)
     parser.add_argument("--load-processes", type=int, default=max(1, (os.cpu_count() or 1) // 4), help="for clients")
     parser.add_argument("--only", nargs="+", metavar="WAY", help="only these ways, beside predict and forward")
-    parser.add_argument("--one-process", action="store_true", help="also serve with the encoder in a thread")
-    parser.add_argument("--reasons", action="store_true", help="also serve beside a client that wants reasons")
     parser.add_argument("--requests", type=int, help="send so many short requests, and show the memory instead")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers to this file")
     options = parser.parse_args()
@@ -117,15 +113,11 @@ def service(work: Callable[..., None], *given: Any) -> Iterator[tuple[int, int]]
         process.join()
 
 
-def serve(told: Any, folders: Sequence[Path], batch_tokens: int, one_process: bool) -> None:
+def serve(told: Any, folders: Sequence[Path], batch_tokens: int) -> None:
     from prefixprop.serve.app import Limits, create_app
-    from prefixprop.serve.encoder import Encoder, EncoderProcess
+    from prefixprop.serve.encoder import EncoderProcess
 
-    named = {folder.name: folder for folder in folders}
-    if one_process:
-        encoder: Any = Encoder(dict(zip(named, load_runs(folders), strict=True)), batch_tokens)
-    else:
-        encoder = EncoderProcess(named, batch_tokens)
+    encoder = EncoderProcess({folder.name: folder for folder in folders}, batch_tokens)
     listen(told, create_app(encoder, Limits(seconds=MOST_SECONDS), batch_tokens=batch_tokens))
 
 
@@ -158,11 +150,10 @@ def listen(told: Any, app: Any) -> None:
 # --- clients ------------------------------------------------------------------------------------------------------
 
 
-def ask_for(port: int, texts: Sequence[str], clients: int, end: float, requests: int, reasons: bool) -> list[float]:
+def ask_for(port: int, texts: Sequence[str], clients: int, end: float, requests: int) -> list[float]:
     """Ask with so many clients until a time, or for so many requests; the seconds of each."""
     head = "POST /v1/predict HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n"
-    fields: dict[str, Any] = {"reasons": True, "runs": ["run0"]} if reasons else {}  # many runs would be refused
-    bodies = [json.dumps({"texts": [text], **fields}).encode() for text in texts]
+    bodies = [json.dumps({"texts": [text]}).encode() for text in texts]
     questions = [head.format(len(body)).encode() + body for body in bodies]
     waited: list[float] = []
     left = iter(range(requests))
@@ -193,23 +184,11 @@ def over_http(
     shares = [clients // count + (number < clients % count) for number in range(count)]
     started = time.time()
     work = [
-        (port, texts[number::count] or texts, own, started + seconds, requests // count, False)
+        (port, texts[number::count] or texts, own, started + seconds, requests // count)
         for number, own in enumerate(shares)
     ]
     waited = [one for each in pool.starmap(ask_for, work, chunksize=1) for one in each]
     return time.time() - started, waited
-
-
-def beside_reasons(port: int, *given: Any) -> Measured:
-    """With one more client, in a process of its own, that wants reasons all the time."""
-    other = SPAWN.Process(target=ask_for, args=(port, given[1], 1, time.time() + MOST_SECONDS, 10**9, True))
-    other.start()
-    time.sleep(2)  # in which it starts
-    try:
-        return over_http(port, *given)
-    finally:
-        other.kill()
-        other.join()
 
 
 def one_by_one(runs: list[TrainedModel], texts: Sequence[str], clients: int, seconds: float) -> Measured:
@@ -234,13 +213,8 @@ def one_by_one(runs: list[TrainedModel], texts: Sequence[str], clients: int, sec
 def measure(folders: Sequence[Path], base: Path, pool: Any, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     runs = load_runs(folders)
     with ExitStack() as stack:
-        start = partial(service, serve, folders, options.batch_tokens)
-        (_, port) = stack.enter_context(start(False))
+        (_, port) = stack.enter_context(service(serve, folders, options.batch_tokens))
         ways: dict[str, Callable[..., Measured]] = {"served": partial(over_http, port, pool)}
-        if options.reasons:
-            ways["served beside reasons"] = partial(beside_reasons, port, pool)
-        if options.one_process:
-            ways["served in one process"] = partial(over_http, stack.enter_context(start(True))[1], pool)
         ways["one by one"] = partial(one_by_one, runs)
         if len(folders) == 1:
             ways["pipeline"] = partial(over_http, stack.enter_context(service(serve_pipeline, base))[1], pool)
@@ -286,7 +260,7 @@ def own_rates(runs: list[TrainedModel], texts: list[str], options: argparse.Name
 
 def endurance(folders: Sequence[Path], pool: Any, options: argparse.Namespace) -> Iterator[dict[str, str]]:
     """Megabytes of the service's processes after each tenth of the requests."""
-    with service(serve, folders, options.batch_tokens, options.one_process) as (pid, port):
+    with service(serve, folders, options.batch_tokens) as (pid, port):
         for tenth in range(11):
             if tenth:
                 over_http(port, pool, [document(10, 1)], 16, MOST_SECONDS * 10, options.requests // 10)

@@ -180,19 +180,17 @@ def measure(row: Row, options: Any) -> dict[str, Any]:
         launched()
         found["gib"] = torch.cuda.max_memory_allocated() / 2**30
     if ON_GPU and row.records:
-        profile = measuring.profile_of(launched)
+        gpu, host = measuring.profile_of(launched)
         runs = {**runs, "launched": launched, measuring.OURS: measuring.cuda_graph(launched)}
     elif ON_GPU:
         for _ in range(3):  # records itself at the second call
             launched()
-        profile = measuring.profile_of(launched)
+        gpu, host = measuring.profile_of(launched)
     timings = measuring.measure_in_turns(runs, options.repeats)
     found |= {"step": timings[measuring.OURS], "launched": timings.get("launched")}
     found["hugging_face"] = timings.get(measuring.THEIRS)
     if ON_GPU:
-        found |= {"gpu_ms": sum(profile["by_kind"].values()), "host_ms": profile["host"]}
-        if options.kernels:
-            found["longest_kernels_ms"] = {name: round(ms, 3) for name, ms in profile["longest"].items()}
+        found |= {"gpu_ms": gpu, "host_ms": host}
     return found
 
 
@@ -218,15 +216,12 @@ def main() -> None:
         "--rows", nargs="+", default=[""], metavar="PART", help="only rows whose name has one of these"
     )
     parser.add_argument("--hugging-face", action="store_true", help="measure Hugging Face's steps too")
-    parser.add_argument("--kernels", action="store_true", help="show where the GPU's time goes")
     options = parser.parse_args()
     results = []
     for row in rows(options):
         if any(part in row.name for part in options.rows):
             results.append(measure(row, options))
             print(shown(results[-1]), flush=True)
-            if options.kernels and ON_GPU:
-                print(results[-1]["longest_kernels_ms"], flush=True)
             gc.collect()
             if ON_GPU:
                 torch.cuda.empty_cache()

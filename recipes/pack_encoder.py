@@ -105,8 +105,8 @@ def bits(model: LongformerForMaskedLM, text: Path) -> float:
     total = 0.0
     for number in range(ROWS):
         masked = mask([rows.row(number * (rows.count() // ROWS))[None]], tokenizer, [[number]])
-        batch = (torch.from_numpy(array) for array in (masked.input_ids, masked.positions, masked.targets))
-        total += Objective(model)(*batch)[0].item()
+        batch = {name: torch.from_numpy(array) for name, array in masked.items()}
+        total += Objective(model)(**batch).tokens.item()
     return total / ROWS / math.log(2)
 
 

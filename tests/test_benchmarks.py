@@ -129,22 +129,6 @@ def test_rounds_are_compared_as_pairs() -> None:
     assert list(relative.values()) == pytest.approx([1.1, 1.1, 1.1])
 
 
-@pytest.mark.parametrize(
-    ("kernel", "kind"),
-    [
-        ("nvjet_sm90_tst_192x192_64x4_2x1_v_bz_coopB_bias_TNN", "products with weights"),
-        ("void pytorch_flash::flash_bwd_dq_dk_dv_kernel<cutlass::bfloat16_t>", "attention, all rows"),
-        ("rotate_rows", "rotary positions"),
-        ("local_rows", "attention, local rows"),
-        ("_list_tokens", "attention, global rows and keys"),
-        ("_normalise", "residual and LayerNorm"),
-        ("Memset (Device)", "copies and other small kernels"),
-    ],
-)
-def test_what_a_kernel_is_for(kernel: str, kind: str) -> None:
-    assert measuring.kind_of(kernel) == kind
-
-
 def recorded(file: str) -> dict[str, Any]:
     return json.loads((RECORDS / file).read_text(encoding="utf-8"))
 

@@ -1,20 +1,15 @@
-"""Kernels: their values by hand, their parameters, and kernels of one's own."""
+"""Kernels: their values by hand and their parameters. The docs add one of one's own."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
 
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
 
 from prefixprop import PrefixPropagationConfig
 from prefixprop.kernels import KERNELS, Kernel, Linear, Polynomial, RadialBasis, build_kernel, register_kernel
-
-from tiny import adapt, batch, tiny_model
 
 QUERY = torch.tensor([[1.0, 0.0, 2.0, -1.0]])
 KEYS = torch.tensor([[1.0, 1.0, 0.0, 0.0], [0.0, 0.0, 1.0, 1.0]])  # products with the query: 1 and 1
@@ -51,33 +46,9 @@ def test_polynomial_that_is_zero_everywhere_gives_no_nan() -> None:
     assert torch.equal(weights, torch.zeros(1, 2))
 
 
-@pytest.fixture
-def cosine() -> Iterator[str]:
-    @register_kernel("cosine")
-    @dataclass(frozen=True)
-    class Cosine(Kernel):
-        """1 + cos of the angle."""
-
-        offset: float = 1.0
-
-        def similarity(self, query: Tensor, key: Tensor) -> Tensor:
-            return normalize(query, dim=-1) @ normalize(key, dim=-1).mT + self.offset
-
-    yield "cosine"
-    del KERNELS["cosine"]
-
-
-@pytest.mark.parametrize("family", ["longformer", "roberta"])
-def test_a_kernel_of_ones_own(cosine: str, family: str) -> None:
-    config = PrefixPropagationConfig(kernel=cosine, kernel_offset=2.0)
-    assert build_kernel(config).offset == 2.0
-    model = adapt(tiny_model(family), "propagation", kernel=cosine, alpha=0.7, alpha_mode="layer")
-    output = model(**batch(model, [14, 9]), labels=torch.tensor([0, 1]))
-    output.loss.backward()
-    assert model.get_alpha().grad.abs().sum() > 0
-    other = adapt(tiny_model(family), "propagation", kernel="exp", alpha=0.7)
-    other.set_prefix(model.get_prefix().detach())
-    assert not torch.allclose(other(**batch(model, [14, 9])).logits, output.logits, atol=1e-4)
+def test_parameters_of_the_configuration() -> None:
+    config = PrefixPropagationConfig(kernel="poly", kernel_degree=4, kernel_offset=2.0)
+    assert build_kernel(config) == Polynomial(degree=4, offset=2.0)
 
 
 def test_names_are_not_taken_twice() -> None:

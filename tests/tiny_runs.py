@@ -101,8 +101,10 @@ def make_wikihop_run(folder: Path, questions: dict[str, list[Question]], method:
     for split, asked in questions.items():
         records = [asdict(question) | {"answer": question.candidates[question.answer]} for question in asked]
         (data / f"{split}.json").write_text(json.dumps(records), encoding="utf-8")
-    tiny_model(task="FEATURE_EXTRACTION").save_pretrained(base_folder)
-    scorer = candidate_scorer(str(base_folder), FIRST_SPECIAL_TOKEN)
+    encoder = tiny_model(task="FEATURE_EXTRACTION")
+    encoder.save_pretrained(base_folder)
+    encoder.config.name_or_path = str(base_folder)
+    scorer = candidate_scorer(encoder, FIRST_SPECIAL_TOKEN)
     model: Any = scorer
     if method == "prefix-propagation":
         model = adapt_candidate_scorer(scorer, METHODS["propagation"](num_virtual_tokens=4))

@@ -36,12 +36,8 @@ def write_text(path: str | Path, text: str) -> None:
 
 
 def write_json(path: str | Path, value: Any) -> None:
-    """Write a value as indented JSON; what JSON cannot hold, such as NaN, raises `ValueError` before any writing."""
-    try:
-        text = json.dumps(value, ensure_ascii=False, allow_nan=False, indent=2)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{path}: the value cannot be written as JSON: {error}") from error
-    write_text(path, text + "\n")
+    """Write a value as indented JSON; what JSON cannot hold, such as NaN, raises an error before any writing."""
+    write_text(path, json.dumps(value, ensure_ascii=False, allow_nan=False, indent=2) + "\n")
 
 
 @contextlib.contextmanager
@@ -50,18 +46,12 @@ def replacing_file(path: str | Path) -> Iterator[Path]:
     target = Path(os.path.realpath(path))  # a link must still point to the file, not be replaced by it
     if target.exists() and not target.is_file():
         raise ValueError(f"{path} is not a regular file, so it cannot be replaced by one; choose another path.")
-    temporary = _temporary_beside(target)
-    try:
-        with _explained_errors(path, temporary):
-            _make_parent(target)
-            yield temporary
-            _force_to_disk(temporary)
-            if target.exists():
-                shutil.copymode(target, temporary)
-            os.replace(temporary, target)
-        _force_names_to_disk(target.parent)
-    finally:
-        _remove(temporary)
+    with _temporary_beside(target, path) as temporary:
+        yield temporary
+        _force_to_disk(temporary)
+        if target.exists():
+            shutil.copymode(target, temporary)
+        os.replace(temporary, target)
 
 
 @contextlib.contextmanager
@@ -74,17 +64,11 @@ def replacing_folder(path: str | Path) -> Iterator[Path]:
     target = Path(os.path.realpath(path))
     if target.exists() and not target.is_dir():
         raise ValueError(f"{path} is a file, so it cannot be replaced by a folder; choose another path.")
-    temporary, replaced = _temporary_beside(target), target.with_name(_REPLACED_PREFIX + target.name)
-    try:
-        with _explained_errors(path, temporary):
-            _make_parent(target)
-            temporary.mkdir()
-            yield temporary
-            _force_tree_to_disk(temporary)
-            _move_into_place(temporary, target, replaced)
-        _force_names_to_disk(target.parent)
-    finally:
-        _remove(temporary)
+    with _temporary_beside(target, path) as temporary:
+        temporary.mkdir()
+        yield temporary
+        _force_tree_to_disk(temporary)
+        _move_into_place(temporary, target)
 
 
 def clear_leftovers(folder: str | Path) -> None:
@@ -104,42 +88,36 @@ def is_temporary(name: str) -> bool:
     return name.startswith((_TEMPORARY_PREFIX, _REPLACED_PREFIX))
 
 
-def _make_parent(target: Path) -> None:
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OSError(error.errno, f"the folder cannot be made ({error.strerror})", str(target.parent)) from error
-
-
-def _temporary_beside(target: Path) -> Path:
-    # The ending stays, because matplotlib and others choose the format by it.
-    return target.with_name(f"{_TEMPORARY_PREFIX}{secrets.token_hex(6)}{target.suffix}")
-
-
 @contextlib.contextmanager
-def _explained_errors(path: str | Path, temporary: Path) -> Iterator[None]:
-    """Name the target in errors of writing it; errors about other files, raised by the caller, stay as they are."""
+def _temporary_beside(target: Path, path: str | Path) -> Iterator[Path]:
+    """A name in the folder of `target`, which is gone in the end; errors of writing there name `path`."""
+    # The ending stays, because matplotlib and others choose the format by it.
+    temporary = target.with_name(f"{_TEMPORARY_PREFIX}{secrets.token_hex(6)}{target.suffix}")
+    target.parent.mkdir(parents=True, exist_ok=True)
     try:
-        yield
+        yield temporary
+        _force_names_to_disk(target.parent)
     except OSError as error:
         own = str(error.filename).startswith(str(temporary))
         if not own and error.errno not in _DISK_FULL:
-            raise
+            raise  # about another file, by the caller
         reason = f"cannot be written ({error.strerror}); what was there before is unchanged"
         raise OSError(error.errno, reason, str(path)) from error
+    finally:
+        _remove(temporary)
 
 
-def _move_into_place(temporary: Path, target: Path, replaced: Path) -> None:
+def _move_into_place(temporary: Path, target: Path) -> None:
+    replaced = target.with_name(_REPLACED_PREFIX + target.name)
     if target.exists():
         _remove(replaced)
         os.replace(target, replaced)
-        try:
-            os.replace(temporary, target)
-        except BaseException:
-            os.replace(replaced, target)
-            raise
-    else:
+    try:
         os.replace(temporary, target)
+    except BaseException:
+        if replaced.exists():
+            os.replace(replaced, target)
+        raise
     _remove(replaced)
 
 

@@ -60,7 +60,7 @@ def test_training_lowers_the_held_out_loss_and_saves_a_longformer(tmp_path: Path
     card = (long / "README.md").read_text()
     assert f"{after[str(MAX_LENGTH)]:.3f}" in card and "text.jsonl" in card
 
-    with pytest.raises(ValueError, match="already a Longformer"):
+    with pytest.raises(ValueError, match="LongformerForMaskedLM cannot be lengthened"):
         run(tiny_settings(long, text), tmp_path / "longer")
     lines = [json.dumps({"text": f"w{number % 40 + 4} w9", "label": number % 2}) for number in range(20)]
     (tmp_path / "labelled.jsonl").write_text("\n".join(lines))
@@ -182,6 +182,7 @@ def test_out_of_memory_says_what_to_change(
     ("changes", "message"),
     [
         ({"steps": 0}, "--steps: must be greater than or equal to 1, got 0"),
+        ({"attention_window": 7}, "--attention-window: 7 cannot be halved"),
         ({"minutes": 1.0}, "--steps and --minutes"),
         ({"text": ()}, "--text"),
         ({"learning_rate": float("nan")}, "--learning-rate: must be"),

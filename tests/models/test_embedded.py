@@ -2,11 +2,8 @@ from __future__ import annotations
 
 import dataclasses
 import pickle
-import shutil
 import socket
 import time
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -47,7 +44,7 @@ def narrow_encoder() -> PreTrainedModel:
 
 @pytest.fixture(scope="module")
 def short_encoder() -> PreTrainedModel:
-    return load_default(long=False)[0]("FEATURE_EXTRACTION")
+    return load_embedded("roberta-mini-512")[0]("FEATURE_EXTRACTION")
 
 
 def head_weights(model: PreTrainedModel, head: str) -> dict[str, torch.Tensor]:
@@ -57,7 +54,7 @@ def head_weights(model: PreTrainedModel, head: str) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("long", [True, False])
 @pytest.mark.parametrize("task", HEADS)
 def test_builds_every_task_ready_to_use(task: str, long: bool, tokenizer: PreTrainedTokenizerFast) -> None:
-    model = (narrow_factory() if long else load_default(long=False)[0])(task)
+    model = (narrow_factory() if long else load_embedded("roberta-mini-512")[0])(task)
     assert type(model).__name__ == ("Longformer" if long else "Roberta") + HEADS[task]
     assert not any(module.training for module in model.modules())
     assert not any(tensor.is_meta for tensor in [*model.parameters(), *model.buffers()])
@@ -71,20 +68,20 @@ def test_builds_every_task_ready_to_use(task: str, long: bool, tokenizer: PreTra
         assert model(**pair)[0].isfinite().all()
 
 
-@pytest.mark.parametrize(("long", "name", "length"), [(True, DEFAULT_MODEL, 4096), (False, "roberta-mini-512", 512)])
+@pytest.mark.parametrize(("name", "length"), [(DEFAULT_MODEL, 4096), ("roberta-mini-512", 512)])
 def test_factories_open_no_socket_and_their_models_are_independent(
-    long: bool, name: str, length: int, monkeypatch: pytest.MonkeyPatch
+    name: str, length: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for opens in ("socket", "create_connection"):
         monkeypatch.setattr(socket, opens, lambda *_, **__: pytest.fail("the embedded model opens a socket"))
     start = time.process_time()  # which does not depend on what else the machine does
-    factory, tokenizer = load_default(long)
+    factory, tokenizer = load_embedded(name)
     one, other = factory(TaskType.SEQ_CLS), factory()
     tokenizer("No network here.")
     assert time.process_time() - start < 10
     assert (factory.name, factory.max_length, tokenizer.model_max_length) == (name, length, length)
     assert one.config.max_position_embeddings == length + 2
-    assert getattr(one.config, "attention_window", None) == ([512] * 6 if long else None)
+    assert getattr(one.config, "attention_window", None) == ([512] * 6 if length == 4096 else None)
     with pytest.raises(dataclasses.FrozenInstanceError):
         factory.name = "another"
     assert pickle.loads(pickle.dumps(factory)) == factory
@@ -100,7 +97,7 @@ def test_factories_open_no_socket_and_their_models_are_independent(
 
 @torch.no_grad()
 def test_long_and_short_encoder_agree_within_the_window(tokenizer: PreTrainedTokenizerFast) -> None:
-    long_encoder, short_encoder = lengthened_original(), load_default(long=False)[0]("FEATURE_EXTRACTION")
+    long_encoder, short_encoder = lengthened_original(), load_embedded("roberta-mini-512")[0]("FEATURE_EXTRACTION")
     inputs = tokenizer([TEXT * 30, TEXT], truncation=True, max_length=257, padding=True, return_tensors="pt")
     assert inputs["input_ids"].shape[1] == 257
     real = inputs["attention_mask"].bool()
@@ -109,13 +106,6 @@ def test_long_and_short_encoder_agree_within_the_window(tokenizer: PreTrainedTok
     actual = long_encoder.double()(**for_all_rows(inputs), output_hidden_states=True).hidden_states
     for one, other in zip(expected, actual, strict=True):
         torch.testing.assert_close(other[real], one[real], atol=2e-6, rtol=0)
-
-
-@torch.no_grad()
-def test_reads_4096_tokens(narrow_encoder: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
-    inputs = tokenizer(TEXT * 400, truncation=True, return_tensors="pt")
-    assert inputs["input_ids"].shape == (1, 4096)
-    assert narrow_encoder(**inputs).last_hidden_state.isfinite().all()
 
 
 @torch.no_grad()
@@ -149,9 +139,11 @@ def test_tokenizer_writes_texts_and_pairs_as_roberta_does(tokenizer: PreTrainedT
     assert special == (0, 2, 3) and len(tokenizer) == 50265
 
 
-@pytest.mark.parametrize(("task", "long"), [("SEQ_CLS", True), *((task, False) for task in HEADED)])
-def test_heads_are_initialised_as_transformers_does_from_the_seed(task: str, long: bool) -> None:
-    factory, _ = load_default(long)
+@pytest.mark.parametrize(
+    ("task", "name"), [("SEQ_CLS", DEFAULT_MODEL), *((task, "roberta-mini-512") for task in HEADED)]
+)
+def test_heads_are_initialised_as_transformers_does_from_the_seed(task: str, name: str) -> None:
+    factory, _ = load_embedded(name)
     built = []
     for seed in (0, 0, 1):
         torch.manual_seed(seed)
@@ -166,34 +158,22 @@ def test_heads_are_initialised_as_transformers_does_from_the_seed(task: str, lon
             assert weight.std().item() == pytest.approx(0.02, rel=0.15)
 
 
-LABELS = {0: "no", 1: "yes", 2: "maybe"}
-IDS = {"no": 0, "yes": 1, "maybe": 2}
-
-
-@pytest.mark.parametrize("labels", [{"id2label": LABELS}, {"label2id": IDS}, {"num_labels": 3, "id2label": LABELS}])
-def test_overrides_reach_the_model(labels: dict[str, Any]) -> None:
-    """Where labels are told in one direction, the other follows."""
+def test_overrides_reach_the_model() -> None:
+    labels = {"id2label": {0: "no", 1: "yes", 2: "maybe"}, "label2id": {"no": 0, "yes": 1, "maybe": 2}}
     options = {"hidden_dropout_prob": 0.25, "attention_probs_dropout_prob": 0.0, "initializer_range": 0.5}
-    model = load_default(long="num_labels" in labels)[0]("TOKEN_CLS", **labels, **options)
+    model = load_default()[0]("TOKEN_CLS", **labels, **options)
     assert model.classifier.weight.std().item() == pytest.approx(0.5, rel=0.1)
     assert model.classifier.out_features == model.num_labels == model.config.num_labels == 3
-    assert (model.config.id2label, model.config.label2id) == (LABELS, IDS)
+    assert {name: getattr(model.config, name) for name in labels} == labels
     assert model.dropout.p == model.base_model.embeddings.dropout.p == 0.25
     assert model.config.attention_probs_dropout_prob == 0.0
 
 
-@pytest.mark.parametrize(
-    ("task", "overrides", "error", "message"),
-    [
-        ("SEQ_CLS", {"hiden_dropout_prob": 0.2}, TypeError, "'hiden_dropout_prob'.*mean 'hidden_dropout_prob'"),
-        ("SEQ_CLS", {"hidden_size": 768}, TypeError, "'hidden_size'.*fixed by the pretrained weights"),
-        ("SEQ_CLS", {"num_labels": 2, "id2label": {0: "a", 1: "b", 2: "c"}}, ValueError, "but 3 labels are named"),
-        ("SEQ_CLASS", {}, ValueError, "SEQ_CLS, TOKEN_CLS, QUESTION_ANS, MASKED_LM, FEATURE_EXTRACTION"),
-    ],
-)
-def test_bad_overrides_and_tasks(task: str, overrides: dict[str, Any], error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        load_default()[0](task, **overrides)
+def test_bad_overrides_and_tasks() -> None:
+    with pytest.raises(TypeError, match=r"override hiden_dropout_prob: .*, hidden_dropout_prob"):
+        load_default()[0]("SEQ_CLS", hiden_dropout_prob=0.2)
+    with pytest.raises(ValueError, match="SEQ_CLS, TOKEN_CLS, QUESTION_ANS, MASKED_LM, FEATURE_EXTRACTION"):
+        load_default()[0]("SEQ_CLASS")
 
 
 def test_weights_are_the_stored_ones_times_their_scales(short_encoder: PreTrainedModel) -> None:
@@ -202,42 +182,6 @@ def test_weights_are_the_stored_ones_times_their_scales(short_encoder: PreTraine
     scales = stored[f"{name}_scale"].repeat_interleave(64, dim=1)
     assert torch.equal(short_encoder.get_parameter(name), stored[name].float() * scales)
     assert torch.equal(short_encoder.get_parameter(norm), stored[norm])
-
-
-@pytest.fixture
-def copied_assets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    copy = tmp_path / "assets"
-    shutil.copytree(embedded.ASSETS, copy)
-    monkeypatch.setattr(embedded, "ASSETS", copy)
-    return copy
-
-
-DIFFERENCES = f"longformer-mini-4096/{embedded.DIFFERENCES}"
-
-
-@pytest.mark.parametrize("file_name", [embedded.WEIGHTS, embedded.CONFIG, embedded.TOKENIZER, DIFFERENCES])
-@pytest.mark.parametrize("damage", ["missing", "truncated", "empty"])
-def test_damaged_assets_ask_for_a_reinstallation(copied_assets: Path, file_name: str, damage: str) -> None:
-    asset = copied_assets / file_name
-    content = asset.read_bytes()
-    asset.unlink()
-    if damage != "missing":
-        asset.write_bytes(content[: len(content) // 2] if damage == "truncated" else b"")
-    with pytest.raises(RuntimeError, match=f"{file_name} is missing or damaged.*reinstall"):
-        load_embedded("longformer-mini-4096")[0]()
-
-
-@pytest.mark.parametrize(
-    ("name", "facts"),
-    [
-        ("roberta-mini-512", ("granite-embedding-30m-english", "Apache-2.0", "64 consecutive values")),
-        ("longformer-mini-4096", ("roberta-mini-512", "CC BY-SA 3.0", "CC BY 4.0", "taught", "bits per token")),
-        ("longformer-mini-4096-mlm", ("roberta-mini-512", "CC BY-SA 3.0", "CC BY 4.0", "bits per token")),
-    ],
-)
-def test_model_cards_ship_with_the_weights(name: str, facts: tuple[str, ...]) -> None:
-    card = (embedded.ASSETS / name / "MODEL_CARD.md").read_text(encoding="utf-8")
-    assert all(fact in card for fact in facts)
 
 
 @pytest.mark.parametrize("name", ["longformer-mini-4096", "longformer-mini-4096-mlm"])

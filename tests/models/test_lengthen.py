@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import warnings
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from transformers import (
     BertModel,
     DistilBertConfig,
     DistilBertModel,
-    LongformerConfig,
     LongformerForMaskedLM,
     LongformerModel,
     PreTrainedModel,
@@ -87,27 +85,25 @@ def assert_equal_outputs(original: PreTrainedModel, longformer: PreTrainedModel,
             torch.testing.assert_close(other[kept], one[kept], atol=1e-5, rtol=0)
 
 
-CASES: list[tuple[str, str, dict[str, Any], Any, tuple[int, ...]]] = [
+CASES: list[tuple[str, str, dict[str, Any], int, tuple[int, ...]]] = [
     *((family, head, {}, WINDOW, (WITHIN_WINDOW, 5)) for family, head in product(FAMILIES, HEADS)),
     *((family, "Model", {}, WINDOW, (WITHIN_WINDOW, WITHIN_WINDOW)) for family in FAMILIES),
     *((family, "Model", {}, 40, (20, 13)) for family in ("Roberta", "Bert")),  # every position of the original
     *((family, "Model", {"type_vocab_size": 2}, WINDOW, (WITHIN_WINDOW,)) for family in ("Roberta", "Bert")),
     ("Roberta", "ForMaskedLM", {"hidden_act": "relu"}, WINDOW, (WITHIN_WINDOW, 5)),
-    ("Roberta", "ForTokenClassification", {}, [WINDOW, 2 * WINDOW], (WITHIN_WINDOW, 5)),
 ]
 
 
 @pytest.mark.parametrize(("family", "head", "config", "window", "lengths"), CASES)
 def test_equals_the_original_within_the_window(
-    family: str, head: str, config: dict[str, Any], window: Any, lengths: tuple[int, ...], tmp_path: Path
+    family: str, head: str, config: dict[str, Any], window: int, lengths: tuple[int, ...], tmp_path: Path
 ) -> None:
     original = tiny(family, head, **config)
     longformer = lengthen(original, max_length=64, attention_window=window)
     assert type(longformer).__name__ == f"Longformer{head}"
     layers = longformer.base_model.encoder.layer
-    windows = window if isinstance(window, list) else [window] * 2
-    assert longformer.config.attention_window == windows
-    assert [2 * layer.attention.self.one_sided_attn_window_size for layer in layers] == windows
+    assert longformer.config.attention_window == [window] * 2
+    assert [2 * layer.attention.self.one_sided_attn_window_size for layer in layers] == [window] * 2
     inputs = batch(original, lengths)
     if "type_vocab_size" in config:
         inputs["token_type_ids"] = torch.arange(WITHIN_WINDOW)[None] % 2
@@ -169,12 +165,6 @@ def test_output_embeddings_stay_as_tied_as_they_were(family: str, tied: bool) ->
     assert_equal_outputs(original, longformer, **batch(original))
 
 
-def test_language_models_with_weights_untied_by_hand() -> None:
-    original = tiny("Roberta", "ForMaskedLM")
-    original.lm_head.decoder.weight = torch.nn.Parameter(torch.randn(60, 24))
-    assert_equal_outputs(original, lengthen(original, 64, WINDOW), **batch(original))
-
-
 @pytest.mark.parametrize("pooler", [True, False])
 @pytest.mark.parametrize("model_class", [RobertaModel, BertModel])
 def test_a_bare_model_has_a_pooler_if_the_original_has(model_class: type[PreTrainedModel], pooler: bool) -> None:
@@ -199,67 +189,26 @@ def test_dtype_mode_and_frozen_weights_carry_over() -> None:
 
 
 def test_config_carries_over() -> None:
-    settings = {
-        "id2label": {0: "no", 1: "yes", 2: "perhaps"},
-        "label2id": {"no": 0, "yes": 1, "perhaps": 2},
-        "problem_type": "single_label_classification",
-        "hidden_dropout_prob": 0.2,
-        "attention_probs_dropout_prob": 0.3,
-        "layer_norm_eps": 1e-6,
-        "hidden_act": "relu",
-        "type_vocab_size": 4,
-        "initializer_range": 0.07,
-        "bos_token_id": 3,
-        "pad_token_id": 1,
-        "eos_token_id": 4,
-        "a_note_of_the_user": "kept",
-    }
+    settings = {"id2label": {0: "no", 1: "yes", 2: "perhaps"}, "hidden_dropout_prob": 0.2, "layer_norm_eps": 1e-6}
+    settings |= {"hidden_act": "relu", "eos_token_id": 4, "a_note_of_the_user": "kept"}
     original = tiny("Roberta", "ForSequenceClassification", name_or_path="somewhere/base", **settings)
     config = lengthen(original, max_length=64, attention_window=WINDOW).config
-    assert isinstance(config, LongformerConfig)
     assert {name: getattr(config, name) for name in settings} == settings
-    assert config.num_labels == 3
-    assert config.sep_token_id == 4
-    assert config.name_or_path == "somewhere/base"
-    assert config.max_position_embeddings == 66
-    assert config.attention_window == [WINDOW, WINDOW]
+    assert (config.name_or_path, config.sep_token_id, config.max_position_embeddings) == ("somewhere/base", 4, 66)
     for separator in (None, 7):  # BERT names none unless its config does
         assert lengthen(tiny("Bert", "Model", sep_token_id=separator), 64, WINDOW).config.sep_token_id == separator
-
-
-def test_classifier_dropout_is_not_lost_silently() -> None:
-    original = tiny("Roberta", "ForSequenceClassification", classifier_dropout=0.4)
-    with pytest.warns(UserWarning, match="no classifier_dropout"):
-        assert not hasattr(lengthen(original, 64, WINDOW).config, "classifier_dropout")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        lengthen(tiny("Roberta", "Model", classifier_dropout=0.4), 64, WINDOW)
-        lengthen(tiny("Bert", "ForSequenceClassification", classifier_dropout=0.1), 64, WINDOW)
-
-
-@pytest.mark.parametrize(
-    ("window", "message"),
-    [
-        *((window, "even and at least 2") for window in (0, 1, 7, -2, [WINDOW, 7], [WINDOW, 0], [WINDOW, 16.0])),
-        ([WINDOW] * 3, "3 values for 2 layers"),
-    ],
-)
-def test_rejects_bad_windows(window: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        lengthen(tiny("Roberta", "Model"), 64, window)
 
 
 def test_rejects_other_models_and_heads() -> None:
     distilbert = DistilBertModel(DistilBertConfig(vocab_size=60, dim=24, n_layers=1, n_heads=3, hidden_dim=32))
     next_sentence = BertForNextSentencePrediction(tiny("Bert", "Model").config)
     causal = RobertaForCausalLM(tiny("Roberta", "Model").config)
-    for model in (distilbert, next_sentence, causal):
+    longformer = lengthen(tiny("Roberta", "Model"), 64, WINDOW)
+    for model in (distilbert, next_sentence, causal, longformer):
         with pytest.raises(ValueError, match=f"{type(model).__name__}.*data2vec-text, bert.*ForMultipleChoice"):
             lengthen(model)
     with pytest.raises(TypeError, match="transformers library, not Linear"):
         lengthen(torch.nn.Linear(2, 2))
-    with pytest.raises(ValueError, match="already a Longformer"):
-        lengthen(lengthen(tiny("Roberta", "Model"), 64, WINDOW))
 
 
 @pytest.mark.parametrize(
@@ -267,8 +216,6 @@ def test_rejects_other_models_and_heads() -> None:
     [
         ("Roberta", "Model", {}, 19, "shorter than the 20 tokens"),
         ("Bert", "Model", {}, 19, "shorter than the 20 tokens"),
-        ("Roberta", "Model", {"is_decoder": True}, 64, "is_decoder=False"),
-        ("Bert", "Model", {"pad_token_id": None}, 64, r"set config\.pad_token_id"),
         ("Bert", "ForMaskedLM", {"hidden_act": "relu"}, 64, "always uses gelu, this one 'relu'"),
     ],
 )
@@ -277,22 +224,10 @@ def test_rejects_what_longformer_lacks(family: str, head: str, options: dict, le
         lengthen(tiny(family, head, **options), length, WINDOW)
 
 
-def test_rejects_adapters_and_takes_the_model_back_without_them() -> None:
-    peft_model = get_peft_model(
-        tiny("Roberta", "ForSequenceClassification"),
-        LoraConfig(target_modules=["query"], task_type="SEQ_CLS"),
-    )
-    for model in (peft_model, peft_model.base_model, peft_model.get_base_model()):
-        with pytest.raises(TypeError, match="lengthen first, then add the adapter"):
-            lengthen(model)
-    injected = tiny("Roberta", "Model")
-    injected.add_adapter(LoraConfig(target_modules=["query"]))
-    with pytest.raises(TypeError, match="lengthen first, then add the adapter"):
-        lengthen(injected)
-    lengthen(peft_model.unload(), 64, WINDOW)
-
-
 def test_rejects_weights_without_a_counterpart() -> None:
+    adapted = get_peft_model(tiny("Roberta", "ForTokenClassification"), LoraConfig(target_modules=["query"]))
+    with pytest.raises(ValueError, match=r"lora_A.* without a counterpart"):
+        lengthen(adapted.get_base_model(), 64, WINDOW)
     model = tiny("Roberta", "ForTokenClassification")
     model.extra = torch.nn.Linear(2, 2)
     with pytest.raises(ValueError, match=r"extra\.bias, extra\.weight"):

@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import csv
-import importlib.util
 import json
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
+import build_cuad
+import build_hybridqa
 from prefixprop.data import read_json_lines
 
 RECIPES = Path(__file__).parents[2] / "recipes"
-
-
-def script(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, RECIPES / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_contracts_and_their_clauses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,25 +28,23 @@ def test_contracts_and_their_clauses(tmp_path: Path, monkeypatch: pytest.MonkeyP
     ]
     with (tmp_path / "CUAD_v1" / "master_clauses.csv").open("w", encoding="utf-8", newline="") as file:
         csv.writer(file).writerows(rows)
-    build = script("build_cuad")
     monkeypatch.setattr(sys, "argv", ["build_cuad.py", str(tmp_path / "CUAD_v1"), str(tmp_path / "out")])
-    build.main()
+    build_cuad.main()
     first, second = read_json_lines(tmp_path / "out" / "contracts.jsonl.xz")
     assert first["text"] == "A battery." and first["labels"] == ["Non-Compete", "Insurance"]
     assert second["name"] == "MOELIS_CO_2014-EX-10.19" and second["labels"] == ["Insurance"]
     (tmp_path / "ids.txt").write_text(f"{second['id']} abc\n")
     monkeypatch.setattr(sys, "argv", [*sys.argv, "--ids", str(tmp_path / "ids.txt")])
-    build.main()
+    build_cuad.main()
     assert read_json_lines(tmp_path / "out" / "contracts.jsonl.xz") == [second]
     (texts / "stranger.txt").write_text("x")
     with pytest.raises(SystemExit, match=r"stranger\.txt: master_clauses\.csv has no row"):
-        build.main()
+        build_cuad.main()
     assert len((RECIPES / "cuad-ids.txt").read_text().split()) == 408
 
 
 def test_rows_of_tables_and_their_passages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    build = script("build_hybridqa")
-    splits = json.loads(build.SPLITS.read_text())
+    splits = json.loads(build_hybridqa.SPLITS.read_text())
     assert {name: len(ids) for name, ids in splits.items()} == {"dev": 187, "test": 395}
     node = ["Rome", [1, 0], "/wiki/Rome", "passage"]
     nodes = {
@@ -80,11 +71,11 @@ def test_rows_of_tables_and_their_passages(tmp_path: Path, monkeypatch: pytest.M
         (tmp_path / path).write_text(json.dumps(content))
     folders = [str(tmp_path / name) for name in ("H", "W", "out")]
     monkeypatch.setattr(sys, "argv", ["build_hybridqa.py", *folders])
-    build.main()
+    build_hybridqa.main()
     (dev,) = read_json_lines(tmp_path / "out" / "dev.jsonl.xz")
     assert dev["candidates"] == ["Oslo | Norway", "Rome | Italy"] and dev["answer"] == "Rome | Italy"
     assert dev["supports"][1] == "Name : Rome ; Country : Italy ; Note : old Seven hills ."
     (train,) = read_json_lines(tmp_path / "out" / "train.jsonl.xz")
     assert train["id"] == "new" and train["kinds"] == ["passage", "table"]
     assert read_json_lines(tmp_path / "out" / "test.jsonl.xz") == []
-    assert build._names([[["a"], ["b"]], [["a"], ["b"]]]) == ["1 | a | b", "2 | a | b"]
+    assert build_hybridqa._names([[["a"], ["b"]], [["a"], ["b"]]]) == ["1 | a | b", "2 | a | b"]

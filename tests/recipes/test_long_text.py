@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import lzma
 import subprocess
@@ -12,10 +11,7 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "recipes" / "long_text.py"
-spec = importlib.util.spec_from_file_location("long_text", SCRIPT)
-long_text = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(long_text)
+import long_text
 
 BOOK = """\
 The Project Gutenberg EBook of The Lamp, by A. Writer\r
@@ -140,4 +136,6 @@ def test_parts_and_what_is_held_out(tmp_path: Path) -> None:
 
 
 def _run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, SCRIPT, *arguments], capture_output=True, text=True, timeout=120)
+    return subprocess.run(
+        [sys.executable, long_text.__file__, *arguments], capture_output=True, text=True, timeout=120
+    )

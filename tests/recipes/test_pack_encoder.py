@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import sys
 from pathlib import Path
 
@@ -11,15 +10,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+import pack_encoder
 from prefixprop.choices import DEFAULT_MODEL
 from prefixprop.models.embedded import DIFFERENCES, EMBEDDED, GROUP, add_difference, lengthened_original
 
 from tiny import tiny_model
-
-SCRIPT = Path(__file__).parents[2] / "recipes" / "pack_encoder.py"
-spec = importlib.util.spec_from_file_location("pack_encoder", SCRIPT)
-pack_encoder = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(pack_encoder)
 
 QUERY = "encoder.layer.0.attention.self.query"
 

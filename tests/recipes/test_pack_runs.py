@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
 
+import pack_runs
 from prefixprop.predict import load_run
 from prefixprop.train import train
 
 from tiny_training import tiny_settings
-
-SCRIPT = Path(__file__).parents[2] / "recipes" / "pack_runs.py"
-spec = importlib.util.spec_from_file_location("pack_runs", SCRIPT)
-pack_runs = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(pack_runs)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import torch
 from matplotlib.collections import PathCollection
 
 from prefixprop.evaluate import Reliability, reliability
-from prefixprop.report import plot_alpha, plot_confusion, plot_prefix_share, plot_reliability, prefix_share
+from prefixprop.report import plot_confusion, plot_reliability, prefix_share
 from prefixprop.report.choose import compare
 from prefixprop.report.figures import (
     comparison_figures,
@@ -121,19 +121,6 @@ def test_figures_are_drawn_where_a_run_has_the_data(tmp_path: Path) -> None:
 # --- prefixes -------------------------------------------------------------------------------------------------------
 
 
-HISTORY = [
-    {"step": step, "loss": 1.0, **{f"alpha/layer_{layer}": 0.1 * layer + 0.01 * step for layer in (1, 2, 3)}}
-    for step in range(1, 6)
-]
-BY_HEAD = [
-    {
-        "step": step,
-        **{f"alpha/layer_{layer}/head_{head}": head * step / layer for layer in range(1, 7) for head in (1, 2)},
-    }
-    for step in range(1, 6)
-]
-
-
 @both_methods
 @every_family
 def test_share_of_a_zero_prefix_is_its_part_of_equal_scores(family: str, method: str) -> None:
@@ -150,8 +137,6 @@ def test_share_of_a_zero_prefix_is_its_part_of_equal_scores(family: str, method:
     share = prefix_share(adapted, inputs)
     assert adapted.training and adapted.get_base_model().config._attn_implementation == before
     assert share.shape == (3, 4, 11)
-    (axis,) = plot_prefix_share(share).axes
-    assert list(axis.lines[0].get_ydata()) == pytest.approx(share.mean(dim=(1, 2)).tolist())
     if family != "longformer":
         torch.testing.assert_close(share, torch.full((3, 4, 11), 4 / 15))
         return
@@ -173,20 +158,3 @@ def test_share_needs_an_active_softmax_prefix_and_one_document() -> None:
     split = adapt(tiny_model(), "propagation", kernel="exp")
     with pytest.raises(ValueError, match="alpha takes its place"):
         prefix_share(split, batch(split, [9]))
-
-
-def test_alpha_picture_draws_the_history() -> None:
-    figure = plot_alpha(HISTORY)
-    assert [axis.get_title() for axis in figure.axes] == ["layer 1", "layer 2", "layer 3"]
-    steps, values = figure.axes[1].lines[0].get_data()
-    assert list(steps) == [1, 2, 3, 4, 5]
-    assert list(values) == pytest.approx([0.21, 0.22, 0.23, 0.24, 0.25])
-
-    by_head = plot_alpha(BY_HEAD)
-    visible = [axis for axis in by_head.axes if axis.get_visible()]
-    assert len(visible) == 6
-    *heads, mean = visible[0].lines
-    assert len(heads) == 2
-    assert list(mean.get_ydata()) == pytest.approx([1.5 * step for step in range(1, 6)])
-    with pytest.raises(ValueError, match=r"no alpha; train with prefixprop.train.log_alpha\(trainer\)"):
-        plot_alpha([{"loss": 1.0, "step": 1}])

@@ -133,15 +133,6 @@ def test_texts_and_names_never_become_markup(tmp_path: Path) -> None:
     assert any(tag == "td" and text == label for tag, text in page.texts), "a label"
 
 
-def test_folds_alone_have_a_report(tmp_path: Path) -> None:
-    for fold in (0, 1):
-        make_results(tmp_path / f"fold{fold}", fold=fold, folds=3)
-    report = make_report([tmp_path])
-    assert [table.title for table in report.tables] == ["hyperpartisan: cross-validation on 3 folds"]
-    assert report.summary == "2 finished runs on hyperpartisan."
-    assert Page(report.page()).outline == ["Report on runs", "hyperpartisan", "Cross-validation on 3 folds", "Notes"]
-
-
 def test_bad_input_is_told(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="--baseline 'prefix' is unknown; choose one of prefix-propagation"):
         make_report([tmp_path], baseline="prefix")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from peft import PeftModel
-from transformers import AutoTokenizer, TrainerCallback
+from transformers import AutoModel, AutoTokenizer, TrainerCallback
 
 from prefixprop.data import CandidateCollator, WikiHopDataset, add_special_tokens, load_task
 from prefixprop.evaluate import read_predictions
@@ -60,7 +60,7 @@ def test_every_method_ends_in_accuracy_and_gives_its_scores_again(tmp_path: Path
     if (run_dir / "model").is_dir():
         model = CandidateScorer.from_pretrained(run_dir / "model")
     else:
-        model = candidate_scorer(settings.model, add_special_tokens(tokenizer))
+        model = candidate_scorer(AutoModel.from_pretrained(settings.model), add_special_tokens(tokenizer))
         if not (run_dir / "adapter").is_dir():
             return
         model = PeftModel.from_pretrained(model, str(run_dir / "adapter"))

@@ -15,7 +15,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file
 
-from prefixprop.models import load_default, load_embedded
+from prefixprop.models import load_embedded
 
 from tiny import (
     HEADS,
@@ -201,7 +201,7 @@ def test_an_adapter_that_names_no_model_loads_onto_the_embedded_one(tmp_path: Pa
     model.save_pretrained(tmp_path, save_embedding_layers=False)
     config = json.loads((tmp_path / "adapter_config.json").read_text())
     (tmp_path / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": None}))
-    loaded = PeftModel.from_pretrained(load_default(long=False)[0]("SEQ_CLS", num_labels=3), tmp_path)
+    loaded = PeftModel.from_pretrained(load_embedded("roberta-mini-512")[0]("SEQ_CLS", num_labels=3), tmp_path)
     with torch.no_grad():
         assert_same_bits(loaded(**TOKENS), model(**TOKENS))
 

@@ -61,6 +61,8 @@ class LengthenSettings(Settings):
         problems = [f"--text: {file} is not a file." for file in self.text if not Path(file).is_file()]
         if not self.text:
             problems.append("--text: give at least one file of documents.")
+        if self.attention_window % 2:
+            problems.append(f"--attention-window: {self.attention_window} cannot be halved; give an even number.")
         if self.steps is not None and self.minutes is not None:
             problems.append("--steps and --minutes both say when training ends; give one of them.")
         if self.batch_size % processes:

@@ -13,6 +13,7 @@ from typing import Any
 
 from transformers import (
     AutoConfig,
+    AutoModel,
     AutoModelForSequenceClassification,
     AutoTokenizer,
     PreTrainedModel,
@@ -51,8 +52,11 @@ class BaseModel:
 
     def candidate_scorer(self, first_special_token: int, chunk_reduction: str) -> PreTrainedModel:
         """A model that scores the candidates of questions (WikiHop)."""
-        options = {} if isinstance(self.source, EmbeddedModel) else self.loading
-        return candidate_scorer(self.source, first_special_token, chunk_reduction, **self.overrides, **options)
+        if isinstance(self.source, EmbeddedModel):
+            encoder = self.source("FEATURE_EXTRACTION", **self.overrides)
+        else:
+            encoder = load_pretrained(AutoModel, self.source, **self.loading, **self.overrides)
+        return candidate_scorer(encoder, first_special_token, chunk_reduction)
 
     @property
     def loading(self) -> dict[str, Any]:

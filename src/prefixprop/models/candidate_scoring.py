@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -23,7 +22,6 @@ from transformers.modeling_outputs import MultipleChoiceModelOutput
 
 from prefixprop.backbones import find_backbone
 from prefixprop.choices import CHUNK_REDUCTIONS
-from prefixprop.models.embedded import EmbeddedModel
 
 
 class SpecialTokenEmbedding(nn.Module):
@@ -121,11 +119,12 @@ class CandidateScorer(PreTrainedModel):
     def forward(
         self,
         input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
+        *,
+        attention_mask: Tensor,
+        question_of_chunk: Tensor,
+        candidate_positions: Tensor,
+        candidate_mask: Tensor,
         global_attention_mask: Tensor | None = None,
-        question_of_chunk: Tensor | None = None,
-        candidate_positions: Tensor | None = None,
-        candidate_mask: Tensor | None = None,
         labels: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
@@ -138,16 +137,6 @@ class CandidateScorer(PreTrainedModel):
         Takes what `CandidateCollator` makes. `logits` are [questions, candidates] in float32, with the lowest number
         there is for a candidate that a question does not have; states and attentions are those of the chunks.
         """
-        if (
-            attention_mask is None
-            or question_of_chunk is None
-            or candidate_positions is None
-            or candidate_mask is None
-        ):
-            raise ValueError(
-                "CandidateScorer needs attention_mask, question_of_chunk, candidate_positions and candidate_mask; "
-                "make its batches with prefixprop.data.CandidateCollator."
-            )
         self._check_trained(labels)
         if inputs_embeds is None:
             inputs_embeds = self.special_tokens(input_ids, self.get_input_embeddings())
@@ -208,26 +197,21 @@ class CandidateScorer(PreTrainedModel):
 
 
 def candidate_scorer(
-    encoder: str | Path | EmbeddedModel | PreTrainedModel,
-    first_special_token: int,
-    chunk_reduction: str = "mean",
-    **config_overrides: Any,
+    encoder: PreTrainedModel, first_special_token: int, chunk_reduction: str = "mean"
 ) -> CandidateScorer:
     """Put new scores and special tokens on a pretrained encoder; `torch.manual_seed` makes them reproducible.
 
     >>> from prefixprop.models import load_default
     >>> from prefixprop.data import add_special_tokens
     >>> factory, tokenizer = load_default()
-    >>> model = candidate_scorer(factory, add_special_tokens(tokenizer))
+    >>> model = candidate_scorer(factory("FEATURE_EXTRACTION"), add_special_tokens(tokenizer))
 
     Args:
-        encoder: The name of a model on the hub or the folder of one, the factory that `load_default` returns, or an
-            encoder without a head, which is then part of the result.
+        encoder: A model without a head, such as `AutoModel.from_pretrained` gives; it becomes part of the result.
         first_special_token: What `add_special_tokens(tokenizer)` returned for the encoder's tokenizer.
         chunk_reduction: "mean" (the paper) or "sum" (the authors' released code) of a candidate's scores over chunks.
-        config_overrides: Changes of the encoder's configuration, such as `hidden_dropout_prob=0.1`.
     """
-    loaded = _without_pooler(_load_encoder(encoder, config_overrides))
+    loaded = _without_pooler(encoder)
     backbone = find_backbone(loaded)
     if backbone.module is not loaded:
         raise ValueError(f"{type(loaded).__name__} has a head; give the encoder alone, such as model.base_model.")
@@ -253,21 +237,6 @@ def adapt_candidate_scorer(model: CandidateScorer, config: PeftConfig) -> PeftMo
     config = copy.deepcopy(config)
     config.modules_to_save = sorted({*(config.modules_to_save or ()), *TRAINED_MODULES})
     return get_peft_model(model, config)
-
-
-def _load_encoder(
-    encoder: str | Path | EmbeddedModel | PreTrainedModel, config_overrides: dict[str, Any]
-) -> PreTrainedModel:
-    if isinstance(encoder, EmbeddedModel):
-        return encoder("FEATURE_EXTRACTION", **config_overrides)
-    if isinstance(encoder, PreTrainedModel):
-        if config_overrides:
-            raise ValueError(f"{', '.join(config_overrides)} cannot be changed in an encoder that is already built.")
-        return encoder
-    try:
-        return AutoModel.from_pretrained(str(encoder), trust_remote_code=False, **config_overrides)
-    except (OSError, ValueError, TypeError) as error:
-        raise ValueError(f"Cannot load an encoder from {str(encoder)!r}: {error}") from error
 
 
 def _without_pooler(encoder: PreTrainedModel) -> PreTrainedModel:

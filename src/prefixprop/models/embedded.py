@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -95,8 +92,7 @@ class EmbeddedModel:
         if self.attention_window is not None:
             encoder = lengthen(encoder, self.max_length, self.attention_window)
         if self.trained:
-            with _asset(f"{self.name}/{DIFFERENCES}") as path:
-                add_difference(encoder, path)
+            add_difference(encoder, ASSETS / self.name / DIFFERENCES)
         model_class = getattr(transformers, f"{self.model_type.capitalize()}{_HEADS[task]}")
         model = encoder if isinstance(encoder, model_class) else _with_new_head(encoder, model_class)
         model.name_or_path = model.config.name_or_path = self.noted
@@ -122,16 +118,15 @@ EMBEDDED = {model.name: model for model in _MODELS}
 NOTED = {model.noted: model for model in _MODELS}
 
 
-def load_default(long: bool = True) -> tuple[EmbeddedModel, PreTrainedTokenizerFast]:
+def load_default() -> tuple[EmbeddedModel, PreTrainedTokenizerFast]:
     """Return a factory of models on the pretrained encoder that ships with the package, and its tokenizer.
 
-    With `long`, the models are Longformers for 4096 tokens, with windows of 512. Otherwise they are roberta-mini-512,
-    from which these were made. Nothing is downloaded.
+    The models are Longformers for 4096 tokens, with windows of 512. Nothing is downloaded.
 
     >>> factory, tokenizer = load_default()
     >>> model = factory("SEQ_CLS", num_labels=2)
     """
-    return load_embedded(DEFAULT_MODEL if long else ORIGINAL)
+    return load_embedded(DEFAULT_MODEL)
 
 
 def load_embedded(name: str) -> tuple[EmbeddedModel, PreTrainedTokenizerFast]:
@@ -145,45 +140,31 @@ def load_embedded(name: str) -> tuple[EmbeddedModel, PreTrainedTokenizerFast]:
     return factory, load_tokenizer(factory.max_length)
 
 
-@contextmanager
-def _asset(file_name: str) -> Iterator[Path]:
-    """A file of the embedded model; whatever fails while it is read means a damaged installation."""
-    path = ASSETS / file_name
-    try:
-        yield path
-    except Exception as error:  # the tokenizers library raises nothing more specific
-        raise RuntimeError(
-            f"the embedded model is incomplete, {path} is missing or damaged ({error}): reinstall the "
-            "package with pip install --force-reinstall --no-deps prefixprop"
-        ) from error
-
-
 def load_tokenizer(max_length: int) -> PreTrainedTokenizerFast:
-    with _asset(TOKENIZER) as path:
-        return PreTrainedTokenizerFast(
-            tokenizer_file=str(path.resolve(strict=True)),
-            bos_token="<s>",
-            eos_token="</s>",
-            sep_token="</s>",
-            cls_token="<s>",
-            unk_token="<unk>",
-            pad_token="<pad>",
-            mask_token=AddedToken("<mask>", lstrip=True, special=True),
-            model_max_length=max_length,
-            padding_side="right",
-            model_input_names=["input_ids", "attention_mask"],
-        )
+    return PreTrainedTokenizerFast(
+        tokenizer_file=str(ASSETS / TOKENIZER),
+        bos_token="<s>",
+        eos_token="</s>",
+        sep_token="</s>",
+        cls_token="<s>",
+        unk_token="<unk>",
+        pad_token="<pad>",
+        mask_token=AddedToken("<mask>", lstrip=True, special=True),
+        model_max_length=max_length,
+        padding_side="right",
+        model_input_names=["input_ids", "attention_mask"],
+    )
 
 
 def _pretrained_encoder(config_overrides: dict[str, Any]) -> PreTrainedModel:
     """The encoder as it was pretrained: RoBERTa without a pooler, for 512 tokens."""
-    with _asset(CONFIG) as path:
-        stored_config = json.loads(path.read_text(encoding="utf-8"))
-    config = RobertaConfig.from_dict({**stored_config, "architectures": None, **_checked(config_overrides)})
+    if fixed := sorted(config_overrides.keys() - set(_OVERRIDABLE)):  # a config would keep a misspelt name
+        raise TypeError(f"cannot override {', '.join(fixed)}: choose from {', '.join(_OVERRIDABLE)}")
+    stored_config = json.loads((ASSETS / CONFIG).read_text(encoding="utf-8"))
+    config = RobertaConfig.from_dict({**stored_config, "architectures": None, **config_overrides})
     with init_empty_weights(include_buffers=False):
         encoder = RobertaModel(config, add_pooling_layer=False)
-    with _asset(WEIGHTS) as path:
-        stored = load_file(path)
+    stored = load_file(ASSETS / WEIGHTS)
     weights = {
         # cloned, so that no parameter is a view into the mapped file
         name: dequantise(tensor, stored[f"{name}_scale"]) if tensor.dtype == torch.int8 else tensor.clone()
@@ -192,28 +173,6 @@ def _pretrained_encoder(config_overrides: dict[str, Any]) -> PreTrainedModel:
     }
     encoder.load_state_dict(weights, strict=True, assign=True)
     return encoder
-
-
-def _checked(config_overrides: dict[str, Any]) -> dict[str, Any]:
-    """The overrides, labels completed; a config would silently keep a misspelt name, so names are checked."""
-    for name in config_overrides:
-        if name not in _OVERRIDABLE:
-            close = difflib.get_close_matches(name, _OVERRIDABLE, n=1)
-            raise TypeError(
-                f"cannot override {name!r}{f' (did you mean {close[0]!r}?)' if close else ''}: "
-                f"choose from {', '.join(_OVERRIDABLE)}; everything else is fixed by the pretrained weights"
-            )
-    id2label, label2id = config_overrides.get("id2label"), config_overrides.get("label2id")
-    if id2label is None and label2id is not None:
-        id2label = {index: label for label, index in label2id.items()}
-    if id2label is None:
-        return config_overrides
-    if config_overrides.get("num_labels", len(id2label)) != len(id2label):
-        raise ValueError(
-            f"num_labels={config_overrides['num_labels']}, but {len(id2label)} labels are named: give one"
-        )
-    label2id = label2id or {label: index for index, label in id2label.items()}
-    return {**config_overrides, "id2label": id2label, "label2id": label2id}
 
 
 def dequantise(matrix: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:

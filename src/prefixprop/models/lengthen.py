@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
 import transformers
 from accelerate import init_empty_weights
-from peft import PeftModel
 from transformers import LongformerConfig, LongformerModel, PreTrainedModel
 
 
@@ -75,9 +73,7 @@ _NOT_CARRIED = {
 _POSITIONS = "embeddings.position_embeddings.weight"
 
 
-def lengthen(
-    model: PreTrainedModel, max_length: int = 4096, attention_window: int | Sequence[int] = 512
-) -> PreTrainedModel:
+def lengthen(model: PreTrainedModel, max_length: int = 4096, attention_window: int = 512) -> PreTrainedModel:
     """Return the Longformer of `model`: the same weights and head, for texts of up to `max_length` tokens.
 
     The position embeddings are repeated until `max_length`, and query, key and value are copied to their
@@ -91,15 +87,14 @@ def lengthen(
             sequence classification, token classification, question answering, multiple choice or masked
             language modelling.
         max_length: The longest text in tokens, at least what `model` can already read.
-        attention_window: How many neighbours a token sees, half of them on either side: an even number for
-            all layers, or one for each layer.
+        attention_window: How many neighbours a token sees, half of them on either side: an even number.
 
     Two things differ in Longformer's own code. Its heads use `hidden_dropout_prob` and have no
     `classifier_dropout`. And without a `global_attention_mask`, its question answering and multiple choice
     look for RoBERTa's three separators in a pair: a lengthened BERT writes two, so it needs the mask.
     """
     family, head = _recognise(model)
-    config = _longformer_config(model, _window_of_each_layer(attention_window, model.config.num_hidden_layers))
+    config = _longformer_config(model, attention_window)
     positions = _repeat_positions(model, family, max_length)
     config.max_position_embeddings = len(positions)
 
@@ -114,15 +109,8 @@ def lengthen(
 
 def _recognise(model: PreTrainedModel) -> tuple[_Family, str]:
     """The family and the head of a model that can be lengthened."""
-    if isinstance(model, PeftModel) or getattr(model, "peft_config", None):
-        raise TypeError("a model with a peft adapter cannot be lengthened: lengthen first, then add the adapter")
     if not isinstance(model, PreTrainedModel):
         raise TypeError(f"lengthen takes a model of the transformers library, not {type(model).__name__}")
-    if model.config.model_type == "longformer":
-        raise ValueError(f"{type(model).__name__} is already a Longformer: use it as it is")
-    if getattr(model.config, "is_decoder", False):
-        raise ValueError("a decoder cannot be lengthened: load the model with is_decoder=False")
-
     family = _FAMILIES.get(model.config.model_type)
     head = type(model).__name__.removeprefix(family.class_prefix) if family else ""
     if family is None or head not in _HEADS:
@@ -130,8 +118,6 @@ def _recognise(model: PreTrainedModel) -> tuple[_Family, str]:
             f"{type(model).__name__} cannot be lengthened: choose one of the model types "
             f"{', '.join(_FAMILIES)} with one of the heads {', '.join(_HEADS)}"
         )
-    if model.config.pad_token_id is None:
-        raise ValueError("Longformer counts its positions from the padding token: set config.pad_token_id")
     if head == "ForMaskedLM" and not family.lm_head_is_gelu and model.config.hidden_act != "gelu":
         raise ValueError(
             f"Longformer's masked language model always uses gelu, this one {model.config.hidden_act!r}: "
@@ -140,30 +126,8 @@ def _recognise(model: PreTrainedModel) -> tuple[_Family, str]:
     return family, head
 
 
-def _window_of_each_layer(attention_window: int | Sequence[int], layers: int) -> list[int]:
-    windows = [attention_window] * layers if isinstance(attention_window, int) else list(attention_window)
-    if len(windows) != layers:
-        raise ValueError(
-            f"attention_window has {len(windows)} values for {layers} layers: "
-            "give one for each layer, or a single int"
-        )
-    for window in windows:
-        if not isinstance(window, int) or window < 2 or window % 2:
-            raise ValueError(
-                f"attention_window must be even and at least 2, not {window}: half of it lies on either side"
-            )
-    return windows
-
-
-def _longformer_config(model: PreTrainedModel, windows: list[int]) -> LongformerConfig:
+def _longformer_config(model: PreTrainedModel, attention_window: int) -> LongformerConfig:
     original = model.config
-    dropout = getattr(original, "classifier_dropout", None)
-    if hasattr(model, "classifier") and dropout not in (None, original.hidden_dropout_prob):
-        warnings.warn(
-            f"Longformer has no classifier_dropout ({dropout} here): its head drops out with "
-            f"hidden_dropout_prob, {original.hidden_dropout_prob}",
-            stacklevel=3,
-        )
     output = model.get_output_embeddings()
     tied = original.tie_word_embeddings if output is None else output.weight is model.get_input_embeddings().weight
     separator = getattr(original, "sep_token_id", None)
@@ -171,7 +135,7 @@ def _longformer_config(model: PreTrainedModel, windows: list[int]) -> Longformer
         separator = original.eos_token_id  # RoBERTa separates with it, without saying so in its config
     return LongformerConfig(
         **{name: value for name, value in original.to_dict().items() if name not in _NOT_CARRIED},
-        attention_window=windows,
+        attention_window=attention_window,
         dtype=model.dtype,
         name_or_path=original.name_or_path,
         sep_token_id=separator,

@@ -1,12 +1,6 @@
 """What prefixes do, and how good and how trustworthy predictions are, in numbers and figures."""
 
-from prefixprop.report.figures import (
-    plot_alpha,
-    plot_confusion,
-    plot_prefix_share,
-    plot_reliability,
-    prefix_share,
-)
+from prefixprop.report.figures import plot_confusion, plot_reliability, prefix_share
 from prefixprop.report.report import Report, make_report
 from prefixprop.runs.archive import archive_runs
 from prefixprop.runs.find import find_runs
@@ -16,9 +10,7 @@ __all__ = [
     "archive_runs",
     "find_runs",
     "make_report",
-    "plot_alpha",
     "plot_confusion",
-    "plot_prefix_share",
     "plot_reliability",
     "prefix_share",
 ]
