@@ -50,7 +50,6 @@ def test_variants_win_and_searches_are_theirs(tmp_path: Path) -> None:
         ("kernel: [null, exp]\nalpha: [5e-3, 1e-2]\n", "alpha", [0.005, 0.005, 0.01]),
         ("kernel: [exp, rbf]\nalpha: [0.05, 0.5]\nsearch: [kernel, alpha]\n", "alpha", [0.05]),
         ("kernel: [exp, rbf]\nalpha: 0.3\nsearch: kernel\n", "alpha", [0.3]),
-        ("alpha: 0.3\nkernel: [exp, exp]\n", "kernel", ["exp"]),  # a value counts once
     ],
 )
 def test_what_makes_a_cell(tmp_path: Path, text: str, setting: str, values: list[object]) -> None:
@@ -88,7 +87,7 @@ seed: []
 device_batch_size: [1, 2]
 search: [seed, alpha, epoch]
 variants:
-  a: {method: lora, lora_rank: 4}
+  a: {method: lora, lora_rank: [4, 4]}
   a: {layout: sideways}
   b: 3
 """
@@ -106,6 +105,7 @@ TASK = "task: hyperpartisan\n"
                 ":5: epochs: must be a valid integer, got 'many'.",
                 ":6: seed: the list is empty, so there is nothing to run; give a value.",
                 ":7: device_batch_size: changes how runs are computed, not their results; give one value.",
+                ":10: lora_rank: 4 is listed twice; keep one.",
                 ":11: the variant 'a' is listed twice; give it another name.",
                 ":11: layout: 'sideways' is unknown; choose one of paper, reference.",
                 ":12: b: expected settings, got 3.",
@@ -128,11 +128,12 @@ TASK = "task: hyperpartisan\n"
         (SEARCH + "cross_validation: {folds: }\n", [":5: cross_validation: give the number of folds"]),
         (SEARCH + "cross_validation:\n  folds: 1\n", [":6: cross_validation: folds: must be greater"]),
         (
-            SEARCH + "cross_validation:\n  folds: 5\n  folds: 4\n  seed: 1\n  seeds:\n    - -1\n    - 1\n",
+            SEARCH + "cross_validation:\n  folds: 5\n  folds: 4\n  seed: 1\n  seeds:\n    - -1\n    - 1\n    - 1\n",
             [
                 ":7: cross_validation: expected folds and seeds, each once, got 'folds'.",
                 ":8: cross_validation: expected folds and seeds, each once, got 'seed'.",
                 ":10: cross_validation: seeds: must be greater than or equal to 0",
+                ":12: cross_validation: seeds: 1 is listed twice; keep one.",
             ],
         ),
         (SEARCH + "cross_validation: {folds: 5, seeds: []}\n", [":5: cross_validation: seeds: the list is empty"]),
@@ -147,6 +148,31 @@ def test_what_is_wrong_is_told_with_its_line(tmp_path: Path, text: str, expected
     assert len(found) == len(expected), found
     for problem, words in zip(found, expected, strict=True):
         assert problem.startswith(f"{tmp_path / 'plan.yaml'}{words}"), problem
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (
+            "seed: [1, 2]\nepochs: {many}\nwarmup: {shares}\nlora_rank: {many}\n",
+            "multiply to 2,000,000 runs, and a sweep may have 10,000; shorten lists or divide the file. Their "
+            "lengths: seed (2), epochs (100), warmup (100), lora_rank (100).",
+        ),
+        ("lr: [1e-2, 1e-3]\nsearch: lr\ncross_validation: {{folds: 1000000}}\n", "multiply to 2,000,001 runs"),
+        ("epochs: {many}\nvariants:\n  a: {{warmup: {shares}}}\n  b: {{batch_size: {many}}}\n", "to 20,000 runs"),
+        ("epochs: {many}\nwarmup: {shares}\nweight_decay: {shares}\nsearch: [epochs, warmup, weight_decay]\n", None),
+    ],
+)
+def test_too_many_runs_are_refused_before_they_are_made(tmp_path: Path, text: str, words: str | None) -> None:
+    many, shares = list(range(1, 101)), [number / 100 for number in range(100)]
+    text = TASK + text.format(many=many, shares=shares)
+    if words is None:  # what is searched adds up
+        assert plan_of(tmp_path, text).size == 3 * 99 + 1
+        return
+    with pytest.raises(SettingsError) as raised:
+        plan_of(tmp_path, text)
+    (problem,) = raised.value.problems
+    assert words in problem
 
 
 def test_folders_of_tasks(tmp_path: Path) -> None:

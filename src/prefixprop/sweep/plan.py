@@ -13,6 +13,7 @@ cross_validation: {folds: 5, seeds: [1, 2]}  # choose by folds of the training s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
@@ -35,6 +36,7 @@ from prefixprop.settings.resolve import (
 from prefixprop.settings.run_settings import DATA, SETTINGS, RunSettings
 from prefixprop.sweep.sweep import Axes, Cell, SweepPlan, run_name
 
+MOST_RUNS = 10_000
 SEARCH, VARIANTS, CROSS_VALIDATION = _SPECIAL = ("search", "variants", "cross_validation")
 # The settings that can be searched and decide which other settings are used.
 _DECIDES_OTHERS = ("method", "kernel")
@@ -80,6 +82,8 @@ class _Reader:
         for task in data_dirs:
             if task not in TASKS:
                 self.problems.append(f"--data-dir: there is no task {task!r}; choose one of {', '.join(TASKS)}.")
+        if not self.problems:  # values that are wrong one by one need not be checked together
+            self._check_size(variants, searched, (folds or 1) * (len(judging_seeds) or 1))
         if self.problems:
             return ()
         cells = tuple(cell for variant in variants for cell in self._cells_of(variant, searched, data_dirs))
@@ -122,6 +126,8 @@ class _Reader:
         for item in items:
             problem = problem_of(RunSettings, name, item.plain)
             value = repr(item.plain) if problem else as_declared(RunSettings, name, item.plain)
+            if problem is None and value in values:
+                problem = f"{value!r} is listed twice; keep one."
             if problem is not None:
                 self._problem(item.line, f"{label}: {problem}")
             else:
@@ -151,11 +157,13 @@ class _Reader:
                 self._problem(item.line, f"{SEARCH}: {unknown_setting(item.plain)}")
             elif name == "seed" or SETTINGS[name].group == DATA:
                 self._problem(item.line, f"{SEARCH}: {item.plain} cannot be chosen on the dev set.")
+            elif name in names:
+                self._problem(item.line, f"{SEARCH}: {item.plain} is listed twice; keep one.")
             elif not any(name in variant.axes for variant in variants):
                 self._problem(item.line, f"{SEARCH}: {item.plain} has no values to choose from; give it a list.")
             else:
                 names.append(name)
-        return tuple(dict.fromkeys(names))
+        return tuple(names)
 
     def _cross_validation(
         self, special: Mapping[str, YamlEntry], variants: Sequence[_Variant]
@@ -186,6 +194,24 @@ class _Reader:
         return None, ()
 
     # --- from axes to cells ---------------------------------------------------------------------------------------
+
+    def _check_size(self, variants: Sequence[_Variant], searched: tuple[str, ...], judges: int) -> None:
+        """Refuse a plan of too many runs before its cells are made; settings without an effect are counted too."""
+        sizes: list[tuple[int, dict[str, int]]] = []
+        for variant in variants:
+            lengths = {name: len(values) for name, values in variant.axes.items() if len(values) > 1}
+            choices = sum(length - 1 for name, length in lengths.items() if name in searched)
+            compared = math.prod(length for name, length in lengths.items() if name not in (*searched, "seed"))
+            judging = (choices + 1) * judges if choices else 0
+            sizes.append((compared * (judging + lengths.get("seed", 1)), lengths))
+        total = sum(runs for runs, _ in sizes)
+        if total > MOST_RUNS:
+            _, lengths = max(sizes, key=lambda size: size[0])
+            lists = ", ".join(f"{name} ({length:,})" for name, length in lengths.items())
+            self.problems.append(
+                f"{self.path}: the lists multiply to {total:,} runs, and a sweep may have {MOST_RUNS:,}; shorten "
+                f"lists or divide the file. Their lengths: {lists}."
+            )
 
     def _cells_of(self, variant: _Variant, searched: tuple[str, ...], data_dirs: Mapping[str, str]) -> Iterator[Cell]:
         axes = {name: variant.axes[name] for name in SETTINGS if name in variant.axes}
