@@ -208,7 +208,7 @@ def test_stored_tokens_are_those_of_the_tokenizer_without_special_tokens(folder:
     tokenizer, texts = load(), [*TEXTS, "half an emoji \ud83d"]
     expected = tokenizer([readable(text) for text in texts], add_special_tokens=False)["input_ids"]
     for limit in (None, 3):
-        lists = stored_tokens(texts, tokenizer, "texts", limit, total=len(texts))
+        lists = stored_tokens(texts, tokenizer, "texts", limit)
         wanted = expected if limit is None else [ids[: limit + 1] for ids in expected]
         assert isinstance(lists, RaggedArray) and [ids.tolist() for ids in lists] == wanted
         assert isinstance(lists.values, np.memmap) and lists.values.dtype == np.uint16 and lists.note is None

@@ -268,11 +268,10 @@ def stored_tokens(
     tokenizer: PreTrainedTokenizerBase,
     key: str,
     limit: int | None = None,
-    total: int | None = None,
 ) -> StoredTokens:
     """The `contents` of texts, which are encoded now unless the cache has them; `key` identifies the texts.
 
-    A progress bar is shown if it takes long; `total` is the number of texts.
+    They are iterated a second time if the disk fails meanwhile. A progress bar is shown if it takes long.
     """
     from tqdm import tqdm  # type: ignore[import-untyped]
 
@@ -285,16 +284,14 @@ def stored_tokens(
         writer.append("totals", np.zeros(0, np.int64))
         writer.append("offsets", np.array([end]))
         # No bar where standard error is a file.
-        bar = tqdm(texts, "Encoding", total, leave=False, unit=" texts", delay=_SILENT_SECONDS, disable=None)
+        bar = tqdm(texts, "Encoding", leave=False, unit=" texts", delay=_SILENT_SECONDS, disable=None)
         for ids, of_text in contents(bar, tokenizer, limit):
             end += len(ids)
             writer.append("totals", np.array([of_text], np.int64))
             writer.append("tokens", ids.astype(id_type))
             writer.append("offsets", np.array([end]))
 
-    can_refill = iter(texts) is not texts
-    entry = stored("tokens", f"{_LAYOUT}/{_identity(tokenizer)}/{limit}/{key}", fill, can_refill)
-    return StoredTokens(entry)
+    return StoredTokens(stored("tokens", f"{_LAYOUT}/{_identity(tokenizer)}/{limit}/{key}", fill))
 
 
 def _identity(tokenizer: PreTrainedTokenizerBase) -> str:

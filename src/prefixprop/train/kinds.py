@@ -219,7 +219,7 @@ def _tokens(
         parts = {name: documents.places for name, documents in packed.items() if documents.source == source}
         places = np.unique(np.concatenate(list(parts.values())))
         read = replace(packed[next(iter(parts))], places=places)
-        tokens = stored_tokens(read.texts, tokenizer, read.identity, limit, len(read))
+        tokens = stored_tokens(read.texts, tokenizer, read.identity, limit)
         found |= {name: (tokens, np.searchsorted(places, part)) for name, part in parts.items()}
     return found
 
