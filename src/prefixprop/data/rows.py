@@ -5,7 +5,6 @@ Every row knows its location, so that an error in it can be reported as `file:li
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import functools
 import gzip
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
 # that every platform takes.
 _LONGEST_CSV_FIELD = 2**31 - 1
 _PARQUET_ROWS_AT_ONCE = 256
-_WHITE_SPACE = re.compile(r"[ \t\r\n]*")  # of JSON
 _BLANK = b"\xef\xbb\xbf \t\r\n"  # with the byte-order mark
 _ID_COLUMN = "id"
 
@@ -128,8 +126,7 @@ def parse_object(line: bytes, location: str) -> dict[str, Any]:
     """Parse a line that must hold one JSON object; `location` is its `file:line`, for the error."""
     # Without its line end: for an object that breaks off, Python would report a column in the next line.
     text = decode_line(line, location).rstrip(" \t\r\n")
-    with _json_errors(location):
-        return _checked_object(json.loads(text), location)
+    return _checked_object(_parsed(text, location), location)
 
 
 def _lines(path: Path | Traversable) -> Iterator[tuple[int, bytes]]:
@@ -155,11 +152,10 @@ def _decompressed(raw: IO[bytes], name: str) -> Iterable[bytes]:
     return lzma.LZMAFile(raw) if name.endswith(".xz") else raw
 
 
-@contextlib.contextmanager
-def _json_errors(location: str, path: Path | None = None) -> Iterator[None]:
-    """Explain what is wrong with JSON; with a `path`, the text is a whole file, of which the error knows the line."""
+def _parsed(text: str, location: str, path: Path | None = None) -> Any:
+    """The value of JSON; with a `path`, the text is the whole file, of which a syntax error has the line."""
     try:
-        yield
+        return json.loads(text)
     except json.JSONDecodeError as error:
         where = location if path is None else f"{path}:{error.lineno}"
         raise ValueError(f"{where}: broken JSON: {error.msg} (column {error.colno})") from error
@@ -184,32 +180,9 @@ def _read_json(path: Path) -> Iterator[Row]:
 
 
 def _read_json_array(path: Path) -> Iterator[Row]:
-    text = read_text(path)
-    decoder, line, counted = json.JSONDecoder(), 1, 0
-    mark, position = "[", text.index("[")
-    while mark != "]":
-        begin = _after_white_space(text, position + 1)
-        line, counted = line + text.count("\n", counted, begin), begin
-        location = f"{path}:{line}"
-        with _json_errors(location, path):
-            if mark == "[" and text[begin : begin + 1] == "]":
-                position, mark = begin, "]"
-                continue
-            record, end = decoder.raw_decode(text, begin)
-            position = _after_white_space(text, end)
-            mark = text[position : position + 1]
-            if mark not in (",", "]"):
-                raise json.JSONDecodeError("Expecting ',' or ']'", text, position)
+    for number, record in enumerate(_parsed(read_text(path), str(path), path), start=1):
+        location = f"{path}:row {number}"
         yield Row(location, _checked_object(record, location))
-    if (end := _after_white_space(text, position + 1)) < len(text):
-        with _json_errors(str(path), path):
-            raise json.JSONDecodeError("Extra data", text, end)
-
-
-def _after_white_space(text: str, position: int) -> int:
-    match = _WHITE_SPACE.match(text, position)
-    assert match is not None  # it may be empty
-    return match.end()
 
 
 def _read_separated(path: Path, separator: str | None = None) -> Iterator[Row]:
