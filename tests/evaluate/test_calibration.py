@@ -91,7 +91,7 @@ def test_fit_by_hand() -> None:
         ([[1.0, 0.0], [0.0, 2.0]], [1, 0], HIGHEST_TEMPERATURE),  # all wrong
         ([[5.0, 0.0]], [1], HIGHEST_TEMPERATURE),  # one wrong document
         ([[1e6, 0.0], [0.0, 1e6]], [0, 0], HIGHEST_TEMPERATURE),  # huge, half wrong
-        ([[1e308, -1e308], [0.0, 1.0]], [1, 0], HIGHEST_TEMPERATURE),  # at the limit of floats
+        ([[3e38, -3e38], [0.0, 1.0]], [1, 0], HIGHEST_TEMPERATURE),  # at the limit of single precision
         ([[0.0, 0.0], [7.0, 7.0]], [0, 1], 1.0),  # equal logits
         ([[1e6, 0.0], [0.0, 1e6]], [0, 1], 1.0),  # certain and right
         ([[100.0, 0.0], [0.0, 100.0]], [0, 1], 1.0),  # right, and certain but for rounding

@@ -155,7 +155,7 @@ def test_candidates_are_dropped_that_no_fold_needs() -> None:
 
 
 FEW, SIXTY = noisy(np.array([0, 0, 1, 1]), [0.5], 1), many_labels(60)
-HUGE = np.array([[[1e308, -1e308], [-1e308, 1e308], [1e308, -1e308]]])
+HUGE = np.array([[[3e38, -3e38], [-3e38, 3e38], [3e38, -3e38]]])  # the limit of single precision
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 # tighter one: a T too small makes mistakes on other documents certain, a T too large only lowers confidence.
 LOWEST_TEMPERATURE = 0.05
 HIGHEST_TEMPERATURE = 100.0
-_LOWEST_SHIFTED = -1e290
 _NO_POSITIVES = 0.5  # the threshold of a label that no document has
 
 
@@ -107,10 +106,8 @@ def _best_temperature(shifted: NDArray[np.float64], labels: NDArray[np.int64]) -
 
 
 def _shifted(logits: NDArray[np.float64]) -> NDArray[np.float64]:
-    with np.errstate(over="ignore"):
-        shifted = logits - logits.max(axis=1, keepdims=True)
-    # Only an absent class may be at minus infinity, also after a difference or a division that overflows.
-    return np.where(np.isneginf(logits), -np.inf, shifted.clip(min=_LOWEST_SHIFTED))
+    shifted: NDArray[np.float64] = logits - logits.max(axis=1, keepdims=True)
+    return shifted
 
 
 def _mean_nll(shifted: NDArray[np.float64], labels: NDArray[np.int64], temperature: float) -> float:

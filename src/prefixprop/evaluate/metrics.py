@@ -198,8 +198,7 @@ def softmax(logits: ArrayLike) -> NDArray[np.float64]:
     """Return the probabilities [documents, classes] of these logits; an absent class gets 0."""
     from scipy import special
 
-    with np.errstate(over="ignore"):
-        probabilities: NDArray[np.float64] = special.softmax(checked_logits(logits), axis=1)
+    probabilities: NDArray[np.float64] = special.softmax(checked_logits(logits), axis=1)
     return probabilities
 
 

@@ -30,7 +30,6 @@ from prefixprop.evaluate.metrics import average_precision, checked_labels, log_o
 
 READERS, WORDS = "readers", "words"  # the parts of a run's mix
 _MOST_WEIGHT = 1 / LOWEST_TEMPERATURE
-_LOWEST_LOG_PROBABILITY = -1e30  # sums and squares of it are still finite
 _ROUNDING = 1e-12
 
 Array = NDArray[np.float64]
@@ -232,9 +231,8 @@ def _log_softmax(logits: ArrayLike) -> Array:
 
     array = np.asarray(logits, dtype=np.float64)
     known = np.isfinite(array).all(axis=-1, keepdims=True)
-    with np.errstate(over="ignore"):
-        found: Array = log_softmax(np.where(known, array, 0.0), axis=-1)
-    return found.clip(min=_LOWEST_LOG_PROBABILITY)
+    found: Array = log_softmax(np.where(known, array, 0.0), axis=-1)
+    return found
 
 
 def _checked_labels(parts: Sequence[Part], labels: ArrayLike) -> NDArray[np.int64]:
