@@ -131,31 +131,21 @@ def test_lines_of_other_programs_are_read(tmp_path: Path, base: dict[str, Any]) 
 
 
 SEVERAL = LINE | {"id": "first", "label": ["sport"], "predicted": ["art"]}
-NUMBERS, NAMES = "logits must be a list of 3 numbers", "classes must be a list of names, at least 2"
+NUMBERS = "logits must be a list of 3 numbers"
 
 
 @pytest.mark.parametrize(
     ("first", "changes", "complaint"),
     [
-        (LINE, {"id": 7}, "the id must be a string, got 7"),
         (LINE, {"id": "first"}, "the id 'first' occurs a second time"),
-        (LINE, {"label": "cooking"}, r"label is 'cooking', but must be one of \['sport', 'art', 'law'\]"),
-        (LINE, {"label": ["sport"]}, r"label is \['sport'\], but must be one of"),
-        (LINE, {"classes": ["law"]}, NAMES),
-        (LINE, {"classes": ["sport", "law", "law"]}, "the classes must differ"),
-        (LINE, {"classes": ["law", "art", "sport"]}, r"the classes are \['law', .* not those of the first line"),
+        (LINE, {"label": "cooking"}, r"the label 'cooking' is not one of \['sport', 'art', 'law'\]"),
         (LINE, {"logits": [0.0, 0.0, float("nan")]}, "logits must be finite numbers, got nan"),
         (LINE, {"logits": [0.0, 0.0, True]}, "logits must be finite numbers, got True"),
-        (LINE, {"logits": [0, 0, 10**400]}, "logits must be finite numbers, got 1000"),
         (LINE, {"logits": [None, None, None]}, NUMBERS),
         (LINE, {"logits": 3}, NUMBERS),
         (LINE, {"logits": [0.0, 0.0]}, NUMBERS),
-        (LINE, {"candidates": ["sport"]}, "lines with and without candidates are mixed"),
-        (QUESTION, {"candidates": []}, "candidates must be a list of names, at least 1"),
-        (QUESTION, {"candidates": ["sport", "art", 3]}, "candidates must be a list of names, at least 1"),
-        (SEVERAL, {"predicted": "art"}, "lines with one label and with several are mixed"),
-        (SEVERAL, {"predicted": [], "label": "tax; 7"}, "the label is 'tax; 7', but must be a list of"),
-        (SEVERAL, {"predicted": [], "label": ["gold"]}, r"the label is \['gold'\], but must be a list of"),
+        (QUESTION, {"candidates": ["sport", "art"]}, "logits must be a list of 2 numbers"),
+        (SEVERAL, {"predicted": [], "label": ["gold"]}, "the label 'gold' is not one of"),
         *((LINE, {name: None}, f"the field '{name}' is missing") for name in LATER),  # None: it is left out
     ],
 )
