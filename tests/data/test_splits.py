@@ -75,12 +75,6 @@ def test_every_label_stays_in_what_is_kept_and_copies_on_one_side(
     assert len({document.text for document in split}) >= max(fraction * sum(several), len(several))
 
 
-def test_copies_can_be_treated_as_any_documents() -> None:
-    copies = documents([0] * 8, [0] * 4 + [1, 2, 3, 4])
-    assert {len(split_off(copies, 0.5, seed)[1]) for seed in range(9)} != {4}
-    assert {len(split_off(copies, 0.5, seed, copies_together=False)[1]) for seed in range(9)} == {4}
-
-
 def test_every_document_is_left_out_once_and_the_dev_and_test_set_are_never_read() -> None:
     task = task_of({"law": 30, "art": 20})
     labels = [document.label for document in task.train]

@@ -12,10 +12,10 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from prefixprop.data.documents import ClassificationTask, Document, Split, ids_of
+from prefixprop.data.documents import ClassificationTask, Document, labels_of
 from prefixprop.data.files import Columns, build_task, load_folder, load_hub_task
-from prefixprop.data.rows import KINDS, Row, find_split_files, read_json_lines, read_rows, text_of
-from prefixprop.data.splits import select, split_off
+from prefixprop.data.rows import KINDS, Row, find_split_files, id_of, read_json_lines, read_rows, text_of
+from prefixprop.data.splits import SPLIT_SEED, select
 from prefixprop.data.wikihop import QuestionTask, load_questions
 
 if TYPE_CHECKING:
@@ -104,17 +104,16 @@ def load_newsgroups(data_dir: Path | None = None) -> ClassificationTask:
     into dev and test set, stratified, seed 10. The posts are put in the order of their ids first, so that the halves
     are the same wherever the posts come from. Posts that were nothing but quotes stay, as empty texts.
     """
+    from sklearn.model_selection import train_test_split
+
     rows = _fetched_rows() if data_dir is None else _folder_rows(data_dir)
-    columns = Columns(id="id", label_name="label_name")
-    by_date = build_task("newsgroups", {split: map(_stripped, posts) for split, posts in rows.items()}, columns)
+    posts = {split: map(_stripped, sorted(found, key=lambda row: id_of(row, "id"))) for split, found in rows.items()}
+    by_date = build_task("newsgroups", posts, Columns(id="id", label_name="label_name"))
     # The halves are those of the paper, which did not look for copies.
-    dev, test = split_off(_in_order(by_date.test), fraction=0.5, copies_together=False)
-    return replace(by_date, train=_in_order(by_date.train), dev=dev, test=test)
-
-
-def _in_order(documents: Split) -> Split:
-    ids = ids_of(documents)
-    return select(documents, sorted(range(len(ids)), key=ids.__getitem__))
+    numbers, labels = range(len(by_date.test)), labels_of(by_date.test)
+    halves = train_test_split(numbers, test_size=0.5, stratify=labels, random_state=SPLIT_SEED)
+    dev, test = (select(by_date.test, sorted(half)) for half in halves)
+    return replace(by_date, dev=dev, test=test)
 
 
 def _stripped(row: Row) -> Row:

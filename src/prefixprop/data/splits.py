@@ -40,9 +40,7 @@ FOLD_SEED = 10
 DEV_FRACTION = 0.1
 
 
-def split_off(
-    documents: Split, fraction: float, seed: int = SPLIT_SEED, copies_together: bool = True
-) -> tuple[Split, Split]:
+def split_off(documents: Split, fraction: float, seed: int = SPLIT_SEED) -> tuple[Split, Split]:
     """Return what remains and the `fraction` split off: stratified by label, each part in its old order.
 
     The choice is that of scikit-learn's `train_test_split` among different texts; copies follow the first of them. At
@@ -52,7 +50,7 @@ def split_off(
     from sklearn.model_selection import train_test_split
 
     labels = labels_of(documents)
-    first = first_copies(documents) if copies_together else np.arange(len(documents))
+    first = first_copies(documents)
     texts, sets = np.unique(first), _sets_of_texts(labels, first)
     several = bool(labels) and isinstance(labels[0], tuple)
     # A text whose copies have different labels, where there should be one, stays and does not count.
