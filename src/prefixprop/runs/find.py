@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -49,11 +48,13 @@ class Run:
 
     def metric(self, part: str, name: str) -> float | None:
         """One number of `metrics.json`, such as `metric("test", "micro_f1")`; None if the run does not have it."""
-        return as_number(self.metrics.get(part, {}).get(name))
+        found: float | None = self.metrics.get(part, {}).get(name)
+        return found
 
     def baseline(self, split: str, name: str) -> float | None:
         """A number of the linear model that was fitted on the run's documents; None if there is none."""
-        return as_number(self.metrics.get("baseline", {}).get(split, {}).get(name))
+        found: float | None = self.metrics.get("baseline", {}).get(split, {}).get(name)
+        return found
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -89,8 +90,7 @@ class Run:
     @property
     def temperature(self) -> Temperature | None:
         """The temperature fitted on dev; None if the metrics lack it."""
-        value = as_number(self.metrics.get("temperature"))
-        return None if value is None or value <= 0 else Temperature(value)
+        return Temperature(self.metrics["temperature"]) if "temperature" in self.metrics else None
 
     @cached_property
     def lengths(self) -> tuple[int, ...]:
@@ -106,13 +106,6 @@ class Run:
         if split not in self.read_predictions:
             raise ValueError(f"{self.path} has no predictions of {split}.")
         return self.read_predictions[split]()
-
-
-def as_number(value: Any) -> float | None:
-    """The value as a float if it is a finite number, otherwise None."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        return None
-    return float(value)
 
 
 @dataclass(frozen=True)
