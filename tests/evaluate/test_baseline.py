@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.svm import LinearSVC
 
-from prefixprop.data import ClassificationTask, Document, Question, QuestionTask, load_task
+from prefixprop.data import ClassificationTask, Document, load_task
 from prefixprop.evaluate import (
     C_VALUES,
     TfidfModel,
@@ -23,7 +23,7 @@ from prefixprop.evaluate import (
     held_out_scores,
     measure_baseline,
 )
-from prefixprop.evaluate.baseline import bm25, measure_bm25
+from prefixprop.evaluate.baseline import bm25
 
 TEXTS = [f"apples and pears number {i}" for i in range(6)] + [f"iron with copper number {i}" for i in range(4)]
 LABELS = [0] * 6 + [2] * 4
@@ -166,13 +166,3 @@ def test_scores_of_bm25_are_those_of_the_formula() -> None:
     np.testing.assert_allclose(bm25("The CAT, unseen", texts), expected)
     np.testing.assert_allclose(bm25("cat cat", texts)[0], 2 * bm25("cat", texts)[0])
     assert bm25("", texts).tolist() == bm25("cat", ["", "", ""]).tolist() == [0, 0, 0]
-
-
-def test_the_row_with_the_words_of_the_question_is_chosen() -> None:
-    rows = ("Oslo", "Rome", "Lima")
-    supports = ("city : Oslo ; a fjord", "city : Rome ; seven hills", "city : Lima ; by the sea")
-    asked = ["which city lies at a fjord ?", "which city has seven hills ?", "which city is by the sea ?"]
-    questions = [Question(str(place), text, rows, supports, place) for place, text in enumerate(asked)]
-    wrong = Question("9", "seven hills", rows, supports, 0)
-    found = measure_bm25(QuestionTask("rows", (), (*questions, wrong), tuple(questions)))
-    assert found["dev"]["accuracy"] == 0.75 and found["test"]["accuracy"] == 1.0 and found["dev"]["documents"] == 4

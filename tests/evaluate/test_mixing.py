@@ -73,16 +73,6 @@ def test_a_mix_is_never_worse_on_its_own_documents_than_the_best_part(case: Case
     assert all(0 <= weight <= _MOST_WEIGHT * (1 + 1e-9) for weight in mix.weights.values())
 
 
-@given(cases(), st.integers(0, 2**32 - 1))
-def test_the_order_of_documents_does_not_matter(case: Case, seed: int) -> None:
-    parts, labels, folds = case
-    order = np.random.default_rng(seed).permutation(len(labels))
-    permuted = [Part(part.name, part.candidates, part.logits[:, order]) for part in parts]
-    expected, found = cross_fit(parts, labels, folds), cross_fit(permuted, labels[order], folds[order])
-    np.testing.assert_allclose(np.exp(found.log_probabilities), np.exp(expected.log_probabilities[order]), atol=1e-4)
-    assert found.final.chosen == expected.final.chosen
-
-
 @given(cases())
 def test_cross_fitting_fits_a_mix_on_the_other_folds(case: Case) -> None:
     parts, labels, folds = case
@@ -177,10 +167,6 @@ def test_there_is_an_answer_whatever_the_parts_say(logits, labels, folds, expect
     assert set(found.final.chosen.values()) == {0}
 
 
-@pytest.mark.parametrize(
-    ("labels", "complaint"),
-    [([1, 1, 1], "all documents have the same label"), ([0, 1, 2], "Label 2 in row 2"), ([0, 1], "one integer per")],
-)
-def test_labels_to_choose_by(labels: list[int], complaint: str) -> None:
-    with pytest.raises(ValueError, match=complaint):
-        cross_fit([Part("readers", (1.0,), np.zeros((1, 3, 2)))], labels, [0, 1, 0])
+def test_documents_of_one_label_leave_nothing_to_choose() -> None:
+    with pytest.raises(ValueError, match="all documents have the same label"):
+        cross_fit([Part("readers", (1.0,), np.zeros((1, 3, 2)))], [1, 1, 1], [0, 1, 0])

@@ -44,6 +44,12 @@ def questions() -> PredictionSet:
     return PredictionSet.of_candidates(["q1", "q2", "q3"], [1, None, 0], logits, candidates)
 
 
+def several_labels() -> PredictionSet:
+    logits = np.random.default_rng(1).normal(size=(3, 3))
+    decisions = logits > 0.3
+    return PredictionSet(("1", "2", "3"), ((0, 2), None, ()), logits, ("sport", "art", "law"), decisions=decisions)
+
+
 def test_classification() -> None:
     predictions = PredictionSet(**TWO)
     np.testing.assert_allclose(predictions.probabilities[0], [np.e / (np.e + 1), 1 / (np.e + 1)])
@@ -96,7 +102,7 @@ def test_what_does_not_fit_is_refused(changes: dict[str, Any], complaint: str) -
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "jsonl.gz"])
-@pytest.mark.parametrize("predictions", [classifier(), questions()], ids=["classifier", "questions"])
+@pytest.mark.parametrize("predictions", [classifier(), questions(), several_labels()])
 def test_what_is_written_comes_back_to_the_last_bit(tmp_path: Path, predictions: PredictionSet, ending: str) -> None:
     path = tmp_path / "run" / f"dev.{ending}"
     write_predictions(path, predictions)
@@ -104,6 +110,7 @@ def test_what_is_written_comes_back_to_the_last_bit(tmp_path: Path, predictions:
     for name in ("ids", "labels", "label_names", "candidates"):
         assert getattr(read, name) == getattr(predictions, name)
     np.testing.assert_array_equal(read.logits, predictions.logits)
+    np.testing.assert_array_equal(read.decisions, predictions.decisions)
     content = path.read_bytes()
     write_predictions(path, read)
     assert path.read_bytes() == content

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from prefixprop.evaluate.metrics import checked_labels, checked_logits, checked_predictions, softmax, yes_or_no
+from prefixprop.evaluate.metrics import checked_logits, checked_predictions, softmax, yes_or_no
 
 if TYPE_CHECKING:
     from prefixprop.evaluate.predictions import PredictionSet
@@ -64,10 +64,9 @@ def fit_temperature(logits: ArrayLike, labels: ArrayLike) -> Temperature:
     Labels of the same shape as the logits, 0 and 1, are those of documents that can have several. An absent class has
     the logit minus infinity. Where T makes no difference, as with equal logits, it is 1.
     """
-    logit_array = checked_logits(logits)
-    if np.shape(labels) == logit_array.shape:
-        logit_array, labels = yes_or_no(logit_array).reshape(-1, 2), np.asarray(labels).ravel()
-    label_array = checked_labels(labels, *logit_array.shape)
+    logit_array, label_array = checked_logits(logits), np.asarray(labels, dtype=np.int64)
+    if label_array.shape == logit_array.shape:
+        logit_array, label_array = yes_or_no(logit_array).reshape(-1, 2), label_array.ravel()
     shifted = _shifted(logit_array)
     impossible = np.isneginf(shifted[np.arange(len(shifted)), label_array])
     if impossible.any():
