@@ -103,16 +103,6 @@ def test_what_was_not_used_for_longest_goes(monkeypatch: pytest.MonkeyPatch) -> 
         stored("kind", "key", refuse)
 
 
-def test_a_folder_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("PREFIXPROP_CACHE", str(tmp_path / "file" / "cache"))
-    entry = stored("kind", "key", filling(3, 4))
-    assert entry.arrays["numbers"].tolist() == [3, 4] and entry.arrays["none"].tolist() == []
-    assert entry.note == f"the cache folder {tmp_path / 'file' / 'cache'} cannot be used (Not a directory), " + (
-        "so documents are read and encoded in every run"
-    )
-
-
 def test_a_full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     append = Writer.append
 

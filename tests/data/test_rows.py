@@ -14,7 +14,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from prefixprop.data import iterate_json_lines, read_json_lines, read_rows
+from prefixprop.data import read_json_lines, read_rows
 from prefixprop.data.rows import find_split_files, read_text
 
 RECORDS: list[dict[str, Any]] = [
@@ -190,14 +190,6 @@ def test_files_are_looked_for_before_any_is_read(
 ) -> None:
     with pytest.raises(kind, match=complaint):
         read_rows([write(tmp_path / "full.csv", CSV), tmp_path / name])
-
-
-def test_json_lines_come_one_at_a_time_with_their_lines(tmp_path: Path) -> None:
-    lines = iterate_json_lines(write(tmp_path / "records.jsonl", b"\n" + LINES + b"{broken"))
-    assert [next(lines), next(lines)] == [(2, RECORDS[0]), (3, RECORDS[1])]
-    with pytest.raises(ValueError, match=r"records\.jsonl:4: broken JSON"):
-        next(lines)
-    assert read_json_lines(write(tmp_path / "none.jsonl", b"")) == []
 
 
 NAMES = ["train.jsonl.gz", "validation.parquet", "training.jsonl", "README.md", "test.txt"]
