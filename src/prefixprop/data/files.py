@@ -23,7 +23,6 @@ from prefixprop.data.documents import (
     ClassificationTask,
     Document,
     Label,
-    Split,
     SplitWriter,
     StoredDocuments,
 )
@@ -202,10 +201,11 @@ def build_task(
     else:
         code = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py"))))
         entry = stored("documents", f"{digests} {columns} {code.hexdigest()}", fill)
-    documents: dict[str, Split] = {split: StoredDocuments.of(entry, split) for split in splits}
-    splits_or_none = {"dev": (), "test": (), **documents}
+    documents = {split: StoredDocuments.of(entry, split) for split in splits}
+    nothing = documents["train"][:0]
+    train, dev, test = (documents.get(split, nothing) for split in SPLIT_NAMES)
     names, several = tuple(entry.facts["label_names"]), entry.facts["several_labels"]
-    return ClassificationTask(name, names, **splits_or_none, remarks=remarks, several_labels=several)
+    return ClassificationTask(name, names, train, dev, test, remarks, several_labels=several)
 
 
 def _read_rows(
@@ -242,14 +242,15 @@ def label_documents(
     label_names: Sequence[str],
     prepare: Callable[[str], str] = str,
     several_labels: bool = False,
-) -> Split:
+) -> StoredDocuments:
     """Make documents of rows; a label that is not one of `label_names`, such as a model's labels, is refused.
 
     `prepare` is applied to every text.
     """
     texts: list[str] = []
     ids, labelled, _ = _read_rows(rows, columns, lambda text: texts.append(prepare(text)), several_labels)
-    return tuple(map(Document, ids, texts, _indices(labelled, label_names, "is unknown", several_labels)))
+    labels = _indices(labelled, label_names, "is unknown", several_labels)
+    return StoredDocuments.packed(list(map(Document, ids, texts, labels)))
 
 
 class _LabelledRow(NamedTuple):

@@ -12,7 +12,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from prefixprop.data.documents import ClassificationTask, Document, labels_of
+from prefixprop.data.documents import ClassificationTask, Document, StoredDocuments
 from prefixprop.data.files import Columns, build_task, load_folder, load_hub_task
 from prefixprop.data.rows import KINDS, Row, find_split_files, id_of, read_json_lines, read_rows, text_of
 from prefixprop.data.splits import SPLIT_SEED, select
@@ -50,9 +50,11 @@ def load_hyperpartisan(data_dir: Path | None = None) -> ClassificationTask:
         published, official = (_read_articles(folder / f"{name}.jsonl.gz") for name in ("train", "test"))
         numbers = json.loads((folder / "hp-splits.json").read_text(encoding="utf-8"))
         by_number = {int(article.id): article for article in published}
-        train, dev = (tuple(by_number[number] for number in numbers[split]) for split in ("train", "dev"))
+        train, dev = (
+            StoredDocuments.packed([by_number[number] for number in numbers[split]]) for split in ("train", "dev")
+        )
         known = set(map(_words_of, published))
-        test = tuple(article for article in official if _words_of(article) not in known)
+        test = StoredDocuments.packed([article for article in official if _words_of(article) not in known])
         return ClassificationTask("hyperpartisan", ("mainstream", "hyperpartisan"), train, dev, test)
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise ValueError(
@@ -110,7 +112,7 @@ def load_newsgroups(data_dir: Path | None = None) -> ClassificationTask:
     posts = {split: map(_stripped, sorted(found, key=lambda row: id_of(row, "id"))) for split, found in rows.items()}
     by_date = build_task("newsgroups", posts, Columns(id="id", label_name="label_name"))
     # The halves are those of the paper, which did not look for copies.
-    numbers, labels = range(len(by_date.test)), labels_of(by_date.test)
+    numbers, labels = range(len(by_date.test)), by_date.test.labels
     halves = train_test_split(numbers, test_size=0.5, stratify=labels, random_state=SPLIT_SEED)
     dev, test = (select(by_date.test, sorted(half)) for half in halves)
     return replace(by_date, dev=dev, test=test)

@@ -32,7 +32,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from prefixprop.atomic_files import replacing_file
-from prefixprop.data.documents import ClassificationTask, texts_of
+from prefixprop.data.documents import ClassificationTask
 from prefixprop.data.splits import dev_folds
 from prefixprop.data.wikihop import QuestionTask
 from prefixprop.evaluate.calibration import decide, fit_temperature
@@ -277,12 +277,12 @@ def measure_baseline(task: ClassificationTask, class_weight: str | None = "balan
     {"model": "TF-IDF of words and word pairs, linear SVM", "dev": {"accuracy": 0.8, ...}, "test": {...}}
     """
     labels = task.label_array(task.train)
-    (model,) = fit_tfidf(texts_of(task.train), labels, task.num_labels, [DEFAULT_C], class_weight)
+    (model,) = fit_tfidf(task.train.texts, labels, task.num_labels, [DEFAULT_C], class_weight)
     name = model.name
     if model.documents < len(task.train):
         name += f", on {model.documents:,} of {len(task.train):,} training documents"
     splits = {
-        split: PredictionSet.of_documents(task, documents, model.scores(texts_of(documents)))
+        split: PredictionSet.of_documents(task, documents, model.scores(documents.texts))
         for split in ("dev", "test")
         if (documents := task.split(split))
     }

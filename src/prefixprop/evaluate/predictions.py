@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from prefixprop.atomic_files import write_text
-from prefixprop.data.documents import ClassificationTask, Label, Split, ids_of, labels_of, multi_hot
+from prefixprop.data.documents import ClassificationTask, Label, StoredDocuments, multi_hot
 from prefixprop.data.rows import iterate_json_lines
 from prefixprop.data.wikihop import Question
 from prefixprop.evaluate.calibration import Temperature
@@ -87,10 +87,10 @@ class PredictionSet:
         return cls(tuple(ids), tuple(labels), padded, candidates=tuple(map(tuple, candidates)))
 
     @classmethod
-    def of_documents(cls, task: ClassificationTask, documents: Split, logits: ArrayLike) -> PredictionSet:
+    def of_documents(cls, task: ClassificationTask, documents: StoredDocuments, logits: ArrayLike) -> PredictionSet:
         """Make a set for documents of a task; with several labels, a document gets those above 1/2."""
         array = np.asarray(logits, dtype=np.float64)
-        ids, labels = tuple(ids_of(documents)), tuple(labels_of(documents))
+        ids, labels = tuple(documents.ids), tuple(documents.labels)
         decisions = array >= 0 if task.several_labels else None
         return cls(ids, labels, array, label_names=task.label_names, decisions=decisions)
 

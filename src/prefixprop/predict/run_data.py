@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from prefixprop.data import (
     CandidateCollator,
-    Document,
     Question,
     QuestionTask,
+    StoredDocuments,
     WikiHopDataset,
     draw_sample,
     fingerprint,
@@ -21,7 +21,6 @@ from prefixprop.data import (
     read_rows,
     select_documents,
 )
-from prefixprop.data.documents import ids_of, labels_of
 from prefixprop.data.files import Columns, label_documents
 from prefixprop.data.tokens import batches_by_length
 from prefixprop.evaluate import PredictionSet, question_predictions, read_predictions
@@ -55,14 +54,14 @@ def predict_file(
 
 
 def _predict(
-    trained: TrainedModel, items: Sequence[Document] | Sequence[Question], options: PredictionOptions
+    trained: TrainedModel, items: StoredDocuments | Sequence[Question], options: PredictionOptions
 ) -> BeforeAndAfter:
     if trained.answers_questions:
         before = _predict_questions(trained, items, options.batch_tokens)  # type: ignore[arg-type]
         return before, before.with_temperature(trained.temperature)
-    documents: Sequence[Document] = items  # type: ignore[assignment]
-    ids, labels = tuple(ids_of(documents)), tuple(labels_of(documents))
-    (output,) = read_with_each([trained], [document.text for document in documents], options, prepared=True)
+    assert isinstance(items, StoredDocuments)
+    ids, labels = tuple(items.ids), tuple(items.labels)
+    (output,) = read_with_each([trained], list(items.texts), options, prepared=True)
     answers = [output.log_probabilities(temperature) for temperature in (1.0, trained.temperature.value)]
     decisions = None
     if trained.thresholds is not None:
@@ -93,7 +92,7 @@ def _predict_questions(trained: TrainedModel, questions: Sequence[Question], bat
 
 def _load_split(
     trained: TrainedModel, split: str, data_dir: str | Path | None
-) -> Sequence[Document] | Sequence[Question]:
+) -> StoredDocuments | Sequence[Question]:
     settings = trained.settings
     if settings.folds is not None and split != "dev":
         raise ValueError(
@@ -133,7 +132,7 @@ def _load_split(
     return task.split(split)
 
 
-def _load_files(trained: TrainedModel, split: str) -> Sequence[Document]:
+def _load_files(trained: TrainedModel, split: str) -> StoredDocuments:
     """A split of the user's files. The training files are not needed: the run knows its labels."""
     settings = trained.settings
     columns = Columns(
@@ -146,7 +145,7 @@ def _load_files(trained: TrainedModel, split: str) -> Sequence[Document]:
     path = RunDirectory(trained.run_dir).predictions(split)
     if documents and path.is_file():
         stored = read_predictions(path)
-        if (list(stored.ids), list(stored.labels)) != (ids_of(documents), labels_of(documents)):
+        if (list(stored.ids), list(stored.labels)) != (documents.ids, documents.labels):
             raise _changed(trained)
     return documents
 
