@@ -116,14 +116,11 @@ class Frame:
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Frame:
         # Seen on an example, because only some tokenizers have a method that adds the special tokens to ids.
-        for text in chain(["a"], _words_of(tokenizer)):
-            with _ONE_AT_A_TIME:
-                example = tokenizer(text, return_special_tokens_mask=True)
-            content = [index for index, special in enumerate(example["special_tokens_mask"]) if not special]
-            if content:
-                break
-        else:
-            raise ValueError(f"The tokenizer {tokenizer.name_or_path!r} makes no tokens of any text; use another.")
+        with _ONE_AT_A_TIME:
+            example = tokenizer("a", return_special_tokens_mask=True)
+        content = [index for index, special in enumerate(example["special_tokens_mask"]) if not special]
+        if not content:
+            raise ValueError(f"The tokenizer {tokenizer.name_or_path!r} makes no tokens of 'a'; use another.")
         before = np.array(example["input_ids"][: content[0]], dtype=np.int32)
         after = np.array(example["input_ids"][content[-1] + 1 :], dtype=np.int32)
         room = max_length - len(before) - len(after)
@@ -140,10 +137,6 @@ class Frame:
 
     def around(self, content: TokenIds) -> TokenIds:
         return np.concatenate([self.before, content, self.after])
-
-
-def _words_of(tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
-    yield from tokenizer.get_vocab()  # not before it is needed: it takes longer than a short text
 
 
 def readable(text: str) -> str:

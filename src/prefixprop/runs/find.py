@@ -205,27 +205,22 @@ def _without_repetitions(runs: Sequence[Run], remarks: list[str]) -> list[Run]:
 
 def _failures(folder: Path) -> dict[Path, str]:
     """The runs that failed in the last sweep of this folder and have not finished since, with the reason for each."""
-    try:
-        reasons = {(folder / name).resolve(): str(reason) for name, reason in _notes(folder)["failed"].items()}
-    except (KeyError, TypeError, AttributeError):
-        return {}
+    reasons = {(folder / name).resolve(): reason for name, reason in _notes(folder).get("failed", {}).items()}
     return {path: " ".join(why.split()) for path, why in reasons.items() if not RunDirectory(path).is_finished()}
 
 
 def _search_only_runs(folder: Path) -> frozenset[str]:
     """The names of the runs that the last sweep of this folder searched with, and did not choose."""
-    try:
-        cells = _notes(folder)["cells"]
-        searched = {name for cell in cells for name in cell["runs"]}
-        results = {name for cell in cells for name in cell["final_runs"] or cell["runs"]}  # all until some are chosen
-    except (KeyError, TypeError):
-        return frozenset()
+    cells = _notes(folder).get("cells", [])
+    searched = {name for cell in cells for name in cell["runs"]}
+    results = {name for cell in cells for name in cell["final_runs"] or cell["runs"]}  # all until some are chosen
     return frozenset(searched - results)
 
 
-def _notes(folder: Path) -> Any:
+def _notes(folder: Path) -> dict[str, Any]:
     """Empty if no sweep has ended here, or its notes are damaged: they only explain what is left out anyway."""
     try:
-        return json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
+        notes = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
+    return notes if isinstance(notes, dict) else {}
