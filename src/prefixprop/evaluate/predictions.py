@@ -280,7 +280,10 @@ def label_table(predictions: PredictionSet) -> list[LabelRow]:
     from sklearn.metrics import average_precision_score, precision_recall_fscore_support
 
     assert predictions.label_names is not None
-    labels, decisions = _has_and_gets(predictions)
+    labels, decisions = predictions.known_labels, predictions.decisions
+    if decisions is None:
+        each = np.arange(len(predictions.label_names))
+        labels, decisions = labels[:, None] == each, predictions.logits.argmax(axis=1)[:, None] == each
     precision, recall, f1, _ = precision_recall_fscore_support(labels, decisions, average=None, zero_division=0)
     return [
         LabelRow(
@@ -298,17 +301,5 @@ def label_table(predictions: PredictionSet) -> list[LabelRow]:
 
 def never_predicted(predictions: PredictionSet) -> list[str]:
     """The labels that documents have and no document gets; none for questions."""
-    if predictions.label_names is None:
-        return []
-    labels, decisions = _has_and_gets(predictions)
-    missing = np.flatnonzero(labels.any(axis=0) & ~decisions.any(axis=0))
-    return [predictions.label_names[place] for place in missing]
-
-
-def _has_and_gets(predictions: PredictionSet) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Which labels each document has, and which it gets: [documents, labels]."""
-    labels = predictions.known_labels
-    if predictions.decisions is not None:
-        return labels.astype(bool), predictions.decisions
-    each = np.arange(predictions.logits.shape[1])
-    return labels[:, None] == each, predictions.logits.argmax(axis=1)[:, None] == each
+    rows = [] if predictions.label_names is None else label_table(predictions)
+    return [row.label for row in rows if row.support and not row.predicted]
