@@ -119,15 +119,14 @@ def load_hub(
     return load_hub_task(dataset, dataset, config, columns, instead="download its files and give those")
 
 
-def load_folder(name: str, folder: Path, columns: Columns, must_hold: str) -> ClassificationTask:
+def load_folder(name: str, folder: Path | None, columns: Columns, must_hold: str) -> ClassificationTask:
     """Load a task from the files train, dev (or validation) and, if it exists, test of a folder.
 
     `must_hold` tells the user what belongs in the folder if train or dev is missing.
     """
-    must_hold = f"The folder must hold {must_hold}."
     files = {
-        "train": find_split_files(folder, "train", missing=f"there is no train. {must_hold}"),
-        "dev": find_split_files(folder, "dev", "validation", missing=f"there is no dev. {must_hold}"),
+        "train": find_split_files(folder, "train", must_hold=must_hold),
+        "dev": find_split_files(folder, "dev", "validation", must_hold=must_hold),
         "test": find_split_files(folder, "test"),
     }
     return build_task(name, {split: read_rows(paths) for split, paths in files.items() if paths}, columns)

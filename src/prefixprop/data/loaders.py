@@ -132,8 +132,8 @@ def _stripped(row: Row) -> Row:
 def _folder_rows(folder: Path) -> Mapping[str, Iterable[Row]]:
     if (folder / _TRAIN_FOLDER).is_dir() and (folder / _TEST_FOLDER).is_dir():
         return {"train": _posts(folder / _TRAIN_FOLDER), "test": _posts(folder / _TEST_FOLDER)}
-    missing = f"20-newsgroups is not here. The folder must hold {_NEWSGROUPS_FOLDER_MUST_HOLD}."
-    return {split: read_rows(find_split_files(folder, split, missing=missing)) for split in ("train", "test")}
+    must_hold = _NEWSGROUPS_FOLDER_MUST_HOLD
+    return {split: read_rows(find_split_files(folder, split, must_hold=must_hold)) for split in ("train", "test")}
 
 
 def _posts(folder: Path) -> Iterator[Row]:
@@ -174,9 +174,9 @@ _ARXIV_FOLDER_MUST_HOLD = (
 )
 _CUAD_FOLDER_MUST_HOLD = "contracts.jsonl.xz; the site says how to build it (Several labels)"
 _RAREST_CLAUSE = 0.05  # of the contracts have it, or it is left out: with five folds, one would have four contracts
-_HYBRIDQA_SOURCE = (
-    "build the files from clones of github.com/wenhuchen/HybridQA and github.com/wenhuchen/WikiTables-WithLinks; the "
-    "site says how (Several labels)"
+_HYBRIDQA_FOLDER_MUST_HOLD = (
+    "train, dev and test; build these files from clones of github.com/wenhuchen/HybridQA and "
+    "github.com/wenhuchen/WikiTables-WithLinks: the site says how (Several labels)"
 )
 
 
@@ -200,12 +200,7 @@ def load_cuad(data_dir: Path | None = None) -> ClassificationTask:
     filed with the SEC, each with a yes or no for 33 kinds of clauses. `recipes/build_cuad.py` makes the task's file
     from it. There is no split, all are the training set: runs are compared on folds.
     """
-    if data_dir is None:
-        raise ValueError(
-            f"The contracts of CUAD have to be built: pass --data-dir FOLDER with {_CUAD_FOLDER_MUST_HOLD}."
-        )
-    missing = f"there are no contracts. The folder must hold {_CUAD_FOLDER_MUST_HOLD}."
-    paths = find_split_files(data_dir, "contracts", missing=missing)
+    paths = find_split_files(data_dir, "contracts", must_hold=_CUAD_FOLDER_MUST_HOLD)
     rows = [row for row in read_rows(paths) if isinstance(row.values.get("labels"), list)]
     counts = Counter(label for row in rows for label in row.values["labels"])
     kept = {label for label, count in counts.items() if count >= _RAREST_CLAUSE * len(rows)}
@@ -228,13 +223,12 @@ def load_hybridqa(data_dir: Path | None = None) -> QuestionTask:
     is a string match. `recipes/build_hybridqa.py` makes the files `train`, `dev` and `test`; questions are under the
     MIT licence, passages are Wikipedia's (CC BY-SA).
     """
-    if data_dir is None:
-        raise ValueError(f"HybridQA's rows are not on a hub: {_HYBRIDQA_SOURCE}, and give --data-dir FOLDER.")
-    task = load_questions("hybridqa", data_dir, _HYBRIDQA_SOURCE)
+    task = load_questions("hybridqa", data_dir, _HYBRIDQA_FOLDER_MUST_HOLD)
     for question in (*task.train, *task.dev, *task.test):
         if len(question.supports) != len(question.candidates):
             raise ValueError(
                 f"{data_dir}: question {question.id!r} has {len(question.candidates)} candidates and "
-                f"{len(question.supports)} supports, but every row has one support; {_HYBRIDQA_SOURCE}."
+                f"{len(question.supports)} supports, but every row has one support; the folder must hold "
+                f"{_HYBRIDQA_FOLDER_MUST_HOLD}."
             )
     return task

@@ -265,12 +265,15 @@ _PART = r"(?:-(?P<part>\d+)-of-(?P<parts>\d+))?"
 _ENDING = "|".join(re.escape(ending) for ending in _READERS if not ending.startswith(".txt"))
 
 
-def find_split_files(folder: Path, *split_names: str, missing: str | None = None) -> list[Path]:
+def find_split_files(folder: Path | None, *split_names: str, must_hold: str | None = None) -> list[Path]:
     """The files of one split, which may have several names ("dev", "validation").
 
-    If there are none, the list is empty, or, with `missing`, an error says so. All of them must have the same name
-    and ending except for the number of a part: only the user knows whether `train.csv` or `train.jsonl` is meant.
+    If there are none, the list is empty, or, with `must_hold`, an error says what belongs in the folder. All of them
+    must have the same name and ending except for the number of a part: only the user knows whether `train.csv` or
+    `train.jsonl` is meant.
     """
+    if folder is None:
+        raise ValueError(f"This task is not downloaded: pass --data-dir FOLDER, which must hold {must_hold}.")
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder}: there is no such folder (data directory).")
     names = "|".join(map(re.escape, split_names))
@@ -279,8 +282,8 @@ def find_split_files(folder: Path, *split_names: str, missing: str | None = None
     found = ", ".join(match[0] for match in matches)
     if len({(match["name"], match["ending"], match["parts"]) for match in matches}) > 1:
         raise ValueError(f"{folder}: several files could be {split_names[0]}: {found}; keep one of them.")
-    if missing is not None and not matches:
-        raise FileNotFoundError(f"{folder}: {missing}")
+    if must_hold is not None and not matches:
+        raise FileNotFoundError(f"{folder}: there is no {split_names[0]}. The folder must hold {must_hold}.")
     parts = matches[0]["parts"] if matches else None
     if parts is not None and len(matches) != int(parts):
         raise ValueError(f"{folder}: {split_names[0]} has {int(parts)} parts, but there are only {found}.")
