@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import log_softmax
 
-from prefixprop.evaluate import Mix, Part, cross_fit, fit_mix, fit_temperature, may_be_dropped
+from prefixprop.evaluate import Mix, Part, cross_fit, fit_temperature, may_be_dropped
 from prefixprop.evaluate.mixing import _MOST_WEIGHT, ranked
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -35,6 +35,11 @@ def cases(draw: st.DrawFn) -> Case:
         scale = draw(st.sampled_from([1e-2, 1.0, 30.0, 1e6]))
         parts.append(Part(f"part {index}", tuple(noise), noisy(labels, noise, seed + index, scale=scale)))
     return parts, labels, np.arange(documents) % folds
+
+
+def fit_mix(parts: list[Part], labels: np.ndarray) -> Mix:
+    """The mix of all documents."""
+    return cross_fit(parts, labels, np.arange(len(labels)) % 2).final
 
 
 def losses(log_probabilities: np.ndarray, labels: np.ndarray) -> np.ndarray:

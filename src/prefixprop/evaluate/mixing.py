@@ -90,21 +90,15 @@ class CrossFitted:
     final_alone: dict[str, Mix]
 
 
-def fit_mix(parts: Sequence[Part], labels: ArrayLike, choose_by: str | None = None) -> Mix:
-    """Choose each part's candidate, and the weights.
+def cross_fit(
+    parts: Sequence[Part], labels: ArrayLike, folds: ArrayLike, choose_by: str | None = None
+) -> CrossFitted:
+    """Fit a mix without every fold in turn, and answer that fold by it; `folds` has the fold of every document.
 
     Candidates are chosen by log-loss, or by another metric, see `ranked`; weights always minimise the log-loss. All
     weight stays on the best part unless the mix's log-loss is lower by more than one standard error of the documents'
     differences.
     """
-    label_array = _checked_labels(labels)
-    return _fitted(parts, label_array, np.ones(len(label_array), dtype=bool), choose_by)[0]
-
-
-def cross_fit(
-    parts: Sequence[Part], labels: ArrayLike, folds: ArrayLike, choose_by: str | None = None
-) -> CrossFitted:
-    """Fit a mix without every fold in turn, and answer that fold by it; `folds` has the fold of every document."""
     label_array = _checked_labels(labels)
     answers = np.empty(parts[0].logits.shape[1:])
     alone = {part.name: np.empty_like(answers) for part in parts}
