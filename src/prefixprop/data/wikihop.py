@@ -37,6 +37,11 @@ SPECIAL_TOKENS = ("[question]", "[/question]", "[ent]", "[/ent]")
 # With less room than this behind the candidate part a question would fall into hundreds of useless chunks.
 MIN_SUPPORT_TOKENS = 32
 
+_WIKIHOP_FOLDER_MUST_HOLD = (
+    "train and dev, as .json or .jsonl; download QAngaroo v1.1 (http://qangaroo.cs.ucl.ac.uk), unpack it, and give "
+    "its folder wikihop"
+)
+
 # QAngaroo's texts were split into words; the authors' code puts these back together before it tokenizes.
 _SPACED_PUNCTUATION = (" .", " ,", " !", " ?", "( ", " )", " 's")
 
@@ -70,12 +75,9 @@ class QuestionTask:
         return questions
 
 
-def load_wikihop(folder: str | Path | None = None) -> QuestionTask:
+def load_wikihop(folder: Path | None = None) -> QuestionTask:
     """Read the files `train` and `dev` of a folder, and `test` if there is one; otherwise halve `dev`."""
-    source = "download QAngaroo v1.1 (http://qangaroo.cs.ucl.ac.uk), unpack it, and give its folder wikihop"
-    if folder is None:
-        raise ValueError(f"WikiHop is not on a hub: {source} as the data directory (--data-dir).")
-    task = load_questions("wikihop", Path(folder), source)
+    task = load_questions("wikihop", folder, _WIKIHOP_FOLDER_MUST_HOLD)
     if task.test:
         return task
     # Two random halves, always the same ones, each in the order of the file.
@@ -86,10 +88,11 @@ def load_wikihop(folder: str | Path | None = None) -> QuestionTask:
     return replace(task, dev=dev, test=test)
 
 
-def load_questions(name: str, folder: Path, source: str) -> QuestionTask:
-    """Read the files `train` and `dev` of a folder, and `test` if there is one; `source` says where to get them."""
-    missing = {split: f"there is no {split}.json or {split}.jsonl here; {source}." for split in ("train", "dev")}
-    files = [find_split_files(folder, split, missing=missing.get(split)) for split in SPLIT_NAMES]
+def load_questions(name: str, folder: Path | None, must_hold: str) -> QuestionTask:
+    """Read the files `train` and `dev` of a folder, and `test` if there is one."""
+    files = [
+        find_split_files(folder, split, must_hold=None if split == "test" else must_hold) for split in SPLIT_NAMES
+    ]
     return QuestionTask(name, *(read_questions(*paths) for paths in files))
 
 
@@ -275,12 +278,8 @@ class WikiHopDataset:
         seed: int = 0,
         max_chunks: int | None = None,
     ) -> None:
-        import torch
-
         self.max_length, self.max_chunks = max_length, max_chunks
-        self.shuffle, self.seed = shuffle, seed
-        # Shared memory, so that loader workers which outlive an epoch see the next one.
-        self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
+        self.shuffle, self.seed, self.epoch = shuffle, seed, 0
         self._tokenized: list[TokenizedQuestion] = []
         kept, skipped = [], []
         for question in questions:
@@ -303,7 +302,7 @@ class WikiHopDataset:
 
     def set_epoch(self, epoch: int) -> None:
         """Shuffle as in this epoch from now on."""
-        self._epoch.fill_(epoch)
+        self.epoch = epoch
 
     def __len__(self) -> int:
         return len(self._tokenized)
@@ -311,7 +310,7 @@ class WikiHopDataset:
     def __getitem__(self, index: int) -> QuestionInput:
         question = self._tokenized[index]
         if self.shuffle:
-            question = shuffled(question, Random(f"{self.seed}/{int(self._epoch)}/{question.id}"))
+            question = shuffled(question, Random(f"{self.seed}/{self.epoch}/{question.id}"))
         return split_into_chunks(question, self.max_length, self.max_chunks)
 
 
