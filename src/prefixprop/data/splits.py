@@ -1,7 +1,7 @@
 """Dividing documents: a part split off, a sample, or folds for cross-validation.
 
 Copies of a text never stand on both sides of a split. Which documents make a fold depends on the training documents
-and `FOLD_SEED` alone, never on the seed of a run: all methods, settings and seeds share their folds, so that means
+and `SPLIT_SEED` alone, never on the seed of a run: all methods, settings and seeds share their folds, so that means
 over folds can be compared.
 """
 
@@ -25,6 +25,7 @@ from prefixprop.data.documents import (
     StoredDocuments,
     as_set,
     first_copies,
+    multi_hot,
 )
 from prefixprop.data.wikihop import Question, QuestionTask
 
@@ -34,13 +35,10 @@ if TYPE_CHECKING:
 Items = TypeVar("Items", bound=StoredDocuments | tuple[Question, ...])
 
 SPLIT_SEED = 10  # the seed with which the paper's authors halved the test set of 20-newsgroups
-FOLD_SEED = 10
 DEV_FRACTION = 0.1
 
 
-def split_off(
-    documents: StoredDocuments, fraction: float, seed: int = SPLIT_SEED
-) -> tuple[StoredDocuments, StoredDocuments]:
+def split_off(documents: StoredDocuments, fraction: float) -> tuple[StoredDocuments, StoredDocuments]:
     """Return what remains and the `fraction` split off: stratified by label, each part in its old order.
 
     The choice is that of scikit-learn's `train_test_split` among different texts; copies follow the first of them. At
@@ -63,12 +61,12 @@ def split_off(
             "as files."
         )
     if several:
-        numbers = _fold_of_each_set(sets, min(round(1 / fraction), len(sets)), seed)
+        numbers = _fold_of_each_set(sets, min(round(1 / fraction), len(sets)))
         chosen = texts[may_go & (numbers == numbers[may_go].min())]
     else:
         strata = [one[0] for one, goes in zip(sets, may_go, strict=True) if goes]
         size = max(math.ceil(fraction * len(strata)), len(set(strata)))
-        _, chosen = train_test_split(texts[may_go], test_size=size, stratify=strata, random_state=seed)
+        _, chosen = train_test_split(texts[may_go], test_size=size, stratify=strata, random_state=SPLIT_SEED)
     return _divided(documents, np.isin(first, chosen))
 
 
@@ -191,30 +189,28 @@ def _fold_of_each(
             "choose fewer."
         )
     if labels and isinstance(labels[0], tuple):
-        return _fold_of_each_set(_sets_of_texts(labels, first), folds, FOLD_SEED)[np.searchsorted(texts, first)]
+        return _fold_of_each_set(_sets_of_texts(labels, first), folds)[np.searchsorted(texts, first)]
     strata = None if labels is None else [labels[index] for index in texts]
     # scikit-learn refuses to stratify where every label is rarer than folds, and warns where some are.
     stratified = strata is not None and max(Counter(strata).values()) >= folds
     kind = StratifiedKFold if stratified else KFold
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        parts = list(kind(folds, shuffle=True, random_state=FOLD_SEED).split(texts, strata))
+        parts = list(kind(folds, shuffle=True, random_state=SPLIT_SEED).split(texts, strata))
     numbers = np.empty(len(first), dtype=np.int64)
     for number, (_, chosen) in enumerate(parts):
         numbers[np.isin(first, texts[chosen])] = number
     return numbers
 
 
-def _fold_of_each_set(sets: Sequence[tuple[int, ...]], folds: int, seed: int) -> NDArray[np.int64]:
+def _fold_of_each_set(sets: Sequence[tuple[int, ...]], folds: int) -> NDArray[np.int64]:
     """Iterative stratification (Sechidis et al., 2011, "On the Stratification of Multi-Label Data").
 
     The label that the fewest of the remaining items have comes first. Each of its items goes to the fold that lacks
     most of this label, among equals to the one that lacks most items.
     """
-    generator = np.random.default_rng(seed)
-    has = np.zeros((len(sets), max((label for labels in sets for label in labels), default=-1) + 1), dtype=bool)
-    for row, labels in zip(has, sets, strict=True):
-        row[list(labels)] = True
+    generator = np.random.default_rng(SPLIT_SEED)
+    has = multi_hot(sets, max((label for labels in sets for label in labels), default=-1) + 1).astype(bool)
     numbers = np.full(len(sets), -1)
     lacking = np.repeat(has.sum(axis=0)[None] / folds, folds, axis=0)
     room = np.full(folds, len(sets) / folds)
