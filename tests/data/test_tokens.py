@@ -167,13 +167,11 @@ CHINESE = "政府周四宣布了一系列新措施以支持受能源价格上涨
             False,
         ),
         ("Der Bundestag hat beschlossen, die Förderung erneuerbarer Energien deutlich auszuweiten. " * 2, 24, True),
-        ("Правительство объявило в четверг новые меры поддержки предприятий. " * 3, 27, True),
         (CHINESE, 15, False),  # too few words to judge by
         (CHINESE * 9, 131, True),
         ("", 0, False),
-        (" \n", 0, False),
     ],
-    ids=["English", "German", "Russian", "few words", "Chinese", "empty", "blank"],
+    ids=["English", "German", "few words", "Chinese", "empty"],
 )
 def test_texts_that_the_tokenizer_shreds(
     tokenizer: PreTrainedTokenizerFast, text: str, words: int, is_told: bool

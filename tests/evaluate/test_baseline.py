@@ -120,21 +120,18 @@ def test_a_loaded_model_is_the_same(tmp_path: Path, labels: list[int]) -> None:
         assert getattr(loaded, name) == getattr(model, name)
 
 
-@pytest.mark.parametrize("content", [b"", b"nothing", "cut", "other hashing", "other weights", "none"])
-def test_what_is_no_file_of_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes | str) -> None:
+@pytest.mark.parametrize("damage", ["cut", "other hashing", "other weights"])
+def test_what_is_no_file_of_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str) -> None:
     fitted().save(tmp_path)
     path, complaint = tmp_path / baseline.TFIDF_FILE, "no TF-IDF model .*restore it from a copy, or train again"
-    if content == "none":
-        path.unlink()
-        complaint = "No such file"
-    elif content == "other hashing":
+    if damage == "other hashing":
         monkeypatch.setattr(baseline, "_COLUMNS", 2**18)
         complaint = "hashed to 1048576 columns, not 262144"
-    elif content == "other weights":
+    elif damage == "other weights":
         save_file({"weight": np.ones(3)}, path)
     else:
-        path.write_bytes(content if isinstance(content, bytes) else path.read_bytes()[:-5])
-    with pytest.raises(FileNotFoundError if content == "none" else ValueError, match=complaint):
+        path.write_bytes(path.read_bytes()[:-5])
+    with pytest.raises(ValueError, match=complaint):
         TfidfModel.load(tmp_path)
 
 

@@ -96,7 +96,7 @@ class TfidfModel:
 
     @classmethod
     def load(cls, folder: str | Path) -> TfidfModel:
-        """Read what `save` wrote; a file that is damaged or of something else raises `ValueError`."""
+        """Read what `save` wrote; a file that is missing, damaged or of something else raises `ValueError`."""
         from safetensors import SafetensorError, safe_open
 
         path = Path(folder) / TFIDF_FILE
@@ -107,8 +107,6 @@ class TfidfModel:
             if numbers["columns"] != _COLUMNS:
                 raise ValueError(f"its terms are hashed to {numbers['columns']} columns, not {_COLUMNS}")
             return cls(**arrays, **{name: numbers[name] for name in _NUMBERS})
-        except FileNotFoundError:
-            raise
         except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
             raise ValueError(
                 f"{path} is damaged or no TF-IDF model ({error}); restore it from a copy, or train again."
