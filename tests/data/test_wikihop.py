@@ -77,13 +77,13 @@ def test_every_form_reads_the_same(ending: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        (record(query=None), "the field 'query' is missing; there are: answer, candidates, id, supports"),
+        (record(query=None), "there is no column 'query'; the columns are id, candidates, supports, answer."),
         (record(answer="peru"), "the answer 'peru' is not among the candidates ['austria', 'chile', 'norway']"),
         (record(candidates=[]), "the answer 'norway' is not among the candidates []"),
         (record(candidates="norway"), "the field 'candidates' must be a list of strings"),
         (record(supports=["text", 3]), "the field 'supports' must be a list of strings"),
-        (record(id=7), "the field 'id' must be a string, got int"),
-        (record(1), "the id 'WH_train_1' is already that of "),
+        (record(query=7), "the column 'query' must hold text, got int"),
+        (record(1), "the id 'WH_train_1' is also that of "),
     ],
 )
 def test_a_bad_record_is_named(bad: Any, message: str, tmp_path: Path) -> None:

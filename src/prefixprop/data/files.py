@@ -29,10 +29,10 @@ from prefixprop.data.documents import (
 from prefixprop.data.rows import (
     FileRows,
     Row,
+    add_id,
     default_id_column,
     described,
     find_split_files,
-    id_of,
     read_rows,
     text_of,
     value_of,
@@ -222,7 +222,7 @@ def _read_rows(
             id_column = default_id_column(row)
         if id_column is not None:
             try:
-                _add_id(ids, row, id_column)
+                add_id(ids, row, id_column)
             except ValueError:
                 if columns.id is not None:
                     raise
@@ -299,16 +299,6 @@ def _indices(rows: list[_LabelledRow], names: Sequence[str], problem: str, sever
     if several:
         return [tuple(sorted({indices[label] for label in row.labels})) for row in rows]
     return [indices[row.labels[0]] for row in rows]
-
-
-def _add_id(locations: dict[str, str], row: Row, column: str) -> None:
-    document_id = id_of(row, column)
-    if document_id in locations:
-        raise ValueError(
-            f"{row.location}: the id {document_id!r} is also that of {locations[document_id]}; ids must differ "
-            "within a split."
-        )
-    locations[document_id] = row.location
 
 
 def _labels(row: Row, columns: Columns, several: bool) -> Iterator[str]:

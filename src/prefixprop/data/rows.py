@@ -325,6 +325,17 @@ def id_of(row: Row, column: str) -> str:
     return str(document_id)
 
 
+def add_id(locations: dict[str, str], row: Row, column: str) -> None:
+    """Add the id of a row and its location; no two rows of a split may have the same."""
+    document_id = id_of(row, column)
+    if document_id in locations:
+        raise ValueError(
+            f"{row.location}: the id {document_id!r} is also that of {locations[document_id]}; ids must differ "
+            "within a split."
+        )
+    locations[document_id] = row.location
+
+
 def default_id_column(first: Row) -> str | None:
     """The column of ids if the user named none: "id" if the first row has it; otherwise documents get numbers."""
     return _ID_COLUMN if _ID_COLUMN in first.values else None

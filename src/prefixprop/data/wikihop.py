@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from prefixprop.data.documents import SPLIT_NAMES
-from prefixprop.data.rows import Row, find_split_files, read_rows
+from prefixprop.data.rows import Row, add_id, find_split_files, id_of, read_rows, text_of, value_of
 from prefixprop.data.tokens import TokenIds, pad_documents, readable
 
 if TYPE_CHECKING:
@@ -99,35 +99,24 @@ def load_questions(name: str, folder: Path | None, must_hold: str) -> QuestionTa
 def read_questions(*paths: str | Path) -> tuple[Question, ...]:
     """Read files of questions; a bad record raises a `ValueError` that begins with its `file:line`."""
     questions: list[Question] = []
-    locations: dict[str, str] = {}
+    ids: dict[str, str] = {}  # with their locations
     for row in read_rows(paths):
-        question = _question(row)
-        if question.id in locations:
-            raise ValueError(
-                f"{row.location}: the id {question.id!r} is already that of {locations[question.id]}; give every "
-                "question its own id."
-            )
-        locations[question.id] = row.location
-        questions.append(question)
+        add_id(ids, row, "id")
+        questions.append(_question(row))
     return tuple(questions)
 
 
 def _question(row: Row) -> Question:
-    for name in ("id", "query", "answer", "candidates", "supports"):
-        if name not in row.values:
-            there = ", ".join(sorted(row.values)) or "none"
-            raise ValueError(f"{row.location}: the field {name!r} is missing; there are: {there}.")
-        value = row.values[name]
-        if name in ("candidates", "supports"):
-            if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-                raise ValueError(f"{row.location}: the field {name!r} must be a list of strings.")
-        elif not isinstance(value, str):
-            raise ValueError(f"{row.location}: the field {name!r} must be a string, got {type(value).__name__}.")
-    answer, candidates = row.values["answer"], tuple(row.values["candidates"])
+    candidates, supports = (value_of(row, name) for name in ("candidates", "supports"))
+    for name, value in {"candidates": candidates, "supports": supports}.items():
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise ValueError(f"{row.location}: the field {name!r} must be a list of strings.")
+    answer = text_of(row, "answer")
     if answer not in candidates:
-        raise ValueError(f"{row.location}: the answer {answer!r} is not among the candidates {list(candidates)}.")
-    supports = tuple(row.values["supports"])
-    return Question(row.values["id"], row.values["query"], candidates, supports, candidates.index(answer))
+        raise ValueError(f"{row.location}: the answer {answer!r} is not among the candidates {candidates}.")
+    return Question(
+        id_of(row, "id"), text_of(row, "query"), tuple(candidates), tuple(supports), candidates.index(answer)
+    )
 
 
 @dataclass(frozen=True)
