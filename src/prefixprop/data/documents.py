@@ -46,7 +46,7 @@ class Document:
 
 @dataclass(frozen=True)
 class StoredTexts(Sequence[str]):
-    """Texts on the disk, read one at a time: those at `places` of `content`, which is UTF-8."""
+    """Texts, decoded one at a time: those at `places` of `content`, which is UTF-8."""
 
     content: RaggedArray
     places: NDArray[np.int64]
