@@ -23,7 +23,6 @@ from sklearn.linear_model import LogisticRegression
 
 from prefixprop.backbones import find_backbone
 from prefixprop.data import ClassificationTask, load_task
-from prefixprop.data.documents import labels_of, texts_of
 from prefixprop.data.splits import draw_sample, fold_numbers
 from prefixprop.data.tokens import encode_documents, pad_documents
 from prefixprop.evaluate import Part, cross_fit
@@ -110,9 +109,9 @@ def pooled_states(texts: list[str], model: str) -> np.ndarray:
 
 
 def judge_probe(task: ClassificationTask, model: str) -> dict[str, float]:
-    labels, folds = np.array(labels_of(task.train)), fold_numbers(task.name, task.train, FOLDS)
+    labels, folds = np.array(task.train.labels), fold_numbers(task.name, task.train, FOLDS)
     started = time.monotonic()
-    states = pooled_states(list(texts_of(task.train)), model)
+    states = pooled_states(list(task.train.texts), model)
     logits = np.full((len(C_VALUES), len(labels), task.num_labels), -30.0)
     for index, c in enumerate(C_VALUES):
         for fold in range(FOLDS):

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from prefixprop.data import ClassificationTask, Document, load_task
-from prefixprop.data.documents import first_copies
+from prefixprop.data.documents import StoredDocuments, first_copies
 from prefixprop.data.splits import draw_sample
 from prefixprop.evaluate import PredictionSet, Trust, fit_trust, read_predictions
 from prefixprop.progress import PrintedProgress
@@ -46,7 +46,9 @@ def answers(task: str, data_dir: str | None, documents: int, max_length: int, fo
     if not run.is_finished():
         whole = load_task(task, data_dir)
         assert isinstance(whole, ClassificationTask)
-        found = whole.train if len(whole.train) >= documents else [*whole.train, *whole.dev, *whole.test]
+        found = whole.train
+        if len(found) < documents:
+            found = StoredDocuments.packed([*whole.train, *whole.dev, *whole.test])
         pool = ClassificationTask(task, whole.label_names, unlike(draw_sample(found, documents, seed=1)), (), ())
         settings = RunSettings(method="readers", max_length=max_length, keep_weights=False)
         train(settings, run.path, overwrite=True, progress=PrintedProgress(), documents=pool)
@@ -55,7 +57,7 @@ def answers(task: str, data_dir: str | None, documents: int, max_length: int, fo
 
 def unlike(documents: Sequence[Document]) -> tuple[Document, ...]:
     """The documents without copies, numbered: those of several splits may share ids."""
-    first = np.unique(first_copies(documents)).tolist()
+    first = np.unique(first_copies(StoredDocuments.packed(documents))).tolist()
     return tuple(replace(documents[index], id=str(index)) for index in first)
 
 

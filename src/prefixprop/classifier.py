@@ -252,7 +252,8 @@ class _TemporaryFolder:
 
 def _task(texts: list[str], labels: list[int], label_names: tuple[str, ...]) -> ClassificationTask:
     documents = [Document(str(index), *pair) for index, pair in enumerate(zip(texts, labels, strict=True))]
-    return ClassificationTask("documents", label_names, StoredDocuments.packed(documents), (), ())
+    packed = StoredDocuments.packed(documents)
+    return ClassificationTask("documents", label_names, packed, packed[:0], packed[:0])
 
 
 def _cv_results(metrics: Mapping[str, Any], settings: RunSettings) -> dict[str, Any]:

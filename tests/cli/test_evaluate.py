@@ -151,7 +151,7 @@ def test_a_split_needs_only_its_own_files(limit: int | None, tmp_path: Path) -> 
         ("run", ("--figure", "a.gif"), "a.gif: figures are written as"),
         ("run", ("--data-dir", "."), "--data-dir is for runs on a named task"),
         (None, ("--predictions", "nowhere.jsonl"), "there is no such file of predictions"),
-        ("wikihop_run", ("--data-dir", "."), "there is no train.json or train.jsonl here"),
+        ("wikihop_run", ("--data-dir", "."), "there is no train. The folder must hold"),
         ("wikihop_run", ("--input", "x.jsonl", "--id-column", "n"), "questions have columns of their own"),
         ("wikihop_run", ("--long", "truncate"), "--long would change nothing here: questions are always read in"),
         ("wikihop_run", ("--confusion", "c.png"), "with one label each, of labels that all documents share"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,21 +13,21 @@ import pytest
 from prefixprop.data import (
     ClassificationTask,
     Document,
-    Split,
     draw_sample,
     fingerprint,
     load_files,
     select_documents,
 )
-from prefixprop.data.documents import StoredDocuments, first_copies, text_digests
+from prefixprop.data.documents import StoredDocuments, first_copies
 
 
-def make_task(train: Split = (), dev: Split = (), test: Split = (), **options: Any) -> ClassificationTask:
+def make_task(*splits: Sequence[Document], **options: Any) -> ClassificationTask:
     names = options.pop("label_names", ("no", "yes"))
-    return ClassificationTask("toy", names, train, dev, test, **options)
+    splits = {"train": (), "dev": (), "test": ()} | dict(zip(("train", "dev", "test"), splits, strict=False))
+    return ClassificationTask("toy", names, **(splits | options))
 
 
-def documents(*texts: str) -> Split:
+def documents(*texts: str) -> tuple[Document, ...]:
     """Documents with these texts; their labels are 0, 1, 0, 1 and so on."""
     return tuple(Document(str(number), text, number % 2) for number, text in enumerate(texts))
 
@@ -35,9 +36,8 @@ def documents(*texts: str) -> Split:
     ("wrong", "complaint"),
     [
         ({"dev": (Document("7", "text", -1),)}, "'7' in split 'dev' of task 'toy' has label -1"),
-        ({"train": StoredDocuments.packed((Document("7", "text", 2),))}, "'7' in split 'train' .* has label 2"),
+        ({"train": (Document("7", "text", 2),)}, "'7' in split 'train' .* has label 2"),
         ({"train": (Document("7", "text", 0),) * 2}, "'7' occurs more than once in split 'train'"),
-        ({"train": StoredDocuments.packed((Document("7", "text", 0),)).select([0, 0])}, "'7' occurs more than once"),
         ({"label_names": ("only",)}, "at least two labels"),
         ({"train": (Document("1", "x", (0, 9)),), "several_labels": True}, "has label 9, but"),
         ({"train": (Document("1", "x", 1),), "several_labels": True}, "must have several labels, not one: 1"),
@@ -71,10 +71,8 @@ TOO_GOOD = "metrics are too good; remove them from one of the two"
         ([("a",), ("b",), ("c",)], [f"no {name} document has the label yes" for name in ("training", "dev", "test")]),
     ],
 )
-@pytest.mark.parametrize("packed", [False, True])
-def test_what_a_user_is_told(splits: list[tuple[str, ...]], notes: list[str], packed: bool) -> None:
-    found = [documents(*texts) for texts in splits]
-    task = make_task(*(map(StoredDocuments.packed, found) if packed else found))
+def test_what_a_user_is_told(splits: list[tuple[str, ...]], notes: list[str]) -> None:
+    task = make_task(*(documents(*texts) for texts in splits))
     assert task.notes() == notes
     assert replace(task, remarks=("made by hand",)).notes() == ["made by hand", *notes]
 
@@ -89,8 +87,9 @@ def test_packed_documents_are_a_sequence_like_any_other() -> None:
     with pytest.raises(IndexError):
         packed[5]
     assert make_task(train=packed, dev=packed[2:]) == make_task(train=plain, dev=plain[2:])
-    assert text_digests(packed).tolist() == text_digests(plain).tolist() == [0, 0, *text_digests(plain)[2:].tolist()]
-    assert first_copies(packed).tolist() == first_copies(plain).tolist() == [0, 1, 2, 3, 2]
+    assert packed.digests.tolist()[:2] == [0, 0] and first_copies(packed).tolist() == [0, 1, 2, 3, 2]
+    titled = (Document("1", "a", 0, "A"), Document("2", "b", 1))
+    assert StoredDocuments.packed(titled) == titled
 
 
 @pytest.fixture

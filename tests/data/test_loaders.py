@@ -14,8 +14,6 @@ from typing import Any
 from urllib.error import URLError
 
 import datasets
-import pyarrow
-import pyarrow.parquet
 import pytest
 import sklearn.datasets
 from sklearn.datasets import _twenty_newsgroups as of_scikit_learn
@@ -39,15 +37,15 @@ def write(path: Path, records: list[dict[str, Any]]) -> None:
         ("arxiv", None, ConnectionError, r"arxiv-classification \(no_ref\) cannot be .* --data-dir FOLDER with"),
         ("arxiv", ["dev"], FileNotFoundError, r"there is no train\. The folder must hold .*label_name"),
         ("arxiv", ["train"], FileNotFoundError, r"there is no dev\. The folder must hold .*label_name"),
-        ("cuad", None, ValueError, r"have to be built: pass --data-dir.*the site says how"),
-        ("cuad", [], FileNotFoundError, r"there are no contracts\. .*the site says how"),
-        ("elife", None, ValueError, r"--data-dir FOLDER with train\.jsonl\.xz.*`prefixprop build-elife CLONE"),
+        ("cuad", None, ValueError, r"is not downloaded: pass --data-dir.*contracts.*the site says how"),
+        ("cuad", [], FileNotFoundError, r"there is no contracts\. .*the site says how"),
+        ("elife", None, ValueError, r"--data-dir FOLDER.* train\.jsonl\.xz.*`prefixprop build-elife CLONE"),
         ("elife", [], FileNotFoundError, r"there is no train\. .*`prefixprop build-elife CLONE FOLDER`"),
-        ("hybridqa", None, ValueError, "build the files from clones of"),
-        ("hybridqa", [], FileNotFoundError, "there is no train.*build the files"),
-        ("newsgroups", [], FileNotFoundError, r"20-newsgroups is not here\. .*20news-bydate-train.*label_name"),
-        ("wikihop", None, ValueError, r"WikiHop is not on a hub: download QAngaroo .*--data-dir"),
-        ("wikihop", ["train"], FileNotFoundError, r"there is no dev\.json or dev\.jsonl here; download QAngaroo"),
+        ("hybridqa", None, ValueError, "build these files from clones of"),
+        ("hybridqa", [], FileNotFoundError, "there is no train.*build these files"),
+        ("newsgroups", [], FileNotFoundError, r"there is no train\. .*20news-bydate-train.*label_name"),
+        ("wikihop", None, ValueError, r"--data-dir FOLDER.*download QAngaroo"),
+        ("wikihop", ["train"], FileNotFoundError, r"there is no dev\. .*download QAngaroo"),
     ],
 )
 def test_what_is_missing_and_where_to_get_it(
@@ -120,10 +118,7 @@ def test_clean_text(raw: str, clean: str) -> None:
     ("name", "content", "detail"),
     [
         ("test.jsonl.gz", None, r"test\.jsonl\.gz"),
-        ("test.jsonl.gz", gzip.compress(b'{"id": "1", "title": "a", "text": "b"}'), r"KeyError: 'label'"),
-        ("train.jsonl.gz", gzip.compress(b"{\n"), r"train\.jsonl\.gz:1: broken JSON"),
         ("hp-splits.json", b'{"train": [7000]}', r"KeyError: 7000"),
-        ("hp-splits.json", b'{"train": [', r"JSONDecodeError"),
     ],
 )
 def test_a_folder_with_the_same_files(
@@ -255,16 +250,6 @@ def test_papers_of_a_folder_with_names_of_labels_and_ids(tmp_path: Path) -> None
     assert task.name == "arxiv" and task.label_names == ("cs.CV", "math.AC")  # by number, not by first appearance
     assert task.train[:2] == (Document("9901.1", "On rings.", 1), Document("9901.2", "Seeing far.", 0))
     assert task.dev == task.train[:1] and task.test == () and task.train[2].text == text[:30_000]
-
-
-@pytest.mark.parametrize("labels", [[3, 1], ["cs.CV", "cs.AI"]])
-def test_papers_with_nothing_but_text_and_label(tmp_path: Path, labels: list[Any]) -> None:
-    table = pyarrow.table({"text": ["one", "two"], "label": labels})
-    for split in ("train", "dev", "test"):
-        pyarrow.parquet.write_table(table, tmp_path / f"{split}-00000-of-00001.parquet")
-    task = load_task("arxiv", tmp_path)
-    assert task.label_names == tuple(map(str, sorted(labels)))
-    assert task.train == task.dev == task.test == (Document("1", "one", 1), Document("2", "two", 0))
 
 
 def test_papers_of_the_hub_in_the_configuration_without_references(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -167,13 +167,11 @@ CHINESE = "政府周四宣布了一系列新措施以支持受能源价格上涨
             False,
         ),
         ("Der Bundestag hat beschlossen, die Förderung erneuerbarer Energien deutlich auszuweiten. " * 2, 24, True),
-        ("Правительство объявило в четверг новые меры поддержки предприятий. " * 3, 27, True),
         (CHINESE, 15, False),  # too few words to judge by
         (CHINESE * 9, 131, True),
         ("", 0, False),
-        (" \n", 0, False),
     ],
-    ids=["English", "German", "Russian", "few words", "Chinese", "empty", "blank"],
+    ids=["English", "German", "few words", "Chinese", "empty"],
 )
 def test_texts_that_the_tokenizer_shreds(
     tokenizer: PreTrainedTokenizerFast, text: str, words: int, is_told: bool
@@ -208,7 +206,7 @@ def test_stored_tokens_are_those_of_the_tokenizer_without_special_tokens(folder:
     tokenizer, texts = load(), [*TEXTS, "half an emoji \ud83d"]
     expected = tokenizer([readable(text) for text in texts], add_special_tokens=False)["input_ids"]
     for limit in (None, 3):
-        lists = stored_tokens(texts, tokenizer, "texts", limit, total=len(texts))
+        lists = stored_tokens(texts, tokenizer, "texts", limit)
         wanted = expected if limit is None else [ids[: limit + 1] for ids in expected]
         assert isinstance(lists, RaggedArray) and [ids.tolist() for ids in lists] == wanted
         assert isinstance(lists.values, np.memmap) and lists.values.dtype == np.uint16 and lists.note is None

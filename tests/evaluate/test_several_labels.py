@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,6 @@ from scipy.special import expit
 from sklearn.metrics import average_precision_score, f1_score
 from torchmetrics import functional as torchmetrics
 
-from prefixprop.data import ClassificationTask, Document
 from prefixprop.evaluate import (
     Part,
     PredictionSet,
@@ -28,12 +26,9 @@ from prefixprop.evaluate import (
     fit_thresholds,
     held_out_scores,
     label_table,
-    measure_baseline,
     never_predicted,
     paired_scores,
-    read_predictions,
     reliability,
-    write_predictions,
 )
 from prefixprop.evaluate.calibration import cross_fitted_decisions
 from prefixprop.evaluate.metrics import log_odds, yes_or_no
@@ -159,18 +154,6 @@ def test_the_table_of_labels_and_labels_that_are_never_predicted() -> None:
     assert never_predicted(single) == ["tax"]
 
 
-def test_predictions_survive_their_file(tmp_path: Path) -> None:
-    odds, labels = answers(20)
-    before = replace(
-        prediction_set(odds, labels, odds >= 0.3), labels=(None, *prediction_set(odds, labels).labels[1:])
-    )
-    write_predictions(tmp_path / "x.jsonl", before)
-    after = read_predictions(tmp_path / "x.jsonl")
-    assert after.ids == before.ids and after.labels == before.labels and after.label_names == before.label_names
-    np.testing.assert_array_equal(after.logits, before.logits)
-    np.testing.assert_array_equal(after.decisions, before.decisions)
-
-
 def test_paired_scores_are_the_f1_of_documents() -> None:
     labels = np.array([[1, 1, 0], [0, 0, 0], [1, 0, 0]])
     first = prediction_set(np.array([[1.0, 1, 1], [-1, -1, -1], [-1, -1, -1]]), labels)
@@ -251,11 +234,3 @@ def test_tfidf_has_an_svm_for_every_label(tmp_path: Path) -> None:
         [text for text, fold in zip(TEXTS, folds, strict=True) if fold], labels[folds > 0], 4, [1.0]
     )
     np.testing.assert_allclose(left_out[0, folds == 0], without.scores(TEXTS[::3]), atol=1e-3)
-
-
-def test_the_baseline_has_the_same_metrics() -> None:
-    documents = tuple(Document(str(place), *one) for place, one in enumerate(zip(TEXTS, SETS, strict=True)))
-    task = ClassificationTask("mine", ("a", "b", "c"), documents, documents[:8], documents[8:], several_labels=True)
-    found = measure_baseline(task)
-    assert found["dev"]["documents"] == 8 and found["dev"]["average_precision"] == pytest.approx(1.0)
-    assert {"micro_f1", "macro_f1", "ece"} <= found["test"].keys()

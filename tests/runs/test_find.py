@@ -69,8 +69,6 @@ def cell(runs: list[str], final: list[str]) -> dict[str, list[str]]:
         ({"cells": [cell(["a", "b"], [])]}, []),  # not chosen yet
         ({"cells": [cell(["a", "b"], ["b"])]}, ["a"]),
         ({"cells": [cell(["a", "b"], ["b"]), cell(["a"], ["a"])]}, []),  # one of two cells chose it
-        ({"cells": [1, {"runs": 3, "final_runs": [["x"]]}]}, []),
-        ({"failed": 3}, []),
         ([], []),
         ("{", []),
         (None, []),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from prefixprop.data.documents import SPLIT_NAMES, ClassificationTask, Document, Split, fingerprint
+from prefixprop.data.documents import SPLIT_NAMES, ClassificationTask, Document, StoredDocuments, fingerprint
 from prefixprop.data.files import load_files, load_hub
 from prefixprop.data.rows import Row, iterate_json_lines, read_json_lines, read_rows
 from prefixprop.data.splits import draw_sample, select_documents
@@ -27,7 +27,7 @@ __all__ = [
     "Question",
     "QuestionTask",
     "Row",
-    "Split",
+    "StoredDocuments",
     "Task",
     "TaskSource",
     "WikiHopDataset",

@@ -12,7 +12,6 @@ import contextlib
 import hashlib
 import io
 import json
-import mmap
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,10 +27,6 @@ from prefixprop.atomic_files import is_temporary, replacing_folder
 
 FOLDER, LIMIT = "PREFIXPROP_CACHE", "PREFIXPROP_CACHE_GB"  # environment variables
 _FACTS = "facts.json"
-# How much of a memory map stays in the process's memory: the system counts every page that was ever read until it is
-# given back. It also maps pages around the one that is read.
-_HELD_BYTES = 2**27
-_BYTES_AROUND = 2**17
 
 
 class RaggedArray(Sequence[NDArray[Any]]):
@@ -42,7 +37,6 @@ class RaggedArray(Sequence[NDArray[Any]]):
 
     def __init__(self, values: NDArray[Any], offsets: NDArray[np.int64], note: str | None = None) -> None:
         self.values, self.offsets, self.note = values, offsets, note
-        self._touched = 0
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -53,13 +47,7 @@ class RaggedArray(Sequence[NDArray[Any]]):
 
     def __getitem__(self, index: int) -> NDArray[Any]:  # type: ignore[override]
         place = range(len(self))[index]
-        piece = np.array(self.values[self.offsets[place] : self.offsets[place + 1]])
-        self._touched += piece.nbytes + _BYTES_AROUND
-        if self._touched > _HELD_BYTES:
-            pages, self._touched = self.values.base, 0
-            if isinstance(pages, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
-                pages.madvise(mmap.MADV_DONTNEED)  # gives what was read back to the system
-        return piece
+        return np.array(self.values[self.offsets[place] : self.offsets[place + 1]])
 
 
 @dataclass(frozen=True)
@@ -94,22 +82,17 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "prefixprop"
 
 
-def stored(kind: str, key: str, fill: Callable[[Writer], None], can_refill: bool = True) -> Stored:
-    """The entry of this key; `fill` makes it unless it exists.
-
-    If the disk fails after `fill` has begun, `fill` is called again, unless `can_refill` is false.
-    """
-    name = f"{kind}-{hashlib.sha256(key.encode()).hexdigest()[:32]}"
-    path, has_begun = cache_folder() / name, False
+def stored(kind: str, key: str, fill: Callable[[Writer], None]) -> Stored:
+    """The entry of this key; `fill` makes it unless it exists, and is called again if the disk fails meanwhile."""
+    path = cache_folder() / f"{kind}-{hashlib.sha256(key.encode()).hexdigest()[:32]}"
     try:
         if (found := _opened(path)) is not None:
             return found
         limit = _limit()
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # documents may be private
-        with FileLock(path.with_name(f".{name}.lock")):
+        with FileLock(path.with_name(f".{path.name}.lock")):
             if (found := _opened(path)) is None:
                 with replacing_folder(path) as folder:
-                    has_begun = True
                     _write(folder, fill)
                 total = 0
                 for entry in entries():
@@ -121,8 +104,6 @@ def stored(kind: str, key: str, fill: Callable[[Writer], None], can_refill: bool
             return found
         problem = "it was cleared"
     except (OSError, NotImplementedError) as error:  # the latter on file systems without locks
-        if has_begun and not can_refill:
-            raise
         number = getattr(error, "errno", None)
         problem = str(error) if number is None else os.strerror(number)
     note = (

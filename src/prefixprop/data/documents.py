@@ -44,12 +44,9 @@ class Document:
     title: str | None = None
 
 
-Split = Sequence[Document]
-
-
 @dataclass(frozen=True)
 class StoredTexts(Sequence[str]):
-    """Texts on the disk, read one at a time: those at `places` of `content`, which is UTF-8."""
+    """Texts, decoded one at a time: those at `places` of `content`, which is UTF-8."""
 
     content: RaggedArray
     places: NDArray[np.int64]
@@ -63,17 +60,19 @@ class StoredTexts(Sequence[str]):
 
 @dataclass(frozen=True, eq=False)
 class StoredDocuments(Sequence[Document]):
-    """Documents whose texts are on the disk, and read one at a time; `places` says which ones of the source.
+    """Documents whose texts are bytes, in memory or on the disk, of which one is read at a time.
 
-    `source` identifies the documents that are stored together by what they are; `all_ids` and the like are theirs.
+    `places` says which ones of the source. `source` identifies the documents that are stored together by what they
+    are; `all_ids` and the like are theirs.
     """
 
     source: str
     content: RaggedArray
     all_ids: Sequence[str]
     all_labels: NDArray[np.int32] | RaggedArray  # ragged where a document can have several
-    all_digests: NDArray[np.uint64]  # see `text_digests`
+    all_digests: NDArray[np.uint64]  # see `digests`
     places: NDArray[np.int64]
+    all_titles: Sequence[str | None] | None = None
 
     @classmethod
     def of(cls, entry: Stored, split: str) -> StoredDocuments:
@@ -81,7 +80,7 @@ class StoredDocuments(Sequence[Document]):
         text, offsets, ids, labels, digests = (
             entry.arrays[f"{split}.{name}"] for name in ("text", "offsets", "ids", "labels", "digests")
         )
-        label_offsets = entry.arrays.get(f"{split}.label_offsets")
+        label_offsets, titles = (entry.arrays.get(f"{split}.{name}") for name in ("label_offsets", "titles"))
         return cls(
             entry.facts[f"{split}.source"],
             RaggedArray(text, offsets),
@@ -89,11 +88,12 @@ class StoredDocuments(Sequence[Document]):
             labels if label_offsets is None else RaggedArray(labels, label_offsets),
             digests,
             np.arange(len(digests), dtype=np.int64),
+            None if titles is None else json.loads(titles.tobytes()),
         )
 
     @classmethod
-    def packed(cls, documents: Split) -> StoredDocuments:
-        """Documents in memory in this form, without their titles."""
+    def packed(cls, documents: Sequence[Document]) -> StoredDocuments:
+        """Documents in memory in this form."""
         if isinstance(documents, cls):
             return documents
 
@@ -101,7 +101,8 @@ class StoredDocuments(Sequence[Document]):
             split = SplitWriter(writer, "packed")
             for document in documents:
                 split.add_text(document.text)
-            split.finish(ids_of(documents), labels_of(documents))
+            ids, labels, titles = ([getattr(one, name) for one in documents] for name in ("id", "label", "title"))
+            split.finish(ids, labels, titles if any(titles) else None)
 
         return cls.of(in_memory(fill), "packed")
 
@@ -121,6 +122,11 @@ class StoredDocuments(Sequence[Document]):
         return labels
 
     @property
+    def digests(self) -> NDArray[np.uint64]:
+        """A number for each text: the same for texts that differ in white space only, 0 for an empty one."""
+        return self.all_digests[self.places]
+
+    @property
     def identity(self) -> str:
         """The same for the same documents of the same source."""
         return f"{self.source}/{hashlib.sha256(self.places.tobytes()).hexdigest()}"
@@ -136,7 +142,8 @@ class StoredDocuments(Sequence[Document]):
         if isinstance(index, slice):
             return replace(self, places=self.places[index])
         place = int(self.places[index])
-        return Document(self.all_ids[place], self.texts[index], self.select([index]).labels[0])
+        title = None if self.all_titles is None else self.all_titles[place]
+        return Document(self.all_ids[place], self.texts[index], self.select([index]).labels[0], title)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and len(self) == len(other) and all(map(operator.eq, self, other))
@@ -161,8 +168,10 @@ class SplitWriter:
         self._append("digests", np.array([_text_digest(text)], dtype=np.uint64))
         self._append("offsets", np.array([self._end]))
 
-    def finish(self, ids: Sequence[str], labels: Sequence[Label]) -> None:
+    def finish(self, ids: Sequence[str], labels: Sequence[Label], titles: Sequence[str | None] | None = None) -> None:
         arrays = {"ids": np.frombuffer(json.dumps(ids).encode(), dtype=np.uint8)}
+        if titles is not None:
+            arrays["titles"] = np.frombuffer(json.dumps(titles).encode(), dtype=np.uint8)
         sets = [label for label in labels if isinstance(label, tuple)]
         if sets:
             arrays["labels"] = np.array([label for several in sets for label in several], dtype=np.int32)
@@ -178,28 +187,6 @@ class SplitWriter:
         self._writer.append(f"{self._split}.{name}", values)
 
 
-def ids_of(documents: Split) -> list[str]:
-    """The ids of documents, without reading texts that are on the disk."""
-    return documents.ids if isinstance(documents, StoredDocuments) else [document.id for document in documents]
-
-
-def labels_of(documents: Split) -> list[Label]:
-    """The labels of documents, without reading texts that are on the disk."""
-    return documents.labels if isinstance(documents, StoredDocuments) else [document.label for document in documents]
-
-
-def texts_of(documents: Split) -> Sequence[str]:
-    """The texts of documents; those that are on the disk are read one at a time."""
-    return documents.texts if isinstance(documents, StoredDocuments) else [document.text for document in documents]
-
-
-def text_digests(documents: Split) -> NDArray[np.uint64]:
-    """A number for each text: the same for texts that differ in white space only, 0 for an empty one."""
-    if isinstance(documents, StoredDocuments):
-        return documents.all_digests[documents.places]
-    return np.array([_text_digest(document.text) for document in documents], dtype=np.uint64)
-
-
 def _text_digest(text: str) -> int:
     if not text or text.isspace():
         return _EMPTY
@@ -207,9 +194,9 @@ def _text_digest(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(words, digest_size=8).digest(), "little") or 1
 
 
-def first_copies(documents: Split) -> NDArray[np.int64]:
+def first_copies(documents: StoredDocuments) -> NDArray[np.int64]:
     """For every document the index of the first one with the same text; an empty document is a copy of none."""
-    digests = text_digests(documents)
+    digests = documents.digests
     _, first, inverse = np.unique(digests, return_index=True, return_inverse=True)
     return np.where(digests == _EMPTY, np.arange(len(digests)), first[inverse])
 
@@ -240,6 +227,8 @@ def multi_hot(labels: Sequence[Any], count: int) -> NDArray[np.int64]:
 class ClassificationTask:
     """A data set of classification, checked when it is made; a split may be empty.
 
+    A split is given as any sequence of documents and has them as `StoredDocuments`.
+
     With `several_labels` a document has any number of labels, none included. `remarks` say how the loader made this
     data set; `notes()` shows them to people. `calibration` has documents of the dev set that a run set aside: they
     decide which of its answers can be trusted, and nothing else.
@@ -247,40 +236,40 @@ class ClassificationTask:
 
     name: str
     label_names: tuple[str, ...]
-    train: Split
-    dev: Split
-    test: Split
+    train: StoredDocuments
+    dev: StoredDocuments
+    test: StoredDocuments
     remarks: tuple[str, ...] = ()
-    calibration: Split = ()
+    calibration: StoredDocuments = ()  # type: ignore[assignment]
     several_labels: bool = False
 
     def __post_init__(self) -> None:
         if len(self.label_names) < 2:
             raise ValueError(f"Task {self.name!r} needs at least two labels, got {list(self.label_names)}.")
-        for split_name in SPLIT_NAMES:
+        for split_name in (*SPLIT_NAMES, CALIBRATION):
+            object.__setattr__(self, split_name, StoredDocuments.packed(getattr(self, split_name)))
             self._check_split(split_name)
 
     @property
     def num_labels(self) -> int:
         return len(self.label_names)
 
-    def split(self, name: str) -> Split:
+    def split(self, name: str) -> StoredDocuments:
         """Return the split of that name: "train", "dev", "test" or "calibration"."""
-        documents: Split = getattr(self, name)
+        documents: StoredDocuments = getattr(self, name)
         return documents
 
-    def label_array(self, documents: Split) -> NDArray[np.int64]:
+    def label_array(self, documents: StoredDocuments) -> NDArray[np.int64]:
         """The labels of documents as scikit-learn has them: [documents], or [documents, labels] of 0 and 1."""
-        labels = labels_of(documents)
         if not self.several_labels:
-            return np.array(labels, dtype=np.int64)
-        return multi_hot(labels, self.num_labels)
+            return np.array(documents.labels, dtype=np.int64)
+        return multi_hot(documents.labels, self.num_labels)
 
     def notes(self) -> list[str]:
         """What a user should know: the loader's remarks, empty documents, copies, and labels that a split lacks."""
         notes = list(self.remarks)
         splits = {name: self.split(name) for name in SPLIT_NAMES if self.split(name)}
-        digests = {name: text_digests(documents) for name, documents in splits.items()}
+        digests = {name: documents.digests for name, documents in splits.items()}
         for name, found in digests.items():
             texts = found[found != _EMPTY]
             notes += _counted(len(found) - len(texts), len(found), name, "empty")
@@ -291,7 +280,7 @@ class ClassificationTask:
                 what = f"also in the {IN_WORDS[other]} set: metrics are too good; remove them from one of the two"
                 notes += _counted(int(shared.sum()), len(shared), name, what)
         for name, documents in splits.items():
-            there = map(as_set, labels_of(documents))
+            there = map(as_set, documents.labels)
             if missing := set(range(self.num_labels)).difference(*there):
                 names = ", ".join(self.label_names[label] for label in sorted(missing))
                 notes.append(f"no {IN_WORDS[name]} document has the label {names}")
@@ -300,7 +289,7 @@ class ClassificationTask:
     def _check_split(self, split_name: str) -> None:
         documents = self.split(split_name)
         where = f"split {split_name!r} of task {self.name!r}"
-        for document_id, given in zip(ids_of(documents), labels_of(documents), strict=True):
+        for document_id, given in zip(documents.ids, documents.labels, strict=True):
             if isinstance(given, tuple) != self.several_labels:
                 one, other = ("several labels", "one") if self.several_labels else ("one label", "several")
                 raise ValueError(f"Document {document_id!r} in {where} must have {one}, not {other}: {given}.")
@@ -311,7 +300,7 @@ class ClassificationTask:
                         f"but labels run from 0 to {self.num_labels - 1}."
                     )
         # Predictions are stored by id, so two documents of one split must not share one.
-        for document_id, count in Counter(ids_of(documents)).most_common(1):
+        for document_id, count in Counter(documents.ids).most_common(1):
             if count > 1:
                 raise ValueError(f"Document id {document_id!r} occurs more than once in {where}.")
 
@@ -334,9 +323,9 @@ def fingerprint(task: Task) -> str:
                 digest.update(repr(document).encode("utf-8", "surrogatepass"))
         writer.facts["fingerprint"] = digest.hexdigest()[:16]
 
-    if all(isinstance(split, StoredDocuments) or not split for split in splits.values()):
+    if isinstance(task, ClassificationTask):
         # Kept in the cache, so that documents on the disk are not read at every start.
-        identities = [getattr(split, "identity", "") for split in splits.values()]
+        identities = [task.split(name).identity for name in SPLIT_NAMES]
         key = f"{identities} {Document('', '', 0)}"  # a document with another field would have another fingerprint
         entry = stored("fingerprint", key, fill)
     else:

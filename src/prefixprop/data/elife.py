@@ -41,8 +41,6 @@ _NOT_TEXT = {"boxed-text", "disp-formula", "fig", "inline-formula", "media", "ta
 
 def load_elife(data_dir: Path | None = None) -> ClassificationTask:
     """Load the 8,104 training, 600 dev and 800 test articles from a folder."""
-    if data_dir is None:
-        raise ValueError(f"The articles of eLife have to be built: pass --data-dir FOLDER with {_FOLDER_MUST_HOLD}.")
     return load_folder("elife", data_dir, Columns(id="id"), _FOLDER_MUST_HOLD)
 
 

@@ -23,17 +23,16 @@ from prefixprop.data.documents import (
     ClassificationTask,
     Document,
     Label,
-    Split,
     SplitWriter,
     StoredDocuments,
 )
 from prefixprop.data.rows import (
     FileRows,
     Row,
+    add_id,
     default_id_column,
     described,
     find_split_files,
-    id_of,
     read_rows,
     text_of,
     value_of,
@@ -120,15 +119,14 @@ def load_hub(
     return load_hub_task(dataset, dataset, config, columns, instead="download its files and give those")
 
 
-def load_folder(name: str, folder: Path, columns: Columns, must_hold: str) -> ClassificationTask:
+def load_folder(name: str, folder: Path | None, columns: Columns, must_hold: str) -> ClassificationTask:
     """Load a task from the files train, dev (or validation) and, if it exists, test of a folder.
 
     `must_hold` tells the user what belongs in the folder if train or dev is missing.
     """
-    must_hold = f"The folder must hold {must_hold}."
     files = {
-        "train": find_split_files(folder, "train", missing=f"there is no train. {must_hold}"),
-        "dev": find_split_files(folder, "dev", "validation", missing=f"there is no dev. {must_hold}"),
+        "train": find_split_files(folder, "train", must_hold=must_hold),
+        "dev": find_split_files(folder, "dev", "validation", must_hold=must_hold),
         "test": find_split_files(folder, "test"),
     }
     return build_task(name, {split: read_rows(paths) for split, paths in files.items() if paths}, columns)
@@ -202,10 +200,11 @@ def build_task(
     else:
         code = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py"))))
         entry = stored("documents", f"{digests} {columns} {code.hexdigest()}", fill)
-    documents: dict[str, Split] = {split: StoredDocuments.of(entry, split) for split in splits}
-    splits_or_none = {"dev": (), "test": (), **documents}
+    documents = {split: StoredDocuments.of(entry, split) for split in splits}
+    nothing = documents["train"][:0]
+    train, dev, test = (documents.get(split, nothing) for split in SPLIT_NAMES)
     names, several = tuple(entry.facts["label_names"]), entry.facts["several_labels"]
-    return ClassificationTask(name, names, **splits_or_none, remarks=remarks, several_labels=several)
+    return ClassificationTask(name, names, train, dev, test, remarks, several_labels=several)
 
 
 def _read_rows(
@@ -223,7 +222,7 @@ def _read_rows(
             id_column = default_id_column(row)
         if id_column is not None:
             try:
-                _add_id(ids, row, id_column)
+                add_id(ids, row, id_column)
             except ValueError:
                 if columns.id is not None:
                     raise
@@ -242,14 +241,15 @@ def label_documents(
     label_names: Sequence[str],
     prepare: Callable[[str], str] = str,
     several_labels: bool = False,
-) -> Split:
+) -> StoredDocuments:
     """Make documents of rows; a label that is not one of `label_names`, such as a model's labels, is refused.
 
     `prepare` is applied to every text.
     """
     texts: list[str] = []
     ids, labelled, _ = _read_rows(rows, columns, lambda text: texts.append(prepare(text)), several_labels)
-    return tuple(map(Document, ids, texts, _indices(labelled, label_names, "is unknown", several_labels)))
+    labels = _indices(labelled, label_names, "is unknown", several_labels)
+    return StoredDocuments.packed(list(map(Document, ids, texts, labels)))
 
 
 class _LabelledRow(NamedTuple):
@@ -299,16 +299,6 @@ def _indices(rows: list[_LabelledRow], names: Sequence[str], problem: str, sever
     if several:
         return [tuple(sorted({indices[label] for label in row.labels})) for row in rows]
     return [indices[row.labels[0]] for row in rows]
-
-
-def _add_id(locations: dict[str, str], row: Row, column: str) -> None:
-    document_id = id_of(row, column)
-    if document_id in locations:
-        raise ValueError(
-            f"{row.location}: the id {document_id!r} is also that of {locations[document_id]}; ids must differ "
-            "within a split."
-        )
-    locations[document_id] = row.location
 
 
 def _labels(row: Row, columns: Columns, several: bool) -> Iterator[str]:

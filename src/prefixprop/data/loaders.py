@@ -12,10 +12,10 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from prefixprop.data.documents import ClassificationTask, Document, Split, ids_of
+from prefixprop.data.documents import ClassificationTask, Document, StoredDocuments
 from prefixprop.data.files import Columns, build_task, load_folder, load_hub_task
-from prefixprop.data.rows import KINDS, Row, find_split_files, read_json_lines, read_rows, text_of
-from prefixprop.data.splits import select, split_off
+from prefixprop.data.rows import KINDS, Row, find_split_files, id_of, read_json_lines, read_rows, text_of
+from prefixprop.data.splits import SPLIT_SEED, select
 from prefixprop.data.wikihop import QuestionTask, load_questions
 
 if TYPE_CHECKING:
@@ -50,9 +50,11 @@ def load_hyperpartisan(data_dir: Path | None = None) -> ClassificationTask:
         published, official = (_read_articles(folder / f"{name}.jsonl.gz") for name in ("train", "test"))
         numbers = json.loads((folder / "hp-splits.json").read_text(encoding="utf-8"))
         by_number = {int(article.id): article for article in published}
-        train, dev = (tuple(by_number[number] for number in numbers[split]) for split in ("train", "dev"))
+        train, dev = (
+            StoredDocuments.packed([by_number[number] for number in numbers[split]]) for split in ("train", "dev")
+        )
         known = set(map(_words_of, published))
-        test = tuple(article for article in official if _words_of(article) not in known)
+        test = StoredDocuments.packed([article for article in official if _words_of(article) not in known])
         return ClassificationTask("hyperpartisan", ("mainstream", "hyperpartisan"), train, dev, test)
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise ValueError(
@@ -104,17 +106,16 @@ def load_newsgroups(data_dir: Path | None = None) -> ClassificationTask:
     into dev and test set, stratified, seed 10. The posts are put in the order of their ids first, so that the halves
     are the same wherever the posts come from. Posts that were nothing but quotes stay, as empty texts.
     """
+    from sklearn.model_selection import train_test_split
+
     rows = _fetched_rows() if data_dir is None else _folder_rows(data_dir)
-    columns = Columns(id="id", label_name="label_name")
-    by_date = build_task("newsgroups", {split: map(_stripped, posts) for split, posts in rows.items()}, columns)
+    posts = {split: map(_stripped, sorted(found, key=lambda row: id_of(row, "id"))) for split, found in rows.items()}
+    by_date = build_task("newsgroups", posts, Columns(id="id", label_name="label_name"))
     # The halves are those of the paper, which did not look for copies.
-    dev, test = split_off(_in_order(by_date.test), fraction=0.5, copies_together=False)
-    return replace(by_date, train=_in_order(by_date.train), dev=dev, test=test)
-
-
-def _in_order(documents: Split) -> Split:
-    ids = ids_of(documents)
-    return select(documents, sorted(range(len(ids)), key=ids.__getitem__))
+    numbers, labels = range(len(by_date.test)), by_date.test.labels
+    halves = train_test_split(numbers, test_size=0.5, stratify=labels, random_state=SPLIT_SEED)
+    dev, test = (select(by_date.test, sorted(half)) for half in halves)
+    return replace(by_date, dev=dev, test=test)
 
 
 def _stripped(row: Row) -> Row:
@@ -131,8 +132,8 @@ def _stripped(row: Row) -> Row:
 def _folder_rows(folder: Path) -> Mapping[str, Iterable[Row]]:
     if (folder / _TRAIN_FOLDER).is_dir() and (folder / _TEST_FOLDER).is_dir():
         return {"train": _posts(folder / _TRAIN_FOLDER), "test": _posts(folder / _TEST_FOLDER)}
-    missing = f"20-newsgroups is not here. The folder must hold {_NEWSGROUPS_FOLDER_MUST_HOLD}."
-    return {split: read_rows(find_split_files(folder, split, missing=missing)) for split in ("train", "test")}
+    must_hold = _NEWSGROUPS_FOLDER_MUST_HOLD
+    return {split: read_rows(find_split_files(folder, split, must_hold=must_hold)) for split in ("train", "test")}
 
 
 def _posts(folder: Path) -> Iterator[Row]:
@@ -173,9 +174,9 @@ _ARXIV_FOLDER_MUST_HOLD = (
 )
 _CUAD_FOLDER_MUST_HOLD = "contracts.jsonl.xz; the site says how to build it (Several labels)"
 _RAREST_CLAUSE = 0.05  # of the contracts have it, or it is left out: with five folds, one would have four contracts
-_HYBRIDQA_SOURCE = (
-    "build the files from clones of github.com/wenhuchen/HybridQA and github.com/wenhuchen/WikiTables-WithLinks; the "
-    "site says how (Several labels)"
+_HYBRIDQA_FOLDER_MUST_HOLD = (
+    "train, dev and test; build these files from clones of github.com/wenhuchen/HybridQA and "
+    "github.com/wenhuchen/WikiTables-WithLinks: the site says how (Several labels)"
 )
 
 
@@ -199,12 +200,7 @@ def load_cuad(data_dir: Path | None = None) -> ClassificationTask:
     filed with the SEC, each with a yes or no for 33 kinds of clauses. `recipes/build_cuad.py` makes the task's file
     from it. There is no split, all are the training set: runs are compared on folds.
     """
-    if data_dir is None:
-        raise ValueError(
-            f"The contracts of CUAD have to be built: pass --data-dir FOLDER with {_CUAD_FOLDER_MUST_HOLD}."
-        )
-    missing = f"there are no contracts. The folder must hold {_CUAD_FOLDER_MUST_HOLD}."
-    paths = find_split_files(data_dir, "contracts", missing=missing)
+    paths = find_split_files(data_dir, "contracts", must_hold=_CUAD_FOLDER_MUST_HOLD)
     rows = [row for row in read_rows(paths) if isinstance(row.values.get("labels"), list)]
     counts = Counter(label for row in rows for label in row.values["labels"])
     kept = {label for label, count in counts.items() if count >= _RAREST_CLAUSE * len(rows)}
@@ -227,13 +223,12 @@ def load_hybridqa(data_dir: Path | None = None) -> QuestionTask:
     is a string match. `recipes/build_hybridqa.py` makes the files `train`, `dev` and `test`; questions are under the
     MIT licence, passages are Wikipedia's (CC BY-SA).
     """
-    if data_dir is None:
-        raise ValueError(f"HybridQA's rows are not on a hub: {_HYBRIDQA_SOURCE}, and give --data-dir FOLDER.")
-    task = load_questions("hybridqa", data_dir, _HYBRIDQA_SOURCE)
+    task = load_questions("hybridqa", data_dir, _HYBRIDQA_FOLDER_MUST_HOLD)
     for question in (*task.train, *task.dev, *task.test):
         if len(question.supports) != len(question.candidates):
             raise ValueError(
                 f"{data_dir}: question {question.id!r} has {len(question.candidates)} candidates and "
-                f"{len(question.supports)} supports, but every row has one support; {_HYBRIDQA_SOURCE}."
+                f"{len(question.supports)} supports, but every row has one support; the folder must hold "
+                f"{_HYBRIDQA_FOLDER_MUST_HOLD}."
             )
     return task

@@ -5,7 +5,6 @@ Every row knows its location, so that an error in it can be reported as `file:li
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import functools
 import gzip
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
 # that every platform takes.
 _LONGEST_CSV_FIELD = 2**31 - 1
 _PARQUET_ROWS_AT_ONCE = 256
-_WHITE_SPACE = re.compile(r"[ \t\r\n]*")  # of JSON
 _BLANK = b"\xef\xbb\xbf \t\r\n"  # with the byte-order mark
 _ID_COLUMN = "id"
 
@@ -128,8 +126,7 @@ def parse_object(line: bytes, location: str) -> dict[str, Any]:
     """Parse a line that must hold one JSON object; `location` is its `file:line`, for the error."""
     # Without its line end: for an object that breaks off, Python would report a column in the next line.
     text = decode_line(line, location).rstrip(" \t\r\n")
-    with _json_errors(location):
-        return _checked_object(json.loads(text), location)
+    return _checked_object(_parsed(text, location), location)
 
 
 def _lines(path: Path | Traversable) -> Iterator[tuple[int, bytes]]:
@@ -155,11 +152,10 @@ def _decompressed(raw: IO[bytes], name: str) -> Iterable[bytes]:
     return lzma.LZMAFile(raw) if name.endswith(".xz") else raw
 
 
-@contextlib.contextmanager
-def _json_errors(location: str, path: Path | None = None) -> Iterator[None]:
-    """Explain what is wrong with JSON; with a `path`, the text is a whole file, of which the error knows the line."""
+def _parsed(text: str, location: str, path: Path | None = None) -> Any:
+    """The value of JSON; with a `path`, the text is the whole file, of which a syntax error has the line."""
     try:
-        yield
+        return json.loads(text)
     except json.JSONDecodeError as error:
         where = location if path is None else f"{path}:{error.lineno}"
         raise ValueError(f"{where}: broken JSON: {error.msg} (column {error.colno})") from error
@@ -184,32 +180,9 @@ def _read_json(path: Path) -> Iterator[Row]:
 
 
 def _read_json_array(path: Path) -> Iterator[Row]:
-    text = read_text(path)
-    decoder, line, counted = json.JSONDecoder(), 1, 0
-    mark, position = "[", text.index("[")
-    while mark != "]":
-        begin = _after_white_space(text, position + 1)
-        line, counted = line + text.count("\n", counted, begin), begin
-        location = f"{path}:{line}"
-        with _json_errors(location, path):
-            if mark == "[" and text[begin : begin + 1] == "]":
-                position, mark = begin, "]"
-                continue
-            record, end = decoder.raw_decode(text, begin)
-            position = _after_white_space(text, end)
-            mark = text[position : position + 1]
-            if mark not in (",", "]"):
-                raise json.JSONDecodeError("Expecting ',' or ']'", text, position)
+    for number, record in enumerate(_parsed(read_text(path), str(path), path), start=1):
+        location = f"{path}:row {number}"
         yield Row(location, _checked_object(record, location))
-    if (end := _after_white_space(text, position + 1)) < len(text):
-        with _json_errors(str(path), path):
-            raise json.JSONDecodeError("Extra data", text, end)
-
-
-def _after_white_space(text: str, position: int) -> int:
-    match = _WHITE_SPACE.match(text, position)
-    assert match is not None  # it may be empty
-    return match.end()
 
 
 def _read_separated(path: Path, separator: str | None = None) -> Iterator[Row]:
@@ -292,12 +265,15 @@ _PART = r"(?:-(?P<part>\d+)-of-(?P<parts>\d+))?"
 _ENDING = "|".join(re.escape(ending) for ending in _READERS if not ending.startswith(".txt"))
 
 
-def find_split_files(folder: Path, *split_names: str, missing: str | None = None) -> list[Path]:
+def find_split_files(folder: Path | None, *split_names: str, must_hold: str | None = None) -> list[Path]:
     """The files of one split, which may have several names ("dev", "validation").
 
-    If there are none, the list is empty, or, with `missing`, an error says so. All of them must have the same name
-    and ending except for the number of a part: only the user knows whether `train.csv` or `train.jsonl` is meant.
+    If there are none, the list is empty, or, with `must_hold`, an error says what belongs in the folder. All of them
+    must have the same name and ending except for the number of a part: only the user knows whether `train.csv` or
+    `train.jsonl` is meant.
     """
+    if folder is None:
+        raise ValueError(f"This task is not downloaded: pass --data-dir FOLDER, which must hold {must_hold}.")
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder}: there is no such folder (data directory).")
     names = "|".join(map(re.escape, split_names))
@@ -306,8 +282,8 @@ def find_split_files(folder: Path, *split_names: str, missing: str | None = None
     found = ", ".join(match[0] for match in matches)
     if len({(match["name"], match["ending"], match["parts"]) for match in matches}) > 1:
         raise ValueError(f"{folder}: several files could be {split_names[0]}: {found}; keep one of them.")
-    if missing is not None and not matches:
-        raise FileNotFoundError(f"{folder}: {missing}")
+    if must_hold is not None and not matches:
+        raise FileNotFoundError(f"{folder}: there is no {split_names[0]}. The folder must hold {must_hold}.")
     parts = matches[0]["parts"] if matches else None
     if parts is not None and len(matches) != int(parts):
         raise ValueError(f"{folder}: {split_names[0]} has {int(parts)} parts, but there are only {found}.")
@@ -347,6 +323,17 @@ def id_of(row: Row, column: str) -> str:
     if not isinstance(document_id, str | int):
         raise ValueError(f"{row.location}: the id must be text or a whole number, got {described(document_id)}.")
     return str(document_id)
+
+
+def add_id(locations: dict[str, str], row: Row, column: str) -> None:
+    """Add the id of a row and its location; no two rows of a split may have the same."""
+    document_id = id_of(row, column)
+    if document_id in locations:
+        raise ValueError(
+            f"{row.location}: the id {document_id!r} is also that of {locations[document_id]}; ids must differ "
+            "within a split."
+        )
+    locations[document_id] = row.location
 
 
 def default_id_column(first: Row) -> str | None:

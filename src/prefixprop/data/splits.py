@@ -1,7 +1,7 @@
 """Dividing documents: a part split off, a sample, or folds for cross-validation.
 
 Copies of a text never stand on both sides of a split. Which documents make a fold depends on the training documents
-and `FOLD_SEED` alone, never on the seed of a run: all methods, settings and seeds share their folds, so that means
+and `SPLIT_SEED` alone, never on the seed of a run: all methods, settings and seeds share their folds, so that means
 over folds can be compared.
 """
 
@@ -22,27 +22,23 @@ from prefixprop.data.documents import (
     SPLIT_NAMES,
     ClassificationTask,
     Label,
-    Split,
     StoredDocuments,
     as_set,
     first_copies,
-    labels_of,
+    multi_hot,
 )
-from prefixprop.data.wikihop import QuestionTask
+from prefixprop.data.wikihop import Question, QuestionTask
 
 if TYPE_CHECKING:
     from prefixprop.data.tasks import Task
 
-Item = TypeVar("Item")
+Items = TypeVar("Items", bound=StoredDocuments | tuple[Question, ...])
 
 SPLIT_SEED = 10  # the seed with which the paper's authors halved the test set of 20-newsgroups
-FOLD_SEED = 10
 DEV_FRACTION = 0.1
 
 
-def split_off(
-    documents: Split, fraction: float, seed: int = SPLIT_SEED, copies_together: bool = True
-) -> tuple[Split, Split]:
+def split_off(documents: StoredDocuments, fraction: float) -> tuple[StoredDocuments, StoredDocuments]:
     """Return what remains and the `fraction` split off: stratified by label, each part in its old order.
 
     The choice is that of scikit-learn's `train_test_split` among different texts; copies follow the first of them. At
@@ -51,8 +47,8 @@ def split_off(
     """
     from sklearn.model_selection import train_test_split
 
-    labels = labels_of(documents)
-    first = first_copies(documents) if copies_together else np.arange(len(documents))
+    labels = documents.labels
+    first = first_copies(documents)
     texts, sets = np.unique(first), _sets_of_texts(labels, first)
     several = bool(labels) and isinstance(labels[0], tuple)
     # A text whose copies have different labels, where there should be one, stays and does not count.
@@ -65,27 +61,27 @@ def split_off(
             "as files."
         )
     if several:
-        numbers = _fold_of_each_set(sets, min(round(1 / fraction), len(sets)), seed)
+        numbers = _fold_of_each_set(sets, min(round(1 / fraction), len(sets)))
         chosen = texts[may_go & (numbers == numbers[may_go].min())]
     else:
         strata = [one[0] for one, goes in zip(sets, may_go, strict=True) if goes]
         size = max(math.ceil(fraction * len(strata)), len(set(strata)))
-        _, chosen = train_test_split(texts[may_go], test_size=size, stratify=strata, random_state=seed)
+        _, chosen = train_test_split(texts[may_go], test_size=size, stratify=strata, random_state=SPLIT_SEED)
     return _divided(documents, np.isin(first, chosen))
 
 
-def draw_sample(items: Sequence[Item], limit: int | None, seed: int) -> Sequence[Item]:
+def draw_sample(items: Items, limit: int | None, seed: int) -> Items:
     """At most `limit` items, always the same ones for a seed, in their order."""
     if limit is None or limit >= len(items):
         return items
     return select(items, sorted(random.Random(seed).sample(range(len(items)), limit)))
 
 
-def select(items: Sequence[Item], indices: Sequence[int]) -> Sequence[Item]:
-    """The items at these indices, in this order; documents on the disk are not read."""
+def select(items: Items, indices: Sequence[int]) -> Items:
+    """The items at these indices, in this order; documents are not read."""
     if isinstance(items, StoredDocuments):
         return items.select(indices)  # type: ignore[return-value]
-    return tuple(items[index] for index in indices)
+    return tuple(items[index] for index in indices)  # type: ignore[return-value]
 
 
 def select_documents(
@@ -148,17 +144,17 @@ def leave_out_fold(task: Task, folds: int, fold: int) -> Task:
         questions, left_out = _divided(
             task.train, _fold_of_each(task.name, np.arange(len(task.train)), None, folds) == fold
         )
-        return replace(task, train=tuple(questions), dev=tuple(left_out), test=())
-    first, labels = first_copies(task.train), labels_of(task.train)
+        return replace(task, train=questions, dev=left_out, test=())
+    first, labels = first_copies(task.train), task.train.labels
     train, dev = _divided(task.train, _fold_of_each(task.name, first, labels, folds) == fold)
     unused = f"; the {len(task.dev):,} dev documents are not used" if task.dev else ""
     remarks = [f"fold {fold} of {folds}, {len(dev):,} training documents, is the dev set of this run{unused}"]
     of_texts = Counter(label for index in set(first.tolist()) for label in as_set(labels[index]))
     remarks += _rare_labels(task.label_names, of_texts, folds)
-    return replace(task, train=train, dev=dev, test=(), remarks=(*task.remarks, *remarks))
+    return replace(task, train=train, dev=dev, test=task.test[:0], remarks=(*task.remarks, *remarks))
 
 
-def fold_numbers(name: str, documents: Split, folds: int) -> NDArray[np.int64]:
+def fold_numbers(name: str, documents: StoredDocuments, folds: int) -> NDArray[np.int64]:
     """The fold of every document, from 0: stratified by label, copies of a text in the same fold.
 
     There are fewer folds if there are fewer different texts; at least two are needed.
@@ -170,10 +166,10 @@ def fold_numbers(name: str, documents: Split, folds: int) -> NDArray[np.int64]:
             f"Task {name!r} has one text to choose by (documents: {len(documents):,}), and each has to be left out "
             "once; give documents that differ."
         )
-    return _fold_of_each(name, first, labels_of(documents), min(folds, texts))
+    return _fold_of_each(name, first, documents.labels, min(folds, texts))
 
 
-def dev_folds(documents: Split, folds: int = 5) -> NDArray[np.int64]:
+def dev_folds(documents: StoredDocuments, folds: int = 5) -> NDArray[np.int64]:
     """The folds that divide a dev set, for thresholds from the others; all 0 if it has a single text."""
     if len(np.unique(first_copies(documents))) < 2:
         return np.zeros(len(documents), dtype=np.int64)
@@ -193,30 +189,28 @@ def _fold_of_each(
             "choose fewer."
         )
     if labels and isinstance(labels[0], tuple):
-        return _fold_of_each_set(_sets_of_texts(labels, first), folds, FOLD_SEED)[np.searchsorted(texts, first)]
+        return _fold_of_each_set(_sets_of_texts(labels, first), folds)[np.searchsorted(texts, first)]
     strata = None if labels is None else [labels[index] for index in texts]
     # scikit-learn refuses to stratify where every label is rarer than folds, and warns where some are.
     stratified = strata is not None and max(Counter(strata).values()) >= folds
     kind = StratifiedKFold if stratified else KFold
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        parts = list(kind(folds, shuffle=True, random_state=FOLD_SEED).split(texts, strata))
+        parts = list(kind(folds, shuffle=True, random_state=SPLIT_SEED).split(texts, strata))
     numbers = np.empty(len(first), dtype=np.int64)
     for number, (_, chosen) in enumerate(parts):
         numbers[np.isin(first, texts[chosen])] = number
     return numbers
 
 
-def _fold_of_each_set(sets: Sequence[tuple[int, ...]], folds: int, seed: int) -> NDArray[np.int64]:
+def _fold_of_each_set(sets: Sequence[tuple[int, ...]], folds: int) -> NDArray[np.int64]:
     """Iterative stratification (Sechidis et al., 2011, "On the Stratification of Multi-Label Data").
 
     The label that the fewest of the remaining items have comes first. Each of its items goes to the fold that lacks
     most of this label, among equals to the one that lacks most items.
     """
-    generator = np.random.default_rng(seed)
-    has = np.zeros((len(sets), max((label for labels in sets for label in labels), default=-1) + 1), dtype=bool)
-    for row, labels in zip(has, sets, strict=True):
-        row[list(labels)] = True
+    generator = np.random.default_rng(SPLIT_SEED)
+    has = multi_hot(sets, max((label for labels in sets for label in labels), default=-1) + 1).astype(bool)
     numbers = np.full(len(sets), -1)
     lacking = np.repeat(has.sum(axis=0)[None] / folds, folds, axis=0)
     room = np.full(folds, len(sets) / folds)
@@ -241,7 +235,7 @@ def _sets_of_texts(labels: Sequence[Label], first: NDArray[np.int64]) -> list[tu
     return [tuple(sorted(found[place])) for place in sorted(found)]
 
 
-def _divided(items: Sequence[Item], left_out: NDArray[np.bool_]) -> tuple[Sequence[Item], Sequence[Item]]:
+def _divided(items: Items, left_out: NDArray[np.bool_]) -> tuple[Items, Items]:
     return select(items, np.flatnonzero(~left_out).tolist()), select(items, np.flatnonzero(left_out).tolist())
 
 

@@ -116,14 +116,11 @@ class Frame:
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Frame:
         # Seen on an example, because only some tokenizers have a method that adds the special tokens to ids.
-        for text in chain(["a"], _words_of(tokenizer)):
-            with _ONE_AT_A_TIME:
-                example = tokenizer(text, return_special_tokens_mask=True)
-            content = [index for index, special in enumerate(example["special_tokens_mask"]) if not special]
-            if content:
-                break
-        else:
-            raise ValueError(f"The tokenizer {tokenizer.name_or_path!r} makes no tokens of any text; use another.")
+        with _ONE_AT_A_TIME:
+            example = tokenizer("a", return_special_tokens_mask=True)
+        content = [index for index, special in enumerate(example["special_tokens_mask"]) if not special]
+        if not content:
+            raise ValueError(f"The tokenizer {tokenizer.name_or_path!r} makes no tokens of 'a'; use another.")
         before = np.array(example["input_ids"][: content[0]], dtype=np.int32)
         after = np.array(example["input_ids"][content[-1] + 1 :], dtype=np.int32)
         room = max_length - len(before) - len(after)
@@ -140,10 +137,6 @@ class Frame:
 
     def around(self, content: TokenIds) -> TokenIds:
         return np.concatenate([self.before, content, self.after])
-
-
-def _words_of(tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
-    yield from tokenizer.get_vocab()  # not before it is needed: it takes longer than a short text
 
 
 def readable(text: str) -> str:
@@ -268,11 +261,10 @@ def stored_tokens(
     tokenizer: PreTrainedTokenizerBase,
     key: str,
     limit: int | None = None,
-    total: int | None = None,
 ) -> StoredTokens:
     """The `contents` of texts, which are encoded now unless the cache has them; `key` identifies the texts.
 
-    A progress bar is shown if it takes long; `total` is the number of texts.
+    They are iterated a second time if the disk fails meanwhile. A progress bar is shown if it takes long.
     """
     from tqdm import tqdm  # type: ignore[import-untyped]
 
@@ -285,16 +277,14 @@ def stored_tokens(
         writer.append("totals", np.zeros(0, np.int64))
         writer.append("offsets", np.array([end]))
         # No bar where standard error is a file.
-        bar = tqdm(texts, "Encoding", total, leave=False, unit=" texts", delay=_SILENT_SECONDS, disable=None)
+        bar = tqdm(texts, "Encoding", leave=False, unit=" texts", delay=_SILENT_SECONDS, disable=None)
         for ids, of_text in contents(bar, tokenizer, limit):
             end += len(ids)
             writer.append("totals", np.array([of_text], np.int64))
             writer.append("tokens", ids.astype(id_type))
             writer.append("offsets", np.array([end]))
 
-    can_refill = iter(texts) is not texts
-    entry = stored("tokens", f"{_LAYOUT}/{_identity(tokenizer)}/{limit}/{key}", fill, can_refill)
-    return StoredTokens(entry)
+    return StoredTokens(stored("tokens", f"{_LAYOUT}/{_identity(tokenizer)}/{limit}/{key}", fill))
 
 
 def _identity(tokenizer: PreTrainedTokenizerBase) -> str:

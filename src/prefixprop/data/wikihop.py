@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from prefixprop.data.documents import SPLIT_NAMES
-from prefixprop.data.rows import Row, find_split_files, read_rows
+from prefixprop.data.rows import Row, add_id, find_split_files, id_of, read_rows, text_of, value_of
 from prefixprop.data.tokens import TokenIds, pad_documents, readable
 
 if TYPE_CHECKING:
@@ -36,6 +36,11 @@ SPECIAL_TOKENS = ("[question]", "[/question]", "[ent]", "[/ent]")
 
 # With less room than this behind the candidate part a question would fall into hundreds of useless chunks.
 MIN_SUPPORT_TOKENS = 32
+
+_WIKIHOP_FOLDER_MUST_HOLD = (
+    "train and dev, as .json or .jsonl; download QAngaroo v1.1 (http://qangaroo.cs.ucl.ac.uk), unpack it, and give "
+    "its folder wikihop"
+)
 
 # QAngaroo's texts were split into words; the authors' code puts these back together before it tokenizes.
 _SPACED_PUNCTUATION = (" .", " ,", " !", " ?", "( ", " )", " 's")
@@ -70,12 +75,9 @@ class QuestionTask:
         return questions
 
 
-def load_wikihop(folder: str | Path | None = None) -> QuestionTask:
+def load_wikihop(folder: Path | None = None) -> QuestionTask:
     """Read the files `train` and `dev` of a folder, and `test` if there is one; otherwise halve `dev`."""
-    source = "download QAngaroo v1.1 (http://qangaroo.cs.ucl.ac.uk), unpack it, and give its folder wikihop"
-    if folder is None:
-        raise ValueError(f"WikiHop is not on a hub: {source} as the data directory (--data-dir).")
-    task = load_questions("wikihop", Path(folder), source)
+    task = load_questions("wikihop", folder, _WIKIHOP_FOLDER_MUST_HOLD)
     if task.test:
         return task
     # Two random halves, always the same ones, each in the order of the file.
@@ -86,45 +88,35 @@ def load_wikihop(folder: str | Path | None = None) -> QuestionTask:
     return replace(task, dev=dev, test=test)
 
 
-def load_questions(name: str, folder: Path, source: str) -> QuestionTask:
-    """Read the files `train` and `dev` of a folder, and `test` if there is one; `source` says where to get them."""
-    missing = {split: f"there is no {split}.json or {split}.jsonl here; {source}." for split in ("train", "dev")}
-    files = [find_split_files(folder, split, missing=missing.get(split)) for split in SPLIT_NAMES]
+def load_questions(name: str, folder: Path | None, must_hold: str) -> QuestionTask:
+    """Read the files `train` and `dev` of a folder, and `test` if there is one."""
+    files = [
+        find_split_files(folder, split, must_hold=None if split == "test" else must_hold) for split in SPLIT_NAMES
+    ]
     return QuestionTask(name, *(read_questions(*paths) for paths in files))
 
 
 def read_questions(*paths: str | Path) -> tuple[Question, ...]:
     """Read files of questions; a bad record raises a `ValueError` that begins with its `file:line`."""
     questions: list[Question] = []
-    locations: dict[str, str] = {}
+    ids: dict[str, str] = {}  # with their locations
     for row in read_rows(paths):
-        question = _question(row)
-        if question.id in locations:
-            raise ValueError(
-                f"{row.location}: the id {question.id!r} is already that of {locations[question.id]}; give every "
-                "question its own id."
-            )
-        locations[question.id] = row.location
-        questions.append(question)
+        add_id(ids, row, "id")
+        questions.append(_question(row))
     return tuple(questions)
 
 
 def _question(row: Row) -> Question:
-    for name in ("id", "query", "answer", "candidates", "supports"):
-        if name not in row.values:
-            there = ", ".join(sorted(row.values)) or "none"
-            raise ValueError(f"{row.location}: the field {name!r} is missing; there are: {there}.")
-        value = row.values[name]
-        if name in ("candidates", "supports"):
-            if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-                raise ValueError(f"{row.location}: the field {name!r} must be a list of strings.")
-        elif not isinstance(value, str):
-            raise ValueError(f"{row.location}: the field {name!r} must be a string, got {type(value).__name__}.")
-    answer, candidates = row.values["answer"], tuple(row.values["candidates"])
+    candidates, supports = (value_of(row, name) for name in ("candidates", "supports"))
+    for name, value in {"candidates": candidates, "supports": supports}.items():
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise ValueError(f"{row.location}: the field {name!r} must be a list of strings.")
+    answer = text_of(row, "answer")
     if answer not in candidates:
-        raise ValueError(f"{row.location}: the answer {answer!r} is not among the candidates {list(candidates)}.")
-    supports = tuple(row.values["supports"])
-    return Question(row.values["id"], row.values["query"], candidates, supports, candidates.index(answer))
+        raise ValueError(f"{row.location}: the answer {answer!r} is not among the candidates {candidates}.")
+    return Question(
+        id_of(row, "id"), text_of(row, "query"), tuple(candidates), tuple(supports), candidates.index(answer)
+    )
 
 
 @dataclass(frozen=True)
@@ -275,12 +267,8 @@ class WikiHopDataset:
         seed: int = 0,
         max_chunks: int | None = None,
     ) -> None:
-        import torch
-
         self.max_length, self.max_chunks = max_length, max_chunks
-        self.shuffle, self.seed = shuffle, seed
-        # Shared memory, so that loader workers which outlive an epoch see the next one.
-        self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
+        self.shuffle, self.seed, self.epoch = shuffle, seed, 0
         self._tokenized: list[TokenizedQuestion] = []
         kept, skipped = [], []
         for question in questions:
@@ -303,7 +291,7 @@ class WikiHopDataset:
 
     def set_epoch(self, epoch: int) -> None:
         """Shuffle as in this epoch from now on."""
-        self._epoch.fill_(epoch)
+        self.epoch = epoch
 
     def __len__(self) -> int:
         return len(self._tokenized)
@@ -311,7 +299,7 @@ class WikiHopDataset:
     def __getitem__(self, index: int) -> QuestionInput:
         question = self._tokenized[index]
         if self.shuffle:
-            question = shuffled(question, Random(f"{self.seed}/{int(self._epoch)}/{question.id}"))
+            question = shuffled(question, Random(f"{self.seed}/{self.epoch}/{question.id}"))
         return split_into_chunks(question, self.max_length, self.max_chunks)
 
 

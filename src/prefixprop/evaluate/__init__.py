@@ -20,7 +20,7 @@ from prefixprop.evaluate.metrics import (
     reliability,
     softmax,
 )
-from prefixprop.evaluate.mixing import CrossFitted, Mix, Part, cross_fit, fit_mix, may_be_dropped
+from prefixprop.evaluate.mixing import CrossFitted, Mix, Part, cross_fit, may_be_dropped
 from prefixprop.evaluate.predictions import (
     LabelRow,
     PredictionSet,
@@ -62,7 +62,6 @@ __all__ = [
     "decide",
     "evaluate_predictions",
     "evaluate_several_labels",
-    "fit_mix",
     "fit_temperature",
     "fit_tfidf",
     "fit_thresholds",

@@ -32,7 +32,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from prefixprop.atomic_files import replacing_file
-from prefixprop.data.documents import ClassificationTask, texts_of
+from prefixprop.data.documents import ClassificationTask
 from prefixprop.data.splits import dev_folds
 from prefixprop.data.wikihop import QuestionTask
 from prefixprop.evaluate.calibration import decide, fit_temperature
@@ -96,7 +96,7 @@ class TfidfModel:
 
     @classmethod
     def load(cls, folder: str | Path) -> TfidfModel:
-        """Read what `save` wrote; a file that is damaged or of something else raises `ValueError`."""
+        """Read what `save` wrote; a file that is missing, damaged or of something else raises `ValueError`."""
         from safetensors import SafetensorError, safe_open
 
         path = Path(folder) / TFIDF_FILE
@@ -107,8 +107,6 @@ class TfidfModel:
             if numbers["columns"] != _COLUMNS:
                 raise ValueError(f"its terms are hashed to {numbers['columns']} columns, not {_COLUMNS}")
             return cls(**arrays, **{name: numbers[name] for name in _NUMBERS})
-        except FileNotFoundError:
-            raise
         except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
             raise ValueError(
                 f"{path} is damaged or no TF-IDF model ({error}); restore it from a copy, or train again."
@@ -277,12 +275,12 @@ def measure_baseline(task: ClassificationTask, class_weight: str | None = "balan
     {"model": "TF-IDF of words and word pairs, linear SVM", "dev": {"accuracy": 0.8, ...}, "test": {...}}
     """
     labels = task.label_array(task.train)
-    (model,) = fit_tfidf(texts_of(task.train), labels, task.num_labels, [DEFAULT_C], class_weight)
+    (model,) = fit_tfidf(task.train.texts, labels, task.num_labels, [DEFAULT_C], class_weight)
     name = model.name
     if model.documents < len(task.train):
         name += f", on {model.documents:,} of {len(task.train):,} training documents"
     splits = {
-        split: PredictionSet.of_documents(task, documents, model.scores(texts_of(documents)))
+        split: PredictionSet.of_documents(task, documents, model.scores(documents.texts))
         for split in ("dev", "test")
         if (documents := task.split(split))
     }

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from prefixprop.evaluate.metrics import checked_labels, checked_logits, checked_predictions, softmax, yes_or_no
+from prefixprop.evaluate.metrics import checked_logits, checked_predictions, softmax, yes_or_no
 
 if TYPE_CHECKING:
     from prefixprop.evaluate.predictions import PredictionSet
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 # tighter one: a T too small makes mistakes on other documents certain, a T too large only lowers confidence.
 LOWEST_TEMPERATURE = 0.05
 HIGHEST_TEMPERATURE = 100.0
-_LOWEST_SHIFTED = -1e290
 _NO_POSITIVES = 0.5  # the threshold of a label that no document has
 
 
@@ -65,10 +64,9 @@ def fit_temperature(logits: ArrayLike, labels: ArrayLike) -> Temperature:
     Labels of the same shape as the logits, 0 and 1, are those of documents that can have several. An absent class has
     the logit minus infinity. Where T makes no difference, as with equal logits, it is 1.
     """
-    logit_array = checked_logits(logits)
-    if np.shape(labels) == logit_array.shape:
-        logit_array, labels = yes_or_no(logit_array).reshape(-1, 2), np.asarray(labels).ravel()
-    label_array = checked_labels(labels, *logit_array.shape)
+    logit_array, label_array = checked_logits(logits), np.asarray(labels, dtype=np.int64)
+    if label_array.shape == logit_array.shape:
+        logit_array, label_array = yes_or_no(logit_array).reshape(-1, 2), label_array.ravel()
     shifted = _shifted(logit_array)
     impossible = np.isneginf(shifted[np.arange(len(shifted)), label_array])
     if impossible.any():
@@ -107,10 +105,8 @@ def _best_temperature(shifted: NDArray[np.float64], labels: NDArray[np.int64]) -
 
 
 def _shifted(logits: NDArray[np.float64]) -> NDArray[np.float64]:
-    with np.errstate(over="ignore"):
-        shifted = logits - logits.max(axis=1, keepdims=True)
-    # Only an absent class may be at minus infinity, also after a difference or a division that overflows.
-    return np.where(np.isneginf(logits), -np.inf, shifted.clip(min=_LOWEST_SHIFTED))
+    shifted: NDArray[np.float64] = logits - logits.max(axis=1, keepdims=True)
+    return shifted
 
 
 def _mean_nll(shifted: NDArray[np.float64], labels: NDArray[np.int64], temperature: float) -> float:

@@ -198,29 +198,21 @@ def softmax(logits: ArrayLike) -> NDArray[np.float64]:
     """Return the probabilities [documents, classes] of these logits; an absent class gets 0."""
     from scipy import special
 
-    with np.errstate(over="ignore"):
-        probabilities: NDArray[np.float64] = special.softmax(checked_logits(logits), axis=1)
+    probabilities: NDArray[np.float64] = special.softmax(checked_logits(logits), axis=1)
     return probabilities
 
 
 def checked_predictions(probabilities: ArrayLike, labels: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Return probabilities [documents, classes] and labels [documents] as arrays, or raise `ValueError`.
+    """Return probabilities [documents, classes] and labels [documents] as arrays; `ValueError` for logits.
 
     Where documents can have several labels, what is returned are all yes/no questions, with classes no and yes.
     """
-    array = _table(probabilities, "Probabilities")
-    if np.shape(labels) == array.shape:
-        array, labels = np.stack([1 - array, array], axis=-1).reshape(-1, 2), np.ravel(labels)
-    with np.errstate(invalid="ignore"):
-        sums_to_one = np.abs(array.sum(axis=1) - 1) <= _TOLERANCE
-    right = sums_to_one & (array >= -_TOLERANCE).all(axis=1)
-    if not right.all():
-        row = int(right.argmin())
-        raise ValueError(
-            f"Each row of probabilities must lie between 0 and 1 and sum to 1, but row {row} is "
-            f"{array[row].tolist()}; pass the softmax of the logits."
-        )
-    return array, checked_labels(labels, *array.shape)
+    array, label_array = np.asarray(probabilities, dtype=np.float64), np.asarray(labels, dtype=np.int64)
+    if label_array.shape == array.shape:
+        array, label_array = np.stack([1 - array, array], axis=-1).reshape(-1, 2), label_array.ravel()
+    if not np.allclose(array.sum(axis=1), 1, atol=_TOLERANCE) or (array < -_TOLERANCE).any():
+        raise ValueError("Each row of probabilities must lie between 0 and 1 and sum to 1: the softmax of logits.")
+    return array, label_array
 
 
 def checked_logits(logits: ArrayLike) -> NDArray[np.float64]:
@@ -228,37 +220,12 @@ def checked_logits(logits: ArrayLike) -> NDArray[np.float64]:
 
     Minus infinity stands for a class that a document cannot have, such as a candidate that its question lacks.
     """
-    array = _table(logits, "Logits")
+    array = np.asarray(logits, dtype=np.float64)
     wrong = (np.isnan(array) | np.isposinf(array)).any(axis=1) | np.isneginf(array).all(axis=1)
     if wrong.any():
         row = int(wrong.argmax())
         raise ValueError(
             "Logits must be finite, or minus infinity for an absent class, with at least one class present, "
             f"but row {row} is {array[row].tolist()}."
-        )
-    return array
-
-
-def checked_labels(labels: ArrayLike, documents: int, classes: int) -> NDArray[np.int64]:
-    """Return one label between 0 and `classes` - 1 per document as an array, or raise `ValueError`."""
-    array = np.asarray(labels)
-    if array.shape != (documents,) or array.dtype.kind not in "iub":
-        raise ValueError(
-            f"Labels must be one integer per document, shape ({documents},), "
-            f"but their shape is {array.shape} and their type {array.dtype}."
-        )
-    outside = (array < 0) | (array >= classes)
-    if outside.any():
-        row = int(outside.argmax())
-        raise ValueError(f"Label {array[row]} in row {row} is outside 0 to {classes - 1}.")
-    return array.astype(np.int64)
-
-
-def _table(values: ArrayLike, what: str) -> NDArray[np.float64]:
-    array = np.asarray(values, dtype=np.float64)
-    if array.ndim != 2 or array.shape[0] < 1 or array.shape[1] < 2:
-        raise ValueError(
-            f"{what} must have the shape (documents, classes) with at least one document and two classes, "
-            f"but their shape is {array.shape}."
         )
     return array

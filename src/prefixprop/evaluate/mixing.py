@@ -26,11 +26,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from prefixprop.evaluate.calibration import LOWEST_TEMPERATURE, fit_temperature, fit_thresholds
-from prefixprop.evaluate.metrics import average_precision, checked_labels, log_odds
+from prefixprop.evaluate.metrics import average_precision, log_odds
 
 READERS, WORDS = "readers", "words"  # the parts of a run's mix
 _MOST_WEIGHT = 1 / LOWEST_TEMPERATURE
-_LOWEST_LOG_PROBABILITY = -1e30  # sums and squares of it are still finite
 _ROUNDING = 1e-12
 
 Array = NDArray[np.float64]
@@ -91,22 +90,16 @@ class CrossFitted:
     final_alone: dict[str, Mix]
 
 
-def fit_mix(parts: Sequence[Part], labels: ArrayLike, choose_by: str | None = None) -> Mix:
-    """Choose each part's candidate, and the weights.
+def cross_fit(
+    parts: Sequence[Part], labels: ArrayLike, folds: ArrayLike, choose_by: str | None = None
+) -> CrossFitted:
+    """Fit a mix without every fold in turn, and answer that fold by it; `folds` has the fold of every document.
 
     Candidates are chosen by log-loss, or by another metric, see `ranked`; weights always minimise the log-loss. All
     weight stays on the best part unless the mix's log-loss is lower by more than one standard error of the documents'
     differences.
     """
-    label_array = _checked_labels(parts, labels)
-    return _fitted(parts, label_array, np.ones(len(label_array), dtype=bool), choose_by)[0]
-
-
-def cross_fit(
-    parts: Sequence[Part], labels: ArrayLike, folds: ArrayLike, choose_by: str | None = None
-) -> CrossFitted:
-    """Fit a mix without every fold in turn, and answer that fold by it; `folds` has the fold of every document."""
-    label_array = _checked_labels(parts, labels)
+    label_array = _checked_labels(labels)
     answers = np.empty(parts[0].logits.shape[1:])
     alone = {part.name: np.empty_like(answers) for part in parts}
     for others in _leave_out(folds):
@@ -160,7 +153,7 @@ def ranked(part: Part, labels: NDArray[np.int64], documents: Documents, choose_b
 
 def may_be_dropped(part: Part, labels: ArrayLike, folds: ArrayLike, choose_by: str | None = None) -> list[int]:
     """The candidates that are never among the best two, whichever fold is left out: they need no further training."""
-    label_array = _checked_labels([part], labels)
+    label_array = _checked_labels(labels)
     kept = {index for others in _leave_out(folds) for index in ranked(part, label_array, others, choose_by)[:2]}
     return [index for index in range(len(part.candidates)) if index not in kept]
 
@@ -232,14 +225,12 @@ def _log_softmax(logits: ArrayLike) -> Array:
 
     array = np.asarray(logits, dtype=np.float64)
     known = np.isfinite(array).all(axis=-1, keepdims=True)
-    with np.errstate(over="ignore"):
-        found: Array = log_softmax(np.where(known, array, 0.0), axis=-1)
-    return found.clip(min=_LOWEST_LOG_PROBABILITY)
+    found: Array = log_softmax(np.where(known, array, 0.0), axis=-1)
+    return found
 
 
-def _checked_labels(parts: Sequence[Part], labels: ArrayLike) -> NDArray[np.int64]:
-    *answers, classes = parts[0].logits.shape[1:]
-    found = checked_labels(np.ravel(labels), math.prod(answers), classes).reshape(answers)
+def _checked_labels(labels: ArrayLike) -> NDArray[np.int64]:
+    found = np.asarray(labels, dtype=np.int64)
     if len(np.unique(found)) < 2:
         raise ValueError("Nothing can be chosen: all documents have the same label; give documents of two labels.")
     return found

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,7 +24,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from prefixprop.atomic_files import write_text
-from prefixprop.data.documents import ClassificationTask, Label, Split, ids_of, labels_of, multi_hot
+from prefixprop.data.documents import ClassificationTask, Label, StoredDocuments, multi_hot
 from prefixprop.data.rows import iterate_json_lines
 from prefixprop.data.wikihop import Question
 from prefixprop.evaluate.calibration import Temperature
@@ -88,10 +87,10 @@ class PredictionSet:
         return cls(tuple(ids), tuple(labels), padded, candidates=tuple(map(tuple, candidates)))
 
     @classmethod
-    def of_documents(cls, task: ClassificationTask, documents: Split, logits: ArrayLike) -> PredictionSet:
+    def of_documents(cls, task: ClassificationTask, documents: StoredDocuments, logits: ArrayLike) -> PredictionSet:
         """Make a set for documents of a task; with several labels, a document gets those above 1/2."""
         array = np.asarray(logits, dtype=np.float64)
-        ids, labels = tuple(ids_of(documents)), tuple(labels_of(documents))
+        ids, labels = tuple(documents.ids), tuple(documents.labels)
         decisions = array >= 0 if task.several_labels else None
         return cls(ids, labels, array, label_names=task.label_names, decisions=decisions)
 
@@ -191,12 +190,12 @@ def _named(label: Label, names: Sequence[str]) -> str | list[str]:
     return [names[one] for one in label] if isinstance(label, tuple) else names[label]
 
 
-def _numbered(label: Any, names: Sequence[str], several: bool) -> Label:
-    given = label if several and isinstance(label, list) else [label]
-    if any(one not in names for one in given):
-        raise ValueError(f"the label is {label!r}, but must be {'a list' if several else 'one'} of {list(names)}")
-    numbers = sorted(map(names.index, given))
-    return tuple(numbers) if several else numbers[0]
+def _numbered(label: Any, names: Sequence[str]) -> Label:
+    given = label if isinstance(label, list) else [label]
+    if unknown := [one for one in given if one not in names]:
+        raise ValueError(f"the label {unknown[0]!r} is not one of {[*names]}")
+    numbers = tuple(sorted(map(names.index, given)))
+    return numbers if isinstance(label, list) else numbers[0]
 
 
 def read_predictions(path: str | Path) -> PredictionSet:
@@ -210,67 +209,54 @@ def read_predictions(path: str | Path) -> PredictionSet:
 
 class _Line(NamedTuple):
     label: Label | None
-    names: tuple[str, ...]
+    names: list[str]
     logits: list[float]
-    is_question: bool
     decided: Label | None  # where there can be several labels
 
 
 def _read(path: Path) -> PredictionSet:
     lines: dict[str, _Line] = {}
-    first, documents, number = None, None, 1
+    first: dict[str, Any] = {}
+    number = 1
     for number, record in iterate_json_lines(path):
+        first = first or record
         try:
-            line = _parsed(record, first)
+            line = _parsed(record, first.get("classes"))
             if record["id"] in lines:
                 raise ValueError(f"the id {record['id']!r} occurs a second time")
-        except ValueError as error:
+        except (ValueError, OverflowError) as error:
             raise ValueError(f"{path}:{number}: {error}") from error
-        if first is None:
-            first, documents = line, record.get("documents")
         lines[record["id"]] = line
-    if first is None:
+    if not lines:
         raise ValueError(f"{path}:1: there are no predictions in the file")
-    if documents not in (None, len(lines)):
+    if (documents := first.get("documents", len(lines))) != len(lines):
         raise ValueError(f"{path}:{number}: there are {len(lines)} documents, but the first line says {documents}")
-    labels, names, logits, _, decided = zip(*lines.values(), strict=True)
-    if first.is_question:
-        return PredictionSet.of_candidates((*lines,), labels, logits, names)
-    decisions = None if first.decided is None else multi_hot(decided, len(first.names)).astype(bool)
-    return PredictionSet((*lines,), labels, np.array(logits), label_names=first.names, decisions=decisions)
+    ids = tuple(lines)
+    labels, names, logits, decided = zip(*lines.values(), strict=True)
+    if "candidates" in first:
+        return PredictionSet.of_candidates(ids, labels, logits, names)
+    decisions = None if None in decided else multi_hot(decided, len(names[0])).astype(bool)
+    return PredictionSet(ids, labels, np.array(logits), label_names=tuple(names[0]), decisions=decisions)
 
 
-def _parsed(record: dict[str, Any], first: _Line | None) -> _Line:
-    """Check a line; the `first` line of the file names the classes, unless they are candidates."""
-    is_question = "candidates" in record
-    field, fewest = ("candidates", 1) if is_question else ("classes", 2)
-    if first is not None:
-        if is_question != first.is_question:
-            raise ValueError("lines with and without candidates are mixed")
-        record = {"classes": list(first.names)} | record
-    if missing := [name for name in ("id", "label", "logits", field) if name not in record]:
-        raise ValueError(f"the field {missing[0]!r} is missing")
-    label, logits, names = record["label"], record["logits"], record[field]
-    if not isinstance(record["id"], str):
-        raise ValueError(f"the id must be a string, got {record['id']!r}")
-    if not isinstance(names, list) or len(names) < fewest or not all(isinstance(name, str) for name in names):
-        raise ValueError(f"{field} must be a list of names, at least {fewest}, got {names!r}")
-    if not is_question and len(set(names)) < len(names):
-        raise ValueError(f"the classes must differ, got {names}")
-    if not is_question and first is not None and names != [*first.names]:
-        raise ValueError(f"the classes are {names}, not those of the first line")
-    several = isinstance(record.get("predicted"), list)
-    if first is not None and several != (first.decided is not None):
-        raise ValueError("lines with one label and with several are mixed")
-    number = None if label is None else _numbered(label, names, several)
-    predicted = _numbered(record["predicted"], names, several) if several else None
+def _parsed(record: dict[str, Any], classes: list[str] | None) -> _Line:
+    """What a line says, whose classes are `classes` unless it has candidates."""
+    names = record.get("candidates", classes)
+    missing = [name for name in ("id", "label", "logits") if name not in record]
+    if missing or not names:
+        raise ValueError(f"the field {[*missing, 'classes'][0]!r} is missing")
+    label, logits, predicted = record["label"], record["logits"], record.get("predicted")
     if not isinstance(logits, list) or len(logits) != len(names) or not any(value is not None for value in logits):
         raise ValueError(f"logits must be a list of {len(names)} numbers, null for minus infinity, got {logits!r}")
     for value in logits:
-        if value is not None and not (type(value) in (int, float) and abs(value) <= sys.float_info.max):
+        if value is not None and not (type(value) in (int, float) and math.isfinite(value)):
             raise ValueError(f"logits must be finite numbers, got {value!r}")
-    numbers = [-math.inf if value is None else float(value) for value in logits]
-    return _Line(number, tuple(names), numbers, is_question, predicted)
+    return _Line(
+        None if label is None else _numbered(label, names),
+        names,
+        [-math.inf if value is None else float(value) for value in logits],
+        _numbered(predicted, names) if isinstance(predicted, list) else None,
+    )
 
 
 @dataclass(frozen=True)
@@ -294,7 +280,10 @@ def label_table(predictions: PredictionSet) -> list[LabelRow]:
     from sklearn.metrics import average_precision_score, precision_recall_fscore_support
 
     assert predictions.label_names is not None
-    labels, decisions = _has_and_gets(predictions)
+    labels, decisions = predictions.known_labels, predictions.decisions
+    if decisions is None:
+        each = np.arange(len(predictions.label_names))
+        labels, decisions = labels[:, None] == each, predictions.logits.argmax(axis=1)[:, None] == each
     precision, recall, f1, _ = precision_recall_fscore_support(labels, decisions, average=None, zero_division=0)
     return [
         LabelRow(
@@ -312,17 +301,5 @@ def label_table(predictions: PredictionSet) -> list[LabelRow]:
 
 def never_predicted(predictions: PredictionSet) -> list[str]:
     """The labels that documents have and no document gets; none for questions."""
-    if predictions.label_names is None:
-        return []
-    labels, decisions = _has_and_gets(predictions)
-    missing = np.flatnonzero(labels.any(axis=0) & ~decisions.any(axis=0))
-    return [predictions.label_names[place] for place in missing]
-
-
-def _has_and_gets(predictions: PredictionSet) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Which labels each document has, and which it gets: [documents, labels]."""
-    labels = predictions.known_labels
-    if predictions.decisions is not None:
-        return labels.astype(bool), predictions.decisions
-    each = np.arange(predictions.logits.shape[1])
-    return labels[:, None] == each, predictions.logits.argmax(axis=1)[:, None] == each
+    rows = [] if predictions.label_names is None else label_table(predictions)
+    return [row.label for row in rows if row.support and not row.predicted]

@@ -21,8 +21,17 @@ from pathlib import Path
 from time import perf_counter
 from typing import BinaryIO, Generic, TypeVar
 
-from prefixprop.data.files import Columns, default_id_column, id_of, text_of
-from prefixprop.data.rows import Row, decode_line, parse_object, read_rows, read_text
+from prefixprop.data.files import Columns
+from prefixprop.data.rows import (
+    Row,
+    decode_line,
+    default_id_column,
+    id_of,
+    parse_object,
+    read_rows,
+    read_text,
+    text_of,
+)
 
 STANDARD_INPUT = "-"
 _STANDARD_INPUT_NAME = "standard input"

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from prefixprop.data import (
     CandidateCollator,
-    Document,
     Question,
     QuestionTask,
+    StoredDocuments,
     WikiHopDataset,
     draw_sample,
     fingerprint,
@@ -21,7 +21,6 @@ from prefixprop.data import (
     read_rows,
     select_documents,
 )
-from prefixprop.data.documents import ids_of, labels_of
 from prefixprop.data.files import Columns, label_documents
 from prefixprop.data.tokens import batches_by_length
 from prefixprop.evaluate import PredictionSet, question_predictions, read_predictions
@@ -56,14 +55,13 @@ def predict_file(
 
 
 def _predict(
-    trained: TrainedModel, items: Sequence[Document] | Sequence[Question], options: PredictionOptions
+    trained: TrainedModel, items: StoredDocuments | Sequence[Question], options: PredictionOptions
 ) -> BeforeAndAfter:
     if trained.answers_questions:
         before = _predict_questions(trained, items, options.batch_tokens)  # type: ignore[arg-type]
         return before, before.with_temperature(trained.temperature)
-    documents: Sequence[Document] = items  # type: ignore[assignment]
-    ids, labels = tuple(ids_of(documents)), tuple(labels_of(documents))
-    texts = [document.text for document in documents]
+    assert isinstance(items, StoredDocuments)
+    ids, labels, texts = tuple(items.ids), tuple(items.labels), list(items.texts)
     pieces = trained.encoded(texts, options)
     (logits,) = logits_of_each([trained], pieces, options)
     output = output_of(trained, logits, pieces, texts)
@@ -97,7 +95,7 @@ def _predict_questions(trained: TrainedModel, questions: Sequence[Question], bat
 
 def _load_split(
     trained: TrainedModel, split: str, data_dir: str | Path | None
-) -> Sequence[Document] | Sequence[Question]:
+) -> StoredDocuments | Sequence[Question]:
     settings = trained.settings
     if not settings.has_source:
         raise ValueError(
@@ -125,7 +123,7 @@ def _load_split(
     return task.split(split)
 
 
-def _load_files(trained: TrainedModel, split: str) -> Sequence[Document]:
+def _load_files(trained: TrainedModel, split: str) -> StoredDocuments:
     """A split of the user's files. The training files are not needed: the run knows its labels."""
     settings = trained.settings
     columns = Columns(
@@ -136,12 +134,12 @@ def _load_files(trained: TrainedModel, split: str) -> Sequence[Document]:
     path = RunDirectory(trained.run_dir).predictions(split)
     if documents and path.is_file():
         stored = read_predictions(path)
-        if (list(stored.ids), list(stored.labels)) != (ids_of(documents), labels_of(documents)):
+        if (list(stored.ids), list(stored.labels)) != (documents.ids, documents.labels):
             raise _changed(trained)
     return documents
 
 
-def _labelled(trained: TrainedModel, paths: Sequence[str | Path], columns: Columns) -> Sequence[Document]:
+def _labelled(trained: TrainedModel, paths: Sequence[str | Path], columns: Columns) -> StoredDocuments:
     return label_documents(read_rows(paths), columns, trained.label_names, trained.prepare, trained.several_labels)
 
 

@@ -13,7 +13,6 @@ import numpy as np
 import pandas as pd
 
 from prefixprop.data import Document, Question, QuestionTask, fingerprint, load_data, select_documents
-from prefixprop.data.documents import ids_of
 from prefixprop.data.tasks import SHIPPED, TASKS
 from prefixprop.evaluate import PredictionSet, Trust, accuracy_interval
 from prefixprop.evaluate.mixing import READERS, WORDS
@@ -244,7 +243,7 @@ def _beginnings(judged: JudgedRun, ids: list[str]) -> Mapping[str, str]:
         return {}
     split = "train" if judged.split == LEFT_OUT else judged.split
     documents: Sequence[Document | Question] = task.split(split)
-    names = [one.id for one in documents] if isinstance(task, QuestionTask) else ids_of(task.split(split))
+    names = [one.id for one in documents] if isinstance(task, QuestionTask) else task.split(split).ids
     places = {document_id: place for place, document_id in enumerate(names)}
     return {one: _beginning(documents[places[one]]) for one in ids} if set(ids) <= set(places) else {}
 

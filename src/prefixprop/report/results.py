@@ -24,7 +24,7 @@ from prefixprop.report.choose import (
     stored_name,
 )
 from prefixprop.report.table import BOLD, Table, file_name, frame, interval_cell, mean_cell, number, ranked
-from prefixprop.runs.find import Run, as_number
+from prefixprop.runs.find import Run
 from prefixprop.settings.run_settings import RunSettings
 
 ALL_METRICS = "All metrics"
@@ -150,8 +150,7 @@ def overview_tables(comparisons: Sequence[Comparison]) -> list[Table]:
 
 def _recorded(row: Row, name: str, decimals: int) -> str | None:
     """The mean of a number that `metrics.json` has outside the splits."""
-    found = (as_number(run.metrics.get(name)) for run in row.runs)
-    return mean_cell([value for value in found if value is not None], decimals)
+    return mean_cell([run.metrics[name] for run in row.runs if name in run.metrics], decimals)
 
 
 def _learning_rate(row: Row) -> str | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -49,11 +48,13 @@ class Run:
 
     def metric(self, part: str, name: str) -> float | None:
         """One number of `metrics.json`, such as `metric("test", "micro_f1")`; None if the run does not have it."""
-        return as_number(self.metrics.get(part, {}).get(name))
+        found: float | None = self.metrics.get(part, {}).get(name)
+        return found
 
     def baseline(self, split: str, name: str) -> float | None:
         """A number of the linear model that was fitted on the run's documents; None if there is none."""
-        return as_number(self.metrics.get("baseline", {}).get(split, {}).get(name))
+        found: float | None = self.metrics.get("baseline", {}).get(split, {}).get(name)
+        return found
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -89,8 +90,7 @@ class Run:
     @property
     def temperature(self) -> Temperature | None:
         """The temperature fitted on dev; None if the metrics lack it."""
-        value = as_number(self.metrics.get("temperature"))
-        return None if value is None or value <= 0 else Temperature(value)
+        return Temperature(self.metrics["temperature"]) if "temperature" in self.metrics else None
 
     @cached_property
     def lengths(self) -> tuple[int, ...]:
@@ -106,13 +106,6 @@ class Run:
         if split not in self.read_predictions:
             raise ValueError(f"{self.path} has no predictions of {split}.")
         return self.read_predictions[split]()
-
-
-def as_number(value: Any) -> float | None:
-    """The value as a float if it is a finite number, otherwise None."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        return None
-    return float(value)
 
 
 @dataclass(frozen=True)
@@ -212,27 +205,22 @@ def _without_repetitions(runs: Sequence[Run], remarks: list[str]) -> list[Run]:
 
 def _failures(folder: Path) -> dict[Path, str]:
     """The runs that failed in the last sweep of this folder and have not finished since, with the reason for each."""
-    try:
-        reasons = {(folder / name).resolve(): str(reason) for name, reason in _notes(folder)["failed"].items()}
-    except (KeyError, TypeError, AttributeError):
-        return {}
+    reasons = {(folder / name).resolve(): reason for name, reason in _notes(folder).get("failed", {}).items()}
     return {path: " ".join(why.split()) for path, why in reasons.items() if not RunDirectory(path).is_finished()}
 
 
 def _search_only_runs(folder: Path) -> frozenset[str]:
     """The names of the runs that the last sweep of this folder searched with, and did not choose."""
-    try:
-        cells = _notes(folder)["cells"]
-        searched = {name for cell in cells for name in cell["runs"]}
-        results = {name for cell in cells for name in cell["final_runs"] or cell["runs"]}  # all until some are chosen
-    except (KeyError, TypeError):
-        return frozenset()
+    cells = _notes(folder).get("cells", [])
+    searched = {name for cell in cells for name in cell["runs"]}
+    results = {name for cell in cells for name in cell["final_runs"] or cell["runs"]}  # all until some are chosen
     return frozenset(searched - results)
 
 
-def _notes(folder: Path) -> Any:
+def _notes(folder: Path) -> dict[str, Any]:
     """Empty if no sweep has ended here, or its notes are damaged: they only explain what is left out anyway."""
     try:
-        return json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
+        notes = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
+    return notes if isinstance(notes, dict) else {}

@@ -29,7 +29,7 @@ from prefixprop.data import (
     WikiHopDataset,
     add_special_tokens,
 )
-from prefixprop.data.documents import CALIBRATION, IN_WORDS, Split, StoredDocuments, texts_of
+from prefixprop.data.documents import CALIBRATION, IN_WORDS, StoredDocuments
 from prefixprop.data.splits import dev_folds
 from prefixprop.data.tasks import DOCUMENTS, QUESTIONS
 from prefixprop.data.tokens import Frame, StoredTokens, TokenIds, count_words, shredded, stored_tokens
@@ -120,7 +120,7 @@ class DocumentClassification(TaskKind):
         }
         notes = list(dict.fromkeys(dataset.tokens.note for dataset in datasets.values() if dataset.tokens.note))
         notes += task.notes()
-        if settings.reads_tokens and (told := _shredded(datasets["train"], texts_of(task.train))):
+        if settings.reads_tokens and (told := _shredded(datasets["train"], task.train.texts)):
             notes.append(told)
         return RunData(
             label_names=task.label_names,
@@ -207,19 +207,18 @@ class TokensOf(Sequence[TokenIds]):
 
 
 def _tokens(
-    splits: Mapping[str, Split], tokenizer: PreTrainedTokenizerBase, limit: int
+    splits: Mapping[str, StoredDocuments], tokenizer: PreTrainedTokenizerBase, limit: int
 ) -> dict[str, tuple[StoredTokens, NDArray[np.int64]]]:
     """For every split the stored tokens that hold its documents, and their places there.
 
     Splits of one source, such as the folds of a file, share their tokens, so that all folds find the same entry.
     """
     found: dict[str, tuple[StoredTokens, NDArray[np.int64]]] = {}
-    packed = {name: StoredDocuments.packed(documents) for name, documents in splits.items()}
-    for source in dict.fromkeys(documents.source for documents in packed.values()):
-        parts = {name: documents.places for name, documents in packed.items() if documents.source == source}
+    for source in dict.fromkeys(documents.source for documents in splits.values()):
+        parts = {name: documents.places for name, documents in splits.items() if documents.source == source}
         places = np.unique(np.concatenate(list(parts.values())))
-        read = replace(packed[next(iter(parts))], places=places)
-        tokens = stored_tokens(read.texts, tokenizer, read.identity, limit, len(read))
+        read = replace(splits[next(iter(parts))], places=places)
+        tokens = stored_tokens(read.texts, tokenizer, read.identity, limit)
         found |= {name: (tokens, np.searchsorted(places, part)) for name, part in parts.items()}
     return found
 

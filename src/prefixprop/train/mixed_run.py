@@ -22,7 +22,7 @@ import numpy as np
 from transformers import TrainerCallback
 
 from prefixprop.atomic_files import write_json
-from prefixprop.data.documents import CALIBRATION, texts_of
+from prefixprop.data.documents import CALIBRATION
 from prefixprop.evaluate import (
     C_VALUES,
     CrossFitted,
@@ -88,12 +88,12 @@ def train_mix(
 def _words(run: RunPlan, judged: Judged, progress: Progress) -> Words | None:
     """Fit TF-IDF on the whole training set, and judge it; None where its documents have no words."""
     task, weight = run.classification, run.settings.tfidf_class_weight
-    texts, labels = texts_of(task.train), task.label_array(task.train)
+    texts, labels = task.train.texts, task.label_array(task.train)
     progress.stage("fitting TF-IDF")
     try:
         models = fit_tfidf(texts, labels, task.num_labels, C_VALUES, weight)
         if judged.is_dev:
-            logits = np.stack([model.scores(texts_of(judged.documents)) for model in models])
+            logits = np.stack([model.scores(judged.documents.texts) for model in models])
         else:
             logits = held_out_scores(texts, labels, task.num_labels, judged.folds, C_VALUES, weight)
     except ValueError as error:
@@ -141,7 +141,7 @@ class FittedMix:
         if self.readers is not None:
             found[READERS] = self.readers.answers(self.column, split, self.learning_rate)
         if self.words is not None:
-            scores = self.final_words.scores(texts_of(self.run.classification.split(split)))
+            scores = self.final_words.scores(self.run.classification.split(split).texts)
             found[WORDS] = self.judged.as_answers(scores)
         return found
 

@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from prefixprop.backbones import find_backbone
 from prefixprop.choices import DEFAULT_BATCH_TOKENS
 from prefixprop.data import ClassificationTask
-from prefixprop.data.documents import Split
+from prefixprop.data.documents import StoredDocuments
 from prefixprop.data.splits import fold_numbers
 from prefixprop.evaluate import Part, may_be_dropped
 from prefixprop.evaluate.metrics import yes_or_no
@@ -44,7 +44,7 @@ Array = NDArray[np.float64]
 class Judged:
     """The documents whose answers choose: those of the training set, each left out once, or the dev set."""
 
-    documents: Split
+    documents: StoredDocuments
     labels: NDArray[np.int64]  # of these documents, see `ClassificationTask.label_array`
     folds: NDArray[np.int64]
     is_dev: bool
