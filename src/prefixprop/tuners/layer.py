@@ -278,11 +278,12 @@ class PrefixLayer(nn.Module, BaseTunerLayer):
     def virtual_tokens(self) -> int:
         return 0
 
-    def kept(self) -> tuple[int, bool]:
-        return 0, False
+    def first_rows(self, states: Tensor) -> Tensor | None:
+        return None
 
-    def pooled_row(self) -> int:
-        return 0
+    def pools_prefix(self) -> bool:
+        active = self.active_prefix()
+        return active is not None and active.config.pooling == "prefix"
 
     def rows_outside_softmax(self) -> int:
         active = self.active_prefix()
@@ -305,7 +306,7 @@ class PrefixLayer(nn.Module, BaseTunerLayer):
     # --- hooks ----------------------------------------------------------------------------------------------------
 
     def attach(self) -> None:
-        self._undo += [*self.backbone.attach_positions(self._positions), *self.backbone.attach(self)]
+        self._undo += self.backbone.attach(self)
 
     def detach(self) -> None:
         """Take every hook off again."""
@@ -313,12 +314,8 @@ class PrefixLayer(nn.Module, BaseTunerLayer):
             self._undo.pop()()
 
     def reserved_positions(self) -> int:
-        """How many positions the prefix takes in front of the text: none, except in layout `reference`."""
         active = self.active_prefix()
         return 0 if active is None or active.config.layout != "reference" else active.config.num_virtual_tokens
-
-    def _positions(self) -> int | None:
-        return self.reserved_positions() if self.is_active() else None
 
 
 def _sample_words(config: Any, count: int) -> Tensor:
