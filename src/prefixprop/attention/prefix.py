@@ -111,3 +111,8 @@ def as_rows(prefix: PrefixedKeys | None, rows: Tensor) -> Tensor:
 
 def for_batch(prefix: Tensor, rows: Tensor) -> Tensor:
     return prefix.to(rows.dtype).expand(rows.shape[0], -1, -1, -1)
+
+
+def with_prefix(prefix: Tensor, own: Tensor) -> Tensor:
+    """Keys or values of a prefix [batch or 1, heads, j, size] in front of a layer's own (Eq. 2)."""
+    return torch.cat([for_batch(prefix, own), own], dim=2)

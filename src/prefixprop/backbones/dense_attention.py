@@ -49,11 +49,6 @@ def split_attention(
     return rows + part(query, *prefix, dropout).transpose(1, 2), weights
 
 
-def with_prefix(prefix: Tensor, own: Tensor) -> Tensor:
-    """Keys or values of a prefix [batch or 1, heads, j, size] in front of a layer's own (Eq. 2)."""
-    return torch.cat([prefix.to(own.dtype).expand(own.shape[0], -1, -1, -1), own], dim=2)
-
-
 def _eager_attention(
     module: Any,
     query: Tensor,

@@ -19,7 +19,7 @@ from transformers.models.modernbert.modeling_modernbert import apply_rotary_pos_
 
 from prefixprop.attention.modernbert import ARGUMENTS, ModernBertPatch, is_fast_with
 from prefixprop.attention.patch import Undo, replace_forward
-from prefixprop.attention.prefix import NO_PREFIX, PrefixedKeys, PrefixSource
+from prefixprop.attention.prefix import NO_PREFIX, PrefixedKeys, PrefixSource, with_prefix
 from prefixprop.attention.reading import LONGEST, read_keys
 from prefixprop.attention.rope import geglu
 from prefixprop.backbones.base import Backbone, Text, record_outputs, without_prefix
@@ -29,7 +29,6 @@ from prefixprop.backbones.dense_attention import (
     mask_with_rows,
     split_attention,
     with_first_rows_everywhere,
-    with_prefix,
 )
 
 
