@@ -22,7 +22,6 @@ FAMILIES: dict[str, type[Backbone]] = {
     "ernie": BertBackbone,
     "modernbert": ModernBertBackbone,
 }
-SUPPORTED_MODEL_TYPES = FAMILIES.keys()  # those added later too
 
 
 def family_of(model_type: str) -> type[FamilyFacts]:
@@ -59,4 +58,4 @@ def _has_layers(module: nn.Module) -> bool:
     return hasattr(module, "encoder") or hasattr(module, "layers")
 
 
-__all__ = ["FAMILIES", "SUPPORTED_MODEL_TYPES", "Backbone", "FamilyFacts", "family_in", "family_of", "find_backbone"]
+__all__ = ["FAMILIES", "Backbone", "FamilyFacts", "family_in", "family_of", "find_backbone"]

@@ -83,9 +83,7 @@ class Prefix(nn.Module):
 
     def value(self) -> Tensor:
         """The whole prefix without its gates: the parameter itself, or what the network computes."""
-        if self.network is None:
-            return self.weight
-        return torch.stack([self._of_layer(index) for index in range(len(self.weight))])
+        return self.weight if self.network is None else self.weight + self.from_network()
 
     @torch.no_grad()
     def assign(self, value: Tensor) -> None:
@@ -93,7 +91,6 @@ class Prefix(nn.Module):
         self.weight.copy_(value if self.network is None else value - self.from_network())
 
     def from_network(self) -> Tensor:
-        assert self.network is not None
         return torch.stack([self._network_of_layer(index) for index in range(len(self.weight))])
 
     def _of_layer(self, index: int) -> Tensor:
