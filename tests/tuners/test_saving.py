@@ -15,7 +15,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file
 
-from prefixprop.models import load_default, load_embedded
+from prefixprop.models import load_embedded
 
 from tiny import (
     HEADS,
@@ -194,16 +194,6 @@ def test_adapters_of_embedded_models_load_by_name(name: str, method: str, task: 
     torch.testing.assert_close(tensors(loaded(**TOKENS)), tensors(model(**TOKENS)), rtol=1e-5, atol=1e-5)
     half = NAMED[task].from_pretrained(tmp_path, dtype=torch.bfloat16, **labels)
     assert half.get_input_embeddings().weight.dtype == torch.bfloat16
-
-
-def test_an_adapter_that_names_no_model_loads_onto_the_embedded_one(tmp_path: Path) -> None:
-    model = embedded_with_adapter("roberta-mini-512", "propagation")
-    model.save_pretrained(tmp_path, save_embedding_layers=False)
-    config = json.loads((tmp_path / "adapter_config.json").read_text())
-    (tmp_path / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": None}))
-    loaded = PeftModel.from_pretrained(load_default(long=False)[0]("SEQ_CLS", num_labels=3), tmp_path)
-    with torch.no_grad():
-        assert_same_bits(loaded(**TOKENS), model(**TOKENS))
 
 
 @pytest.mark.parametrize("method", ["propagation", "lora"])

@@ -19,7 +19,7 @@ pytest.importorskip("triton")
 from prefixprop.attention.triton import launch_attention
 from prefixprop.attention.triton.prefix_part import fits
 
-from known_masks import is_kept
+from known_masks import is_kept, recorded_seeds
 
 SMALLER = {"num_attention_heads": 1, "hidden_size": 16}
 
@@ -85,11 +85,7 @@ def test_kernels_and_alpha(
     ).train()  # fmt: skip
     if mode != "fixed":
         torch.nn.init.normal_(model.get_alpha())
-    drawn: list[list[Tensor]] = []
-    draw = launch_attention.draw_dropout_seeds
-    monkeypatch.setattr(
-        launch_attention, "draw_dropout_seeds", lambda *given: drawn.append(draw(*given)) or drawn[-1]
-    )
+    drawn = recorded_seeds(monkeypatch, launch_attention)
 
     def dropped(weights: Tensor, dropout: float) -> Tensor:
         """Of weights [batch, heads, rows, virtual tokens]."""
