@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
@@ -177,9 +176,16 @@ class Backbone(FamilyFacts, ABC):
         rows = pooled[:, None]
         return head.classifier(self.module.pooler(rows) if self.has_pooler else rows)
 
-    @abstractmethod
     def token_key_values(self, input_ids: Tensor) -> Tensor:
         """Keys and values that the layers compute for `input_ids` [1, j]: [layers, 2, heads, j, head size]."""
+        states = self.module(input_ids=input_ids, output_hidden_states=True, return_dict=True).hidden_states
+        shape = (2, self.config.num_attention_heads, self.head_size)
+        rows = [self.project(layer, own)[0] for layer, own in zip(self.layers, states, strict=False)]
+        return torch.stack([row.unflatten(-1, shape).permute(1, 2, 0, 3) for row in rows])
+
+    @abstractmethod
+    def project(self, layer: Any, states: Tensor) -> Tensor:
+        """A layer's keys and values of local rows, [batch, tokens, 2 hidden], without positions."""
 
 
 class EncoderBackbone(Backbone):
@@ -311,19 +317,10 @@ class EncoderBackbone(Backbone):
         norm = getattr(self.module, "LayerNorm", None)  # where layers normalise first
         return rows if norm is None else norm(rows)
 
-    def token_key_values(self, input_ids: Tensor) -> Tensor:
-        attentions = [layer.attention.self for layer in self.layers]
-        outputs = record_outputs(
-            [projection for attention in attentions for projection in (attention.key, attention.value)],
-            lambda: self.module(input_ids=input_ids),
-        )
-        heads = self.config.num_attention_heads
-        rows = [self._own_rows(output, input_ids.shape[1]) for output in outputs]
-        return torch.stack([row.unflatten(-1, (heads, -1)).transpose(0, 1) for row in rows]).unflatten(0, (-1, 2))
-
-    def _own_rows(self, projected: Tensor, count: int) -> Tensor:
-        """The [count, hidden] rows of a single sequence in the output of a key or value projection."""
-        return projected[0, :count]
+    def project(self, layer: Any, states: Tensor) -> Tensor:
+        norm, own = getattr(layer.attention, "LayerNorm", None), layer.attention.self
+        states = states if norm is None else norm(states)
+        return torch.cat([own.key(states), own.value(states)], dim=-1)
 
 
 def _shift(source: PrefixSource, _: nn.Module, args: tuple) -> tuple | None:
@@ -346,21 +343,6 @@ def last_tokens(value: Any, tokens: int) -> Any:
     if isinstance(value, Tensor) and value.dim() == 4:
         return value[..., -tokens:, -tokens:]
     return value
-
-
-def record_outputs(modules: list[nn.Module], run: Callable[[], Any]) -> list[Tensor]:
-    """The outputs of `modules` during `run()`, in their order."""
-    outputs: dict[int, Tensor] = {}
-    handles = [
-        module.register_forward_hook(lambda _, __, output, index=index: outputs.update({index: output}))
-        for index, module in enumerate(modules)
-    ]
-    try:
-        run()
-    finally:
-        for handle in handles:
-            handle.remove()
-    return [outputs[index] for index in range(len(modules))]
 
 
 class RobertaPositions:

@@ -22,7 +22,7 @@ from prefixprop.attention.patch import Undo, replace_forward
 from prefixprop.attention.prefix import NO_PREFIX, PrefixedKeys, PrefixSource, with_prefix
 from prefixprop.attention.reading import LONGEST, read_keys
 from prefixprop.attention.rope import geglu
-from prefixprop.backbones.base import Backbone, Text, record_outputs, without_prefix
+from prefixprop.backbones.base import Backbone, Text, without_prefix
 from prefixprop.backbones.dense_attention import (
     attend,
     mask_with_keys,
@@ -153,10 +153,8 @@ class ModernBertBackbone(Backbone):
     def classify(self, head: Any, pooled: Tensor) -> Tensor:
         return head.classifier(head.head(pooled))
 
-    def token_key_values(self, input_ids: Tensor) -> Tensor:
-        outputs = record_outputs([layer.attn.Wqkv for layer in self.layers], lambda: self.module(input_ids=input_ids))
-        heads = self.config.num_attention_heads
-        return torch.stack([output[0].unflatten(-1, (3, heads, -1))[:, 1:].permute(1, 2, 0, 3) for output in outputs])
+    def project(self, layer: Any, states: Tensor) -> Tensor:
+        return layer.attn.Wqkv(layer.attn_norm(states))[..., states.shape[-1] :]
 
 
 def _put_rows_in_front(source: PrefixSource, _: nn.Module, args: tuple, embedded: Tensor) -> Tensor | None:
