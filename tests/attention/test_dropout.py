@@ -21,15 +21,6 @@ TRITON = pytest.param("triton", marks=with_triton)
 both_backends = pytest.mark.parametrize("backend", ["sdpa", TRITON])
 
 
-@pytest.mark.parametrize("probability", [0.01, 0.1, 0.5, 0.9])
-def test_share_of_dropped(probability: float) -> None:
-    count = 400_000
-    kept, keep_scale = draw_kept((count,), probability)
-    dropped = 1 - kept.float().mean().item()
-    assert abs(dropped - probability) < 5 * math.sqrt(probability * (1 - probability) / count) + 2**-16
-    assert keep_scale == pytest.approx(1 / (1 - probability), rel=2e-4)
-
-
 def test_places_are_independent() -> None:
     """No lane of the 64-bit words, and no pair of neighbours, is favoured."""
     kept = draw_kept((100_000, 8), 0.3)[0].float()

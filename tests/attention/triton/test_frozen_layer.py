@@ -12,7 +12,7 @@ from torch import Tensor
 from prefixprop import attention
 from prefixprop.tuners import kernel as kernel_module
 
-from one_layer import assert_same_gradients, outcome
+from one_layer import assert_same_gradients, outcome, set_dropout
 from tiny import adapt, batch, for_all_rows, tiny_model
 
 pytest.importorskip("triton")
@@ -25,12 +25,7 @@ SMALLER = {"num_attention_heads": 1, "hidden_size": 16}
 
 
 def one_layer(training: bool, **overrides: Any) -> Any:
-    model = tiny_model(num_hidden_layers=1, attention_window=[8], **overrides).train(training)
-    for module in model.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.3
-    model.longformer.encoder.layer[0].attention.self.dropout = 0.3
-    return model
+    return set_dropout(tiny_model(num_hidden_layers=1, attention_window=[8], **overrides).train(training), 0.3)
 
 
 def assert_same_as_in_parts(model: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
