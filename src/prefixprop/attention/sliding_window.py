@@ -95,13 +95,14 @@ def local_rows(
         if tokens is not None:
             parts.insert(0, tokens.gather(rows).repeat_interleave(blocks.count, dim=0))
         if front is not None:
-            parts.insert(0, for_batch(front, parts[-1]))
+            of_blocks = front if len(front) == 1 else front.repeat_interleave(blocks.count, dim=0)
+            parts.insert(0, for_batch(of_blocks, parts[-1]))
         return torch.cat(parts, dim=2) if len(parts) > 1 else parts[0]
 
     output, weights = _attend(
         cut_windows(query, blocks.size, 0, blocks.count),
-        seen_by_blocks(key, None if prefix is None else _each_block(prefix.keys, blocks.count)),
-        seen_by_blocks(value, None if prefix is None else _each_block(prefix.values, blocks.count)),
+        seen_by_blocks(key, None if prefix is None else prefix.keys),
+        seen_by_blocks(value, None if prefix is None else prefix.values),
         blocks.bias,
         dropout,
         need_weights,
@@ -146,10 +147,6 @@ def attend_to_all(
         key, value = with_prefix(prefix.keys, key), with_prefix(prefix.values, value)
         bias = F.pad(bias, (prefix.keys.shape[2], 0))
     return _attend(query, key, value, bias, dropout, need_weights)
-
-
-def _each_block(prefix: Tensor, count: int) -> Tensor:
-    return prefix if len(prefix) == 1 else prefix.repeat_interleave(count, dim=0)
 
 
 def attend_globally(
