@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+import pytest
 from torch import Tensor, nn
 
 from prefixprop.attention.triton.tiles import levels
+
+
+def recorded_seeds(monkeypatch: pytest.MonkeyPatch, *modules: Any) -> list[list[Tensor]]:
+    """The words that these modules draw from now on."""
+    drawn: list[list[Tensor]] = []
+    for module in modules:
+        draw = module.draw_dropout_seeds
+        monkeypatch.setattr(
+            module, "draw_dropout_seeds", lambda *given, draw=draw: drawn.append(draw(*given)) or drawn[-1]
+        )
+    return drawn
 
 
 def is_kept(rows: Tensor, columns: Tensor, dropout: float) -> Tensor:

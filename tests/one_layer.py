@@ -33,6 +33,16 @@ def attention(window: int, heads: int = 2, size: int = 8, dropout: float = 0.0, 
     return module.eval()
 
 
+def set_dropout(model: Any, probability: float) -> Any:
+    """The same model, with as much dropout wherever it has some."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = probability
+        if isinstance(module, LongformerSelfAttention):
+            module.dropout = probability
+    return model
+
+
 class Case(NamedTuple):
     """What one example of a property test looks like."""
 

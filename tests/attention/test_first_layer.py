@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -11,20 +10,10 @@ import torch
 
 from prefixprop import attention
 
-from one_layer import assert_same_gradients, trained_gradients
+from one_layer import assert_same_gradients, set_dropout, trained_gradients
 from tiny import SMALL, adapt, batch, both_methods, for_all_rows, tiny_model
 
 pytest.importorskip("triton")
-
-
-def dropping(model: Any) -> Any:
-    """The same with much dropout, training."""
-    for module in model.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.3
-    for layer in model.base_model.model.longformer.encoder.layer:
-        layer.attention.self.dropout = 0.3
-    return model.train()
 
 
 @pytest.mark.parametrize(
@@ -41,7 +30,7 @@ def test_same_gradients(
     model = adapt(tiny_model(**SMALL | {"num_hidden_layers": 1, "attention_window": [8]}), method, length=prefix)
     attention.install(model, "triton")
     if training:
-        dropping(model)
+        set_dropout(model, 0.3).train()
     inputs = for_all_rows(batch(model, lengths, left=left), 1 + further)
     inputs["global_attention_mask"] *= inputs["attention_mask"]
     found = trained_gradients(model, inputs)

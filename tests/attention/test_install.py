@@ -90,17 +90,6 @@ def test_the_second_pass_of_a_checkpoint_draws_the_masks_of_the_first(
     assert not torch.allclose(still[head], expected[head], atol=1e-3)
 
 
-def test_a_layer_that_is_called_by_itself() -> None:
-    model = tiny_model()
-    layer, states = model.longformer.encoder.layer[1], torch.randn(2, 32, 32)  # of two windows: as the encoder pads
-    mask = torch.zeros(2, 32)
-    arguments = {"is_index_masked": mask < 0, "is_index_global_attn": mask > 0, "is_global_attn": False}
-    expected = layer(states, attention_mask=mask, **arguments)
-    attention.install(model)
-    model(**batch(model, [29, 17]))
-    assert torch.equal(layer(states, attention_mask=mask, **arguments)[0], expected[0])
-
-
 @both_families
 def test_uninstall_leaves_nothing_behind(family: str) -> None:
     model = tiny_model(family)

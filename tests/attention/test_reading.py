@@ -48,12 +48,9 @@ CASES = [
     Case(1, 1, (9, 9)),
     Case(1, 3, (11, 4, 1)),
     Case(4, 2, (40, 33)),
-    Case(3, 2, (17,)),
-    Case(5, 3, (12, 12)),
     Case(5, 3, (19, 6, 0)),
     Case(40, 1, (70, 3)),
     Case(1, 20, (33, 17)),
-    Case(9, 7, (21,)),
 ]
 
 
@@ -147,16 +144,14 @@ def test_is_a_softmax_over_own_keys_and_the_text(
 
 @with_triton
 @pytest.mark.parametrize("dropout", [0.0, 0.4])
-@pytest.mark.parametrize("case", [Case(3, 2, (19, 7)), *CASES[1:3], CASES[5]], ids=str)
+@pytest.mark.parametrize("case", [Case(3, 2, (19, 7)), *CASES[1:4]], ids=str)
 def test_only_the_first_of_each_reader_asks(case: Case, dropout: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Dropout drops single probabilities of the text and of own keys, the same in backward."""
     from prefixprop.attention.triton import reading
 
-    from known_masks import is_kept
+    from known_masks import is_kept, recorded_seeds
 
-    drawn: list[list[Tensor]] = []
-    draw = reading.draw_dropout_seeds
-    monkeypatch.setattr(reading, "draw_dropout_seeds", lambda *given: drawn.append(draw(*given)) or drawn[-1])
+    drawn = recorded_seeds(monkeypatch, reading)
     inputs, mask = inputs_of(case, torch.float32), 1.0
     for first_only in (True, False):
         found = results(partial(by_triton, dropout=dropout, first_only=first_only), inputs, case.readers)

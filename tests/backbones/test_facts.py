@@ -8,12 +8,12 @@ from torch import nn
 from transformers import AutoConfig
 
 from prefixprop import attention
-from prefixprop.backbones import SUPPORTED_MODEL_TYPES, FamilyFacts, family_in, family_of, find_backbone
+from prefixprop.backbones import FAMILIES, FamilyFacts, family_in, family_of, find_backbone
 
 from tiny import adapt, every_family, tiny_model
 
 
-@pytest.mark.parametrize("model_type", SUPPORTED_MODEL_TYPES)
+@pytest.mark.parametrize("model_type", FAMILIES)
 def test_every_dropout_field_is_one_of_the_config(model_type: str) -> None:
     family, config = family_of(model_type), AutoConfig.for_model(model_type)
     fields = (*family.hidden_dropout_fields, *family.attention_dropout_fields)

@@ -24,13 +24,6 @@ def test_unsupported_family_is_named() -> None:
         adapt(model, "propagation")
 
 
-@both_methods
-def test_prefix_that_leaves_no_room(method: str) -> None:
-    with pytest.raises(ValueError, match=r"num_virtual_tokens=128 leaves no room for text.*reads 128 tokens"):
-        adapt(tiny_model("roberta"), method, length=128)
-    adapt(tiny_model("roberta"), method, length=127)
-
-
 @pytest.mark.parametrize("task", HEADS)
 def test_modules_to_save_must_be_there(task: str) -> None:
     with pytest.raises(ValueError, match=r"modules_to_save: \w+ has no module 'nope'; it has .* and their parts"):

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from transformers import LongformerConfig, LongformerForSequenceClassification, RobertaConfig, RobertaModel
+from transformers import LongformerConfig, LongformerForSequenceClassification
 
 from prefixprop import PrefixPropagationConfig, PrefixTuningConfig, count_parameters
 
@@ -34,13 +34,6 @@ def test_longformer_base(config: Any, prefix: int, lora: int, percent: str) -> N
     assert round(count.percent("prefix"), 4) == float(percent.split()[0])
     (line,) = [line for line in str(count).splitlines() if line.startswith("prefix")]
     assert line.split()[1:] == [f"{prefix:,}", *percent.split()]
-
-
-def test_roberta_base_as_the_reference_counts_it() -> None:
-    with torch.device("meta"):
-        model = RobertaModel(RobertaConfig(max_position_embeddings=514, type_vocab_size=1, vocab_size=50265))
-        count = count_parameters(get_peft_model(model, PrefixTuningConfig(num_virtual_tokens=8)))
-    assert (count.backbone, count.prefix, count.head) == (124_645_632, 147_456, 0)
 
 
 @every_family

@@ -131,21 +131,6 @@ def test_embeddings_or_no_mask_give_the_same(family: str, method: str, task: str
         torch.testing.assert_close(adapted(**given_otherwise)[0], adapted(**inputs)[0], atol=1e-6, rtol=1e-6)
 
 
-def test_custom_4d_mask_is_kept_for_the_tokens() -> None:
-    model = tiny_model("roberta", "FEATURE_EXTRACTION")
-    adapted = adapt(model, "propagation", "FEATURE_EXTRACTION")
-    causal = torch.ones(2, 1, 6, 6, dtype=torch.bool).tril()
-    tokens = batch(model, [6, 6])["input_ids"]
-    changed = tokens.clone()
-    changed[:, -1] = 7
-    first, other = (
-        adapted(input_ids=ids, attention_mask=causal, output_hidden_states=True).hidden_states[1]
-        for ids in (tokens, changed)
-    )
-    torch.testing.assert_close(first[:, :-1], other[:, :-1])
-    assert not torch.allclose(first[:, -1], other[:, -1])
-
-
 # --- Eq. 3 ----------------------------------------------------------------------------------------------------------
 
 

@@ -123,11 +123,16 @@ def assert_as_alone(
 @pytest.mark.parametrize(("method", "left"), [("propagation", False), ("tuning", True)])
 @every_family
 def test_each_document_is_as_in_a_pass_of_its_own_adapter(family: str, method: str, left: bool) -> None:
+    """With padding on the left, by transformers' eager attention, which returns its weights."""
     adapters = ADAPTERS | (OF_PROPAGATION if method == "propagation" else {})
-    model = with_adapters(tiny_model(family), method, adapters)
+    plain, asked = tiny_model(family), {"output_attentions": left and family != "longformer"}
+    if asked["output_attentions"]:
+        plain.set_attn_implementation("eager")
+    model = with_adapters(plain, method, adapters)
     names = [*adapters, BASE]
     inputs = batch(model, [LENGTHS[place % len(LENGTHS)] for place in range(len(names))], left=left)
-    assert_as_alone(model, names, inputs)
+    mixed = assert_as_alone(model, names, inputs, **asked)
+    assert len(mixed.attentions or ()) == 3 * asked["output_attentions"]
     # Few numbers, after all layers; with nobody to read the states, the last layer is shorter on Longformer.
     assert_as_alone(model, names[::-1], inputs, tolerance=1e-5, output_hidden_states=False)
     # All of them have an effect, or a mix-up would not show.
@@ -148,17 +153,6 @@ def test_on_every_backend(family: str, backend: str, method: str) -> None:
     attention.install(model, backend)
     for names in groups:
         assert_as_alone(model, list(names), batch(model, [6, 5, 3][: len(names)]))
-
-
-@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
-@pytest.mark.parametrize("family", ["roberta", "modernbert"])
-@both_methods
-def test_with_every_attention_of_transformers(family: str, method: str, implementation: str) -> None:
-    model = with_adapters(tiny_model(family, attn_implementation=implementation), method)
-    asked = {"output_attentions": True} if implementation == "eager" else {}
-    names = ["one", "longer", "two", BASE, "exp too", "exp"]
-    mixed = assert_as_alone(model, names, batch(model, LENGTHS[:6]), **asked)
-    assert not asked or len(mixed.attentions) == 3
 
 
 @pytest.mark.parametrize(

@@ -253,17 +253,6 @@ def test_starts_as_cls(family: str) -> None:
     assert_close(found[0], model(**inputs).logits)
 
 
-@pytest.mark.parametrize("family", ["roberta", "bert"])
-def test_is_a_second_cls(family: str) -> None:
-    """In a layer, what [CLS] is where it stands twice at the same position."""
-    model = exact_model(family, num_hidden_layers=1)
-    bank = second_cls(model, embedded_cls(find_backbone(model), 5))
-    found = bank(text_to_read(bank.backbone, {"input_ids": torch.tensor([[5, 7, 8]])}))
-    twice = {"input_ids": torch.tensor([[5, 5, 7, 8]]), "position_ids": torch.tensor([[0, 0, 1, 2]])}
-    twice["position_ids"] += bank.backbone.first_position
-    assert_close(found[0], model(**twice).logits)
-
-
 def second_cls(model: Any, cls: Tensor) -> ReaderBank:
     """A reader that is [CLS], with the model's own head."""
     backbone = find_backbone(model)

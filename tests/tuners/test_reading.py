@@ -11,12 +11,12 @@ import torch
 from peft import LoraConfig
 from torch import Tensor
 
-from prefixprop import PrefixPropagationConfig, attention, count_parameters
+from prefixprop import PrefixPropagationConfig
 from prefixprop.backbones import FAMILIES
 
 import oracle
 import tiny
-from tiny import RELATIVES, SMALL, adapt, batch, every_family, for_all_rows, randomised, tiny_model
+from tiny import RELATIVES, adapt, batch, every_family, for_all_rows, randomised, tiny_model
 
 LENGTHS = [23, 11, 1]
 
@@ -103,17 +103,6 @@ def test_callers_positions_and_no_mask(family: str) -> None:
     assert_follows_equation(tiny_model(family), inputs, 3)
 
 
-@pytest.mark.parametrize("options", [{"init": "vocab"}, {"reparameterize": True, "gate": True}])
-@every_family
-def test_the_options_of_propagation(family: str, options: dict[str, Any]) -> None:
-    """At its first layer a prefix is that of propagation; the parameters are the same."""
-    model, other = (adapt(tiny_model(family), method, **options) for method in ("reading", "propagation"))
-    assert count_parameters(model) == count_parameters(other)
-    model.train()(**batch(model, LENGTHS)).logits.sum().backward()
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad and parameter.dim() > 1]
-    assert all(parameter.grad is not None and parameter.grad.any() for parameter in trained)
-
-
 # --- the text -------------------------------------------------------------------------------------------------------
 
 
@@ -135,35 +124,6 @@ def test_the_text_is_that_of_the_frozen_model(family: str, training: bool) -> No
     # The virtual tokens and the head do have dropout, and every module is as it was.
     assert all(module.training == training for module in adapted.modules())
     assert torch.equal(adapted(**inputs).logits, adapted(**inputs).logits) != training
-
-
-@pytest.mark.parametrize("length", [3, 11])
-@every_family
-def test_attention_dropout_is_that_of_the_layer(family: str, length: int) -> None:
-    (dropout,) = FAMILIES[family].attention_dropout_fields
-    adapted = reader(tiny_model(family, **{dropout: 0.3}), length).train()
-    inputs = batch(adapted, LENGTHS)
-    one, two = adapted(**inputs), adapted(**inputs)
-    assert not torch.allclose(one.logits, two.logits) and one.keys() == {"logits"}
-
-
-@pytest.mark.parametrize(
-    ("family", "backend"),
-    [*product(["longformer", "modernbert"], ["sdpa", "triton", None]), ("roberta", None), ("bert", None)],
-)
-def test_every_attention_gives_the_same(family: str, backend: str | None) -> None:
-    """None is Hugging Face's, which Longformer and ModernBERT have where attention weights are asked for."""
-    model = tiny_model(family, **SMALL)
-    adapted = reader(model)
-    inputs = batch(model, [19, 7])
-    expected = adapted(**inputs).logits
-    asked = {"output_attentions": True} if backend is None and family in ("longformer", "modernbert") else {}
-    if backend is not None:
-        attention.install(adapted, backend)
-    for implementation in ("eager", "sdpa") if backend is None and family != "longformer" else ("",):
-        if implementation:
-            model.set_attn_implementation(implementation)
-        torch.testing.assert_close(adapted(**inputs, **asked).logits, expected, atol=1e-5, rtol=0)
 
 
 # --- what is refused ------------------------------------------------------------------------------------------------

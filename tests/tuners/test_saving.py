@@ -9,13 +9,13 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import peft
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file
 
 from prefixprop.models import load_embedded
+from prefixprop.tuners import AUTO_CLASSES
 
 from tiny import (
     HEADS,
@@ -31,12 +31,6 @@ from tiny import (
     trained_names,
 )
 
-NAMED: dict[str, type[Any]] = {
-    "SEQ_CLS": peft.AutoPeftModelForSequenceClassification,
-    "TOKEN_CLS": peft.AutoPeftModelForTokenClassification,
-    "QUESTION_ANS": peft.AutoPeftModelForQuestionAnswering,
-    "FEATURE_EXTRACTION": peft.AutoPeftModelForFeatureExtraction,
-}
 RELOAD = """
 import sys, torch, peft, prefixprop
 torch.set_num_threads(1)
@@ -59,7 +53,7 @@ def test_a_fresh_process_loads_the_same_bits(tmp_path: Path) -> None:
         torch.save(inputs, folder / "inputs.pt")
         model.save_pretrained(folder / "adapter")
         expected[folder] = tensors(model(**inputs))
-    asked = [word for folder in expected for word in (str(folder), NAMED[folder.name].__name__)]
+    asked = [word for folder in expected for word in (str(folder), AUTO_CLASSES[folder.name].__name__)]
     subprocess.run([sys.executable, "-c", RELOAD, *asked], check=True, timeout=300)
     for folder, outputs in expected.items():
         found = torch.load(folder / "outputs.pt", weights_only=True)
@@ -156,7 +150,7 @@ def test_one_folder_holds_a_prefix_and_lora_to_the_bit(variant: str, method: str
     for loaded in (
         PeftModel.from_pretrained(tiny_model("roberta"), tmp_path / "adapter"),
         PeftModel.from_pretrained(tiny_model("roberta"), tmp_path / "adapter", low_cpu_mem_usage=True),
-        NAMED["SEQ_CLS"].from_pretrained(tmp_path / "adapter", num_labels=3),
+        AUTO_CLASSES["SEQ_CLS"].from_pretrained(tmp_path / "adapter", num_labels=3),
     ):
         assert_same_bits(loaded(**inputs), model(**inputs))
         assert not trained_names(loaded) or variant == "biases"  # which peft leaves trainable
@@ -181,7 +175,7 @@ def embedded_with_adapter(name: str, method: str, task: str = "SEQ_CLS") -> Any:
         ("longformer-mini-4096", "propagation", "SEQ_CLS"),
         ("longformer-mini-4096-mlm", "tuning", "SEQ_CLS"),
         ("roberta-mini-512", "lora", "SEQ_CLS"),
-        *(("roberta-mini-512", "propagation", task) for task in NAMED if task != "SEQ_CLS"),
+        *(("roberta-mini-512", "propagation", task) for task in AUTO_CLASSES if task != "SEQ_CLS"),
     ],
 )
 def test_adapters_of_embedded_models_load_by_name(name: str, method: str, task: str, tmp_path: Path) -> None:
@@ -190,20 +184,10 @@ def test_adapters_of_embedded_models_load_by_name(name: str, method: str, task: 
     noted = json.loads((tmp_path / "adapter_config.json").read_text())["base_model_name_or_path"]
     assert noted == load_embedded(name)[0].noted
     labels = LABELS.get(task, {})
-    loaded = NAMED[task].from_pretrained(tmp_path, **labels)
+    loaded = AUTO_CLASSES[task].from_pretrained(tmp_path, **labels)
     torch.testing.assert_close(tensors(loaded(**TOKENS)), tensors(model(**TOKENS)), rtol=1e-5, atol=1e-5)
-    half = NAMED[task].from_pretrained(tmp_path, dtype=torch.bfloat16, **labels)
+    half = AUTO_CLASSES[task].from_pretrained(tmp_path, dtype=torch.bfloat16, **labels)
     assert half.get_input_embeddings().weight.dtype == torch.bfloat16
-
-
-def test_an_adapter_that_names_no_model_loads_onto_the_embedded_one(tmp_path: Path) -> None:
-    model = embedded_with_adapter("roberta-mini-512", "propagation")
-    model.save_pretrained(tmp_path, save_embedding_layers=False)
-    config = json.loads((tmp_path / "adapter_config.json").read_text())
-    (tmp_path / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": None}))
-    loaded = PeftModel.from_pretrained(load_embedded("roberta-mini-512")[0]("SEQ_CLS", num_labels=3), tmp_path)
-    with torch.no_grad():
-        assert_same_bits(loaded(**TOKENS), model(**TOKENS))
 
 
 @pytest.mark.parametrize("method", ["propagation", "lora"])

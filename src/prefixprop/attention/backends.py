@@ -20,12 +20,10 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # Triton on the CPU: sl
 
 def check_backend(name: str) -> None:
     """Raise if there is no backend of this name, or if this machine lacks what it needs."""
-    reasons = {backend: why_not(backend) for backend in BACKENDS}
-    here = ", ".join(["auto", *(backend for backend, reason in reasons.items() if reason is None)])
     if name not in ("auto", *BACKENDS):
         raise ValueError(f"backend={name!r} is unknown; choose one of auto, {', '.join(BACKENDS)}.")
-    if name != "auto" and reasons[name] is not None:
-        raise ValueError(f"backend={name!r} needs {reasons[name]}; this machine has: {here}.")
+    if name != "auto" and (reason := why_not(name)) is not None:
+        raise ValueError(f"backend={name!r} needs {reason}; this machine has: auto, sdpa.")
 
 
 def why_not(name: str, device: torch.device | None = None) -> str | None:

@@ -107,7 +107,7 @@ def _model_forward(
     source = patch.active_source()
     row = None
     if get_ident() in patch.reads_cls and not any(flags.values()) and not has_other_readers(longformer, source):
-        row = 0 if source is None else source.pooled_row()
+        row = 0 if source is None or source.pools_prefix() else source.virtual_tokens()
     known = {
         "cls_row": row,
         "grad_rows": grad_rows(longformer, source, embedded),

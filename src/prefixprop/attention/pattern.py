@@ -80,7 +80,6 @@ class AttentionPattern:
     backend: Any = None
     front_rows: int | None = None
     unpadded_rows: int | None = None
-    _blocks: dict[tuple, Blocks] = field(default_factory=dict, init=False)
     _prepared: dict[tuple, Any] = field(default_factory=dict, init=False)
 
     @classmethod
@@ -128,10 +127,11 @@ class AttentionPattern:
 
     def blocks(self, reach: int, prefix_keys: int, dtype: torch.dtype, whole_grid: bool) -> Blocks:
         """Blocks of rows that see `reach` neighbours on either side; more than one block if `whole_grid`."""
-        wanted = (reach, prefix_keys, dtype, whole_grid)
-        if wanted not in self._blocks:
-            self._blocks[wanted] = self._cut(*wanted)
-        return self._blocks[wanted]
+        return self.prepared(AttentionPattern._cut, reach, prefix_keys, dtype, whole_grid)
+
+    def bias(self, dtype: torch.dtype) -> Tensor:
+        """What is added to the scores of rows that see all, [batch, 1, 1, length]."""
+        return as_bias(~self.is_unseen[:, None, None, :], dtype)
 
     def _cut(self, reach: int, prefix_keys: int, dtype: torch.dtype, whole_grid: bool) -> Blocks:
         batch, length = self.is_masked.shape

@@ -50,21 +50,24 @@ NO_PREFIX = LayerPrefix(None, None, None)
 
 
 class PrefixSource(Protocol):
-    """What attention asks of a prefix method while it runs."""
+    """What attention and encoders ask of a prefix method while it runs."""
 
     def is_active(self) -> bool: ...
 
     def virtual_tokens(self) -> int:
         """How many virtual tokens stand in front of the sequence (Eq. 1)."""
 
+    def first_rows(self, states: Tensor) -> Tensor | None:
+        """Virtual tokens for the embedded sequence `states`, [batch, j, hidden]; None if there are none."""
+
     def rows_outside_softmax(self) -> int:
         """How many of these are in no softmax (Eq. 3)."""
 
-    def kept(self) -> tuple[int, bool]:
-        """How many these are, and whether the first one is kept, to be pooled."""
+    def pools_prefix(self) -> bool:
+        """Whether the head reads the first virtual token, which is kept for it."""
 
-    def pooled_row(self) -> int:
-        """Which row a head that pools the first row reads, virtual tokens counted."""
+    def reserved_positions(self) -> int:
+        """How many positions the prefix takes in front of the text: none, except in layout `reference`."""
 
     def at(self, layer: int, batch: int) -> LayerPrefix:
         """What a layer gets. Asked once for each layer of a pass: dropout of the prefix is drawn here."""
@@ -108,3 +111,8 @@ def as_rows(prefix: PrefixedKeys | None, rows: Tensor) -> Tensor:
 
 def for_batch(prefix: Tensor, rows: Tensor) -> Tensor:
     return prefix.to(rows.dtype).expand(rows.shape[0], -1, -1, -1)
+
+
+def with_prefix(prefix: Tensor, own: Tensor) -> Tensor:
+    """Keys or values of a prefix [batch or 1, heads, j, size] in front of a layer's own (Eq. 2)."""
+    return torch.cat([for_batch(prefix, own), own], dim=2)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from prefixprop.attention.backends import Backend
 from prefixprop.attention.dropout import dropout_weights, wide
-from prefixprop.attention.pattern import AttentionPattern, as_bias
+from prefixprop.attention.pattern import AttentionPattern
 from prefixprop.attention.prefix import PrefixedKeys
 from prefixprop.attention.sliding_window import KeyValue, attend_to_states, is_plain, split_heads
 
@@ -99,7 +99,7 @@ def read_keys(
 
 def _bias(pattern: AttentionPattern, dtype: torch.dtype) -> Tensor | None:
     """What is added to the scores of the text's tokens, [batch, 1, 1, tokens], if there is any padding."""
-    return None if pattern.unpadded_rows is not None else as_bias(~pattern.is_unseen[:, None, None, :], dtype)
+    return None if pattern.unpadded_rows is not None else pattern.bias(dtype)
 
 
 class _Read(torch.autograd.Function):

@@ -10,13 +10,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from prefixprop.attention.dropout import attend_with_dropout, wide
-from prefixprop.attention.pattern import AttentionPattern, as_bias
-from prefixprop.attention.prefix import FusedPart, PrefixedKeys, PrefixPart, for_batch, outside_softmax
-from prefixprop.attention.sliding_window import local_rows
+from prefixprop.attention.dropout import wide
+from prefixprop.attention.pattern import AttentionPattern
+from prefixprop.attention.prefix import FusedPart, PrefixedKeys, PrefixPart, outside_softmax
+from prefixprop.attention.sliding_window import attend_to_all, local_rows
 
 Angles = tuple[Tensor, Tensor]  # cosines and sines, [batch or 1, length, head size] each
 
@@ -43,34 +42,15 @@ def rotary_attention(
     value = value.squeeze(2).transpose(1, 2)
     in_softmax = prefix if prefix_part is None else None
     if reach is None:
-        output = attend_to_all(query, key, value, pattern, in_softmax, dropout)
+        output, _ = attend_to_all(query, key, value, pattern, in_softmax, dropout)
     else:
         output, _ = local_rows(query, key, value, reach, pattern, in_softmax, dropout)
         if count := pattern.front_rows:
-            front = attend_to_all(query[:, :, :count], key, value, pattern, in_softmax, dropout)
+            front, _ = attend_to_all(query[:, :, :count], key, value, pattern, in_softmax, dropout)
             output = torch.cat([front, output[:, :, count:]], dim=2)
     if prefix_part is not None:
         output = output + prefix_part(query, *outside_softmax(key, value, prefix, pattern), dropout)
     return output.transpose(1, 2).flatten(2)
-
-
-def attend_to_all(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    pattern: AttentionPattern,
-    prefix: PrefixedKeys | None,
-    dropout: float,
-) -> Tensor:
-    """Attention of rows that see the prefix and all tokens but padding: [batch, heads, rows, size]."""
-    bias = as_bias(~pattern.is_unseen[:, None, None, :], query.dtype)
-    if prefix is not None:
-        key = torch.cat([for_batch(prefix.keys, key), key], dim=2)
-        value = torch.cat([for_batch(prefix.values, value), value], dim=2)
-        bias = F.pad(bias, (prefix.keys.shape[2], 0))
-    if dropout > 0 and query.device.type == "cpu":
-        return attend_with_dropout(query, key, value, bias, dropout)
-    return F.scaled_dot_product_attention(query, key, value, attn_mask=bias, dropout_p=dropout)
 
 
 def geglu(layer: Any, states: Tensor, attended: Tensor) -> Tensor:

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from prefixprop.attention.dropout import attend_with_dropout, dropout_weights, wide
 from prefixprop.attention.patch import has_hooks
-from prefixprop.attention.pattern import AttentionPattern, GlobalTokens, as_bias, cut_windows, join_blocks
-from prefixprop.attention.prefix import PrefixedKeys, PrefixPart, for_batch, outside_softmax
+from prefixprop.attention.pattern import AttentionPattern, GlobalTokens, cut_windows, join_blocks
+from prefixprop.attention.prefix import PrefixedKeys, PrefixPart, for_batch, outside_softmax, with_prefix
 
 KeyValue = tuple[Any, Any]  # the linear layers that make keys and values
 
@@ -95,13 +95,14 @@ def local_rows(
         if tokens is not None:
             parts.insert(0, tokens.gather(rows).repeat_interleave(blocks.count, dim=0))
         if front is not None:
-            parts.insert(0, for_batch(front, parts[-1]))
+            of_blocks = front if len(front) == 1 else front.repeat_interleave(blocks.count, dim=0)
+            parts.insert(0, for_batch(of_blocks, parts[-1]))
         return torch.cat(parts, dim=2) if len(parts) > 1 else parts[0]
 
     output, weights = _attend(
         cut_windows(query, blocks.size, 0, blocks.count),
-        seen_by_blocks(key, None if prefix is None else _each_block(prefix.keys, blocks.count)),
-        seen_by_blocks(value, None if prefix is None else _each_block(prefix.values, blocks.count)),
+        seen_by_blocks(key, None if prefix is None else prefix.keys),
+        seen_by_blocks(value, None if prefix is None else prefix.values),
         blocks.bias,
         dropout,
         need_weights,
@@ -131,8 +132,21 @@ def _attend(
     return F.scaled_dot_product_attention(query, key, value, attn_mask=bias, dropout_p=dropout), None
 
 
-def _each_block(prefix: Tensor, count: int) -> Tensor:
-    return prefix if len(prefix) == 1 else prefix.repeat_interleave(count, dim=0)
+def attend_to_all(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    pattern: AttentionPattern,
+    prefix: PrefixedKeys | None,
+    dropout: float,
+    need_weights: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """Attention of rows that see the prefix and all tokens but padding, [batch, heads, rows, size]."""
+    bias = pattern.bias(query.dtype)
+    if prefix is not None:
+        key, value = with_prefix(prefix.keys, key), with_prefix(prefix.values, value)
+        bias = F.pad(bias, (prefix.keys.shape[2], 0))
+    return _attend(query, key, value, bias, dropout, need_weights)
 
 
 def attend_globally(
@@ -179,7 +193,10 @@ def attend_to_states(
     few = query.shape[1] * query.shape[2] <= hidden_states.shape[2]
     if not (few and all(map(is_plain, key_value))):
         assert readers == 1
-        return _projected(key_value, hidden_states, query, pattern, prefix, dropout)
+        key, value = (split_heads(linear(hidden_states), query.shape[1]) for linear in key_value)
+        output, weights = attend_to_all(query, key, value, pattern, prefix, dropout, need_weights=True)
+        assert weights is not None
+        return output, weights[..., -hidden_states.shape[1] :]
     asked = query.to(wide(query.dtype)) if exact else query
     # Autocast would compute the products in 16 bits again.
     with torch.autocast(query.device.type, enabled=False) if exact else nullcontext():
@@ -206,7 +223,7 @@ def _absorbed(
     back = (query @ matrices[0]).flatten(1, 2)  # [batch, heads * globals, hidden]
     scores = (back @ states.transpose(1, 2)).view(batch, heads, count, -1)
     scores = scores + (query * key_bias).sum(dim=-1, keepdim=True)
-    scores = scores + as_bias(~pattern.is_unseen[:, None, None, :], query.dtype)
+    scores = scores + pattern.bias(query.dtype)
     if prefix is not None:
         keys, values = (for_batch(each, query).unflatten(2, (readers, -1)) for each in prefix)
         front = query.unflatten(2, (readers, -1)) @ keys.transpose(-1, -2)
@@ -220,26 +237,6 @@ def _absorbed(
         on_prefix = weights[..., : keys.shape[3]].unflatten(2, (readers, -1))
         output = output + (on_prefix @ values).flatten(2, 3)
     return output, kept
-
-
-def _projected(
-    key_value: KeyValue,
-    hidden_states: Tensor,
-    query: Tensor,
-    pattern: AttentionPattern,
-    prefix: PrefixedKeys | None,
-    dropout: float,
-) -> tuple[Tensor, Tensor]:
-    key, value = (split_heads(linear(hidden_states), query.shape[1]) for linear in key_value)
-    visible, prefix_keys = ~pattern.is_unseen[:, None, None, :], 0
-    if prefix is not None:
-        prefix_keys = prefix.keys.shape[2]
-        key = torch.cat([for_batch(prefix.keys, key), key], dim=2)
-        value = torch.cat([for_batch(prefix.values, value), value], dim=2)
-        visible = F.pad(visible, (prefix_keys, 0), value=True)
-    scores = query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1]) + as_bias(visible, query.dtype)
-    weights = dropout_weights(scores.softmax(dim=-1, dtype=wide(query.dtype)).to(query.dtype), dropout)
-    return weights @ value, weights[..., prefix_keys:]
 
 
 def is_plain(linear: nn.Module) -> bool:

@@ -22,7 +22,6 @@ FAMILIES: dict[str, type[Backbone]] = {
     "ernie": BertBackbone,
     "modernbert": ModernBertBackbone,
 }
-SUPPORTED_MODEL_TYPES = FAMILIES.keys()  # those added later too
 
 
 def family_of(model_type: str) -> type[FamilyFacts]:
@@ -38,8 +37,8 @@ def family_in(model: nn.Module) -> type[FamilyFacts]:
 def find_backbone(model: nn.Module) -> Backbone:
     """The encoder inside `model`, bare or under any head."""
     for module in model.modules():
-        family = _family(module)
-        if family is None or not (hasattr(module, "embeddings") and _has_layers(module)):
+        family, has_layers = _family(module), hasattr(module, "encoder") or hasattr(module, "layers")
+        if family is None or not (has_layers and hasattr(module, "embeddings")):
             continue
         if getattr(module.config, "is_decoder", False):
             raise ValueError("Prefix methods here are for encoders; load the model with is_decoder=False.")
@@ -55,8 +54,4 @@ def _family(module: nn.Module) -> type[Backbone] | None:
     return FAMILIES.get(getattr(getattr(module, "config", None), "model_type", ""))
 
 
-def _has_layers(module: nn.Module) -> bool:
-    return hasattr(module, "encoder") or hasattr(module, "layers")
-
-
-__all__ = ["FAMILIES", "SUPPORTED_MODEL_TYPES", "Backbone", "FamilyFacts", "family_in", "family_of", "find_backbone"]
+__all__ = ["FAMILIES", "Backbone", "FamilyFacts", "family_in", "family_of", "find_backbone"]

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from functools import partial
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -36,16 +35,6 @@ class FamilyFacts:
     def first_position_of(config: Any) -> int:
         """Position of the first real token."""
         return 0
-
-
-class RowSource(PrefixSource, Protocol):
-    """A method that puts virtual tokens in front of the sequence (Eq. 1)."""
-
-    def first_rows(self, states: Tensor) -> Tensor | None:
-        """Virtual tokens for the embedded sequence `states`, [batch, j, hidden]; None if no adapter is active."""
-
-    def reserved_positions(self) -> int:
-        """How many positions the prefix takes in front of the text: none, except in layout `reference`."""
 
 
 class Text(NamedTuple):
@@ -128,10 +117,6 @@ class Backbone(FamilyFacts, ABC):
     def embed_empty_words(self, count: int) -> Tensor:
         """The embedding of an empty word at positions 0 to count-1, to which layout `reference` adds P(1)."""
 
-    @abstractmethod
-    def attach_positions(self, reserved: Callable[[], int | None]) -> list[Undo]:
-        """Start real tokens after `reserved()` positions, and check that enough are left; None: no prefix now."""
-
     def attach(self, source: PrefixSource) -> list[Undo]:
         """Make every layer's attention use `source`, and remove the prefix from the output. Returns how to undo it.
 
@@ -142,12 +127,12 @@ class Backbone(FamilyFacts, ABC):
     def _leave(self, source: PrefixSource, _: nn.Module, args: tuple, output: Any) -> Any:
         if not source.is_active():
             return None
-        pooled_row = source.kept()[1]
+        pooled_row = source.pools_prefix()
         # A head that pools for itself reads the first row, so there the pooled row stays.
         return self.finish(output, pooled_row, drop_pooled_row=pooled_row and not self.head_pools)
 
     @abstractmethod
-    def attach_rows(self, source: RowSource) -> list[Undo]:
+    def attach_rows(self, source: PrefixSource) -> list[Undo]:
         """Put the virtual tokens of `source` in front of the sequence, and remove them at the end."""
 
     def finish(self, output: Any, pooled_row: bool, drop_pooled_row: bool) -> Any:
@@ -191,9 +176,16 @@ class Backbone(FamilyFacts, ABC):
         rows = pooled[:, None]
         return head.classifier(self.module.pooler(rows) if self.has_pooler else rows)
 
-    @abstractmethod
     def token_key_values(self, input_ids: Tensor) -> Tensor:
         """Keys and values that the layers compute for `input_ids` [1, j]: [layers, 2, heads, j, head size]."""
+        states = self.module(input_ids=input_ids, output_hidden_states=True, return_dict=True).hidden_states
+        shape = (2, self.config.num_attention_heads, self.head_size)
+        rows = [self.project(layer, own)[0] for layer, own in zip(self.layers, states, strict=False)]
+        return torch.stack([row.unflatten(-1, shape).permute(1, 2, 0, 3) for row in rows])
+
+    @abstractmethod
+    def project(self, layer: Any, states: Tensor) -> Tensor:
+        """A layer's keys and values of local rows, [batch, tokens, 2 hidden], without positions."""
 
 
 class EncoderBackbone(Backbone):
@@ -234,39 +226,31 @@ class EncoderBackbone(Backbone):
         projection = getattr(self.module, "embeddings_project", None)
         return embedded if projection is None else projection(embedded)
 
-    def attach_positions(self, reserved: Callable[[], int | None]) -> list[Undo]:
-        check, shift = partial(self._check_positions, reserved), partial(_shift, reserved)
+    def attach(self, source: PrefixSource) -> list[Undo]:
+        check, shift = partial(self._check_length, source), partial(_shift, source)
         return [
+            *super().attach(source),
             self.embeddings.register_forward_pre_hook(check, with_kwargs=True).remove,
             self.embeddings.position_embeddings.register_forward_pre_hook(shift).remove,
         ]
 
-    def _check_positions(self, reserved: Callable[[], int | None], _: nn.Module, args: tuple, kwargs: dict) -> None:
-        count = reserved()
-        if count is not None:
-            names = ("input_ids", "position_ids", "inputs_embeds")
-            self.check_length(count, **{name: kwargs.get(name) for name in names})
-
-    def check_length(
-        self,
-        reserved: int,
-        input_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-    ) -> None:
-        """Raise if a sequence needs more positions than there are besides the `reserved` ones.
+    def _check_length(self, source: PrefixSource, _: nn.Module, args: tuple, kwargs: dict) -> None:
+        """Raise if a sequence needs more positions than there are besides those that the prefix takes.
 
         Reads values back from an accelerator only where the shape alone does not tell.
         """
+        ids, positions = kwargs.get("input_ids"), kwargs.get("position_ids")
+        tokens = kwargs.get("inputs_embeds") if ids is None else ids
+        if tokens is None or not source.is_active():
+            return
+        reserved = source.reserved_positions()
         room = self.max_tokens - reserved
-        tokens = input_ids if input_ids is not None else inputs_embeds
-        if tokens is None:
+        if (positions is None and tokens.shape[1] <= room) or torch.compiler.is_compiling():
             return
-        if position_ids is None and tokens.shape[1] <= room:
-            return
-        if torch.compiler.is_compiling():
-            return
-        needed = self._positions_needed(input_ids, position_ids, inputs_embeds)
+        if positions is not None:
+            needed = int(positions.max()) + 1 - self.first_position
+        else:
+            needed = tokens.shape[1] if ids is None else self._count_positions(ids)
         if needed > room:
             shift = f" ({reserved} of its positions go to the prefix in layout 'reference')" if reserved else ""
             raise ValueError(
@@ -275,34 +259,26 @@ class EncoderBackbone(Backbone):
                 "prefixprop.models.lengthen."
             )
 
-    def _positions_needed(
-        self, input_ids: Tensor | None, position_ids: Tensor | None, inputs_embeds: Tensor | None
-    ) -> int:
-        if position_ids is not None:
-            return int(position_ids.max()) + 1 - self.first_position
-        if input_ids is not None:
-            return self._count_positions(input_ids)
-        assert inputs_embeds is not None
-        return inputs_embeds.shape[1]
-
     @abstractmethod
     def _count_positions(self, input_ids: Tensor) -> int:
         """Positions that the model will give to `input_ids`."""
 
-    def attach_rows(self, source: RowSource) -> list[Undo]:
+    def attach_rows(self, source: PrefixSource) -> list[Undo]:
         enter, leave = partial(self._enter_encoder, source), partial(self._leave_encoder, source)
         return [
             self.encoder.register_forward_pre_hook(enter, with_kwargs=True).remove,
             self.encoder.register_forward_hook(leave).remove,
         ]
 
-    def _enter_encoder(self, source: RowSource, _: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
+    def _enter_encoder(
+        self, source: PrefixSource, _: nn.Module, args: tuple, kwargs: dict
+    ) -> tuple[tuple, dict] | None:
         rows = source.first_rows(args[0])
         return None if rows is None else self.prepend(rows, args, kwargs)
 
-    def _leave_encoder(self, source: RowSource, _: nn.Module, args: tuple, output: Any) -> Any:
-        count, pooled_row = source.kept()
-        return self.keep_tokens(output, count, pooled_row) if count else None
+    def _leave_encoder(self, source: PrefixSource, _: nn.Module, args: tuple, output: Any) -> Any:
+        count = source.virtual_tokens()
+        return self.keep_tokens(output, count, source.pools_prefix()) if count else None
 
     @abstractmethod
     def prepend(self, rows: Tensor, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
@@ -341,24 +317,15 @@ class EncoderBackbone(Backbone):
         norm = getattr(self.module, "LayerNorm", None)  # where layers normalise first
         return rows if norm is None else norm(rows)
 
-    def token_key_values(self, input_ids: Tensor) -> Tensor:
-        attentions = [layer.attention.self for layer in self.layers]
-        outputs = record_outputs(
-            [projection for attention in attentions for projection in (attention.key, attention.value)],
-            lambda: self.module(input_ids=input_ids),
-        )
-        heads = self.config.num_attention_heads
-        rows = [self._own_rows(output, input_ids.shape[1]) for output in outputs]
-        return torch.stack([row.unflatten(-1, (heads, -1)).transpose(0, 1) for row in rows]).unflatten(0, (-1, 2))
-
-    def _own_rows(self, projected: Tensor, count: int) -> Tensor:
-        """The [count, hidden] rows of a single sequence in the output of a key or value projection."""
-        return projected[0, :count]
+    def project(self, layer: Any, states: Tensor) -> Tensor:
+        norm, own = getattr(layer.attention, "LayerNorm", None), layer.attention.self
+        states = states if norm is None else norm(states)
+        return torch.cat([own.key(states), own.value(states)], dim=-1)
 
 
-def _shift(reserved: Callable[[], int | None], _: nn.Module, args: tuple) -> tuple | None:
-    """Positions after those that are reserved."""
-    count = reserved()
+def _shift(source: PrefixSource, _: nn.Module, args: tuple) -> tuple | None:
+    """Positions after those that the prefix takes."""
+    count = source.reserved_positions()
     return (args[0] + count,) if count else None
 
 
@@ -378,21 +345,6 @@ def last_tokens(value: Any, tokens: int) -> Any:
     return value
 
 
-def record_outputs(modules: list[nn.Module], run: Callable[[], Any]) -> list[Tensor]:
-    """The outputs of `modules` during `run()`, in their order."""
-    outputs: dict[int, Tensor] = {}
-    handles = [
-        module.register_forward_hook(lambda _, __, output, index=index: outputs.update({index: output}))
-        for index, module in enumerate(modules)
-    ]
-    try:
-        run()
-    finally:
-        for handle in handles:
-            handle.remove()
-    return [outputs[index] for index in range(len(modules))]
-
-
 class RobertaPositions:
     """Positions counted over real tokens, starting behind the padding index."""
 
@@ -401,10 +353,6 @@ class RobertaPositions:
     @staticmethod
     def first_position_of(config: Any) -> int:
         return (config.pad_token_id or 0) + 1
-
-    @property
-    def first_position(self) -> int:
-        return self.embeddings.padding_idx + 1
 
     def _count_positions(self, input_ids: Tensor) -> int:
         return int(input_ids.ne(self.embeddings.padding_idx).sum(dim=1).max())

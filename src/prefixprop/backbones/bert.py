@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from prefixprop.attention.patch import Undo, replace_forward
-from prefixprop.attention.prefix import PrefixSource
+from prefixprop.attention.prefix import PrefixSource, with_prefix
 from prefixprop.backbones.base import EncoderBackbone, RobertaPositions, without_prefix
-from prefixprop.backbones.dense_attention import mask_with_keys, mask_with_rows, split_attention, with_prefix
+from prefixprop.backbones.dense_attention import mask_with_keys, mask_with_rows, split_attention
 
 
 class BertBackbone(EncoderBackbone):

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.bert.modeling_bert import eager_attention_forward
 
 from prefixprop.attention.prefix import PrefixPart
 
@@ -18,7 +19,7 @@ def attend(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, dropout: float, **others: Any
 ) -> tuple[Tensor, Tensor]:
     """The model's own attention function, as [batch, rows, heads, size], and its weights if it has any."""
-    function = ALL_ATTENTION_FUNCTIONS.get_interface(module.config._attn_implementation, _eager_attention)
+    function = ALL_ATTENTION_FUNCTIONS.get_interface(module.config._attn_implementation, eager_attention_forward)
     others = {name: option for name, option in others.items() if name not in FOR_DECODERS}
     scaling = query.shape[-1] ** -0.5
     return function(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **others)
@@ -47,27 +48,6 @@ def split_attention(
         attention_mask = None if attention_mask is None else attention_mask[..., virtual_tokens:]
     rows, weights = attend(module, query, key, value, attention_mask, dropout, **others)
     return rows + part(query, *prefix, dropout).transpose(1, 2), weights
-
-
-def with_prefix(prefix: Tensor, own: Tensor) -> Tensor:
-    """Keys or values of a prefix [batch or 1, heads, j, size] in front of a layer's own (Eq. 2)."""
-    return torch.cat([prefix.to(own.dtype).expand(own.shape[0], -1, -1, -1), own], dim=2)
-
-
-def _eager_attention(
-    module: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float,
-    dropout: float,
-    **_: Any,
-) -> tuple[Tensor, Tensor]:
-    scores = query @ key.transpose(-1, -2) * scaling
-    weights = (scores if attention_mask is None else scores + attention_mask).softmax(dim=-1)
-    weights = F.dropout(weights, dropout)
-    return (weights @ value).transpose(1, 2), weights
 
 
 def mask_with_keys(mask: Any, count: int) -> Any:

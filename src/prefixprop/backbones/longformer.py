@@ -69,10 +69,6 @@ class LongformerBackbone(RobertaPositions, EncoderBackbone):
         ]
         return undo
 
-    def _own_rows(self, projected: Tensor, count: int) -> Tensor:
-        # Hugging Face's attention works on [length, batch, hidden] and pads to a multiple of the window.
-        return projected[:count, 0]
-
 
 def _copy(source: Tensor, target: Tensor) -> None:
     """Copy rows of contiguous features, 16 bytes at a time where that is possible.

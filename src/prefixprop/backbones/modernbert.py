@@ -19,17 +19,16 @@ from transformers.models.modernbert.modeling_modernbert import apply_rotary_pos_
 
 from prefixprop.attention.modernbert import ARGUMENTS, ModernBertPatch, is_fast_with
 from prefixprop.attention.patch import Undo, replace_forward
-from prefixprop.attention.prefix import NO_PREFIX, PrefixedKeys, PrefixSource
+from prefixprop.attention.prefix import NO_PREFIX, PrefixedKeys, PrefixSource, with_prefix
 from prefixprop.attention.reading import LONGEST, read_keys
 from prefixprop.attention.rope import geglu
-from prefixprop.backbones.base import Backbone, RowSource, Text, record_outputs, without_prefix
+from prefixprop.backbones.base import Backbone, Text, without_prefix
 from prefixprop.backbones.dense_attention import (
     attend,
     mask_with_keys,
     mask_with_rows,
     split_attention,
     with_first_rows_everywhere,
-    with_prefix,
 )
 
 
@@ -63,9 +62,6 @@ class ModernBertBackbone(Backbone):
         embeddings = self.embeddings
         return embeddings.drop(embeddings.norm(self.word_embeddings.weight.new_zeros(count, self.config.hidden_size)))
 
-    def attach_positions(self, reserved: Callable[[], int | None]) -> list[Undo]:
-        return []  # positions are relative, and there is no table of positions
-
     def attach(self, source: PrefixSource) -> list[Undo]:
         attention = ModernBertPatch.of(self.module)
         around = [
@@ -74,7 +70,7 @@ class ModernBertBackbone(Backbone):
         ]
         return [*super().attach(source), attention.listen_to(source), *around]
 
-    def attach_rows(self, source: RowSource) -> list[Undo]:
+    def attach_rows(self, source: PrefixSource) -> list[Undo]:
         enter, leave = partial(self._make_room, source), partial(_take_rows_off, source)
         return [
             self.module.register_forward_pre_hook(enter, with_kwargs=True).remove,
@@ -82,11 +78,11 @@ class ModernBertBackbone(Backbone):
             self.module.final_norm.register_forward_pre_hook(leave).remove,
         ]
 
-    def _make_room(self, source: RowSource, _: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
+    def _make_room(self, source: PrefixSource, _: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
         """The model's arguments with positions for the virtual tokens, and with masks where Hugging Face's
         attention will run; the embeddings put the tokens themselves in front.
         """
-        count, _kept = source.kept()
+        count = source.virtual_tokens()
         given = dict(zip(ARGUMENTS, args, strict=False)) | kwargs
         tokens = given.get("input_ids") if given.get("inputs_embeds") is None else given["inputs_embeds"]
         if not count or tokens is None:
@@ -157,20 +153,18 @@ class ModernBertBackbone(Backbone):
     def classify(self, head: Any, pooled: Tensor) -> Tensor:
         return head.classifier(head.head(pooled))
 
-    def token_key_values(self, input_ids: Tensor) -> Tensor:
-        outputs = record_outputs([layer.attn.Wqkv for layer in self.layers], lambda: self.module(input_ids=input_ids))
-        heads = self.config.num_attention_heads
-        return torch.stack([output[0].unflatten(-1, (3, heads, -1))[:, 1:].permute(1, 2, 0, 3) for output in outputs])
+    def project(self, layer: Any, states: Tensor) -> Tensor:
+        return layer.attn.Wqkv(layer.attn_norm(states))[..., states.shape[-1] :]
 
 
-def _put_rows_in_front(source: RowSource, _: nn.Module, args: tuple, embedded: Tensor) -> Tensor | None:
+def _put_rows_in_front(source: PrefixSource, _: nn.Module, args: tuple, embedded: Tensor) -> Tensor | None:
     rows = source.first_rows(embedded)
     return None if rows is None else torch.cat([rows, embedded], dim=1)
 
 
-def _take_rows_off(source: RowSource, _: nn.Module, args: tuple) -> tuple | None:
-    count, pooled_row = source.kept()
-    return (without_prefix(args[0], count, pooled_row),) if count else None
+def _take_rows_off(source: PrefixSource, _: nn.Module, args: tuple) -> tuple | None:
+    count = source.virtual_tokens()
+    return (without_prefix(args[0], count, source.pools_prefix()),) if count else None
 
 
 def _prefixed_attention(

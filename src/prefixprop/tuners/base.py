@@ -130,7 +130,6 @@ class PrefixTuner(BaseTuner):
 
     def _prepare_adapter_config(self, peft_config: PrefixConfig, model_config: dict) -> PrefixConfig:
         backbone = find_backbone(self.model)
-        _check_fits(peft_config, backbone)
         _check_pooling(peft_config, self.model, backbone)
         _check_modules_to_save(peft_config, self.model)
         _record_model(peft_config, backbone)
@@ -332,15 +331,6 @@ def _check_saved(saved: Tensor | None, own: Tensor, key: str) -> None:
         )
     if not saved.is_floating_point() or not bool(torch.isfinite(saved).all()):
         raise ValueError(f"The saved tensor {key!r} contains values that are not finite floats; {again}")
-
-
-def _check_fits(config: PrefixConfig, backbone: Backbone) -> None:
-    length, room = config.num_virtual_tokens, backbone.max_tokens
-    if length >= room:
-        raise ValueError(
-            f"num_virtual_tokens={length} leaves no room for text: this {backbone.config.model_type} model reads "
-            f"{room} tokens; choose a prefix of fewer than {room}."
-        )
 
 
 def _check_pooling(config: PrefixConfig, model: nn.Module, backbone: Backbone) -> None:

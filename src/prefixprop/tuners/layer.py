@@ -83,9 +83,7 @@ class Prefix(nn.Module):
 
     def value(self) -> Tensor:
         """The whole prefix without its gates: the parameter itself, or what the network computes."""
-        if self.network is None:
-            return self.weight
-        return torch.stack([self._of_layer(index) for index in range(len(self.weight))])
+        return self.weight if self.network is None else self.weight + self.from_network()
 
     @torch.no_grad()
     def assign(self, value: Tensor) -> None:
@@ -93,7 +91,6 @@ class Prefix(nn.Module):
         self.weight.copy_(value if self.network is None else value - self.from_network())
 
     def from_network(self) -> Tensor:
-        assert self.network is not None
         return torch.stack([self._network_of_layer(index) for index in range(len(self.weight))])
 
     def _of_layer(self, index: int) -> Tensor:
@@ -278,11 +275,12 @@ class PrefixLayer(nn.Module, BaseTunerLayer):
     def virtual_tokens(self) -> int:
         return 0
 
-    def kept(self) -> tuple[int, bool]:
-        return 0, False
+    def first_rows(self, states: Tensor) -> Tensor | None:
+        return None
 
-    def pooled_row(self) -> int:
-        return 0
+    def pools_prefix(self) -> bool:
+        active = self.active_prefix()
+        return active is not None and active.config.pooling == "prefix"
 
     def rows_outside_softmax(self) -> int:
         active = self.active_prefix()
@@ -305,7 +303,7 @@ class PrefixLayer(nn.Module, BaseTunerLayer):
     # --- hooks ----------------------------------------------------------------------------------------------------
 
     def attach(self) -> None:
-        self._undo += [*self.backbone.attach_positions(self._positions), *self.backbone.attach(self)]
+        self._undo += self.backbone.attach(self)
 
     def detach(self) -> None:
         """Take every hook off again."""
@@ -313,12 +311,8 @@ class PrefixLayer(nn.Module, BaseTunerLayer):
             self._undo.pop()()
 
     def reserved_positions(self) -> int:
-        """How many positions the prefix takes in front of the text: none, except in layout `reference`."""
         active = self.active_prefix()
         return 0 if active is None or active.config.layout != "reference" else active.config.num_virtual_tokens
-
-    def _positions(self) -> int | None:
-        return self.reserved_positions() if self.is_active() else None
 
 
 def _sample_words(config: Any, count: int) -> Tensor:

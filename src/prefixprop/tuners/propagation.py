@@ -61,10 +61,6 @@ class PropagationLayer(PrefixLayer):
         active = self.propagated()
         return 0 if active is None else active.config.num_virtual_tokens
 
-    def pooled_row(self) -> int:
-        active = self.active_prefix()
-        return 0 if active is None or active.config.pooling == "prefix" else active.config.num_virtual_tokens
-
     def first_rows(self, states: Tensor) -> Tensor | None:
         active = self.propagated()
         if active is None:
@@ -73,12 +69,6 @@ class PropagationLayer(PrefixLayer):
         if active.config.layout == "reference":
             rows = rows + self.backbone.embed_empty_words(active.config.num_virtual_tokens)
         return rows.to(states.dtype).expand(states.shape[0], -1, -1)
-
-    def kept(self) -> tuple[int, bool]:
-        active = self.active_prefix()
-        if active is None:
-            return 0, False
-        return self.virtual_tokens(), active.config.pooling == "prefix"
 
     def _enter_layer(self, index: int, layer: Any, args: tuple) -> tuple | None:
         active = self.propagated()

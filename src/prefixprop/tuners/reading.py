@@ -69,9 +69,9 @@ def text_to_read(backbone: Backbone, inputs: Mapping[str, Tensor]) -> Text:
     return text_of([state[:, :length] for state in states], inputs.get("attention_mask"))
 
 
-def text_of(states: Sequence[Tensor], attention_mask: Any) -> Text:
+def text_of(states: Sequence[Tensor], attention_mask: Any, positions: Tensor | None = None) -> Text:
     """A batch from the states at the entry of every layer."""
-    return Text(tuple(states), _padding(attention_mask, states[0]))
+    return Text(tuple(states), _padding(attention_mask, states[0]), positions)
 
 
 class _LastLayer(Exception):
@@ -91,7 +91,11 @@ def reading_forward(
         name: getattr(backbone.config, name) if kwargs.get(name) is None else kwargs[name]
         for name in ("output_hidden_states", "return_dict")
     }
-    output, text = see_text(original, encoder, *args, **kwargs)
+    with _frozen(encoder):
+        output = original(*args, **kwargs | {"output_hidden_states": True, "return_dict": True})
+    *states, _ = output.hidden_states  # the last of them is the output
+    mask = args[1] if len(args) > 1 else kwargs.get("attention_mask")
+    text = text_of(states, mask, kwargs.get("position_ids"))
     first = read(backbone, active.prefix, text)
     parts = {**output, "last_hidden_state": torch.cat([first, output.last_hidden_state], dim=1)}
     if backbone.has_pooler:
@@ -100,15 +104,6 @@ def reading_forward(
         del parts["hidden_states"]
     output = type(output)(**parts)
     return output if asked["return_dict"] else output.to_tuple()
-
-
-def see_text(original: Callable[..., Any], encoder: nn.Module, *args: Any, **kwargs: Any) -> tuple[Any, Text]:
-    """What the frozen encoder says of a batch by its own forward, `original`, and what there is to read."""
-    with _frozen(encoder):
-        output = original(*args, **kwargs | {"output_hidden_states": True, "return_dict": True})
-    mask = args[1] if len(args) > 1 else kwargs.get("attention_mask")
-    *states, _ = output.hidden_states  # the last of them is the output
-    return output, Text(tuple(states), _padding(mask, states[0]), kwargs.get("position_ids"))
 
 
 def is_read_only(config: Any) -> bool:

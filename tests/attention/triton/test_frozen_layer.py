@@ -12,25 +12,20 @@ from torch import Tensor
 from prefixprop import attention
 from prefixprop.tuners import kernel as kernel_module
 
-from one_layer import assert_same_gradients, outcome
+from one_layer import assert_same_gradients, outcome, set_dropout
 from tiny import adapt, batch, for_all_rows, tiny_model
 
 pytest.importorskip("triton")
 from prefixprop.attention.triton import launch_attention
 from prefixprop.attention.triton.prefix_part import fits
 
-from known_masks import is_kept
+from known_masks import is_kept, recorded_seeds
 
 SMALLER = {"num_attention_heads": 1, "hidden_size": 16}
 
 
 def one_layer(training: bool, **overrides: Any) -> Any:
-    model = tiny_model(num_hidden_layers=1, attention_window=[8], **overrides).train(training)
-    for module in model.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.3
-    model.longformer.encoder.layer[0].attention.self.dropout = 0.3
-    return model
+    return set_dropout(tiny_model(num_hidden_layers=1, attention_window=[8], **overrides).train(training), 0.3)
 
 
 def assert_same_as_in_parts(model: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,11 +80,7 @@ def test_kernels_and_alpha(
     ).train()  # fmt: skip
     if mode != "fixed":
         torch.nn.init.normal_(model.get_alpha())
-    drawn: list[list[Tensor]] = []
-    draw = launch_attention.draw_dropout_seeds
-    monkeypatch.setattr(
-        launch_attention, "draw_dropout_seeds", lambda *given: drawn.append(draw(*given)) or drawn[-1]
-    )
+    drawn = recorded_seeds(monkeypatch, launch_attention)
 
     def dropped(weights: Tensor, dropout: float) -> Tensor:
         """Of weights [batch, heads, rows, virtual tokens]."""

@@ -20,9 +20,8 @@ pytest.importorskip("triton")
 from prefixprop.attention.triton import block, lora, modernbert
 from prefixprop.attention.triton.block import BlockPlan, compute_type, plan_for
 from prefixprop.attention.triton.geglu import geglu
-from prefixprop.attention.triton.tiles import draw_dropout_seeds
 
-from known_masks import Masked, mask_of
+from known_masks import Masked, mask_of, recorded_seeds
 
 WIDTH = 8
 SECOND_HALF = ["mlp_norm", "mlp", "mlp.Wi", "mlp.act", "mlp.drop", "mlp.Wo"]
@@ -118,11 +117,7 @@ def test_lora_where_the_states_do_not_learn() -> None:
 def test_dropout(monkeypatch: pytest.MonkeyPatch) -> None:
     """LoRA's own, and that of attention's output; backward has the masks of forward."""
     layer, states = layer_of(1, LINEARS, 0.4, attention_dropout=0.3), torch.randn(2, 9, WIDTH)
-    drawn: list[list[Tensor]] = []
-    for module in (lora, block):
-        monkeypatch.setattr(
-            module, "draw_dropout_seeds", lambda *given: drawn.append(draw_dropout_seeds(*given)) or drawn[-1]
-        )
+    drawn = recorded_seeds(monkeypatch, lora, block)
     found = results(layer.train(), in_one_piece, states)
     *of_lora, of_output = drawn
     for name, seeds in zip(LINEARS, of_lora, strict=True):

@@ -16,9 +16,8 @@ from tiny import adapt, batch, for_all_rows, tiny_model
 
 pytest.importorskip("triton")
 from prefixprop.attention.triton import longformer, lora
-from prefixprop.attention.triton.tiles import draw_dropout_seeds
 
-from known_masks import Masked, mask_of
+from known_masks import Masked, mask_of, recorded_seeds
 
 PROJECTIONS = ["query", "key", "value", "key_global", "value_global", "query_global"]
 EVERYTHING = [*PROJECTIONS, "attention.output.dense", "intermediate.dense", "layer.0.output.dense"]
@@ -116,10 +115,7 @@ def test_dropout(pieces: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     ]
     for linear in (linear for path in by_path for linear in path):
         linear.lora_dropout.train()
-    drawn: list[list[Tensor]] = []
-    monkeypatch.setattr(
-        lora, "draw_dropout_seeds", lambda *given: drawn.append(draw_dropout_seeds(*given)) or drawn[-1]
-    )
+    drawn = recorded_seeds(monkeypatch, lora)
     attention.install(model, "triton")
     found = outcome(model)
     assert pieces == [9] and len(drawn) == 4

@@ -5,17 +5,14 @@ That backend is itself tested against Hugging Face's attention.
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from prefixprop.attention import AttentionPattern, sliding_window
+from prefixprop.attention import sliding_window
 
-import oracle
 from one_layer import Case, assert_close, cases, layer_of, results
 
 pytest.importorskip("triton")
@@ -62,35 +59,6 @@ def test_rows_that_see_nobody_stay_finite() -> None:
     layer = layer_of(Case(9, 4, 1, 16, [0, 9], False, ["none", "first"], prefix=0, outside=3, seed=0))
     for tensor in results(layer, triton_backend, kernel_attention).values():
         assert torch.isfinite(tensor).all()
-
-
-class Dense:
-    """The oracle as a backend."""
-
-    @staticmethod
-    def longformer_self_attention(
-        module: Any, states: Tensor, pattern: AttentionPattern, prefix: Any, _: None
-    ) -> tuple[Tensor]:
-        empty = states.new_empty(2, module.num_heads, 0, module.head_dim)
-        extra = empty if prefix is None else torch.cat(list(prefix))
-        return (oracle.attention(module, states, ~pattern.is_masked, pattern.is_global, extra, None),)
-
-
-@pytest.mark.parametrize(
-    "case",
-    [
-        Case(37, 8, 2, 32, [37, 20], False, ["question", "scattered"], prefix=0, outside=0, seed=0),
-        Case(23, 64, 3, 16, [23, 11], True, ["all", "first"], prefix=3, outside=0, seed=1),
-    ],
-    ids=["no prefix", "prefix keys"],
-)
-def test_written_out_densely(case: Case) -> None:
-    layer = layer_of(case)
-    real = ~layer.pattern.is_masked
-    layer = layer._replace(direction=layer.direction * real[..., None])
-    found, exact = results(layer, triton_backend), results(layer, Dense, dtype=torch.float64)
-    assert not found["output"][~real].any()  # Hugging Face gives padding no attention
-    assert_close(found, exact | {"output": exact["output"] * real[..., None]})
 
 
 def test_half_precision_is_no_worse_than_the_plain_backend() -> None:

@@ -15,7 +15,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from prefixprop.attention.pattern import AttentionPattern
 from prefixprop.attention.prefix import FusedPart, LayerPrefix, PrefixedKeys, PrefixPart, as_rows, outside_softmax
-from prefixprop.attention.rope import Angles, attend_to_all
+from prefixprop.attention.rope import Angles
+from prefixprop.attention.sliding_window import attend_to_all
 from prefixprop.attention.triton.block import Attention
 from prefixprop.attention.triton.launch_attention import Setting
 from prefixprop.attention.triton.prefix_part import can_fuse
@@ -85,7 +86,7 @@ def rotary_attention(
     if has_flash:
         text = packed_attention(projected, angles, heads, pattern.prepared(_text_alone), None)
     elif reach is None:
-        text = attend_to_all(query[:, :, outside:], key, value, pattern, in_softmax, dropout)
+        text, _ = attend_to_all(query[:, :, outside:], key, value, pattern, in_softmax, dropout)
         text = F.pad(text.transpose(1, 2).flatten(2), (0, 0, outside, 0))
     given = LayerPrefix(prefix, prefix_part, fused_part)
     is_fused = can_fuse(given, pattern, size, qkv)
