@@ -8,7 +8,6 @@ Given as a flag it is an error; in a recipe, which may serve several methods, it
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -205,7 +204,8 @@ def _max_length(settings: RunSettings, limit: int) -> int:
 # --- recipes --------------------------------------------------------------------------------------------------------
 
 ALIASES = {setting.alias: name for name, setting in SETTINGS.items() if setting.alias}
-_FAST_LOADER: Any = getattr(yaml, "CSafeLoader", None)  # where PyYAML was built with libyaml
+# A report reads thousands of runs. PyYAML has the fast loader where it was built with libyaml.
+_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def read_settings(path: str | Path) -> dict[str, Any]:
@@ -293,40 +293,24 @@ def read_entries(path: Path) -> tuple[YamlEntry, ...]:
         raise SettingsError([f"{path}: the file cannot be read ({error.strerror}); check its path."]) from error
     except UnicodeDecodeError as error:
         raise SettingsError([f"{path}: the text is not UTF-8 ({error}); save the file as UTF-8."]) from error
-    if _FAST_LOADER is not None:
-        # A report reads thousands of runs. The slow loader explains errors better.
-        with contextlib.suppress(yaml.YAMLError):
-            return _parse(_FAST_LOADER(text), path)
+    loader = _LOADER(text)
     try:
-        return _parse(yaml.SafeLoader(text), path)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f":{mark.line + 1}" if mark else ""
-        raise SettingsError([f"{path}{line}: broken YAML: {getattr(error, 'problem', None) or error}."]) from error
-
-
-def _parse(loader: Any, path: Path) -> tuple[YamlEntry, ...]:
-    try:
+        for event in yaml.parse(text, Loader=_LOADER):
+            if isinstance(event, yaml.AliasEvent):  # a few of them can stand for billions of values
+                line = event.start_mark.line + 1
+                raise SettingsError([f"{path}:{line}: aliases (*) are not read here; write the value again."])
         node = loader.get_single_node()
         if node is None:
             return ()
         if not isinstance(node, yaml.MappingNode):
             raise SettingsError([f"{path}:{node.start_mark.line + 1}: expected lines such as 'epochs: 10'."])
-        _refuse_aliases(node, path, set())
         return _entries(loader, node)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f":{mark.line + 1}" if mark else ""
+        raise SettingsError([f"{path}{line}: broken YAML: {getattr(error, 'problem', None) or error}."]) from error
     finally:
         loader.dispose()
-
-
-def _refuse_aliases(node: yaml.Node, path: Path, seen: set[int]) -> None:
-    """An alias (*) is the very node that its anchor (&) names; a few of them can stand for billions of values."""
-    if id(node) in seen:
-        line = node.start_mark.line + 1
-        raise SettingsError([f"{path}:{line}: aliases (*) are not read here; write the value again."])
-    seen.add(id(node))
-    parts = () if isinstance(node, yaml.ScalarNode) else node.value
-    for part in (item for pair in parts for item in pair) if isinstance(node, yaml.MappingNode) else parts:
-        _refuse_aliases(part, path, seen)
 
 
 def _entries(loader: Any, node: yaml.MappingNode) -> tuple[YamlEntry, ...]:
