@@ -66,8 +66,6 @@ def _other_problems(settings: RunSettings, processes: int) -> Iterator[str]:
         yield "--text-column: give one; a document is one text, so join the texts of a pair into one column first."
     if settings.lora_targets == ():
         yield "--lora-targets: name at least one layer, such as query."
-    if settings.keep_checkpoints and not settings.keep_weights:
-        yield "--keep-checkpoints: checkpoints are weights, and --no-keep-weights keeps none; leave one of them out."
     if settings.max_dev_documents == 0 and not settings.is_mix:
         yield f"--max-dev-documents: {method} needs a dev set; give at least 1, or leave it out."
     if settings.is_mix and processes > 1:
