@@ -15,7 +15,7 @@ from prefixprop.attention import install
 from prefixprop.attention.backends import is_modern_gpu
 from prefixprop.backbones import family_in
 from prefixprop.data import ClassificationTask, Task, fingerprint, load_data, select_documents
-from prefixprop.evaluate import PredictionSet
+from prefixprop.evaluate import PredictionSet, Temperature
 from prefixprop.models.base_model import BaseModel, load_base_model
 from prefixprop.processes import process_count
 from prefixprop.progress import Progress
@@ -90,12 +90,13 @@ class RunPlan:
 
 @dataclass(frozen=True)
 class Trained:
-    """What came of a run: predictions by split, metrics, the parameters that are kept, and what writes these."""
+    """What came of a run."""
 
-    predictions: dict[str, PredictionSet]
-    metrics: dict[str, Any]
-    parameters: ParameterCount
-    save: Callable[[Path], None]
+    predictions: dict[str, PredictionSet]  # by split, not calibrated
+    temperature: Temperature
+    details: dict[str, Any]  # of its metrics, what runs of its kind alone have
+    parameters: ParameterCount  # of what is kept
+    save: Callable[[Path], None]  # writes what is kept into a folder
 
 
 def plan(

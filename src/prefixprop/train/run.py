@@ -29,7 +29,7 @@ from transformers import TrainerCallback
 
 from prefixprop.atomic_files import clear_leftovers, replacing_folder, write_json, write_text
 from prefixprop.data import ClassificationTask, fingerprint, load_data
-from prefixprop.evaluate import never_predicted, write_predictions
+from prefixprop.evaluate import measure_trust, never_predicted, write_predictions
 from prefixprop.processes import is_main_process, process_count
 from prefixprop.progress import Progress
 from prefixprop.runs.directory import (
@@ -219,18 +219,15 @@ def _written(
     """Write the results; the first run has the checkpoints, so it is the last: until then a killed run can go on."""
     results = []
     for run, directory, one in reversed(list(zip(runs, directories, trained, strict=True))):
-        count, never = one.parameters, never_predicted(one.predictions["dev"])
-        parameters = {**asdict(count), "trainable_percent": count.percent("trainable")}
-        metrics = one.metrics | ({"never_predicted": never} if never else {})
-        metrics |= {"parameters": parameters, "status": FINISHED}
+        metrics = _metrics(run, one)
         if is_main_process():
-            if never:
+            if never := metrics.get("never_predicted"):
                 progress.note(
                     f"never predicted, although documents have {'them' if len(never) > 1 else 'it'}: "
                     f"{', '.join(never)}; --class-weights balanced or --choose-by macro_f1 may help"
                 )
             try:
-                _write(run, directory, replace(one, metrics=metrics))
+                _write(run, directory, one, metrics)
             except (OSError, SafetensorError) as error:
                 raise TrainingError(
                     f"The results cannot be written ({error}); make room, then continue with --resume."
@@ -239,9 +236,25 @@ def _written(
     return results[::-1]
 
 
-def _write(run: RunPlan, directory: RunDirectory, trained: Trained) -> None:
+def _metrics(run: RunPlan, trained: Trained) -> dict[str, Any]:
+    """What `metrics.json` has: all metrics of every split, as they are and calibrated, and the facts of the run."""
+    calibrated = {name: split.with_temperature(trained.temperature) for name, split in trained.predictions.items()}
+    never, count = never_predicted(trained.predictions["dev"]), trained.parameters
+    return {
+        **{name: split.evaluate() for name, split in trained.predictions.items()},
+        **{f"{name}_calibrated": split.evaluate() for name, split in calibrated.items()},
+        "temperature": trained.temperature.value,
+        **measure_trust(run.settings.target_precision, calibrated),
+        **trained.details,
+        **({"never_predicted": never} if never else {}),
+        "parameters": {**asdict(count), "trainable_percent": count.percent("trainable")},
+        "status": FINISHED,
+    }
+
+
+def _write(run: RunPlan, directory: RunDirectory, trained: Trained, metrics: dict[str, Any]) -> None:
     """Write everything that is kept; `metrics.json`, which says that the run is finished, after all the rest."""
-    settings, metrics = run.settings, trained.metrics
+    settings = run.settings
     for name, split in trained.predictions.items():
         write_predictions(directory.predictions(name), split)
     described = (settings, metrics, trained.parameters, run.data.label_names)

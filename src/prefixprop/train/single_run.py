@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from prefixprop.atomic_files import write_text
-from prefixprop.evaluate import decide, fit_temperature, measure_trust
+from prefixprop.evaluate import decide, fit_temperature
 from prefixprop.models.gpu import hold_frozen_in_bfloat16, without_cudnn
 from prefixprop.processes import process_count
 from prefixprop.progress import Progress
@@ -52,7 +52,7 @@ def train_single(
     while True:
         try:
             trained = _attempt(run, directory, arguments, callbacks, progress)
-            return replace(trained, metrics=trained.metrics | baseline)
+            return replace(trained, details=trained.details | baseline)
         except StepTooLarge as error:
             problem = str(error)
         # Not in the handler, where the error still holds the model.
@@ -106,19 +106,14 @@ def _attempt(
         predictions, found = decide(predictions, temperature, folds)
         thresholds = {"thresholds": found.tolist()}
     lines = epoch_lines(trainer.state.log_history)
-    calibrated = {name: split.with_temperature(temperature) for name, split in predictions.items()}
-    metrics: dict[str, Any] = {name: split.evaluate() for name, split in predictions.items()}
-    metrics |= {f"{name}_calibrated": split.evaluate() for name, split in calibrated.items()}
-    metrics |= {
-        "temperature": temperature.value,
-        **measure_trust(run.settings.target_precision, calibrated),
+    details = {
         "best_epoch": next(line["epoch"] for line in lines if line["step"] == trainer.state.best_global_step),
         "epochs": len(lines),
         "seconds": round(trainer.seconds, 3),
         **thresholds,
     }
     model = trainer.accelerator.unwrap_model(trainer.model)
-    return Trained(predictions, metrics, run.parameters, partial(save_trained, model, run.settings))
+    return Trained(predictions, temperature, details, run.parameters, partial(save_trained, model, run.settings))
 
 
 def _fit(trainer: RunTrainer, settings: RunSettings, directory: RunDirectory, progress: Progress) -> None:
