@@ -15,6 +15,7 @@ from typing import Any
 
 import yaml
 
+from prefixprop.data.rows import read_text
 from prefixprop.data.tasks import default_epochs, readers_schedule
 from prefixprop.settings.declaration import SettingsError, close_match, problem_of
 from prefixprop.settings.methods import owners
@@ -285,12 +286,7 @@ class YamlEntry:
 
 def read_entries(path: Path) -> tuple[YamlEntry, ...]:
     """The entries of a file that holds one mapping; `SettingsError` for any other file."""
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise SettingsError([f"{path}: the file cannot be read ({error.strerror}); check its path."]) from error
-    except UnicodeDecodeError as error:
-        raise SettingsError([f"{path}: the text is not UTF-8 ({error}); save the file as UTF-8."]) from error
+    text = read_text(path)
     loader = _LOADER(text)
     try:
         for event in yaml.parse(text, Loader=_LOADER):
