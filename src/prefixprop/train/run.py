@@ -207,8 +207,7 @@ def _describe(run: RunPlan, directory: RunDirectory, device: torch.device) -> No
     """Write what is known of a run before it is trained."""
     if run.data.label_names is not None:
         write_json(directory.labels, list(run.data.label_names))
-    lengths = run.data.train_totals or run.data.train_lengths
-    write_text(directory.lengths, json.dumps(list(lengths)) + "\n")  # a long list, on one line
+    write_text(directory.lengths, json.dumps(run.data.train_totals) + "\n")  # a long list, on one line
     environment = describe_environment(run.settings.seed, device, process_count())
     write_json(directory.environment, environment | {DOCUMENTS: run.documents})
 
@@ -258,9 +257,8 @@ def _write(run: RunPlan, directory: RunDirectory, trained: Trained, metrics: dic
     for name, split in trained.predictions.items():
         write_predictions(directory.predictions(name), split)
     described = (settings, metrics, trained.parameters, run.data.label_names)
-    weights = directory.path / settings.method_row.trains
     if settings.keep_weights:
-        with replacing_folder(weights) as folder:
+        with replacing_folder(directory.path / settings.method_row.trains) as folder:
             trained.save(folder)
             for blank in folder.rglob("README.md"):  # of peft
                 write_text(blank, model_card(*described, of_adapter=True))
@@ -271,10 +269,6 @@ def _write(run: RunPlan, directory: RunDirectory, trained: Trained, metrics: dic
                 raise
             except Exception as error:  # the tokenizers library tells of a full disk by a bare Exception
                 raise OSError(f"{folder}: the tokenizer cannot be written ({error})") from error
-    else:
-        # A run that was to keep them may have been killed here, and resumed with other wishes.
-        for folder in (weights, directory.tokenizer):
-            shutil.rmtree(folder, ignore_errors=True)
     write_text(directory.model_card, model_card(*described))
     directory.finish(metrics)
     _tidy_up(directory)
