@@ -19,7 +19,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ import torch
 from safetensors import SafetensorError
 from transformers import TrainerCallback
 
+from prefixprop import __version__
 from prefixprop.atomic_files import clear_leftovers, replacing_folder, write_json, write_text
 from prefixprop.data import ClassificationTask, fingerprint, load_data
 from prefixprop.evaluate import measure_trust, never_predicted, write_predictions
@@ -187,15 +188,12 @@ def _started(
         for directory in directories:
             stack.enter_context(directory.claimed())
         try:
-            told: set[str] = set()
             for run, directory in zip(runs, directories, strict=True):
                 progress.line(str(run))
-                for note in run.notes:
-                    if note not in told:
-                        progress.note(note)
-                told.update(run.notes)
                 start(directory, run.settings, overwrite)
                 _describe(run, directory, device)
+            for note in dict.fromkeys(note for run in runs for note in run.notes):
+                progress.note(note)
             yield
         except BaseException:
             for directory in directories:
@@ -283,7 +281,7 @@ def _tidy_up(directory: RunDirectory) -> None:
 
 # --- under which circumstances a run was made: enough to make it again ----------------------------------------------
 
-PACKAGES = ("prefixprop", "torch", "transformers", "peft", "accelerate", "numpy", "scikit-learn", "safetensors")
+PACKAGES = ("torch", "transformers", "peft", "accelerate", "numpy", "scikit-learn", "safetensors")
 
 
 def describe_environment(seed: int, device: torch.device, processes: int) -> dict[str, Any]:
@@ -291,7 +289,7 @@ def describe_environment(seed: int, device: torch.device, processes: int) -> dic
     return {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "python": platform.python_version(),
-        "packages": {package: _version(package) for package in PACKAGES},
+        "packages": {"prefixprop": __version__} | {package: version(package) for package in PACKAGES},
         "platform": f"{platform.system()} {platform.machine()}",
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "threads": torch.get_num_threads(),
@@ -300,13 +298,6 @@ def describe_environment(seed: int, device: torch.device, processes: int) -> dic
         "git": _git(),
         "command": shlex.join(sys.argv),
     }
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def _git() -> dict[str, Any] | None:
