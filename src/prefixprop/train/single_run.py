@@ -26,7 +26,7 @@ from prefixprop.runs.directory import RunDirectory, discard_replaced
 from prefixprop.settings.methods import ADAPTER, HEAD, HEAD_FILE, MODEL
 from prefixprop.settings.resolve import documents_at_once, settings_to_yaml
 from prefixprop.settings.run_settings import RunSettings
-from prefixprop.train.checkpoints import restore_generators, trusted_checkpoint
+from prefixprop.train.checkpoints import trusted_checkpoint
 from prefixprop.train.errors import (
     StepTooLarge,
     TrainingError,
@@ -192,11 +192,7 @@ def training_arguments(run: RunPlan, directory: RunDirectory) -> TrainingArgumen
 
 
 class RunCallback(TrainerCallback):
-    """What a run does beside its steps: it tells of progress, writes its history and decides on checkpoints.
-
-    A resumed run gets its optimizer, its schedule and its random generators back. The Trainer does the same, at the
-    same places, with checkpoints of its own, and passes over what a checkpoint does not have in files of its names.
-    """
+    """What a run does beside its steps: it tells of progress, writes its history and decides on checkpoints."""
 
     def __init__(
         self, trainer: RunTrainer, settings: RunSettings, directory: RunDirectory, progress: Progress
@@ -205,30 +201,12 @@ class RunCallback(TrainerCallback):
         self.saved = time.monotonic()
         self.evaluated = 0  # batches
 
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        if self.trainer.resumed is not None:
-            self.trainer.optimizer.load_state_dict(self.trainer.resumed.optimizer)
-            self.trainer.lr_scheduler.load_state_dict(self.trainer.resumed.scheduler)
-
     def on_epoch_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         # A resumed epoch begins in its middle, and the fraction that an epoch ends with may not add up to 1 exactly.
         epoch = int((state.epoch or 0) + 1e-6)
         self.trainer.order.set_epoch(epoch)
         if hasattr(self.trainer.train_dataset, "set_epoch"):  # questions are shuffled anew
             self.trainer.train_dataset.set_epoch(epoch)
-        # A checkpoint of an epoch's end is from before the first random number of the next, which its batches draw.
-        self._restore_generators(args)
-
-    def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        # One of an epoch's middle is from after that.
-        if not ends_epoch(args, state):
-            self._restore_generators(args)
-        self.trainer.resumed = None
-
-    def _restore_generators(self, args: TrainingArguments) -> None:
-        # With another number of processes than before there is nothing to restore exactly.
-        if self.trainer.resumed is not None and len(self.trainer.resumed.generators) == args.world_size:
-            restore_generators(self.trainer.resumed.generators[args.process_index])
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         # No checkpoint at an epoch's last step: a run killed between it and the epoch's evaluation would go on with
