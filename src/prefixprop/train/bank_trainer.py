@@ -21,10 +21,8 @@ from prefixprop.settings.run_settings import RunSettings
 from prefixprop.train.checkpoints import (
     TRAINER_STATE,
     Snapshot,
-    folder_of_step,
     generator_states,
     read_checkpoint,
-    remove_old,
     restore_generators,
     write_checkpoint,
 )
@@ -234,9 +232,7 @@ class BankTrainer:
         losses = {"losses": torch.stack(self.losses)} if self.losses else {}
         snapshot = Snapshot(trained | losses, None, self.optimizer.state(), {}, [generator_states()], {})
         state = {"step": self.step, "plans": [asdict(plan) for plan in self.plans], **notes}
-        folder = folder_of_step(checkpoints, self.step)
-        write_checkpoint(folder, snapshot, json.dumps(state))
-        remove_old(checkpoints, folder)
+        write_checkpoint(checkpoints, self.step, snapshot, json.dumps(state))
 
     def restore(self, checkpoint: Path) -> dict[str, Any]:
         """Take up training at a checkpoint; returns the notes that were saved with it."""

@@ -8,13 +8,12 @@ the schedule, the random generators of every process and the Trainer's own state
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import random
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -52,12 +51,28 @@ class Snapshot:
 _PARTS = tuple(declared.name for declared in fields(Snapshot))
 
 
-def folder_of_step(checkpoints: Path, step: int) -> Path:
-    return checkpoints / f"step-{step:08d}"
+def write_checkpoint(checkpoints: Path, step: int, snapshot: Snapshot, trainer_state: str) -> None:
+    """Write the checkpoint of a step, wholly or not at all, and remove all others but the one before it.
+
+    `trainer_state` is the Trainer's state as JSON.
+    """
+    newest = checkpoints / f"step-{step:08d}"
+    try:
+        _write(newest, snapshot, trainer_state)
+    except OSError as error:
+        raise TrainingError(
+            f"{error.filename}: the checkpoint of step {step} cannot be written ({error.strerror}). Earlier "
+            "checkpoints are untouched: make room or fix the folder, then continue with --resume."
+        ) from error
+    # Those of later steps are damaged: a resumed run has passed them over, and would count them as its latest.
+    found = list_checkpoints(checkpoints)
+    kept = [folder for folder in found if folder <= newest][-_LATEST_KEPT:]
+    for folder in found:
+        if folder not in kept:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
-def write_checkpoint(folder: Path, snapshot: Snapshot, trainer_state: str) -> None:
-    """Write a checkpoint, wholly or not at all; `trainer_state` is the Trainer's state as JSON."""
+def _write(folder: Path, snapshot: Snapshot, trainer_state: str) -> None:
     tensors: dict[str, Tensor] = {}
     state = {name: _flatten(name, getattr(snapshot, name), tensors) for name in _PARTS if name != "best"}
     is_of_best = snapshot.best is snapshot.trained
@@ -86,18 +101,6 @@ def damage(folder: Path) -> str | None:
     return None
 
 
-@contextlib.contextmanager
-def explained_checkpoint_errors(step: int) -> Iterator[None]:
-    """Say what to do where a checkpoint cannot be written."""
-    try:
-        yield
-    except OSError as error:
-        raise TrainingError(
-            f"{error.filename}: the checkpoint of step {step} cannot be written ({error.strerror}). Earlier "
-            "checkpoints are untouched: make room or fix the folder, then continue with --resume."
-        ) from error
-
-
 def trusted_checkpoint(checkpoints: Path, progress: Progress | None = None) -> Path | None:
     """The latest checkpoint that can be trusted; `progress` is told of damaged ones that the run passes over."""
     found, complaints = None, []
@@ -118,18 +121,6 @@ def list_checkpoints(checkpoints: Path) -> list[Path]:
     if not checkpoints.is_dir():
         return []
     return sorted(folder for folder in checkpoints.iterdir() if _FOLDER.fullmatch(folder.name))
-
-
-def remove_old(checkpoints: Path, newest: Path) -> None:
-    """Remove all checkpoints but the newest and the one before it.
-
-    Those of later steps are damaged: a resumed run has passed them over, and would count them as its latest.
-    """
-    found = list_checkpoints(checkpoints)
-    kept = [folder for folder in found if folder <= newest][-_LATEST_KEPT:]
-    for folder in found:
-        if folder not in kept:
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 def generator_states() -> dict[str, Any]:

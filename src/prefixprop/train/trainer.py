@@ -35,11 +35,8 @@ from prefixprop.settings.run_settings import RunSettings
 from prefixprop.train.checkpoints import (
     TRAINER_STATE,
     Snapshot,
-    explained_checkpoint_errors,
-    folder_of_step,
     generator_states,
     read_checkpoint,
-    remove_old,
     restore_generators,
     write_checkpoint,
 )
@@ -245,10 +242,8 @@ class RunTrainer(Trainer):
                 generators,
                 {"epoch_loss": self._count_losses(), "seconds": self.seconds},
             )
-            folder = folder_of_step(self.checkpoints, self.state.global_step)
-            with explained_checkpoint_errors(self.state.global_step):
-                write_checkpoint(folder, snapshot, json.dumps(dataclasses.asdict(self.state), default=str))
-            remove_old(self.checkpoints, folder)
+            state = json.dumps(dataclasses.asdict(self.state), default=str)
+            write_checkpoint(self.checkpoints, self.state.global_step, snapshot, state)
         self.args.distributed_state.wait_for_everyone()
 
     # Private in the Trainer too: only its `train(resume_from_checkpoint=...)` begins in the middle of a run, and it
