@@ -16,10 +16,9 @@ from torch import Tensor
 
 from prefixprop.backbones import find_backbone
 from prefixprop.progress import Progress
-from prefixprop.train import RunSettings, readers
+from prefixprop.train import RunSettings, TrainingError, readers
 from prefixprop.train.bank_trainer import BankTrainer, ReaderAdamW, ReaderPlan
 from prefixprop.train.checkpoints import trusted_checkpoint
-from prefixprop.train.errors import StepTooLarge
 from prefixprop.train.text_states import TextStates
 from prefixprop.train.trainer import share_of_peak
 from prefixprop.tuners.reader_bank import ReaderBank, new_reader
@@ -255,7 +254,7 @@ def test_memory_for_nothing_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
     fail_above(monkeypatch, 0, torch.OutOfMemoryError)
     trainer = trainer_of(progress=Notes())
     before = numbers(trainer, 0)
-    with pytest.raises(StepTooLarge, match=r"^The device is out of memory \(.*memory\): choose .* --max-length\.$"):
+    with pytest.raises(TrainingError, match=r"^The device is out of memory \(.*memory\): choose .* --max-length\.$"):
         train(trainer)
     assert trainer.at_once == (1, 1) and trainer.step == 0 and numbers(trainer, 0).equal(before)
 

@@ -26,7 +26,7 @@ from prefixprop.train.checkpoints import (
     restore_generators,
     write_checkpoint,
 )
-from prefixprop.train.errors import StepTooLarge, is_out_of_memory
+from prefixprop.train.errors import TrainingError, is_out_of_memory
 from prefixprop.train.kinds import label_losses
 from prefixprop.train.text_states import TextStates
 from prefixprop.train.trainer import LengthGroupedOrder, share_of_peak
@@ -111,7 +111,7 @@ class BankTrainer:
             self._passes.clear()
             at_once, readers = self.at_once
             if at_once == readers == 1:
-                raise StepTooLarge(f"The device is out of memory ({problem}): choose a smaller --max-length.")
+                raise TrainingError(f"The device is out of memory ({problem}): choose a smaller --max-length.")
             self.at_once = (max(1, at_once // 2), readers) if at_once > 1 else (1, -(-readers // 2))
             self.progress.note(
                 f"the device is out of memory; the run continues with {self.at_once[0]} documents and "

@@ -28,10 +28,10 @@ from prefixprop.settings.resolve import documents_at_once, settings_to_yaml
 from prefixprop.settings.run_settings import RunSettings
 from prefixprop.train.checkpoints import trusted_checkpoint
 from prefixprop.train.errors import (
-    StepTooLarge,
     TrainingError,
     building_remedy,
     explained_memory_errors,
+    is_out_of_memory,
     training_remedy,
 )
 from prefixprop.train.kinds import kind_of
@@ -50,14 +50,15 @@ def train_single(
     baseline = _baseline(run, progress) if arguments.should_save else {}
     arguments.distributed_state.wait_for_everyone()
     while True:
-        try:
-            trained = _attempt(run, directory, arguments, callbacks, progress)
-            return replace(trained, details=trained.details | baseline)
-        except StepTooLarge as error:
-            problem = str(error)
+        with explained_memory_errors(training_remedy(run.settings, run.at_once)):
+            try:
+                trained = _attempt(run, directory, arguments, callbacks, progress)
+                return replace(trained, details=trained.details | baseline)
+            except RuntimeError as error:
+                # Other processes know nothing of it.
+                if not is_out_of_memory(error) or run.at_once == 1 or process_count() > 1:
+                    raise
         # Not in the handler, where the error still holds the model.
-        if process_count() > 1 or run.at_once == 1:  # other processes know nothing of it
-            raise StepTooLarge(problem)
         fewer = documents_at_once(replace(run.settings, device_batch_size=run.at_once // 2))
         progress.note(f"the device is out of memory; the run continues with --device-batch-size {fewer}")
         run = replace(run, settings=replace(run.settings, device_batch_size=fewer), at_once=fewer)
@@ -96,7 +97,7 @@ def _attempt(
         trainer = RunTrainer(model, arguments, run.data, run.settings, directory.checkpoints)
     for callback in (RunCallback(trainer, run.settings, directory, progress), *callbacks):
         trainer.add_callback(callback)
-    with explained_memory_errors(training_remedy(run.settings, run.at_once), StepTooLarge), without_cudnn():
+    with without_cudnn():
         _fit(trainer, run.settings, directory, progress)
         predictions = {name: trainer.predict_split(split) for name, split in run.data.evaluated.items()}
     temperature = fit_temperature(predictions["dev"].logits, predictions["dev"].known_labels)
