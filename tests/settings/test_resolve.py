@@ -36,7 +36,6 @@ WITH_LORA = "prefix-propagation+lora and prefix-tuning+lora"
         ({"task": "wikihop", "method": "prefix-reading"}, "--method: prefix-reading classifies documents,"),
         ({"task": "wikihop", "method": "tfidf"}, "--method: tfidf classifies documents, and wikihop asks"),
         ({"label_column": ("topic", "tone")}, "--label-column: prefix-propagation trains for one column;"),
-        ({"method": "readers", "label_column": ("topic", "topic")}, "--label-column: name each column once"),
         ({"label_column": ()}, "--label-column: name each column once, and one at least."),
     ],
 )

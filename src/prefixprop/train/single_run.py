@@ -122,7 +122,7 @@ def _fit(trainer: RunTrainer, settings: RunSettings, directory: RunDirectory, pr
     checkpoint = trusted_checkpoint(directory.checkpoints, progress if trainer.args.should_save else None)
     if checkpoint is not None:
         trainer.restore(checkpoint)
-    if checkpoint is None or not is_exhausted(trainer.state.log_history, settings.metric, settings.early_stopping):
+    if not is_exhausted(trainer.state.log_history, settings.metric, settings.early_stopping):
         trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     if trainer.best_trained is not None:
         trainer.load_trained(trainer.best_trained)

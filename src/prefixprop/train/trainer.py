@@ -402,11 +402,7 @@ def trained_alpha(model: nn.Module) -> dict[str, float]:
 class AlphaLogger(TrainerCallback):
     """Adds `trained_alpha` to everything the Trainer logs."""
 
-    def on_log(
-        self, args: Any, state: Any, control: Any, logs: dict | None = None, model: Any = None, **_: Any
-    ) -> None:
-        if logs is None or model is None:
-            return
+    def on_log(self, args: Any, state: Any, control: Any, *, logs: Any, model: Any, **_: Any) -> None:
         values = trained_alpha(model)
         logs.update(values)
         state.log_history[-1].update(values)
