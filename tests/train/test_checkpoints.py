@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import resource
 from collections.abc import Callable
@@ -15,11 +14,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from prefixprop.atomic_files import checksums
 from prefixprop.train import TrainingError
 from prefixprop.train.checkpoints import (
     Snapshot,
-    damage,
     generator_states,
     list_checkpoints,
     read_checkpoint,
@@ -85,20 +82,20 @@ def test_what_the_system_refuses_to_write_leaves_the_one_before(tmp_path: Path) 
             write(tmp_path, 1)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert damage(path) is None and (path / "tensors.safetensors").read_bytes() == before
+    assert trusted_checkpoint(tmp_path) == path and (path / "tensors.safetensors").read_bytes() == before
     assert list(tmp_path.iterdir()) == [path], "nothing half-written is left"
 
 
 @pytest.mark.parametrize("name", ["tensors.safetensors", "state.json", "trainer_state.json", "manifest.json"])
 def test_any_changed_or_missing_file_is_noticed(tmp_path: Path, name: str) -> None:
-    path = write(tmp_path, 1)
-    assert damage(path) is None
+    path, notes = write(tmp_path, 1), Notes()
     content = (path / name).read_bytes()
     for changed in (b"", content[:-1], content[:-1] + bytes([content[-1] ^ 1])):
         (path / name).write_bytes(changed)
-        assert damage(path) is not None, changed[-5:]
+        assert trusted_checkpoint(tmp_path, notes) is None, changed[-5:]
     (path / name).unlink()
-    assert damage(path) == f"{name} is missing"
+    assert trusted_checkpoint(tmp_path, notes) is None
+    assert notes.notes[-1] == f"{path}: {name} is missing; the run starts from the beginning instead"
 
 
 def test_the_latest_that_can_be_trusted_is_found(tmp_path: Path) -> None:
@@ -107,17 +104,6 @@ def test_the_latest_that_can_be_trusted_is_found(tmp_path: Path) -> None:
     assert trusted_checkpoint(tmp_path, notes) == second and not notes.notes
     (second / "state.json").write_text("{")
     assert trusted_checkpoint(tmp_path, notes) == first and len(notes.notes) == 1
-
-
-def test_one_of_another_version_is_passed_over(tmp_path: Path) -> None:
-    path, notes = write(tmp_path, 3), Notes()
-    state = json.loads((path / "state.json").read_text())
-    del state["best"]
-    (path / "state.json").write_text(json.dumps(state))
-    (path / "manifest.json").write_text(json.dumps(checksums(path, json.loads((path / "manifest.json").read_text()))))
-    complaint = f"{path}: state.json has no best; another version of this package wrote it"
-    assert trusted_checkpoint(tmp_path, notes) is None
-    assert notes.notes == [f"{complaint}; the run starts from the beginning instead"]
 
 
 def test_the_newest_and_the_one_before_stay(tmp_path: Path) -> None:

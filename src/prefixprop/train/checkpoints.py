@@ -85,27 +85,17 @@ def _write(folder: Path, snapshot: Snapshot, trainer_state: str) -> None:
 
 
 def read_checkpoint(folder: Path) -> Snapshot:
-    """Read a checkpoint that `damage` finds nothing wrong with."""
+    """Read a checkpoint that can be trusted."""
     tensors = load_file(folder / TENSORS)
     state = json.loads((folder / STATE).read_bytes())
     return Snapshot(**{name: _unflatten(state[name], tensors) for name in _PARTS})
-
-
-def damage(folder: Path) -> str | None:
-    """What is wrong with the files of a checkpoint, None if nothing is."""
-    if problem := mismatch(folder, _FILES):
-        return problem
-    missing = [name for name in _PARTS if name not in json.loads((folder / STATE).read_bytes())]
-    if missing:
-        return f"{STATE} has no {', '.join(missing)}; another version of this package wrote it"
-    return None
 
 
 def trusted_checkpoint(checkpoints: Path, progress: Progress | None = None) -> Path | None:
     """The latest checkpoint that can be trusted; `progress` is told of damaged ones that the run passes over."""
     found, complaints = None, []
     for folder in reversed(list_checkpoints(checkpoints)):
-        if (problem := damage(folder)) is None:
+        if (problem := mismatch(folder, _FILES)) is None:
             found = folder
             break
         complaints.append(f"{folder}: {problem}")
