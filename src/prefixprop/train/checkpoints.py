@@ -8,7 +8,6 @@ the schedule, the random generators of every process and the Trainer's own state
 
 from __future__ import annotations
 
-import errno
 import json
 import random
 import re
@@ -59,10 +58,10 @@ def write_checkpoint(checkpoints: Path, step: int, snapshot: Snapshot, trainer_s
     newest = checkpoints / f"step-{step:08d}"
     try:
         _write(newest, snapshot, trainer_state)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         raise TrainingError(
-            f"{error.filename}: the checkpoint of step {step} cannot be written ({error.strerror}). Earlier "
-            "checkpoints are untouched: make room or fix the folder, then continue with --resume."
+            f"{newest}: the checkpoint of step {step} cannot be written ({error}). Earlier ones are untouched: make "
+            "room or fix the folder, then continue with --resume."
         ) from error
     # Those of later steps are damaged: a resumed run has passed them over, and would count them as its latest.
     found = list_checkpoints(checkpoints)
@@ -78,7 +77,7 @@ def _write(folder: Path, snapshot: Snapshot, trainer_state: str) -> None:
     is_of_best = snapshot.best is snapshot.trained
     state["best"] = state["trained"] if is_of_best else _flatten("best", snapshot.best, tensors)
     with replacing_folder(folder) as temporary:
-        _write_tensors(temporary / TENSORS, tensors)
+        save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, temporary / TENSORS)
         (temporary / STATE).write_bytes(json.dumps(state).encode())
         (temporary / TRAINER_STATE).write_bytes(trainer_state.encode())
         (temporary / MANIFEST).write_bytes(json.dumps(checksums(temporary, _FILES), indent=2).encode())
@@ -134,18 +133,10 @@ def restore_generators(states: Mapping[str, Any]) -> None:
         torch.cuda.set_rng_state(states["cuda"])
 
 
-def _write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    try:
-        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, path)
-    except SafetensorError as error:
-        # The library tells of a full disk, and of whatever else the system refuses, by an error of its own.
-        raise OSError(errno.EIO, str(error), str(path)) from error
-
-
 def _flatten(path: str, value: Any, tensors: dict[str, Tensor]) -> Any:
     """The value as JSON can hold it, with tensors put aside under the path they are at."""
     if isinstance(value, Tensor):
-        tensors[path] = value
+        tensors[path] = value.detach()
         return {"tensor": path}
     if isinstance(value, Mapping):
         # JSON's keys are texts, and the optimizer counts parameters by numbers.
