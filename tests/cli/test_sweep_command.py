@@ -51,7 +51,7 @@ def test_a_sweep_with_a_failing_run(tmp_path: Path) -> None:
     ("plan", "options", "words"),
     [
         ("task: hyperpartisan\nepoch: [3]\n", (), "plan.yaml:2: there is no setting 'epoch'"),
-        (None, (), "plan.yaml: the file cannot be read"),
+        (None, (), "plan.yaml: No such file or directory"),
         (PLAN, ("--data-dir", "folder"), "--data-dir: expected TASK=FOLDER, got 'folder'"),
         (PLAN, ("--ray-address", "a:1"), "--ray-address would change nothing here: it is for --en"),
         (PLAN, ("--cpus-per-run", 1), "--cpus-per-run would change nothing here"),

@@ -139,7 +139,7 @@ CONFIG = ("--config", "recipe.yaml")
             (*CONFIG, "--text-column", "premise", "--text-column", "hypothesis"),
             ["--text-column: give one; a document is one text, so join the texts of a pair into one column first."],
         ),
-        (("--config", "none.yaml"), ["none.yaml: the file cannot be read"]),
+        (("--config", "none.yaml"), ["none.yaml: No such file or directory"]),
         (("--config", "wrong.yaml"), ["wrong.yaml:2: there is no setting 'epoch' (did you mean 'epochs'?)"]),
         ((*CONFIG, "--dev-files", "broken.jsonl"), ["broken.jsonl:2: broken JSON"]),
     ],

@@ -2,53 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from prefixprop.choices import DEFAULT_MODEL
 from prefixprop.data import TASKS
 from prefixprop.settings.methods import METHODS
-from prefixprop.settings.resolve import resolve
+from prefixprop.settings.resolve import refuse_unused, resolve
 from prefixprop.train import RunSettings, override, plan, read_settings
 
 from tiny_training import save_tiny_model, write_documents, write_questions
 
 RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Small data sets in the shape of every task, and a tiny model."""
-    folder = tmp_path_factory.mktemp("data")
-    save_tiny_model(folder / "model")
-    write_questions(folder / "wikihop")
-    write_questions(folder / "hybridqa")
-    for path in (folder / "hybridqa").iterdir():
-        questions = json.loads(path.read_text())
-        rows = [
-            one | {"supports": [f"w{number} w7" for number in range(len(one["candidates"]))]} for one in questions
-        ]
-        path.write_text(json.dumps(rows))
-    (folder / "cuad").mkdir()
-    contracts = [
-        {"id": f"c{n}", "text": f"w5 w{n}", "labels": ["Insurance", "Non-Compete"][: n % 3]} for n in range(24)
-    ]
-    (folder / "cuad" / "contracts.jsonl").write_text("\n".join(map(json.dumps, contracts)))
-    for task in ("arxiv", "elife"):
-        (folder / task).mkdir()
-        for number, split in enumerate(("train", "dev", "test")):
-            write_documents(folder / task / f"{split}.jsonl", 8, number)
-    (folder / "newsgroups").mkdir()
-    for split in ("train", "test"):
-        posts = [
-            {"id": f"{number}", "text": f"From: w{9}\n\nw5 w6 w{number + 7}", "label": number % 2, "label_name": name}
-            for number, name in enumerate(["sci.space", "rec.autos"] * 4)
-        ]
-        (folder / "newsgroups" / f"{split}.jsonl").write_text("\n".join(map(json.dumps, posts)))
-    return folder
 
 
 def test_there_are_recipes_for_every_task_and_method() -> None:
@@ -58,21 +26,25 @@ def test_there_are_recipes_for_every_task_and_method() -> None:
     assert any(run.kernel for run in settings)
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model, documents and questions."""
+    folder = tmp_path_factory.mktemp("data")
+    save_tiny_model(folder / "model")
+    write_questions(folder / "questions")
+    write_documents(folder / "documents.jsonl", 8, seed=1)
+    return folder
+
+
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.stem)
-def test_recipe_makes_a_run(recipe: Path, data: Path) -> None:
+def test_recipe_makes_a_run(recipe: Path, folder: Path) -> None:
     settings = override(RunSettings(), read_settings(recipe))
     assert settings.data_dir is None and settings.model == DEFAULT_MODEL
-    if settings.task != "hyperpartisan":
-        settings = replace(settings, data_dir=str(data / str(settings.task)))
-    small = replace(
-        settings,
-        model=str(data / "model"),
-        max_length=100,
-        max_train_documents=6,
-        max_dev_documents=4,
-        max_test_documents=4,
-    )
-    run = plan(small)
+    refuse_unused(settings, read_settings(recipe))
+    questions = {"task": "wikihop", "data_dir": str(folder / "questions"), "max_train_documents": 6}
+    documents = {"task": None, "train_files": (str(folder / "documents.jsonl"),), "id_column": "id"}
+    source: dict[str, Any] = questions if settings.answers_questions else documents
+    run = plan(replace(settings, model=str(folder / "model"), max_length=100, **source))
     if settings.is_mix:  # its models are made in training
         assert run.parameters.trainable == 0 and run.settings.learning_rate is None
         return

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import json
 import random
 import resource
 from collections.abc import Callable
@@ -16,15 +14,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from prefixprop.atomic_files import checksums
+from prefixprop.train import TrainingError
 from prefixprop.train.checkpoints import (
     Snapshot,
-    damage,
-    folder_of_step,
     generator_states,
     list_checkpoints,
     read_checkpoint,
-    remove_old,
     restore_generators,
     trusted_checkpoint,
     write_checkpoint,
@@ -44,10 +39,9 @@ def snapshot() -> tuple[Snapshot, torch.optim.Optimizer]:
     return Snapshot(trained, None, *parts), optimizer
 
 
-def write(folder: Path, step: int) -> Path:
-    path = folder_of_step(folder, step)
-    write_checkpoint(path, snapshot()[0], "{}")
-    return path
+def write(folder: Path, step: int, given: Snapshot | None = None) -> Path:
+    write_checkpoint(folder, step, given or snapshot()[0], "{}")
+    return folder / f"step-{step:08}"
 
 
 @pytest.mark.parametrize(
@@ -58,8 +52,8 @@ def write(folder: Path, step: int) -> Path:
 def test_what_is_written_is_read(tmp_path: Path, best: Callable[[Snapshot], Any], stored: int) -> None:
     given, optimizer = snapshot()
     given = replace(given, best=best(given))
-    write_checkpoint(tmp_path / "step-1", given, "{}")
-    read = read_checkpoint(tmp_path / "step-1")
+    path = write(tmp_path, 1, given)
+    read = read_checkpoint(path)
     assert torch.equal(read.trained["w"], given.trained["w"])
     assert read.scheduler == given.scheduler and read.progress == given.progress
     optimizer.load_state_dict(read.optimizer)
@@ -70,7 +64,7 @@ def test_what_is_written_is_read(tmp_path: Path, best: Callable[[Snapshot], Any]
     assert (read.best is None) == (given.best is None)
     if read.best is not None and given.best is not None:
         assert read.best.keys() == {"w"} and torch.equal(read.best["w"], given.best["w"])
-    names = load_file(tmp_path / "step-1" / "tensors.safetensors")
+    names = load_file(path / "tensors.safetensors")
     assert sum(name.startswith("best") for name in names) == stored
     restore_generators(given.generators[0])
     drawn = random.random(), np.random.rand(), torch.rand(1).item()
@@ -84,54 +78,38 @@ def test_what_the_system_refuses_to_write_leaves_the_one_before(tmp_path: Path) 
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) // 2, hard))
     try:
-        with pytest.raises(OSError, match="File too large") as raised:
+        with pytest.raises(TrainingError, match=r"step-00000001: the checkpoint of .*File too large.*--resume"):
             write(tmp_path, 1)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert raised.value.filename == str(path) and raised.value.errno == errno.EIO
-    assert damage(path) is None and (path / "tensors.safetensors").read_bytes() == before
+    assert trusted_checkpoint(tmp_path) == path and (path / "tensors.safetensors").read_bytes() == before
     assert list(tmp_path.iterdir()) == [path], "nothing half-written is left"
 
 
 @pytest.mark.parametrize("name", ["tensors.safetensors", "state.json", "trainer_state.json", "manifest.json"])
 def test_any_changed_or_missing_file_is_noticed(tmp_path: Path, name: str) -> None:
-    path = write(tmp_path, 1)
-    assert damage(path) is None
+    path, notes = write(tmp_path, 1), Notes()
     content = (path / name).read_bytes()
     for changed in (b"", content[:-1], content[:-1] + bytes([content[-1] ^ 1])):
         (path / name).write_bytes(changed)
-        assert damage(path) is not None, changed[-5:]
+        assert trusted_checkpoint(tmp_path, notes) is None, changed[-5:]
     (path / name).unlink()
-    assert damage(path) == f"{name} is missing"
+    assert trusted_checkpoint(tmp_path, notes) is None
+    assert notes.notes[-1] == f"{path}: {name} is missing; the run starts from the beginning instead"
 
 
 def test_the_latest_that_can_be_trusted_is_found(tmp_path: Path) -> None:
     assert trusted_checkpoint(tmp_path / "none") is None
-    for step in (3, 6, 9):
-        write(tmp_path, step)
-    for damaged, found in ((6, 9), (9, 3)):
-        (folder_of_step(tmp_path, damaged) / "state.json").write_text("{")
-        notes = Notes()
-        assert trusted_checkpoint(tmp_path, notes) == folder_of_step(tmp_path, found)
-        assert len(notes.notes) == (0 if found == 9 else 2), "one needs no other"
+    first, second, notes = write(tmp_path, 3), write(tmp_path, 6), Notes()
+    assert trusted_checkpoint(tmp_path, notes) == second and not notes.notes
+    (second / "state.json").write_text("{")
+    assert trusted_checkpoint(tmp_path, notes) == first and len(notes.notes) == 1
 
 
-def test_one_of_another_version_is_passed_over(tmp_path: Path) -> None:
-    path, notes = write(tmp_path, 3), Notes()
-    state = json.loads((path / "state.json").read_text())
-    del state["best"]
-    (path / "state.json").write_text(json.dumps(state))
-    (path / "manifest.json").write_text(json.dumps(checksums(path, json.loads((path / "manifest.json").read_text()))))
-    complaint = f"{path}: state.json has no best; another version of this package wrote it"
-    assert trusted_checkpoint(tmp_path, notes) is None
-    assert notes.notes == [f"{complaint}; the run starts from the beginning instead"]
-
-
-@pytest.mark.parametrize(("newest", "kept"), [(10, [4, 10]), (3, [2, 3]), (1, [1])])
-def test_the_newest_and_the_one_before_stay(tmp_path: Path, newest: int, kept: list[int]) -> None:
-    for step in (1, 2, 3, 4, 10):
-        write(tmp_path, step)
+def test_the_newest_and_the_one_before_stay(tmp_path: Path) -> None:
+    """A run that has passed over a damaged one writes an earlier step than that."""
     (tmp_path / "notes").mkdir()
-    remove_old(tmp_path, folder_of_step(tmp_path, newest))
-    assert [int(path.name[5:]) for path in list_checkpoints(tmp_path)] == kept
+    for step, kept in ((1, [1]), (2, [1, 2]), (10, [2, 10]), (3, [2, 3])):
+        write(tmp_path, step)
+        assert [int(path.name[5:]) for path in list_checkpoints(tmp_path)] == kept
     assert (tmp_path / "notes").is_dir()

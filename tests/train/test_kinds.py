@@ -105,17 +105,6 @@ def test_the_second_start_neither_parses_nor_encodes(tmp_path: Path, monkeypatch
     assert read(second.train) == read(first.train)
 
 
-def test_a_run_without_a_cache_says_so_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = tiny_settings(tmp_path, max_length=16)
-    expected = DocumentClassification().encode(load_data(**settings.source), bert(), settings)
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("PREFIXPROP_CACHE", str(tmp_path / "file" / "cache"))
-    found = DocumentClassification().encode(load_data(**settings.source), bert(), settings)
-    assert read(found.train) == read(expected.train)
-    (note,) = set(found.notes) - set(expected.notes)
-    assert "file/cache cannot be used (Not a directory)" in note and len(found.notes) == len(expected.notes) + 1
-
-
 def test_documents_without_any_token_are_trained_on() -> None:
     tokenizer = bert()
     tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(single="$A", special_tokens=[])

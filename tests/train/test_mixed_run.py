@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -177,10 +176,3 @@ def test_rare_labels_and_documents_that_are_all_alike(tmp_path: Path) -> None:
     rewrite(settings.train_files[0], lambda number, row: row | {"text": "the same words"})
     with pytest.raises(ValueError, match="text"):
         train(settings, tmp_path / "alike", progress=Notes())
-
-
-def test_states_are_kept_or_not_with_the_same_outcome(tmp_path: Path) -> None:
-    settings = mixed_settings(tmp_path, keep_states="auto")
-    kept = train(settings, tmp_path / "kept", progress=Notes()).metrics
-    computed = train(replace(settings, keep_states="no"), tmp_path / "computed", progress=Notes()).metrics
-    assert computed["readers"]["dev"] == pytest.approx(kept["readers"]["dev"], abs=1e-4)

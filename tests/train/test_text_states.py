@@ -68,6 +68,7 @@ def test_is_computed_once() -> None:
     text.fill(progress)
     batches = len(list(text.batches(range(len(LENGTHS)))))
     assert len(seen) == batches == len(progress.done) and progress.done[-1] == (7, 7)
+    assert sum(state.numel() * state.element_size() for state in text._kept.values()) == text.bytes
     assert progress.done == sorted(progress.done)
     read(text, [0, 1])
     assert len(seen) == batches
@@ -82,19 +83,6 @@ def test_batches_are_of_similar_length() -> None:
     batches = list(text.batches(chosen))
     assert batches == [[4], [1], [6, 3], [5, 2]]  # of 17, 17, 12 and 9, 1 and 1 tokens
     assert list(text.batches([])) == []
-
-
-@pytest.mark.parametrize(("share", "is_kept"), [(0.99, False), (1.01, True)])
-def test_kept_where_half_of_the_memory_suffices(monkeypatch: pytest.MonkeyPatch, share: float, is_kept: bool) -> None:
-    needed = sum(max(1, length) for length in LENGTHS) * 3 * 32 * 4
-    monkeypatch.setattr(text_states, "free_memory", lambda device: int(2 * share * needed))
-    text = states_of()
-    assert text.bytes == needed and (text.place is not None) == is_kept
-    assert states_of(keep=False).place is None
-    text.fill(Progress())
-    kept = sum(state.numel() * state.element_size() for state in text._kept.values())
-    assert kept == (needed if is_kept else 0)
-    assert read(text, [0, 2]).states[0].shape == (2, 5, 32)
 
 
 @pytest.mark.parametrize("limit", ["max\n", "1000000000000000\n", "{rss}"])

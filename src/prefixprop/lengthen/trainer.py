@@ -25,10 +25,7 @@ from prefixprop.progress import Progress
 from prefixprop.train.checkpoints import (
     TRAINER_STATE,
     Snapshot,
-    explained_checkpoint_errors,
-    folder_of_step,
     read_checkpoint,
-    remove_old,
     write_checkpoint,
 )
 from prefixprop.train.errors import TrainingError
@@ -330,10 +327,7 @@ class Pretraining:
             numbers = dataclasses.asdict(self.state)
             history = json.dumps(numbers.pop("history"))
             snapshot = Snapshot(self.weights.by_name, None, self.weights.optimizer.state_dict(), {}, [], numbers)
-            folder = folder_of_step(self.checkpoints, self.state.step)
-            with explained_checkpoint_errors(self.state.step):
-                write_checkpoint(folder, snapshot, history)
-            remove_old(self.checkpoints, folder)
+            write_checkpoint(self.checkpoints, self.state.step, snapshot, history)
 
     def restore(self, checkpoint: Path) -> None:
         """Continue from a checkpoint."""

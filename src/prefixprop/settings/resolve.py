@@ -8,7 +8,6 @@ Given as a flag it is an error; in a recipe, which may serve several methods, it
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 
 import yaml
 
+from prefixprop.data.rows import read_text
 from prefixprop.data.tasks import default_epochs, readers_schedule
 from prefixprop.settings.declaration import SettingsError, close_match, problem_of
 from prefixprop.settings.methods import owners
@@ -67,8 +67,6 @@ def _other_problems(settings: RunSettings, processes: int) -> Iterator[str]:
         yield "--text-column: give one; a document is one text, so join the texts of a pair into one column first."
     if settings.lora_targets == ():
         yield "--lora-targets: name at least one layer, such as query."
-    if settings.keep_checkpoints and not settings.keep_weights:
-        yield "--keep-checkpoints: checkpoints are weights, and --no-keep-weights keeps none; leave one of them out."
     if settings.max_dev_documents == 0 and not settings.is_mix:
         yield f"--max-dev-documents: {method} needs a dev set; give at least 1, or leave it out."
     if settings.is_mix and processes > 1:
@@ -205,7 +203,8 @@ def _max_length(settings: RunSettings, limit: int) -> int:
 # --- recipes --------------------------------------------------------------------------------------------------------
 
 ALIASES = {setting.alias: name for name, setting in SETTINGS.items() if setting.alias}
-_FAST_LOADER: Any = getattr(yaml, "CSafeLoader", None)  # where PyYAML was built with libyaml
+# A report reads thousands of runs. PyYAML has the fast loader where it was built with libyaml.
+_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def read_settings(path: str | Path) -> dict[str, Any]:
@@ -287,46 +286,25 @@ class YamlEntry:
 
 def read_entries(path: Path) -> tuple[YamlEntry, ...]:
     """The entries of a file that holds one mapping; `SettingsError` for any other file."""
+    text = read_text(path)
+    loader = _LOADER(text)
     try:
-        text = path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise SettingsError([f"{path}: the file cannot be read ({error.strerror}); check its path."]) from error
-    except UnicodeDecodeError as error:
-        raise SettingsError([f"{path}: the text is not UTF-8 ({error}); save the file as UTF-8."]) from error
-    if _FAST_LOADER is not None:
-        # A report reads thousands of runs. The slow loader explains errors better.
-        with contextlib.suppress(yaml.YAMLError):
-            return _parse(_FAST_LOADER(text), path)
-    try:
-        return _parse(yaml.SafeLoader(text), path)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f":{mark.line + 1}" if mark else ""
-        raise SettingsError([f"{path}{line}: broken YAML: {getattr(error, 'problem', None) or error}."]) from error
-
-
-def _parse(loader: Any, path: Path) -> tuple[YamlEntry, ...]:
-    try:
+        for event in yaml.parse(text, Loader=_LOADER):
+            if isinstance(event, yaml.AliasEvent):  # a few of them can stand for billions of values
+                line = event.start_mark.line + 1
+                raise SettingsError([f"{path}:{line}: aliases (*) are not read here; write the value again."])
         node = loader.get_single_node()
         if node is None:
             return ()
         if not isinstance(node, yaml.MappingNode):
             raise SettingsError([f"{path}:{node.start_mark.line + 1}: expected lines such as 'epochs: 10'."])
-        _refuse_aliases(node, path, set())
         return _entries(loader, node)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f":{mark.line + 1}" if mark else ""
+        raise SettingsError([f"{path}{line}: broken YAML: {getattr(error, 'problem', None) or error}."]) from error
     finally:
         loader.dispose()
-
-
-def _refuse_aliases(node: yaml.Node, path: Path, seen: set[int]) -> None:
-    """An alias (*) is the very node that its anchor (&) names; a few of them can stand for billions of values."""
-    if id(node) in seen:
-        line = node.start_mark.line + 1
-        raise SettingsError([f"{path}:{line}: aliases (*) are not read here; write the value again."])
-    seen.add(id(node))
-    parts = () if isinstance(node, yaml.ScalarNode) else node.value
-    for part in (item for pair in parts for item in pair) if isinstance(node, yaml.MappingNode) else parts:
-        _refuse_aliases(part, path, seen)
 
 
 def _entries(loader: Any, node: yaml.MappingNode) -> tuple[YamlEntry, ...]:

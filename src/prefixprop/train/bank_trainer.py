@@ -21,14 +21,12 @@ from prefixprop.settings.run_settings import RunSettings
 from prefixprop.train.checkpoints import (
     TRAINER_STATE,
     Snapshot,
-    folder_of_step,
     generator_states,
     read_checkpoint,
-    remove_old,
     restore_generators,
     write_checkpoint,
 )
-from prefixprop.train.errors import StepTooLarge, is_out_of_memory
+from prefixprop.train.errors import TrainingError, is_out_of_memory
 from prefixprop.train.kinds import label_losses
 from prefixprop.train.text_states import TextStates
 from prefixprop.train.trainer import LengthGroupedOrder, share_of_peak
@@ -113,7 +111,7 @@ class BankTrainer:
             self._passes.clear()
             at_once, readers = self.at_once
             if at_once == readers == 1:
-                raise StepTooLarge(f"The device is out of memory ({problem}): choose a smaller --max-length.")
+                raise TrainingError(f"The device is out of memory ({problem}): choose a smaller --max-length.")
             self.at_once = (max(1, at_once // 2), readers) if at_once > 1 else (1, -(-readers // 2))
             self.progress.note(
                 f"the device is out of memory; the run continues with {self.at_once[0]} documents and "
@@ -234,9 +232,7 @@ class BankTrainer:
         losses = {"losses": torch.stack(self.losses)} if self.losses else {}
         snapshot = Snapshot(trained | losses, None, self.optimizer.state(), {}, [generator_states()], {})
         state = {"step": self.step, "plans": [asdict(plan) for plan in self.plans], **notes}
-        folder = folder_of_step(checkpoints, self.step)
-        write_checkpoint(folder, snapshot, json.dumps(state))
-        remove_old(checkpoints, folder)
+        write_checkpoint(checkpoints, self.step, snapshot, json.dumps(state))
 
     def restore(self, checkpoint: Path) -> dict[str, Any]:
         """Take up training at a checkpoint; returns the notes that were saved with it."""

@@ -8,13 +8,11 @@ the schedule, the random generators of every process and the Trainer's own state
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import json
 import random
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -52,57 +50,51 @@ class Snapshot:
 _PARTS = tuple(declared.name for declared in fields(Snapshot))
 
 
-def folder_of_step(checkpoints: Path, step: int) -> Path:
-    return checkpoints / f"step-{step:08d}"
+def write_checkpoint(checkpoints: Path, step: int, snapshot: Snapshot, trainer_state: str) -> None:
+    """Write the checkpoint of a step, wholly or not at all, and remove all others but the one before it.
+
+    `trainer_state` is the Trainer's state as JSON.
+    """
+    newest = checkpoints / f"step-{step:08d}"
+    try:
+        _write(newest, snapshot, trainer_state)
+    except (OSError, SafetensorError) as error:
+        raise TrainingError(
+            f"{newest}: the checkpoint of step {step} cannot be written ({error}). Earlier ones are untouched: make "
+            "room or fix the folder, then continue with --resume."
+        ) from error
+    # Those of later steps are damaged: a resumed run has passed them over, and would count them as its latest.
+    found = list_checkpoints(checkpoints)
+    kept = [folder for folder in found if folder <= newest][-_LATEST_KEPT:]
+    for folder in found:
+        if folder not in kept:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
-def write_checkpoint(folder: Path, snapshot: Snapshot, trainer_state: str) -> None:
-    """Write a checkpoint, wholly or not at all; `trainer_state` is the Trainer's state as JSON."""
+def _write(folder: Path, snapshot: Snapshot, trainer_state: str) -> None:
     tensors: dict[str, Tensor] = {}
     state = {name: _flatten(name, getattr(snapshot, name), tensors) for name in _PARTS if name != "best"}
     is_of_best = snapshot.best is snapshot.trained
     state["best"] = state["trained"] if is_of_best else _flatten("best", snapshot.best, tensors)
     with replacing_folder(folder) as temporary:
-        _write_tensors(temporary / TENSORS, tensors)
+        save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, temporary / TENSORS)
         (temporary / STATE).write_bytes(json.dumps(state).encode())
         (temporary / TRAINER_STATE).write_bytes(trainer_state.encode())
         (temporary / MANIFEST).write_bytes(json.dumps(checksums(temporary, _FILES), indent=2).encode())
 
 
 def read_checkpoint(folder: Path) -> Snapshot:
-    """Read a checkpoint that `damage` finds nothing wrong with."""
+    """Read a checkpoint that can be trusted."""
     tensors = load_file(folder / TENSORS)
     state = json.loads((folder / STATE).read_bytes())
     return Snapshot(**{name: _unflatten(state[name], tensors) for name in _PARTS})
-
-
-def damage(folder: Path) -> str | None:
-    """What is wrong with the files of a checkpoint, None if nothing is."""
-    if problem := mismatch(folder, _FILES):
-        return problem
-    missing = [name for name in _PARTS if name not in json.loads((folder / STATE).read_bytes())]
-    if missing:
-        return f"{STATE} has no {', '.join(missing)}; another version of this package wrote it"
-    return None
-
-
-@contextlib.contextmanager
-def explained_checkpoint_errors(step: int) -> Iterator[None]:
-    """Say what to do where a checkpoint cannot be written."""
-    try:
-        yield
-    except OSError as error:
-        raise TrainingError(
-            f"{error.filename}: the checkpoint of step {step} cannot be written ({error.strerror}). Earlier "
-            "checkpoints are untouched: make room or fix the folder, then continue with --resume."
-        ) from error
 
 
 def trusted_checkpoint(checkpoints: Path, progress: Progress | None = None) -> Path | None:
     """The latest checkpoint that can be trusted; `progress` is told of damaged ones that the run passes over."""
     found, complaints = None, []
     for folder in reversed(list_checkpoints(checkpoints)):
-        if (problem := damage(folder)) is None:
+        if (problem := mismatch(folder, _FILES)) is None:
             found = folder
             break
         complaints.append(f"{folder}: {problem}")
@@ -118,18 +110,6 @@ def list_checkpoints(checkpoints: Path) -> list[Path]:
     if not checkpoints.is_dir():
         return []
     return sorted(folder for folder in checkpoints.iterdir() if _FOLDER.fullmatch(folder.name))
-
-
-def remove_old(checkpoints: Path, newest: Path) -> None:
-    """Remove all checkpoints but the newest and the one before it.
-
-    Those of later steps are damaged: a resumed run has passed them over, and would count them as its latest.
-    """
-    found = list_checkpoints(checkpoints)
-    kept = [folder for folder in found if folder <= newest][-_LATEST_KEPT:]
-    for folder in found:
-        if folder not in kept:
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 def generator_states() -> dict[str, Any]:
@@ -153,18 +133,10 @@ def restore_generators(states: Mapping[str, Any]) -> None:
         torch.cuda.set_rng_state(states["cuda"])
 
 
-def _write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    try:
-        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, path)
-    except SafetensorError as error:
-        # The library tells of a full disk, and of whatever else the system refuses, by an error of its own.
-        raise OSError(errno.EIO, str(error), str(path)) from error
-
-
 def _flatten(path: str, value: Any, tensors: dict[str, Tensor]) -> Any:
     """The value as JSON can hold it, with tensors put aside under the path they are at."""
     if isinstance(value, Tensor):
-        tensors[path] = value
+        tensors[path] = value.detach()
         return {"tensor": path}
     if isinstance(value, Mapping):
         # JSON's keys are texts, and the optimizer counts parameters by numbers.

@@ -15,24 +15,20 @@ class TrainingError(RuntimeError):
     """A run that cannot go on, with what to do about it."""
 
 
-class StepTooLarge(TrainingError):
-    """A step that does not fit the device's memory."""
-
-
 def is_out_of_memory(error: RuntimeError) -> bool:
     # PyTorch raises a plain RuntimeError where the CPU's memory is used up.
     return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
 
 
 @contextlib.contextmanager
-def explained_memory_errors(remedy: str, kind: type[TrainingError] = TrainingError) -> Iterator[None]:
+def explained_memory_errors(remedy: str) -> Iterator[None]:
     """Turn "out of memory" into what can be changed about it."""
     try:
         yield
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
-        raise kind(f"The device is out of memory{remedy}.") from error
+        raise TrainingError(f"The device is out of memory{remedy}.") from error
 
 
 def building_remedy(settings: RunSettings) -> str:

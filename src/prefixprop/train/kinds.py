@@ -64,6 +64,7 @@ class RunData:
     label_names: tuple[str, ...] | None  # the labels of a classification task; None for questions
     train: Dataset[Any]  # the training set
     train_lengths: tuple[int, ...]  # how many tokens are read of each of its items
+    train_totals: tuple[int, ...]  # how many each has, before it is cut
     # The dev set, which may be a fold of the training set, what was set aside of it for calibration, and the test set
     # unless it is empty.
     evaluated: dict[str, EvaluationSplit]
@@ -74,7 +75,6 @@ class RunData:
     # The tokens of every document by split, in the order of the task; empty for questions.
     documents: Mapping[str, Sequence[TokenIds]] = field(default_factory=dict)
     several_labels: bool = False  # whether a document can have several labels
-    train_totals: tuple[int, ...] = ()  # how many each has, where some are cut; otherwise empty
 
 
 class TaskKind(ABC):
@@ -126,6 +126,7 @@ class DocumentClassification(TaskKind):
             label_names=task.label_names,
             train=datasets["train"],
             train_lengths=tuple(datasets["train"].lengths.tolist()),
+            train_totals=tuple(datasets["train"].totals.tolist()),
             evaluated={
                 name: _document_split(name, task, datasets[name])
                 for name in ("dev", CALIBRATION, "test")
@@ -141,7 +142,6 @@ class DocumentClassification(TaskKind):
             ),
             documents={name: TokensOf(dataset) for name, dataset in datasets.items()},
             several_labels=task.several_labels,
-            train_totals=tuple(datasets["train"].totals.tolist()),
         )
 
     def new_model(
@@ -349,6 +349,7 @@ class CandidateChoice(TaskKind):
             label_names=None,
             train=datasets["train"],  # type: ignore[arg-type]
             train_lengths=datasets["train"].lengths,
+            train_totals=datasets["train"].lengths,
             evaluated={
                 name: _question_split(name, task, datasets[name]) for name in ("dev", "test") if task.split(name)
             },

@@ -36,7 +36,6 @@ from prefixprop.evaluate import (
     decide,
     fit_tfidf,
     held_out_scores,
-    measure_trust,
 )
 from prefixprop.evaluate.metrics import log_odds
 from prefixprop.evaluate.mixing import READERS, WORDS
@@ -82,7 +81,8 @@ def train_mix(
         mixes = [FittedMix(run, one, of_words, readers, number) for number, (run, one, of_words) in enumerate(each)]
     for directory in directories:
         write_history(directory, [] if readers is None else readers.history)  # a fit of words has no epochs
-    return [Trained(mix.predictions, mix.metrics(), mix.count(), mix.save) for mix in mixes]
+    # Mixed answers are calibrated already.
+    return [Trained(mix.predictions, Temperature(1.0), mix.details(), mix.count(), mix.save) for mix in mixes]
 
 
 def _words(run: RunPlan, judged: Judged, progress: Progress) -> Words | None:
@@ -108,7 +108,7 @@ def _words(run: RunPlan, judged: Judged, progress: Progress) -> Words | None:
 
 
 class FittedMix:
-    """What a run says in the end: the mix, its cross-fitted answers, its metrics, and what is kept of it."""
+    """What a run says in the end: the mix, its cross-fitted answers, and what is kept of it."""
 
     def __init__(
         self, run: RunPlan, judged: Judged, words: Words | None, readers: Readers | None, column: int
@@ -157,17 +157,12 @@ class FittedMix:
         assert self.words is not None
         return self.words.models[self.words.fitted.final.chosen[WORDS]]
 
-    def metrics(self) -> dict[str, Any]:
-        """All of `metrics.json` but the parameters. Mixed answers are calibrated, so that the temperature is 1."""
-        found: dict[str, Any] = {}
-        for split, predictions in self.predictions.items():
-            found[split] = found[f"{split}_calibrated"] = predictions.evaluate()
-        found |= {
-            "temperature": 1.0,
+    def details(self) -> dict[str, Any]:
+        """What the metrics of a mix have beside those of its answers."""
+        found: dict[str, Any] = {
             f"expected_{self.judged.headline}": self._expected(),
             "judged_on": "dev" if self.judged.is_dev else f"{int(self.judged.folds.max()) + 1} folds",
             "mix": {"weights": self.fitted.final.weights, "chosen": self._chosen()},
-            **measure_trust(self.run.settings.target_precision, self.predictions),
         }
         if self.thresholds is not None:
             found["thresholds"] = self.thresholds.tolist()

@@ -9,17 +9,16 @@ from typing import Any
 
 from torch import nn
 from transformers import PreTrainedModel, set_seed
-from transformers.integrations import get_available_reporting_integrations
+from transformers.integrations import get_reporting_integration_callbacks
 
 from prefixprop.attention import install
 from prefixprop.attention.backends import is_modern_gpu
 from prefixprop.backbones import family_in
 from prefixprop.data import ClassificationTask, Task, fingerprint, load_data, select_documents
-from prefixprop.evaluate import PredictionSet
+from prefixprop.evaluate import PredictionSet, Temperature
 from prefixprop.models.base_model import BaseModel, load_base_model
 from prefixprop.processes import process_count
 from prefixprop.progress import Progress
-from prefixprop.settings.declaration import SettingsError
 from prefixprop.settings.methods import HEAD, MODEL
 from prefixprop.settings.resolve import check_settings, documents_at_once, resolve, unused_notes
 from prefixprop.settings.run_settings import RunSettings
@@ -90,12 +89,13 @@ class RunPlan:
 
 @dataclass(frozen=True)
 class Trained:
-    """What came of a run: predictions by split, metrics, the parameters that are kept, and what writes these."""
+    """What came of a run."""
 
-    predictions: dict[str, PredictionSet]
-    metrics: dict[str, Any]
-    parameters: ParameterCount
-    save: Callable[[Path], None]
+    predictions: dict[str, PredictionSet]  # by split, not calibrated
+    temperature: Temperature
+    details: dict[str, Any]  # of its metrics, what runs of its kind alone have
+    parameters: ParameterCount  # of what is kept
+    save: Callable[[Path], None]  # writes what is kept into a folder
 
 
 def plan(
@@ -111,7 +111,7 @@ def plan(
     """
     progress = progress or Progress()
     check_settings(settings, process_count(), in_memory=documents is not None)
-    _check_trackers(settings)
+    get_reporting_integration_callbacks(list(settings.report_to))  # which refuses unknown ones
     notes = unused_notes(settings)
     progress.stage("loading the model")
     # Readers have no dropout of attention weights.
@@ -180,15 +180,6 @@ def _lora_targets(base: PreTrainedModel, settings: RunSettings) -> tuple[str, ..
             f"{', '.join(sorted(layers))}."
         )
     return targets
-
-
-def _check_trackers(settings: RunSettings) -> None:
-    installed = get_available_reporting_integrations()
-    missing = [name for name in settings.report_to if name not in installed]
-    if missing:
-        here = ", ".join(sorted(installed)) or "none"
-        unknown = "is unknown or its package is not installed; installed"
-        raise SettingsError(f"--report-to: {name!r} {unknown}: {here}." for name in missing)
 
 
 def use_bf16(precision: str) -> bool:

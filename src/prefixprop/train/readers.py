@@ -7,7 +7,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,7 +25,7 @@ from prefixprop.models.gpu import hold_frozen_in_bfloat16
 from prefixprop.progress import Progress
 from prefixprop.runs.directory import RunDirectory, discard_replaced
 from prefixprop.train.bank_trainer import BankTrainer, ReaderPlan
-from prefixprop.train.checkpoints import explained_checkpoint_errors, trusted_checkpoint
+from prefixprop.train.checkpoints import trusted_checkpoint
 from prefixprop.train.kinds import class_weights, pad_token
 from prefixprop.train.plan import RunPlan, use_bf16
 from prefixprop.train.text_states import TextStates
@@ -196,7 +195,8 @@ class Readers:
                 is_due = time.monotonic() - saved >= self.settings.checkpoint_seconds or (every and step % every == 0)
                 is_asked = any(stop.is_asked for stop in stops)
                 if is_due or is_asked:
-                    self._save(checkpoints)
+                    notes = {"history": self.history, "dropped": self.dropped, "seconds": self.seconds}
+                    self.trainer.save(checkpoints, notes)
                     saved = time.monotonic()
                 if is_asked:
                     raise KeyboardInterrupt
@@ -237,11 +237,6 @@ class Readers:
         write_history(directory, self.history)
         told = "  ".join(f"{mean:.4f} at {rate:g}" for rate, mean in means.items())
         self.progress.line(f"epoch {line['epoch']:>3}  step {step:>6}  loss {told}")
-
-    def _save(self, checkpoints: Path) -> None:
-        notes = {"history": self.history, "dropped": self.dropped, "seconds": self.seconds}
-        with explained_checkpoint_errors(self.trainer.step):
-            self.trainer.save(checkpoints, notes)
 
     # --- answers --------------------------------------------------------------------------------------------------
 

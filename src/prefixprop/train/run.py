@@ -19,7 +19,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +27,10 @@ import torch
 from safetensors import SafetensorError
 from transformers import TrainerCallback
 
+from prefixprop import __version__
 from prefixprop.atomic_files import clear_leftovers, replacing_folder, write_json, write_text
 from prefixprop.data import ClassificationTask, fingerprint, load_data
-from prefixprop.evaluate import never_predicted, write_predictions
+from prefixprop.evaluate import measure_trust, never_predicted, write_predictions
 from prefixprop.processes import is_main_process, process_count
 from prefixprop.progress import Progress
 from prefixprop.runs.directory import (
@@ -187,15 +188,12 @@ def _started(
         for directory in directories:
             stack.enter_context(directory.claimed())
         try:
-            told: set[str] = set()
             for run, directory in zip(runs, directories, strict=True):
                 progress.line(str(run))
-                for note in run.notes:
-                    if note not in told:
-                        progress.note(note)
-                told.update(run.notes)
                 start(directory, run.settings, overwrite)
                 _describe(run, directory, device)
+            for note in dict.fromkeys(note for run in runs for note in run.notes):
+                progress.note(note)
             yield
         except BaseException:
             for directory in directories:
@@ -207,8 +205,7 @@ def _describe(run: RunPlan, directory: RunDirectory, device: torch.device) -> No
     """Write what is known of a run before it is trained."""
     if run.data.label_names is not None:
         write_json(directory.labels, list(run.data.label_names))
-    lengths = run.data.train_totals or run.data.train_lengths
-    write_text(directory.lengths, json.dumps(list(lengths)) + "\n")  # a long list, on one line
+    write_text(directory.lengths, json.dumps(run.data.train_totals) + "\n")  # a long list, on one line
     environment = describe_environment(run.settings.seed, device, process_count())
     write_json(directory.environment, environment | {DOCUMENTS: run.documents})
 
@@ -219,18 +216,15 @@ def _written(
     """Write the results; the first run has the checkpoints, so it is the last: until then a killed run can go on."""
     results = []
     for run, directory, one in reversed(list(zip(runs, directories, trained, strict=True))):
-        count, never = one.parameters, never_predicted(one.predictions["dev"])
-        parameters = {**asdict(count), "trainable_percent": count.percent("trainable")}
-        metrics = one.metrics | ({"never_predicted": never} if never else {})
-        metrics |= {"parameters": parameters, "status": FINISHED}
+        metrics = _metrics(run, one)
         if is_main_process():
-            if never:
+            if never := metrics.get("never_predicted"):
                 progress.note(
                     f"never predicted, although documents have {'them' if len(never) > 1 else 'it'}: "
                     f"{', '.join(never)}; --class-weights balanced or --choose-by macro_f1 may help"
                 )
             try:
-                _write(run, directory, replace(one, metrics=metrics))
+                _write(run, directory, one, metrics)
             except (OSError, SafetensorError) as error:
                 raise TrainingError(
                     f"The results cannot be written ({error}); make room, then continue with --resume."
@@ -239,29 +233,35 @@ def _written(
     return results[::-1]
 
 
-def _write(run: RunPlan, directory: RunDirectory, trained: Trained) -> None:
+def _metrics(run: RunPlan, trained: Trained) -> dict[str, Any]:
+    """What `metrics.json` has: all metrics of every split, as they are and calibrated, and the facts of the run."""
+    calibrated = {name: split.with_temperature(trained.temperature) for name, split in trained.predictions.items()}
+    never, count = never_predicted(trained.predictions["dev"]), trained.parameters
+    return {
+        **{name: split.evaluate() for name, split in trained.predictions.items()},
+        **{f"{name}_calibrated": split.evaluate() for name, split in calibrated.items()},
+        "temperature": trained.temperature.value,
+        **measure_trust(run.settings.target_precision, calibrated),
+        **trained.details,
+        **({"never_predicted": never} if never else {}),
+        "parameters": {**asdict(count), "trainable_percent": count.percent("trainable")},
+        "status": FINISHED,
+    }
+
+
+def _write(run: RunPlan, directory: RunDirectory, trained: Trained, metrics: dict[str, Any]) -> None:
     """Write everything that is kept; `metrics.json`, which says that the run is finished, after all the rest."""
-    settings, metrics = run.settings, trained.metrics
+    settings = run.settings
     for name, split in trained.predictions.items():
         write_predictions(directory.predictions(name), split)
     described = (settings, metrics, trained.parameters, run.data.label_names)
-    weights = directory.path / settings.method_row.trains
     if settings.keep_weights:
-        with replacing_folder(weights) as folder:
+        with replacing_folder(directory.path / settings.method_row.trains) as folder:
             trained.save(folder)
             for blank in folder.rglob("README.md"):  # of peft
                 write_text(blank, model_card(*described, of_adapter=True))
         with replacing_folder(directory.tokenizer) as folder:
-            try:
-                run.base.tokenizer.save_pretrained(str(folder))
-            except OSError:
-                raise
-            except Exception as error:  # the tokenizers library tells of a full disk by a bare Exception
-                raise OSError(f"{folder}: the tokenizer cannot be written ({error})") from error
-    else:
-        # A run that was to keep them may have been killed here, and resumed with other wishes.
-        for folder in (weights, directory.tokenizer):
-            shutil.rmtree(folder, ignore_errors=True)
+            run.base.tokenizer.save_pretrained(str(folder))
     write_text(directory.model_card, model_card(*described))
     directory.finish(metrics)
     _tidy_up(directory)
@@ -276,7 +276,7 @@ def _tidy_up(directory: RunDirectory) -> None:
 
 # --- under which circumstances a run was made: enough to make it again ----------------------------------------------
 
-PACKAGES = ("prefixprop", "torch", "transformers", "peft", "accelerate", "numpy", "scikit-learn", "safetensors")
+PACKAGES = ("torch", "transformers", "peft", "accelerate", "numpy", "scikit-learn", "safetensors")
 
 
 def describe_environment(seed: int, device: torch.device, processes: int) -> dict[str, Any]:
@@ -284,7 +284,7 @@ def describe_environment(seed: int, device: torch.device, processes: int) -> dic
     return {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "python": platform.python_version(),
-        "packages": {package: _version(package) for package in PACKAGES},
+        "packages": {"prefixprop": __version__} | {package: version(package) for package in PACKAGES},
         "platform": f"{platform.system()} {platform.machine()}",
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "threads": torch.get_num_threads(),
@@ -293,13 +293,6 @@ def describe_environment(seed: int, device: torch.device, processes: int) -> dic
         "git": _git(),
         "command": shlex.join(sys.argv),
     }
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def _git() -> dict[str, Any] | None:

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from prefixprop.atomic_files import write_text
-from prefixprop.evaluate import decide, fit_temperature, measure_trust
+from prefixprop.evaluate import decide, fit_temperature
 from prefixprop.models.gpu import hold_frozen_in_bfloat16, without_cudnn
 from prefixprop.processes import process_count
 from prefixprop.progress import Progress
@@ -26,12 +26,12 @@ from prefixprop.runs.directory import RunDirectory, discard_replaced
 from prefixprop.settings.methods import ADAPTER, HEAD, HEAD_FILE, MODEL
 from prefixprop.settings.resolve import documents_at_once, settings_to_yaml
 from prefixprop.settings.run_settings import RunSettings
-from prefixprop.train.checkpoints import restore_generators, trusted_checkpoint
+from prefixprop.train.checkpoints import trusted_checkpoint
 from prefixprop.train.errors import (
-    StepTooLarge,
     TrainingError,
     building_remedy,
     explained_memory_errors,
+    is_out_of_memory,
     training_remedy,
 )
 from prefixprop.train.kinds import kind_of
@@ -50,14 +50,15 @@ def train_single(
     baseline = _baseline(run, progress) if arguments.should_save else {}
     arguments.distributed_state.wait_for_everyone()
     while True:
-        try:
-            trained = _attempt(run, directory, arguments, callbacks, progress)
-            return replace(trained, metrics=trained.metrics | baseline)
-        except StepTooLarge as error:
-            problem = str(error)
+        with explained_memory_errors(training_remedy(run.settings, run.at_once)):
+            try:
+                trained = _attempt(run, directory, arguments, callbacks, progress)
+                return replace(trained, details=trained.details | baseline)
+            except RuntimeError as error:
+                # Other processes know nothing of it.
+                if not is_out_of_memory(error) or run.at_once == 1 or process_count() > 1:
+                    raise
         # Not in the handler, where the error still holds the model.
-        if process_count() > 1 or run.at_once == 1:  # other processes know nothing of it
-            raise StepTooLarge(problem)
         fewer = documents_at_once(replace(run.settings, device_batch_size=run.at_once // 2))
         progress.note(f"the device is out of memory; the run continues with --device-batch-size {fewer}")
         run = replace(run, settings=replace(run.settings, device_batch_size=fewer), at_once=fewer)
@@ -96,7 +97,7 @@ def _attempt(
         trainer = RunTrainer(model, arguments, run.data, run.settings, directory.checkpoints)
     for callback in (RunCallback(trainer, run.settings, directory, progress), *callbacks):
         trainer.add_callback(callback)
-    with explained_memory_errors(training_remedy(run.settings, run.at_once), StepTooLarge), without_cudnn():
+    with without_cudnn():
         _fit(trainer, run.settings, directory, progress)
         predictions = {name: trainer.predict_split(split) for name, split in run.data.evaluated.items()}
     temperature = fit_temperature(predictions["dev"].logits, predictions["dev"].known_labels)
@@ -106,19 +107,14 @@ def _attempt(
         predictions, found = decide(predictions, temperature, folds)
         thresholds = {"thresholds": found.tolist()}
     lines = epoch_lines(trainer.state.log_history)
-    calibrated = {name: split.with_temperature(temperature) for name, split in predictions.items()}
-    metrics: dict[str, Any] = {name: split.evaluate() for name, split in predictions.items()}
-    metrics |= {f"{name}_calibrated": split.evaluate() for name, split in calibrated.items()}
-    metrics |= {
-        "temperature": temperature.value,
-        **measure_trust(run.settings.target_precision, calibrated),
+    details = {
         "best_epoch": next(line["epoch"] for line in lines if line["step"] == trainer.state.best_global_step),
         "epochs": len(lines),
         "seconds": round(trainer.seconds, 3),
         **thresholds,
     }
     model = trainer.accelerator.unwrap_model(trainer.model)
-    return Trained(predictions, metrics, run.parameters, partial(save_trained, model, run.settings))
+    return Trained(predictions, temperature, details, run.parameters, partial(save_trained, model, run.settings))
 
 
 def _fit(trainer: RunTrainer, settings: RunSettings, directory: RunDirectory, progress: Progress) -> None:
@@ -126,7 +122,7 @@ def _fit(trainer: RunTrainer, settings: RunSettings, directory: RunDirectory, pr
     checkpoint = trusted_checkpoint(directory.checkpoints, progress if trainer.args.should_save else None)
     if checkpoint is not None:
         trainer.restore(checkpoint)
-    if checkpoint is None or not is_exhausted(trainer.state.log_history, settings.metric, settings.early_stopping):
+    if not is_exhausted(trainer.state.log_history, settings.metric, settings.early_stopping):
         trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     if trainer.best_trained is not None:
         trainer.load_trained(trainer.best_trained)
@@ -197,11 +193,7 @@ def training_arguments(run: RunPlan, directory: RunDirectory) -> TrainingArgumen
 
 
 class RunCallback(TrainerCallback):
-    """What a run does beside its steps: it tells of progress, writes its history and decides on checkpoints.
-
-    A resumed run gets its optimizer, its schedule and its random generators back. The Trainer does the same, at the
-    same places, with checkpoints of its own, and passes over what a checkpoint does not have in files of its names.
-    """
+    """What a run does beside its steps: it tells of progress, writes its history and decides on checkpoints."""
 
     def __init__(
         self, trainer: RunTrainer, settings: RunSettings, directory: RunDirectory, progress: Progress
@@ -210,30 +202,12 @@ class RunCallback(TrainerCallback):
         self.saved = time.monotonic()
         self.evaluated = 0  # batches
 
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        if self.trainer.resumed is not None:
-            self.trainer.optimizer.load_state_dict(self.trainer.resumed.optimizer)
-            self.trainer.lr_scheduler.load_state_dict(self.trainer.resumed.scheduler)
-
     def on_epoch_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         # A resumed epoch begins in its middle, and the fraction that an epoch ends with may not add up to 1 exactly.
         epoch = int((state.epoch or 0) + 1e-6)
         self.trainer.order.set_epoch(epoch)
         if hasattr(self.trainer.train_dataset, "set_epoch"):  # questions are shuffled anew
             self.trainer.train_dataset.set_epoch(epoch)
-        # A checkpoint of an epoch's end is from before the first random number of the next, which its batches draw.
-        self._restore_generators(args)
-
-    def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        # One of an epoch's middle is from after that.
-        if not ends_epoch(args, state):
-            self._restore_generators(args)
-        self.trainer.resumed = None
-
-    def _restore_generators(self, args: TrainingArguments) -> None:
-        # With another number of processes than before there is nothing to restore exactly.
-        if self.trainer.resumed is not None and len(self.trainer.resumed.generators) == args.world_size:
-            restore_generators(self.trainer.resumed.generators[args.process_index])
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         # No checkpoint at an epoch's last step: a run killed between it and the epoch's evaluation would go on with

@@ -35,11 +35,9 @@ from prefixprop.settings.run_settings import RunSettings
 from prefixprop.train.checkpoints import (
     TRAINER_STATE,
     Snapshot,
-    explained_checkpoint_errors,
-    folder_of_step,
     generator_states,
     read_checkpoint,
-    remove_old,
+    restore_generators,
     write_checkpoint,
 )
 from prefixprop.train.errors import TrainingError
@@ -93,7 +91,7 @@ class RunTrainer(Trainer):
 
     Its own are how batches are drawn, a warm-up that does not begin at 0, a check of every loss, and checkpoints; the
     loop and the optimizer are the Trainer's. `RunCallback` in `prefixprop.train.single_run` is part of it: it
-    has the best epoch's tensors held in memory, and gives a resumed run its optimizer and generators back.
+    has the best epoch's tensors held in memory.
     """
 
     compute_metrics: Any
@@ -107,7 +105,7 @@ class RunTrainer(Trainer):
         self.epoch_loss = 0.0
         self.uncounted: list[Tensor] = []  # losses that are still on the device
         self.unchecked: tuple[int, float, Callable[[], float]] | None = None
-        self.resumed: Snapshot | None = None  # until the first step
+        self.resumed: Snapshot | None = None  # what `train` begins with
         self.seconds_before = 0.0
         self.started = time.monotonic()
         dev = data.evaluated["dev"]
@@ -244,16 +242,25 @@ class RunTrainer(Trainer):
                 generators,
                 {"epoch_loss": self._count_losses(), "seconds": self.seconds},
             )
-            folder = folder_of_step(self.checkpoints, self.state.global_step)
-            with explained_checkpoint_errors(self.state.global_step):
-                write_checkpoint(folder, snapshot, json.dumps(dataclasses.asdict(self.state), default=str))
-            remove_old(self.checkpoints, folder)
+            state = json.dumps(dataclasses.asdict(self.state), default=str)
+            write_checkpoint(self.checkpoints, self.state.global_step, snapshot, state)
         self.args.distributed_state.wait_for_everyone()
 
     # Private in the Trainer too: only its `train(resume_from_checkpoint=...)` begins in the middle of a run, and it
-    # refuses a folder without files of its own; `restore` has read ours. Holds since transformers 5.17 at the latest.
+    # takes files of its own; `restore` has read ours. Holds since transformers 5.17 at the latest.
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         pass
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if self.resumed is not None:
+            self.optimizer.load_state_dict(self.resumed.optimizer)
+            self.lr_scheduler.load_state_dict(self.resumed.scheduler)
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        # With another number of processes than before there is nothing to restore exactly.
+        if self.resumed is not None and len(self.resumed.generators) == self.args.world_size:
+            restore_generators(self.resumed.generators[self.args.process_index])
+        self.resumed = None
 
     def restore(self, checkpoint: Path) -> None:
         """Take up a run at a checkpoint; `train(resume_from_checkpoint=...)` then goes on from there."""
@@ -395,11 +402,7 @@ def trained_alpha(model: nn.Module) -> dict[str, float]:
 class AlphaLogger(TrainerCallback):
     """Adds `trained_alpha` to everything the Trainer logs."""
 
-    def on_log(
-        self, args: Any, state: Any, control: Any, logs: dict | None = None, model: Any = None, **_: Any
-    ) -> None:
-        if logs is None or model is None:
-            return
+    def on_log(self, args: Any, state: Any, control: Any, *, logs: Any, model: Any, **_: Any) -> None:
         values = trained_alpha(model)
         logs.update(values)
         state.log_history[-1].update(values)
