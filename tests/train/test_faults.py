@@ -51,12 +51,21 @@ def test_a_full_disk_at_a_checkpoint_loses_nothing(tmp_path: Path, monkeypatch: 
     assert comparable(resumed.metrics) == comparable(train(settings, tmp_path / "whole").metrics)
 
 
-def test_a_full_disk_at_the_results_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "error", "told"),
+    [
+        ("prefixprop.train.run.model_card", OSError(errno.ENOSPC, "No space left on device", "x"), "The results"),
+        # The tokenizers library raises a bare Exception.
+        ("transformers.PreTrainedTokenizerBase.save_pretrained", Exception("No space left on device"), "tokenizer"),
+    ],
+)
+def test_a_full_disk_at_the_results_loses_nothing(
+    tmp_path: Path, name: str, error: Exception, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings, run_dir = tiny_settings(tmp_path, epochs=1), tmp_path / "run"
-    full = OSError(errno.ENOSPC, "No space left on device", "x")
     with monkeypatch.context() as patched:
-        patched.setattr("prefixprop.train.run.model_card", MagicMock(side_effect=full))
-        with pytest.raises(TrainingError, match=r"The results cannot be written .*No space left.*--resume"):
+        patched.setattr(name, MagicMock(side_effect=error))
+        with pytest.raises(TrainingError, match=rf"{told} cannot be written .*No space left.*--resume"):
             train(settings, run_dir)
     assert not (run_dir / "metrics.json").exists()
     assert train(settings, run_dir, resume=True).metrics["status"] == "finished"

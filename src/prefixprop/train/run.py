@@ -261,7 +261,12 @@ def _write(run: RunPlan, directory: RunDirectory, trained: Trained, metrics: dic
             for blank in folder.rglob("README.md"):  # of peft
                 write_text(blank, model_card(*described, of_adapter=True))
         with replacing_folder(directory.tokenizer) as folder:
-            run.base.tokenizer.save_pretrained(str(folder))
+            try:
+                run.base.tokenizer.save_pretrained(str(folder))
+            except OSError:
+                raise
+            except Exception as error:  # the tokenizers library tells of a full disk by a bare Exception
+                raise OSError(f"{folder}: the tokenizer cannot be written ({error})") from error
     write_text(directory.model_card, model_card(*described))
     directory.finish(metrics)
     _tidy_up(directory)
