@@ -20,7 +20,7 @@ from transformers.integrations import integration_utils
 from prefixprop import load_run
 from prefixprop.data import ClassificationTask
 from prefixprop.evaluate import measure_baseline, read_predictions
-from prefixprop.train import RunDirectory, RunSettings, train
+from prefixprop.train import RunDirectory, RunSettings, SettingsError, plan, train
 from prefixprop.train.run import describe_environment
 
 from tiny_training import LABELS, Notes, comparable, load_run_task, rewrite, tiny_settings, write_documents
@@ -229,7 +229,12 @@ def test_the_tracker_gets_every_epoch_and_keeps_it(tmp_path: Path, monkeypatch: 
         assert found[6, f"eval/{metric}"] == pytest.approx(value, abs=1e-6)
 
 
-def test_an_unknown_tracker_is_refused_before_anything_is_written(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="nobody is not supported, only"):
-        train(tiny_settings(tmp_path, report_to=("nobody",)), tmp_path / "run")
-    assert not (tmp_path / "run").exists()
+def test_trackers_that_are_not_installed_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(integration_utils, "is_tensorboard_available", lambda: False)
+    with pytest.raises(SettingsError) as raised:
+        plan(tiny_settings(tmp_path, report_to=("tensorboard", "nobody")))
+    assert [problem.partition("; installed: ")[0] for problem in raised.value.problems] == [
+        "--report-to: 'tensorboard' is unknown or its package is not installed",
+        "--report-to: 'nobody' is unknown or its package is not installed",
+    ]
+    assert "tensorboard" not in raised.value.problems[1]

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 from transformers import PreTrainedModel, set_seed
-from transformers.integrations import get_reporting_integration_callbacks
+from transformers.integrations import get_available_reporting_integrations
 
 from prefixprop.attention import install
 from prefixprop.attention.backends import is_modern_gpu
@@ -19,6 +19,7 @@ from prefixprop.evaluate import PredictionSet, Temperature
 from prefixprop.models.base_model import BaseModel, load_base_model
 from prefixprop.processes import process_count
 from prefixprop.progress import Progress
+from prefixprop.settings.declaration import SettingsError
 from prefixprop.settings.methods import HEAD, MODEL
 from prefixprop.settings.resolve import check_settings, documents_at_once, resolve, unused_notes
 from prefixprop.settings.run_settings import RunSettings
@@ -111,7 +112,7 @@ def plan(
     """
     progress = progress or Progress()
     check_settings(settings, process_count(), in_memory=documents is not None)
-    get_reporting_integration_callbacks(list(settings.report_to))  # which refuses unknown ones
+    _check_trackers(settings)
     notes = unused_notes(settings)
     progress.stage("loading the model")
     # Readers have no dropout of attention weights.
@@ -180,6 +181,15 @@ def _lora_targets(base: PreTrainedModel, settings: RunSettings) -> tuple[str, ..
             f"{', '.join(sorted(layers))}."
         )
     return targets
+
+
+def _check_trackers(settings: RunSettings) -> None:
+    installed = get_available_reporting_integrations()
+    missing = [name for name in settings.report_to if name not in installed]
+    if missing:
+        here = ", ".join(sorted(installed)) or "none"
+        unknown = "is unknown or its package is not installed; installed"
+        raise SettingsError(f"--report-to: {name!r} {unknown}: {here}." for name in missing)
 
 
 def use_bf16(precision: str) -> bool:
