@@ -12,7 +12,14 @@ from prefixprop.cli.app import help_of
 from prefixprop.data.tasks import TASKS, readers_schedule
 from prefixprop.settings.declaration import SettingsError
 from prefixprop.settings.methods import METHODS
-from prefixprop.settings.resolve import check_settings, documents_at_once, refuse_unused, resolve, unused_notes
+from prefixprop.settings.resolve import (
+    check_settings,
+    documents_at_once,
+    refuse_unused,
+    resolve,
+    unused_notes,
+    with_method,
+)
 from prefixprop.settings.run_settings import SETTINGS, RunSettings
 from prefixprop.sweep import read_plan
 
@@ -82,6 +89,26 @@ def test_your_documents_have_other_defaults() -> None:
     assert (run.method, run.batch_size, run.learning_rate, run.epochs) == ("prefix-propagation+lora", 8, 5e-4, None)
     assert resolve(replace(OWN, task="newsgroups", train_files=())).method == "prefix-propagation"
     assert resolve(replace(OWN, method="lora", batch_size=32)).batch_size == 32
+
+
+@pytest.mark.parametrize(
+    ("changes", "documents", "processes", "method"),
+    [
+        ({}, 999, 1, "prefix-propagation+lora"),
+        ({}, 1000, 1, "readers"),
+        ({"max_train_documents": 999}, 5000, 1, "prefix-propagation+lora"),
+        ({"seed": 2, "max_length": 256, "learning_rate": 1e-3}, 1000, 1, "readers"),
+        ({"lora_rank": 4}, 1000, 1, "prefix-propagation+lora"),  # which readers do not have
+        ({"early_stopping": 2}, 1000, 1, "prefix-propagation+lora"),
+        ({}, 1000, 2, "prefix-propagation+lora"),  # readers train in one process
+        ({"method": "lora"}, 1000, 1, "lora"),
+        ({"train_files": (), "task": "newsgroups"}, 11_314, 1, "prefix-propagation"),
+    ],
+)
+def test_many_of_your_documents_are_for_readers(
+    changes: dict[str, Any], documents: int, processes: int, method: str
+) -> None:
+    assert with_method(replace(OWN, **changes), documents, processes).method == method
 
 
 def test_a_task_of_a_users_module_may_have_other_defaults(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,6 +40,11 @@ def test_variants_win_and_searches_are_theirs(tmp_path: Path) -> None:
     assert kernel.size == 3 and kernel.name == "hyperpartisan kernel"
 
 
+def test_documents_have_no_say_in_what_is_compared(tmp_path: Path) -> None:
+    (cell,) = plan_of(tmp_path, f"train_files: {__file__}\n").cells
+    assert cell.settings.method == "prefix-propagation+lora"
+
+
 @pytest.mark.parametrize(
     ("text", "setting", "values"),
     [

@@ -20,6 +20,7 @@ from prefixprop.models.base_model import load_base_model
 from prefixprop.predict.loading import load_runs
 from prefixprop.predict.trained_model import PredictionOptions, predict_with_each
 from prefixprop.runs.directory import RunDirectory
+from prefixprop.settings import resolve
 from prefixprop.settings.run_settings import RunSettings
 from prefixprop.train import readers, train, train_label_columns
 from prefixprop.train.bank_trainer import BankTrainer
@@ -71,6 +72,16 @@ def test_a_run_without_a_dev_set(tmp_path: Path) -> None:
     assert len(history(run.path)) == 3 and not run.checkpoints.exists()
     assert metrics["baseline"]["dev"]["documents"] == metrics["readers"]["dev"]["documents"] == 24
     assert_answers_again(settings, run)
+
+
+def test_many_documents_are_for_readers_also_when_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = mixed_settings(tmp_path, method=None)
+    with monkeypatch.context() as patched:
+        patched.setattr(resolve, "MANY_DOCUMENTS", 24)
+        found = train(settings, tmp_path / "run", progress=Notes()).metrics
+    assert RunDirectory(tmp_path / "run").read_settings().method == "readers" and "mix" in found
+    # What the documents decided stays, whatever they would decide now.
+    assert train(settings, tmp_path / "run", resume=True, progress=Notes()).metrics == found
 
 
 def test_readers_are_ordinary_adapters(tmp_path: Path) -> None:

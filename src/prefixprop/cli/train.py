@@ -69,7 +69,9 @@ def train(
             from prefixprop.train.trainer import GracefulStop
 
         silence_libraries()
-        directory = run_dir or Path("runs", f"{wanted.data_name}-{wanted.method_row.name}-{wanted.seed}")
+        # The method for your documents is only known when they have been counted.
+        method = "default" if wanted.method is None and wanted.task is None else wanted.method_row.name
+        directory = run_dir or Path("runs", f"{wanted.data_name}-{method}-{wanted.seed}")
         started = time.monotonic()
         with TerminalProgress(messages) as progress:
             if dry_run:

@@ -129,8 +129,8 @@ TASKS: dict[str, TaskSource] = {source.name: source for source in _SOURCES}
 
 
 # The user's documents, from files or the hub. Their defaults were chosen on folds (docs/defaults.md): few documents
-# need ten epochs, many are learnt in five.
-EPOCHS_OF_FEW, EPOCHS_OF_MANY, MANY_DOCUMENTS = 10, 5, 1000
+# are for a prefix with LoRA, trained for ten epochs, many for readers, or for five epochs of another method.
+EPOCHS_OF_FEW, EPOCHS_OF_MANY, METHOD_OF_MANY, MANY_DOCUMENTS = 10, 5, "readers", 1000
 OWN_DOCUMENTS = TaskSource(
     name="files",
     summary="Your documents",

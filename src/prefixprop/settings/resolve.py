@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from prefixprop.data.rows import read_text
-from prefixprop.data.tasks import default_epochs, readers_schedule
+from prefixprop.data.tasks import MANY_DOCUMENTS, METHOD_OF_MANY, default_epochs, readers_schedule
 from prefixprop.settings.declaration import SettingsError, close_match, problem_of
 from prefixprop.settings.methods import owners
 from prefixprop.settings.run_settings import SETTINGS, RunSettings, flag_of
@@ -146,6 +146,18 @@ def with_defaults(settings: RunSettings, names: Iterable[str]) -> RunSettings:
     """The settings with these at their defaults."""
     defaults: dict[str, Any] = {name: SETTINGS[name].default for name in names}
     return replace(settings, **defaults)
+
+
+def with_method(settings: RunSettings, whole: int, processes: int = 1) -> RunSettings:
+    """The settings with the method that is trained on a training set of `whole` documents.
+
+    If none is given, many of the user's documents are for `METHOD_OF_MANY`, unless this lacks a given setting.
+    """
+    if settings.method is None and settings.task is None and processes == 1:
+        of_many = replace(settings, method=METHOD_OF_MANY)
+        if min(whole, settings.max_train_documents or whole) >= MANY_DOCUMENTS and not unused_notes(of_many):
+            return of_many
+    return replace(settings, method=settings.method_row.name)
 
 
 def resolve(

@@ -25,6 +25,7 @@ from prefixprop.data.tasks import (
     EPOCHS_OF_FEW,
     EPOCHS_OF_MANY,
     MANY_DOCUMENTS,
+    METHOD_OF_MANY,
     OWN_DOCUMENTS,
     QUESTIONS,
     TASKS,
@@ -139,7 +140,13 @@ class RunSettings(Settings):
     )
 
     method: str | None = setting(
-        None, METHOD, lambda: f"What is trained. If not set: {_or_own('method')}.", choices=METHODS
+        None,
+        METHOD,
+        lambda: (
+            f"What is trained. If not set: {_or_own('method')}; {METHOD_OF_MANY} if there are {MANY_DOCUMENTS:,} or "
+            "more and no other setting is given that they lack."
+        ),
+        choices=METHODS,
     )
     num_virtual_tokens: int | None = setting(
         None,

@@ -221,6 +221,7 @@ class _Reader:
         known: set[RunSettings] = set()
         for chosen in _combinations(compared):
             settings = override(RunSettings(), {**chosen, "seed": seeds[0]})
+            settings = replace(settings, method=settings.method_row.name)  # documents have no say in what is compared
             # Unused for all of the searched values: alpha, if there is no kernel among them.
             possible = (override(settings, values) for values in _combinations(deciding))
             unused = set.intersection(*(set(unused_settings(one)) for one in possible))

@@ -21,7 +21,7 @@ from prefixprop.processes import process_count
 from prefixprop.progress import Progress
 from prefixprop.settings.declaration import SettingsError
 from prefixprop.settings.methods import HEAD, MODEL
-from prefixprop.settings.resolve import check_settings, documents_at_once, resolve, unused_notes
+from prefixprop.settings.resolve import check_settings, documents_at_once, resolve, unused_notes, with_method
 from prefixprop.settings.run_settings import RunSettings
 from prefixprop.train.errors import building_remedy, explained_memory_errors
 from prefixprop.train.kinds import RunData, kind_of
@@ -113,14 +113,15 @@ def plan(
     progress = progress or Progress()
     check_settings(settings, process_count(), in_memory=documents is not None)
     _check_trackers(settings)
+    progress.stage("reading documents")
+    whole: Task = load_data(**settings.source) if documents is None else documents
+    several_labels = isinstance(whole, ClassificationTask) and whole.several_labels
+    settings = with_method(settings, len(whole.train), process_count())
     notes = unused_notes(settings)
     progress.stage("loading the model")
     # Readers have no dropout of attention weights.
     dropouts = (settings.dropout, 0.0 if settings.is_mix else settings.attention_dropout)
     base = other.base if other else load_base_model(settings.model, settings.model_revision, *dropouts)
-    progress.stage("reading documents")
-    whole: Task = load_data(**settings.source) if documents is None else documents
-    several_labels = isinstance(whole, ClassificationTask) and whole.several_labels
     settings = replace(settings, model=base.name, model_revision=base.revision)
     settings = resolve(settings, base.limit, len(whole.train), several_labels)
     task = select_documents(whole, **settings.selection)

@@ -152,6 +152,7 @@ def _kept(settings: RunSettings, before: RunSettings) -> RunSettings:
     """A resumed run keeps what its documents and its model decided, whatever they would decide now."""
     return replace(
         settings,
+        method=settings.method or before.method,
         epochs=settings.epochs or before.epochs,
         batch_size=settings.batch_size or before.batch_size,
         max_length=settings.max_length or before.max_length,
