@@ -19,12 +19,14 @@ from prefixprop.evaluate import read_predictions
 from prefixprop.models.base_model import load_base_model
 from prefixprop.predict.loading import load_runs
 from prefixprop.predict.trained_model import PredictionOptions, predict_with_each
+from prefixprop.progress import Progress
 from prefixprop.runs.directory import RunDirectory
 from prefixprop.settings import resolve
 from prefixprop.settings.run_settings import RunSettings
 from prefixprop.train import readers, train, train_label_columns
 from prefixprop.train.bank_trainer import BankTrainer
 from prefixprop.train.readers import Judged
+from prefixprop.train.text_states import TextStates
 
 from killed_runs import killed
 from tiny_training import Notes, comparable, history, load_run_task, rewrite, tiny_settings
@@ -72,6 +74,25 @@ def test_a_run_without_a_dev_set(tmp_path: Path) -> None:
     assert len(history(run.path)) == 3 and not run.checkpoints.exists()
     assert metrics["baseline"]["dev"]["documents"] == metrics["readers"]["dev"]["documents"] == 24
     assert_answers_again(settings, run)
+
+
+def test_states_of_the_text_are_kept_or_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill, kept = TextStates.fill, []
+
+    def recorded(text: TextStates, progress: Progress) -> None:
+        kept.append(text.place is not None)
+        fill(text, progress)
+
+    monkeypatch.setattr(TextStates, "fill", recorded)
+    found = []
+    for keep in ("auto", "no"):
+        kept.clear()
+        metrics = train(
+            mixed_settings(tmp_path, epochs=1, keep_states=keep), tmp_path / keep, progress=Notes()
+        ).metrics
+        assert kept and all(each == (keep == "auto") for each in kept)
+        found.append(metrics["readers"]["test"]["nll"])
+    assert found[0] == pytest.approx(found[1], abs=1e-4)
 
 
 def test_many_documents_are_for_readers_also_when_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
