@@ -70,14 +70,22 @@ def main() -> None:
         if options.requests:
             show("memory of the service", list(endurance(folders, pool, options)))
             return
-        results = []
+        results: list[dict[str, Any]] = []
         for count in options.runs:
-            results += measure(folders[:count], Path(folder, "base"), pool, options)
-    device = torch.cuda.get_device_name() if ON_GPU else f"CPU, {torch.get_num_threads()} threads"
-    show(f"serving: {options.size} size, {device}", [shown(row) for row in results])
+            for row in measure(folders[:count], Path(folder, "base"), pool, options):
+                results.append(row)
+                write(results, options)  # at once: a run that is stopped keeps what it measured
+    show(f"serving: {options.size} size, {device()}", [shown(row) for row in results])
+
+
+def device() -> str:
+    return torch.cuda.get_device_name() if ON_GPU else f"CPU, {torch.get_num_threads()} threads"
+
+
+def write(results: Sequence[dict[str, Any]], options: argparse.Namespace) -> None:
     if options.json is not None:
         given = {name: value for name, value in vars(options).items() if name != "json"}
-        record = {"benchmark": "serving", "device": device, "torch": torch.__version__, **given, "results": results}
+        record = {"benchmark": "serving", "device": device(), "torch": torch.__version__, **given, "results": results}
         options.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
