@@ -41,6 +41,7 @@ from fastapi.concurrency import run_in_threadpool
 from transformers import pipeline
 
 from prefixprop.data import encode_documents
+from prefixprop.models.gpu import default_batch_tokens
 from prefixprop.predict import PredictionOptions, TrainedModel
 from prefixprop.predict.loading import load_runs
 from prefixprop.predict.trained_model import logits_of_each, predict_with_each
@@ -59,7 +60,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 64])
     parser.add_argument("--runs", type=int, nargs="+", default=[1, 20])
     parser.add_argument("--seconds", type=float, default=2, help="of a measurement; requests under way are finished")
-    parser.add_argument("--batch-tokens", type=int, default=65_536 if ON_GPU else 16_384)
+    parser.add_argument("--batch-tokens", type=int, default=default_batch_tokens())
     parser.add_argument("--load-processes", type=int, default=max(1, (os.cpu_count() or 1) // 4), help="for clients")
     parser.add_argument("--only", nargs="+", metavar="WAY", help="only these ways, beside predict and forward")
     parser.add_argument("--requests", type=int, help="send so many short requests, and show the memory instead")
@@ -126,7 +127,7 @@ def serve(told: Any, folders: Sequence[Path], batch_tokens: int) -> None:
     from prefixprop.serve.encoder import EncoderProcess
 
     encoder = EncoderProcess({folder.name: folder for folder in folders}, batch_tokens)
-    listen(told, create_app(encoder, Limits(seconds=MOST_SECONDS), batch_tokens=batch_tokens))
+    listen(told, create_app(encoder, Limits(seconds=MOST_SECONDS)))
 
 
 def serve_pipeline(told: Any, folder: Path) -> None:

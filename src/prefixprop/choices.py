@@ -25,7 +25,6 @@ SHOWN_METRICS = (  # of `metrics.json`, which has more
     "nll",
 )
 PREDICTION_FORMATS = ("jsonl", "csv")
-DEFAULT_BATCH_TOKENS = 16_384  # of a batch of `predict` and `evaluate`
 MOST_ROWS = 65_536  # of a prefix, and of other trained matrices
 MOST_ALPHA = 1_000_000
 MOST_TEMPERATURE = 5  # above it, or below its inverse, calibrated probabilities are not to be trusted

@@ -13,7 +13,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from prefixprop.choices import DEFAULT_BATCH_TOKENS
 from prefixprop.cli.messages import clean_errors, need_report_packages, printable, refuse
 from prefixprop.cli.predict import BatchTokensOption, IdOption, LongOption, TextOption
 from prefixprop.data.files import Columns
@@ -77,7 +76,7 @@ def evaluate(
     ] = None,
     id_column: IdOption = None,
     long: LongOption = "truncate",
-    batch_tokens: BatchTokensOption = DEFAULT_BATCH_TOKENS,
+    batch_tokens: BatchTokensOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     figure: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw the reliability diagram (png, pdf, svg).")

@@ -14,7 +14,6 @@ from rich.console import Console
 from rich.text import Text
 
 from prefixprop.atomic_files import write_text
-from prefixprop.choices import DEFAULT_BATCH_TOKENS
 from prefixprop.cli.messages import clean_errors, printable
 from prefixprop.cli.predict import BatchTokensOption, IdOption, LongOption, TextOption
 from prefixprop.data.files import Columns
@@ -52,7 +51,7 @@ def explain(
     text_column: TextOption = "text",
     id_column: IdOption = None,
     long: LongOption = "truncate",
-    batch_tokens: BatchTokensOption = DEFAULT_BATCH_TOKENS,
+    batch_tokens: BatchTokensOption = None,
 ) -> None:
     """Show which passages speak for and against a label.
 

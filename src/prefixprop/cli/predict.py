@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO, Literal
 import typer
 from rich.console import Console
 
-from prefixprop.choices import DEFAULT_BATCH_TOKENS
 from prefixprop.cli.messages import REPEAT, RESUME, TerminalProgress, clean_errors, printable, refuse
 from prefixprop.data.files import Columns
 from prefixprop.predict.inputs import STANDARD_INPUT, InputDocument, ReadAhead, read_inputs, windows
@@ -48,7 +47,8 @@ LongOption = Annotated[
     typer.Option(help="Cut a document over the limit, or read it in chunks whose probabilities are averaged."),
 ]
 BatchTokensOption = Annotated[
-    int, typer.Option(min=1, metavar="N", help="Tokens in a batch; lower it if memory runs out.")
+    int | None,
+    typer.Option(min=1, metavar="N", help="Tokens in a batch, by default 65,536 on a GPU and 4,096 elsewhere."),
 ]
 
 
@@ -83,7 +83,7 @@ def predict(
     text_column: TextOption = "text",
     id_column: IdOption = None,
     long: LongOption = "truncate",
-    batch_tokens: BatchTokensOption = DEFAULT_BATCH_TOKENS,
+    batch_tokens: BatchTokensOption = None,
     resume: Annotated[
         bool,
         typer.Option("--resume", help="Continue where the output (.jsonl) ends; the input may have grown since."),

@@ -10,7 +10,6 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from prefixprop.choices import DEFAULT_BATCH_TOKENS
 from prefixprop.cli.messages import clean_errors, printable
 from prefixprop.cli.predict import BatchTokensOption, names_of
 from prefixprop.lazy_imports import import_optional
@@ -40,7 +39,7 @@ def serve(
     wait_ms: Annotated[
         float, typer.Option(min=0, metavar="N", help="Milliseconds a document waits for others to share its batch.")
     ] = 5,
-    batch_tokens: BatchTokensOption = DEFAULT_BATCH_TOKENS,
+    batch_tokens: BatchTokensOption = None,
 ) -> None:
     """Answer over HTTP with any number of runs, and show a page.
 
@@ -62,7 +61,7 @@ def serve(
             bound = bound_socket(host, port)
             encoder = EncoderProcess(dict(zip(names, runs, strict=True)), batch_tokens)
             stack.callback(encoder.close)
-        server = new_server(create_app(encoder, limits, api_key, batch_tokens, wait_ms / 1000), timeout)
+        server = new_server(create_app(encoder, limits, api_key, wait_ms / 1000), timeout)
         address, number = bound.getsockname()[:2]
         shown = f"[{address}]" if ":" in address else address
         console.print(printable(f"{', '.join(names)} at http://{shown}:{number} (Ctrl-C ends it)"), markup=False)

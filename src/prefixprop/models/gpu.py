@@ -1,4 +1,4 @@
-"""Running models on a GPU: frozen weights in bfloat16, attention without cuDNN's plans, and CUDA graphs.
+"""Running models on a GPU: size of batches, frozen weights in bfloat16, attention without cuDNN's plans, CUDA graphs.
 
 A GPU can be faster than Python launches its kernels: with short documents on any machine, with long ones where the
 host is slow. A CUDA graph records a pass once per shape and then replays it without Python. Batches are padded a
@@ -24,6 +24,11 @@ from prefixprop.attention.patch import ATTRIBUTE
 
 MOST_RECORDINGS = 64  # further shapes are not recorded
 STEP, STEPS = 64, 8  # batches are padded to multiples of STEP, and to STEPS lengths between powers of two
+
+
+def default_batch_tokens() -> int:
+    """Tokens of a batch whose answers alone are wanted: a GPU wants many, a CPU as many as its caches hold."""
+    return 65_536 if torch.cuda.is_available() else 4096
 
 
 def hold_frozen_in_bfloat16(model: nn.Module) -> None:

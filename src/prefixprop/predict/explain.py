@@ -186,7 +186,7 @@ def _answers(
     left = [np.delete(pieces.input_ids[piece], slice(start, end)) for piece, start, end in hidden]
     input_ids = (*pieces.input_ids, *left)
     if way == READING:
-        limits = (run.pad_token_id, options.batch_tokens, run.uses_bf16, run.max_length)
+        limits = (run.pad_token_id, options.tokens_of_a_batch, run.uses_bf16, run.max_length)
         (logits,) = run.model.start(pieces.input_ids, [run.readers], *limits, hidden)()
     else:
         (logits,) = logits_of_each([run], replace(pieces, input_ids=input_ids), options)

@@ -58,7 +58,7 @@ class Work:
     runs: dict[str, Path]
     columns: Columns
     long: str
-    batch_tokens: int
+    batch_tokens: int | None
     modules: Sequence[str] = ()
 
 

@@ -58,7 +58,7 @@ def _predict(
     trained: TrainedModel, items: StoredDocuments | Sequence[Question], options: PredictionOptions
 ) -> BeforeAndAfter:
     if trained.answers_questions:
-        before = _predict_questions(trained, items, options.batch_tokens)  # type: ignore[arg-type]
+        before = _predict_questions(trained, items, options.tokens_of_a_batch)  # type: ignore[arg-type]
         return before, before.with_temperature(trained.temperature)
     assert isinstance(items, StoredDocuments)
     ids, labels, texts = tuple(items.ids), tuple(items.labels), list(items.texts)

@@ -22,13 +22,14 @@ from numpy.typing import NDArray
 from scipy.special import log_softmax
 from transformers import PreTrainedTokenizerBase
 
-from prefixprop.choices import DEFAULT_BATCH_TOKENS, LONG_DOCUMENTS
+from prefixprop.choices import LONG_DOCUMENTS
 from prefixprop.data import chunk_documents, encode_documents
 from prefixprop.data.documents import checked_texts
 from prefixprop.data.tokens import EncodedDocuments, count_words, shredded
 from prefixprop.evaluate import Mix, Temperature, TfidfModel, Trust
 from prefixprop.evaluate.metrics import yes_or_no
 from prefixprop.evaluate.mixing import READERS, WORDS, mean_answer
+from prefixprop.models.gpu import default_batch_tokens
 from prefixprop.predict.inputs import windows
 from prefixprop.predict.reading import ReadingEncoder
 from prefixprop.predict.token_batches import Logits, start_classifying
@@ -69,16 +70,23 @@ class Prediction:
 
 @dataclass(frozen=True)
 class PredictionOptions:
-    """How documents are read: `long` is "truncate" or "chunk-average", `batch_tokens` the size of a batch."""
+    """How documents are read: `long` is "truncate" or "chunk-average", `batch_tokens` the size of a batch.
+
+    None stands for what suits the device.
+    """
 
     long: str = "truncate"
-    batch_tokens: int = DEFAULT_BATCH_TOKENS
+    batch_tokens: int | None = None
 
     def __post_init__(self) -> None:
         if self.long not in LONG_DOCUMENTS:
             raise ValueError(f"long={self.long!r} is unknown; choose one of {', '.join(LONG_DOCUMENTS)}.")
-        if self.batch_tokens < 1:
+        if self.batch_tokens is not None and self.batch_tokens < 1:
             raise ValueError(f"batch_tokens={self.batch_tokens} must be at least 1.")
+
+    @property
+    def tokens_of_a_batch(self) -> int:
+        return self.batch_tokens or default_batch_tokens()
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,14 +117,15 @@ class TrainedModel:
     thresholds: tuple[float, ...] | None = None
 
     def predict(
-        self, texts: Iterable[str], *, long: str = "truncate", batch_tokens: int = DEFAULT_BATCH_TOKENS
+        self, texts: Iterable[str], *, long: str = "truncate", batch_tokens: int | None = None
     ) -> list[Prediction]:
         """Predict texts, in their order; warn of documents that are empty or over the limit.
 
         Args:
             texts: The documents.
             long: What to do with one over the limit: "truncate" cuts it, "chunk-average" reads all of it in chunks.
-            batch_tokens: The size of a batch in tokens; lower it if the GPU runs out of memory.
+            batch_tokens: The size of a batch in tokens; 65,536 on a GPU and 4,096 on a CPU if left out. Lower it if
+                memory runs out.
         """
         options = PredictionOptions(long, batch_tokens)
         texts = list(self._checked(texts))
@@ -129,7 +138,7 @@ class TrainedModel:
         return predictions
 
     def predict_stream(
-        self, texts: Iterable[str], *, long: str = "truncate", batch_tokens: int = DEFAULT_BATCH_TOKENS
+        self, texts: Iterable[str], *, long: str = "truncate", batch_tokens: int | None = None
     ) -> Iterator[Prediction]:
         """Like `predict`, but one prediction at a time; memory does not grow with the number of texts.
 
@@ -151,7 +160,7 @@ class TrainedModel:
         *,
         way: str | None = None,
         long: str = "truncate",
-        batch_tokens: int = DEFAULT_BATCH_TOKENS,
+        batch_tokens: int | None = None,
     ) -> list[tuple[Explanation, ...]]:
         """For every text, how much each passage speaks for the label that it gets, or for each of several labels.
 
@@ -334,7 +343,7 @@ def _start_logits(
     first = runs[0]
     if first.model is None:
         return lambda: [np.empty((len(pieces.input_ids), 0)) for _ in runs]
-    limits = (first.pad_token_id, options.batch_tokens, first.uses_bf16, first.max_length)
+    limits = (first.pad_token_id, options.tokens_of_a_batch, first.uses_bf16, first.max_length)
     if isinstance(first.model, ReadingEncoder):
         return first.model.start(pieces.input_ids, [run.readers for run in runs], *limits)
     return start_classifying(first.model, pieces.input_ids, *limits, [run.adapter for run in runs])

@@ -23,7 +23,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import to_json
 
 from prefixprop import __version__
-from prefixprop.choices import DEFAULT_BATCH_TOKENS
 from prefixprop.predict import Prediction
 from prefixprop.serve.batching import BatchingQueue, QueuedDocument
 from prefixprop.serve.encoder import MOST_PASSAGES, Encoder, EncoderProcess, Reason, RunDescription
@@ -96,12 +95,11 @@ def create_app(
     encoder: Encoder | EncoderProcess,
     limits: Limits | None = None,
     api_key: str | None = None,
-    batch_tokens: int = DEFAULT_BATCH_TOKENS,
     wait_seconds: float = 0.005,
 ) -> Monitored:
     """An ASGI application that answers with the runs of an encoder, which it closes at its end."""
     limits, metrics = limits or Limits(), Metrics()
-    queue = BatchingQueue(encoder, batch_tokens, wait_seconds, metrics.observe_batch)
+    queue = BatchingQueue(encoder, wait_seconds, metrics.observe_batch)
     service = _Service(queue, limits, metrics)
 
     @contextlib.asynccontextmanager

@@ -50,12 +50,11 @@ class BatchingQueue:
     def __init__(
         self,
         encoder: Encoder | EncoderProcess,
-        batch_tokens: int,
         wait_seconds: float,
         observe: Callable[[int, int, float], None],
     ) -> None:
         self.encoder, self.observe = encoder, observe
-        self.batch_tokens, self.wait_seconds = batch_tokens, wait_seconds
+        self.batch_tokens, self.wait_seconds = encoder.batch_tokens, wait_seconds
         self._waiting: dict[Kind, deque[QueuedDocument]] = {}
         self._changed = threading.Condition()
         self._closed = False

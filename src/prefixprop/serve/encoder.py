@@ -21,7 +21,6 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from prefixprop.choices import DEFAULT_BATCH_TOKENS
 from prefixprop.predict import Passage, Prediction, PredictionOptions, TrainedModel
 from prefixprop.predict.explain import explain
 from prefixprop.predict.loading import load_by_name
@@ -85,8 +84,9 @@ class Encoder:
 
     is_alive = True
 
-    def __init__(self, runs: Mapping[str, TrainedModel], batch_tokens: int = DEFAULT_BATCH_TOKENS) -> None:
-        self.models, self.batch_tokens = runs, batch_tokens
+    def __init__(self, runs: Mapping[str, TrainedModel], batch_tokens: int | None = None) -> None:
+        self.models = runs
+        self.batch_tokens = PredictionOptions(batch_tokens=batch_tokens).tokens_of_a_batch
         keys: list[Hashable] = []
         self.runs: dict[str, ServedRun] = {}
         for name, run in runs.items():
@@ -137,7 +137,7 @@ class Encoder:
 class EncoderProcess:
     """Runs by name, from their folders, in a process that ends when this one closes it or dies."""
 
-    def __init__(self, folders: Mapping[str, Path], batch_tokens: int = DEFAULT_BATCH_TOKENS) -> None:
+    def __init__(self, folders: Mapping[str, Path], batch_tokens: int | None = None) -> None:
         context = multiprocessing.get_context("spawn")
         self._connections, theirs = zip(*(context.Pipe() for _ in range(LANES)), strict=True)
         self._process = context.Process(target=_work, args=(theirs, dict(folders), batch_tokens), name="encoder")
@@ -145,7 +145,9 @@ class EncoderProcess:
         for connection in theirs:
             connection.close()
         try:
-            self.runs: dict[str, ServedRun] = self._received(0)
+            self.runs: dict[str, ServedRun]
+            self.batch_tokens: int
+            self.runs, self.batch_tokens = self._received(0)
         except BaseException:
             self.close()
             raise
@@ -181,7 +183,7 @@ class EncoderProcess:
         return received
 
 
-def _work(connections: Sequence[Connection], folders: Mapping[str, Path], batch_tokens: int) -> None:
+def _work(connections: Sequence[Connection], folders: Mapping[str, Path], batch_tokens: int | None) -> None:
     """The process of an encoder: load the runs, then answer every lane until its other end is closed."""
     for number in (signal.SIGINT, signal.SIGTERM):  # the service finishes what is under way
         signal.signal(number, signal.SIG_IGN)
@@ -192,7 +194,7 @@ def _work(connections: Sequence[Connection], folders: Mapping[str, Path], batch_
         connections[0].send(ValueError(str(error)))
         return
     encoder = Encoder(models, batch_tokens)
-    connections[0].send(encoder.runs)
+    connections[0].send((encoder.runs, encoder.batch_tokens))
     lanes = [
         threading.Thread(target=_answer, args=(encoder, lane, connection))
         for lane, connection in enumerate(connections)

@@ -14,14 +14,13 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from prefixprop.backbones import find_backbone
-from prefixprop.choices import DEFAULT_BATCH_TOKENS
 from prefixprop.data import ClassificationTask
 from prefixprop.data.documents import StoredDocuments
 from prefixprop.data.splits import fold_numbers
 from prefixprop.evaluate import Part, may_be_dropped
 from prefixprop.evaluate.metrics import yes_or_no
 from prefixprop.evaluate.mixing import READERS, mean_answer, score
-from prefixprop.models.gpu import hold_frozen_in_bfloat16
+from prefixprop.models.gpu import default_batch_tokens, hold_frozen_in_bfloat16
 from prefixprop.progress import Progress
 from prefixprop.runs.directory import RunDirectory, discard_replaced
 from prefixprop.train.bank_trainer import BankTrainer, ReaderPlan
@@ -106,13 +105,12 @@ class Readers:
             hold_frozen_in_bfloat16(model)
         backbone = find_backbone(model.to(device))
         tokenizer, settings = first.base.tokenizer, self.settings
-        larger = 4 if device.type == "cuda" else 1
         self._states = partial(
             TextStates,
             backbone,
             pad_token_id=pad_token(tokenizer),
             precision=partial(torch.autocast, device.type, torch.bfloat16, enabled=in_bf16),
-            batch_tokens=DEFAULT_BATCH_TOKENS * larger,
+            batch_tokens=default_batch_tokens(),
             max_length=settings.max_length or 0,
         )
         self.documents = first.data.documents
@@ -135,6 +133,7 @@ class Readers:
         bank = ReaderBank(backbone, weights, settings.prefix_dropout)
         labels, of_classes = _stacked_labels(runs)
         folds = np.stack([one.folds if not one.is_dev else np.full(labels.shape[1], NO_FOLD) for one in judged])
+        larger = 4 if device.type == "cuda" else 1
         at_once = (settings.device_batch_size * larger, len(plans))
         self.trainer = BankTrainer(bank, plans, self.text, labels, folds, settings, at_once, progress, of_classes)
         self.history: list[dict[str, Any]] = []
