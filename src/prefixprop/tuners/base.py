@@ -138,7 +138,7 @@ class PrefixTuner(BaseTuner):
         return peft_config
 
     def _pre_injection_hook(self, model: nn.Module, config: PeftConfig, adapter_name: str) -> None:
-        self._trainable_before = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self._trainable_before = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
 
     def _check_target_module_exists(self, peft_config: PeftConfig, key: str) -> bool:
         return self.model.get_submodule(key) is find_backbone(self.model).host
@@ -198,8 +198,8 @@ class PrefixTuner(BaseTuner):
         layer.detach()
         delattr(layer.backbone.host, LAYER_NAME)
         super()._unload_and_optionally_merge(merge=False, progressbar=progressbar)
-        for parameter in self._trainable_before:
-            parameter.requires_grad = True
+        for name, parameter in self.model.named_parameters():  # by name: the head is now the adapter's
+            parameter.requires_grad = name in self._trainable_before
         return self.model
 
     def _replace_module(self, parent: nn.Module, child_name: str, new_module: nn.Module, child: nn.Module) -> None:
