@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
+from threading import get_ident
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -176,11 +179,32 @@ class Backbone(FamilyFacts, ABC):
         rows = pooled[:, None]
         return head.classifier(self.module.pooler(rows) if self.has_pooler else rows)
 
+    @contextmanager
+    def layer_inputs(self) -> Iterator[list[Tensor]]:
+        """The states at the entry of every layer, of the pass that this thread makes meanwhile.
+
+        With `output_hidden_states`, transformers leaves hooks on the layers that cannot be pickled.
+        """
+        states, thread = [], get_ident()
+
+        def record(_: nn.Module, args: tuple, kwargs: dict) -> None:
+            if get_ident() == thread:
+                states.append(args[0] if args else kwargs["hidden_states"])
+
+        hooks = [layer.register_forward_pre_hook(record, with_kwargs=True) for layer in self.layers]
+        try:
+            yield states
+        finally:
+            for hook in hooks:
+                hook.remove()
+
     def token_key_values(self, input_ids: Tensor) -> Tensor:
         """Keys and values that the layers compute for `input_ids` [1, j]: [layers, 2, heads, j, head size]."""
-        states = self.module(input_ids=input_ids, output_hidden_states=True, return_dict=True).hidden_states
-        shape = (2, self.config.num_attention_heads, self.head_size)
-        rows = [self.project(layer, own)[0] for layer, own in zip(self.layers, states, strict=False)]
+        with self.layer_inputs() as states:
+            self.module(input_ids=input_ids)
+        shape, count = (2, self.config.num_attention_heads, self.head_size), input_ids.shape[1]
+        # Hugging Face pads to whole windows.
+        rows = [self.project(layer, own[:, :count])[0] for layer, own in zip(self.layers, states, strict=True)]
         return torch.stack([row.unflatten(-1, shape).permute(1, 2, 0, 3) for row in rows])
 
     @abstractmethod

@@ -51,20 +51,13 @@ def text_to_read(backbone: Backbone, inputs: Mapping[str, Tensor]) -> Text:
 
     The last layer is not computed: readers see what enters it, and nobody sees what leaves it.
     """
-    states: list[Tensor] = []
-
-    def record(layer: nn.Module, args: tuple, kwargs: dict) -> None:
-        states.append(args[0] if args else kwargs["hidden_states"])
-        if layer is backbone.layers[-1]:
-            raise _LastLayer
-
-    hooks = [layer.register_forward_pre_hook(record, with_kwargs=True) for layer in backbone.layers]
-    try:
-        with _frozen(backbone.module), contextlib.suppress(_LastLayer):
-            backbone.model(**inputs)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with backbone.layer_inputs() as states:
+        stop = backbone.layers[-1].register_forward_pre_hook(_stop)
+        try:
+            with _frozen(backbone.module), contextlib.suppress(_LastLayer):
+                backbone.model(**inputs)
+        finally:
+            stop.remove()
     length = inputs["input_ids"].shape[1]  # Hugging Face pads to whole windows
     return text_of([state[:, :length] for state in states], inputs.get("attention_mask"))
 
@@ -78,6 +71,10 @@ class _LastLayer(Exception):
     """Raised where the last layer would be computed."""
 
 
+def _stop(*_: Any) -> None:
+    raise _LastLayer
+
+
 @without_compiler
 def reading_forward(
     prefixes: PrefixLayer, original: Callable[..., Any], encoder: nn.Module, *args: Any, **kwargs: Any
@@ -87,23 +84,17 @@ def reading_forward(
     if active is None or not is_read_only(active.config):
         return original(*args, **kwargs)
     backbone = prefixes.backbone
-    asked = {
-        name: getattr(backbone.config, name) if kwargs.get(name) is None else kwargs[name]
-        for name in ("output_hidden_states", "return_dict")
-    }
-    with _frozen(encoder):
-        output = original(*args, **kwargs | {"output_hidden_states": True, "return_dict": True})
-    *states, _ = output.hidden_states  # the last of them is the output
+    as_asked = kwargs.get("return_dict")
+    with _frozen(encoder), backbone.layer_inputs() as states:
+        output = original(*args, **kwargs | {"return_dict": True})
     mask = args[1] if len(args) > 1 else kwargs.get("attention_mask")
     text = text_of(states, mask, kwargs.get("position_ids"))
     first = read(backbone, active.prefix, text)
     parts = {**output, "last_hidden_state": torch.cat([first, output.last_hidden_state], dim=1)}
     if backbone.has_pooler:
         parts["pooler_output"] = backbone.module.pooler(first)
-    if not asked["output_hidden_states"]:
-        del parts["hidden_states"]
     output = type(output)(**parts)
-    return output if asked["return_dict"] else output.to_tuple()
+    return output if (backbone.config.return_dict if as_asked is None else as_asked) else output.to_tuple()
 
 
 def is_read_only(config: Any) -> bool:
