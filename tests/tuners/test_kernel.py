@@ -61,3 +61,13 @@ def test_rows_in_blocks_are_computed_again_in_backward(dropout: float, monkeypat
         results.append([output, *torch.autograd.grad(output.square().sum(), [*leaves, part.weight])])
     torch.testing.assert_close(*results)
     assert not any(count % (2 * 2 * length) == 0 and count > 2 * 2 * length * 8 for count in kept)
+
+
+@pytest.mark.parametrize("kernel", ["exp", "rbf", "poly", "linear"])
+def test_float64_is_kept(kernel: str) -> None:
+    """The exact gradient is that of differences, which float32 would round away."""
+    config = PrefixPropagationConfig(kernel=kernel, alpha=0.5, alpha_mode="query")
+    part = PrefixAttention.new(config, layers=1, heads=2, size=4).double()
+    torch.nn.init.normal_(part.weight)
+    leaves = [torch.randn(1, 2, count, 4, dtype=torch.float64, requires_grad=True) for count in (3, 2, 2)]
+    assert torch.autograd.gradcheck(lambda *given: part(0, *given, 0.0), leaves)

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from prefixprop.attention.dropout import wide
 from prefixprop.attention.prefix import FusedPart
 from prefixprop.config import PrefixConfig
 from prefixprop.kernels import Exponential, Kernel, Linear, Polynomial, RadialBasis, build_kernel
@@ -67,11 +68,11 @@ class PrefixAttention(nn.Module):
         return torch.cat(blocks, dim=2) if len(blocks) > 1 else blocks[0]
 
     def _attend(self, layer: int, query: Tensor, keys: Tensor, values: Tensor, dropout: float) -> Tensor:
-        # In float32 throughout: a polynomial of half-precision scores loses the differences between keys.
+        # In float32 at least: a polynomial of half-precision scores loses the differences between keys.
         with torch.autocast(query.device.type, enabled=False):
-            rows = query.float()
-            weights = F.dropout(self.kernel.weights(rows, keys.float()), dropout)
-            return (self.alpha(layer, rows) * (weights @ values.float())).to(query.dtype)
+            rows, keys, values = (each.to(wide(query.dtype)) for each in (query, keys, values))
+            weights = F.dropout(self.kernel.weights(rows, keys), dropout)
+            return (self.alpha(layer, rows) * (weights @ values)).to(query.dtype)
 
     def fused(self, layer: int) -> FusedPart | None:
         """The same for backends that compute it themselves.
@@ -104,7 +105,7 @@ class PrefixAttention(nn.Module):
         """A number, or a tensor that broadcasts to [batch, heads, rows, 1]."""
         if self.mode == "fixed":
             return self.start
-        weight = self.weight[layer].float()
+        weight = self.weight[layer].to(query.dtype)
         # Of one adapter for all documents, or with a batch dimension.
         if self.mode == "layer":
             return weight[..., None, None, None]
