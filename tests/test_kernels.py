@@ -46,6 +46,14 @@ def test_polynomial_that_is_zero_everywhere_gives_no_nan() -> None:
     assert torch.equal(weights, torch.zeros(1, 2))
 
 
+@pytest.mark.parametrize("size", [0.1, 10.0])
+def test_a_high_power_neither_overflows_nor_vanishes(size: float) -> None:
+    query, keys = size * torch.randn(2, 7, 8), size * torch.randn(2, 5, 8)
+    powers = 64 * (query @ keys.transpose(-1, -2) / math.sqrt(8)).double().abs().log()
+    weights = Polynomial(degree=64, offset=0.0).weights(query, keys)
+    torch.testing.assert_close(weights.double(), powers.softmax(dim=-1), atol=1e-4, rtol=0)
+
+
 def test_parameters_of_the_configuration() -> None:
     config = PrefixPropagationConfig(kernel="poly", kernel_degree=4, kernel_offset=2.0)
     assert build_kernel(config) == Polynomial(degree=4, offset=2.0)

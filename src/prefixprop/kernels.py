@@ -29,11 +29,7 @@ class Kernel(ABC):
 
     def weights(self, query: Tensor, key: Tensor) -> Tensor:
         """Similarities normalised over the keys."""
-        import torch  # not above: the command line lists kernels before it loads PyTorch
-
-        similarity = self.similarity(query, key)
-        total = similarity.sum(dim=-1, keepdim=True)
-        return similarity / total.clamp(min=torch.finfo(similarity.dtype).tiny)
+        return normalised(self.similarity(query, key))
 
 
 KERNELS: dict[str, type[Kernel]] = {}
@@ -111,7 +107,15 @@ class Polynomial(Kernel):
             raise ValueError(f"kernel_offset={self.offset!r} must be a number of at least 0.")
 
     def similarity(self, query: Tensor, key: Tensor) -> Tensor:
-        return (scaled_product(query, key) + self.offset).pow(self.degree)
+        return self._base(query, key).pow(self.degree)
+
+    def weights(self, query: Tensor, key: Tensor) -> Tensor:
+        base = self._base(query, key)
+        # With the largest as 1 no power overflows, nor do all of them vanish; the weights are the same.
+        return normalised((base / at_least_tiny(base.detach().abs().amax(dim=-1, keepdim=True))).pow(self.degree))
+
+    def _base(self, query: Tensor, key: Tensor) -> Tensor:
+        return scaled_product(query, key) + self.offset
 
 
 @register_kernel("linear")
@@ -124,6 +128,17 @@ class Linear(Kernel):
 
         root = query.shape[-1] ** 0.25
         return (F.elu(query / root) + 1) @ (F.elu(key / root) + 1).transpose(-1, -2)
+
+
+def normalised(similarity: Tensor) -> Tensor:
+    """Divided by their sum over the keys; zeros stay zeros."""
+    return similarity / at_least_tiny(similarity.sum(dim=-1, keepdim=True))
+
+
+def at_least_tiny(divisor: Tensor) -> Tensor:
+    import torch  # not above: the command line lists kernels before it loads PyTorch
+
+    return divisor.clamp(min=torch.finfo(divisor.dtype).tiny)
 
 
 def scaled_product(query: Tensor, key: Tensor) -> Tensor:

@@ -66,7 +66,7 @@ def test_in_one_piece_and_in_parts(method: str, training: bool, monkeypatch: pyt
     [
         ("exp", "fixed", 3, {}),
         ("rbf", "head", 3, {"kernel_length_scale": 1.5}),
-        ("poly", "query", 3, {"kernel_degree": 4, "kernel_offset": 0.5}),
+        ("poly", "query", 3, {"kernel_degree": 64, "kernel_offset": 4.0}),
         ("linear", "head", 19, {}),
     ],
 )

@@ -162,11 +162,13 @@ def _weights(
         if KERNEL == "poly":
             base = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale + offset
             base = tl.where(inside[None, :], base, 0.0)
+            largest = tl.maximum(tl.max(tl.abs(base), axis=1), TINY)[:, None]
+            base = base / largest  # so that no power overflows; the weights are the same
             slope = base
             for _ in tl.static_range(DEGREE - 2):
                 slope *= base
             similarity = slope * base
-            slope *= DEGREE
+            slope *= DEGREE / largest
         else:
             mine, theirs = _features(q, scale, SIZE, BLOCK_D), _features(k, scale, SIZE, BLOCK_D)
             similarity = tl.dot(mine, tl.trans(theirs), input_precision=PRECISION)
