@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from transformers import Trainer
 
 from prefixprop.runs.directory import start
-from prefixprop.train import RunDirectory, TrainingError, checkpoints, plan, train
+from prefixprop.train import RunDirectory, RunSettings, TrainingError, checkpoints, plan, train
 from prefixprop.train.checkpoints import list_checkpoints
 
 from tiny_training import Notes, comparable, tiny_settings
@@ -163,6 +163,18 @@ def test_an_overwritten_run_is_kept_until_the_new_one_has_trained_a_step(failing
         train(replace(settings, seed=2), run_dir, overwrite=True)
     assert (files_of(run_dir) == before) == (failing_step == 0)
     assert RunDirectory(run_dir).is_finished() == (failing_step == 0)
+
+
+@pytest.mark.parametrize("method", ["tfidf", "readers"])
+def test_an_overwritten_run_does_not_come_back(method: str, tmp_path: Path) -> None:
+    run_dir, train_files = tmp_path / "run", tiny_settings(tmp_path).train_files
+    settings = RunSettings(train_files=train_files, model=str(tmp_path / "longformer"), method=method)
+    for seed in (1, 2):
+        train(replace(settings, seed=seed), run_dir, overwrite=True)
+    before = files_of(run_dir)
+    with pytest.raises(ValueError, match="has a finished run"):
+        train(settings, run_dir)
+    assert files_of(run_dir) == before and RunDirectory(run_dir).read_settings().seed == 2
 
 
 def test_an_existing_run_is_refused(tmp_path: Path) -> None:

@@ -40,6 +40,7 @@ from prefixprop.runs.directory import (
     check_may_start,
     check_same_documents,
     check_same_settings,
+    discard_replaced,
     restore_replaced,
     start,
 )
@@ -269,6 +270,7 @@ def _write(run: RunPlan, directory: RunDirectory, trained: Trained, metrics: dic
             except Exception as error:  # the tokenizers library tells of a full disk by a bare Exception
                 raise OSError(f"{folder}: the tokenizer cannot be written ({error})") from error
     write_text(directory.model_card, model_card(*described))
+    discard_replaced(directory)  # a run of TF-IDF has no steps
     directory.finish(metrics)
     _tidy_up(directory)
 
