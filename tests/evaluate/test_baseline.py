@@ -100,7 +100,7 @@ def test_of_very_much_text_a_part_is_read_and_all_of_it_answered(monkeypatch: py
 @pytest.mark.parametrize(
     ("texts", "labels", "complaint"),
     [
-        (TEXTS[:6], LABELS[:6], "at least two labels"),
+        (TEXTS[:6], LABELS[:6], "two labels, also where a fold is left out; give more documents of the rare labels"),
         ([], [], "at least two labels"),
         (["iron", "pears"], [0, 1], "a word that occurs in two"),
     ],

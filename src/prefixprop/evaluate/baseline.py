@@ -169,7 +169,10 @@ def _fitted(
     class_weight: str | None,
 ) -> list[TfidfModel]:
     if len(np.unique(labels)) < 2:
-        raise ValueError("The TF-IDF baseline needs training documents of at least two labels.")
+        raise ValueError(
+            "TF-IDF needs training documents of at least two labels, also where a fold is left out; give more "
+            "documents of the rare labels."
+        )
     # A term of a single document says nothing about others, and there are so many such pairs that they do harm.
     occurrences = np.bincount(counts.indices, minlength=counts.shape[1])
     terms = np.argsort(-occurrences, kind="stable")[:_MOST_TERMS]
