@@ -115,15 +115,7 @@ class DocumentClassifier(ClassifierMixin, BaseEstimator):
         if y is None:
             raise ValueError("DocumentClassifier requires y to be passed, but the target y is None.")
         check_consistent_length(texts, y)
-        labels = column_or_1d(y, warn=True)
-        try:
-            assert_all_finite(labels)
-            check_classification_targets(labels)
-            classes, indices = np.unique(labels, return_inverse=True)
-        except TypeError:  # they cannot be compared
-            raise ValueError("Labels must all be texts or all be numbers, and none may be missing.") from None
-        if len(classes) < 2:
-            raise ValueError(f"All documents have the label {labels[0]!r}: a classifier cannot learn from one class.")
+        classes, indices = _classes(y)
         task = _task(texts, indices.tolist(), tuple(map(str, classes.tolist())))
         folder = _TemporaryFolder() if self.run_dir is None else None
         directory = RunDirectory(Path(str(self.run_dir)) if folder is None else folder.path)
@@ -248,6 +240,25 @@ class _TemporaryFolder:
     def __init__(self) -> None:
         self.path = Path(tempfile.mkdtemp(prefix="prefixprop-"))
         weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
+
+
+def _classes(y: Any) -> tuple[NDArray[Any], NDArray[np.intp]]:
+    """The different labels, and the number of every document's."""
+    problem = "Labels must all be texts or all be numbers, and none may be missing."
+    if isinstance(y, (list, tuple)) and any(isinstance(label, float) and np.isnan(label) for label in y):
+        raise ValueError(problem)  # NumPy would make a text of it
+    if any(isinstance(label, (list, tuple, set)) for label in y):
+        raise ValueError("A document has one label here; for several, train with `prefixprop train`.")
+    labels = column_or_1d(y, warn=True)
+    try:
+        assert_all_finite(labels)
+        classes, indices = np.unique(labels, return_inverse=True)
+    except TypeError:  # they cannot be compared
+        raise ValueError(problem) from None
+    check_classification_targets(labels)
+    if len(classes) < 2:
+        raise ValueError(f"All documents have the label {classes[0]}: a classifier cannot learn from one class.")
+    return classes, indices
 
 
 def _task(texts: list[str], labels: list[int], label_names: tuple[str, ...]) -> ClassificationTask:
