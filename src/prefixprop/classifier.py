@@ -247,7 +247,7 @@ def _classes(y: Any) -> tuple[NDArray[Any], NDArray[np.intp]]:
     problem = "Labels must all be texts or all be numbers, and none may be missing."
     if isinstance(y, (list, tuple)) and any(isinstance(label, float) and np.isnan(label) for label in y):
         raise ValueError(problem)  # NumPy would make a text of it
-    if any(isinstance(label, (list, tuple, set)) for label in y):
+    if isinstance(y, Iterable) and any(isinstance(label, (list, tuple, set)) for label in y):
         raise ValueError("A document has one label here; for several, train with `prefixprop train`.")
     labels = column_or_1d(y, warn=True)
     try:
