@@ -1,8 +1,8 @@
-"""Files and folders that are either wholly there or not there at all.
+"""Files and folders that are either complete or absent.
 
 Everything is first written under a temporary name in the folder of its target, forced to the disk, and then renamed
-over the target in one step. A full disk, an error or a killed process therefore leaves what was there before. Only a
-killed process leaves its temporary files behind; `clear_leftovers` removes those.
+over the target in one step. So after a full disk, an error or a killed process, the old content is still there. Only
+a killed process leaves its temporary files behind; `clear_leftovers` removes those.
 """
 
 from __future__ import annotations

@@ -54,13 +54,13 @@ class DocumentClassifier(ClassifierMixin, BaseEstimator):
         learning_rate: The peak learning rate.
         epochs: Passes over the documents.
         batch_size: Documents per step.
-        target_precision: Which share of accepted answers shall be right, such as 0.95; `predict_details` then says
-            which answers to accept.
+        target_precision: The share of accepted answers that should be right, such as 0.95; `predict_details` then
+            says which answers to accept.
         seed: The seed of everything random.
         settings: Any other settings by name, such as `{"lora_rank": 16}`.
-        long: How a longer document is answered: "truncate" reads its first `max_length` tokens, "chunk-average" all
+        long: How a longer document is read: "truncate" reads its first `max_length` tokens, "chunk-average" all
             of it in chunks.
-        run_dir: Where the run is written, in place of a run that is there; None: a folder that is removed with this
+        run_dir: Where the run is written; a run that is there is replaced. None: a folder that is removed with this
             object.
         verbose: Whether to show progress and results on standard error. If not, notes become warnings.
 

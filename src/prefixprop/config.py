@@ -48,7 +48,7 @@ class PrefixConfig(PeftConfig):
         },
     )
     prefix_dropout: float = field(
-        default=0.1, metadata={"help": "Dropout on the prefix, a fresh mask for every example."}
+        default=0.1, metadata={"help": "Dropout on the prefix, with a new mask for every example."}
     )
     kernel: str | None = field(
         default=None,
@@ -57,7 +57,9 @@ class PrefixConfig(PeftConfig):
             "times a kernel attention. 'exp', 'rbf', 'poly', 'linear' or a registered one; None: Eq. 1 and 2."
         },
     )
-    alpha: float = field(default=0.005, metadata={"help": "Weight of the kernel attention, or where it starts."})
+    alpha: float = field(
+        default=0.005, metadata={"help": "Weight of the kernel attention; if it is trained, its start."}
+    )
     alpha_mode: str = field(
         default="fixed",
         metadata={"help": "'fixed', or trained: one alpha per 'layer', per 'head', or made from each 'query'."},

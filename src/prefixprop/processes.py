@@ -1,4 +1,4 @@
-"""This process among others: how many train together, and the signals that ask it to stop."""
+"""How many processes train together, and the signals that ask them to stop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What long work tells its user while it goes on."""
+"""Progress of long computations: notes, stages and bars."""
 
 from __future__ import annotations
 

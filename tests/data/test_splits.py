@@ -182,7 +182,9 @@ def test_every_document_has_a_fold_and_copies_have_the_same(labels: list[int], c
 
 @pytest.mark.parametrize(("labels", "texts"), [([0], None), ([0, 1, 0], [7, 7, 7])])
 def test_folds_need_two_different_texts(labels: list[int], texts: list[int] | None) -> None:
-    with pytest.raises(ValueError, match=r"one text to choose by \(documents: \d\), .* give documents that differ"):
+    with pytest.raises(
+        ValueError, match=r"two different texts to choose by, .* \(documents: \d\); give documents that differ"
+    ):
         fold_numbers("mine", documents(labels, texts), 5)
 
 

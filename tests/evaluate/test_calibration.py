@@ -179,7 +179,7 @@ def test_the_promise_holds(has_others: bool) -> None:
 @pytest.mark.parametrize(
     ("kind", "promise"),
     [
-        (GUARANTEE, "are right, with a probability of 90% (a guarantee by 400 documents that were set aside)."),
+        (GUARANTEE, "are right, with a probability of 90% (a guarantee from 400 documents that were set aside)."),
         (ESTIMATE, "should be right (an estimate on 400 documents)."),
     ],
 )

@@ -38,7 +38,7 @@ WITH_LORA = "prefix-propagation+lora and prefix-tuning+lora"
         ({"task": None, "train_files": ("none.csv",)}, "--train-files: none.csv does not exist."),
         ({"folds": 5}, "--fold: --folds is 5, so say which is left out: 0 to 4."),
         ({"fold": 0}, "--folds: --fold is given, so say how many there are: at least 2."),
-        ({"folds": 5, "fold": 5}, "--fold: of 5 --folds the last is 4, got 5."),
+        ({"folds": 5, "fold": 5}, "--fold: with --folds 5, the last is 4, got 5."),
         ({"data_dir": "/no/such/folder"}, "--data-dir: /no/such/folder is not a folder."),
         ({"task": "wikihop", "method": "prefix-reading"}, "--method: prefix-reading classifies documents,"),
         ({"task": "wikihop", "method": "tfidf"}, "--method: tfidf classifies documents, and wikihop asks"),

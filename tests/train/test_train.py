@@ -177,7 +177,7 @@ def test_too_long_documents_are_counted(tmp_path: Path) -> None:
         assert not remedy or f"of 8 test documents are longer than {length} tokens and are cut there: " in told[0]
     write_documents(tmp_path / "train.jsonl", 24, seed=1, longest=400)
     (told,) = (note for note in plan(tiny_settings(tmp_path)).notes if "of all tokens" in note)
-    assert told.endswith("; a longer --model reads on")
+    assert told.endswith("; a --model with a higher limit reads more")
     with pytest.raises(ValueError, match="--max-length: 500 tokens are more than the 128"):
         plan(tiny_settings(tmp_path, max_length=500))
 

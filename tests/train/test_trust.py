@@ -81,7 +81,7 @@ def test_where_no_threshold_is_good_enough(tmp_path: Path) -> None:
     settings = settings_with_dev(tmp_path, 10, method="tfidf", target_precision=0.99)
     flags = ["--train-files", *settings.train_files, "--model", settings.model, "--method", "tfidf"]
     out, _ = call("train", *flags, "--target-precision", 0.99, "--run-dir", tmp_path / "run")
-    assert "No answer is accepted: 24 documents do not show that 99.0% of any are right" in out
+    assert "No answer is accepted: 24 documents do not show that 99.0% of any answers are right" in out
     assert {one.decision for one in load_run(tmp_path / "run").predict(["w1 w2", "w3"])} == {"review"}
 
 

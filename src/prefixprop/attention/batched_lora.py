@@ -1,4 +1,4 @@
-"""A batch whose documents have adapters of their own: which document has which, and its LoRA."""
+"""A batch in which each document has its own adapter: which document has which, and its LoRA."""
 
 from __future__ import annotations
 

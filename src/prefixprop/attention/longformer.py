@@ -1,6 +1,6 @@
-"""The forwards that Hugging Face's Longformer gets: any length, the pattern made once, layers as one operation.
+"""The replaced forwards of Hugging Face's Longformer: any length, one pattern for all layers, fused layers.
 
-A classification head reads one row of the last layer; where nobody else reads it either, only that row is computed.
+A classification head reads one row of the last layer. If nothing else reads that layer, only this row is computed.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The forwards that Hugging Face's ModernBERT gets, in layers with a window and in layers with full attention.
+"""The replaced forwards of Hugging Face's ModernBERT, for layers with a window and layers with full attention.
 
-Hugging Face's own attention runs where attention weights are asked for, or where a mask is more than padding.
+Hugging Face's own attention runs if attention weights are requested, or if a mask hides more than padding.
 """
 
 from __future__ import annotations

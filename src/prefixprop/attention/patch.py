@@ -1,4 +1,4 @@
-"""Replacing the forwards of an encoder and putting them back, and the hooks that rule out a shorter way.
+"""Replacing the forwards of an encoder and restoring them, and finding the hooks that rule out fused layers.
 
 `install` asks for the fast attention permanently, and a prefix method while its adapter is active. One patch per
 encoder serves both and decides at every forward pass. When neither asks, Hugging Face's own forwards run.

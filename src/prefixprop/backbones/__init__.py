@@ -30,7 +30,7 @@ def family_of(model_type: str) -> type[FamilyFacts]:
 
 
 def family_in(model: nn.Module) -> type[FamilyFacts]:
-    """The same of the encoder inside `model`, bare or under any head."""
+    """Like `family_of`, for the encoder inside `model`, with or without a head."""
     return next((found for module in model.modules() if (found := _family(module)) is not None), FamilyFacts)
 
 

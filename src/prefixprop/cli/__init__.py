@@ -1,6 +1,6 @@
 """The command line: one file per command.
 
-Help and mistakes are answered before PyTorch is loaded: a command imports what it computes with when it needs it.
+Help and errors are shown before PyTorch is loaded: a command imports what it needs when it needs it.
 """
 
 from __future__ import annotations

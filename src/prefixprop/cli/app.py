@@ -1,6 +1,6 @@
 """All commands together, and the flags that `train` and `lengthen` get: one for every setting.
 
-One declaration of a setting is its flag, recipe key, help and check.
+The flag, recipe key, help and check of a setting come from one declaration.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def prefixprop(
 class Command(TyperCommand):
     """A command whose help shows settings by group, and arguments without their types in Python.
 
-    It names the choices of settings when it is asked: `--import` adds to them.
+    It names the choices of settings only when help is shown, because `--import` adds to them.
     """
 
     def get_params(self, ctx: Any) -> list[Any]:

@@ -1,4 +1,4 @@
-"""`prefixprop tasks`, `methods`, `cache` and `build-elife`: what there is to train on and with."""
+"""`prefixprop tasks`, `methods`, `cache` and `build-elife`: lists, the cache, and the files of eLife."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def methods() -> None:
 
 def cache(
     remove: Annotated[
-        bool, typer.Option("--clear", help="Remove everything; runs that need it make it again.")
+        bool, typer.Option("--clear", help="Remove all entries; later runs make those that they need.")
     ] = False,
 ) -> None:
     """Show or clear cached documents and tokens.

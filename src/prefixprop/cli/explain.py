@@ -44,8 +44,8 @@ def explain(
     way: Annotated[
         Literal["occlusion", "reading"] | None,
         typer.Option(
-            help="Leave each passage out and answer again, or hide it from the virtual tokens of readers, which read "
-            "the document once. If not set: reading for readers, occlusion for the rest.",
+            help="occlusion predicts again without each passage. reading hides each passage from the virtual tokens "
+            "of readers, and the encoder reads the document once. Default: reading for readers, otherwise occlusion.",
         ),
     ] = None,
     text_column: TextOption = "text",

@@ -35,7 +35,7 @@ def printable(text: str) -> str:
 
 @contextlib.contextmanager
 def clean_errors(after_a_stop: str = "") -> Iterator[None]:
-    """Print expected errors as `Error: …` and exit with status 1; `after_a_stop` tells how to go on after Ctrl-C."""
+    """Print expected errors as `Error: …` and exit with status 1; `after_a_stop` says how to go on after Ctrl-C."""
     console = Console(stderr=True)
     try:
         yield

@@ -89,19 +89,19 @@ def predict(
         typer.Option("--resume", help="Continue where the output (.jsonl) ends; the input may have grown since."),
     ] = False,
     engine: Annotated[
-        Literal["local", "ray"], typer.Option(help="This process, or workers on the nodes of a Ray cluster.")
+        Literal["local", "ray"], typer.Option(help="Predict here, or with workers on the nodes of a Ray cluster.")
     ] = "local",
     workers: Annotated[
         int | None,
-        typer.Option(metavar="N", min=1, help="ray: workers. Default: one per GPU, or one per four cores."),
+        typer.Option(metavar="N", min=1, help="ray: number of workers. Default: one per GPU, or one per four cores."),
     ] = None,
     part_rows: Annotated[int, typer.Option(metavar="N", min=1, help="ray: documents per file.")] = 1_000,
     ray_address: RayAddressOption = None,
 ) -> None:
     """Label documents with one run or several.
 
-    An answer has the label, a calibrated confidence and all probabilities. Answers keep the order of the input and
-    are written every few seconds. With several runs, each line has the answers of all, by the name of the run.
+    A prediction has the label, a calibrated confidence and all probabilities. Predictions keep the order of the input
+    and are written every few seconds. With several runs, each line has the predictions of all, by run name.
 
     Example: prefixprop predict runs/letters new-letters.jsonl --output labels.jsonl
     """
@@ -212,8 +212,8 @@ class Job:
     def _encoded(self, found: Iterator[list[InputDocument]]) -> Iterator[tuple[list[InputDocument], EncodedForEach]]:
         """Windows and their tokens.
 
-        Processes would tokenize no faster than this thread: the Rust inside uses all cores, with 1.2 million tokens/s
-        on each, and the Python around it could pass on 20 million (docs/prediction.md).
+        Processes would tokenize no faster than this thread: the tokenizer's Rust code uses all cores, with 1.2 million
+        tokens/s on each (docs/prediction.md).
         """
         from prefixprop.predict.trained_model import encode_for_each
 

@@ -1,4 +1,4 @@
-"""`prefixprop report` and `archive`: tables and figures of finished runs, and finished runs to keep."""
+"""`prefixprop report` and `archive`: tables and figures of finished runs, and archives of them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def report(
     ] = None,
     format_name: Annotated[
         Literal["terminal", "markdown", "latex", "html"],
-        typer.Option("--format", help="How the report is printed."),
+        typer.Option("--format", help="Format of the printed report."),
     ] = "terminal",
     paper: Annotated[
         bool, typer.Option("--paper", help="Show the paper's values beside the measured ones, marked as such.")
@@ -108,7 +108,7 @@ def print_table(console: Console, table: ReportTable) -> None:
 
 def archive(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run directories, archives, or folders of them.")],
-    output: Annotated[Path, typer.Option(metavar="FOLDER", help="Where the archive goes; it must not have one yet.")],
+    output: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder of the archive; it must not have one yet.")],
 ) -> None:
     """Pack finished runs without weights, to keep or publish.
 

@@ -29,9 +29,10 @@ def serve(
         typer.Option(metavar="FILE", help="Answer only requests with the key in this file, as a bearer token."),
     ] = None,
     max_body_mb: Annotated[float, typer.Option(min=0.001, metavar="N", help="Largest request, in megabytes.")] = 4,
-    max_texts: Annotated[int, typer.Option(min=1, metavar="N", help="Most texts in a request.")] = 256,
+    max_texts: Annotated[int, typer.Option(min=1, metavar="N", help="Maximum number of texts in a request.")] = 256,
     queue: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Most documents waiting or computed; beyond, status 503.")
+        int,
+        typer.Option(min=1, metavar="N", help="Maximum number of documents waiting or in progress; then status 503."),
     ] = 1024,
     timeout: Annotated[
         float, typer.Option(min=0.1, metavar="N", help="Seconds for a request to arrive, and for its answer.")
@@ -41,7 +42,7 @@ def serve(
     ] = 5,
     batch_tokens: BatchTokensOption = None,
 ) -> None:
-    """Answer over HTTP with any number of runs, and show a page.
+    """Serve the predictions of any number of runs over HTTP, with a page.
 
     Requests of all clients are computed together. Runs of readers on one encoder share its pass over a document.
 
@@ -66,7 +67,9 @@ def serve(
         shown = f"[{address}]" if ":" in address else address
         console.print(printable(f"{', '.join(names)} at http://{shown}:{number} (Ctrl-C ends it)"), markup=False)
         if api_key is None and not ipaddress.ip_address(address).is_loopback:
-            console.print("Warning: anyone who reaches this address is answered; --api-key-file asks for a key.")
+            console.print(
+                "Warning: anyone who reaches this address can use the service; --api-key-file requires a key."
+            )
         server.run(sockets=[bound])
 
 

@@ -30,17 +30,17 @@ def sweep(
         ),
     ] = None,
     engine: Annotated[
-        Literal["local", "ray"], typer.Option(help="Processes on this machine, or the nodes of a Ray cluster.")
+        Literal["local", "ray"], typer.Option(help="Run on this machine, or on the nodes of a Ray cluster.")
     ] = "local",
     processes: Annotated[
-        int, typer.Option(metavar="N", min=1, help="local: runs at once, sharing a GPU if they fit.")
+        int, typer.Option(metavar="N", min=1, help="local: number of runs at once; they share a GPU if they fit.")
     ] = 1,
     ray_address: RayAddressOption = None,
-    cpus_per_run: Annotated[int, typer.Option(metavar="N", min=1, help="ray: CPUs of a run.")] = 1,
+    cpus_per_run: Annotated[int, typer.Option(metavar="N", min=1, help="ray: CPUs per run.")] = 1,
     gpus_per_run: Annotated[
         float | None,
         typer.Option(
-            metavar="N", min=0, max=1, help="ray: GPUs of a run; with 0.5 two share one. Default: 1 if there is any."
+            metavar="N", min=0, max=1, help="ray: GPUs per run; with 0.5, two share one. Default: 1 if there are any."
         ),
     ] = None,
     data_dir: Annotated[
@@ -50,7 +50,7 @@ def sweep(
 ) -> None:
     """Train a grid of runs from one YAML file.
 
-    What is searched is chosen on the dev set; then the seeds run. The same command continues where it stopped.
+    Searched settings are chosen on the dev set; then all seeds train. The same command continues the sweep.
 
     Example: prefixprop sweep plan.yaml --data-dir arxiv=data/arxiv
     """

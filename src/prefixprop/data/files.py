@@ -58,7 +58,7 @@ class Columns:
         id: What the document is called in predictions; None: "id" if there is such a column.
         label_name: The name of the label, which is then used instead; a table may lack this column.
         label_names: The names of the labels, where the labels are numbers from 0.
-        separator: What stands between the labels of a document, where they are one text; then it can have several.
+        separator: What separates the labels of a document, if they are one text; then it can have several.
         max_characters: How many characters of a text are read; None: all of them.
     """
 

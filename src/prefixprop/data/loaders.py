@@ -172,11 +172,11 @@ _ARXIV_FOLDER_MUST_HOLD = (
     "train, dev (or validation) and, if you have it, test, as files that end in one of "
     f"{KINDS}, with the columns text and label and, if you have them, label_name and id"
 )
-_CUAD_FOLDER_MUST_HOLD = "contracts.jsonl.xz; the site says how to build it (Several labels)"
+_CUAD_FOLDER_MUST_HOLD = "contracts.jsonl.xz; to build it, see the page 'Several labels' of the docs"
 _RAREST_CLAUSE = 0.05  # of the contracts have it, or it is left out: with five folds, one would have four contracts
 _HYBRIDQA_FOLDER_MUST_HOLD = (
     "train, dev and test; build these files from clones of github.com/wenhuchen/HybridQA and "
-    "github.com/wenhuchen/WikiTables-WithLinks: the site says how (Several labels)"
+    "github.com/wenhuchen/WikiTables-WithLinks, see the page 'Several labels' of the docs"
 )
 
 

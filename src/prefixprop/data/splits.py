@@ -1,8 +1,8 @@
 """Dividing documents: a part split off, a sample, or folds for cross-validation.
 
-Copies of a text never stand on both sides of a split. Which documents make a fold depends on the training documents
-and `SPLIT_SEED` alone, never on the seed of a run: all methods, settings and seeds share their folds, so that means
-over folds can be compared.
+Copies of a text are never on both sides of a split. Folds depend only on the training documents and `SPLIT_SEED`,
+never on the seed of a run: all methods, settings and seeds share their folds, so that means over folds can be
+compared.
 """
 
 from __future__ import annotations
@@ -163,8 +163,8 @@ def fold_numbers(name: str, documents: StoredDocuments, folds: int) -> NDArray[n
     texts = len(np.unique(first))
     if texts < 2:
         raise ValueError(
-            f"Task {name!r} has one text to choose by (documents: {len(documents):,}), and each has to be left out "
-            "once; give documents that differ."
+            f"Task {name!r} needs at least two different texts to choose by, because some are held out (documents: "
+            f"{len(documents):,}); give documents that differ."
         )
     return _fold_of_each(name, first, documents.labels, min(folds, texts))
 

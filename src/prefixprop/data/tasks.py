@@ -100,7 +100,7 @@ _SOURCES = (
     TaskSource(
         name="cuad",
         summary="Clauses of commercial contracts: 29 labels, several each; 510 contracts without a split",
-        origin="public files, as a data directory (how: the site, Several labels)",
+        origin="public files, as a data directory (see 'Several labels' in the docs)",
         metric="average_precision",
         load=load_cuad,
         method="readers",
@@ -118,7 +118,7 @@ _SOURCES = (
     TaskSource(
         name="hybridqa",
         summary="Which row of a table holds the answer (HybridQA): 1,520 / 187 / 395 questions, 16 rows each",
-        origin="public files, as a data directory (how: the site, Several labels)",
+        origin="public files, as a data directory (see 'Several labels' in the docs)",
         metric="accuracy",
         load=load_hybridqa,
         num_virtual_tokens=32,

@@ -1,4 +1,4 @@
-"""Simple models, as a bar for encoders: TF-IDF for documents, which is also mixed with readers, BM25 for questions.
+"""Simple baselines: TF-IDF for documents, which is also mixed with readers, and BM25 for questions.
 
 TF-IDF is a linear SVM on words and word pairs, which takes seconds to fit. The terms (words and pairs of neighbouring
 words) are hashed. A document's term t has the feature (1 + log count(t)) · idf(t), with

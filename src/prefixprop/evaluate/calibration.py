@@ -1,6 +1,6 @@
 """What is fitted on the dev set: a temperature, the thresholds of several labels, and which answers to accept.
 
-Temperature scaling (Guo et al., 2017) makes probabilities trustworthy by one number. Logits z become z / T. T > 1
+Temperature scaling (Guo et al., 2017) calibrates probabilities by one number. Logits z become z / T. T > 1
 lowers confidence, T < 1 raises it, and the predicted class stays. T minimises the mean negative log-likelihood of the
 dev labels, which is convex in β = 1/T: its slope, the mean over documents of E[z] - z_label under softmax(βz), never
 falls as β grows, so the best T is where the slope changes sign.
@@ -192,13 +192,13 @@ class Trust:
     def __str__(self) -> str:
         if self.threshold is None:
             return (
-                f"No answer is accepted: {self.documents:,} documents do not show that {self.target:.1%} of any are "
-                f"right, which takes {fewest_documents(self.target):,} answers without a mistake at the least."
+                f"No answer is accepted: {self.documents:,} documents do not show that {self.target:.1%} of any "
+                f"answers are right. This takes at least {fewest_documents(self.target):,} answers without a mistake."
             )
         promise = f"{self.target:.1%} of these should be right (an estimate on {self.documents:,} documents)"
         if self.kind == GUARANTEE:
             promise = (
-                f"{self.target:.1%} of these are right, with a probability of {1 - RISK:.0%} (a guarantee by "
+                f"{self.target:.1%} of these are right, with a probability of {1 - RISK:.0%} (a guarantee from "
                 f"{self.documents:,} documents that were set aside)"
             )
         return (

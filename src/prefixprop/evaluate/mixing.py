@@ -1,18 +1,18 @@
-"""Choosing among models and mixing their answers, honestly: by answers to documents that they did not learn from.
+"""Choosing among models and mixing their answers, by answers to documents that they did not learn from.
 
-A part, such as "readers" or "words", has several candidates (a learning rate or a C each). Each part brings the
-candidate that it is best with, and the mix is log-linear:
+A part, such as "readers" or "words", has several candidates (a learning rate or a C each). The best candidate of each
+part is used, and the mix is log-linear:
 
     log p(class) = Σ over parts of weight · log softmax(logits of the part's candidate) + constant
 
 The weights are not negative and minimise the mean log-loss, which is convex in them. With one part its weight is
-1/temperature (see `prefixprop.evaluate.calibration`), and with several a further temperature would change nothing.
+1/temperature (see `prefixprop.evaluate.calibration`), and with several a further temperature has no effect.
 
 Where a document can have several labels, each of its labels is a question with the classes no and yes: logits are
 [..., documents, labels, 2] (see `yes_or_no`), and all questions share the weights.
 
-What a fit says about its own documents is too good. `cross_fit` therefore answers the documents of every fold by a
-choice and weights that come from the other folds.
+On the documents that it was fitted on, a mix looks too good. `cross_fit` therefore answers the documents of every
+fold by a choice and weights that come from the other folds.
 """
 
 from __future__ import annotations

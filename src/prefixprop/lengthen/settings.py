@@ -1,4 +1,4 @@
-"""The settings of `prefixprop lengthen`; the defaults are those of Longformer's authors where they state any."""
+"""The settings of `prefixprop lengthen`; the defaults are those of Longformer's authors where they state them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ USUAL_STEPS = 2000  # Beltagy et al. (2020): most of what 65,000 steps gain
 class LengthenSettings(Settings):
     """How an encoder is lengthened and trained."""
 
-    model: str = setting(DEFAULT_MODEL, MODEL, "A RoBERTa or BERT encoder: one on the hub, or in a folder.")
+    model: str = setting(DEFAULT_MODEL, MODEL, "A RoBERTa or BERT encoder: a hub model, or a local folder.")
     text: tuple[str, ...] = setting((), MODEL, "Long documents: .jsonl, .csv, .tsv, .parquet, .txt files.")
     text_column: str = setting("text", MODEL, "Column of the text.")
     max_length: int = setting(4096, MODEL, "Longest document of the new encoder, in tokens.", ge=16, le=MANY)
@@ -31,7 +31,7 @@ class LengthenSettings(Settings):
         False,
         OPTIMISATION,
         "Make [CLS] global and teach it the original's [CLS] over the chunks of a document, and the document's "
-        "words: for models that embed texts.",
+        "words: for encoders of text embeddings.",
     )
     freeze_embeddings: bool = setting(False, OPTIMISATION, "Do not train the word embeddings.")
     learning_rate: float = setting(3e-5, OPTIMISATION, "Peak learning rate.", alias="lr", gt=0, le=100)

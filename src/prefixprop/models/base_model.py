@@ -1,7 +1,7 @@
 """The pretrained encoder that a run starts from: one in the package, one on the hub, or one in a folder.
 
-A folder is known by the fingerprint of its weights and a hub model by its commit. A run stores that as the revision,
-so that an encoder that has changed since is refused and not used with weights that were trained on another one.
+A folder is identified by the fingerprint of its weights, and a hub model by its commit. A run stores this as the
+revision, so that an encoder that has changed is refused.
 """
 
 from __future__ import annotations

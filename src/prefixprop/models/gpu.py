@@ -1,8 +1,8 @@
 """Running models on a GPU: size of batches, frozen weights in bfloat16, attention without cuDNN's plans, CUDA graphs.
 
-A GPU can be faster than Python launches its kernels: with short documents on any machine, with long ones where the
-host is slow. A CUDA graph records a pass once per shape and then replays it without Python. Batches are padded a
-little further, and filled up a little, so that shapes come again. The kernels and random numbers stay the same.
+A GPU can compute faster than Python launches its kernels: with short documents on any machine, with long ones on a
+slow host. A CUDA graph records a pass once per shape and then replays it without Python. Batches are padded a little
+further, and filled up a little, so that shapes repeat. The kernels and random numbers stay the same.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ _DEFAULT_ADAPTER = "default"  # peft's name for an adapter that nobody named
 
 
 def load_run(run_dir: str | Path, device: str | torch.device | None = None) -> TrainedModel:
-    """Load the model that `prefixprop train` left in `run_dir`.
+    """Load the model that `prefixprop train` saved in `run_dir`.
 
     `device` is where it runs, such as "cpu" or "cuda:1"; by default a CUDA GPU if there is one.
     """

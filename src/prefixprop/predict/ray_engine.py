@@ -1,14 +1,14 @@
 """`prefixprop predict --engine ray`: tables of documents in, a folder of Parquet parts out, on many machines.
 
-A part answers a range of rows of one file and is named after both, so every call divides the input alike. A worker
-writes a part under a temporary name and renames it when it is whole. What a killed worker had begun another one
-repeats, and a later call skips the parts that are there: no document is lost, and none is answered twice.
+A part answers a range of rows of one file and is named after both, so every call divides the input in the same way.
+A worker writes a part under a temporary name and renames it when it is complete. Another worker repeats what a killed
+worker had begun, and a later call skips the parts that exist: no document is lost, and none is answered twice.
 
-Workers are actors of Ray itself. Ray Data would carry rows between machines, where a worker can read and write files
-itself, and it gives a part that kills its worker to the next one without end.
+Workers are plain Ray actors. Ray Data would send rows between machines, although workers can read and write the files
+themselves. It would also retry a part that kills its worker without end.
 
-All files are read once before: to find faults, to count the documents, and for the digests in `_origin.json`, with
-which a later call refuses other documents, runs and options (`outputs.Origin`).
+All files are read once first: to find errors, to count the documents, and to compute the digests in `_origin.json`,
+with which a later call refuses other documents, runs and options (`outputs.Origin`).
 
 All machines have to see the runs, the input and the output under the same paths.
 """
@@ -128,7 +128,7 @@ def predict_parts(
     progress.line(f"{total:,} documents in {output}, {answered:,} of them answered by this call")
     if tokens_read < tokens:
         unread = 1 - tokens_read / tokens
-        progress.line(f"Warning: {unread:.0%} of all tokens are not read; --long chunk-average reads on")
+        progress.line(f"Warning: {unread:.0%} of all tokens are not read; --long chunk-average reads the rest")
     if answered:
         progress.line(how_fast)
 

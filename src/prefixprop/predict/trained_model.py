@@ -390,7 +390,7 @@ class PredictionSummary:
             found.append(f"{subject} {what}: {', '.join(self._names[what])}{more}")
         if self._tokens_read < self._tokens:
             unread = 1 - self._tokens_read / self._tokens
-            found.append(f"{unread:.0%} of all tokens are not read; --long chunk-average reads on")
+            found.append(f"{unread:.0%} of all tokens are not read; --long chunk-average reads the rest")
         if self._has_encoder and (told := shredded(self._content, self._words)):
             found.append(told)
         return found

@@ -1,4 +1,4 @@
-"""What prefixes do, and how good and how trustworthy predictions are, in numbers and figures."""
+"""Reports on runs in tables and figures, archives of runs, and the attention that prefixes get."""
 
 from prefixprop.report.figures import plot_confusion, plot_reliability, prefix_share
 from prefixprop.report.report import Report, make_report

@@ -1,4 +1,4 @@
-"""Which runs are compared: those judged on the same documents, in rows, at the values that stand for each method."""
+"""Which runs are compared: those judged on the same documents, each method at the values that represent it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a report says of a single run: a verdict, facts, its labels, its most confident mistakes, and its settings."""
+"""The report on a single run: a verdict, facts, its labels, its most confident mistakes, and its settings."""
 
 from __future__ import annotations
 

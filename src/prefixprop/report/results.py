@@ -1,6 +1,6 @@
 """Tables of runs: methods in brief, quality as in the paper's Table 2, calibration as in its Table 3, and folds.
 
-The paper's own values can stand beside measured ones.
+The paper's own values can be shown next to measured ones.
 """
 
 from __future__ import annotations

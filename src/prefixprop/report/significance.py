@@ -1,7 +1,7 @@
 """Whether one method is better than another, in sentences and in a table.
 
 The paper asks whether prefix-propagation is better than prefix-tuning, by a one-sided t-test over seeds (Results and
-Discussion). Here both directions count, and beside the t-test stands a bootstrap over seeds and documents, because
+Discussion). Here both directions count. Next to the t-test there is a bootstrap over seeds and documents, because
 other documents would change a difference too.
 """
 

@@ -1,1 +1,1 @@
-"""What a run leaves: its directory, its predictions, archives of it, and the notes of its sweep."""
+"""Run directories: their files, finding finished runs, and archives."""

@@ -1,4 +1,4 @@
-"""Finished runs, and finding them: in run directories and archives, with what sweeps noted about them."""
+"""Finding finished runs: in run directories and archives, with what sweeps recorded about them."""
 
 from __future__ import annotations
 

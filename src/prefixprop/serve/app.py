@@ -1,6 +1,6 @@
-"""The HTTP interface: what a request may ask, what it is answered, and every limit in the order in which it is met.
+"""The HTTP interface: requests, answers, and every limit in the order in which it is checked.
 
-Answers never have a path, a stack trace or a piece of a document; nor do logs.
+Answers and logs never have a path, a stack trace or a piece of a document.
 """
 
 from __future__ import annotations

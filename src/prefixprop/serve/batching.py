@@ -1,8 +1,8 @@
 """The documents of all clients, computed together: a queue in front of the encoder, and the threads that empty it.
 
-Documents that can share a pass are of one kind: they are read alike, are of similar length (within a factor of √2),
-and ask runs of one model. Readers of any runs on an encoder share a pass, so a batch has the readers that any of its
-documents asks for. Other runs share a pass only if the documents ask for the same ones.
+Documents that can share a pass are of one kind: they are read in the same way, are of similar length (within a factor
+of √2), and are for runs of one model. Readers of any runs on an encoder share a pass, so a batch has the readers that
+any of its documents asks for. Other runs share a pass only if the documents ask for the same ones.
 
 A thread takes the kind whose first document came first. It waits a moment for more of that kind, and takes as many as
 fill a batch. Meanwhile a second thread takes a full batch, or one as large as the first, so that it is tokenized when

@@ -1,8 +1,8 @@
-"""The models behind the service: in this process, or in one of their own.
+"""The models behind the service: in this process, or in a separate one.
 
-In a process of its own the encoder shares Python's lock with nobody, so requests that are parsed do not hold up the
-kernels that it launches. Callers come in lanes, which work side by side: while the batch of one is computed, that of
-the other is tokenized. The last lane is for reasons. They are computed in passes of a quarter of a batch, and passes
+In a separate process the encoder has Python's lock to itself, so parsing requests does not delay the launches of its
+kernels. Callers use lanes, which work at the same time: while the batch of one is computed, that of the other is
+tokenized. The last lane is for reasons. They are computed in passes of a quarter of a batch, and passes
 take turns (see `predict.token_batches`), so a batch waits for one such pass at most.
 """
 

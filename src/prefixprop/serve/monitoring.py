@@ -1,4 +1,4 @@
-"""What is counted of every request, and the last guard around the application."""
+"""Metrics of requests, and the outermost layer of the application."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """What can be trained: one row per method, from which flags, checks, defaults, folders and reports follow.
 
-A new method is its peft configuration, its tuner, and a row here, or from elsewhere `METHODS[row.name] = row`.
+A new method is its peft configuration, its tuner, and a row here; from another package, `METHODS[row.name] = row`.
 """
 
 from __future__ import annotations

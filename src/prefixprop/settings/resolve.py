@@ -1,4 +1,4 @@
-"""From recipes and flags to the settings of a run: checked together, without unused ones, with no value left open.
+"""From recipes and flags to the settings of a run: checked together, without unused ones, every value resolved.
 
 Recipes are YAML; errors in them name `file:line`. A run's own settings are written in the same form.
 
@@ -56,7 +56,7 @@ def _other_problems(settings: RunSettings, processes: int) -> Iterator[str]:
     if fold is not None and folds is None:
         yield "--folds: --fold is given, so say how many there are: at least 2."
     if folds is not None and fold is not None and fold >= folds:
-        yield f"--fold: of {folds} --folds the last is {folds - 1}, got {fold}."
+        yield f"--fold: with --folds {folds}, the last is {folds - 1}, got {fold}."
     if (settings.method_row.is_read_only or settings.is_mix) and settings.answers_questions:
         yield f"--method: {method} classifies documents, and {settings.task} asks questions; choose another method."
     if len(settings.label_column) > 1 and method != "readers":
@@ -207,7 +207,7 @@ def _max_length(settings: RunSettings, limit: int) -> int:
         return min(settings.task_row.max_length or limit, limit)
     if settings.max_length > limit:
         more = f"{settings.max_length} tokens are more than the {limit} that {settings.model} reads here"
-        remedy = "lower it, or choose a longer model (`prefixprop lengthen` makes one)"
+        remedy = "lower it, or choose a model that reads more (`prefixprop lengthen` makes one)"
         raise SettingsError([f"--max-length: {more}; {remedy}."])
     return settings.max_length
 

@@ -1,7 +1,7 @@
 """The settings of one run: every choice that decides its outcome, with the paper's hyperparameters as defaults.
 
 A setting is declared once, here. Its flag, its key in a recipe, its help, its check and its line in the reference
-come from the declaration.
+come from this declaration.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class RunSettings(Settings):
         "answer each in one pass.",
     )
     label_separator: str | None = setting(
-        None, DATA, "What stands between a document's labels in a label column of text, such as ';'. Lists need none."
+        None, DATA, "What separates a document's labels in a label column of text, such as ';'. Lists need none."
     )
     id_column: str | None = setting(
         None, DATA, "Column with the document's id. If not set: 'id' if there is one; else documents are numbered."
@@ -108,8 +108,8 @@ class RunSettings(Settings):
     max_dev_documents: int | None = setting(
         None,
         DATA,
-        "Evaluate on at most this many documents of the dev set, drawn with the seed; 0, for readers and "
-        "tfidf: do not use it.",
+        "Evaluate on at most this many documents of the dev set, drawn with the seed; 0 (readers and tfidf only): "
+        "do not use it.",
         ge=0,
         le=BILLION,
     )
@@ -124,19 +124,23 @@ class RunSettings(Settings):
     )
 
     model: str = setting(
-        DEFAULT_MODEL, MODEL, f"One in the package ({', '.join(EMBEDDED_MODELS)}), one on the hub, or a local folder."
+        DEFAULT_MODEL, MODEL, f"The encoder: {', '.join(EMBEDDED_MODELS)}, a hub model, or a local folder."
     )
     model_revision: str | None = setting(
         None, MODEL, "Branch, tag or commit of a hub model. A run stores the commit, or the fingerprint of a folder."
     )
     max_length: int | None = setting(
-        None, MODEL, "Longest document in tokens. If not set: the task's 4096, or the model's limit.", ge=4, le=MANY
+        None,
+        MODEL,
+        "Tokens at which documents are cut. If not set: the task's 4096, or the model's limit.",
+        ge=4,
+        le=MANY,
     )
     chunk_reduction: str = setting(
-        "mean", MODEL, "Questions: how a candidate's scores over chunks become one.", choices=CHUNK_REDUCTIONS
+        "mean", MODEL, "Questions: how a candidate's scores in several chunks are combined.", choices=CHUNK_REDUCTIONS
     )
     max_chunks: int | None = setting(
-        None, MODEL, "Questions: the most chunks of a question to read. If not set: all.", ge=1, le=MANY
+        None, MODEL, "Questions: maximum number of chunks of a question. If not set: all.", ge=1, le=MANY
     )
 
     method: str | None = setting(
@@ -144,7 +148,7 @@ class RunSettings(Settings):
         METHOD,
         lambda: (
             f"What is trained. If not set: {_or_own('method')}; {METHOD_OF_MANY} if there are {MANY_DOCUMENTS:,} or "
-            "more and no other setting is given that they lack."
+            "more, unless a setting is given that readers do not have."
         ),
         choices=METHODS,
     )
@@ -155,14 +159,19 @@ class RunSettings(Settings):
         ge=1,
         le=MOST_ROWS,
     )
-    layout: str = setting("paper", METHOD, "Where the prefix stands.", choices=LAYOUTS)
+    layout: str = setting(
+        "paper",
+        METHOD,
+        "'paper': real tokens keep their positions. 'reference': the prefix shifts them, as in the authors' code.",
+        choices=LAYOUTS,
+    )
     pooling: str = setting("cls", METHOD, "What the head reads: [CLS], or the prefix.", choices=POOLINGS)
     prefix_dropout: float = setting(0.1, METHOD, "Dropout on the prefix.", ge=0, lt=1)
     init: str = setting("normal", METHOD, "How the prefix is initialised.", choices=INITS)
     reparameterize: bool = setting(False, METHOD, "Train the prefix through an MLP.")
     kernel: str | None = setting(None, METHOD, "Kernel decomposition (Eq. 3). If not set: none.", choices=KERNELS)
     alpha: float = setting(
-        0.005, METHOD, "Weight of the kernel attention, or where it starts.", ge=-MOST_ALPHA, le=MOST_ALPHA
+        0.005, METHOD, "Weight of the kernel attention; if it is trained, its start.", ge=-MOST_ALPHA, le=MOST_ALPHA
     )
     alpha_mode: str = setting("fixed", METHOD, "Fixed, or trained per layer, head or query.", choices=ALPHA_MODES)
     gate: bool = setting(False, METHOD, "Train a number per layer that scales the prefix there.")
@@ -176,7 +185,7 @@ class RunSettings(Settings):
     mix_baseline: str = setting(
         "auto",
         METHOD,
-        "Mix the TF-IDF baseline into the answers of readers: 'auto' mixes if held-out documents gain by it.",
+        "Mix the TF-IDF baseline into the answers of readers: 'auto' mixes if held-out answers improve.",
         choices=("auto", "no"),
     )
 
@@ -232,14 +241,17 @@ class RunSettings(Settings):
     choose_by: str | None = setting(
         None,
         OPTIMISATION,
-        "The metric on the dev set, or on held-out documents, that chooses epoch, learning rate and C. If not set: "
+        "The metric on the dev set or held-out documents that chooses epoch, learning rate and C. If not set: "
         "average_precision with several labels; otherwise the log-loss for readers and tfidf, and the task's metric.",
         choices=("micro_f1", "macro_f1", "average_precision"),
     )
     seed: int = setting(1, OPTIMISATION, "The seed of everything random.", ge=0, le=2**32 - 1)
 
     device_batch_size: int = _machine(
-        8, "Documents at once on a device, at most; the rest of the batch is accumulated.", ge=1, le=MANY
+        8,
+        "Maximum number of documents at once on a device; gradients of larger batches are accumulated.",
+        ge=1,
+        le=MANY,
     )
     precision: str = _machine(
         "auto", "'auto' is bf16 on GPUs that have it (Ampere or later), fp32 elsewhere.", choices=PRECISIONS
@@ -268,7 +280,7 @@ class RunSettings(Settings):
     )
     keep_checkpoints: bool = _machine(False, "Keep the last two checkpoints after the run.")
     keep_weights: bool = _machine(
-        True, "Keep what was trained, and the tokenizer; without them a run can be reported on, but cannot predict."
+        True, "Save what was trained, and the tokenizer; without them a run appears in reports but cannot predict."
     )
     baseline: bool = _machine(
         True,

@@ -1,4 +1,4 @@
-"""What can go wrong in a run, in words for people; the command line prints these without a traceback."""
+"""What can go wrong in a run, in plain words; the command line prints these errors without a traceback."""
 
 from __future__ import annotations
 

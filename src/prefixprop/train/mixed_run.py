@@ -1,4 +1,4 @@
-"""A run that mixes models: readers on a frozen encoder, and TF-IDF; all is chosen by answers to held-out documents.
+"""A run that mixes models: readers on a frozen encoder, and TF-IDF. Answers to held-out documents choose everything.
 
 The training set is divided into folds. For each learning rate and each seed there is a reader for every fold, which
 does not learn from that fold, and one that learns from all documents; one pass over the documents trains all of them.
@@ -8,7 +8,7 @@ The TF-IDF model is fitted in the same folds. So every document has answers by m
 - at the end, the answers choose the learning rate, the C of the TF-IDF model and the weights of the mix;
 - the accuracy that is stated is that of cross-fitted answers: those of a fold, with what the other folds chose.
 
-The models that learned from all documents are kept. If there is a dev set, it takes the place of held-out documents.
+The models that learned from all documents are kept. If there is a dev set, it replaces the held-out documents.
 """
 
 from __future__ import annotations

@@ -63,7 +63,11 @@ class RunPlan:
         notes = list(self.data.notes)
         if self.data.unread:
             is_lower = (self.settings.max_length or 0) < self.base.limit
-            remedy = f"--max-length reads up to {self.base.limit:,}" if is_lower else "a longer --model reads on"
+            remedy = (
+                f"--max-length reads up to {self.base.limit:,}"
+                if is_lower
+                else "a --model with a higher limit reads more"
+            )
             notes.append(f"{self.data.unread}; {remedy}")
         if self.steps < FEW_STEPS and self.settings.epochs is not None:
             few = f"the run has {self.steps} step{'s' if self.steps > 1 else ''}, too few to learn much"

@@ -1,4 +1,4 @@
-"""The readers of a run: a bank that is trained side by side, judged halfway and at the end."""
+"""The readers of a run: a bank of readers that train together and are evaluated halfway and at the end."""
 
 from __future__ import annotations
 

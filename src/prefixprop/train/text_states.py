@@ -1,6 +1,6 @@
-"""What readers read: documents as the frozen encoder sees them, computed once and kept where there is room.
+"""The states of the text that readers read: computed once, and kept where there is enough memory.
 
-The states at the entry of every layer do not depend on what is trained, so they are the same in every epoch. They are
+The states that enter each layer do not depend on what is trained, so they are the same in every epoch. They are
 kept on the device that computes, or else in pinned memory of the host: copying a document's states to an H200 takes
 0.6 to 0.8 times as long as computing them.
 """

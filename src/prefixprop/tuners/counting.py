@@ -1,4 +1,4 @@
-"""Parameter counts that tell the prefix from the head."""
+"""Parameter counts of the prefix, the head and the other parts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from prefixprop.tuners.layer import PrefixLayer
 
 @dataclass(frozen=True)
 class ParameterCount:
-    """Parameters of a model by what they are; percentages are of the backbone."""
+    """Parameters of a model by kind; percentages are of the backbone."""
 
     backbone: int
     prefix: int

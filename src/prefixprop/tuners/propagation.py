@@ -1,7 +1,7 @@
 """Prefix-propagation (Eq. 1).
 
     D(1) = cat(P(1), C)          C the embedded sequence
-    D(l) = D(l) with P(l) added to its first j rows, at the entry of layer l > 1
+    D(l) = D(l) with P(l) added to its first j rows, before layer l > 1
 
 The virtual tokens pass through attention and feed-forward like any other token; in Longformer they are global. Those
 of an adapter with `read_only` are not in front of the text, see `reading`.

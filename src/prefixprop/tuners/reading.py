@@ -1,12 +1,11 @@
 """Reading: prefix-propagation (Eq. 1) in which the text does not attend to the prefix.
 
     R(1) = P(1)
-    R(l) = R(l) + P(l)                                  at the entry of layer l > 1
+    R(l) = R(l) + P(l)                                  before layer l > 1
     R(l+1) = layer l of R(l), attending to cat(R(l), C(l))
 
-C(l) is the text at the entry of layer l, as the frozen encoder computes it by itself: without the prefix, without
-dropout and without gradients. The virtual tokens see all of it, as global tokens do. The head reads the first of
-them.
+C(l) is the text that enters layer l, as the frozen encoder computes it: without the prefix, dropout and gradients.
+The virtual tokens see all of it, as global tokens do. The head reads the first of them.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
 The families (`longformer`, `modernbert`) differ in how rows enter, and in few steps on leaving. Parts have forward
 and backward side by side, and are made for each call from the layer's plan. Frozen weights get no gradient, and
-nothing is kept for one. Gradients of the residual stream are added up where they are computed.
+nothing is stored for one. Gradients of the residual stream are added up where they are computed.
 
-Where modules that are trained, wrapped or hooked compute an end, or PyTorch's flash attention the middle, the
-remaining parts are operations of their own.
+If modules that are trained, wrapped or hooked compute the beginning or the end, or PyTorch's flash attention computes
+the middle, the remaining parts are separate operations.
 """
 
 from __future__ import annotations

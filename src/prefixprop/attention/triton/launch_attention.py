@@ -1,4 +1,4 @@
-"""The attention kernels' inputs on the device, and their launches with tile sizes for it."""
+"""The inputs of the attention kernels, and their launches with tile sizes for the device."""
 
 from __future__ import annotations
 

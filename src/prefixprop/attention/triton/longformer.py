@@ -1,4 +1,4 @@
-"""Longformer's block on the Triton kernels: how rows enter and leave it, and whether a layer can be computed so.
+"""Longformer's block on the Triton kernels: how rows enter and leave it, and whether a layer can be fused.
 
 Enter: q, k, v of all rows, q_global of the global rows in place of their q, and k_global, v_global of all rows.
 Leave: output, residual, LayerNorm; feed-forward with GELU, residual, LayerNorm.

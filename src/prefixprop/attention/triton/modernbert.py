@@ -1,4 +1,4 @@
-"""ModernBERT's block on the Triton kernels: how rows enter and leave it, and whether a layer can be computed so.
+"""ModernBERT's block on the Triton kernels: how rows enter and leave it, and whether a layer can be fused.
 
 Enter: LayerNorm, which the first layer lacks; q, k, v of all rows; rope.
 Leave: output, residual; LayerNorm, gated feed-forward (GEGLU), residual. Inner activations are computed again.
