@@ -212,8 +212,8 @@ class Job:
     def _encoded(self, found: Iterator[list[InputDocument]]) -> Iterator[tuple[list[InputDocument], EncodedForEach]]:
         """Windows and their tokens.
 
-        Processes would tokenize no faster than this thread: the tokenizer's Rust code uses all cores, with 1.2 million
-        tokens/s on each (docs/prediction.md).
+        Processes would tokenize no faster than this thread: the tokenizer's Rust code uses all cores, with 1.2
+        million tokens/s on each (docs/prediction.md).
         """
         from prefixprop.predict.trained_model import encode_for_each
 
