@@ -18,7 +18,9 @@ class SiteDocstrings(Extension):
             if not one.docstring:
                 continue
             one.docstring.value = EXAMPLE.sub(r"```pycon\n\g<0>\n```", one.docstring.value)
-            rows = [f"    {name}: {text}" for name, text in _fields(one)] if isinstance(one, Class) else []
+            rows = (
+                [f"    {name}: {text}" for name, text in dict(_fields(one)).items()] if isinstance(one, Class) else []
+            )
             if rows:
                 one.docstring.value += "\n".join(["\n\nAttributes:", *rows])
 

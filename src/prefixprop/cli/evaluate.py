@@ -57,7 +57,7 @@ def evaluate(
         typer.Option(
             "--input",
             metavar="FILE",
-            help="Your labelled documents instead: JSON lines, CSV, TSV or Parquet; for a run on WikiHop, questions "
+            help="Your labelled documents: JSON lines, CSV, TSV or Parquet; for a run on WikiHop, questions "
             "as QAngaroo has them.",
         ),
     ] = None,
@@ -65,7 +65,7 @@ def evaluate(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Stored predictions instead, such as RUN/predictions/test.jsonl; no model is loaded.",
+            help="Stored predictions, such as RUN/predictions/test.jsonl; no model is loaded.",
         ),
     ] = None,
     text_column: TextOption = "text",
@@ -87,7 +87,8 @@ def evaluate(
 ) -> None:
     """Show how accurate and how well calibrated a run is.
 
-    On a split of its task, on your labelled file or on stored predictions; before and after temperature scaling.
+    It uses a split of the run's task, your labelled file or stored predictions. Metrics are shown before and after
+    temperature scaling.
 
     Example: prefixprop evaluate runs/letters --input more-letters.csv
     """

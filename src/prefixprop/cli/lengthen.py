@@ -22,7 +22,9 @@ def lengthen(
         typer.Option(metavar="FILE", help="Long documents: .jsonl, .csv, .tsv, .parquet, .txt; can be repeated."),
     ],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FOLDER", help="The folder of the new encoder.")],
-    resume: Annotated[bool, typer.Option("--resume", help="Continue in --output, if training began there.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue the training in --output, if there is one.")
+    ] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the encoder in --output.")] = False,
     *,
     settings: dict[str, Any],

@@ -78,7 +78,9 @@ def predict(
     ] = None,
     output_format: Annotated[
         Literal["jsonl", "csv"] | None,
-        typer.Option("--format", help="Default: by the ending of --output; jsonl for standard output."),
+        typer.Option(
+            "--format", help="Output format. Default: by the ending of --output; jsonl for standard output."
+        ),
     ] = None,
     text_column: TextOption = "text",
     id_column: IdOption = None,

@@ -30,9 +30,7 @@ def report(
         Literal["terminal", "markdown", "latex", "html"],
         typer.Option("--format", help="Format of the printed report."),
     ] = "terminal",
-    paper: Annotated[
-        bool, typer.Option("--paper", help="Show the paper's values beside the measured ones, marked as such.")
-    ] = False,
+    paper: Annotated[bool, typer.Option("--paper", help="Also show the paper's values, marked as such.")] = False,
     baseline: Annotated[
         str, typer.Option(metavar="METHOD", help="The method that the others are tested against.")
     ] = BASELINE,
@@ -112,8 +110,8 @@ def archive(
 ) -> None:
     """Pack finished runs without weights, to keep or publish.
 
-    report makes the same tables of them, and sweep does not repeat them. The command that trained and the folder of a
-    task's data are left out.
+    report makes the same tables from an archive, and sweep does not repeat its runs. The command that trained and the
+    folder of a task's data are left out.
 
     Example: prefixprop archive runs/table2 --output results/table2
     """

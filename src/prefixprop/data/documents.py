@@ -62,8 +62,8 @@ class StoredTexts(Sequence[str]):
 class StoredDocuments(Sequence[Document]):
     """Documents whose texts are bytes, in memory or on the disk, of which one is read at a time.
 
-    `places` says which ones of the source. `source` identifies the documents that are stored together by what they
-    are; `all_ids` and the like are theirs.
+    `places` selects documents of the source. `source` identifies all documents that are stored together, by their
+    content; `all_ids`, `all_labels` and so on have entries for all of them.
     """
 
     source: str
@@ -128,7 +128,7 @@ class StoredDocuments(Sequence[Document]):
 
     @property
     def identity(self) -> str:
-        """The same for the same documents of the same source."""
+        """A text that is the same for the same documents of the same source."""
         return f"{self.source}/{hashlib.sha256(self.places.tobytes()).hexdigest()}"
 
     def select(self, indices: Sequence[int] | NDArray[np.int64]) -> StoredDocuments:
@@ -225,7 +225,7 @@ def multi_hot(labels: Sequence[Any], count: int) -> NDArray[np.int64]:
 
 @dataclass(frozen=True)
 class ClassificationTask:
-    """A data set of classification, checked when it is made; a split may be empty.
+    """A classification data set, checked when it is made; a split may be empty.
 
     A split is given as any sequence of documents and has them as `StoredDocuments`.
 

@@ -94,7 +94,7 @@ def select_documents(
     needs_dev: bool = True,
     set_aside_from: int | None = None,
 ) -> Task:
-    """Those documents of a task that a run reads: without a fold, and at most so many of each split.
+    """The documents of a task that a run reads: at most so many of each split, and without the fold that is held out.
 
     With `folds`, the dev set is fold number `fold` of the training set, and the test set is empty. If there is no dev
     set and the run needs one, a part of the training set (`DEV_FRACTION`) becomes the dev set. Half of a dev set of

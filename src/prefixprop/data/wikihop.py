@@ -252,7 +252,7 @@ class WikiHopDataset:
 
     Attributes:
         questions: The questions in the data set, in its order.
-        skipped: Ids of the questions that were left out. An honest accuracy counts these as wrong.
+        skipped: Ids of the questions that were left out. Count these as wrong in an accuracy.
         cut: Ids of the questions that lose supports to `max_chunks`.
         lengths: How many tokens the encoder reads for each question, over all its chunks.
     """

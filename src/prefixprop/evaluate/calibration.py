@@ -167,7 +167,7 @@ class Trust:
     """Which answers to accept; its fields are ready for JSON.
 
     Attributes:
-        target: The share of accepted answers that shall be right.
+        target: The share of accepted answers that should be right.
         threshold: The lowest confidence that is accepted; None if no threshold passed the test.
         kind: `GUARANTEE` if nothing else was chosen on the documents of the test, otherwise `ESTIMATE`.
         documents: How many documents the test was made on.

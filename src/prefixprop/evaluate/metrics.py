@@ -52,7 +52,7 @@ def evaluate_predictions(probabilities: ArrayLike, labels: ArrayLike, *, questio
 
 
 def evaluate_several_labels(probabilities: ArrayLike, labels: ArrayLike, decisions: ArrayLike) -> dict[str, float]:
-    """The same where a document can have several labels: all three are [documents, labels].
+    """Like `evaluate_predictions`, for several labels per document: all three are [documents, labels].
 
     | metric | what it is |
     | --- | --- |

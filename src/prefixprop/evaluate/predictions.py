@@ -144,7 +144,7 @@ class PredictionSet:
 
 
 def question_predictions(questions: Sequence[Question], logits: Mapping[str, NDArray[np.float64]]) -> PredictionSet:
-    """From logits by question id, at least one per candidate; a question without (too long to read) is wrong."""
+    """From logits by question id, at least one per candidate; a question without logits (too long) is wrong."""
     rows = []
     for question in questions:
         row = np.zeros(len(question.candidates))

@@ -53,7 +53,7 @@ class LengthenSettings(Settings):
 
     @property
     def total_steps(self) -> int | None:
-        """How many steps there will be; None if the clock decides."""
+        """How many steps there will be; None if `minutes` decides."""
         return self.steps if self.steps is not None or self.minutes is not None else USUAL_STEPS
 
     def check(self, processes: int = 1) -> None:
@@ -75,7 +75,7 @@ class LengthenSettings(Settings):
         return asdict(self) | {"text": list(self.text)}
 
     def changed_since(self, recorded: dict[str, Any]) -> list[str]:
-        """The flags of settings that a resumed training must share with its beginning and does not."""
+        """The flags of settings that have changed although a resumed training must keep them."""
         now = self.recorded()
         return [
             setting.flag

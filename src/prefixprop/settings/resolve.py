@@ -23,7 +23,7 @@ from prefixprop.settings.run_settings import SETTINGS, RunSettings, flag_of
 
 
 def check_settings(settings: RunSettings, processes: int = 1, in_memory: bool = False) -> None:
-    """Raise `SettingsError` unless a run can be made of these settings; each of them is valid by itself already.
+    """Raise `SettingsError` unless these settings, each of which is valid, work together.
 
     With documents `in_memory` the settings name no source of data.
     """
@@ -256,7 +256,7 @@ def unknown_setting(key: Any, *other_keys: str) -> str:
 
 
 def override(settings: RunSettings, values: Mapping[str, Any]) -> RunSettings:
-    """The settings with some of them changed; what does not exist or cannot be raises `SettingsError`."""
+    """The settings with some of them changed; unknown names and invalid values raise `SettingsError`."""
     return replace(settings, **values)
 
 

@@ -120,7 +120,7 @@ class RunSettings(Settings):
         None, DATA, "Divide the training set into this many folds, and evaluate on one of them.", ge=2, le=MANY
     )
     fold: int | None = setting(
-        None, DATA, "Which of the --folds is left out of training and evaluated, from 0.", ge=0, le=MANY
+        None, DATA, "The fold that is left out of training and evaluated, from 0.", ge=0, le=MANY
     )
 
     model: str = setting(
@@ -242,7 +242,8 @@ class RunSettings(Settings):
         None,
         OPTIMISATION,
         "The metric on the dev set or held-out documents that chooses epoch, learning rate and C. If not set: "
-        "average_precision with several labels; otherwise the log-loss for readers and tfidf, and the task's metric.",
+        "average_precision with several labels; otherwise the log-loss for readers and tfidf, and the task's metric "
+        "for other methods.",
         choices=("micro_f1", "macro_f1", "average_precision"),
     )
     seed: int = setting(1, OPTIMISATION, "The seed of everything random.", ge=0, le=2**32 - 1)
@@ -266,7 +267,7 @@ class RunSettings(Settings):
     )
     keep_states: str = _machine(
         "auto",
-        "Readers: keep the states of the text between epochs. 'auto' does if they fit into half of the free memory.",
+        "Readers: keep the text's states between epochs. 'auto' does so if they fit into half of the free memory.",
         choices=("auto", "no"),
     )
     checkpoint_every: int = _machine(

@@ -75,7 +75,7 @@ class RunPlan:
         return tuple(notes)
 
     def take_model(self) -> nn.Module:
-        """A model for one attempt at training; the plan keeps no hold on it, so that its memory can be freed."""
+        """A model for one attempt at training; the plan keeps no reference to it, so that its memory can be freed."""
         return self.models.pop() if self.models else _build(self.base, self.data, self.settings)
 
     def __str__(self) -> str:

@@ -74,10 +74,10 @@ def train(
 ) -> RunResult:
     """Train, evaluate and calibrate one run into `run_dir`; under `accelerate launch` on several devices.
 
-    An existing run is refused, unless it is to be resumed, which ends as if it had never stopped, or overwritten. A
-    finished run that is resumed is returned as it is. If a step does not fit into the device's memory, the run goes
-    on with fewer documents at once, which changes nothing but its speed. `documents` in memory take the place of a
-    source of data in the settings.
+    An existing run is refused without `resume` or `overwrite`. A resumed run ends as if it had never stopped; if it
+    is finished already, it is returned as it is. If a step does not fit into the device's memory, the run continues
+    with fewer documents at once, which changes only its speed. `documents` in memory replace a source of data in the
+    settings.
 
     >>> result = train(RunSettings(task="hyperpartisan"), "runs/hyperpartisan")
     >>> result.metrics["test"]["micro_f1"]
@@ -99,7 +99,7 @@ def train_label_columns(
     progress: Progress | None = None,
     callbacks: Sequence[TrainerCallback] = (),
 ) -> list[RunResult]:
-    """Train readers for several label columns of the same documents in one pass: a run for each, in a folder each.
+    """Train readers for several label columns of the same documents in one pass, with a run and a folder for each.
 
     >>> train_label_columns(RunSettings(train_files=("news.csv",), label_column=("topic", "tone")), "runs/news")
     """
