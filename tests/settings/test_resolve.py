@@ -116,7 +116,7 @@ def test_a_task_of_a_users_module_may_have_other_defaults(monkeypatch: pytest.Mo
     run = resolve(RunSettings(task="mine"))
     assert (run.method, run.batch_size, run.learning_rate) == ("lora", 16, 5e-4)
     assert "If not set: 32, or 8 for your documents." in help_of(SETTINGS["batch_size"])
-    assert "the paper's: 10, and 20 for hyperpartisan; for your documents 10, or 5 if" in help_of(SETTINGS["epochs"])
+    assert "If not set: 10, or 20 for hyperpartisan; for your documents 10, or 5 if" in help_of(SETTINGS["epochs"])
 
 
 @pytest.mark.parametrize(

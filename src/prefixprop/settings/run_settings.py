@@ -57,10 +57,12 @@ def _or_own(name: str) -> str:
 
 
 def _by_task(name: str) -> str:
-    """The paper's value for every task: `10, and 20 for hyperpartisan`."""
-    default = getattr(TaskSource, name)
-    others = [f"{getattr(task, name)} for {task.name}" for task in TASKS.values() if getattr(task, name) != default]
-    return ", and ".join([str(default), *others])
+    """The value for every task: `10, or 20 for hyperpartisan`."""
+    names: dict[int, list[str]] = {getattr(TaskSource, name): []}
+    for task in TASKS.values():
+        names.setdefault(getattr(task, name), []).append(task.name)
+    default, *others = names
+    return ", or ".join([str(default), *(f"{value} for {' and '.join(names[value])}" for value in others)])
 
 
 def _learning_rates() -> str:
@@ -132,7 +134,7 @@ class RunSettings(Settings):
     max_length: int | None = setting(
         None,
         MODEL,
-        "Tokens at which documents are cut. If not set: the task's 4096, or the model's limit.",
+        "Tokens at which documents are cut. If not set: the model's limit, and for a named task at most 4096.",
         ge=4,
         le=MANY,
     )
@@ -155,7 +157,7 @@ class RunSettings(Settings):
     num_virtual_tokens: int | None = setting(
         None,
         METHOD,
-        lambda: f"Prefix length j. If not set, the paper's: {_by_task('num_virtual_tokens')}.",
+        lambda: f"Prefix length j. If not set: {_by_task('num_virtual_tokens')}.",
         ge=1,
         le=MOST_ROWS,
     )
@@ -205,7 +207,7 @@ class RunSettings(Settings):
         None,
         OPTIMISATION,
         lambda: (
-            f"Passes over the training set. If not set, the paper's: {_by_task('epochs')}; for your documents "
+            f"Passes over the training set. If not set: {_by_task('epochs')}; for your documents "
             f"{EPOCHS_OF_FEW}, or {EPOCHS_OF_MANY} if there are {MANY_DOCUMENTS:,} or more."
         ),
         ge=1,
