@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from prefixprop.attention import AttentionPattern, backends
-from prefixprop.attention.dropout import attend_with_dropout, draw_kept
 from prefixprop.attention.prefix import PrefixedKeys
+from prefixprop.attention.sliding_window import attend_with_dropout, draw_kept
 
 from one_layer import attention
 from tiny import with_triton

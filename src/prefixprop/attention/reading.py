@@ -20,10 +20,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from prefixprop.attention.backends import Backend
-from prefixprop.attention.dropout import dropout_weights, wide
 from prefixprop.attention.pattern import AttentionPattern
 from prefixprop.attention.prefix import PrefixedKeys
-from prefixprop.attention.sliding_window import KeyValue, attend_to_states, is_plain, split_heads
+from prefixprop.attention.sliding_window import (
+    KeyValue,
+    attend_to_states,
+    dropout_weights,
+    is_plain,
+    split_heads,
+    wide,
+)
 
 _FUSED = torch.ops.aten
 LONGEST = 128  # virtual tokens of a prefix that the kernels read with

@@ -12,10 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from prefixprop.attention.dropout import wide
 from prefixprop.attention.pattern import AttentionPattern
 from prefixprop.attention.prefix import FusedPart, PrefixedKeys, PrefixPart, outside_softmax
-from prefixprop.attention.sliding_window import attend_to_all, local_rows
+from prefixprop.attention.sliding_window import attend_to_all, local_rows, wide
 
 Angles = tuple[Tensor, Tensor]  # cosines and sines, [batch or 1, length, head size] each
 
