@@ -18,9 +18,8 @@ from torch import Tensor, nn
 
 from prefixprop.backbones import Backbone, find_backbone
 from prefixprop.config import PrefixConfig
-from prefixprop.tuners.layer import PrefixLayer
+from prefixprop.tuners.layer import PrefixLayer, is_read_only
 from prefixprop.tuners.mixed_batch import MixedBatch
-from prefixprop.tuners.reading import is_read_only
 
 # Name of that module. It must not contain a method's peft prefix: deleting an adapter skips such names.
 LAYER_NAME = "prefixes"

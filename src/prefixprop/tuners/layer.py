@@ -115,6 +115,11 @@ class MixedPrefix:
         return self.values[index]
 
 
+def is_read_only(config: Any) -> bool:
+    """Whether the prefix reads the text and is not read by it."""
+    return getattr(config, "read_only", False)  # only prefix-propagation has it
+
+
 class PrefixAdapter(NamedTuple):
     """What a forward pass needs of an adapter, or of several that a batch mixes."""
 

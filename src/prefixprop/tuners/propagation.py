@@ -18,8 +18,8 @@ from torch import Tensor
 from prefixprop.attention.patch import has_output_hooks, replace_forward
 from prefixprop.config import PrefixConfig, PrefixPeftType
 from prefixprop.tuners.base import PrefixTuner
-from prefixprop.tuners.layer import PrefixAdapter, PrefixLayer
-from prefixprop.tuners.reading import is_read_only, reading_forward
+from prefixprop.tuners.layer import PrefixAdapter, PrefixLayer, is_read_only
+from prefixprop.tuners.reading import reading_forward
 
 
 class PropagationLayer(PrefixLayer):

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from prefixprop.attention.patch import without_compiler
 from prefixprop.attention.pattern import AttentionPattern
 from prefixprop.backbones.base import Backbone, Text
-from prefixprop.tuners.layer import PrefixLayer
+from prefixprop.tuners.layer import PrefixLayer, is_read_only
 
 
 class PrefixRows(Protocol):
@@ -94,10 +94,6 @@ def reading_forward(
         parts["pooler_output"] = backbone.module.pooler(first)
     output = type(output)(**parts)
     return output if (backbone.config.return_dict if as_asked is None else as_asked) else output.to_tuple()
-
-
-def is_read_only(config: Any) -> bool:
-    return getattr(config, "read_only", False)  # only prefix-propagation has it
 
 
 @contextmanager
