@@ -14,7 +14,7 @@ import pytest
 from command_line import call, wait_until
 from prefixprop.sweep import LocalEngine, read_plan, run_sweep
 from prefixprop.train import RunDirectory, train
-from prefixprop.train.checkpoints import list_checkpoints
+from prefixprop.train.recovery import list_checkpoints
 
 from tiny_training import comparable, write_plan
 

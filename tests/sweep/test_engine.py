@@ -11,7 +11,7 @@ import pytest
 
 from prefixprop.sweep import Job, LocalEngine, read_plan, run_job, run_sweep
 from prefixprop.train import RunDirectory, train
-from prefixprop.train.checkpoints import list_checkpoints
+from prefixprop.train.recovery import list_checkpoints
 
 from tiny_training import comparable, write_plan
 

@@ -18,7 +18,7 @@ from prefixprop.runs.directory import claim
 from prefixprop.sweep import Job, RayEngine, SweepState, read_plan, run_sweep
 from prefixprop.sweep import engine as engines
 from prefixprop.train import RunDirectory, train
-from prefixprop.train.checkpoints import list_checkpoints
+from prefixprop.train.recovery import list_checkpoints
 
 from tiny_training import comparable, write_plan
 

@@ -18,7 +18,7 @@ from prefixprop.backbones import find_backbone
 from prefixprop.progress import Progress
 from prefixprop.train import RunSettings, TrainingError, readers
 from prefixprop.train.bank_trainer import BankTrainer, ReaderAdamW, ReaderPlan
-from prefixprop.train.checkpoints import trusted_checkpoint
+from prefixprop.train.recovery import trusted_checkpoint
 from prefixprop.train.text_states import TextStates
 from prefixprop.train.trainer import share_of_peak
 from prefixprop.tuners.reader_bank import ReaderBank, new_reader

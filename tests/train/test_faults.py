@@ -19,8 +19,8 @@ from safetensors import SafetensorError
 from transformers import Trainer
 
 from prefixprop.runs.directory import start
-from prefixprop.train import RunDirectory, RunSettings, TrainingError, checkpoints, plan, train
-from prefixprop.train.checkpoints import list_checkpoints
+from prefixprop.train import RunDirectory, RunSettings, TrainingError, plan, recovery, train
+from prefixprop.train.recovery import list_checkpoints
 
 from tiny_training import Notes, comparable, tiny_settings
 
@@ -34,7 +34,7 @@ def files_of(folder: Path) -> dict[Path, bytes]:
 
 def test_a_full_disk_at_a_checkpoint_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings, run_dir = tiny_settings(tmp_path), tmp_path / "run"
-    written = checkpoints.save_file
+    written = recovery.save_file
 
     def full_after_the_first(tensors: dict[str, torch.Tensor], path: Path) -> None:
         if list_checkpoints(run_dir / "checkpoints"):
@@ -43,7 +43,7 @@ def test_a_full_disk_at_a_checkpoint_loses_nothing(tmp_path: Path, monkeypatch: 
         written(tensors, path)
 
     with monkeypatch.context() as patched:
-        patched.setattr(checkpoints, "save_file", full_after_the_first)
+        patched.setattr(recovery, "save_file", full_after_the_first)
         with pytest.raises(TrainingError, match=r"checkpoint of step 6 cannot be written .*No space left.*--resume"):
             train(settings, run_dir)
     assert [path.name for path in list_checkpoints(run_dir / "checkpoints")] == ["step-00000003"]

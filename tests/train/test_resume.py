@@ -15,7 +15,7 @@ from transformers import TrainerCallback
 
 from prefixprop.runs.directory import LOCK
 from prefixprop.train import RunDirectory, RunResult, RunSettings, train
-from prefixprop.train.checkpoints import list_checkpoints
+from prefixprop.train.recovery import list_checkpoints
 
 from killed_runs import KillAt, assert_same_end, killed
 from tiny_training import Notes, tiny_settings

@@ -17,7 +17,7 @@ from transformers import TrainerCallback
 
 from prefixprop.processes import handling_signals, interrupt
 from prefixprop.train import RunResult, RunSettings, single_run, train, trained_alpha
-from prefixprop.train.checkpoints import list_checkpoints, read_checkpoint
+from prefixprop.train.recovery import list_checkpoints, read_checkpoint
 from prefixprop.train.trainer import GracefulStop
 
 from killed_runs import KillAt, assert_same_end, killed

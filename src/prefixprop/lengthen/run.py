@@ -24,9 +24,8 @@ from prefixprop.models.gpu import without_cudnn
 from prefixprop.processes import process_count
 from prefixprop.progress import Progress
 from prefixprop.runs.directory import LOCK, claim
-from prefixprop.train.checkpoints import trusted_checkpoint
-from prefixprop.train.errors import explained_memory_errors, training_remedy
 from prefixprop.train.plan import use_bf16
+from prefixprop.train.recovery import explained_memory_errors, training_remedy, trusted_checkpoint
 from prefixprop.train.run import describe_environment
 
 RECORD, CHECKPOINTS = "lengthen.json", "checkpoints"

@@ -22,13 +22,13 @@ from prefixprop.lengthen.encoder import WEIGHTS, LongEncoder, Objective
 from prefixprop.lengthen.settings import LengthenSettings
 from prefixprop.lengthen.text import Ids, PackedRows, TrainingText, cut, mask, pieces
 from prefixprop.progress import Progress
-from prefixprop.train.checkpoints import (
+from prefixprop.train.recovery import (
     TRAINER_STATE,
     Snapshot,
+    TrainingError,
     read_checkpoint,
     write_checkpoint,
 )
-from prefixprop.train.errors import TrainingError
 from prefixprop.train.trainer import send_to_host
 
 EVALUATIONS = 10  # of the held-out text, besides the one before training

@@ -4,8 +4,8 @@ from prefixprop.runs.directory import RunDirectory
 from prefixprop.settings.declaration import SettingsError
 from prefixprop.settings.resolve import check_settings, override, read_settings, settings_to_yaml
 from prefixprop.settings.run_settings import RunSettings
-from prefixprop.train.errors import TrainingError
 from prefixprop.train.plan import RunPlan, plan
+from prefixprop.train.recovery import TrainingError
 from prefixprop.train.run import RunResult, train, train_label_columns
 from prefixprop.train.trainer import AlphaLogger, log_alpha, trained_alpha
 

@@ -18,16 +18,17 @@ from prefixprop.attention.backends import why_not
 from prefixprop.models.gpu import CudaGraph, can_use_cuda_graphs
 from prefixprop.progress import Progress
 from prefixprop.settings.run_settings import RunSettings
-from prefixprop.train.checkpoints import (
+from prefixprop.train.kinds import label_losses
+from prefixprop.train.recovery import (
     TRAINER_STATE,
     Snapshot,
+    TrainingError,
     generator_states,
+    is_out_of_memory,
     read_checkpoint,
     restore_generators,
     write_checkpoint,
 )
-from prefixprop.train.errors import TrainingError, is_out_of_memory
-from prefixprop.train.kinds import label_losses
 from prefixprop.train.text_states import TextStates
 from prefixprop.train.trainer import LengthGroupedOrder, share_of_peak
 from prefixprop.tuners.reader_bank import ReaderBank

@@ -43,10 +43,10 @@ from prefixprop.models.gpu import without_cudnn
 from prefixprop.progress import Progress
 from prefixprop.runs.directory import RunDirectory
 from prefixprop.settings.methods import MIX_FILE
-from prefixprop.train.errors import TrainingError, building_remedy, explained_memory_errors
 from prefixprop.train.kinds import kind_of
 from prefixprop.train.plan import RunPlan, Trained
 from prefixprop.train.readers import Array, Judged, Readers
+from prefixprop.train.recovery import TrainingError, building_remedy, explained_memory_errors
 from prefixprop.train.trainer import GracefulStop, write_history
 from prefixprop.tuners.counting import ParameterCount
 from prefixprop.tuners.reader_bank import save_adapters

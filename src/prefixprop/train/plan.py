@@ -23,8 +23,8 @@ from prefixprop.settings.declaration import SettingsError
 from prefixprop.settings.methods import HEAD, MODEL
 from prefixprop.settings.resolve import check_settings, documents_at_once, resolve, unused_notes, with_method
 from prefixprop.settings.run_settings import RunSettings
-from prefixprop.train.errors import building_remedy, explained_memory_errors
 from prefixprop.train.kinds import RunData, kind_of
+from prefixprop.train.recovery import building_remedy, explained_memory_errors
 from prefixprop.tuners.counting import ParameterCount, count_parameters
 
 FEW_STEPS = 10

@@ -24,9 +24,9 @@ from prefixprop.models.gpu import default_batch_tokens, hold_frozen_in_bfloat16
 from prefixprop.progress import Progress
 from prefixprop.runs.directory import RunDirectory, discard_replaced
 from prefixprop.train.bank_trainer import BankTrainer, ReaderPlan
-from prefixprop.train.checkpoints import trusted_checkpoint
 from prefixprop.train.kinds import class_weights, pad_token
 from prefixprop.train.plan import RunPlan, use_bf16
+from prefixprop.train.recovery import trusted_checkpoint
 from prefixprop.train.text_states import TextStates
 from prefixprop.train.trainer import GracefulStop, write_history
 from prefixprop.tuners.reader_bank import ReaderBank, ReaderWeights, embedded_cls, new_reader

@@ -47,11 +47,11 @@ from prefixprop.runs.directory import (
 from prefixprop.settings.declaration import SettingsError
 from prefixprop.settings.resolve import resolve
 from prefixprop.settings.run_settings import RunSettings
-from prefixprop.train.errors import TrainingError
 from prefixprop.train.mixed_run import train_mix
 from prefixprop.train.model_card import model_card
 from prefixprop.train.plan import RunPlan, Trained, plan
 from prefixprop.train.readers import computing_device
+from prefixprop.train.recovery import TrainingError
 from prefixprop.train.single_run import train_single, training_arguments
 
 

@@ -26,16 +26,16 @@ from prefixprop.runs.directory import RunDirectory, discard_replaced
 from prefixprop.settings.methods import ADAPTER, HEAD, HEAD_FILE, MODEL
 from prefixprop.settings.resolve import documents_at_once, settings_to_yaml
 from prefixprop.settings.run_settings import RunSettings
-from prefixprop.train.checkpoints import trusted_checkpoint
-from prefixprop.train.errors import (
+from prefixprop.train.kinds import kind_of
+from prefixprop.train.plan import RunPlan, Trained, use_bf16
+from prefixprop.train.recovery import (
     TrainingError,
     building_remedy,
     explained_memory_errors,
     is_out_of_memory,
     training_remedy,
+    trusted_checkpoint,
 )
-from prefixprop.train.kinds import kind_of
-from prefixprop.train.plan import RunPlan, Trained, use_bf16
 from prefixprop.train.trainer import RunTrainer, ends_epoch, trained_tensors, write_history
 
 

@@ -32,16 +32,16 @@ from prefixprop.models.gpu import CudaGraph, StaticGradients, can_use_cuda_graph
 from prefixprop.progress import Progress
 from prefixprop.runs.directory import RunDirectory
 from prefixprop.settings.run_settings import RunSettings
-from prefixprop.train.checkpoints import (
+from prefixprop.train.kinds import EvaluationSplit, RunData
+from prefixprop.train.recovery import (
     TRAINER_STATE,
     Snapshot,
+    TrainingError,
     generator_states,
     read_checkpoint,
     restore_generators,
     write_checkpoint,
 )
-from prefixprop.train.errors import TrainingError
-from prefixprop.train.kinds import EvaluationSplit, RunData
 from prefixprop.tuners.layer import PrefixLayer
 
 # Documents are sorted by their length times a random factor, e^(0.15 z) with z normal. Sorted by length alone, a
@@ -87,7 +87,7 @@ class LengthGroupedOrder(Sampler[int]):
 
 
 class RunTrainer(Trainer):
-    """Trains one run; checkpoints are those of `prefixprop.train.checkpoints`.
+    """Trains one run; checkpoints are those of `prefixprop.train.recovery`.
 
     Its own are how batches are drawn, a warm-up that does not begin at 0, a check of every loss, and checkpoints; the
     loop and the optimizer are the Trainer's. `RunCallback` in `prefixprop.train.single_run` is part of it: it

@@ -1,18 +1,20 @@
-"""Checkpoints that survive a killed process: complete or absent, checked before they are trusted, free of pickles.
+"""How a run that failed goes on: errors that say what to do, and checkpoints.
 
-A checkpoint is a folder `step-00000012` with everything that training needs to go on as if it had never stopped: the
-trained tensors by name (for a reparameterised prefix, its network), those of the best epoch so far, the optimizer,
-the schedule, the random generators of every process and the Trainer's own state. None refers to another.
-`manifest.json` has the checksum of every other file.
+A checkpoint survives a killed process: it is complete or absent, checked before it is trusted, and free of pickles.
+It is a folder `step-00000012` with everything that training needs to go on as if it had never stopped: the trained
+tensors by name (for a reparameterised prefix, its network), those of the best epoch so far, the optimizer, the
+schedule, the random generators of every process and the Trainer's own state. None refers to another. `manifest.json`
+has the checksum of every other file.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -25,12 +27,60 @@ from torch import Tensor
 
 from prefixprop.atomic_files import MANIFEST, checksums, mismatch, replacing_folder
 from prefixprop.progress import Progress
-from prefixprop.train.errors import TrainingError
+from prefixprop.settings.run_settings import RunSettings, flag_of
 
 TENSORS, STATE, TRAINER_STATE = _FILES = ("tensors.safetensors", "state.json", "trainer_state.json")
 _FOLDER = re.compile(r"step-(\d+)")
 # Two, so that there is one to go back to where the latest is damaged.
 _LATEST_KEPT = 2
+
+
+# --- errors, in words for people: the command line prints these without a traceback ---------------------------------
+
+
+class TrainingError(RuntimeError):
+    """A run that cannot go on, with what to do about it."""
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    # PyTorch raises a plain RuntimeError where the CPU's memory is used up.
+    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
+
+
+@contextlib.contextmanager
+def explained_memory_errors(remedy: str) -> Iterator[None]:
+    """Turn "out of memory" into what can be changed about it."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        raise TrainingError(f"The device is out of memory{remedy}.") from error
+
+
+def building_remedy(settings: RunSettings) -> str:
+    """What can be changed where the model alone does not fit."""
+    sizes = [name for name in ("lora_rank", "num_virtual_tokens") if name in settings.method_row.options]
+    lower = "".join(f" or a {flag_of(name)} below {getattr(settings, name)}" for name in sizes)
+    return f" before training starts: choose a smaller --model{lower}"
+
+
+def training_remedy(settings: Any, at_once: int) -> str:
+    """What can be changed where a step of `at_once` documents does not fit; settings of `train` or `lengthen`."""
+    length, remedies = settings.max_length, []
+    if at_once > 1:
+        remedies.append(f"a --device-batch-size below {at_once} (the batch stays the same, by accumulation)")
+    if not settings.gradient_checkpointing:
+        remedies.append("--gradient-checkpointing")
+    # A shorter document is another experiment, so only the first two can go on from the checkpoints.
+    resumable = f"continue with --resume and {' or '.join(remedies)}, or " if remedies else ""
+    return (
+        f" (--device-batch-size {at_once}, --max-length {length}): {resumable}start again with a --max-length below "
+        f"{length}"
+    )
+
+
+# --- checkpoints ----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

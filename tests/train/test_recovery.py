@@ -1,4 +1,4 @@
-"""Checkpoints on their own."""
+"""Checkpoints on their own; how runs go on from them is in test_resume and test_faults."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from prefixprop.train import TrainingError
-from prefixprop.train.checkpoints import (
+from prefixprop.train.recovery import (
     Snapshot,
     generator_states,
     list_checkpoints,
