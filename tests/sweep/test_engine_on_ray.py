@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from prefixprop.processes import STOPPING
+from prefixprop.progress import STOPPING
 from prefixprop.runs.directory import claim
 from prefixprop.sweep import Job, RayEngine, SweepState, read_plan, run_sweep
 from prefixprop.sweep import engine as engines

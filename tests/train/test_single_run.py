@@ -15,7 +15,7 @@ import torch
 from peft import load_peft_weights
 from transformers import TrainerCallback
 
-from prefixprop.processes import handling_signals, interrupt
+from prefixprop.progress import handling_signals, interrupt
 from prefixprop.train import RunResult, RunSettings, single_run, train, trained_alpha
 from prefixprop.train.recovery import list_checkpoints, read_checkpoint
 from prefixprop.train.trainer import GracefulStop

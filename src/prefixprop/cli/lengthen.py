@@ -10,7 +10,7 @@ from rich.console import Console
 
 from prefixprop.cli.messages import RESUME, TerminalProgress, clean_errors
 from prefixprop.lengthen.settings import LengthenSettings
-from prefixprop.processes import handling_signals, is_main_process, process_count
+from prefixprop.progress import handling_signals, is_main_process, process_count
 
 
 def lengthen(

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from prefixprop.cli.messages import REPEAT, clean_errors, refuse
 from prefixprop.cli.predict import RayAddressOption
-from prefixprop.processes import handling_signals, interrupt
+from prefixprop.progress import handling_signals, interrupt
 
 if TYPE_CHECKING:
     from prefixprop.sweep import Cell, Engine, Outcome, SweepState

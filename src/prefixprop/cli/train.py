@@ -18,7 +18,7 @@ from rich.text import Text
 
 from prefixprop.choices import MOST_TEMPERATURE
 from prefixprop.cli.messages import RESUME, TerminalProgress, clean_errors, printable
-from prefixprop.processes import handling_signals, is_main_process, process_count
+from prefixprop.progress import handling_signals, is_main_process, process_count
 from prefixprop.runs.directory import RunDirectory
 from prefixprop.settings.resolve import check_settings, override, read_settings, refuse_unused, settings_to_yaml
 from prefixprop.settings.run_settings import RunSettings

@@ -48,7 +48,7 @@ from prefixprop.atomic_files import (
     write_json,
     write_text,
 )
-from prefixprop.processes import is_main_process
+from prefixprop.progress import is_main_process
 from prefixprop.settings.methods import METHODS
 from prefixprop.settings.resolve import override, read_settings, settings_to_yaml
 from prefixprop.settings.run_settings import SETTINGS, RunSettings

@@ -20,8 +20,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from prefixprop.processes import SECONDS_TO_STOP, STOPPING, handling_signals
-from prefixprop.progress import PrintedProgress
+from prefixprop.progress import SECONDS_TO_STOP, STOPPING, PrintedProgress, handling_signals
 from prefixprop.ray_connection import connect, disconnect, live_nodes
 from prefixprop.runs.directory import FolderInUse, RunDirectory, wait_until_free
 from prefixprop.settings.run_settings import RunSettings

@@ -17,8 +17,7 @@ from prefixprop.backbones import family_in
 from prefixprop.data import ClassificationTask, Task, fingerprint, load_data, select_documents
 from prefixprop.evaluate import PredictionSet, Temperature
 from prefixprop.models.base_model import BaseModel, load_base_model
-from prefixprop.processes import process_count
-from prefixprop.progress import Progress
+from prefixprop.progress import Progress, process_count
 from prefixprop.settings.declaration import SettingsError
 from prefixprop.settings.methods import HEAD, MODEL
 from prefixprop.settings.resolve import check_settings, documents_at_once, resolve, unused_notes, with_method

@@ -31,8 +31,7 @@ from prefixprop import __version__
 from prefixprop.atomic_files import clear_leftovers, replacing_folder, write_json, write_text
 from prefixprop.data import ClassificationTask, fingerprint, load_data
 from prefixprop.evaluate import measure_trust, never_predicted, write_predictions
-from prefixprop.processes import is_main_process, process_count
-from prefixprop.progress import Progress
+from prefixprop.progress import Progress, is_main_process, process_count
 from prefixprop.runs.directory import (
     DOCUMENTS,
     FINISHED,

@@ -20,8 +20,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from prefixprop.atomic_files import write_text
 from prefixprop.evaluate import decide, fit_temperature
 from prefixprop.models.gpu import hold_frozen_in_bfloat16, without_cudnn
-from prefixprop.processes import process_count
-from prefixprop.progress import Progress
+from prefixprop.progress import Progress, process_count
 from prefixprop.runs.directory import RunDirectory, discard_replaced
 from prefixprop.settings.methods import ADAPTER, HEAD, HEAD_FILE, MODEL
 from prefixprop.settings.resolve import documents_at_once, settings_to_yaml
