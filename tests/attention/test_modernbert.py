@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from prefixprop import attention
-from prefixprop.attention.rope import rotary_attention
+from prefixprop.attention.modernbert import rotary_attention
 
 from one_layer import assert_same_states, states_and_gradients
 from tiny import adapt, batch, both_methods, tiny_model

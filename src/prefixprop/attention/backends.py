@@ -75,9 +75,9 @@ def choose(name: str | None, device: torch.device) -> Backend:
 
 @cache
 def _plain() -> Backend:
-    from prefixprop.attention import rope, sliding_window
+    from prefixprop.attention import modernbert, sliding_window
 
-    return Backend(sliding_window.longformer_self_attention, rope.rotary_attention, rope.geglu)
+    return Backend(sliding_window.longformer_self_attention, modernbert.rotary_attention, modernbert.geglu)
 
 
 @cache

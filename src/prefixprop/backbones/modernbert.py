@@ -17,11 +17,10 @@ from torch import Tensor, nn
 from transformers.masking_utils import create_bidirectional_mask, create_bidirectional_sliding_window_mask
 from transformers.models.modernbert.modeling_modernbert import apply_rotary_pos_emb
 
-from prefixprop.attention.modernbert import ARGUMENTS, ModernBertPatch, is_fast_with
+from prefixprop.attention.modernbert import ARGUMENTS, ModernBertPatch, geglu, is_fast_with
 from prefixprop.attention.patch import Undo, replace_forward
 from prefixprop.attention.prefix import NO_PREFIX, PrefixedKeys, PrefixSource, with_prefix
 from prefixprop.attention.reading import LONGEST, read_keys
-from prefixprop.attention.rope import geglu
 from prefixprop.backbones.base import Backbone, Text, without_prefix
 from prefixprop.backbones.dense_attention import (
     attend,

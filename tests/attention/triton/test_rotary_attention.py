@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from prefixprop import attention
-from prefixprop.attention import AttentionPattern, rope
+from prefixprop.attention import AttentionPattern, modernbert
 from prefixprop.attention.prefix import FusedPart, PrefixedKeys
 from prefixprop.kernels import Exponential, Kernel, Linear, Polynomial, RadialBasis
 from prefixprop.tuners.kernel import PrefixAttention
@@ -118,7 +118,7 @@ def results(
 @given(data=st.data())
 def test_same_numbers(full: bool, data: st.DataObject) -> None:
     case = data.draw(cases(full=full))
-    assert_close(results(case, triton_backend), results(case, rope, torch.float64))
+    assert_close(results(case, triton_backend), results(case, modernbert, torch.float64))
 
 
 def packed_one_by_one(
@@ -154,7 +154,7 @@ def dense_attention(flash_attention: None, monkeypatch: pytest.MonkeyPatch) -> N
 @settings(max_examples=12)
 @given(case=cases(full=True))
 def test_all_rows_of_packed_documents(case: Case) -> None:
-    assert_close(results(case, triton_backend), results(case, rope, torch.float64))
+    assert_close(results(case, triton_backend), results(case, modernbert, torch.float64))
 
 
 SPLIT = Case(21, 4, 2, 16, [[True] * 21, [True] * 13 + [False] * 8], 5, True, 0, True, seed=1)
@@ -166,7 +166,7 @@ SPLIT = Case(21, 4, 2, 16, [[True] * 21, [True] * 13 + [False] * 8], 5, True, 0,
 def test_prefix_outside_the_softmax(reach: int | None, prefix: int) -> None:
     """Eq. 3, of prefix rows and of prefix keys."""
     case = SPLIT._replace(reach=reach, prefix=prefix, front=0 if prefix else 5, outside=not prefix)
-    exact = results(case, rope, torch.float64, kernel_attention)
+    exact = results(case, modernbert, torch.float64, kernel_attention)
     assert_close(results(case, triton_backend, part=kernel_attention), exact)
 
 
@@ -175,7 +175,7 @@ def test_prefix_outside_the_softmax(reach: int | None, prefix: int) -> None:
 def test_documents_of_one_length(front: int, outside: bool, prefix: int) -> None:
     case = SPLIT._replace(reach=None, front=front, outside=outside, prefix=prefix, real=[[True] * 21] * 2)
     part = kernel_attention if outside else None
-    assert_close(results(case, triton_backend, part=part), results(case, rope, torch.float64, part))
+    assert_close(results(case, triton_backend, part=part), results(case, modernbert, torch.float64, part))
 
 
 @pytest.mark.parametrize("has_mask", [True, False])
@@ -218,13 +218,13 @@ def test_kernels_that_the_backend_knows(
     shape = {"fixed": (0,), "head": (1, 2), "query": (1, 2, 16)}[mode]
     part = PrefixAttention(kernel, mode, 0.7, 2, 16, torch.nn.Parameter(torch.rand(shape)))
     found = results(case, triton_backend, part=part, fused=part.fused(0))
-    assert_close(found, results(case, rope, torch.float64, part.double()))
+    assert_close(found, results(case, modernbert, torch.float64, part.double()))
 
 
 def test_half_precision_is_no_worse_than_the_plain_backend() -> None:
     case = SPLIT._replace(outside=False, size=32)
-    exact = results(case, rope, torch.float64)
-    ours, plain = (results(case, backend, torch.float16) for backend in (triton_backend, rope))
+    exact = results(case, modernbert, torch.float64)
+    ours, plain = (results(case, backend, torch.float16) for backend in (triton_backend, modernbert))
     for name in exact:
         assert ours[name].dtype == torch.float16
         assert (ours[name] - exact[name]).norm() <= 1.2 * (plain[name] - exact[name]).norm()

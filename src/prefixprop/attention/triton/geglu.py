@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor, nn
 from transformers.activations import GELUActivation
 
-from prefixprop.attention import rope
+from prefixprop.attention import modernbert
 from prefixprop.attention.backends import INTERPRETED
 from prefixprop.attention.patch import has_hooks
 from prefixprop.attention.triton.residual_norm import sum_and_norm
@@ -25,11 +25,11 @@ HALF_ROOT, DENSITY = tl.constexpr(0.7071067811865476), tl.constexpr(0.3989422804
 
 
 def geglu(layer: Any, states: Tensor, attended: Tensor) -> Tensor:
-    """As the function of this name in `prefixprop.attention.rope`."""
+    """As the function of this name in `prefixprop.attention.modernbert`."""
     norm, mlp = layer.mlp_norm, layer.mlp
     parts = (mlp, mlp.act, norm)
     if type(mlp.act) is not GELUActivation or type(norm) is not nn.LayerNorm or any(map(has_hooks, parts)):
-        return rope.geglu(layer, states, attended)
+        return modernbert.geglu(layer, states, attended)
     states, normed = sum_and_norm(attended, states, norm)
     both = mlp.Wi(normed).contiguous()
     return states + mlp.Wo(mlp.drop(run(_Geglu, both)))

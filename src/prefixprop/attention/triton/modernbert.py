@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 from transformers.activations import GELUActivation
 
+from prefixprop.attention.modernbert import Angles
 from prefixprop.attention.patch import has_hooks
 from prefixprop.attention.pattern import AttentionPattern
 from prefixprop.attention.prefix import LayerPrefix, as_rows
-from prefixprop.attention.rope import Angles
 from prefixprop.attention.triton.block import (
     Block,
     BlockInputs,

@@ -17,8 +17,8 @@ import triton.language as tl
 from torch import Tensor
 
 from prefixprop.attention.backends import INTERPRETED
+from prefixprop.attention.modernbert import Angles
 from prefixprop.attention.pattern import AttentionPattern
-from prefixprop.attention.rope import Angles
 from prefixprop.attention.triton.attention_backward import receive
 from prefixprop.attention.triton.attention_forward import finish_rows, start_rows
 from prefixprop.attention.triton.launch_attention import DevicePattern, Shape, factors, precision

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from prefixprop.attention.backends import INTERPRETED
-from prefixprop.attention.rope import Angles
+from prefixprop.attention.modernbert import Angles
 from prefixprop.attention.triton.triton_kernel import Gradients, TritonKernel
 
 

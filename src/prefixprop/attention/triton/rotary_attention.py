@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from prefixprop.attention.modernbert import Angles
 from prefixprop.attention.pattern import AttentionPattern
 from prefixprop.attention.prefix import FusedPart, LayerPrefix, PrefixedKeys, PrefixPart, as_rows, outside_softmax
-from prefixprop.attention.rope import Angles
 from prefixprop.attention.sliding_window import attend_to_all
 from prefixprop.attention.triton.block import Attention
 from prefixprop.attention.triton.launch_attention import Setting
@@ -70,7 +70,7 @@ def rotary_attention(
     fused_part: FusedPart | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
-    """As the function of this name in `prefixprop.attention.rope`."""
+    """As the function of this name in `prefixprop.attention.modernbert`."""
     projected = projected.contiguous()
     has_flash = reach is None and has_flash_attention(projected, heads, dropout)
     if has_flash and prefix_part is None:
