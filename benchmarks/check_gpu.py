@@ -112,7 +112,7 @@ def check_no_sync(model: Any) -> str | None:
 
 def compiled_kernels() -> int:
     from prefixprop.attention.triton import geglu, launch_attention, lora, prefix_part, residual_norm, rope
-    from prefixprop.attention.triton.triton_kernel import TritonKernel
+    from prefixprop.attention.triton.shared import TritonKernel
 
     modules = (launch_attention, residual_norm, prefix_part, lora, rope, geglu)
     found = [value for module in modules for value in vars(module).values() if isinstance(value, TritonKernel)]

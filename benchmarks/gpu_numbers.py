@@ -300,7 +300,7 @@ def compare_readers(family: str, dtype: torch.dtype) -> dict[str, dict[str, floa
 def compare_dropped(dtype: torch.dtype) -> dict[str, dict[str, float]]:
     """The kernels of LoRA's side path under dropout, beside PyTorch with the same masks."""
     from prefixprop.attention.triton import lora
-    from prefixprop.attention.triton.tiles import draw_dropout_seeds, levels
+    from prefixprop.attention.triton.shared import draw_dropout_seeds, levels
 
     count, pieces, rank, width, dropout = 3001, 3, 16, 768, 0.1
     rows, down = (

@@ -133,7 +133,7 @@ def attention_alone(options: Any) -> dict[str, Run]:
     from prefixprop.attention import AttentionPattern
     from prefixprop.attention.triton.block import Attention
     from prefixprop.attention.triton.launch_attention import Setting
-    from prefixprop.attention.triton.triton_kernel import run
+    from prefixprop.attention.triton.shared import run
 
     heads, reach, qkv = projections(options)
     is_masked = torch.zeros(options.batch, options.length, dtype=torch.bool, device=DEVICE)

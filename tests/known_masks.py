@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from torch import Tensor, nn
 
-from prefixprop.attention.triton.tiles import levels
+from prefixprop.attention.triton.shared import levels
 
 
 def recorded_seeds(monkeypatch: pytest.MonkeyPatch, *modules: Any) -> list[list[Tensor]]:

@@ -7,7 +7,7 @@ import triton.language as tl
 from torch import Tensor
 
 from prefixprop.attention.backends import INTERPRETED
-from prefixprop.attention.triton.triton_kernel import TritonKernel
+from prefixprop.attention.triton.shared import TritonKernel
 
 BLOCK = 16 if INTERPRETED else 1024
 

@@ -24,7 +24,7 @@ from triton.compiler import compile as compile_source
 from prefixprop import PrefixPropagationConfig, PrefixTuningConfig, attention
 from prefixprop.attention import backends
 from prefixprop.attention.triton import rotary_attention
-from prefixprop.attention.triton.triton_kernel import TritonKernel
+from prefixprop.attention.triton.shared import TritonKernel
 
 TYPES = {
     torch.bfloat16: "bf16",

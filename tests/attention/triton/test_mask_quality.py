@@ -12,7 +12,7 @@ pytest.importorskip("triton")
 import triton
 import triton.language as tl
 
-from prefixprop.attention.triton.tiles import draw_dropout_seeds, is_kept, levels
+from prefixprop.attention.triton.shared import draw_dropout_seeds, is_kept, levels
 
 SIDE = 256
 

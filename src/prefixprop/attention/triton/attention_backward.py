@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from prefixprop.attention.triton.tiles import (
+from prefixprop.attention.triton.shared import (
     ALWAYS_VISIBLE,
     FACTS,
     FIRST,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from prefixprop.attention.triton.tiles import (
+from prefixprop.attention.triton.shared import (
     ALWAYS_VISIBLE,
     FACTS,
     FIRST,
@@ -31,7 +31,7 @@ def start_rows(
     q, gradients, outputs, lse, delta, row, is_row, keeps_delta,
     WIDTH: tl.constexpr, SIZE: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr, BACKWARD: tl.constexpr,
 ):  # fmt: skip
-    """The upstream gradient of rows, and what they carry from tile to tile (see tiles)."""
+    """The upstream gradient of rows, and what they carry from tile to tile (see shared)."""
     if BACKWARD:
         gradient = load_rows(gradients, row, is_row, WIDTH, SIZE, BLOCK_D)
         output = load_rows(outputs, row, is_row, WIDTH, SIZE, BLOCK_D)

@@ -30,8 +30,7 @@ from prefixprop.attention.triton.launch_attention import AttentionGradients, Att
 from prefixprop.attention.triton.lora import Piece, SidePath, add_side, side_gradients
 from prefixprop.attention.triton.prefix_part import add_gradients, add_part
 from prefixprop.attention.triton.residual_norm import ResidualNorm
-from prefixprop.attention.triton.tiles import GLOBAL, draw_dropout_seeds
-from prefixprop.attention.triton.triton_kernel import Gradients, run
+from prefixprop.attention.triton.shared import GLOBAL, Gradients, draw_dropout_seeds, run
 
 Join = Callable[[str, list[Tensor]], Tensor]
 _VALUES, _TYPE, _VERSION = methodcaller("values"), attrgetter("dtype", "requires_grad"), attrgetter("_version")
@@ -49,7 +48,7 @@ class KeptAttention(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """The middle of a block; or an operation on projections (see `tiles`)."""
+    """The middle of a block; or an operation on projections (see `shared`)."""
 
     setting: Setting
     part: FusedPart | None = None  # attention to the prefix outside the softmax (Eq. 3)

@@ -19,7 +19,7 @@ from prefixprop.attention import modernbert
 from prefixprop.attention.backends import INTERPRETED
 from prefixprop.attention.patch import has_hooks
 from prefixprop.attention.triton.residual_norm import sum_and_norm
-from prefixprop.attention.triton.triton_kernel import Gradients, TritonKernel, run
+from prefixprop.attention.triton.shared import Gradients, TritonKernel, run
 
 HALF_ROOT, DENSITY = tl.constexpr(0.7071067811865476), tl.constexpr(0.3989422804014327)  # 1/√2 and 1/√(2π)
 

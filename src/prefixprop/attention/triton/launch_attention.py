@@ -15,7 +15,7 @@ from torch import Tensor
 from prefixprop.attention.backends import INTERPRETED
 from prefixprop.attention.pattern import ALL_ROWS, AttentionPattern
 from prefixprop.attention.triton import attention_backward, attention_forward
-from prefixprop.attention.triton.tiles import (
+from prefixprop.attention.triton.shared import (
     ALWAYS_VISIBLE,
     FACTS,
     FIRST,
@@ -25,10 +25,10 @@ from prefixprop.attention.triton.tiles import (
     LOCAL,
     MASKED,
     TOKENS,
+    TritonKernel,
     draw_dropout_seeds,
     levels,
 )
-from prefixprop.attention.triton.triton_kernel import TritonKernel
 
 SHARES = 8  # programs that share an example's global rows where these are projected
 # Programs that share the global rows, or the always visible keys, of an example's head: as many as keep a GPU busy
@@ -42,7 +42,7 @@ class DevicePattern(NamedTuple):
     `tokens` [batch, length + 1] lists each example's global tokens at its front; [batch, 0] if there are none.
     `always_visible_keys` are the keys that every local row sees, as indices into the rows of all examples: first the
     prefix keys, which are extra rows behind all tokens (Eq. 2), then the global tokens. `facts` [batch, 5] are counts
-    and bounds, in the order that tiles.py names.
+    and bounds, in the order that shared.py names.
     """
 
     kind: Tensor  # [batch, length]: LOCAL, GLOBAL or MASKED
@@ -120,7 +120,7 @@ class Setting(NamedTuple):
 
 
 class AttentionInputs(NamedTuple):
-    """Projections (see `tiles`), and what attention is computed with besides.
+    """Projections (see `shared`), and what attention is computed with besides.
 
     Without `kv_global`, global rows see the keys and values that all rows see.
     """

@@ -43,8 +43,7 @@ from prefixprop.attention.triton.launch_attention import (
 from prefixprop.attention.triton.lora import Piece, SidePath, fit_together, unwrap
 from prefixprop.attention.triton.prefix_part import can_fuse
 from prefixprop.attention.triton.residual_norm import residual_norm
-from prefixprop.attention.triton.tiles import GLOBAL
-from prefixprop.attention.triton.triton_kernel import run
+from prefixprop.attention.triton.shared import GLOBAL, run
 
 PROJECTIONS = ("query", "key", "value", "key_global", "value_global")
 QUERY_GLOBAL = 5  # the place of its LoRA: after the projections

@@ -19,8 +19,7 @@ from prefixprop.attention.backends import INTERPRETED
 from prefixprop.attention.batched_lora import BatchedLora, BatchedLoraForward, gather
 from prefixprop.attention.patch import has_hooks
 from prefixprop.attention.triton.launch_attention import precision
-from prefixprop.attention.triton.tiles import draw_dropout_seeds, is_kept, levels
-from prefixprop.attention.triton.triton_kernel import TritonKernel
+from prefixprop.attention.triton.shared import TritonKernel, draw_dropout_seeds, is_kept, levels
 
 STEP = 16  # ranks are padded to a multiple of this, as tensor cores need
 MOST_RANK = 128  # with dropout: a program holds all of it

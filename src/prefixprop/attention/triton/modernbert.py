@@ -36,7 +36,7 @@ from prefixprop.attention.triton.prefix_part import can_fuse
 from prefixprop.attention.triton.residual_norm import ResidualNorm
 from prefixprop.attention.triton.rope import Rope
 from prefixprop.attention.triton.rotary_attention import kernel_attention, rotary_attention
-from prefixprop.attention.triton.triton_kernel import Gradients, run
+from prefixprop.attention.triton.shared import Gradients, run
 
 # --- enter ---------------------------------------------------------------------------------------------------------
 
@@ -117,7 +117,7 @@ class Enter:
         return d_states, of_side
 
     def enter(self, states: Tensor, prefix: Tensor) -> tuple[Tensor, KeptEnter]:
-        """The input of the attention kernels (see `tiles`)."""
+        """The input of the attention kernels (see `shared`)."""
         assert self.rope is not None
         projected, kept = self.project(states)
         return self.rope.rotate(projected, prefix), kept

@@ -20,8 +20,16 @@ from prefixprop.attention.pattern import AttentionPattern
 from prefixprop.attention.prefix import FusedPart, LayerPrefix
 from prefixprop.attention.triton import launch_attention
 from prefixprop.attention.triton.launch_attention import AttentionGradients, AttentionInputs, Shape
-from prefixprop.attention.triton.tiles import GLOBAL, MASKED, UNSEEN, is_kept, load_rows, score, store_rows
-from prefixprop.attention.triton.triton_kernel import TritonKernel
+from prefixprop.attention.triton.shared import (
+    GLOBAL,
+    MASKED,
+    UNSEEN,
+    TritonKernel,
+    is_kept,
+    load_rows,
+    score,
+    store_rows,
+)
 
 # A program holds all prefix rows. Of a GPU's shared memory it takes at most SHARED bytes, plus SHARED_OVER_KEYS for
 # every byte of their keys; compiled for sm_90.

@@ -23,19 +23,21 @@ from prefixprop.attention.triton.attention_backward import receive
 from prefixprop.attention.triton.attention_forward import finish_rows, start_rows
 from prefixprop.attention.triton.launch_attention import DevicePattern, Shape, factors, precision
 from prefixprop.attention.triton.rope import Rope
-from prefixprop.attention.triton.tiles import (
+from prefixprop.attention.triton.shared import (
     FACTS,
     FIRST,
     LAST,
     UNSEEN,
+    Gradients,
+    TritonKernel,
     draw_dropout_seeds,
     load_rows,
+    run,
     score,
     store_rows,
     visit,
     visit_sequence,
 )
-from prefixprop.attention.triton.triton_kernel import Gradients, TritonKernel, run
 
 
 class KeptReading(NamedTuple):

@@ -11,8 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from prefixprop.attention.backends import INTERPRETED
-from prefixprop.attention.triton.tiles import draw_dropout_seeds, is_kept, levels
-from prefixprop.attention.triton.triton_kernel import Gradients, TritonKernel, run
+from prefixprop.attention.triton.shared import Gradients, TritonKernel, draw_dropout_seeds, is_kept, levels, run
 
 ROWS = 4  # of a program at a time
 PROGRAMS = 3 if INTERPRETED else 1024  # that share all rows where the norm is trained; each sums gradients

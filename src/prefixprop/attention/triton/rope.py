@@ -15,7 +15,7 @@ from torch import Tensor
 
 from prefixprop.attention.backends import INTERPRETED
 from prefixprop.attention.modernbert import Angles
-from prefixprop.attention.triton.triton_kernel import Gradients, TritonKernel
+from prefixprop.attention.triton.shared import Gradients, TritonKernel
 
 
 class Rope(NamedTuple):

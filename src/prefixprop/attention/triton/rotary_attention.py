@@ -21,8 +21,7 @@ from prefixprop.attention.triton.block import Attention
 from prefixprop.attention.triton.launch_attention import Setting
 from prefixprop.attention.triton.prefix_part import can_fuse
 from prefixprop.attention.triton.rope import Move, Rope
-from prefixprop.attention.triton.tiles import MASKED
-from prefixprop.attention.triton.triton_kernel import run
+from prefixprop.attention.triton.shared import MASKED, run
 
 try:
     from torch.nn.attention import varlen

@@ -1,4 +1,4 @@
-"""What kernels share: the layout of buffers, how a tile of rows visits the keys that it sees, and dropout.
+"""What kernels share: how they are launched, the layout of buffers, how a tile visits the keys it sees, and dropout.
 
 A layer's projections are in two buffers with one row per token: `qkv` [rows, 3, heads, size] holds query, key and
 value, and `kv_global` [rows, 2, heads, size] the key and value that global rows see. `qkv` also holds the query of a
@@ -15,12 +15,14 @@ Dropout's masks are computed from random seeds and not stored; backward computes
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+Gradients = tuple[Tensor | None, ...]
 LEVELS = 2**32  # of dropout's random numbers
 # Finite, so that a row that has seen nothing yet has no NaN; the first visible key outweighs what came before.
 UNSEEN = tl.constexpr(-1.0e30)
@@ -31,6 +33,74 @@ LOCAL, GLOBAL, MASKED = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 FIRST, LAST, TOKENS, ALWAYS_VISIBLE, LEADING, FACTS = (
     tl.constexpr(number) for number in range(6)
 )  # FACTS: their number
+
+
+# --- how kernels are launched, and how PyTorch differentiates steps that are made of them ---------------------------
+
+
+class TritonKernel:
+    """A Triton function with a faster launch: Triton's own takes longer than many kernels run.
+
+    Triton inspects every argument at every launch, because the value of a number may matter. Here it never does (see
+    `do_not_specialize`), so types, alignment and constants identify the compiled kernel, at any length.
+    """
+
+    def __init__(self, function: Any) -> None:
+        self.function = function
+        self._compiled: dict[tuple, tuple[Any, tuple]] = {}
+
+    def __call__(
+        self, grid: tuple[int, ...], tensors: tuple[Tensor, ...], numbers: tuple[int | float, ...], **constants: Any
+    ) -> None:
+        """Constants are the constexpr parameters and Triton's launch options; all parameters come in this order."""
+        if not isinstance(self.function, triton.runtime.JITFunction):  # interpreted
+            self.function[grid](*tensors, *numbers, **constants)
+            return
+        key = (
+            tensors[0].device,
+            tuple(constants.values()),
+            *[(tensor.dtype, tensor.data_ptr() % 16) for tensor in tensors],
+        )
+        if (found := self._compiled.get(key)) is None:
+            compiled = self.function[grid](*tensors, *numbers, **constants)
+            in_order = tuple(constants[name] for name in self.function.arg_names if name in constants)
+            self._compiled[key] = compiled, in_order
+            return
+        compiled, in_order = found
+        compiled[(*grid, 1, 1)[:3]](*tensors, *numbers, *in_order)
+
+
+class _Operation(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, step: Any, *tensors: Tensor | None) -> Any:
+        output, kept = step.forward(*tensors, keeps=True)
+        ctx.step, ctx.kinds = step, [*map(type, kept)]
+        ctx.save_for_backward(*itertools.chain.from_iterable(kept))
+        ctx.set_materialize_grads(False)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> Gradients:
+        if all(gradient is None for gradient in gradients):  # not `count`, which compares tensors
+            return (None,) * len(ctx.needs_input_grad)
+        saved = iter(ctx.saved_tensors)
+        kept = [kind(*itertools.islice(saved, len(kind._fields))) for kind in ctx.kinds]
+        whole = [None if gradient is None else gradient.contiguous() for gradient in gradients]
+        return None, *ctx.step.backward(kept, ctx.needs_input_grad[1:], *whole)
+
+
+def run(step: Any, *tensors: Tensor | None) -> Any:
+    """The output of a step; through autograd only if something learns, which saves the host time.
+
+    A step has `forward(*tensors, keeps)`, which returns its output, and named tuples of tensors for backward if it
+    `keeps` any; and `backward(kept, needs, *gradients)`, which returns the gradients of `tensors`. Whatever needs no
+    gradient is a part of the step itself.
+    """
+    learns = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
+    return _Operation.apply(step, *tensors) if learns else step.forward(*tensors, keeps=False)[0]
+
+
+# --- what kernels call ----------------------------------------------------------------------------------------------
 
 
 @triton.jit
