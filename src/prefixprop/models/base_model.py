@@ -59,7 +59,7 @@ class BaseModel:
 
     def candidate_scorer(self, first_special_token: int, chunk_reduction: str) -> PreTrainedModel:
         """A model that scores the candidates of questions (WikiHop)."""
-        # It imports peft, after which the tuners are imported, and these need what is below.
+        # Late, because it imports peft. The tuners are imported with peft, and they need this file.
         from prefixprop.models.candidate_scoring import candidate_scorer
 
         if isinstance(self.source, EmbeddedModel):
