@@ -1,4 +1,4 @@
-"""Progress of long computations: notes, stages and bars, which process shows them, and signals that ask it to stop."""
+"""Progress of long computations: notes, stages and bars, which process shows them, and the signals to stop."""
 
 from __future__ import annotations
 
