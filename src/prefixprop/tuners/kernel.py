@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from prefixprop.attention.dropout import wide
 from prefixprop.attention.prefix import FusedPart
+from prefixprop.attention.sliding_window import wide
 from prefixprop.config import PrefixConfig
 from prefixprop.kernels import Exponential, Kernel, Linear, Polynomial, RadialBasis, build_kernel
 

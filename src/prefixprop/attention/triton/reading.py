@@ -49,7 +49,7 @@ class KeptReading(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A step (see `triton_kernel.run`) of queries, keys and values."""
+    """A step (see `shared.run`) of queries, keys and values."""
 
     heads: int
     length: int  # virtual tokens of a reader
