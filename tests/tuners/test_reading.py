@@ -103,6 +103,15 @@ def test_callers_positions_and_no_mask(family: str) -> None:
     assert_follows_equation(tiny_model(family), inputs, 3)
 
 
+@every_family
+def test_a_tuple_has_what_the_output_has(family: str) -> None:
+    model = tiny_model(family)
+    inputs = batch(model, LENGTHS) | {"output_hidden_states": True}
+    adapted = reader(model, 2)
+    output, (logits, states) = adapted(**inputs), adapted(**inputs, return_dict=False)
+    assert torch.equal(logits, output.logits) and all(map(torch.equal, states, output.hidden_states))
+
+
 # --- the text -------------------------------------------------------------------------------------------------------
 
 

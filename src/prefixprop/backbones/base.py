@@ -158,6 +158,10 @@ class Backbone(FamilyFacts, ABC):
             output.last_hidden_state = output.last_hidden_state[:, -tokens:]
         return output
 
+    def as_tuple(self, output: Any) -> tuple[Any, ...]:
+        """The backbone's output as without `return_dict`."""
+        return output.to_tuple()
+
     @abstractmethod
     def read_layer(self, index: int, rows: Tensor, text: Text, readers: int = 1, first_only: bool = False) -> Tensor:
         """Virtual tokens [batch, readers * j, hidden] after a layer in which they see all of the text.

@@ -55,6 +55,10 @@ class LongformerBackbone(RobertaPositions, EncoderBackbone):
         output.last_hidden_state = output.last_hidden_state[:, 1:]
         return output
 
+    def as_tuple(self, output: Any) -> tuple[Any, ...]:
+        rest = output.to_tuple()[1 if output.pooler_output is None else 2 :]
+        return (output.last_hidden_state, output.pooler_output, *rest)  # a pooler that is missing has its place
+
     def attach(self, source: PrefixSource) -> list[Undo]:
         attention = LongformerPatch.of(self.module)
         undo = [*super().attach(source), attention.listen_to(source)]

@@ -83,7 +83,6 @@ def reading_forward(
     if active is None or not is_read_only(active.config):
         return original(*args, **kwargs)
     backbone = prefixes.backbone
-    as_asked = kwargs.get("return_dict")
     with _frozen(encoder), backbone.layer_inputs() as states:
         output = original(*args, **kwargs | {"return_dict": True})
     mask = args[1] if len(args) > 1 else kwargs.get("attention_mask")
@@ -93,7 +92,9 @@ def reading_forward(
     if backbone.has_pooler:
         parts["pooler_output"] = backbone.module.pooler(first)
     output = type(output)(**parts)
-    return output if (backbone.config.return_dict if as_asked is None else as_asked) else output.to_tuple()
+    as_asked = kwargs.get("return_dict")
+    wants_names = backbone.config.return_dict if as_asked is None else as_asked
+    return output if wants_names else backbone.as_tuple(output)
 
 
 @contextmanager
