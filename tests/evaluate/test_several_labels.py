@@ -114,6 +114,9 @@ def test_thresholds_are_half_of_the_best_f1_and_near_the_best_place() -> None:
         of_label = [f1_score(labels[:, label], probabilities[:, label] >= value) for value in tried]
         assert thresholds[label] == pytest.approx(max(of_label) / 2, abs=0.01)
         assert f1_score(labels[:, label], probabilities[:, label] >= thresholds[label]) > max(of_label) - 0.01
+    in_steps = probabilities.round(1)  # equally probable documents are chosen together
+    best = [max(f1_score(labels[:, label], in_steps[:, label] >= step) for step in tried) for label in range(3)]
+    assert fit_thresholds(in_steps, labels) == pytest.approx(np.array(best) / 2)
     labels[:, 1] = 0
     assert fit_thresholds(probabilities, labels)[1] == 0.5
     assert fit_thresholds(probabilities[:0], labels[:0]).tolist() == [0.5] * 3
@@ -162,8 +165,11 @@ def test_paired_scores_are_the_f1_of_documents() -> None:
     assert scores[0].tolist() == [0.8, 1.0, 0.0] and scores[1].tolist() == [1.0, 0.0, 0.0]
 
 
-def test_the_interval_of_average_precision_resamples_documents() -> None:
+@pytest.mark.parametrize("decimals", [8, 0])
+def test_the_interval_of_average_precision_resamples_documents(decimals: int) -> None:
+    """Also where many documents have the same score."""
     odds, labels = answers(80)
+    odds = odds.round(decimals)
     low, high = average_precision_interval(odds, labels)
     assert low < average_precision_score(labels, odds) < high
     generator = np.random.default_rng(0)

@@ -119,11 +119,14 @@ def fit_thresholds(probabilities: NDArray[np.float64], labels: NDArray[np.int64]
     """A threshold for every label, from calibrated probabilities and labels [documents, labels], 0 and 1."""
     if not len(labels):
         return np.full(labels.shape[1], _NO_POSITIVES)
+    from scipy.stats import rankdata
+
     # With the k most probable documents of a label chosen, F1 is 2 · (positives among them) / (k + all positives).
-    order = np.argsort(-probabilities, axis=0, kind="stable")
+    # Equally probable ones are chosen together.
+    order = np.argsort(-probabilities, axis=0)
     hits = np.take_along_axis(labels, order, axis=0).cumsum(axis=0)
-    chosen = np.arange(1, len(labels) + 1)[:, None]
-    best = (2 * hits / (chosen + labels.sum(axis=0))).max(axis=0)
+    chosen = rankdata(-probabilities, method="max", axis=0).astype(np.int64)
+    best = (2 * np.take_along_axis(hits, chosen - 1, axis=0) / (chosen + labels.sum(axis=0))).max(axis=0)
     return np.where(labels.any(axis=0), best / 2, _NO_POSITIVES)
 
 

@@ -76,15 +76,19 @@ def average_precision_interval(
     scores: NDArray[np.float64], labels: NDArray[np.int64], *, resamples: int = 200, seed: int = 0
 ) -> tuple[float, float]:
     """The 95 % interval of the mean average precision of scores [documents, labels], by a bootstrap of documents."""
-    order = np.argsort(-scores, axis=0, kind="stable")
+    from scipy.stats import rankdata
+
+    order = np.argsort(-scores, axis=0)
     hits = np.take_along_axis(labels, order, axis=0)
+    # Equal scores share a place: the last one that any of them has.
+    place = np.take_along_axis(rankdata(-scores, method="max", axis=0).astype(np.int64) - 1, order, axis=0)
     generator = np.random.default_rng(seed)
     found = []
     for _ in range(resamples):
         # A document that is drawn twice stands twice in the ranking: a weight does the same without sorting again.
         weights = np.bincount(generator.integers(len(labels), size=len(labels)), minlength=len(labels))[order]
         right = (weights * hits).cumsum(axis=0)
-        precision = right / np.maximum(weights.cumsum(axis=0), 1)
+        precision = np.take_along_axis(right / np.maximum(weights.cumsum(axis=0), 1), place, axis=0)
         total = right[-1]
         values = (weights * hits * precision).sum(axis=0)[total > 0] / total[total > 0]
         found.append(values.mean() if values.size else 0.0)
