@@ -130,7 +130,8 @@ def test_ids_must_differ_within_a_split_whatever_the_file(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("value", "complaint"), [("", "is missing"), (1.5, "got float '1.5'"), ("a", "also that of")]
+    ("value", "complaint"),
+    [("", "is missing; .* name another column with --id-column"), (1.5, "got float '1.5'"), ("a", "also that of")],
 )
 def test_a_column_id_must_hold_ids_if_it_is_named(tmp_path: Path, value: Any, complaint: str) -> None:
     records = [{**record, "id": one} for record, one in zip(TRAIN, ("a", value), strict=False)]

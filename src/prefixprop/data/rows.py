@@ -319,7 +319,10 @@ def id_of(row: Row, column: str) -> str:
     """The id of the document in a row."""
     document_id = value_of(row, column)
     if document_id is None or document_id == "":
-        raise ValueError(f"{row.location}: the id (column {column!r}) is missing.")
+        raise ValueError(
+            f"{row.location}: the id (column {column!r}) is missing; give every document one, or name another column "
+            "with --id-column."
+        )
     if not isinstance(document_id, str | int):
         raise ValueError(f"{row.location}: the id must be text or a whole number, got {described(document_id)}.")
     return str(document_id)
