@@ -183,27 +183,32 @@ def test_the_table_of_trust() -> None:
         assert row["documents"].startswith(f"{line['documents']:,} of ") and shown.items() <= row.items()
 
 
-def test_the_tables_of_serving_on_two_cores() -> None:
-    found = {(one["runs"], one["clients"], one["way"]): one for one in recorded("serving-cpu-512.json")["results"]}
-    for row in documented(ROOT / "docs" / "serving.md", "runs"):
-        place = int(row["runs"]), int(row["clients"])
-        served, waits = (
-            found[*place, "served"],
-            " / ".join(f"{found[*place, 'served'][f'p{p}_ms']:,.0f}" for p in (50, 95, 99)),
-        )
+def test_the_table_of_serving_on_two_cores() -> None:
+    results = [one for length in (512, 4096) for one in recorded(f"serving-cpu-{length}.json")["results"]]
+    found = {(one["length"], one["runs"], one["clients"], one["way"]): one for one in results}
+    page = ROOT / "docs" / "serving.md"
+    rows = documented(page, "tokens")
+    assert len(rows) == 12
+    for row in rows:
+        place = int(row["tokens"].replace(",", "")), int(row["runs"]), int(row["clients"])
+        served = found[*place, "served"]
+        waits = " / ".join(f"{served[f'p{share}_ms']:,.0f}" for share in (50, 95, 99))
         assert (row["documents/s"], row["p50 / p95 / p99 ms"]) == (f"{served['documents_per_s']:.2f}", waits)
-        for column, way in (
-            ("one by one", "one by one"),
-            ("pipeline", "pipeline"),
-            ("`predict`, one call", "predict"),
-        ):
+        for way in ("one by one", "pipeline", "predict"):
             other = found.get((*place, way))
-            assert row[column] == (f"{other['documents_per_s']:.2f}" if other else "")
-    page = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
-    for file in ("serving-cpu-4096.json", "serving-cpu-200.json"):
-        for one in recorded(file)["results"]:
-            if one["way"] == "served" and one["clients"] == 64:
-                assert f"{one['documents_per_s']:.2f}" in page
+            assert row[way] == (f"{other['documents_per_s']:.2f}" if other else "")
+    busiest = {(length, runs, way): one for (length, runs, clients, way), one in found.items() if clients == 64}
+    shares = [one["of_predict"] for (*_, way), one in busiest.items() if way == "served"]
+    costs = [
+        busiest[length, 1, "predict"]["documents_per_s"] / busiest[length, 20, "predict"]["documents_per_s"]
+        for length in (512, 4096)
+    ]
+    (many,) = (one for one in recorded("serving-cpu-200.json")["results"] if one["way"] == "served")
+    text = " ".join(page.read_text(encoding="utf-8").split())
+    assert f"has {100 * min(shares):.0f} to {100 * max(shares):.0f} % of the rate of `predict`" in text
+    assert f"take {costs[0]:.2f} times" in text and f"{costs[1]:.2f} times with 4,096" in text
+    rate = many["documents_per_s"]
+    assert f"200 readers answer {rate:.2f} documents/s of 512 tokens, which makes {200 * rate:.0f} answers/s" in text
 
 
 def test_the_tables_of_predicting() -> None:

@@ -300,6 +300,10 @@ def _parsed(body: bytes) -> PredictRequest:
     except ValidationError as error:
         problem = error.errors(include_url=False, include_context=False, include_input=False)[0]
         status = 400 if problem["type"] == "json_invalid" else 422
+        if problem["type"] == "extra_forbidden":
+            raise HTTPException(
+                422, f"A field is unknown; choose among {', '.join(PredictRequest.model_fields)}."
+            ) from None
         # Names of fields and numbers alone: any other part of a place is the client's own words.
         place = ".".join(
             str(part) for part in problem["loc"] if part in PredictRequest.model_fields or type(part) is int

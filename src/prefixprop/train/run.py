@@ -224,6 +224,7 @@ def _written(
                     f"never predicted, although documents have {'them' if len(never) > 1 else 'it'}: "
                     f"{', '.join(never)}; --class-weights balanced or --choose-by macro_f1 may help"
                 )
+            discard_replaced(directory)  # a run of TF-IDF has no steps
             try:
                 _write(run, directory, one, metrics)
             except (OSError, SafetensorError) as error:
@@ -269,7 +270,6 @@ def _write(run: RunPlan, directory: RunDirectory, trained: Trained, metrics: dic
             except Exception as error:  # the tokenizers library tells of a full disk by a bare Exception
                 raise OSError(f"{folder}: the tokenizer cannot be written ({error})") from error
     write_text(directory.model_card, model_card(*described))
-    discard_replaced(directory)  # a run of TF-IDF has no steps
     directory.finish(metrics)
     _tidy_up(directory)
 
