@@ -5,9 +5,9 @@
 
 Test documents of each run's task, cut to what the run reads, are explained in several ways:
 
-- occlusion, reading: those of `prefixprop explain` (see `prefixprop.predict.explain`);
-- attention: what the first virtual token of readers attends to, times the length of the value, summed over layers and
-  heads;
+- occlusion, and reading for readers: those of `prefixprop explain` (see `prefixprop.predict.explain`);
+- attention, for readers: what the first virtual token attends to, times the length of the value, summed over layers
+  and heads;
 - gradient: gradient times input at the embeddings, of the log-odds of the label;
 - random.
 
@@ -35,11 +35,13 @@ import prefixprop.backbones.base as backbone_base
 from prefixprop import load_run
 from prefixprop.attention.pattern import as_bias
 from prefixprop.attention.sliding_window import split_heads
+from prefixprop.backbones import find_backbone
 from prefixprop.data import load_data
 from prefixprop.data.splits import draw_sample
 from prefixprop.data.tokens import EncodedDocuments, Frame, contents, encode_documents
 from prefixprop.predict import PredictionOptions, TrainedModel
 from prefixprop.predict.explain import OCCLUSION, READING, passages_of
+from prefixprop.predict.reading import ReadingEncoder
 from prefixprop.predict.trained_model import logits_of_each, output_of
 from prefixprop.tuners.reader_bank import ReaderBank
 from prefixprop.tuners.reading import text_of
@@ -146,12 +148,14 @@ def leaf_embeddings(backbone: Any, found: list[Tensor]) -> Iterator[None]:
         handle.remove()
 
 
-def encoder_scores(documents: Documents, with_gradient: bool) -> Scores:
-    """Attention, or gradient times input, of every token."""
+def scores_of_tokens(documents: Documents, with_gradient: bool) -> Scores:
+    """Gradient times input of every token, or for readers the attention that it gets."""
     run, of_tokens = documents.run, []
-    backbone = run.model.backbone
+    reads, bank = isinstance(run.model, ReadingEncoder), None
+    backbone = run.model.backbone if reads else find_backbone(run.model)
     device = next(backbone.module.parameters()).device
-    bank = ReaderBank(backbone, [run.model._readers[number] for number in run.readers]).to(device).eval()
+    if reads:
+        bank = ReaderBank(backbone, [run.model._readers[number] for number in run.readers]).to(device).eval()
     for ids, label in zip(documents.input_ids, documents.labels.tolist(), strict=True):
         inputs = torch.from_numpy(ids).long()[None].to(device)
         seen: list[Tensor] = []
@@ -163,10 +167,13 @@ def encoder_scores(documents: Documents, with_gradient: bool) -> Scores:
             plain_reading(seen),
             leaf_embeddings(backbone, embedded),
         ):
-            states = backbone.module(inputs, output_hidden_states=True).hidden_states[:-1]
-            probabilities = bank(text_of(states, None))[:, 0].float().softmax(dim=-1).mean(dim=0)
+            if bank is None:
+                logits = run.model(inputs).logits
+            else:
+                states = backbone.module(inputs, output_hidden_states=True).hidden_states[:-1]
+                logits = bank(text_of(states, None))[:, 0]
             if with_gradient:
-                probabilities[label].logit().backward()
+                logits.float().softmax(dim=-1).mean(dim=0)[label].logit().backward()
                 of_tokens.append((embedded[0].grad * embedded[0]).sum(dim=-1)[0].detach().float().cpu().numpy())
             else:
                 of_tokens.append(torch.stack(seen).sum(dim=0)[-len(ids) :].float().cpu().numpy())
@@ -215,12 +222,14 @@ def measure(run: TrainedModel, count: int) -> Iterator[dict[str, Any]]:
     ways: dict[str, Callable[[], Scores]] = {
         OCCLUSION: lambda: explained(documents, OCCLUSION),
         READING: lambda: explained(documents, READING),
-        "attention": lambda: encoder_scores(documents, with_gradient=False),
-        "gradient": lambda: encoder_scores(documents, with_gradient=True),
+        "attention": lambda: scores_of_tokens(documents, with_gradient=False),
+        "gradient": lambda: scores_of_tokens(documents, with_gradient=True),
         "random": lambda: [generator.random(len(starts) - 1) for starts in documents.starts],
     }
+    if not isinstance(run.model, ReadingEncoder):
+        del ways[READING], ways["attention"]
     if run.model is None:  # all weight of the mix is on TF-IDF
-        ways = {way: ways[way] for way in (OCCLUSION, "random")}
+        del ways["gradient"]
     for way, work in ways.items():
         scores, seconds = timed(work)
         yield {
@@ -236,7 +245,7 @@ def measure(run: TrainedModel, count: int) -> Iterator[dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", nargs="+", type=Path, help="finished runs of readers on named tasks")
+    parser.add_argument("runs", nargs="+", type=Path, help="finished runs on named tasks")
     parser.add_argument("--documents", type=int, default=200)
     parser.add_argument("--output", type=Path, default=Path("explain.jsonl"))
     given = parser.parse_args()
