@@ -22,7 +22,7 @@ from prefixprop.attention.patch import Undo, replace_forward
 from prefixprop.attention.prefix import NO_PREFIX, PrefixedKeys, PrefixSource, with_prefix
 from prefixprop.attention.reading import LONGEST, read_keys
 from prefixprop.backbones.base import Backbone, Text, without_prefix
-from prefixprop.backbones.bert import (
+from prefixprop.backbones.dense_attention import (
     attend,
     mask_with_keys,
     mask_with_rows,
