@@ -30,7 +30,7 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import AutoModel, LongformerConfig, ModernBertConfig, PretrainedConfig
 
 from prefixprop.attention import BACKENDS
-from prefixprop.models.base_model import load_tokenizer
+from prefixprop.models.embedded import load_tokenizer
 
 ON_GPU = torch.cuda.is_available()
 DEVICE, DTYPE = ("cuda", torch.bfloat16) if ON_GPU else ("cpu", torch.float32)

@@ -24,7 +24,7 @@ from setfit import SetFitModel, Trainer, TrainingArguments
 from sklearn.linear_model import LogisticRegression
 
 from prefixprop.data import ClassificationTask, load_data, select_documents
-from prefixprop.models.base_model import load_embedded
+from prefixprop.models.embedded import load_embedded
 from prefixprop.settings.run_settings import RunSettings
 
 

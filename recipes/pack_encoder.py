@@ -28,7 +28,7 @@ from prefixprop.data.rows import read_rows, text_of
 from prefixprop.data.tokens import contents
 from prefixprop.lengthen.encoder import Objective
 from prefixprop.lengthen.text import PackedRows, mask
-from prefixprop.models.base_model import DIFFERENCES, GROUP, add_difference, lengthened_original, load_tokenizer
+from prefixprop.models.embedded import DIFFERENCES, GROUP, add_difference, lengthened_original, load_tokenizer
 
 ROWS = 12
 SCALES_TRIED = torch.linspace(0.6, 1.0, 33)

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 import pack_encoder
 from prefixprop.choices import DEFAULT_MODEL
-from prefixprop.models.base_model import DIFFERENCES, EMBEDDED, GROUP, add_difference, lengthened_original
+from prefixprop.models.embedded import DIFFERENCES, EMBEDDED, GROUP, add_difference, lengthened_original
 
 from tiny import tiny_model
 

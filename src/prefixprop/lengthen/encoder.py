@@ -20,7 +20,8 @@ from transformers import AutoConfig, AutoModelForMaskedLM, PreTrainedTokenizerBa
 
 from prefixprop.attention import install
 from prefixprop.lengthen.settings import LengthenSettings
-from prefixprop.models.base_model import BaseModel, EmbeddedModel, load_base_model, load_pretrained
+from prefixprop.models.base_model import BaseModel, load_base_model, load_pretrained
+from prefixprop.models.embedded import EmbeddedModel
 from prefixprop.models.lengthen import lengthen
 
 _DROPOUTS = ("hidden_dropout_prob", "attention_probs_dropout_prob")

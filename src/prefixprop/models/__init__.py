@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from prefixprop.models.base_model import load_default, load_embedded
 from prefixprop.models.candidate_scoring import (
     CandidateScorer,
     CandidateScoringConfig,
     adapt_candidate_scorer,
     candidate_scorer,
 )
+from prefixprop.models.embedded import load_default, load_embedded
 from prefixprop.models.lengthen import lengthen
 
 __all__ = [

@@ -35,7 +35,8 @@ from prefixprop.choices import EMBEDDED_MODELS
 from prefixprop.evaluate import Mix, TfidfModel
 from prefixprop.evaluate.mixing import READERS, WORDS
 from prefixprop.models import CandidateScorer
-from prefixprop.models.base_model import load_base_model, load_embedded, load_pretrained
+from prefixprop.models.base_model import load_base_model, load_pretrained
+from prefixprop.models.embedded import load_embedded
 from prefixprop.models.gpu import hold_frozen_in_bfloat16
 from prefixprop.predict.reading import ReadingEncoder
 from prefixprop.predict.trained_model import TrainedModel

@@ -21,7 +21,7 @@ from peft.utils import save_and_load
 from transformers import PreTrainedModel
 
 from prefixprop.config import PrefixConfig, PrefixPropagationConfig, PrefixTuningConfig
-from prefixprop.models.base_model import NOTED
+from prefixprop.models.embedded import NOTED
 from prefixprop.tuners.base import PrefixTuner
 from prefixprop.tuners.propagation import PrefixPropagationModel
 from prefixprop.tuners.tuning import PrefixTuningModel
