@@ -166,14 +166,19 @@ def test_an_overwritten_run_is_kept_until_the_new_one_has_trained_a_step(failing
 
 
 @pytest.mark.parametrize("method", ["tfidf", "readers"])
-def test_an_overwritten_run_does_not_come_back(method: str, tmp_path: Path) -> None:
+def test_an_overwritten_run_does_not_come_back(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_dir, train_files = tmp_path / "run", tiny_settings(tmp_path).train_files
-    settings = RunSettings(train_files=train_files, model=str(tmp_path / "longformer"), method=method)
-    for seed in (1, 2):
-        train(replace(settings, seed=seed), run_dir, overwrite=True)
+    first = RunSettings(train_files=train_files, model=str(tmp_path / "longformer"), method=method)
+    second = replace(first, seed=2)
+    train(first, run_dir)
+    with monkeypatch.context() as patched, pytest.raises(TrainingError, match="continue with --resume"):
+        full = MagicMock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
+        patched.setattr("prefixprop.train.run.write_predictions", full)
+        train(second, run_dir, overwrite=True)
+    train(second, run_dir, resume=True)
     before = files_of(run_dir)
     with pytest.raises(ValueError, match="has a finished run"):
-        train(settings, run_dir)
+        train(first, run_dir)
     assert files_of(run_dir) == before and RunDirectory(run_dir).read_settings().seed == 2
 
 

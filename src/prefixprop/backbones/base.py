@@ -159,7 +159,7 @@ class Backbone(FamilyFacts, ABC):
         return output
 
     def as_tuple(self, output: Any) -> tuple[Any, ...]:
-        """The backbone's output as without `return_dict`."""
+        """The output as the encoder returns it with `return_dict=False`."""
         return output.to_tuple()
 
     @abstractmethod
@@ -185,9 +185,9 @@ class Backbone(FamilyFacts, ABC):
 
     @contextmanager
     def layer_inputs(self) -> Iterator[list[Tensor]]:
-        """The states at the entry of every layer, of the pass that this thread makes meanwhile.
+        """A list to which the passes of this thread add the states that enter each layer.
 
-        With `output_hidden_states`, transformers leaves hooks on the layers that cannot be pickled.
+        `output_hidden_states=True` would leave hooks on the layers, which cannot be pickled.
         """
         states, thread = [], get_ident()
 

@@ -1,4 +1,4 @@
-"""Running models on a GPU: size of batches, frozen weights in bfloat16, attention without cuDNN's plans, CUDA graphs.
+"""Running models on a GPU: the size of batches, frozen weights in bfloat16, attention without cuDNN, and CUDA graphs.
 
 A GPU can compute faster than Python launches its kernels: with short documents on any machine, with long ones on a
 slow host. A CUDA graph records a pass once per shape and then replays it without Python. Batches are padded a little
@@ -27,7 +27,7 @@ STEP, STEPS = 64, 8  # batches are padded to multiples of STEP, and to STEPS len
 
 
 def default_batch_tokens() -> int:
-    """Tokens of a batch whose answers alone are wanted: a GPU wants many, a CPU as many as its caches hold."""
+    """Tokens in a batch without gradients: many keep a GPU busy, few fit into the caches of a CPU."""
     return 65_536 if torch.cuda.is_available() else 4096
 
 

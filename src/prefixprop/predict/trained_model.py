@@ -72,7 +72,7 @@ class Prediction:
 class PredictionOptions:
     """How documents are read: `long` is "truncate" or "chunk-average", `batch_tokens` the size of a batch.
 
-    None stands for what suits the device.
+    None: the default for the device.
     """
 
     long: str = "truncate"
