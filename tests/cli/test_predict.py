@@ -120,7 +120,8 @@ def test_killed_in_the_middle_and_resumed(run: Path, tmp_path: Path, monkeypatch
     assert_same(partial, uninterrupted)
 
 
-def test_standard_input_is_answered_before_it_ends(run: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_standard_input_is_answered_before_it_ends(number: int, run: Path, tmp_path: Path) -> None:
     answers = tmp_path / "answers.jsonl"
     with (
         answers.open("wb") as stdout,
@@ -135,7 +136,7 @@ def test_standard_input_is_answered_before_it_ends(run: Path, tmp_path: Path) ->
         wait_until(lambda: answers.read_bytes().count(b"\n") == 1, 120)
         process.stdin.write(b" of a line\nw6\nw7\nw8 and half")
         wait_until(lambda: answers.read_bytes().count(b"\n") == 4, 120)
-        process.send_signal(signal.SIGINT)  # while it waits for more
+        process.send_signal(number)  # while it waits for more
         told = process.stderr.read().decode()
     assert process.returncode == 130 and told.startswith("Stopped.") and "Fatal" not in told, told
     assert [line["id"] for line in lines_of(answers.read_text())] == ["1", "2", "3", "4"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import signal
 import time
 from collections.abc import Collection, Iterator, Mapping
 
@@ -15,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from prefixprop.lazy_imports import import_optional
-from prefixprop.progress import Progress
+from prefixprop.progress import Progress, handling_signals, interrupt
 
 # What readers, models, settings and files raise with a message for the user (TrainingError, among others, is a
 # RuntimeError). Anything else is a bug, and its traceback is wanted.
@@ -23,7 +24,7 @@ EXPECTED = (ValueError, OSError, ImportError, RuntimeError)
 # C0 and C1 control characters, halves of surrogate pairs, and what turns the direction of text.
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff\u202a-\u202e\u2066-\u2069]")
 _SECONDS_BETWEEN_LINES = 60.0
-# How to go on after Ctrl-C.
+# How to go on after Ctrl-C or SIGTERM.
 RESUME = "Continue with --resume."
 REPEAT = "The same command continues from here."
 
@@ -35,10 +36,14 @@ def printable(text: str) -> str:
 
 @contextlib.contextmanager
 def clean_errors(after_a_stop: str = "") -> Iterator[None]:
-    """Print expected errors as `Error: …` and exit with status 1; `after_a_stop` says how to go on after Ctrl-C."""
+    """Print expected errors as `Error: …` and exit with status 1.
+
+    After Ctrl-C or SIGTERM it prints `after_a_stop`, which says how to go on, and exits with status 130.
+    """
     console = Console(stderr=True)
     try:
-        yield
+        with handling_signals(interrupt, [signal.SIGTERM]):
+            yield
     except (BrokenPipeError, typer.Exit):
         raise  # the reader of the output is gone, or the command has said why it ends
     except EXPECTED as error:

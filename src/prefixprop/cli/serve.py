@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -70,7 +70,8 @@ def serve(
             console.print(
                 "Warning: anyone who reaches this address can use the service; --api-key-file requires a key."
             )
-        server.run(sockets=[bound])
+        with suppress(KeyboardInterrupt):  # raised after the server has ended in an orderly way
+            server.run(sockets=[bound])
 
 
 def _read_key(path: Path) -> str:

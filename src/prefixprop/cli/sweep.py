@@ -14,7 +14,6 @@ from rich.text import Text
 
 from prefixprop.cli.messages import REPEAT, clean_errors, refuse
 from prefixprop.cli.predict import RayAddressOption
-from prefixprop.progress import handling_signals, interrupt
 
 if TYPE_CHECKING:
     from prefixprop.sweep import Cell, Engine, Outcome, SweepState
@@ -82,7 +81,7 @@ def sweep(
             computing = RayEngine(ray_address, cpus_per_run, gpus_per_run, modules, tell=messages.print)
         else:
             computing = LocalEngine(processes, modules, messages.print)
-        with handling_signals(interrupt), messages.status("looking for finished runs") as status:
+        with messages.status("looking for finished runs") as status:
             state = run_sweep(wanted, folder, computing, _Watch(status, computing))
         console.print(result_table(state))
         typer.echo(f"Run directories: {folder}")
