@@ -131,6 +131,7 @@ def create_app(
         return RunsResponse(runs=[run.description for run in encoder.runs.values()], limits=limits)
 
     @app.get("/healthz")
+    @app.head("/healthz", include_in_schema=False)
     async def health() -> dict[str, str]:
         """Whether the process works; restart it if not."""
         if not queue.is_working:
@@ -138,6 +139,7 @@ def create_app(
         return {"status": "ok"}
 
     @app.get("/readyz")
+    @app.head("/readyz", include_in_schema=False)
     async def readiness() -> dict[str, str]:
         """Whether a request would be taken now."""
         if not queue.is_working or service.documents >= limits.queue:
