@@ -54,7 +54,7 @@ def main() -> None:
     parser.add_argument("--lengths", type=int, nargs="+", default=[512, 4096], help="tokens of a document")
     parser.add_argument("--documents", type=int, nargs="+", help="of a measurement, or of each length")
     parser.add_argument("--texts", type=Path, metavar="FILE", help="a table with texts, in place of random words")
-    parser.add_argument("--batch-tokens", type=int, default=default_batch_tokens())
+    parser.add_argument("--batch-tokens", type=int, default=default_batch_tokens(torch.device(DEVICE)))
     parser.add_argument("--method", default="prefix-propagation")
     parser.add_argument("--repeats", type=int, default=3, help="measurements; their median is shown")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers to this file")

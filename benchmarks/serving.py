@@ -60,7 +60,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 64])
     parser.add_argument("--runs", type=int, nargs="+", default=[1, 20])
     parser.add_argument("--seconds", type=float, default=2, help="of a measurement; requests under way are finished")
-    parser.add_argument("--batch-tokens", type=int, default=default_batch_tokens())
+    parser.add_argument("--batch-tokens", type=int, default=default_batch_tokens(torch.device(DEVICE)))
     parser.add_argument("--load-processes", type=int, default=max(1, (os.cpu_count() or 1) // 4), help="for clients")
     parser.add_argument("--only", nargs="+", metavar="WAY", help="only these ways, beside predict and forward")
     parser.add_argument("--requests", type=int, help="send so many short requests, and show the memory instead")

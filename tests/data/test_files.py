@@ -12,7 +12,7 @@ import datasets
 import pyarrow
 import pyarrow.parquet
 import pytest
-from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
+from datasets import ClassLabel, Dataset, DatasetDict, Features, Sequence, Value
 
 from prefixprop.data import ClassificationTask, Document, Row, load_files, load_hub
 from prefixprop.data.documents import StoredDocuments
@@ -220,6 +220,9 @@ def test_documents_with_given_labels(labels: list[Any], names: list[str], expect
 NAMED = Features({"text": Value("string"), "label": ClassLabel(names=["zebra", "ape", "unused"])})
 
 
+SEVERAL = Features({"text": Value("string"), "label": Sequence(NAMED["label"])})
+
+
 def table(labels: list[Any], features: Features | None = None) -> Dataset:
     texts = [f"{len(labels)}-{number}" for number in range(len(labels))]
     return Dataset.from_dict({"text": texts, "label": labels}, features=features)
@@ -249,6 +252,13 @@ def test_names_that_the_hub_knows_keep_its_order(publish: Any) -> None:
     publish(train=table(["cat", "dog"]), dev=table(["dog"]))
     task = load_hub("zoo/animals", "small")
     assert task.label_names == ("cat", "dog") and [document.label for document in task.dev] == [1]
+
+
+def test_lists_of_labels_that_the_hub_knows(publish: Any) -> None:
+    publish(train=table([[0], [], [1, 0]], SEVERAL), test=table([[1], []], SEVERAL))
+    task = load_hub("zoo/animals", "small")
+    assert task.several_labels and task.label_names == ("zebra", "ape")
+    assert [document.label for document in (*task.train, *task.test)] == [(0,), (), (0, 1), (1,), ()]
 
 
 def test_a_secret_test_is_left_out_and_said(publish: Any) -> None:

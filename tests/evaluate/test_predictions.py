@@ -151,6 +151,7 @@ NUMBERS = "logits must be a list of 3 numbers"
         (LINE, {"logits": [None, None, None]}, NUMBERS),
         (LINE, {"logits": 3}, NUMBERS),
         (LINE, {"logits": [0.0, 0.0]}, NUMBERS),
+        (LINE, {"id": ["x"]}, "unhashable type: 'list'"),
         (QUESTION, {"candidates": ["sport", "art"]}, "logits must be a list of 2 numbers"),
         (SEVERAL, {"predicted": [], "label": ["gold"]}, "the label 'gold' is not one of"),
         *((LINE, {name: None}, f"the field '{name}' is missing") for name in LATER),  # None: it is left out

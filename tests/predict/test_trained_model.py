@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from tokenizers import pre_tokenizers
 
 from prefixprop import load_run
@@ -41,6 +43,17 @@ def test_labels_and_calibrated_probabilities_in_the_order_given(trained: Trained
     assert all(prediction.confidence == max(prediction.probabilities.values()) for prediction in predictions)
     assert [prediction.tokens for prediction in predictions] == [len(text.split()) + 2 for text in documents]
     assert not any(prediction.truncated or prediction.chunks > 1 for prediction in predictions)
+
+
+@pytest.mark.parametrize("modern", [True, False])
+def test_it_computes_in_the_precision_it_was_trained_in(
+    trained: TrainedModel, modern: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("prefixprop.models.gpu.is_modern_gpu", lambda: modern)
+    run = replace(trained, settings=replace(trained.settings, precision="auto"))
+    assert run.limits(PredictionOptions())[1:3] == (4096, False)  # tokens of a batch, bf16
+    monkeypatch.setattr(TrainedModel, "device", torch.device("cuda"))
+    assert run.limits(PredictionOptions())[1:3] == (65_536, modern)
 
 
 def test_a_document_over_the_limit_is_cut(trained: TrainedModel) -> None:

@@ -59,12 +59,14 @@ def read(dataset: Iterable[dict[str, Any]]) -> list[list[int]]:
 @pytest.mark.parametrize("side", ["right", "left"])
 def test_the_trainer_reads_what_encode_documents_makes(side: str) -> None:
     tokenizer = bert()
-    tokenizer.truncation_side = side
+    tokenizer.truncation_side = tokenizer.padding_side = side
     documents = tuple(Document(str(number), text, number % 2) for number, text in enumerate(TEXTS))
     task = ClassificationTask("toy", ("a", "b"), train=documents, dev=documents[:2], test=())
     for max_length in (4, 8, 64):
         data = DocumentClassification().encode(task, tokenizer, RunSettings(max_length=max_length))
         expected = encode_documents(TEXTS, tokenizer, max_length)
+        batch = data.collator(list(data.train))  # type: ignore[call-overload]
+        assert batch["attention_mask"][:, 0].all(), "padded on the right, as for predictions"
         assert read(data.train) == [ids.tolist() for ids in expected.input_ids]  # type: ignore[arg-type]
         assert data.train_lengths == tuple(map(len, expected.input_ids))
         unread = np.array(expected.tokens) - expected.tokens_read

@@ -80,7 +80,7 @@ def test_states_of_the_text_are_kept_or_not(tmp_path: Path, monkeypatch: pytest.
     fill, kept = TextStates.fill, []
 
     def recorded(text: TextStates, progress: Progress) -> None:
-        kept.append(text.place is not None)
+        kept.append(text.kept_on is not None)
         fill(text, progress)
 
     monkeypatch.setattr(TextStates, "fill", recorded)

@@ -47,7 +47,7 @@ def test_kept_and_computed_are_the_same(family: str, indices: list[int]) -> None
     kept, computed = states_of(family), states_of(family, keep=False)
     kept.fill(Progress())
     computed.fill(Progress())
-    assert kept.place is not None and computed.place is None
+    assert kept.kept_on is not None and computed.kept_on is None
     found, expected = read(kept, indices), read(computed, indices)
     lengths = [max(1, LENGTHS[index]) for index in indices]
     assert len(found.states) == len(expected.states) == 3

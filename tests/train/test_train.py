@@ -25,7 +25,15 @@ from prefixprop.predict import PredictionOptions, load_run
 from prefixprop.predict.run_data import predict_split
 from prefixprop.runs.directory import LOCK
 from prefixprop.settings.methods import METHODS
-from prefixprop.train import RunDirectory, RunSettings, SettingsError, plan, settings_to_yaml, train
+from prefixprop.train import (
+    RunDirectory,
+    RunSettings,
+    SettingsError,
+    plan,
+    settings_to_yaml,
+    train,
+    train_label_columns,
+)
 from prefixprop.train.plan import build_trainable
 from prefixprop.train.trainer import share_of_peak
 
@@ -214,6 +222,12 @@ def test_a_run_has_one_label_column(tmp_path: Path) -> None:
     ):
         train(settings, tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_label_columns_have_a_folder_each(tmp_path: Path) -> None:
+    settings = tiny_settings(tmp_path, method="readers", label_column=("a b", "A/B"))
+    with pytest.raises(SettingsError, match="--label-column: a b, A/B would share a folder; rename one"):
+        train_label_columns(settings, tmp_path / "run")
 
 
 # --- the model that is trained --------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-STEP = 8  # ranks are padded to a multiple of this, as tensor cores need
+STEP = 8  # ranks are padded to a multiple of this, as cuBLAS's batched products need for tensor cores
 
 
 class Owners:

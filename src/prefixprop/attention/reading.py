@@ -24,7 +24,7 @@ from prefixprop.attention.pattern import AttentionPattern
 from prefixprop.attention.prefix import PrefixedKeys
 from prefixprop.attention.sliding_window import (
     KeyValue,
-    attend_to_states,
+    attend_unprojected,
     dropout_weights,
     is_plain,
     split_heads,
@@ -77,7 +77,7 @@ def read_states(
     """
     few = query[..., 0].numel() <= len(states) * states.shape[2] and all(map(is_plain, key_value))
     if few:
-        return attend_to_states(query, states, key_value, pattern, own, dropout, readers=readers)[0]
+        return attend_unprojected(query, states, key_value, pattern, own, dropout, readers)[0]
     key, value = (split_heads(project(states), query.shape[1]) for project in key_value)
     return read_keys(query, key, value, pattern, own, readers, dropout)
 

@@ -183,16 +183,13 @@ def attend_to_states(
     prefix: PrefixedKeys | None,
     dropout: float,
     exact: bool = False,
-    readers: int = 1,
 ) -> tuple[Tensor, Tensor]:
     """Attention of queries [batch, heads, rows, size] to the prefix and to all tokens, and its weights on the tokens.
 
-    `key_value` projects the tokens' states; where the queries are few it is applied to them instead. The queries of
-    several `readers` each see a prefix of their own, see `prefixprop.attention.reading`.
+    `key_value` projects the tokens' states; where the queries are few it is applied to them instead.
     """
     few = query.shape[1] * query.shape[2] <= hidden_states.shape[2]
     if not (few and all(map(is_plain, key_value))):
-        assert readers == 1
         key, value = (split_heads(linear(hidden_states), query.shape[1]) for linear in key_value)
         output, weights = attend_to_all(query, key, value, pattern, prefix, dropout, need_weights=True)
         assert weights is not None
@@ -200,19 +197,20 @@ def attend_to_states(
     asked = query.to(wide(query.dtype)) if exact else query
     # Autocast would compute the products in 16 bits again.
     with torch.autocast(query.device.type, enabled=False) if exact else nullcontext():
-        output, weights = _absorbed(key_value, hidden_states, asked, pattern, prefix, dropout, readers)
+        output, weights = attend_unprojected(asked, hidden_states, key_value, pattern, prefix, dropout)
     return output.to(query.dtype), weights
 
 
-def _absorbed(
-    key_value: KeyValue,
-    hidden_states: Tensor,
+def attend_unprojected(
     query: Tensor,
+    hidden_states: Tensor,
+    key_value: KeyValue,
     pattern: AttentionPattern,
     prefix: PrefixedKeys | None,
     dropout: float,
-    readers: int,
+    readers: int = 1,
 ) -> tuple[Tensor, Tensor]:
+    """The same with `key_value` applied to the queries; those of each of `readers` see a prefix of their own."""
     batch, heads, count, size = query.shape
     query = query / math.sqrt(size)
     # Cast as a projection would be, under autocast too.

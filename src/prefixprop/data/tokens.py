@@ -349,13 +349,12 @@ def pad_documents(
 
 @dataclass(frozen=True)
 class DocumentCollator:
-    """Batches of items with `input_ids`, as arrays, and `labels`.
+    """Batches of items with `input_ids`, as arrays, and `labels`, padded on the right as for predictions.
 
     Hugging Face's collators use Python lists, which for thousands of tokens takes longer than a step on a GPU.
     """
 
     pad_token_id: int
-    padding_side: str = "right"
     padded_length: Callable[[int], int] = int  # of the length of the longest document
 
     def __call__(self, items: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
@@ -363,5 +362,5 @@ class DocumentCollator:
 
         rows = [item["input_ids"] for item in items]
         length = self.padded_length(max(1, *map(len, rows)))
-        padded = pad_documents(rows, self.pad_token_id, self.padding_side, length)
+        padded = pad_documents(rows, self.pad_token_id, length=length)
         return padded | {"labels": torch.tensor([item["labels"] for item in items])}

@@ -224,7 +224,7 @@ def _read(path: Path) -> PredictionSet:
             line = _parsed(record, first.get("classes"))
             if record["id"] in lines:
                 raise ValueError(f"the id {record['id']!r} occurs a second time")
-        except (ValueError, OverflowError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise ValueError(f"{path}:{number}: {error}") from error
         lines[record["id"]] = line
     if not lines:

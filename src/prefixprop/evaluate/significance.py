@@ -165,7 +165,8 @@ def paired_scores(first: PredictionSet, second: PredictionSet) -> tuple[NDArray[
 
 def _names(predictions: PredictionSet, row: int) -> str:
     names, label = predictions.class_names(row), predictions.labels[row]
-    return ", ".join(names[one] for one in label) if isinstance(label, tuple) else names[label or 0]
+    assert label is not None
+    return ", ".join(names[one] for one in label) if isinstance(label, tuple) else names[label]
 
 
 def _f1_of_documents(decisions: NDArray[np.bool_], labels: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -20,10 +20,9 @@ from prefixprop.lengthen.encoder import LongEncoder, build
 from prefixprop.lengthen.settings import LengthenSettings
 from prefixprop.lengthen.text import MASKED, TrainingText, read_text
 from prefixprop.lengthen.trainer import Pretraining
-from prefixprop.models.gpu import without_cudnn
+from prefixprop.models.gpu import use_bf16, without_cudnn
 from prefixprop.progress import Progress, process_count
 from prefixprop.runs.directory import LOCK, claim
-from prefixprop.train.plan import use_bf16
 from prefixprop.train.recovery import explained_memory_errors, training_remedy, trusted_checkpoint
 from prefixprop.train.run import describe_environment
 

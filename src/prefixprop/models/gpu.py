@@ -19,16 +19,22 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_map_only
 
-from prefixprop.attention.backends import why_not
+from prefixprop.attention.backends import is_modern_gpu, why_not
 from prefixprop.attention.patch import ATTRIBUTE
 
 MOST_RECORDINGS = 64  # further shapes are not recorded
 STEP, STEPS = 64, 8  # batches are padded to multiples of STEP, and to STEPS lengths between powers of two
 
 
-def default_batch_tokens() -> int:
+def default_batch_tokens(device: torch.device) -> int:
     """Tokens in a batch without gradients: many keep a GPU busy, few fit into the caches of a CPU."""
-    return 65_536 if torch.cuda.is_available() else 4096
+    return 65_536 if device.type == "cuda" else 4096
+
+
+def use_bf16(precision: str) -> bool:
+    """Whether a run with this setting computes in bf16."""
+    # Without instructions for it, it is slower than fp32, on a CPU some thirty times.
+    return precision == "bf16" or (precision == "auto" and is_modern_gpu())
 
 
 def hold_frozen_in_bfloat16(model: nn.Module) -> None:

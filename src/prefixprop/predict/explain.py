@@ -186,8 +186,7 @@ def _answers(
     left = [np.delete(pieces.input_ids[piece], slice(start, end)) for piece, start, end in hidden]
     input_ids = (*pieces.input_ids, *left)
     if way == READING:
-        limits = (run.pad_token_id, options.tokens_of_a_batch, run.uses_bf16, run.max_length)
-        (logits,) = run.model.start(pieces.input_ids, [run.readers], *limits, hidden)()
+        (logits,) = run.model.start(pieces.input_ids, [run.readers], *run.limits(options), hidden)()
     else:
         (logits,) = logits_of_each([run], replace(pieces, input_ids=input_ids), options)
     rows = [piece for version in versions for piece in version]

@@ -37,7 +37,7 @@ from prefixprop.evaluate.mixing import READERS, WORDS
 from prefixprop.models import CandidateScorer
 from prefixprop.models.base_model import load_base_model, load_pretrained
 from prefixprop.models.embedded import load_embedded
-from prefixprop.models.gpu import hold_frozen_in_bfloat16
+from prefixprop.models.gpu import hold_frozen_in_bfloat16, use_bf16
 from prefixprop.predict.reading import ReadingEncoder
 from prefixprop.predict.trained_model import TrainedModel
 from prefixprop.runs.directory import RunDirectory
@@ -156,7 +156,7 @@ def _make_ready(model: Any, settings: RunSettings, device: torch.device) -> None
     # This machine may need another fast backend than the one that the run used.
     if settings.attention_backend != "huggingface" and family_in(model).has_fast_attention:
         install(model)
-    if device.type == "cuda" and settings.precision != "fp32":
+    if device.type == "cuda" and use_bf16(settings.precision):
         hold_frozen_in_bfloat16(model.requires_grad_(False))
     model.to(device)
 

@@ -33,8 +33,8 @@ class ReadingEncoder:
         self._recorded = CudaGraph(self._answers)
 
     @property
-    def config(self) -> Any:
-        return self.model.config
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
 
     def add(self, readers: Sequence[ReaderWeights]) -> tuple[int, ...]:
         """Add readers; returns their numbers."""
@@ -60,7 +60,7 @@ class ReadingEncoder:
         [start, end) are hidden from them. The text's states are those of the whole text, and are computed once. No
         text has more than `max_length` tokens.
         """
-        device = next(self.model.parameters()).device
+        device = self.device
         hidden_in: defaultdict[int, list[int]] = defaultdict(list)
         for place, (index, _, _) in enumerate(hidden):
             hidden_in[index].append(place)

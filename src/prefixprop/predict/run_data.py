@@ -58,7 +58,7 @@ def _predict(
     trained: TrainedModel, items: StoredDocuments | Sequence[Question], options: PredictionOptions
 ) -> BeforeAndAfter:
     if trained.answers_questions:
-        before = _predict_questions(trained, items, options.tokens_of_a_batch)  # type: ignore[arg-type]
+        before = _predict_questions(trained, items, options)  # type: ignore[arg-type]
         return before, before.with_temperature(trained.temperature)
     assert isinstance(items, StoredDocuments)
     ids, labels, texts = tuple(items.ids), tuple(items.labels), list(items.texts)
@@ -76,12 +76,14 @@ def _predict(
     return before, after
 
 
-def _predict_questions(trained: TrainedModel, questions: Sequence[Question], batch_tokens: int) -> PredictionSet:
+def _predict_questions(
+    trained: TrainedModel, questions: Sequence[Question], options: PredictionOptions
+) -> PredictionSet:
     """A question whose candidates do not fit into the model counts as wrong."""
     chunks = trained.settings.max_chunks
     dataset = WikiHopDataset(questions, trained.tokenizer, trained.max_length, max_chunks=chunks)
     collate = CandidateCollator(trained.pad_token_id, trained.tokenizer.padding_side)
-    device = next(trained.model.parameters()).device
+    device, batch_tokens = trained.device, options.tokens_of_a_batch(trained.device)
     logits: dict[str, NDArray[np.float64]] = {}
     for indices in batches_by_length(dataset.lengths, batch_tokens):
         batch = collate([dataset[index] for index in indices])

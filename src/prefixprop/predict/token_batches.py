@@ -145,10 +145,12 @@ _TURNS: defaultdict[torch.device, _Turns] = defaultdict(_Turns)
 @contextlib.contextmanager
 def inference(device: torch.device, bf16: bool, lower: str) -> Iterator[None]:
     """Without gradients, in bf16 where that is faster; `lower` is the setting to lower if memory is short."""
+    on_gpu = device.type == "cuda"
     # On the CPU bf16 is far slower than float32.
-    autocast = torch.autocast(device.type, torch.bfloat16, enabled=bf16 and device.type == "cuda")
+    autocast = torch.autocast(device.type, torch.bfloat16, enabled=bf16 and on_gpu)
+    current = torch.cuda.device(device) if on_gpu else contextlib.nullcontext()  # which CUDA graphs record
     try:
-        with _TURNS[device], torch.inference_mode(), autocast, without_cudnn():
+        with _TURNS[device], current, torch.inference_mode(), autocast, without_cudnn():
             yield
     except torch.OutOfMemoryError as error:
         raise RuntimeError(

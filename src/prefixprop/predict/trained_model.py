@@ -29,11 +29,12 @@ from prefixprop.data.tokens import EncodedDocuments, count_words, shredded
 from prefixprop.evaluate import Mix, Temperature, TfidfModel, Trust
 from prefixprop.evaluate.metrics import yes_or_no
 from prefixprop.evaluate.mixing import READERS, WORDS, mean_answer
-from prefixprop.models.gpu import default_batch_tokens
+from prefixprop.models.gpu import default_batch_tokens, use_bf16
 from prefixprop.predict.inputs import windows
 from prefixprop.predict.reading import ReadingEncoder
 from prefixprop.predict.token_batches import Logits, start_classifying
 from prefixprop.settings.run_settings import RunSettings
+from prefixprop.train.kinds import pad_token
 
 if TYPE_CHECKING:
     from prefixprop.predict.explain import Explanation
@@ -84,9 +85,8 @@ class PredictionOptions:
         if self.batch_tokens is not None and self.batch_tokens < 1:
             raise ValueError(f"batch_tokens={self.batch_tokens} must be at least 1.")
 
-    @property
-    def tokens_of_a_batch(self) -> int:
-        return self.batch_tokens or default_batch_tokens()
+    def tokens_of_a_batch(self, device: torch.device) -> int:
+        return self.batch_tokens or default_batch_tokens(device)
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,19 +186,29 @@ class TrainedModel:
         return self.thresholds is not None
 
     @property
-    def reading(self) -> Hashable:
+    def tokens_key(self) -> Hashable:
         """What decides the tokens of a text: equal for runs that were loaded together and read texts alike."""
         return id(self.tokenizer), self.max_length, self.prepare, self.pad_token_id
 
     @property
     def pad_token_id(self) -> int:
-        pad = self.tokenizer.pad_token_id
-        return int(self.model.config.pad_token_id or 0) if pad is None else int(pad)
+        return pad_token(self.tokenizer)
+
+    @property
+    def device(self) -> torch.device:
+        """Where its model computes."""
+        if isinstance(self.model, ReadingEncoder):
+            return self.model.device
+        return torch.device("cpu") if self.model is None else next(self.model.parameters()).device
 
     @property
     def uses_bf16(self) -> bool:
-        """Whether it computes in bf16: on a GPU, unless the run's precision is fp32."""
-        return self.settings.precision != "fp32" and torch.cuda.is_available()
+        """Whether it computes in bf16: on a GPU on which a run of this precision is trained in it."""
+        return self.device.type == "cuda" and use_bf16(self.settings.precision)
+
+    def limits(self, options: PredictionOptions) -> tuple[int, int, bool, int]:
+        """How its model reads tokens: what pads them, how many are a batch, whether in bf16, and the longest text."""
+        return self.pad_token_id, options.tokens_of_a_batch(self.device), self.uses_bf16, self.max_length
 
     def encoded(self, texts: Sequence[str], options: PredictionOptions) -> EncodedDocuments:
         """The tokens of texts that are prepared already."""
@@ -272,7 +282,7 @@ class ModelOutput:
         return predictions
 
 
-EncodedForEach = dict[Hashable, tuple[list[str], EncodedDocuments]]  # cleaned and encoded, by `TrainedModel.reading`
+EncodedForEach = dict[Hashable, tuple[list[str], EncodedDocuments]]  # cleaned and encoded, by `tokens_key`
 
 
 def predict_with_each(
@@ -286,9 +296,9 @@ def encode_for_each(runs: Sequence[TrainedModel], texts: list[str], options: Pre
     """The texts as the runs read them; no model takes part, so a thread can do it while models compute."""
     encoded: EncodedForEach = {}
     for run in runs:
-        if run.reading not in encoded:
+        if run.tokens_key not in encoded:
             cleaned = [run.prepare(text) for text in texts]
-            encoded[run.reading] = cleaned, run.encoded(cleaned, options)
+            encoded[run.tokens_key] = cleaned, run.encoded(cleaned, options)
     return encoded
 
 
@@ -301,7 +311,7 @@ def start_predicting(
     """
     sharing: dict[tuple[int, Hashable], list[TrainedModel]] = {}
     for run in runs:
-        sharing.setdefault((id(run.model), run.reading), []).append(run)
+        sharing.setdefault((id(run.model), run.tokens_key), []).append(run)
     started = [
         (own, encoded[key[1]], _start_logits(own, encoded[key[1]][1], options)) for key, own in sharing.items()
     ]
@@ -343,10 +353,9 @@ def _start_logits(
     first = runs[0]
     if first.model is None:
         return lambda: [np.empty((len(pieces.input_ids), 0)) for _ in runs]
-    limits = (first.pad_token_id, options.tokens_of_a_batch, first.uses_bf16, first.max_length)
     if isinstance(first.model, ReadingEncoder):
-        return first.model.start(pieces.input_ids, [run.readers for run in runs], *limits)
-    return start_classifying(first.model, pieces.input_ids, *limits, [run.adapter for run in runs])
+        return first.model.start(pieces.input_ids, [run.readers for run in runs], *first.limits(options))
+    return start_classifying(first.model, pieces.input_ids, *first.limits(options), [run.adapter for run in runs])
 
 
 class PredictionSummary:

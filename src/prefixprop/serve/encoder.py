@@ -14,7 +14,7 @@ import signal
 import threading
 import traceback
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Annotated, Any
@@ -86,11 +86,12 @@ class Encoder:
 
     def __init__(self, runs: Mapping[str, TrainedModel], batch_tokens: int | None = None) -> None:
         self.models = runs
-        self.batch_tokens = PredictionOptions(batch_tokens=batch_tokens).tokens_of_a_batch
+        device = next(iter(runs.values())).device
+        self.batch_tokens = PredictionOptions(batch_tokens=batch_tokens).tokens_of_a_batch(device)
         keys: list[Hashable] = []
         self.runs: dict[str, ServedRun] = {}
         for name, run in runs.items():
-            key = (name if run.model is None else id(run.model), run.reading)
+            key = (name if run.model is None else id(run.model), run.tokens_key)
             keys += [] if key in keys else [key]
             reads = isinstance(run.model, ReadingEncoder)
             self.runs[name] = ServedRun(_described(name, run), keys.index(key), reads)
@@ -102,7 +103,8 @@ class Encoder:
         except Exception as error:
             if len(job.texts) > 1:
                 half = len(job.texts) // 2
-                parts = [Job(job.texts[own], job.runs[own], job.long) for own in (slice(half), slice(half, None))]
+                halves = slice(half), slice(half, None)
+                parts = [replace(job, texts=job.texts[own], runs=job.runs[own]) for own in halves]
                 return [answer for part in parts for answer in self.compute(lane, part)]
             # Neither its message nor a traceback, which may have a piece of a document, or a path.
             place = traceback.extract_tb(error.__traceback__)[-1]

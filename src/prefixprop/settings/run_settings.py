@@ -273,11 +273,14 @@ class RunSettings(Settings):
         choices=("auto", "no"),
     )
     checkpoint_every: int = _machine(
-        0, "Write a checkpoint every N steps as well; 0: only at the ends of epochs.", ge=0, le=BILLION
+        0,
+        "Write a checkpoint every N steps as well; 0: only at the ends of epochs, or of steps for readers.",
+        ge=0,
+        le=BILLION,
     )
     checkpoint_seconds: float = _machine(
         30.0,
-        "Skip the checkpoint at an epoch's end if the last one is less than this many seconds old.",
+        "Skip the checkpoint at such an end if the last one is less than this many seconds old.",
         ge=0,
         le=BILLION,
     )

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, Subset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from prefixprop.backbones import find_backbone
 from prefixprop.data import (
     SPLIT_NAMES,
     CandidateCollator,
@@ -38,6 +39,7 @@ from prefixprop.evaluate.baseline import measure_bm25
 from prefixprop.models import adapt_candidate_scorer
 from prefixprop.models.base_model import BaseModel
 from prefixprop.settings.run_settings import RunSettings
+from prefixprop.tuners.reader_bank import head_modules
 
 _TEXTS_LOOKED_AT = 200
 
@@ -132,7 +134,7 @@ class DocumentClassification(TaskKind):
                 for name in ("dev", CALIBRATION, "test")
                 if name in splits
             },
-            collator=DocumentCollator(pad_token(tokenizer), tokenizer.padding_side),
+            collator=DocumentCollator(pad_token(tokenizer)),
             notes=tuple(notes),
             unread=_unread(datasets, settings.max_length) if settings.reads_tokens else None,
             loss=document_loss(
@@ -156,12 +158,7 @@ class DocumentClassification(TaskKind):
     def adapt(self, model: Any, config: PeftConfig) -> PeftModel:
         config.task_type = TaskType.SEQ_CLS
         # peft trains `classifier` by itself; ModernBERT has more between the encoder and that.
-        head = [
-            name
-            for name, module in model.named_children()
-            if module is not model.base_model and list(module.parameters())
-        ]
-        config.modules_to_save = [name for name in head if name != "classifier"] or None
+        config.modules_to_save = [name for name in head_modules(find_backbone(model)) if name != "classifier"] or None
         return get_peft_model(model, config)
 
     def baseline(self, task: Task, settings: RunSettings) -> dict[str, Any] | None:

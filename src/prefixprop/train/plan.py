@@ -12,7 +12,6 @@ from transformers import PreTrainedModel, set_seed
 from transformers.integrations import get_available_reporting_integrations
 
 from prefixprop.attention import install
-from prefixprop.attention.backends import is_modern_gpu
 from prefixprop.backbones import family_in
 from prefixprop.data import ClassificationTask, Task, fingerprint, load_data, select_documents
 from prefixprop.evaluate import PredictionSet, Temperature
@@ -38,7 +37,7 @@ class RunPlan:
     task: Task  # the documents that the run reads
     data: RunData
     parameters: ParameterCount
-    documents: str  # fingerprint of the data set
+    documents_fingerprint: str
     at_once: int  # documents that a device computes at once
     models: list[nn.Module]  # the model that was built to count its parameters; `take_model` uses it up
 
@@ -194,9 +193,3 @@ def _check_trackers(settings: RunSettings) -> None:
         here = ", ".join(sorted(installed)) or "none"
         unknown = "is unknown or its package is not installed; installed"
         raise SettingsError(f"--report-to: {name!r} {unknown}: {here}." for name in missing)
-
-
-def use_bf16(precision: str) -> bool:
-    """Whether a run with this setting computes in bf16."""
-    # Without instructions for it, it is slower than fp32, on a CPU some thirty times.
-    return precision == "bf16" or (precision == "auto" and is_modern_gpu())

@@ -20,12 +20,12 @@ from prefixprop.data.splits import fold_numbers
 from prefixprop.evaluate import Part, may_be_dropped
 from prefixprop.evaluate.metrics import yes_or_no
 from prefixprop.evaluate.mixing import READERS, mean_answer, score
-from prefixprop.models.gpu import default_batch_tokens, hold_frozen_in_bfloat16
+from prefixprop.models.gpu import default_batch_tokens, hold_frozen_in_bfloat16, use_bf16
 from prefixprop.progress import Progress
 from prefixprop.runs.directory import RunDirectory, discard_replaced
 from prefixprop.train.bank_trainer import BankTrainer, ReaderPlan
 from prefixprop.train.kinds import class_weights, pad_token
-from prefixprop.train.plan import RunPlan, use_bf16
+from prefixprop.train.plan import RunPlan
 from prefixprop.train.recovery import trusted_checkpoint
 from prefixprop.train.text_states import TextStates
 from prefixprop.train.trainer import GracefulStop, write_history
@@ -110,7 +110,7 @@ class Readers:
             backbone,
             pad_token_id=pad_token(tokenizer),
             precision=partial(torch.autocast, device.type, torch.bfloat16, enabled=in_bf16),
-            batch_tokens=default_batch_tokens(),
+            batch_tokens=default_batch_tokens(device),
             max_length=settings.max_length or 0,
         )
         self.documents = first.data.documents
@@ -162,7 +162,7 @@ class Readers:
         ]
         if len(self.judged) > 1:
             parts.insert(0, f"{len(self.judged)} label columns")
-        place = self.text.place
+        place = self.text.kept_on
         kept = f"kept in {place.type.upper()} memory" if place else "computed in every epoch, to keep them would take"
         states = f"the text's states are {kept} ({self.text.bytes / 1e9:.1f} GB)"
         tokens = f"{plan.length} virtual token{'s' if plan.length > 1 else ''}"

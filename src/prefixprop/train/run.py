@@ -105,6 +105,9 @@ def train_label_columns(
     each = [replace(settings, label_column=(column,)) for column in settings.label_column]
     # A folder has the name of its column, without what folders cannot be called.
     names = [re.sub(r"[^\w.-]+", "-", column).strip(".") or "label" for column in settings.label_column]
+    if len({name.casefold() for name in names}) < len(names):
+        columns = ", ".join(settings.label_column)
+        raise SettingsError([f"--label-column: {columns} would share a folder; rename one of them."])
     directories = [RunDirectory(Path(run_dir) / name) for name in names]
     return _train(each, directories, resume, overwrite, progress or Progress(), callbacks)
 
@@ -130,7 +133,7 @@ def _train(
         runs.append(plan(one, progress, runs[0] if runs else None, documents))
         if old:
             check_same_settings(directory, runs[-1].settings)
-            check_same_documents(directory, runs[-1].documents)
+            check_same_documents(directory, runs[-1].documents_fingerprint)
     if len({run.data.several_labels for run in runs}) > 1:
         problem = "in some columns a document has one label, and in others several; train them in two runs."
         raise SettingsError([f"--label-column: {problem}"])
@@ -150,15 +153,8 @@ def _train(
 
 def _kept(settings: RunSettings, before: RunSettings) -> RunSettings:
     """A resumed run keeps what its documents and its model decided, whatever they would decide now."""
-    return replace(
-        settings,
-        method=settings.method or before.method,
-        epochs=settings.epochs or before.epochs,
-        batch_size=settings.batch_size or before.batch_size,
-        max_length=settings.max_length or before.max_length,
-        choose_by=settings.choose_by or before.choose_by,
-        model_revision=settings.model_revision or before.model_revision,
-    )
+    decided = ("method", "epochs", "batch_size", "max_length", "choose_by", "model_revision")
+    return replace(settings, **{name: getattr(settings, name) or getattr(before, name) for name in decided})
 
 
 def _finished(settings: RunSettings, directory: RunDirectory, progress: Progress) -> RunResult:
@@ -208,7 +204,7 @@ def _describe(run: RunPlan, directory: RunDirectory, device: torch.device) -> No
         write_json(directory.labels, list(run.data.label_names))
     write_text(directory.lengths, json.dumps(run.data.train_totals) + "\n")  # a long list, on one line
     environment = describe_environment(run.settings.seed, device, process_count())
-    write_json(directory.environment, environment | {DOCUMENTS: run.documents})
+    write_json(directory.environment, environment | {DOCUMENTS: run.documents_fingerprint})
 
 
 def _written(

@@ -19,14 +19,14 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from prefixprop.atomic_files import write_text
 from prefixprop.evaluate import decide, fit_temperature
-from prefixprop.models.gpu import hold_frozen_in_bfloat16, without_cudnn
+from prefixprop.models.gpu import hold_frozen_in_bfloat16, use_bf16, without_cudnn
 from prefixprop.progress import Progress, process_count
 from prefixprop.runs.directory import RunDirectory, discard_replaced
 from prefixprop.settings.methods import ADAPTER, HEAD, HEAD_FILE, MODEL
 from prefixprop.settings.resolve import documents_at_once, settings_to_yaml
 from prefixprop.settings.run_settings import RunSettings
 from prefixprop.train.kinds import kind_of
-from prefixprop.train.plan import RunPlan, Trained, use_bf16
+from prefixprop.train.plan import RunPlan, Trained
 from prefixprop.train.recovery import (
     TrainingError,
     building_remedy,
@@ -76,7 +76,7 @@ def _baseline(run: RunPlan, progress: Progress) -> dict[str, Any]:
     try:
         metrics = kind_of(run.settings).baseline(run.task, run.settings)
     except ValueError as error:
-        progress.note(f"there is no TF-IDF baseline: {error}")
+        progress.note(f"there is no baseline: {error}")
         return {}
     return {} if metrics is None else {"baseline": metrics}
 

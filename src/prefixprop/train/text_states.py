@@ -31,7 +31,7 @@ class TextStates:
 
     Attributes:
         lengths: The tokens of each document.
-        place: Where the states stay between epochs; None if they are computed anew.
+        kept_on: Where the states stay between epochs; None if they are computed anew.
     """
 
     def __init__(
@@ -52,21 +52,21 @@ class TextStates:
         self._dtype = next(backbone.layers[0].parameters()).dtype
         config = backbone.config
         self.bytes = sum(self.lengths) * config.num_hidden_layers * config.hidden_size * self._dtype.itemsize
-        self.place = place_for(self.bytes, self.device) if keep else None
+        self.kept_on = place_for(self.bytes, self.device) if keep else None
         self._kept: dict[int, Tensor] = {}  # [layers, tokens, hidden]
 
     def fill(self, progress: Progress) -> None:
         """Compute all states, if they are kept; always in the same batches, so that a resumed run has the same."""
-        if self.place is None:
+        if self.kept_on is None:
             return
         done = 0
         for indices in self.batches(range(len(self.documents))):
             text = self.text(self._tokens(indices))
             for place, index in enumerate(indices):
                 states = torch.stack([state[place, : self.lengths[index]] for state in text.states]).to(self._dtype)
-                if self.place != self.device:
+                if self.kept_on != self.device:
                     pinned = self.device.type == "cuda"
-                    states = torch.empty_like(states, device=self.place, pin_memory=pinned).copy_(states)
+                    states = torch.empty_like(states, device=self.kept_on, pin_memory=pinned).copy_(states)
                 self._kept[index] = states
             done += len(indices)
             progress.advance("reading documents", done, len(self.documents))
@@ -78,7 +78,7 @@ class TextStates:
 
     def inputs(self, indices: Sequence[int]) -> dict[str, Tensor]:
         """What `text` makes a batch of: the documents' tokens, or their states where these are kept."""
-        if self.place is None:
+        if self.kept_on is None:
             return self._tokens(indices)
         kept = [self._kept[index] for index in indices]
         longest = self._padded(max(state.shape[1] for state in kept))

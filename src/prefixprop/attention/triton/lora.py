@@ -21,7 +21,7 @@ from prefixprop.attention.patch import has_hooks
 from prefixprop.attention.triton.launch_attention import precision
 from prefixprop.attention.triton.shared import TritonKernel, draw_dropout_seeds, is_kept, levels
 
-STEP = 16  # ranks are padded to a multiple of this, as tensor cores need
+STEP = 16  # ranks are padded to a multiple of this, as tl.dot needs
 MOST_RANK = 128  # with dropout: a program holds all of it
 BLOCK = 16 if INTERPRETED else 64  # of rows, and of their width
 SHARES = 2 if INTERPRETED else 16  # programs that divide the rows where they are summed

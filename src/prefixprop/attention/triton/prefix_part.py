@@ -41,7 +41,7 @@ LOGARITHMIC = ("exp", "rbf")  # kernels that are the exponential of something
 
 def can_fuse(prefix: LayerPrefix, pattern: AttentionPattern, size: int, states: Tensor) -> bool:
     """Whether the kernels compute all of attention: they support rows of the sequence outside the softmax, but not
-    trained keys (Eq. 2), and no custom kernels."""
+    trained keys outside of it, and no custom kernels."""
     return prefix.part is None or (prefix.fused is not None and fits(pattern.rows_outside_softmax, size, states))
 
 

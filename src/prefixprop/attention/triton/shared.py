@@ -56,8 +56,12 @@ class TritonKernel:
         if not isinstance(self.function, triton.runtime.JITFunction):  # interpreted
             self.function[grid](*tensors, *numbers, **constants)
             return
+        device = tensors[0].device
+        if device.type == "cuda" and device.index != torch.cuda.current_device():  # on which Triton launches
+            with torch.cuda.device(device):
+                return self(grid, tensors, numbers, **constants)
         key = (
-            tensors[0].device,
+            device,
             tuple(constants.values()),
             *[(tensor.dtype, tensor.data_ptr() % 16) for tensor in tensors],
         )
