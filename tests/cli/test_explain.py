@@ -23,7 +23,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_json_lines_a_page_and_the_terminal(folder: Path) -> None:
     run, new = folder / "run", folder / "new.jsonl"
-    call("explain", run, new, "--output", folder / "out" / "reasons.jsonl", "--html", folder / "reasons.html")
+    files = folder / "out" / "reasons.jsonl", folder / "reasons.html"
+    _, told = call("explain", run, new, "--output", files[0], "--html", files[1])
+    assert "3 documents are explained in" in told and all(file.name in told for file in files)
     lines = [json.loads(line) for line in (folder / "out" / "reasons.jsonl").read_text().splitlines()]
     rows = [json.loads(line) for line in new.read_text().splitlines()]
     assert [line["id"] for line in lines] == [row["id"] for row in rows]

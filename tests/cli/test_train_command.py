@@ -44,7 +44,7 @@ def test_what_is_told_before_meanwhile_and_at_the_end(
         " trained parameters (",
         "Note: the run has 8 steps, too few to learn much",
         "Note: 1 of 11 dev documents is empty",
-        "training: 2 of 8, 0 minutes so far",
+        "training: 2 of 8, 0 min so far",
         "epoch   1  step      8",
     ):
         assert words in told

@@ -164,6 +164,8 @@ def _print(evaluated: _Evaluated, as_json: bool) -> None:
         typer.echo(json.dumps(record, ensure_ascii=False, indent=2, allow_nan=False))
         return
     typer.echo(what)
+    if evaluated.temperature == 1:  # mixed answers are calibrated already
+        after = None
     table = Table("metric")
     table.add_column("before scaling" if after else "value", justify="right")
     if after is not None:

@@ -14,11 +14,12 @@ from rich.console import Console
 from rich.text import Text
 
 from prefixprop.atomic_files import write_text
-from prefixprop.cli.messages import clean_errors, printable
+from prefixprop.cli.messages import TerminalProgress, clean_errors, printable
 from prefixprop.cli.predict import BatchTokensOption, IdOption, LongOption, TextOption
 from prefixprop.data.files import Columns
 from prefixprop.lazy_imports import import_optional
 from prefixprop.predict.inputs import read_inputs, windows
+from prefixprop.progress import Progress
 from prefixprop.runs.directory import RunDirectory
 
 if TYPE_CHECKING:
@@ -80,7 +81,10 @@ def explain(
             output.parent.mkdir(parents=True, exist_ok=True)
             lines = stack.enter_context(output.open("w", encoding="utf-8"))
         page: list[tuple[str, Explanation]] = []
-        terminal = Console(highlight=False)
+        terminal, done = Console(highlight=False), 0
+        files = [str(file) for file in (output, html) if file not in (None, STANDARD_OUTPUT)]
+        # A terminal that shows explanations has no bar among them.
+        progress = stack.enter_context(TerminalProgress(Console(stderr=True))) if files else Progress()
         for window in windows(inputs, lambda document: document.text):
             texts = [document.text for document in window]
             found = trained.explain(texts, way=way, long=long, batch_tokens=batch_tokens)
@@ -94,8 +98,12 @@ def explain(
                     lines.write(json.dumps(record, ensure_ascii=False) + "\n")
                 elif html is None:
                     _show(terminal, name, explanation, top)
+            done += len(window)
+            progress.advance("explaining", done, None)
         if html is not None:
             write_text(html, explanations_page(f"Why these labels? {run.resolve().name}", page))
+        if files:
+            progress.line(f"{done:,} documents are explained in {' and '.join(files)}.")
 
 
 def _show(terminal: Console, name: str, explanation: Explanation, top: int) -> None:

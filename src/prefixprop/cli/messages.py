@@ -127,7 +127,7 @@ class TerminalProgress(Progress):
         if not self.console.is_terminal and time.monotonic() - self.last_line > _SECONDS_BETWEEN_LINES:
             minutes = (time.monotonic() - self.started) / 60
             so_far = f"{done:,}" if total is None else f"{done:,} of {total:,}"
-            self.line(f"{described}: {so_far}, {minutes:.0f} minutes so far")
+            self.line(f"{described}: {so_far}, {minutes:.0f} min so far")
 
     def _only(self, what: str, total: int | None, keep: str | None = None) -> None:
         for name in [name for name in self.current if name != keep]:

@@ -126,4 +126,4 @@ def archive(
                 messages.print(remark, markup=False)
             archive_runs(found.runs, output)
         size = sum(file.stat().st_size for file in output.iterdir() if file.is_file())
-        typer.echo(f"{output}: {len(found.runs)} runs, {size / 1e6:.2f} MB.")
+        typer.echo(f"{output}: {len(found.runs)} run{'s' * (len(found.runs) > 1)}, {size / 1e6:.2f} MB.")

@@ -7,6 +7,7 @@ import logging
 import math
 import time
 import warnings
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -128,7 +129,9 @@ def _show_result(result: RunResult, seconds: float) -> None:
     readers = metrics.get("readers", {}).get(split) if settings.mix_baseline == "auto" else None
     baseline = metrics.get("baseline", {}).get(split) if settings.method != "tfidf" else None
     found = metrics.get(f"{split}_calibrated") or metrics[split]
-    name = f"{settings.method}, with {simple}" if readers else str(settings.method)
+    name = str(settings.method)
+    if readers and metrics["mix"]["weights"]["words"]:
+        name += f", with {simple}" if metrics["mix"]["weights"]["readers"] else f": {simple} alone"
     rows = {name: found, "readers alone": readers, simple: baseline}
     several_labels = "thresholds" in metrics
     twice = "accuracy" if several_labels else "micro_f1"  # which is the accuracy where a document has one label
@@ -145,7 +148,9 @@ def _show_result(result: RunResult, seconds: float) -> None:
     console.print(table)
     headline = "average_precision" if several_labels else "accuracy"
     if baseline:
-        _show_verdict(console, headline, found, baseline, simple, where)
+        advice = ["More --epochs", "another --learning-rate", "a larger --max-length"]
+        advice += [] if settings.is_mix else ["a mix (--method readers)"]
+        _show_verdict(console, headline, found, baseline, simple, where, advice)
     for text in (*_details(metrics, settings, headline, seconds), directory.read_trust()):
         if text:
             typer.echo(text)
@@ -165,7 +170,13 @@ def _show_result(result: RunResult, seconds: float) -> None:
 
 
 def _show_verdict(
-    console: Console, metric: str, found: dict[str, Any], baseline: dict[str, Any], simple: str, where: str
+    console: Console,
+    metric: str,
+    found: dict[str, Any],
+    baseline: dict[str, Any],
+    simple: str,
+    where: str,
+    advice: Sequence[str],
 ) -> None:
     reached, other = found[metric], baseline[metric]
     numbers = f"{COLUMNS[metric]} {reached:.3f} against {other:.3f} on {where}"
@@ -175,8 +186,8 @@ def _show_verdict(
     elif reached >= other:
         verdict = Text(f"Better than {simple}: {numbers}.", "bold green")
     else:
-        advice = "More --epochs, another --learning-rate, a larger --max-length or a mix (--method readers) may help."
-        verdict = Text.assemble((f"{simple} is better: {numbers}. ", "bold red"), advice)
+        may_help = f"{', '.join(advice[:-1])} or {advice[-1]} may help."
+        verdict = Text.assemble((f"{simple} is better: {numbers}. ", "bold red"), may_help)
     console.print(verdict, soft_wrap=True)
 
 
@@ -192,10 +203,11 @@ def _details(metrics: dict[str, Any], settings: RunSettings, headline: str, seco
     names = {"readers": "learning rate"}
     chosen = ", ".join(f"{names.get(part, 'C')} {value:g}" for part, value in mix["chosen"].items())
     weights = ", ".join(f"{part} {weight:.3g}" for part, weight in mix["weights"].items())
+    weights = f"; weights of the mix: {weights}" * (len(mix["weights"]) > 1)
     interval = f"(95 % interval {expected['low']:.3f} to {expected['high']:.3f})"
     return [
         f"Expected {COLUMNS[headline]}: {expected[headline]:.3f} {interval}, cross-fitted on {where}.",
-        f"Chosen: {chosen}; weights of the mix: {weights}. {seconds:.0f} s.",
+        f"Chosen: {chosen}{weights}. {seconds:.0f} s.",
     ]
 
 

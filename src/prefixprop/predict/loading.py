@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import warnings
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -240,12 +241,14 @@ def _with_adapter(model: PreTrainedModel | PeftModel, folder: Path, adapter: str
 
 @contextlib.contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Hide bars and messages about a new head: the run's own head replaces it."""
+    """Hide bars and messages about a new head, which the run's own head replaces, and what peft uses of old names."""
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
+            yield
     finally:
         logging.set_verbosity(verbosity)
         if bars:

@@ -79,6 +79,8 @@ class RunPlan:
     def __str__(self) -> str:
         """The settings that matter most, in one line."""
         settings = self.settings
+        if not settings.reads_tokens:
+            return f"{settings.method}: {len(self.data.train_lengths):,} documents, seed {settings.seed}"
         parts = [f"{len(self.data.train_lengths):,} documents of up to {settings.max_length:,} tokens"]
         if settings.epochs is not None:
             parts.append(f"{settings.epochs} × {self.steps_per_epoch:,} steps of {settings.batch_size} documents")

@@ -152,6 +152,8 @@ def trusted_checkpoint(checkpoints: Path, progress: Progress | None = None) -> P
     if progress is not None:
         for complaint in complaints:
             progress.note(f"{complaint}; the run {instead} instead")
+        if found:
+            progress.line(f"continues from {found.name}")
     return found
 
 
