@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import itertools
 import os
 import re
@@ -187,6 +188,7 @@ class Job:
         is_waiting: Callable[[], bool] = lambda: False,
     ) -> None:
         started = time.perf_counter()
+        gc.freeze()  # the garbage collector has nothing to find in models and modules
         try:
             if self.resumable is not None:
                 for document, predictions in self.resumable.answered(documents):

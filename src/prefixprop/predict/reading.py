@@ -17,7 +17,7 @@ from prefixprop.backbones import find_backbone
 from prefixprop.backbones.base import Text
 from prefixprop.data.tokens import TokenIds
 from prefixprop.models.gpu import CudaGraph, can_use_cuda_graphs
-from prefixprop.predict.token_batches import Logits, inference, padded_batches, to_device
+from prefixprop.predict.token_batches import Copied, Logits, inference, padded_batches, start_copying, to_device
 from prefixprop.tuners.reader_bank import ReaderBank, ReaderWeights
 from prefixprop.tuners.reading import text_to_read
 
@@ -73,30 +73,30 @@ class ReadingEncoder:
         readers = {name: torch.tensor(places, device=device) for name, places in chosen.items()}
         is_recorded = not hidden and can_use_cuda_graphs(self.model)
         a_pass = partial(inference, device, bf16, lower="batch_tokens (--batch-tokens)")
-        answers: list[tuple[Sequence[int], dict[str, Tensor]]] = []  # fetched later
+        answers: list[tuple[Sequence[int], dict[str, Copied]]] = []  # fetched later
         for indices, batch in padded_batches(
             input_ids, pad_token_id, batch_tokens, max_length if is_recorded else None
         ):
             if is_recorded:
                 with a_pass():
-                    answers.append((indices, self._recorded(to_device(batch, device) | readers, bf16)))
+                    answers.append((indices, _copied(self._recorded(to_device(batch, device) | readers, bf16))))
                 continue
             with a_pass():
                 text = text_to_read(self.backbone, to_device(batch, device))
-                answers.append((indices, self._read(text, readers)))
+                answers.append((indices, _copied(self._read(text, readers))))
             at_once = max(1, batch_tokens // batch["input_ids"].shape[1])
             for row, index in enumerate(indices):
                 for start in range(0, len(hidden_in[index]), at_once):
                     places = hidden_in[index][start : start + at_once]
                     spans = [hidden[place][1:] for place in places]
                     with a_pass():
-                        found = self._read(_without(text, row, spans), readers)
+                        found = _copied(self._read(_without(text, row, spans), readers))
                     answers.append(([len(input_ids) + place for place in places], found))
         return partial(self._fetched, answers, chosen, len(input_ids) + len(hidden), runs)
 
     def _fetched(
         self,
-        answers: Sequence[tuple[Sequence[int], dict[str, Tensor]]],
+        answers: Sequence[tuple[Sequence[int], dict[str, Copied]]],
         chosen: Mapping[str, list[int]],
         count: int,
         runs: Sequence[Sequence[int]],
@@ -106,7 +106,7 @@ class ReadingEncoder:
             numbers = [self._banks[name][0][place] for place in places]
             found |= {number: np.empty((count, self._readers[number].classes)) for number in numbers}
             for indices, of_banks in answers:
-                for number, of_reader in zip(numbers, of_banks[name].double().cpu().numpy(), strict=True):
+                for number, of_reader in zip(numbers, of_banks[name](), strict=True):
                     found[number][indices] = of_reader[: len(indices), : found[number].shape[1]]
         return [np.stack([found[number] for number in run]) for run in runs]
 
@@ -126,6 +126,10 @@ class ReadingEncoder:
                 bank = ReaderBank(self.backbone, [self._readers[number] for number in numbers])
                 self._banks[f"readers of {length}"] = (numbers, bank.to(device).eval())
         return self._banks
+
+
+def _copied(of_banks: Mapping[str, Tensor]) -> dict[str, Copied]:
+    return {name: start_copying(answers) for name, answers in of_banks.items()}
 
 
 def _without(text: Text, row: int, spans: Sequence[tuple[int, int]]) -> Text:

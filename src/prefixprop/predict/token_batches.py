@@ -22,6 +22,7 @@ from prefixprop.data.tokens import TokenIds, batches_by_length, pad_documents
 from prefixprop.models.gpu import CudaGraph, can_use_cuda_graphs, padded_count, padded_length, without_cudnn
 
 Logits = list[NDArray[np.float64]]
+Copied = Callable[[], NDArray[np.float64]]
 
 
 def start_classifying(
@@ -42,10 +43,11 @@ def start_classifying(
     # A batch that mixes adapters sends lists to the device, which no recording can do.
     is_recorded = can_use_cuda_graphs(model) and list(adapters) == [None]
     run = partial(_replayed_logits if is_recorded else _logits, model)
-    answers: list[tuple[list[int], Sequence[Tensor]]] = []
+    answers: list[tuple[list[int], Sequence[Copied]]] = []
     for indices, batch in padded_batches(input_ids, pad_token_id, batch_tokens, max_length if is_recorded else None):
         with inference(device, bf16, lower="batch_tokens (--batch-tokens)"):
-            answers.append((indices, _with_each(run, to_device(batch, device), adapters, batch_tokens)))
+            found = _with_each(run, to_device(batch, device), adapters, batch_tokens)
+            answers.append((indices, [start_copying(logits) for logits in found]))
     return partial(_fetched, answers, len(input_ids), len(adapters))
 
 
@@ -67,11 +69,11 @@ def padded_batches(
         yield indices, pad_documents(rows, pad_token_id, length=length)
 
 
-def _fetched(answers: Sequence[tuple[list[int], Sequence[Tensor]]], texts: int, adapters: int) -> Logits:
+def _fetched(answers: Sequence[tuple[list[int], Sequence[Copied]]], texts: int, adapters: int) -> Logits:
     logits: dict[tuple[int, int], NDArray[np.float64]] = {}
     for indices, outputs in answers:
         for place, output in enumerate(outputs):
-            numbers = output.double().cpu().numpy()[: len(indices)]
+            numbers = output()[: len(indices)]
             logits.update({(place, index): row for index, row in zip(indices, numbers, strict=True)})
     return [np.stack([logits[place, index] for index in range(texts)]) for place in range(adapters)]
 
@@ -81,6 +83,21 @@ def to_device(batch: dict[str, Tensor], device: torch.device) -> dict[str, Tenso
     if device.type != "cuda":
         return batch
     return {name: tensor.pin_memory().to(device, non_blocking=True) for name, tensor in batch.items()}
+
+
+def start_copying(output: Tensor) -> Copied:
+    """A function that waits for the values of a tensor, but for nothing that the GPU is given after this call."""
+    if output.device.type != "cuda":
+        return lambda: output.double().cpu().numpy()
+    values = output.double().to("cpu", non_blocking=True)  # into pinned memory
+    copied = torch.cuda.Event()
+    copied.record()
+
+    def wait() -> NDArray[np.float64]:
+        copied.synchronize()
+        return values.numpy()
+
+    return wait
 
 
 def _with_each(

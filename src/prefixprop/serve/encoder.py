@@ -8,6 +8,7 @@ take turns (see `predict.token_batches`), so a batch waits for one such pass at 
 
 from __future__ import annotations
 
+import gc
 import logging
 import multiprocessing
 import signal
@@ -196,6 +197,7 @@ def _work(connections: Sequence[Connection], folders: Mapping[str, Path], batch_
         connections[0].send(ValueError(str(error)))
         return
     encoder = Encoder(models, batch_tokens)
+    gc.freeze()  # the garbage collector has nothing to find in models
     connections[0].send((encoder.runs, encoder.batch_tokens))
     lanes = [
         threading.Thread(target=_answer, args=(encoder, lane, connection))
