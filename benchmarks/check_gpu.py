@@ -298,8 +298,8 @@ def check_kept_states() -> str | None:
             states.fill(Quiet())
         finally:
             text_states.free_memory = usual
-        if (states.place and states.place.type) != place:
-            return f"kept at {states.place} in place of {place}"
+        if (states.kept_on and states.kept_on.type) != place:
+            return f"kept on {states.kept_on} in place of {place}"
         with torch.no_grad():
             text = states.text(states.inputs([0, 1, 2]))
         found.append(torch.stack(text.states)[:, ~text.pattern.is_masked].float())

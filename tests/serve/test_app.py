@@ -186,18 +186,25 @@ def test_readers_of_all_clients_share_a_pass(client: httpx.Client, gate: Gate) -
     )  # and a much longer document is not padded with
 
 
-def test_a_second_batch_as_large_as_the_first_is_taken_meanwhile(client: httpx.Client, gate: Gate) -> None:
-    with ThreadPoolExecutor(3) as pool:
-        answers = [pool.submit(ask, client, [LONG] * 2, runs=["tone"])]
+@pytest.mark.parametrize(("batches_at_once", "sizes"), [(2, [4, 4]), (3, [4, 2, 3])])
+def test_batches_are_taken_while_others_are_under_way(
+    runs: Runs, gate: Gate, batches_at_once: int, sizes: list[int]
+) -> None:
+    answering = Encoder(runs)
+    assert answering.batches_at_once == 2  # on a CPU
+    answering.batches_at_once = batches_at_once
+    with served(answering) as client, ThreadPoolExecutor(sum(sizes)) as pool:
+        answers = [pool.submit(ask, client, [LONG] * sizes[0], runs=["tone"])]
         wait_until(lambda: len(gate.batches) == 1)
-        answers.append(pool.submit(ask, client, [LONG], runs=["tone"]))
-        wait_until(lambda: under_way(client) == 3)
-        assert len(gate.batches) == 1
-        answers.append(pool.submit(ask, client, [LONG], runs=["tone"]))
-        wait_until(lambda: len(gate.batches) == 2)
+        for number, size in enumerate(sizes[1:], start=2):
+            for _ in range(size):
+                assert len(gate.batches) < number  # too few wait
+                answers.append(pool.submit(ask, client, [LONG], runs=["tone"]))
+                wait_until(lambda: under_way(client) == sizes[0] + len(answers) - 1)
+            wait_until(lambda number=number: len(gate.batches) == number)
         gate.open.set()
         assert all(answer.result().status_code == 200 for answer in answers)
-    assert [len(each) for _, each in gate.batches] == [2, 2]
+    assert [len(each) for _, each in gate.batches] == sizes
 
 
 @pytest.mark.parametrize(

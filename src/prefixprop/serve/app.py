@@ -199,8 +199,6 @@ class _Service:
         if any(name not in known for name in names):
             raise HTTPException(422, f"runs: one is unknown; choose among {', '.join(known)}.")
         count = self._documents_of(asked, len(names))
-        if not self.queue.is_working:
-            raise HTTPException(503, "The encoder has stopped; the service must be started again.")
         if self.documents + count > self.limits.queue:
             retry = {"Retry-After": str(math.ceil(self.metrics.seconds_for(self.documents)))}
             raise HTTPException(503, f"The queue is full ({self.limits.queue:,} documents); try again later.", retry)

@@ -5,9 +5,10 @@ of √2), and are for runs of one model. Readers of any runs on an encoder share
 any of its documents asks for. Other runs share a pass only if the documents ask for the same ones.
 
 A thread takes the kind whose first document came first. It waits a moment for more of that kind, and takes as many as
-fill a batch. Meanwhile a second thread takes a full batch, or one as large as the first, so that it is tokenized when
-the encoder is free, and the encoder works while answers are written. Reasons are a kind of their own, which a third
-thread takes one document at a time.
+fill a batch. Meanwhile another takes a full batch, or one as large as the first, so that it is tokenized when the
+encoder is free, and the encoder works while answers are written and clients send more. Beside a GPU there are two
+others, which take batches half as large as what is under way. Reasons are a kind of their own, which one more thread
+takes one document at a time.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
-from prefixprop.serve.encoder import LANES, REASONS_LANE, Answer, Encoder, EncoderProcess, EncoderStoppedError, Job
+from prefixprop.serve.encoder import REASONS_LANE, Answer, Encoder, EncoderProcess, EncoderStoppedError, Job
 
 CHARACTERS_PER_TOKEN = 4  # about: what a batch holds is counted exactly where it is padded
 
@@ -61,7 +62,7 @@ class BatchingQueue:
         self._tokens_under_way = 0
         self._threads = [
             threading.Thread(target=self._work, args=(lane,), name=f"lane {lane}", daemon=True)
-            for lane in range(LANES)
+            for lane in (REASONS_LANE, *range(1, encoder.batches_at_once + 1))
         ]
         for thread in self._threads:
             thread.start()
@@ -147,7 +148,8 @@ class BatchingQueue:
                 if explains:
                     return self._take(line, most=1)
                 missing = line[0].since + self.wait_seconds - time.monotonic()
-                enough = min(self._tokens_under_way or self.batch_tokens, self.batch_tokens)
+                share = self._tokens_under_way / (self.encoder.batches_at_once - 1)
+                enough = min(share or self.batch_tokens, self.batch_tokens)
                 if _tokens(line) >= enough or (not self._tokens_under_way and (missing <= 0 or self._closed)):
                     batch = self._take(line)
                     self._tokens_under_way += _tokens(batch)

@@ -1,8 +1,8 @@
 """The models behind the service: in this process, or in a separate one.
 
 In a separate process the encoder has Python's lock to itself, so parsing requests does not delay the launches of its
-kernels. Callers use lanes, which work at the same time: while the batch of one is computed, that of the other is
-tokenized. The last lane is for reasons. They are computed in passes of a quarter of a batch, and passes
+kernels. Callers use lanes, which work at the same time: while the batch of one is computed, those of others are
+tokenized or written. The first lane is for reasons. They are computed in passes of a quarter of a batch, and passes
 take turns (see `predict.token_batches`), so a batch waits for one such pass at most.
 """
 
@@ -28,7 +28,7 @@ from prefixprop.predict.loading import load_by_name
 from prefixprop.predict.reading import ReadingEncoder
 from prefixprop.predict.trained_model import predict_with_each
 
-LANES, REASONS_LANE = 3, 2
+LANES, REASONS_LANE = 4, 0
 MOST_PASSAGES = 24  # of a document whose label is explained, about: without each of them it is answered again
 _PASSES_OF_REASONS = 4  # for a batch
 _SECONDS_TO_END = 5
@@ -89,6 +89,8 @@ class Encoder:
         self.models = runs
         device = next(iter(runs.values())).device
         self.batch_tokens = PredictionOptions(batch_tokens=batch_tokens).tokens_of_a_batch(device)
+        # On a CPU, a batch that is tokenized takes time from the one that is computed.
+        self.batches_at_once = LANES - 1 if device.type == "cuda" else 2
         keys: list[Hashable] = []
         self.runs: dict[str, ServedRun] = {}
         for name, run in runs.items():
@@ -150,7 +152,8 @@ class EncoderProcess:
         try:
             self.runs: dict[str, ServedRun]
             self.batch_tokens: int
-            self.runs, self.batch_tokens = self._received(0)
+            self.batches_at_once: int
+            self.runs, self.batch_tokens, self.batches_at_once = self._received(0)
         except BaseException:
             self.close()
             raise
@@ -198,7 +201,7 @@ def _work(connections: Sequence[Connection], folders: Mapping[str, Path], batch_
         return
     encoder = Encoder(models, batch_tokens)
     gc.freeze()  # the garbage collector has nothing to find in models
-    connections[0].send((encoder.runs, encoder.batch_tokens))
+    connections[0].send((encoder.runs, encoder.batch_tokens, encoder.batches_at_once))
     lanes = [
         threading.Thread(target=_answer, args=(encoder, lane, connection))
         for lane, connection in enumerate(connections)
