@@ -234,8 +234,8 @@ def measure(folders: Sequence[Path], base: Path, pool: Any, options: argparse.Na
             for clients in options.clients:
                 measured = {}
                 for way in ways.values():  # without being counted; a GPU meets all shapes of batches
-                    few = (texts, clients) if ON_GPU else (texts[:8], min(clients, 8))
-                    way(*few, options.seconds / 4)
+                    few = (texts, clients, options.seconds / 2) if ON_GPU else (texts[:8], min(clients, 8), 0.5)
+                    way(*few)
                 for name, way in ways.items():
                     seconds, waited = way(texts, clients, options.seconds)
                     quantiles = {f"p{share}_ms": 1000 * float(np.percentile(waited, share)) for share in (50, 95, 99)}

@@ -114,10 +114,11 @@ def cross_fit(
 
 def mean_answer(logits: ArrayLike) -> Array:
     """The log of the mean probability [..., classes] of several models, given their logits [models, ..., classes]."""
-    from scipy.special import log_softmax, logsumexp
+    from scipy.special import log_softmax
 
     array = np.asarray(logits, dtype=np.float64)
-    answers: Array = logsumexp(log_softmax(array, axis=-1), axis=0) - math.log(len(array))
+    # For few numbers, SciPy's logsumexp takes thirty times as long.
+    answers: Array = np.logaddexp.reduce(log_softmax(array, axis=-1), axis=0) - math.log(len(array))
     return answers
 
 

@@ -111,14 +111,16 @@ def free_bytes() -> int:
 class CudaGraph:
     """Replays `run`, a function of tensors on a GPU that must not wait for the device.
 
-    A thread's first call of a shape runs as usual: it compiles kernels, and makes the thread's cuBLAS handle, which
-    cannot be recorded. The thread's second call is recorded; later ones, of any thread, are replayed. Recordings have
-    memory of their own, so a shape is recorded only if as much is free as the first call took.
+    The first call of a shape runs as usual, because it may compile kernels, and so does the first call of a thread,
+    which makes its cuBLAS handle: neither can be recorded. The next call is recorded; later ones, of any thread, are
+    replayed. Recordings have memory of their own, so a shape is recorded only if as much is free as the first call
+    took.
     """
 
     def __init__(self, run: Callable[[dict[str, Tensor]], Any]) -> None:
         self.run = run
-        self._needed: dict[Hashable, int] = {}  # bytes that a thread's first call of a shape took
+        self._needed: dict[Hashable, int] = {}  # bytes that the first call of a shape took
+        self._threads: set[int] = set()  # that have made a call
         self._recordings: dict[Hashable, _Recording] = {}
         self._memory: Any = None  # shared by all recordings, because no two are replayed at once
         self._most = MOST_RECORDINGS
@@ -126,15 +128,12 @@ class CudaGraph:
     def __call__(self, inputs: Mapping[str, Tensor], variant: Hashable = None) -> Any:
         """`variant` distinguishes calls of the same shapes that compute something else."""
         key = (variant, *((name, tensor.shape, tensor.dtype) for name, tensor in inputs.items()))
-        in_thread = threading.get_ident(), key
-        if key not in self._recordings and in_thread not in self._needed:
-            outputs, self._needed[in_thread] = peak_of(partial(self.run, dict(inputs)))
+        thread = threading.get_ident()
+        if key not in self._recordings and (key not in self._needed or thread not in self._threads):
+            outputs, self._needed[key] = peak_of(partial(self.run, dict(inputs)))
+            self._threads.add(thread)
             return outputs
-        if (
-            key not in self._recordings
-            and len(self._recordings) < self._most
-            and self._needed[in_thread] <= free_bytes()
-        ):
+        if key not in self._recordings and len(self._recordings) < self._most and self._needed[key] <= free_bytes():
             try:
                 self._recordings[key] = self._record(inputs)
             except torch.OutOfMemoryError:  # recordings take memory of their own

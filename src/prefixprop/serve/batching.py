@@ -6,9 +6,9 @@ any of its documents asks for. Other runs share a pass only if the documents ask
 
 A thread takes the kind whose first document came first. It waits a moment for more of that kind, and takes as many as
 fill a batch. Meanwhile another takes a full batch, or one as large as the first, so that it is tokenized when the
-encoder is free, and the encoder works while answers are written and clients send more. Beside a GPU there are two
-others, which take batches half as large as what is under way. Reasons are a kind of their own, which one more thread
-takes one document at a time.
+encoder is free, and the encoder works while answers are written and clients send more. Beside a GPU there are three
+others, which take batches a third as large as what is under way. Reasons are a kind of their own, which one more
+thread takes one document at a time.
 """
 
 from __future__ import annotations

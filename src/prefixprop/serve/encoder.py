@@ -12,6 +12,7 @@ import gc
 import logging
 import multiprocessing
 import signal
+import sys
 import threading
 import traceback
 from collections.abc import Hashable, Mapping, Sequence
@@ -28,7 +29,7 @@ from prefixprop.predict.loading import load_by_name
 from prefixprop.predict.reading import ReadingEncoder
 from prefixprop.predict.trained_model import predict_with_each
 
-LANES, REASONS_LANE = 4, 0
+LANES, REASONS_LANE = 5, 0
 MOST_PASSAGES = 24  # of a document whose label is explained, about: without each of them it is answered again
 _PASSES_OF_REASONS = 4  # for a batch
 _SECONDS_TO_END = 5
@@ -201,6 +202,7 @@ def _work(connections: Sequence[Connection], folders: Mapping[str, Path], batch_
         return
     encoder = Encoder(models, batch_tokens)
     gc.freeze()  # the garbage collector has nothing to find in models
+    sys.setswitchinterval(0.001)  # the lane that has the GPU waits less for others that hold Python's lock
     connections[0].send((encoder.runs, encoder.batch_tokens, encoder.batches_at_once))
     lanes = [
         threading.Thread(target=_answer, args=(encoder, lane, connection))
