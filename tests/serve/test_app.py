@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import socket
 import threading
@@ -256,7 +257,9 @@ def test_a_full_queue_says_when_to_come_again(runs: Runs, gate: Gate) -> None:
         assert client.get("/readyz").status_code == client.head("/readyz").status_code == 200  # monitors send HEAD
 
 
-def test_clients_that_hang_up_leave_the_queue(client: httpx.Client, gate: Gate) -> None:
+def test_clients_that_hang_up_leave_the_queue(
+    client: httpx.Client, gate: Gate, caplog: pytest.LogCaptureFixture
+) -> None:
     body = json.dumps({"texts": ["w9 w9"], "runs": ["tone"]}).encode()
     head = b"POST /v1/predict HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
     with ThreadPoolExecutor(1) as pool:
@@ -270,6 +273,8 @@ def test_clients_that_hang_up_leave_the_queue(client: httpx.Client, gate: Gate) 
         assert kept.result().status_code == 200
     assert ask(client, ["w4"], runs=["tone"]).status_code == 200
     assert all(each != ["w9 w9"] for _, each in gate.batches)
+    gc.collect()  # asyncio would log now what nobody has asked for
+    assert not caplog.records
 
 
 def test_slow_clients_and_slow_answers_end_at_the_limit(runs: Runs, gate: Gate) -> None:

@@ -107,7 +107,7 @@ def create_app(
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         gc.freeze()  # otherwise half of the time of a request is Python's garbage collector, in objects of PyTorch
         yield
-        queue.close()
+        await queue.close()
 
     app: FastAPI = FastAPIOffline(title="prefixprop", version=__version__, lifespan=lifespan, redoc_url=None)
     known = [Depends(_key_check(api_key))] if api_key else []
@@ -263,12 +263,15 @@ class _Service:
         answers: asyncio.Future[Any] = asyncio.gather(*(part.answer for part in parts))
         hung_up: asyncio.Future[Any] = asyncio.create_task(_hung_up(request))
         try:
-            await asyncio.wait({answers, hung_up}, timeout=self.limits.seconds, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(
+                {answers, hung_up}, timeout=self.limits.seconds, return_when=asyncio.FIRST_COMPLETED
+            )
         finally:
             hung_up.cancel()
-        if not answers.done():
+        if answers not in done:
             answers.cancel()
-            if hung_up.done():
+            await asyncio.gather(answers, return_exceptions=True)  # or asyncio logs that nobody did
+            if hung_up in done:
                 raise HTTPException(_HUNG_UP)
             raise HTTPException(504, f"There was no answer within {self.limits.seconds:g} seconds; send fewer texts.")
         if answers.exception() is not None:

@@ -1,27 +1,29 @@
-"""The documents of all clients, computed together: a queue in front of the encoder, and the threads that empty it.
+"""The documents of all clients, computed together: a queue in front of the encoder's lanes.
 
 Documents that can share a pass are of one kind: they are read in the same way, are of similar length (within a factor
 of √2), and are for runs of one model. Readers of any runs on an encoder share a pass, so a batch has the readers that
 any of its documents asks for. Other runs share a pass only if the documents ask for the same ones.
 
-A thread takes the kind whose first document came first. It waits a moment for more of that kind, and takes as many as
-fill a batch. Meanwhile another takes a full batch, or one as large as the first, so that it is tokenized when the
+The kind whose first document came first is next. It waits a moment for more of that kind, and as many as fill a batch
+go to a lane. Meanwhile another lane gets a full batch, or one as large as the first, so that it is tokenized when the
 encoder is free, and the encoder works while answers are written and clients send more. Beside a GPU there are three
-others, which take batches a third as large as what is under way. Reasons are a kind of their own, which one more
-thread takes one document at a time.
+others, which get batches a third as large as what is under way. Reasons are a kind of their own, with a lane of their
+own, which gets one document at a time.
+
+All of this happens in the event loop; a lane's thread only sends a batch to the encoder and waits for the answers.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from prefixprop.serve.encoder import REASONS_LANE, Answer, Encoder, EncoderProcess, EncoderStoppedError, Job
+from prefixprop.serve.encoder import LANES, REASONS_LANE, Answer, Encoder, EncoderProcess, EncoderStoppedError, Job
 
 CHARACTERS_PER_TOKEN = 4  # about: what a batch holds is counted exactly where it is padded
 
@@ -57,22 +59,18 @@ class BatchingQueue:
         self.encoder, self.observe = encoder, observe
         self.batch_tokens, self.wait_seconds = encoder.batch_tokens, wait_seconds
         self._waiting: dict[Kind, deque[QueuedDocument]] = {}
-        self._changed = threading.Condition()
+        self._free_lanes = [REASONS_LANE, *range(1, encoder.batches_at_once + 1)]
+        self._under_way: dict[asyncio.Task[None], int] = {}  # batches and their tokens
+        self._timer: asyncio.TimerHandle | None = None
         self._closed = False
-        self._tokens_under_way = 0
-        self._threads = [
-            threading.Thread(target=self._work, args=(lane,), name=f"lane {lane}", daemon=True)
-            for lane in (REASONS_LANE, *range(1, encoder.batches_at_once + 1))
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._threads = ThreadPoolExecutor(LANES, "lane")
 
     @property
     def is_working(self) -> bool:
-        return self.encoder.is_alive and not self._closed and all(thread.is_alive() for thread in self._threads)
+        return self.encoder.is_alive and not self._closed
 
     def add(self, text: str, runs: Sequence[str], long: str) -> list[QueuedDocument]:
-        """Queue a text for each model that these runs have; called in the event loop that awaits the answers."""
+        """Queue a text for each model that these runs have."""
         by_model: dict[int, list[str]] = {}
         for name in runs:
             by_model.setdefault(self.encoder.runs[name].model, []).append(name)
@@ -92,69 +90,57 @@ class BatchingQueue:
 
     def withdraw(self, documents: Sequence[QueuedDocument]) -> None:
         """Take out documents whose answers nobody awaits any more; those that are being computed are left."""
-        with self._changed:
-            for document in documents:
-                document.answer.cancel()
-                line = self._waiting.get(document.kind, deque())
-                if document in line:
-                    line.remove(document)
-                    if not line:
-                        del self._waiting[document.kind]
+        for document in documents:
+            document.answer.cancel()
+            line = self._waiting.get(document.kind, deque())
+            if document in line:
+                line.remove(document)
+                if not line:
+                    del self._waiting[document.kind]
 
-    def close(self) -> None:
-        """End the threads after what is waiting is answered, and then the encoder."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-        for thread in self._threads:
-            thread.join()
+    async def close(self) -> None:
+        """End after what is waiting is answered, and then end the encoder."""
+        self._closed = True
+        self._start_batches()
+        while self._under_way:
+            await asyncio.wait(self._under_way)
+        self._threads.shutdown()
         self.encoder.close()
 
     def _queue(self, added: list[QueuedDocument]) -> list[QueuedDocument]:
-        with self._changed:
-            for document in added:
-                self._waiting.setdefault(document.kind, deque()).append(document)
-            self._changed.notify_all()
+        for document in added:
+            self._waiting.setdefault(document.kind, deque()).append(document)
+        self._start_batches()
         return added
 
-    def _work(self, lane: int) -> None:
-        while batch := self._next_batch(lane):
-            started = time.perf_counter()
-            answers: list[Answer | None] | EncoderStoppedError
-            try:
-                texts, runs = [each.text for each in batch], [each.runs for each in batch]
-                answers = self.encoder.compute(lane, Job(texts, runs, batch[0].long, lane == REASONS_LANE))
-            except EncoderStoppedError as error:
-                answers = error
-            if lane != REASONS_LANE:
-                self.observe(len(batch), _tokens(batch), time.perf_counter() - started)
-                with self._changed:
-                    self._tokens_under_way -= _tokens(batch)
-                    self._changed.notify_all()
-            batch[0].answer.get_loop().call_soon_threadsafe(_deliver, batch, answers)
+    def _start_batches(self) -> None:
+        """Give batches that are ready to lanes that are free."""
+        if _REASONS in self._waiting and REASONS_LANE in self._free_lanes:
+            self._start(REASONS_LANE, self._take(self._waiting[_REASONS], most=1))
+        while any(lane != REASONS_LANE for lane in self._free_lanes) and (line := self._ready_line()):
+            self._start(max(self._free_lanes), self._take(line))
 
-    def _next_batch(self, lane: int) -> list[QueuedDocument]:
-        """The documents to compute next; none: the queue is closed and empty."""
-        explains = lane == REASONS_LANE
-        with self._changed:
-            while True:
-                lines = [line for kind, line in self._waiting.items() if (kind is _REASONS) == explains]
-                if not lines and self._closed:
-                    return []
-                if not lines:
-                    self._changed.wait()
-                    continue
-                line = min(lines, key=lambda line: line[0].since)
-                if explains:
-                    return self._take(line, most=1)
-                missing = line[0].since + self.wait_seconds - time.monotonic()
-                share = self._tokens_under_way / (self.encoder.batches_at_once - 1)
-                enough = min(share or self.batch_tokens, self.batch_tokens)
-                if _tokens(line) >= enough or (not self._tokens_under_way and (missing <= 0 or self._closed)):
-                    batch = self._take(line)
-                    self._tokens_under_way += _tokens(batch)
-                    return batch
-                self._changed.wait(None if self._tokens_under_way else missing)
+    def _ready_line(self) -> deque[QueuedDocument] | None:
+        lines = [line for kind, line in self._waiting.items() if kind is not _REASONS]
+        if not lines:
+            return None
+        line = min(lines, key=lambda line: line[0].since)
+        tokens_under_way = sum(self._under_way.values())
+        share = tokens_under_way / (self.encoder.batches_at_once - 1)
+        if _reaches(line, min(share or self.batch_tokens, self.batch_tokens)):
+            return line
+        if tokens_under_way:
+            return None
+        missing = line[0].since + self.wait_seconds - time.monotonic()
+        if missing <= 0 or self._closed:
+            return line
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(missing, self._wait_is_over)
+        return None
+
+    def _wait_is_over(self) -> None:
+        self._timer = None
+        self._start_batches()
 
     def _take(self, line: deque[QueuedDocument], most: int | None = None) -> list[QueuedDocument]:
         batch = [line.popleft()]
@@ -166,21 +152,45 @@ class BatchingQueue:
             del self._waiting[batch[0].kind]
         return batch
 
+    def _start(self, lane: int, batch: list[QueuedDocument]) -> None:
+        self._free_lanes.remove(lane)
+        task = asyncio.create_task(self._compute(lane, batch))
+        self._under_way[task] = sum(document.tokens for document in batch)
+        task.add_done_callback(lambda task: self._finish(lane, task))
+
+    async def _compute(self, lane: int, batch: list[QueuedDocument]) -> None:
+        started, loop = time.perf_counter(), asyncio.get_running_loop()
+        texts, runs = [each.text for each in batch], [each.runs for each in batch]
+        job = Job(texts, runs, batch[0].long, lane == REASONS_LANE)
+        try:
+            answers = await loop.run_in_executor(self._threads, self.encoder.compute, lane, job)
+        except EncoderStoppedError as error:
+            for document in batch:
+                if not document.answer.done():
+                    document.answer.set_exception(error)
+            return
+        for document, answer in zip(batch, answers, strict=True):
+            if not document.answer.done():  # or it was withdrawn meanwhile
+                document.answer.set_result(answer)
+        if lane != REASONS_LANE:
+            tokens = sum(document.tokens for document in batch)
+            self.observe(len(batch), tokens, time.perf_counter() - started)
+
+    def _finish(self, lane: int, task: asyncio.Task[None]) -> None:
+        del self._under_way[task]
+        self._free_lanes.append(lane)
+        self._start_batches()
+
 
 def _queued(kind: Kind, text: str, runs: Sequence[str], long: str, tokens: int) -> QueuedDocument:
     answer = asyncio.get_running_loop().create_future()
     return QueuedDocument(kind, text, tuple(runs), long, tokens, time.monotonic(), answer)
 
 
-def _tokens(documents: Iterable[QueuedDocument]) -> int:
-    return sum(document.tokens for document in documents)
-
-
-def _deliver(batch: Sequence[QueuedDocument], answers: list[Answer | None] | EncoderStoppedError) -> None:
-    for number, document in enumerate(batch):
-        if document.answer.done():  # withdrawn meanwhile
-            continue
-        if isinstance(answers, EncoderStoppedError):
-            document.answer.set_exception(answers)
-        else:
-            document.answer.set_result(answers[number])
+def _reaches(documents: Iterable[QueuedDocument], tokens: float) -> bool:
+    """Whether the documents have so many tokens."""
+    for document in documents:
+        tokens -= document.tokens
+        if tokens <= 0:
+            return True
+    return False

@@ -12,7 +12,6 @@ import gc
 import logging
 import multiprocessing
 import signal
-import sys
 import threading
 import traceback
 from collections.abc import Hashable, Mapping, Sequence
@@ -202,7 +201,6 @@ def _work(connections: Sequence[Connection], folders: Mapping[str, Path], batch_
         return
     encoder = Encoder(models, batch_tokens)
     gc.freeze()  # the garbage collector has nothing to find in models
-    sys.setswitchinterval(0.001)  # the lane that has the GPU waits less for others that hold Python's lock
     connections[0].send((encoder.runs, encoder.batch_tokens, encoder.batches_at_once))
     lanes = [
         threading.Thread(target=_answer, args=(encoder, lane, connection))
