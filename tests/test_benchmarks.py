@@ -183,43 +183,76 @@ def test_the_table_of_trust() -> None:
         assert row["documents"].startswith(f"{line['documents']:,} of ") and shown.items() <= row.items()
 
 
-def test_the_table_of_serving_on_two_cores() -> None:
-    results = [one for length in (512, 4096) for one in recorded(f"serving-cpu-{length}.json")["results"]]
+SERVING = ROOT / "docs" / "serving.md"
+Served = dict[tuple[int, int, int, str], dict[str, Any]]  # by length, runs, clients and way
+
+
+def check_serving(first: str, decimals: int, *files: str) -> Served:
+    """Compare a table of the docs with its records, which are returned."""
+    results = [one for file in files for one in recorded(file)["results"]]
     found = {(one["length"], one["runs"], one["clients"], one["way"]): one for one in results}
-    page = ROOT / "docs" / "serving.md"
-    rows = documented(page, "tokens")
-    assert len(rows) == 12
+    rows = documented(SERVING, first)
+    assert len(rows) == len([one for one in results if one["way"] == "served"])
     for row in rows:
-        place = int(row["tokens"].replace(",", "")), int(row["runs"]), int(row["clients"])
+        place = int(row[first].replace(",", "")), int(row["runs"]), int(row["clients"])
         served = found[*place, "served"]
         waits = " / ".join(f"{served[f'p{share}_ms']:,.0f}" for share in (50, 95, 99))
-        assert (row["documents/s"], row["p50 / p95 / p99 ms"]) == (f"{served['documents_per_s']:.2f}", waits)
-        for way in ("one by one", "pipeline", "predict"):
+        assert (row["documents/s"], row["p50 / p95 / p99 ms"]) == (
+            f"{served['documents_per_s']:,.{decimals}f}",
+            waits,
+        )
+        for way in list(row)[5:]:
             other = found.get((*place, way))
-            assert row[way] == (f"{other['documents_per_s']:.2f}" if other else "")
-    busiest = {(length, runs, way): one for (length, runs, clients, way), one in found.items() if clients == 64}
-    shares = [one["of_predict"] for (*_, way), one in busiest.items() if way == "served"]
-    costs = [
-        busiest[length, 1, "predict"]["documents_per_s"] / busiest[length, 20, "predict"]["documents_per_s"]
-        for length in (512, 4096)
-    ]
+            assert row[way] == (f"{other['documents_per_s']:,.{decimals}f}" if other else "")
+    return found
+
+
+def test_the_table_of_serving_on_two_cores() -> None:
+    found = check_serving("tokens", 2, "serving-cpu-512.json", "serving-cpu-4096.json")
+    shares = [one["of_predict"] for (*_, clients, way), one in found.items() if (clients, way) == (64, "served")]
     (many,) = (one for one in recorded("serving-cpu-200.json")["results"] if one["way"] == "served")
-    text = " ".join(page.read_text(encoding="utf-8").split())
+    text = " ".join(SERVING.read_text(encoding="utf-8").split())
     assert f"has {100 * min(shares):.0f} to {100 * max(shares):.0f} % of the rate of `predict`" in text
-    assert f"take {costs[0]:.2f} times" in text and f"{costs[1]:.2f} times with 4,096" in text
+    short, long = (times_of_one(found, 20, "predict", length) for length in (512, 4096))
+    assert f"take {short:.2f} times" in text and f"{long:.2f} times with 4,096" in text
     rate = many["documents_per_s"]
     assert f"200 readers answer {rate:.2f} documents/s of 512 tokens, which makes {200 * rate:.0f} answers/s" in text
 
 
+def test_the_table_of_serving_on_a_gpu() -> None:
+    found = check_serving("tokens, H200", 0, "serving-gpu.json")
+    short, more, *long = (
+        f"{100 * found[length, runs, 64, 'served']['of_forward']:.0f}" for length in (512, 4096) for runs in (1, 20)
+    )
+    text = " ".join(SERVING.read_text(encoding="utf-8").split())
+    assert f"64 clients get {min(long, key=int)} to {max(long, key=int)} % of the rate of the forward pass" in text
+    assert f"they get {short} % for one run and {more} % for 20" in text
+    short, long = (times_of_one(found, 20, "forward", length) for length in (512, 4096))
+    assert f"takes {short:.2f} times as long as that of one with 512 tokens, and {long:.2f} times with 4,096" in text
+
+
+def times_of_one(found: Served, runs: int, way: str, length: int) -> float:
+    """How many times as long so many runs take as one."""
+    one, several = (found[length, count, 64, way]["documents_per_s"] for count in (1, runs))
+    return one / several
+
+
 def test_the_tables_of_predicting() -> None:
-    page, files = ROOT / "docs" / "prediction.md", {"two cores": "predict-cpu.json", "H200": "predict-gpu.json"}
+    page = ROOT / "docs" / "prediction.md"
+    files = {
+        ("two cores", "mini"): "predict-cpu.json",
+        ("H200", "mini"): "predict-gpu-mini.json",
+        ("H200", "base"): "predict-gpu.json",
+    }
     for row in documented(page, "tokens"):
         decimals = 2 if row["machine"] == "two cores" else 0
-        length, results = int(row["tokens"].replace(",", "")), recorded(files[row["machine"]])["results"]
+        length = int(row["tokens"].replace(",", ""))
+        results = recorded(files[row["machine"], row["encoder"]])["results"]
         rates = {one["way"]: f"{one['documents_per_s']:,.{decimals}f}" for one in results if one["length"] == length}
-        (tokens,) = (one["tokens_per_s"] for one in results if (one["length"], one["way"]) == (length, "predict"))
-        assert row["`predict` (tokens/s)"] == f"{rates['predict']} ({tokens:,.0f})"
+        (predict,) = (one for one in results if (one["length"], one["way"]) == (length, "predict"))
+        assert row["`predict` (tokens/s)"] == f"{rates['predict']} ({predict['tokens_per_s']:,.0f})"
         assert [row["pipeline"], row["forward"]] == [rates["pipeline"], rates["forward"]]
+        assert row["busy"] == (f"{100 * predict['busy']:.0f} %" if "busy" in predict else "")
     costs = {cost["length"]: cost["hours"] for cost in recorded("predict-gpu.json")["costs"]}
     for row in documented(page, "archive"):
         hours = costs[int(row["tokens"].replace(",", ""))][row["archive"].removesuffix(" documents")]
