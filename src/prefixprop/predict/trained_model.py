@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from prefixprop.predict.explain import Explanation
 
 _MAX_NAMES = 5  # of documents in a warning
+_COUNTED_DOCUMENTS = 1000  # whose words are counted: enough to see a language that the tokenizer shreds
 
 
 @dataclass(frozen=True)
@@ -366,7 +367,7 @@ class PredictionSummary:
         self._has_encoder = run.model is not None
         self.labels: Counter[str] = Counter()
         self.decisions: Counter[str] = Counter()
-        self._tokens_read = self._tokens = self._content = self._words = 0
+        self._tokens_read = self._tokens = self._content = self._words = self._documents = 0
         self._unusual: Counter[str] = Counter()
         self._names: defaultdict[str, list[str]] = defaultdict(list)  # of the first documents that are unusual
 
@@ -377,8 +378,10 @@ class PredictionSummary:
             self.decisions[prediction.decision] += 1
         self._tokens_read += prediction.tokens_read
         self._tokens += prediction.tokens
-        self._content += prediction.tokens - self._special_tokens
-        self._words += count_words(text)
+        self._documents += 1
+        if self._documents <= _COUNTED_DOCUMENTS:
+            self._content += prediction.tokens - self._special_tokens
+            self._words += count_words(text)
         limit = f"longer than the limit of {self.max_length:,} tokens"
         for what, is_so in {
             f"{limit} and cut there": prediction.truncated,

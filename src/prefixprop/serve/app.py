@@ -12,16 +12,18 @@ import importlib.resources
 import math
 import secrets
 import socket
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import uvicorn
 from fastapi import Depends, FastAPI, HTTPException, Request, Response
+from fastapi.exception_handlers import http_exception_handler
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from fastapi_offline import FastAPIOffline  # its /docs loads nothing from elsewhere
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import to_json
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from prefixprop import __version__
 from prefixprop.predict import Prediction
@@ -125,6 +127,8 @@ def create_app(
     )
     async def predict(request: Request) -> Response:
         """What runs predict of texts, as `prefixprop predict` does."""
+        if api_key:
+            _check_key(api_key, await _BEARER(request))
         return await service.predict(request)
 
     @app.get("/v1/runs", dependencies=known)
@@ -157,7 +161,8 @@ def create_app(
         content = importlib.resources.files(__package__).joinpath("page", name).read_bytes()
         path = "/" if name == "page.html" else f"/{name}"
         app.get(path, include_in_schema=False)(_constant(content, media_type))
-    return Monitored(app, metrics, paths={getattr(route, "path", "") for route in app.routes})
+    paths = {getattr(route, "path", "") for route in app.routes}
+    return Monitored(_shortcut(app, "/v1/predict", predict), metrics, paths)
 
 
 def bound_socket(host: str, port: int) -> socket.socket:
@@ -318,11 +323,32 @@ def _parsed(body: bytes) -> PredictRequest:
 
 def _key_check(api_key: str) -> Any:
     def check(given: Annotated[HTTPAuthorizationCredentials | None, Depends(_BEARER)]) -> None:
-        if given is None or not secrets.compare_digest(given.credentials.encode(), api_key.encode()):
-            told = "The API key is missing or wrong; send the header Authorization: Bearer KEY."
-            raise HTTPException(401, told, {"WWW-Authenticate": "Bearer"})
+        _check_key(api_key, given)
 
     return check
+
+
+def _check_key(api_key: str, given: HTTPAuthorizationCredentials | None) -> None:
+    if given is None or not secrets.compare_digest(given.credentials.encode(), api_key.encode()):
+        told = "The API key is missing or wrong; send the header Authorization: Bearer KEY."
+        raise HTTPException(401, told, {"WWW-Authenticate": "Bearer"})
+
+
+def _shortcut(app: ASGIApp, path: str, answer: Callable[[Request], Awaitable[Response]]) -> ASGIApp:
+    """Answer posts to this path without FastAPI's layers, which take almost half of a short request's time."""
+
+    async def shortened(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or (scope["method"], scope["path"]) != ("POST", path):
+            await app(scope, receive, send)
+            return
+        request = Request(scope, receive)
+        try:
+            response = await answer(request)
+        except HTTPException as error:
+            response = await http_exception_handler(request, error)
+        await response(scope, receive, send)
+
+    return shortened
 
 
 def _constant(content: bytes, media_type: str) -> Any:
