@@ -231,6 +231,19 @@ def test_the_table_of_serving_on_a_gpu() -> None:
     assert f"takes {short:.2f} times as long as that of one with 512 tokens, and {long:.2f} times with 4,096" in text
 
 
+def test_the_readme_says_how_fast_predictions_are() -> None:
+    results = recorded("predict-gpu.json")["results"]
+    rates = {one["way"]: f"{one['documents_per_s']:.0f}" for one in results if one["length"] == 4096}
+    (served,) = (
+        one["documents_per_s"]
+        for one in recorded("serving-gpu.json")["results"]
+        if (one["length"], one["runs"], one["clients"], one["way"]) == (4096, 1, 64, "served")
+    )
+    text = " ".join(README.read_text(encoding="utf-8").split())
+    assert f"answers {rates['predict']} documents a second, where a transformers pipeline" in text
+    assert f"encoder answers {rates['pipeline']}." in text and f"answers {served:.0f} requests a second" in text
+
+
 def times_of_one(found: Served, runs: int, way: str, length: int) -> float:
     """How many times as long so many runs take as one."""
     one, several = (found[length, count, 64, way]["documents_per_s"] for count in (1, runs))
