@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import shutil
 import signal
@@ -16,6 +17,7 @@ import pytest
 
 from command_line import call, wait_until
 from prefixprop.cli import main
+from prefixprop.serve import encoder
 from prefixprop.serve.encoder import EncoderProcess
 
 from serving import make_runs, served
@@ -124,3 +126,17 @@ def test_mistakes_are_told_in_one_line(tmp_path: Path, monkeypatch: pytest.Monke
             assert words in call("serve", *arguments, status=1)[1]
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     assert "pip install 'prefixprop[serve]'" in call("serve", run, status=1)[1]
+
+
+def test_an_encoder_ends_quietly_if_its_service_is_gone(tmp_path: Path) -> None:
+    """A service that is stopped while it starts."""
+    runs = make_runs(tmp_path)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    ours, theirs = multiprocessing.Pipe()
+    ours.close()
+    try:
+        encoder._work([theirs], {"tone": runs["tone"]}, None)
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    assert gc.get_freeze_count() == 0

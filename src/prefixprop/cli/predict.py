@@ -211,6 +211,8 @@ class Job:
             # The reader has gone, as `head` does. Python would complain again when it closes standard output.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return
+        finally:
+            gc.unfreeze()  # or Triton's binding says at the end of the process that objects are left
         self._print_summary(time.perf_counter() - started)
 
     def _encoded(self, found: Iterator[list[InputDocument]]) -> Iterator[tuple[list[InputDocument], EncodedForEach]]:

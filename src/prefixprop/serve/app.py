@@ -110,6 +110,7 @@ def create_app(
         gc.freeze()  # otherwise half of the time of a request is Python's garbage collector, in objects of PyTorch
         yield
         await queue.close()
+        gc.unfreeze()  # or Triton's binding says at the end of the process that objects are left
 
     app: FastAPI = FastAPIOffline(title="prefixprop", version=__version__, lifespan=lifespan, redoc_url=None)
     known = [Depends(_key_check(api_key))] if api_key else []

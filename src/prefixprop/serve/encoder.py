@@ -200,8 +200,11 @@ def _work(connections: Sequence[Connection], folders: Mapping[str, Path], batch_
         connections[0].send(ValueError(str(error)))
         return
     encoder = Encoder(models, batch_tokens)
+    try:
+        connections[0].send((encoder.runs, encoder.batch_tokens, encoder.batches_at_once))
+    except OSError:
+        return  # the service has ended meanwhile
     gc.freeze()  # the garbage collector has nothing to find in models
-    connections[0].send((encoder.runs, encoder.batch_tokens, encoder.batches_at_once))
     lanes = [
         threading.Thread(target=_answer, args=(encoder, lane, connection))
         for lane, connection in enumerate(connections)
@@ -210,6 +213,7 @@ def _work(connections: Sequence[Connection], folders: Mapping[str, Path], batch_
         thread.start()
     for thread in lanes:
         thread.join()
+    gc.unfreeze()  # or Triton's binding says at the end of the process that objects are left
 
 
 def _answer(encoder: Encoder, lane: int, connection: Connection) -> None:
