@@ -81,7 +81,7 @@ def test_a_better_baseline_and_a_temperature_that_says_nothing_are_told(
     baseline = {"model": "TF-IDF of a test", "dev": metrics_of_it, "test": metrics_of_it}
     monkeypatch.setattr("prefixprop.train.kinds.measure_baseline", lambda task, weight: baseline)
     fitted = Temperature(5.1 if better else 4.9)
-    monkeypatch.setattr("prefixprop.train.single_run.fit_temperature", lambda logits, labels: fitted)
+    monkeypatch.setattr("prefixprop.train.single_run.fit_temperature", lambda logits, labels, spread: fitted)
     shown, _ = call("train", "--config", recipe, "--run-dir", tmp_path / "run")
     assert ("0.9870" if better else "0.0000") in shown
     reached = json.loads((tmp_path / "run" / "metrics.json").read_text())["test"]["accuracy"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict
 from typing import Any
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from scipy.stats import binom
 
 from prefixprop.evaluate import (
+    TEMPERATURE_SPREAD,
     Temperature,
     Trust,
     fit_temperature,
@@ -93,6 +95,34 @@ def test_likelihood_never_gets_worse_and_predictions_stay(given_predictions: Pre
     assert (calibrated[np.isneginf(logits)] == 0).all()
     widened = np.hstack([logits, np.full((len(logits), 2), -np.inf)])  # absent classes change nothing
     assert fit_temperature(widened, labels).value == pytest.approx(found.value)
+
+
+@given(logits_and_labels(), st.floats(0.1, 2))
+def test_a_spread_draws_the_temperature_towards_one(given_predictions: Predictions, spread: float) -> None:
+    logits, labels = given_predictions
+    drawn, free = (fit_temperature(logits, labels, width).value for width in (spread, math.inf))
+    assert min(free, 1) <= drawn <= max(free, 1)
+
+    def loss(value: float) -> float:
+        return nll(logits, labels, value) + math.log(value) ** 2 / (2 * spread**2 * len(labels))
+
+    # The prior is convex in 1/T down to T = 1/e, so there is one best T above it.
+    for value in np.geomspace(max(0.4, LOWEST_TEMPERATURE), HIGHEST_TEMPERATURE, 30):
+        assert drawn < 0.4 or loss(drawn) <= loss(value) * (1 + 1e-9) + 1e-12
+
+
+@pytest.mark.parametrize("scale", [0.4, 1.0, 2.5])
+def test_with_few_documents_a_spread_is_better_for_others(scale: float) -> None:
+    """300 dev sets of 15 documents, of a model that is underconfident, calibrated or overconfident."""
+    generator = np.random.default_rng(0)
+    labels = generator.integers(0, 4, size=(300, 15))
+    logits = scale * 1.5 * (generator.normal(size=(300, 15, 4)) + 1.5 * np.eye(4)[labels])
+    others = logits.reshape(-1, 4), labels.ravel()
+    with_spread, without = (
+        np.mean([nll(*others, fit_temperature(*dev, spread).value) for dev in zip(logits, labels, strict=True)])
+        for spread in (TEMPERATURE_SPREAD, math.inf)
+    )
+    assert with_spread < without
 
 
 @pytest.mark.parametrize(

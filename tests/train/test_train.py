@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from launching import launch_two
-from prefixprop.evaluate import fit_temperature, read_predictions
+from prefixprop.evaluate import TEMPERATURE_SPREAD, fit_temperature, read_predictions
 from prefixprop.models import candidate_scorer
 from prefixprop.predict import PredictionOptions, load_run
 from prefixprop.predict.run_data import predict_split
@@ -65,7 +65,8 @@ def test_a_run_directory_has_everything(run_dir: Path) -> None:
 def test_metrics_are_those_of_the_stored_predictions(run_dir: Path) -> None:
     metrics = RunDirectory(run_dir).read_metrics()
     predictions = {split: read_predictions(run_dir / "predictions" / f"{split}.jsonl") for split in ("dev", "test")}
-    temperature = fit_temperature(predictions["dev"].logits, predictions["dev"].known_labels)
+    dev = predictions["dev"]
+    temperature = fit_temperature(dev.logits, dev.known_labels, TEMPERATURE_SPREAD)
     assert metrics["temperature"] == temperature.value
     for split, stored in predictions.items():
         assert stored.ids == tuple(f"{split}-{number}" for number in range(len(stored.ids)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from prefixprop.evaluate.baseline import C_VALUES, TfidfModel, fit_tfidf, held_out_scores, measure_baseline
 from prefixprop.evaluate.calibration import (
+    TEMPERATURE_SPREAD,
     Temperature,
     Trust,
     decide,
@@ -44,6 +45,7 @@ from prefixprop.evaluate.significance import (
 
 __all__ = [
     "C_VALUES",
+    "TEMPERATURE_SPREAD",
     "CrossFitted",
     "LabelRow",
     "Mix",

@@ -35,7 +35,7 @@ from prefixprop.atomic_files import replacing_file
 from prefixprop.data.documents import ClassificationTask
 from prefixprop.data.splits import dev_folds
 from prefixprop.data.wikihop import QuestionTask
-from prefixprop.evaluate.calibration import decide, fit_temperature
+from prefixprop.evaluate.calibration import TEMPERATURE_SPREAD, decide, fit_temperature
 from prefixprop.evaluate.predictions import PredictionSet, question_predictions
 
 K1, B = 1.5, 0.75  # of BM25, the usual values
@@ -319,7 +319,7 @@ def bm25(question: str, texts: Sequence[str]) -> NDArray[np.float64]:
 
 def _measured(model: str, splits: dict[str, PredictionSet], folds: NDArray[np.int64] | None = None) -> dict[str, Any]:
     """The metrics of calibrated predictions; `folds` are those of dev documents that can have several labels."""
-    temperature = fit_temperature(splits["dev"].logits, splits["dev"].known_labels)
+    temperature = fit_temperature(splits["dev"].logits, splits["dev"].known_labels, TEMPERATURE_SPREAD)
     if folds is not None:
         splits, _ = decide(splits, temperature, folds)
     return {"model": model, **{split: one.with_temperature(temperature).evaluate() for split, one in splits.items()}}

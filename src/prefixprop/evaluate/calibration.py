@@ -3,7 +3,9 @@
 Temperature scaling (Guo et al., 2017) calibrates probabilities by one number. Logits z become z / T. T > 1
 lowers confidence, T < 1 raises it, and the predicted class stays. T minimises the mean negative log-likelihood of the
 dev labels, which is convex in β = 1/T: its slope, the mean over documents of E[z] - z_label under softmax(βz), never
-falls as β grows, so the best T is where the slope changes sign.
+falls as β grows, so the best T is where the slope changes sign. A dev set of a dozen documents may have no mistake,
+and then the best T for it is far too low for others. So runs expect log T to be normally distributed around 0 with a
+standard deviation of `TEMPERATURE_SPREAD`, and take the T that is most probable given the dev set.
 
 The threshold of a label that makes its F1 highest is half of that F1, if probabilities are calibrated (Lipton et al.,
 2014, "Optimal Thresholding of Classifiers to Maximize F1 Measure"). The best F1 itself is estimated from few positive
@@ -40,6 +42,9 @@ if TYPE_CHECKING:
 # tighter one: a T too small makes mistakes on other documents certain, a T too large only lowers confidence.
 LOWEST_TEMPERATURE = 0.05
 HIGHEST_TEMPERATURE = 100.0
+# Chosen on subsets of eLife's dev set: with 12 to 20 documents the loss on the others is lower than without a prior,
+# and with 300 it is the same. A smaller one corrects a very overconfident model too little.
+TEMPERATURE_SPREAD = 0.5
 _NO_POSITIVES = 0.5  # the threshold of a label that no document has
 
 
@@ -58,8 +63,11 @@ class Temperature:
         return softmax(self.scale(logits))
 
 
-def fit_temperature(logits: ArrayLike, labels: ArrayLike) -> Temperature:
+def fit_temperature(logits: ArrayLike, labels: ArrayLike, spread: float = math.inf) -> Temperature:
     """Fit T between 0.05 and 100 to the logits [documents, classes] and labels of the dev set.
+
+    `spread` is the standard deviation of log T that is expected before any document is seen; by default, no T is more
+    likely than another.
 
     Labels of the same shape as the logits, 0 and 1, are those of documents that can have several. An absent class has
     the logit minus infinity. Where T makes no difference, as with equal logits, it is 1.
@@ -75,24 +83,25 @@ def fit_temperature(logits: ArrayLike, labels: ArrayLike) -> Temperature:
             f"No temperature can be fitted: label {label_array[row]} in row {row} has the logit minus infinity, "
             "so the model calls it impossible at any temperature."
         )
-    value = _best_temperature(shifted, label_array)
+    value = _best_temperature(shifted, label_array, spread)
     # Where the gain is smaller than a rounding error, as with all documents right and certain, T stays 1.
     gains = _mean_nll(shifted, label_array, value) < _mean_nll(shifted, label_array, 1.0)
     return Temperature(value if gains else 1.0)
 
 
-def _best_temperature(shifted: NDArray[np.float64], labels: NDArray[np.int64]) -> float:
+def _best_temperature(shifted: NDArray[np.float64], labels: NDArray[np.int64], spread: float) -> float:
     from scipy.optimize import bisect  # slow to import, so only when needed
 
     of_label = shifted[np.arange(len(labels)), labels]
 
     def slope_sign(log_temperature: float) -> int:
-        """The sign of the derivative of the mean negative log-likelihood with respect to 1/T."""
+        """The sign of the derivative of the mean negative log-posterior with respect to 1/T."""
         weights = np.exp(shifted / math.exp(log_temperature))
         # An absent class has weight 0, and 0 times minus infinity would be NaN.
         values = np.where(weights > 0, shifted, 0.0)
         expected = (weights * values).sum(axis=1) / weights.sum(axis=1)
-        return int(np.sign((expected - of_label).mean()))
+        of_prior = -math.exp(log_temperature) * log_temperature / (spread**2 * len(labels))
+        return int(np.sign((expected - of_label).mean() + of_prior))
 
     at_one = slope_sign(0.0)
     if at_one == 0:

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from prefixprop.atomic_files import write_text
-from prefixprop.evaluate import decide, fit_temperature
+from prefixprop.evaluate import TEMPERATURE_SPREAD, decide, fit_temperature
 from prefixprop.models.gpu import hold_frozen_in_bfloat16, use_bf16, without_cudnn
 from prefixprop.progress import Progress, process_count
 from prefixprop.runs.directory import RunDirectory, discard_replaced
@@ -99,7 +99,8 @@ def _attempt(
     with without_cudnn():
         _fit(trainer, run.settings, directory, progress)
         predictions = {name: trainer.predict_split(split) for name, split in run.data.evaluated.items()}
-    temperature = fit_temperature(predictions["dev"].logits, predictions["dev"].known_labels)
+    dev = predictions["dev"]
+    temperature = fit_temperature(dev.logits, dev.known_labels, TEMPERATURE_SPREAD)
     thresholds: dict[str, Any] = {}
     folds = run.data.evaluated["dev"].folds
     if folds is not None:
