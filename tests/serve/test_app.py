@@ -187,6 +187,17 @@ def test_readers_of_all_clients_share_a_pass(client: httpx.Client, gate: Gate) -
     )  # and a much longer document is not padded with
 
 
+def test_texts_of_a_request_share_a_batch_whatever_is_under_way(client: httpx.Client, gate: Gate) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        answers = [pool.submit(ask, client, [LONG], runs=["tone"])]
+        wait_until(lambda: len(gate.batches) == 1)
+        answers.append(pool.submit(ask, client, [LONG] * 3, runs=["tone"]))
+        wait_until(lambda: len(gate.batches) == 2)
+        gate.open.set()
+        assert all(answer.result().status_code == 200 for answer in answers)
+    assert [len(each) for _, each in gate.batches] == [1, 3]
+
+
 @pytest.mark.parametrize(("batches_at_once", "sizes"), [(2, [4, 4]), (3, [4, 2, 3])])
 def test_batches_are_taken_while_others_are_under_way(
     runs: Runs, gate: Gate, batches_at_once: int, sizes: list[int]

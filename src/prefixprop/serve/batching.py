@@ -62,6 +62,7 @@ class BatchingQueue:
         self._free_lanes = [REASONS_LANE, *range(1, encoder.batches_at_once + 1)]
         self._under_way: dict[asyncio.Task[None], int] = {}  # batches and their tokens
         self._timer: asyncio.TimerHandle | None = None
+        self._looks_soon = False
         self._closed = False
         self._threads = ThreadPoolExecutor(LANES, "lane")
 
@@ -110,11 +111,14 @@ class BatchingQueue:
     def _queue(self, added: list[QueuedDocument]) -> list[QueuedDocument]:
         for document in added:
             self._waiting.setdefault(document.kind, deque()).append(document)
-        self._start_batches()
+        if not self._looks_soon:  # when all texts that arrive now are queued
+            self._looks_soon = True
+            asyncio.get_running_loop().call_soon(self._start_batches)
         return added
 
     def _start_batches(self) -> None:
         """Give batches that are ready to lanes that are free."""
+        self._looks_soon = False
         if _REASONS in self._waiting and REASONS_LANE in self._free_lanes:
             self._start(REASONS_LANE, self._take(self._waiting[_REASONS], most=1))
         while any(lane != REASONS_LANE for lane in self._free_lanes) and (line := self._ready_line()):
