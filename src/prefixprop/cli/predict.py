@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import itertools
 import os
 import re
@@ -24,7 +23,7 @@ from prefixprop.data.files import Columns
 from prefixprop.predict.inputs import STANDARD_INPUT, InputDocument, ReadAhead, read_inputs, windows
 from prefixprop.predict.outputs import CommaSeparated, JsonLines, Origin, ResumableOutput, format_of, locked, speed
 from prefixprop.predict.ray_engine import Work, predict_parts, tables_of
-from prefixprop.progress import Progress
+from prefixprop.progress import Progress, collect_only_new_objects
 from prefixprop.runs.directory import RunDirectory
 
 if TYPE_CHECKING:
@@ -181,6 +180,7 @@ class Job:
         self.documents = 0
         self.answered = self.tokens_read = 0  # by this call
 
+    @collect_only_new_objects()
     def run(
         self,
         documents: Iterator[InputDocument],
@@ -188,7 +188,6 @@ class Job:
         is_waiting: Callable[[], bool] = lambda: False,
     ) -> None:
         started = time.perf_counter()
-        gc.freeze()  # the garbage collector has nothing to find in models and modules
         try:
             if self.resumable is not None:
                 for document, predictions in self.resumable.answered(documents):
@@ -211,8 +210,6 @@ class Job:
             # The reader has gone, as `head` does. Python would complain again when it closes standard output.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return
-        finally:
-            gc.unfreeze()  # or Triton's binding says at the end of the process that objects are left
         self._print_summary(time.perf_counter() - started)
 
     def _encoded(self, found: Iterator[list[InputDocument]]) -> Iterator[tuple[list[InputDocument], EncodedForEach]]:

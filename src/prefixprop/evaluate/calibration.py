@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 # tighter one: a T too small makes mistakes on other documents certain, a T too large only lowers confidence.
 LOWEST_TEMPERATURE = 0.05
 HIGHEST_TEMPERATURE = 100.0
-# Chosen on subsets of eLife's dev set: with 12 to 20 documents the loss on the others is lower than without a prior,
-# and with 300 it is the same. A smaller one corrects a very overconfident model too little.
+# Chosen on subsets of the dev set in results/evidence: with 12 to 20 documents the loss on the others is lower than
+# without a prior, and with 300 it is the same. A smaller one corrects a very overconfident model too little.
 TEMPERATURE_SPREAD = 0.5
 _NO_POSITIVES = 0.5  # the threshold of a label that no document has
 

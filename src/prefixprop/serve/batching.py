@@ -131,7 +131,7 @@ class BatchingQueue:
         line = min(lines, key=lambda line: line[0].since)
         tokens_under_way = sum(self._under_way.values())
         share = tokens_under_way / (self.encoder.batches_at_once - 1)
-        if _reaches(line, min(share or self.batch_tokens, self.batch_tokens)):
+        if _tokens(line) >= min(share or self.batch_tokens, self.batch_tokens):
             return line
         if tokens_under_way:
             return None
@@ -159,7 +159,7 @@ class BatchingQueue:
     def _start(self, lane: int, batch: list[QueuedDocument]) -> None:
         self._free_lanes.remove(lane)
         task = asyncio.create_task(self._compute(lane, batch))
-        self._under_way[task] = sum(document.tokens for document in batch)
+        self._under_way[task] = _tokens(batch)
         task.add_done_callback(lambda task: self._finish(lane, task))
 
     async def _compute(self, lane: int, batch: list[QueuedDocument]) -> None:
@@ -177,8 +177,7 @@ class BatchingQueue:
             if not document.answer.done():  # or it was withdrawn meanwhile
                 document.answer.set_result(answer)
         if lane != REASONS_LANE:
-            tokens = sum(document.tokens for document in batch)
-            self.observe(len(batch), tokens, time.perf_counter() - started)
+            self.observe(len(batch), _tokens(batch), time.perf_counter() - started)
 
     def _finish(self, lane: int, task: asyncio.Task[None]) -> None:
         del self._under_way[task]
@@ -191,10 +190,5 @@ def _queued(kind: Kind, text: str, runs: Sequence[str], long: str, tokens: int) 
     return QueuedDocument(kind, text, tuple(runs), long, tokens, time.monotonic(), answer)
 
 
-def _reaches(documents: Iterable[QueuedDocument], tokens: float) -> bool:
-    """Whether the documents have so many tokens."""
-    for document in documents:
-        tokens -= document.tokens
-        if tokens <= 0:
-            return True
-    return False
+def _tokens(documents: Iterable[QueuedDocument]) -> int:
+    return sum(document.tokens for document in documents)

@@ -8,7 +8,6 @@ take turns (see `predict.token_batches`), so a batch waits for one such pass at 
 
 from __future__ import annotations
 
-import gc
 import logging
 import multiprocessing
 import signal
@@ -27,6 +26,7 @@ from prefixprop.predict.explain import explain
 from prefixprop.predict.loading import load_by_name
 from prefixprop.predict.reading import ReadingEncoder
 from prefixprop.predict.trained_model import predict_with_each
+from prefixprop.progress import collect_only_new_objects
 
 LANES, REASONS_LANE = 5, 0
 MOST_PASSAGES = 24  # of a document whose label is explained, about: without each of them it is answered again
@@ -204,16 +204,15 @@ def _work(connections: Sequence[Connection], folders: Mapping[str, Path], batch_
         connections[0].send((encoder.runs, encoder.batch_tokens, encoder.batches_at_once))
     except OSError:
         return  # the service has ended meanwhile
-    gc.freeze()  # the garbage collector has nothing to find in models
     lanes = [
         threading.Thread(target=_answer, args=(encoder, lane, connection))
         for lane, connection in enumerate(connections)
     ]
-    for thread in lanes:
-        thread.start()
-    for thread in lanes:
-        thread.join()
-    gc.unfreeze()  # or Triton's binding says at the end of the process that objects are left
+    with collect_only_new_objects():
+        for thread in lanes:
+            thread.start()
+        for thread in lanes:
+            thread.join()
 
 
 def _answer(encoder: Encoder, lane: int, connection: Connection) -> None:
