@@ -220,7 +220,7 @@ def test_the_table_of_serving_on_two_cores() -> None:
 
 
 def test_the_table_of_serving_on_a_gpu() -> None:
-    found = check_serving("tokens, H200", 0, "serving-gpu.json")
+    found = check_serving("tokens, H200", 0, *(f"serving-gpu-{part}.json" for part in ("512", "4096", "4096-200")))
     short, more, *long = (
         f"{100 * found[length, runs, 64, 'served']['of_forward']:.0f}" for length in (512, 4096) for runs in (1, 20)
     )
@@ -236,7 +236,7 @@ def test_the_readme_says_how_fast_predictions_are() -> None:
     rates = {one["way"]: f"{one['documents_per_s']:.0f}" for one in results if one["length"] == 4096}
     (served,) = (
         one["documents_per_s"]
-        for one in recorded("serving-gpu.json")["results"]
+        for one in recorded("serving-gpu-4096.json")["results"]
         if (one["length"], one["runs"], one["clients"], one["way"]) == (4096, 1, 64, "served")
     )
     text = " ".join(README.read_text(encoding="utf-8").split())

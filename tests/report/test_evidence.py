@@ -14,17 +14,17 @@ from prefixprop.report import find_runs, make_report
 
 RESULTS = Path(__file__).parents[2] / "results"
 PAGE = (Path(__file__).parents[2] / "docs" / "results.md").read_text(encoding="utf-8")
-# The question, its method and the method that it is compared with.
+# The question: its archive, its method and the method that it is compared with.
 PRIMARY = {
-    "(a)": ("prefix-propagation", "prefix-tuning"),
-    "(b)": ("prefix-reading", "prefix-propagation"),
-    "(c)": ("prefix-propagation+lora", "tfidf"),
+    "(a)": ("elife", "prefix-propagation", "prefix-tuning"),
+    "(b)": ("elife", "prefix-reading", "prefix-propagation"),
+    "(c)": ("few-labels", "prefix-propagation+lora", "tfidf"),
 }
 
 
 @cache
-def report(baseline: str) -> str:
-    return make_report([RESULTS / "evidence"], baseline=baseline).markdown()
+def report(archive: str, baseline: str) -> str:
+    return make_report([RESULTS / "evidence" / archive], baseline=baseline).markdown()
 
 
 def cells(text: str, row: str) -> list[str]:
@@ -34,10 +34,10 @@ def cells(text: str, row: str) -> list[str]:
     return [re.sub(r"\*\*|</?u>", "", cell).strip() for cell in found[1].split("|")]
 
 
-def answer(method: str, baseline: str) -> tuple[float, str, float]:
+def answer(archive: str, method: str, baseline: str) -> tuple[float, str, float]:
     """The difference in points, its interval and p-value."""
     heading = f": better than {baseline}?\n"
-    _, _, difference, interval, p, _ = cells(report(baseline).partition(heading)[2], method)
+    _, _, difference, interval, p, _ = cells(report(archive, baseline).partition(heading)[2], method)
     return float(difference), interval, float(p)
 
 
@@ -54,21 +54,24 @@ def test_the_correction_for_three_questions() -> None:
     assert "the p-values are {:.2f}, {:.2f} and {:.2f}".format(*corrected) in PAGE
 
 
-@pytest.mark.parametrize("method", sorted({method for pair in PRIMARY.values() for method in pair} - {"tfidf"}))
-def test_tables(method: str) -> None:
-    row = next(line for line in PAGE.splitlines() if line.startswith(("| 2,400", "| 200")) and f"| {method}" in line)
+@pytest.mark.parametrize(
+    ("archive", "method"), sorted({(archive, method) for archive, *pair in PRIMARY.values() for method in pair})
+)
+def test_tables(archive: str, method: str) -> None:
+    articles, named = {"elife": "2,400", "few-labels": "200"}[archive], method.replace("tfidf", "TF-IDF")
+    row = next(line for line in PAGE.splitlines() if line.startswith(f"| {articles} | {named}"))
     of_page = [cell.strip() for cell in row.replace("**", "").split("|")[3:7]]
-    section = "elife, no. 1" if method == "prefix-propagation+lora" else "elife, last epoch"
+    section = "elife" if archive == "few-labels" else "elife, last epoch"
     methods, calibration = (
-        cells(report("tfidf").partition(f"### {section}, test: {table}\n")[2], method)
+        cells(report(archive, "tfidf").partition(f"### {section}, test: {table}\n")[2], method)
         for table in ("methods", "calibration")
     )
     assert of_page == [*methods[:3], calibration[3]]
 
 
 def test_tfidf_with_all_articles() -> None:
-    runs = find_runs([RESULTS / "evidence"]).runs
-    (run,) = (run for run in runs if run.settings.method == "tfidf" and run.settings.max_train_documents is None)
+    runs = find_runs([RESULTS / "evidence" / "elife"]).runs
+    (run,) = (run for run in runs if run.settings.method == "tfidf")
     test = run.metrics["test"]
     assert f"| TF-IDF | **{test['accuracy']:.1%}".rstrip("%") in PAGE
     assert f"** | **{test['ece']:.3f}** | {test['ece']:.3f} | **{test['brier']:.3f}** |" in PAGE
