@@ -234,7 +234,7 @@ def measure(folders: Sequence[Path], base: Path, pool: Any, options: argparse.Na
             for clients in options.clients:
                 measured = {}
                 for way in ways.values():  # without being counted; a GPU meets all shapes of batches
-                    few = (texts, clients, options.seconds / 2) if ON_GPU else (texts[:8], min(clients, 8), 0.5)
+                    few = (texts, clients, options.seconds) if ON_GPU else (texts[:8], min(clients, 8), 0.5)
                     way(*few)
                 for name, way in ways.items():
                     seconds, waited = way(texts, clients, options.seconds)

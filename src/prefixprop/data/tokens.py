@@ -12,6 +12,7 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -67,16 +68,26 @@ class EncodedDocuments:
     tokens: tuple[int, ...]
     special_tokens: int  # in every piece
 
-    @property
+    @cached_property
     def chunks(self) -> list[int]:
         """In how many pieces each document is."""
         return np.bincount(self.documents).tolist()
 
-    @property
+    @cached_property
     def tokens_read(self) -> list[int]:
         """How many tokens of each document are in its pieces; special ones are counted once."""
         lengths = np.bincount(self.documents, [len(ids) for ids in self.input_ids]).astype(int)
         return (lengths - (np.array(self.chunks) - 1) * self.special_tokens).tolist()
+
+    def mean_answers(self, answers: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The log of the mean probability [documents, ...] of every document's pieces, weighted by their tokens."""
+        if len(self.tokens) == len(self.input_ids):  # each is one piece
+            return answers
+        documents = np.array(self.documents)
+        lengths = np.array([max(1, len(ids)) for ids in self.input_ids], dtype=np.float64)
+        shares = lengths / np.bincount(documents, weights=lengths)[documents]
+        weighted = answers + np.log(shares).reshape(-1, *[1] * (answers.ndim - 1))
+        return np.logaddexp.reduceat(weighted, np.unique(documents, return_index=True)[1])
 
 
 def encode_documents(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, max_length: int) -> EncodedDocuments:

@@ -66,9 +66,11 @@ def can_use_cuda_graphs(model: nn.Module) -> bool:
     Hugging Face's attention reads values of a mask back from the GPU, which cannot be recorded.
     """
     device = next(model.parameters()).device
-    fast = [getattr(module, ATTRIBUTE) for module in model.modules() if getattr(module, ATTRIBUTE, None) is not None]
-    on_gpu = device.type == "cuda" and why_not("triton", device) is None
-    return on_gpu and bool(fast) and all(each.is_on() and each.backend != "sdpa" for each in fast)
+    if device.type != "cuda" or why_not("triton", device) is not None:
+        return False
+    # This is asked for every batch, and `getattr` of a module is slow where there is nothing.
+    fast = [vars(module)[ATTRIBUTE] for module in model.modules() if ATTRIBUTE in vars(module)]
+    return bool(fast) and all(each.is_on() and each.backend != "sdpa" for each in fast)
 
 
 def padded_length(longest: int, most: int) -> int:

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.special import log_softmax
 from transformers import PreTrainedTokenizerBase
 
 from prefixprop.choices import LONG_DOCUMENTS
@@ -27,7 +26,7 @@ from prefixprop.data import chunk_documents, encode_documents
 from prefixprop.data.documents import checked_texts
 from prefixprop.data.tokens import EncodedDocuments, count_words, shredded
 from prefixprop.evaluate import Mix, Temperature, TfidfModel, Trust
-from prefixprop.evaluate.metrics import yes_or_no
+from prefixprop.evaluate.metrics import log_softmax, yes_or_no
 from prefixprop.evaluate.mixing import READERS, WORDS, mean_answer
 from prefixprop.models.gpu import default_batch_tokens, use_bf16
 from prefixprop.predict.inputs import windows
@@ -189,7 +188,7 @@ class TrainedModel:
     @property
     def tokens_key(self) -> Hashable:
         """What decides the tokens of a text: equal for runs that were loaded together and read texts alike."""
-        return id(self.tokenizer), self.max_length, self.prepare, self.pad_token_id
+        return id(self.tokenizer), self.max_length, self.prepare
 
     @property
     def pad_token_id(self) -> int:
@@ -256,12 +255,7 @@ class ModelOutput:
         return mix.log_probabilities(parts)
 
     def _of_encoder(self, temperature: float) -> NDArray[np.float64]:
-        documents = np.array(self.pieces.documents)
-        lengths = np.array([max(1, len(ids)) for ids in self.pieces.input_ids], dtype=np.float64)
-        shares = lengths / np.bincount(documents, weights=lengths)[documents]
-        answers = log_softmax(self.logits / temperature, axis=-1)
-        weighted = answers + np.log(shares).reshape(-1, *[1] * (answers.ndim - 1))
-        return np.logaddexp.reduceat(weighted, np.unique(documents, return_index=True)[1])
+        return self.pieces.mean_answers(log_softmax(self.logits / temperature))
 
     def predictions(self) -> list[Prediction]:
         run, pieces = self.run, self.pieces
@@ -271,15 +265,16 @@ class ModelOutput:
         rows = (found[..., 1] if run.several_labels else found).tolist()
         predictions = []
         for row, own, total, chunks in zip(rows, read, pieces.tokens, pieces.chunks, strict=True):
-            probabilities = dict(zip(run.label_names, row, strict=True))
-            label = max(probabilities, key=probabilities.__getitem__)
-            decision = None if run.trust is None else run.trust.decide(probabilities[label])
+            confidence = max(row)
+            label = run.label_names[row.index(confidence)]
+            decision = None if run.trust is None else run.trust.decide(confidence)
             labels = None
             if run.thresholds is not None:
                 limits = zip(run.label_names, row, run.thresholds, strict=True)
                 labels = tuple(name for name, probability, threshold in limits if probability >= threshold)
             counts = own, total, own < total, chunks
-            predictions.append(Prediction(label, probabilities[label], probabilities, *counts, decision, labels))
+            probabilities = dict(zip(run.label_names, row, strict=True))
+            predictions.append(Prediction(label, confidence, probabilities, *counts, decision, labels))
         return predictions
 
 

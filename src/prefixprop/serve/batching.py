@@ -6,8 +6,8 @@ any of its documents asks for. Other runs share a pass only if the documents ask
 
 The kind whose first document came first is next. It waits a moment for more of that kind, and as many as fill a batch
 go to a lane. Meanwhile another lane gets a full batch, or one as large as the first, so that it is tokenized when the
-encoder is free, and the encoder works while answers are written and clients send more. Beside a GPU there are three
-others, which get batches a third as large as what is under way. Reasons are a kind of their own, with a lane of their
+encoder is free, and the encoder works while answers are written and clients send more. Beside a GPU there are two
+others, which get batches half as large as what is under way. Reasons are a kind of their own, with a lane of their
 own, which gets one document at a time.
 
 All of this happens in the event loop; a lane's thread only sends a batch to the encoder and waits for the answers.

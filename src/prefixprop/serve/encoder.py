@@ -28,7 +28,7 @@ from prefixprop.predict.reading import ReadingEncoder
 from prefixprop.predict.trained_model import predict_with_each
 from prefixprop.progress import collect_only_new_objects
 
-LANES, REASONS_LANE = 5, 0
+LANES, REASONS_LANE = 4, 0
 MOST_PASSAGES = 24  # of a document whose label is explained, about: without each of them it is answered again
 _PASSES_OF_REASONS = 4  # for a batch
 _SECONDS_TO_END = 5

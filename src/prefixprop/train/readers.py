@@ -163,8 +163,8 @@ class Readers:
         if len(self.judged) > 1:
             parts.insert(0, f"{len(self.judged)} label columns")
         place = self.text.kept_on
-        kept = f"kept in {place.type.upper()} memory" if place else "computed in every epoch, to keep them would take"
-        states = f"the text's states are {kept} ({self.text.bytes / 1e9:.1f} GB)"
+        kept = f"kept in {place.type.upper()} memory" if place else "computed in every epoch"
+        states = f"the text's states ({self.text.bytes / 1e9:.1f} GB) are {kept}"
         tokens = f"{plan.length} virtual token{'s' if plan.length > 1 else ''}"
         return f"{readers} readers of {tokens} ({'; '.join(parts)}); {states}"
 
