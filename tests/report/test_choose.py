@@ -100,6 +100,14 @@ def test_protocols_and_documents_are_kept_apart(tmp_path: Path) -> None:
     assert titles == ["hyperpartisan, no. 1", "hyperpartisan, no. 2", "hyperpartisan, last epoch", "wikihop"]
 
 
+def test_tfidf_which_has_no_epochs_stands_beside_runs_of_either_protocol(tmp_path: Path) -> None:
+    a_run(tmp_path, keep="last")
+    a_run(tmp_path, method="tfidf")
+    (comparison,) = compare(find_runs([tmp_path]).runs)
+    assert comparison.title == "hyperpartisan, last epoch" and len(comparison.rows) == 2
+    assert comparison.models == {"longformer-mini-4096"}
+
+
 def test_files_of_the_same_names_are_told_apart(tmp_path: Path) -> None:
     files = {"task": None, **{f"{split}_files": (f"{split}.jsonl",) for split in ("train", "dev", "test")}}
     run = a_run(tmp_path, **files)

@@ -37,7 +37,7 @@ def cells(text: str, row: str) -> list[str]:
 def answer(archive: str, method: str, baseline: str) -> tuple[float, str, float]:
     """The difference in points, its interval and p-value."""
     heading = f": better than {baseline}?\n"
-    _, _, difference, interval, p, _ = cells(report(archive, baseline).partition(heading)[2], method)
+    _, difference, interval, p, _ = cells(report(archive, baseline).partition(heading)[2], method)
     return float(difference), interval, float(p)
 
 

@@ -48,7 +48,7 @@ def documents_of(run: Run) -> dict[str, int]:
 class Row:
     """One row of a table: a model tuned by a method; its runs differ in nothing but the seed and the fold."""
 
-    model: str
+    model: str | None  # TF-IDF has none
     method: str  # with its kernel
     # Settings that are not the defaults, where another row of the method has them otherwise.
     own: tuple[tuple[str, Any], ...]
@@ -83,6 +83,11 @@ class Row:
     def dev_score(self) -> float:
         return max(self.mean("dev"), self.mean(LEFT_OUT))
 
+    def differences(self, other: Row) -> int:
+        """How many settings another row has otherwise, apart from its method and what is searched."""
+        pairs = zip(_fixed_values(self.runs[0]), _fixed_values(other.runs[0]), strict=True)
+        return sum(own != theirs for own, theirs in pairs)
+
     def with_predictions(self, split: str) -> tuple[Run, ...]:
         """The runs that kept their predictions of a split; all of them where none did."""
         return tuple(run for run in self.runs if run.has_predictions(stored_name(split))) or self.runs
@@ -114,9 +119,13 @@ class Comparison:
         """What is judged, in the plural."""
         return "questions" if self.labels is None else "documents"
 
+    @property
+    def models(self) -> set[str]:
+        return {row.model for row in self.rows if row.model is not None}
+
     def name(self, row: Row) -> str:
         """The method of a row, and its model where there are several."""
-        return row.name if len({one.model for one in self.rows}) == 1 else f"{row.name}, {row.model}"
+        return row.name if len(self.models) < 2 or row.model is None else f"{row.name}, {row.model}"
 
 
 def compare(runs: Iterable[Run]) -> tuple[Comparison, ...]:
@@ -127,9 +136,9 @@ def compare(runs: Iterable[Run]) -> tuple[Comparison, ...]:
     by_kind = grouped(runs, lambda run: run.settings.fold is not None)
     on_folds = grouped(by_kind.get(True, ()), row_key)
     by_documents = grouped(by_kind.get(False, ()), _judged)
-    # Runs that need no dev set stand beside others on the same test set.
-    for key in [key for key in by_documents if len(key) == 3]:
-        beside = next((other for other in by_documents if other[:3] == key and other != key), None)
+    # Runs that have no dev set, or no epochs, stand beside others on the same test set.
+    for key in [key for key in by_documents if None in key]:
+        beside = next((other for other in by_documents if other != key and _covers(other, key)), None)
         if beside is not None:
             by_documents[beside] += by_documents.pop(key)
     found = []
@@ -159,7 +168,7 @@ def cross_validations(runs: Iterable[Run]) -> list[Comparison]:
 def rows_of(runs: Sequence[Run]) -> list[Row]:
     """A row for every model, method, setting and searched value of these runs."""
     models, rows = _model_names(runs), []
-    by_method = grouped(runs, lambda run: (models[run.settings.model], method_name(run.settings)))
+    by_method = grouped(runs, lambda run: (_model_of(run, models), method_name(run.settings)))
     for (model, method), of_method in sorted(by_method.items()):
         columns = zip(_FIXED, zip(*map(_fixed_values, of_method), strict=True), strict=True)
         differing = [name for name, values in columns if any(value != values[0] for value in values)]
@@ -171,7 +180,7 @@ def rows_of(runs: Sequence[Run]) -> list[Row]:
             defaults = {name: _default(settings, name) for name in differing} | {"max_length": longest}
             values = [(name, getattr(settings, name)) for name in differing]
             own = tuple((name, value) for name, value in values if value != defaults[name])
-            rows.append(Row(model, method, own, tuple(same)))
+            rows.append(Row(model or None, method, own, tuple(same)))
     return rows
 
 
@@ -210,15 +219,19 @@ def _chosen(rows: Sequence[Row], on_folds: Mapping[Any, Sequence[Run]]) -> Itera
 
 
 def _judged(run: Run) -> tuple[Any, ...]:
-    """What the runs of a comparison have in common; a dev set beside a test set comes last."""
+    """What the runs of a comparison have in common; None is what a run does not have."""
     documents = documents_of(run)
-    *_, (split, count) = documents.items()
-    dev = (documents["dev"],) if split != "dev" and "dev" in documents else ()
-    return data_key(run), run.settings.keep, (split, count), *dev
+    *_, judged_on = documents.items()
+    keep = None if run.settings.method_row.is_mix else run.settings.keep
+    return data_key(run), judged_on, documents.get("dev"), keep
+
+
+def _covers(key: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
+    return all(theirs in (own, None) for own, theirs in zip(key, other, strict=True))
 
 
 def _place(row: Row) -> Any:
-    return row.model, row.name, [value or 0 for value in row.searched]
+    return row.model or "", row.name, [value or 0 for value in row.searched]
 
 
 def _searched(settings: RunSettings) -> tuple[float | None, float | None]:
@@ -241,6 +254,10 @@ def method_name(settings: RunSettings) -> str:
         return settings.method_row.name
     mode = "" if settings.alpha_mode == "fixed" else f", alpha per {settings.alpha_mode}"
     return f"{settings.method_row.name}, {settings.kernel} kernel{mode}"
+
+
+def _model_of(run: Run, names: Mapping[str, str]) -> str:
+    return "" if run.settings.method == "tfidf" else names[run.settings.model]
 
 
 def _model_names(runs: Sequence[Run]) -> dict[str, str]:

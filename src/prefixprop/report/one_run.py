@@ -108,8 +108,8 @@ def facts(comparison: Comparison, judged: JudgedRun) -> dict[str, str]:
     run, settings, lengths = judged.run, judged.run.settings, judged.run.lengths
     counts = {"training": len(lengths), **comparison.documents}
     found = {capitalised(judged.items): ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)}
-    if settings.method != "tfidf":
-        found = {"Model": comparison.rows[0].model, **found}
+    if model := comparison.rows[0].model:
+        found = {"Model": model, **found}
         if lengths and settings.max_length:
             limit = settings.max_length
             cut = 1 - sum(min(length, limit) for length in lengths) / max(sum(lengths), 1)

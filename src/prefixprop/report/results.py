@@ -135,7 +135,7 @@ def overview_tables(comparisons: Sequence[Comparison]) -> list[Table]:
     """The paper's two tables, methods by task: how good they are, and their calibration error."""
     tables = []
     for name, title in (("results", "Methods by task"), ("calibration", "Calibration error by task")):
-        rows: dict[tuple[str, str], dict[str, str | None]] = {}
+        rows: dict[tuple[str, str | None], dict[str, str | None]] = {}
         for one in comparisons:
             metric = ECE if name == "calibration" else headline(one.settings.metric)
             for row in one.rows:
@@ -169,7 +169,11 @@ def _baseline_rows(runs: Iterable[Run], split: str, metrics: Sequence[Metric]) -
     """A row for each number of training documents: the mean over folds and samples of the training set."""
     stored, rows = stored_name(split), []
     with_baseline = [
-        run for run in runs if split in documents_of(run) and run.baseline(stored, "accuracy") is not None
+        run
+        for run in runs
+        if run.settings.method != "tfidf"  # which has a row of its own
+        and split in documents_of(run)
+        and run.baseline(stored, "accuracy") is not None
     ]
     by_number = grouped(with_baseline, lambda run: run.settings.max_train_documents)
     for count, together in by_number.items():
@@ -196,7 +200,7 @@ def _notes(comparison: Comparison, split: str) -> list[str]:
         told = f"chose {' and '.join(chosen) or 'nothing'}{', so its numbers are optimistic' if chosen else ''}"
         notes.append(f"The dev set {told}.")
     notes += ["The weights of the last epoch were judged, not those of the best on the dev set."] * keeps_last
-    notes += [f"Model: {comparison.rows[0].model}."] * (len({row.model for row in comparison.rows}) == 1)
+    notes += [f"Model: {model}." for model in comparison.models if len(comparison.models) == 1]
     return notes
 
 

@@ -53,16 +53,20 @@ class Pair:
 
 
 def baseline_pairs(comparison: Comparison, baseline: str) -> list[Pair]:
-    """Every row against the baseline method on the same model, where there is one, by split."""
+    """Every row against the baseline method on the same model, where there is one, with the most similar settings.
+
+    Rows of the baseline with settings of their own, such as another length, are compared with the one that has none.
+    """
     bases = [row for row in comparison.rows if row.settings.method == baseline and row.settings.kernel is None]
-    return [
-        Pair(row, base, split)
-        for split in reversed(comparison.documents)
-        for base in bases
-        for row in comparison.rows
-        if row not in bases and row.model == base.model
-        if all(one.values(split, one.settings.metric) for one in (row, base))
-    ]
+    pairs = []
+    for row in comparison.rows:
+        others = [base for base in bases if None in (row.model, base.model) or base.model == row.model]
+        if row in bases:
+            others = [base for base in others if base is not row and not base.own]
+        for alike in grouped(others, lambda base: base.model).values():
+            nearest = min(alike, key=lambda base: (row.differences(base), len(base.own)))
+            pairs.append(Pair(row, nearest, comparison.judged_on))
+    return pairs
 
 
 def significance_table(comparison: Comparison, pairs: Sequence[Pair], name: str, baseline: str) -> Table:
@@ -74,8 +78,7 @@ def significance_table(comparison: Comparison, pairs: Sequence[Pair], name: str,
         {
             "Method": pair.first.name,
             "Against": pair.second.name,
-            "Model": pair.first.model,
-            "Set": pair.split,
+            "Model": pair.first.model or pair.second.model,
             "n seeds": f"{len(pair.first.runs)} and {len(pair.second.runs)}",
             difference: f"{100 * pair.over_seeds.difference:+.1f}",
             "95 % interval": interval_cell(pair.over_both.interval, sign="+"),
@@ -90,13 +93,12 @@ def significance_table(comparison: Comparison, pairs: Sequence[Pair], name: str,
         "methods compared."
     ]
     for test, found in tests.items():
-        for same in grouped(range(len(pairs)), lambda at: pairs[at].split).values():
-            for at, p_value in zip(same, holm_correction([found[at].p_value for at in same]), strict=True):
-                if p_value is not None and p_value < SIGNIFICANT:
-                    marks.loc[at, headings[test]] = BOLD
+        for at, p_value in enumerate(holm_correction([one.p_value for one in found])):
+            if p_value is not None and p_value < SIGNIFICANT:
+                marks.loc[at, headings[test]] = BOLD
         without = [(pair, one.reason.rstrip(".")) for pair, one in zip(pairs, found, strict=True) if one.reason]
         for reason, missing in grouped(without, lambda one: one[1]).items():
-            names = "; ".join(f"{pair.first.name} on {set_name(pair.split)}" for pair, _ in missing)
+            names = "; ".join(dict.fromkeys(pair.first.name for pair, _ in missing))
             notes.append(f"No {test} for {names}: {reason}.")
     if comparison.settings.metric not in SHARES:
         notes.append("The bootstrap compares the share of right answers or, with several labels, F1 by document.")
@@ -110,8 +112,7 @@ def p_text(value: float | None, equals: str = "") -> str | None:
 
 def findings(comparison: Comparison, pairs: Sequence[Pair]) -> list[str]:
     """In sentences: the best method, and the paper's question; `pairs` are those with the baseline."""
-    main = [pair for pair in pairs if pair.split == comparison.judged_on and not pair.second.own]
-    proposed = [pair for pair in main if pair.first.name == PROPOSED]
+    proposed = [pair for pair in pairs if pair.first.name == PROPOSED and not pair.second.own]
     return [_best(comparison), *(" ".join(_compared(comparison, pair)) for pair in proposed)]
 
 
@@ -133,7 +134,7 @@ def _compared(comparison: Comparison, pair: Pair) -> Iterator[str]:
     first, second = (f"{100 * row.mean(pair.split):.1f} %" for row in (pair.first, pair.second))
     names = f"{capitalised(comparison.name(pair.first))} is {standing} {pair.second.name}"
     yield f"{names} on {set_name(pair.split)}: {first} against {second}."
-    one_seed = min(len(row.runs) for row in (pair.first, pair.second)) == 1
+    one_seed = any(len(row.runs) == 1 and row.model is not None for row in (pair.first, pair.second))
     if both.interval is not None and both.p_value is not None and comparison.settings.metric in SHARES:
         drawn = comparison.items if one_seed else f"seeds and {comparison.items}"
         chance = "may be chance" if both.interval[0] <= 0 <= both.interval[1] else "is hardly chance"
