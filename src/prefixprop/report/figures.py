@@ -205,7 +205,9 @@ def plot_run_reliability(judged: JudgedRun, title: str = "") -> Figure:
 def plot_seeds(comparison: Comparison) -> Figure:
     """Draw the metric of every seed, with the mean and its 95 % interval."""
     metric, split, rows = headline(comparison.settings.metric), comparison.judged_on, comparison.rows
-    figure, axis = new_axes(f"{metric.title} on {set_name(split)}", "", width=5.2, height=1.0 + 0.4 * len(rows))
+    names = [plain(textwrap.fill(comparison.name(row), 34)) for row in rows]
+    height = 1.0 + 0.2 * len(rows) + 0.15 * len("\n".join(names).splitlines())
+    figure, axis = new_axes(f"{metric.title} on {set_name(split)}", "", width=5.6, height=height)
     for place, row in enumerate(rows):
         values, style = [100 * value for value in row.values(split, metric.name)], style_of(place)
         if values:
@@ -214,14 +216,17 @@ def plot_seeds(comparison: Comparison) -> Figure:
             axis.plot(interval, [place] * 2, color=style["color"], linewidth=9, alpha=0.25)
             axis.plot([summary.mean] * 2, [place - 0.3, place + 0.3], color=style["color"], linewidth=2)
             axis.scatter(values, [place] * len(values), s=26, linewidth=0, zorder=3, **style)
-    names = [plain(textwrap.fill(comparison.name(row), 28)) for row in rows]
     axis.set_yticks(range(len(rows)), names, fontsize=8)
     axis.invert_yaxis()
     return figure
 
 
 def plot_calibration_course(comparison: Comparison) -> Figure:
-    """Draw ECE on the dev set after every epoch (the paper's figure of ArXiv): mean over seeds, and their range."""
+    """Draw ECE on the dev set after every epoch (the paper's figure of ArXiv): mean over seeds, and their range.
+
+    The ranges of more rows than there are colours would hide the means.
+    """
+    few = len(comparison.rows) <= len(_PALETTE)
     height = 3.2 + 0.17 * len(comparison.rows)
     figure, axis = new_axes("epoch", "ECE on the dev set (lower is better)", width=5.2, height=height)
     for place, row in enumerate(comparison.rows):
@@ -229,7 +234,8 @@ def plot_calibration_course(comparison: Comparison) -> Figure:
         if len(course):
             name, colour = plain(comparison.name(row)), style["color"]
             axis.plot(course.index, course["mean"], linewidth=1.6, markersize=3, label=name, **style)
-            axis.fill_between(course.index, course["min"], course["max"], color=colour, alpha=0.15, linewidth=0)
+            if few:
+                axis.fill_between(course.index, course["min"], course["max"], color=colour, alpha=0.15, linewidth=0)
     axis.set_ylim(bottom=0)
     axis.locator_params(axis="x", integer=True)
     figure.legend(fontsize=8, loc="outside lower center", frameon=False)
@@ -308,7 +314,7 @@ def comparison_figures(comparison: Comparison, name: str) -> Iterator[ReportFigu
         caption = "Every seed, their mean and its 95 % interval."
         yield ReportFigure(f"{name}-seeds", caption, partial(plot_seeds, comparison))
     if any(len(_ece_by_epoch(row)) > 1 for row in comparison.rows):
-        caption = "Calibration error on the dev set over training; mean and range over seeds."
+        caption = "Calibration error on the dev set over training: the mean over seeds, and of few methods the range."
         draw = partial(plot_calibration_course, comparison)
         yield ReportFigure(f"{name}-ece-over-training", caption, draw, "Calibration over training")
     if len(_lengths(comparison)) > 1:
