@@ -16,7 +16,6 @@ from prefixprop.tuners.reader_bank import (
     ReaderBank,
     ReaderWeights,
     embedded_cls,
-    head_modules,
     new_reader,
     read_adapter,
     save_adapters,
@@ -52,7 +51,7 @@ def adapter_of(plain: Any, reader: ReaderWeights) -> Any:
     """A new model with the encoder of `plain`, and a reader as its adapter."""
     model = exact_model(plain.config.model_type, num_labels=reader.classes)
     model.base_model.load_state_dict(plain.base_model.state_dict())
-    own = [name for name in head_modules(find_backbone(model)) if name != "classifier"] or None
+    own = [name for name in find_backbone(model).head_modules if name != "classifier"] or None
     adapted = adapt(model, "reading", length=reader.prefix.shape[1], prefix_dropout=0.0, modules_to_save=own)
     adapted.set_prefix(reader.prefix)
     for name, value in reader.head.items():
@@ -232,7 +231,7 @@ def test_a_start_is_drawn_by_its_seed(family: str) -> None:
         wanted = model.get_parameter(name).shape
         assert value.shape in (wanted, (5, *wanted[1:]))
     assert one.head.keys() == {
-        name for name, _ in model.named_parameters() if name.split(".")[0] in head_modules(backbone)
+        name for name, _ in model.named_parameters() if name.split(".")[0] in backbone.head_modules
     }
 
 

@@ -94,6 +94,12 @@ class Backbone(FamilyFacts, ABC):
         return self.module is not self.model and not self.has_pooler
 
     @property
+    def head_modules(self) -> dict[str, Any]:
+        """The parts of a sequence classification model that are trained with a prefix, by name."""
+        own = ((name, module) for name, module in self.model.named_children() if module is not self.model.base_model)
+        return {name: module for name, module in own if any(True for _ in module.parameters())}
+
+    @property
     def head_size(self) -> int:
         return self.config.hidden_size // self.config.num_attention_heads
 

@@ -39,7 +39,6 @@ from prefixprop.evaluate.baseline import measure_bm25
 from prefixprop.models import adapt_candidate_scorer
 from prefixprop.models.base_model import BaseModel
 from prefixprop.settings.run_settings import RunSettings
-from prefixprop.tuners.reader_bank import head_modules
 
 _TEXTS_LOOKED_AT = 200
 
@@ -158,7 +157,7 @@ class DocumentClassification(TaskKind):
     def adapt(self, model: Any, config: PeftConfig) -> PeftModel:
         config.task_type = TaskType.SEQ_CLS
         # peft trains `classifier` by itself; ModernBERT has more between the encoder and that.
-        config.modules_to_save = [name for name in head_modules(find_backbone(model)) if name != "classifier"] or None
+        config.modules_to_save = [name for name in find_backbone(model).head_modules if name != "classifier"] or None
         return get_peft_model(model, config)
 
     def baseline(self, task: Task, settings: RunSettings) -> dict[str, Any] | None:

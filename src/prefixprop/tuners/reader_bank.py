@@ -36,16 +36,6 @@ class ReaderWeights(NamedTuple):
         return len(self.head["classifier.bias" if "classifier.bias" in self.head else "classifier.out_proj.bias"])
 
 
-def head_modules(backbone: Backbone) -> dict[str, Any]:
-    """The parts of a sequence classification model that are trained with a prefix, by name."""
-    model = backbone.model
-    return {
-        name: module
-        for name, module in model.named_children()
-        if module is not model.base_model and any(True for _ in module.parameters())
-    }
-
-
 def new_reader(backbone: Backbone, length: int, classes: int, seed: int, cls: Tensor | None = None) -> ReaderWeights:
     """A reader at its start, as the seed draws it.
 
@@ -55,7 +45,7 @@ def new_reader(backbone: Backbone, length: int, classes: int, seed: int, cls: Te
     generator = torch.Generator().manual_seed(seed)
     config = backbone.config
     head = {}
-    for part, module in head_modules(backbone).items():
+    for part, module in backbone.head_modules.items():
         for name, parameter in module.named_parameters(prefix=part):
             outputs = classes if len(parameter) == backbone.model.num_labels and _is_last(name) else len(parameter)
             value = torch.zeros(outputs, *parameter.shape[1:])
@@ -105,7 +95,7 @@ def save_adapters(model: Any, readers: Mapping[Path, ReaderWeights]) -> None:
     """Save readers as ordinary peft adapters, each in its folder; `model` has an adapter of their form."""
     for folder, reader in readers.items():
         model.set_prefix(reader.prefix)
-        for name, module in head_modules(find_backbone(model.get_base_model())).items():
+        for name, module in find_backbone(model.get_base_model()).head_modules.items():
             head = module.modules_to_save[model.active_adapter]
             head.load_state_dict(
                 {
@@ -189,7 +179,7 @@ class _Head(nn.Module):
     def __init__(self, backbone: Backbone) -> None:
         super().__init__()
         self._backbone = (backbone,)
-        for name, module in head_modules(backbone).items():
+        for name, module in backbone.head_modules.items():
             self.add_module(name, copy.deepcopy(module).eval())
 
     def forward(self, pooled: Tensor) -> Tensor:
