@@ -263,21 +263,28 @@ def check_modernbert_run() -> str | None:
 
 
 def check_recorded_predictions() -> str | None:
-    """None, or how far recorded passes are from those that were not."""
+    """None, or how far recorded passes are from those that were not, or what waited for the device."""
     model = next(iter(build_classifiers().values()))
     ids = [torch.randint(5, 100, (length,)).numpy() for length in (30, 300, 310, 45, 50, 305)]
     encoder = ReadingEncoder(model)
     encoder.add([new_reader(encoder.backbone, length, 3, seed=length) for length in (2, 4, 4)])
     ways = {
-        "a model": lambda: start_classifying(model, ids, 1, 700, False, 4096)(),
-        "readers": lambda: encoder.start(ids, [(0, 1), (2,)], 1, 700, True, 4096)(),
+        "a model": lambda: start_classifying(model, ids, 1, 700, False, 4096),
+        "readers": lambda: encoder.start(ids, [(0, 1), (2,)], 1, 700, True, 4096),
     }
     threads = [ThreadPoolExecutor(1) for _ in range(2)]  # as in a service, whose threads take turns
-    for name, way in ways.items():
-        found = [thread.submit(way).result() for thread in threads * 3]
+    for name, start in ways.items():
+        found = [thread.submit(start).result()() for thread in threads * 3]
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            threads[0].submit(start).result()
+        except RuntimeError as error:
+            return f"{name}: {str(error).splitlines()[0]}"
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
         with unrecorded():
             encoder.add([])  # which forgets what is recorded
-            expected = way()
+            expected = start()()
         for each in found:
             apart = max(float(abs(one - two).max()) for one, two in zip(each, expected, strict=True))
             if not apart <= 1e-6:

@@ -25,7 +25,9 @@ class Owners:
         owner = [self.adapters.index(name) for name in names]
         in_turn = [place for own in self.places.values() for place in own]
         back = sorted(range(len(names)), key=in_turn.__getitem__)
-        self.owner, self.by_adapter, self.back = torch.tensor([owner, in_turn, back], device=device)
+        pinned = device.type == "cuda"  # or the host would wait for the pending work here, too
+        places = torch.tensor([owner, in_turn, back], pin_memory=pinned)
+        self.owner, self.by_adapter, self.back = places.to(device, non_blocking=True)
 
 
 class BatchedLora(NamedTuple):

@@ -70,7 +70,7 @@ class ReadingEncoder:
             for name, (numbers, _) in self._all_banks(device).items()
         }
         chosen = {name: places for name, places in in_banks.items() if places}
-        readers = {name: torch.tensor(places, device=device) for name, places in chosen.items()}
+        readers = to_device({name: torch.tensor(places) for name, places in chosen.items()}, device)
         is_recorded = not hidden and can_use_cuda_graphs(self.model)
         a_pass = partial(inference, device, bf16, lower="batch_tokens (--batch-tokens)")
         answers: list[tuple[Sequence[int], dict[str, Copied]]] = []  # fetched later

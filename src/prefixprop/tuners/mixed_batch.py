@@ -71,7 +71,8 @@ class MixedBatch(nn.Module):
             with adapters_of(self.names, self.adapted, tokens.device):
                 return self.model(*args, **kwargs)
         outputs = []
-        in_turn = torch.tensor([place for places in passes for place in places], device=tokens.device)
+        order = [place for places in passes for place in places]
+        in_turn = torch.tensor(order, pin_memory=tokens.is_cuda).to(tokens.device, non_blocking=True)
         for places, own in zip(passes, in_turn.split([len(places) for places in passes]), strict=True):
             part = partial(_part, own, batch)
             with adapters_of([self.names[place] for place in places], self.adapted, tokens.device):
