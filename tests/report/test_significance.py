@@ -151,12 +151,12 @@ def test_methods_on_different_models_are_not_tested_against_each_other(tmp_path:
 
 def test_a_row_is_tested_against_the_baseline_with_the_most_similar_settings(tmp_path: Path) -> None:
     """TF-IDF, which has no model, against that of every model."""
-    large = {"model": "roberta-mini-512"}
-    makings: list[dict[str, Any]] = [
+    other = {"model": "roberta-mini-512"}
+    variants: list[dict[str, Any]] = [
         {}, {"max_length": 32}, {"method": "prefix-tuning"}, {"method": "prefix-tuning", "max_length": 32},
-        {"kernel": "exp"}, large, large | {"method": "prefix-tuning"}, {"method": "tfidf"},
+        {"kernel": "exp"}, other, other | {"method": "prefix-tuning"}, {"method": "tfidf"},
     ]  # fmt: skip
-    for number, settings in enumerate(makings):
+    for number, settings in enumerate(variants):
         make_results(tmp_path / str(number), **settings)
 
     def compared(baseline: str) -> list[tuple[str, str, str | None]]:
@@ -164,14 +164,14 @@ def test_a_row_is_tested_against_the_baseline_with_the_most_similar_settings(tmp
         pairs = baseline_pairs(comparison, baseline)
         return sorted((pair.first.name, pair.second.name, pair.first.model or pair.second.model) for pair in pairs)
 
-    small, own = "longformer-mini-4096", "roberta-mini-512"
+    first, second = "longformer-mini-4096", "roberta-mini-512"
     assert compared("prefix-propagation") == [
-        ("prefix-propagation, exp kernel", "prefix-propagation", small),
-        ("prefix-propagation, max length 32", "prefix-propagation", small),
-        ("prefix-tuning", "prefix-propagation", small),
-        ("prefix-tuning", "prefix-propagation", own),
-        ("prefix-tuning, max length 32", "prefix-propagation, max length 32", small),
-        ("tfidf", "prefix-propagation", small),
-        ("tfidf", "prefix-propagation", own),
+        ("prefix-propagation, exp kernel", "prefix-propagation", first),
+        ("prefix-propagation, max length 32", "prefix-propagation", first),
+        ("prefix-tuning", "prefix-propagation", first),
+        ("prefix-tuning", "prefix-propagation", second),
+        ("prefix-tuning, max length 32", "prefix-propagation, max length 32", first),
+        ("tfidf", "prefix-propagation", first),
+        ("tfidf", "prefix-propagation", second),
     ]
-    assert {pair[1] for pair in compared("tfidf")} == {"tfidf"} and len(compared("tfidf")) == len(makings) - 1
+    assert {pair[1] for pair in compared("tfidf")} == {"tfidf"} and len(compared("tfidf")) == len(variants) - 1

@@ -50,7 +50,7 @@ class Part:
 
     @cached_property
     def log_probabilities(self) -> Array:
-        return _log_softmax(self.logits)
+        return _safe_log_softmax(self.logits)
 
     @cached_property
     def diverged(self) -> NDArray[np.bool_]:
@@ -72,7 +72,7 @@ class Mix:
 
     def log_probabilities(self, logits: Mapping[str, ArrayLike]) -> Array:
         """Mix the logits [documents, classes], or [documents, labels, 2], of the parts that are used."""
-        return _log_softmax(sum(self.weights[name] * _log_softmax(logits[name]) for name in self.used))
+        return _safe_log_softmax(sum(self.weights[name] * _safe_log_softmax(logits[name]) for name in self.used))
 
 
 @dataclass(frozen=True, eq=False)
@@ -217,7 +217,7 @@ def _losses(logits: Array, labels: NDArray[np.int64]) -> Array:
     return losses.reshape(len(labels), -1).mean(axis=1)  # of a document's questions
 
 
-def _log_softmax(logits: ArrayLike) -> Array:
+def _safe_log_softmax(logits: ArrayLike) -> Array:
     """Log-probabilities over the last axis; where a logit is not a finite number, all classes are equally likely."""
     array = np.asarray(logits, dtype=np.float64)
     known = np.isfinite(array).all(axis=-1, keepdims=True)

@@ -68,7 +68,7 @@ def can_use_cuda_graphs(model: nn.Module) -> bool:
     device = next(model.parameters()).device
     if device.type != "cuda" or why_not("triton", device) is not None:
         return False
-    # This is asked for every batch, and `getattr` of a module is slow where there is nothing.
+    # This is asked for every batch, and `getattr` on a module is slow if the attribute is missing.
     fast = [vars(module)[ATTRIBUTE] for module in model.modules() if ATTRIBUTE in vars(module)]
     return bool(fast) and all(each.is_on() and each.backend != "sdpa" for each in fast)
 

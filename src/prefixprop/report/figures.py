@@ -314,7 +314,7 @@ def comparison_figures(comparison: Comparison, name: str) -> Iterator[ReportFigu
         caption = "Every seed, their mean and its 95 % interval."
         yield ReportFigure(f"{name}-seeds", caption, partial(plot_seeds, comparison))
     if any(len(_ece_by_epoch(row)) > 1 for row in comparison.rows):
-        caption = "Calibration error on the dev set over training: the mean over seeds, and of few methods the range."
+        caption = "ECE on the dev set over training: mean over seeds, with the range if there are few methods."
         draw = partial(plot_calibration_course, comparison)
         yield ReportFigure(f"{name}-ece-over-training", caption, draw, "Calibration over training")
     if len(_lengths(comparison)) > 1:

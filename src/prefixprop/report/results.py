@@ -200,7 +200,7 @@ def _notes(comparison: Comparison, split: str) -> list[str]:
         told = f"chose {' and '.join(chosen) or 'nothing'}{', so its numbers are optimistic' if chosen else ''}"
         notes.append(f"The dev set {told}.")
     notes += ["The weights of the last epoch were judged, not those of the best on the dev set."] * keeps_last
-    notes += [f"Model: {model}." for model in comparison.models if len(comparison.models) == 1]
+    notes += [f"Model: {', '.join(comparison.models)}."] * (len(comparison.models) == 1)
     return notes
 
 
